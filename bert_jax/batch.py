@@ -1,0 +1,67 @@
+"""The contract between data and model: every field of a batch, its dims, dtype and meaning.
+
+Dims are letters of the project's legend: B batch, L length, P predictions per row, C classes,
+A choices. A batch is a plain dict from field name to array, with exactly the fields of its
+objective. Names are those of BERT's release and Hugging Face; 1 marks a real token in
+`attention_mask`. `token_type_ids` are BERT's A/B; `packing_ids` say which packed example a token
+belongs to (what seqio calls segment ids), 0 for padding.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_jax.errors import UserError
+
+
+@dataclass(frozen=True)
+class Field:
+    """Dims as a string of letters, such as "BL", the dtype, and what the values mean."""
+
+    dims: str
+    dtype: str
+    meaning: str
+
+
+FIELDS: dict[str, Field] = {
+    "input_ids": Field("BL", "int32", "token ids, masked where a masked LM sees them masked"),
+    "token_type_ids": Field("BL", "int32", "0 in [CLS] A [SEP], 1 in B [SEP]"),
+    "attention_mask": Field("BL", "int32", "1 = real token, 0 = padding"),
+    "position_ids": Field("BL", "int32", "position of a token within its own example"),
+    "packing_ids": Field("BL", "int32", "which packed example, from 1; 0 = padding"),
+    "masked_lm_positions": Field("BP", "int32", "selected positions, ascending; 0 where unused"),
+    "masked_lm_ids": Field("BP", "int32", "original ids there; 0 where unused"),
+    "masked_lm_weights": Field("BP", "float32", "1 = selected (masked, random or kept), 0 = unused"),
+    "next_sentence_labels": Field("B", "int32", "0 = B follows A, 1 = B is from elsewhere"),
+}
+
+ENCODER_FIELDS = ("input_ids", "token_type_ids", "attention_mask")
+PACKED_FIELDS = ("position_ids", "packing_ids")
+MASKED_LM_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+NEXT_SENTENCE_FIELDS = ("next_sentence_labels",)
+
+Spec = dict[str, tuple[tuple[int, ...], str]]
+
+
+def spec(fields: tuple[str, ...], sizes: Mapping[str, int]) -> Spec:
+    """Shape and dtype of each of `fields`, with `sizes` giving the letters, as {"B": 32, "L": 128}."""
+    return {
+        name: (tuple(sizes[dim] for dim in FIELDS[name].dims), FIELDS[name].dtype)
+        for name in fields
+    }
+
+
+def check(batch: Mapping[str, np.ndarray], expected: Spec) -> None:
+    """Raises a UserError that names the first field which is missing, foreign or misshapen."""
+    for name in expected.keys() - batch.keys():
+        raise UserError(f"batch lacks the field {name!r}; expected {sorted(expected)}")
+    for name, array in batch.items():
+        if name not in expected:
+            raise UserError(f"batch holds {name!r}, which this program does not read")
+        shape, dtype = expected[name]
+        if tuple(array.shape) != shape or str(array.dtype) != dtype:
+            raise UserError(
+                f"batch field {name!r} is {array.dtype}{list(array.shape)}, "
+                f"expected {dtype}{list(shape)}"
+            )

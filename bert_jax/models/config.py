@@ -1,0 +1,126 @@
+"""What an encoder is (`BertConfig`), and how it is computed (`Compute`). No jax here.
+
+Choices are types: a new kind of positions or feed-forward is a new dataclass in the union of its
+field, with its own fields, never a flag beside the others.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bert_jax.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """One learned vector for each absolute position, as in BERT."""
+
+    max_length: int = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gelu:
+    """Feed-forward with the exact (erf) GELU; Hugging Face calls it "gelu"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeluTanh:
+    """Feed-forward with the tanh approximation of GELU; "gelu_new" at Hugging Face."""
+
+
+Positions = Learned
+Activation = Gelu | GeluTanh
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig:
+    """A post-norm BERT encoder (Devlin et al. 2019, section 3). Field names are Hugging Face's."""
+
+    vocab_size: int
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    positions: Positions = Learned()  # noqa: RUF009 (frozen)
+    activation: Activation = Gelu()  # noqa: RUF009 (frozen)
+    type_vocab_size: int = 2
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    layer_norm_epsilon: float = 1e-12
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
+        if self.hidden_size % self.num_attention_heads:
+            raise ConfigError(
+                f"model.hidden_size {self.hidden_size} is not a multiple of "
+                f"model.num_attention_heads {self.num_attention_heads}"
+            )
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}, expected 0 <= rate < 1")
+
+
+# Layers, hidden size and heads of Turc et al. 2019 (tiny .. medium) and Devlin et al. 2019.
+_SIZES = {
+    "tiny": (2, 128, 2),
+    "mini": (4, 256, 4),
+    "small": (4, 512, 8),
+    "medium": (8, 512, 8),
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+}
+Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
+
+
+def bert(size: Size, *, vocab_size: int = 30522, max_length: int = 512) -> BertConfig:
+    """The published BERT of that size: tiny, mini, small, medium, base or large."""
+    layers, hidden, heads = _SIZES[size]
+    return BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+        positions=Learned(max_length=max_length),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unrolled:
+    """Layers as a Python loop: longer to compile, faster and leaner to run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scanned:
+    """Layers as one `lax.scan` over stacked parameters: one layer is compiled, whatever the depth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveAll:
+    """Keep every activation for the backward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RematLayer:
+    """Keep only each layer's input and compute the layer again in the backward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RematAllButDots:
+    """Keep the results of matrix products, compute everything between them again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """How a network is computed; changes speed and memory, never what is computed.
+
+    Parameters are float32 always; `dtype` is that of activations and matrix products, while
+    softmax, norms and losses stay in float32.
+    """
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    layers: Unrolled | Scanned = Unrolled()  # noqa: RUF009 (frozen)
+    remat: SaveAll | RematLayer | RematAllButDots = SaveAll()  # noqa: RUF009 (frozen)

@@ -1,0 +1,52 @@
+"""From ids to vectors: word + position + token type, normalised."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.errors import ConfigError
+from bert_jax.models.config import BertConfig, Compute
+from bert_jax.models.dropout import Seed, dropout
+from bert_jax.models.linear import embedding, layer_norm
+
+
+class Embeddings(nnx.Module):
+    """The sum of three tables, then norm and dropout (Devlin et al. 2019, figure 2)."""
+
+    def __init__(self, config: BertConfig, compute: Compute, rngs: nnx.Rngs):
+        self.word_embeddings = embedding(config.vocab_size, config, compute, rngs)
+        self.position_embeddings = embedding(config.positions.max_length, config, compute, rngs)
+        self.token_type_embeddings = embedding(config.type_vocab_size, config, compute, rngs)
+        self.norm = layer_norm(config, compute, rngs)
+        self.max_length = config.positions.max_length
+        self.rate = config.hidden_dropout
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array,
+        position_ids: jax.Array | None,
+        seed: Seed | None,
+    ) -> jax.Array:
+        """int32 [B, L] ids -> [B, L, D].
+
+        Raises:
+          ConfigError: L is beyond the position table (XLA would clamp the index in silence).
+        """
+        length = input_ids.shape[1]
+        if length > self.max_length:
+            raise ConfigError(
+                f"sequence length {length} is beyond the position table "
+                f"(model.positions.max_length is {self.max_length})"
+            )
+        if position_ids is None:
+            positions = self.position_embeddings.embedding[:length][None]
+            positions = positions.astype(self.word_embeddings.dtype)
+        else:
+            positions = self.position_embeddings(position_ids)
+        x_BLD = self.word_embeddings(input_ids) + positions
+        # A lookup in so small a table is a product: its gradient then needs no scatter.
+        types = jax.nn.one_hot(token_type_ids, self.token_type_embeddings.num_embeddings,
+                               dtype=x_BLD.dtype)
+        x_BLD += jnp.dot(types, self.token_type_embeddings.embedding[...].astype(x_BLD.dtype))
+        return dropout(self.norm(x_BLD), self.rate, seed)

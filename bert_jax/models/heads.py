@@ -1,0 +1,53 @@
+"""What stands on top of an encoder in pretraining: pooler, masked-LM head, next-sentence head."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.models.block import activate
+from bert_jax.models.config import BertConfig, Compute
+from bert_jax.models.linear import layer_norm, linear
+
+
+class Pooler(nnx.Module):
+    """tanh of a dense layer on the first token."""
+
+    def __init__(self, config: BertConfig, compute: Compute, rngs: nnx.Rngs):
+        self.dense = linear(config.hidden_size, config.hidden_size, config, compute, rngs)
+
+    def __call__(self, hidden_BLD: jax.Array) -> jax.Array:
+        """[B, L, D] -> [B, D]."""
+        return jnp.tanh(self.dense(hidden_BLD[:, 0]))
+
+
+class LMHead(nnx.Module):
+    """Dense, activation, norm, then scores against a table of word vectors plus a bias.
+
+    The table is BERT's own word embeddings, passed as an array at the call (a shared reference
+    would be untied in silence); with `tie_word_embeddings` False the head owns one.
+    """
+
+    def __init__(self, config: BertConfig, compute: Compute, rngs: nnx.Rngs):
+        self.transform = linear(config.hidden_size, config.hidden_size, config, compute, rngs)
+        self.norm = layer_norm(config, compute, rngs)
+        self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
+        if not config.tie_word_embeddings:
+            init = nnx.initializers.truncated_normal(config.initializer_range)
+            shape = (config.vocab_size, config.hidden_size)
+            self.decoder = nnx.Param(init(rngs.params(), shape, jnp.float32))
+        self.tied = config.tie_word_embeddings
+        self.activation = config.activation
+
+    def __call__(self, hidden: jax.Array, table_VD: jax.Array) -> jax.Array:
+        """[..., D] and the word table [V, D] -> logits, float32 [..., V]."""
+        hidden = self.norm(activate(self.transform(hidden), self.activation))
+        table = table_VD if self.tied else self.decoder[...]
+        logits = jnp.einsum(
+            "...D,VD->...V", hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32
+        )
+        return logits + self.bias[...]
+
+
+def gather_positions(hidden_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:
+    """The hidden states at the given positions of each row, [B, P, D]."""
+    return jnp.take_along_axis(hidden_BLD, positions_BP[..., None], axis=1)

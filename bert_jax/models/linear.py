@@ -1,0 +1,66 @@
+"""The leaf layers that all families share, with BERT's initialisation and our dtypes."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.models.config import BertConfig, Compute
+
+
+def linear(
+    inputs: int, outputs: int, config: BertConfig, compute: Compute, rngs: nnx.Rngs
+) -> nnx.Linear:
+    """A dense layer: kernel [inputs, outputs] and bias in float32, product in `compute.dtype`."""
+    return nnx.Linear(
+        inputs,
+        outputs,
+        dtype=jnp.dtype(compute.dtype),
+        param_dtype=jnp.float32,
+        kernel_init=initializer(config),
+        rngs=rngs,
+    )
+
+
+class LayerNorm(nnx.Module):
+    """LayerNorm over the last axis (Ba et al. 2016): statistics in float32, result in `dtype`.
+
+    The variance is the mean squared deviation: E[x^2] - E[x]^2 loses the digits that parity needs.
+    (`nnx.LayerNorm` does not run in bfloat16 under strict dtype promotion.)
+    """
+
+    def __init__(self, width: int, epsilon: float, dtype: str, rngs: nnx.Rngs):
+        del rngs  # nothing here is random
+        self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((width,), jnp.float32))
+        self.epsilon = epsilon
+        self.dtype = jnp.dtype(dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., D] -> [..., D] in `dtype`."""
+        x = x.astype(jnp.float32)
+        centred = x - jnp.mean(x, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        normalised = centred * jax.lax.rsqrt(variance + self.epsilon)
+        return (normalised * self.scale[...] + self.bias[...]).astype(self.dtype)
+
+
+def layer_norm(config: BertConfig, compute: Compute, rngs: nnx.Rngs) -> LayerNorm:
+    """The LayerNorm of a config."""
+    return LayerNorm(config.hidden_size, config.layer_norm_epsilon, compute.dtype, rngs)
+
+
+def embedding(rows: int, config: BertConfig, compute: Compute, rngs: nnx.Rngs) -> nnx.Embed:
+    """A table [rows, D] in float32, read in `compute.dtype`."""
+    return nnx.Embed(
+        rows,
+        config.hidden_size,
+        dtype=jnp.dtype(compute.dtype),
+        param_dtype=jnp.float32,
+        embedding_init=initializer(config),
+        rngs=rngs,
+    )
+
+
+def initializer(config: BertConfig) -> nnx.Initializer:
+    """Normal truncated at two standard deviations of the untruncated law, as in BERT's release."""
+    return nnx.initializers.truncated_normal(config.initializer_range)

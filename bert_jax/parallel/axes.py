@@ -1,0 +1,48 @@
+"""Logical axes of every parameter, as a table over paths, and which mesh axis each lies on.
+
+Logical names say what a dimension is: embed (D), heads (H x K), mlp (F), vocab (V); None is a
+dimension that is never split.
+"""
+
+from bert_jax.paths import PathTable
+
+Axes = tuple[str | None, ...]
+
+PARAMETER_AXES: PathTable[Axes] = PathTable(
+    "parameter axes",
+    [
+        ("encoder/embeddings/word_embeddings/embedding", ("vocab", "embed")),
+        ("encoder/embeddings/position_embeddings/embedding", (None, "embed")),
+        ("encoder/embeddings/token_type_embeddings/embedding", (None, "embed")),
+        ("encoder/embeddings/norm/*", (None,)),
+        ("encoder/layers/*/attention/query/kernel", ("embed", "heads")),
+        ("encoder/layers/*/attention/key/kernel", ("embed", "heads")),
+        ("encoder/layers/*/attention/value/kernel", ("embed", "heads")),
+        ("encoder/layers/*/attention/query/bias", ("heads",)),
+        ("encoder/layers/*/attention/key/bias", ("heads",)),
+        ("encoder/layers/*/attention/value/bias", ("heads",)),
+        ("encoder/layers/*/attention/output/kernel", ("heads", "embed")),
+        ("encoder/layers/*/attention/output/bias", (None,)),
+        ("encoder/layers/*/attention_norm/*", (None,)),
+        ("encoder/layers/*/feed_forward/intermediate/kernel", ("embed", "mlp")),
+        ("encoder/layers/*/feed_forward/intermediate/bias", ("mlp",)),
+        ("encoder/layers/*/feed_forward/output/kernel", ("mlp", "embed")),
+        ("encoder/layers/*/feed_forward/output/bias", (None,)),
+        ("encoder/layers/*/feed_forward_norm/*", (None,)),
+        ("pooler/dense/kernel", ("embed", None)),
+        ("pooler/dense/bias", (None,)),
+        ("masked_lm/transform/kernel", ("embed", None)),
+        ("masked_lm/transform/bias", (None,)),
+        ("masked_lm/norm/*", (None,)),
+        ("masked_lm/bias", ("vocab",)),
+        ("masked_lm/decoder", ("vocab", "embed")),
+        ("next_sentence/kernel", ("embed", None)),
+        ("next_sentence/bias", (None,)),
+    ],
+)
+
+MESH_AXIS: dict[str, str] = {"embed": "fsdp", "heads": "tensor", "mlp": "tensor", "vocab": "tensor"}
+"""Where each logical axis lies. An axis of size 1 splits nothing, so one rule serves every mesh."""
+
+BATCH_AXES = ("data", "fsdp")
+"""The mesh axes over which the rows of a batch are split."""

@@ -1,0 +1,56 @@
+"""The shape of the mesh, and the preset ways to lay a model over it. No jax here."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bert_jax.errors import ConfigError
+
+Preset = Literal["dp", "fsdp", "tp", "fsdp_tp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """Devices along three axes; one size may be -1: all devices that the others leave.
+
+    `data` splits the batch; `fsdp` splits the batch and, beside it, parameters and optimizer state;
+    `tensor` splits heads, feed-forward width and vocabulary inside a layer.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        sizes = (self.data, self.fsdp, self.tensor)
+        if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
+            raise ConfigError(f"mesh {sizes}: expected sizes >= 1, and -1 at most once")
+
+    def sizes(self, devices: int) -> tuple[int, int, int]:
+        """(data, fsdp, tensor) on that many devices.
+
+        Raises:
+          ConfigError: the product cannot be the number of devices.
+        """
+        sizes = [self.data, self.fsdp, self.tensor]
+        known = 1
+        for size in sizes:
+            known *= max(size, 1)
+        if -1 in sizes and devices % known == 0:
+            sizes[sizes.index(-1)] = devices // known
+            known = devices
+        if known != devices or -1 in sizes:
+            raise ConfigError(
+                f"mesh data={self.data} fsdp={self.fsdp} tensor={self.tensor} does not fit "
+                f"{devices} devices: the product must be {devices} (-1 fills one axis)"
+            )
+        return sizes[0], sizes[1], sizes[2]
+
+
+def mesh(preset: Preset) -> Mesh:
+    """The mesh of a preset: dp copies the model; fsdp splits it; tp and fsdp_tp split layers by 2."""
+    return {
+        "dp": Mesh(),
+        "fsdp": Mesh(data=1, fsdp=-1),
+        "tp": Mesh(tensor=2),
+        "fsdp_tp": Mesh(data=1, fsdp=-1, tensor=2),
+    }[preset]

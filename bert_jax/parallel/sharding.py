@@ -1,0 +1,80 @@
+"""From abstract state and a mesh to shardings: which device holds what. Sees paths and shapes only."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from bert_jax import paths
+from bert_jax.errors import ConfigError
+from bert_jax.parallel import config
+from bert_jax.parallel.axes import BATCH_AXES, MESH_AXIS, PARAMETER_AXES
+
+
+def make_mesh(mesh: config.Mesh, devices: list[jax.Device] | None = None) -> jax.sharding.Mesh:
+    """The device mesh (data, fsdp, tensor), by default over all devices of all processes."""
+    devices = jax.devices() if devices is None else devices
+    sizes = mesh.sizes(len(devices))
+    return jax.make_mesh(
+        sizes, ("data", "fsdp", "tensor"), devices=devices, axis_types=(AxisType.Auto,) * 3
+    )
+
+
+def parameter_spec(path: str, shape: tuple[int, ...], mesh: jax.sharding.Mesh) -> PartitionSpec:
+    """How one parameter is split. A dimension that its mesh axis does not divide stays whole."""
+    axes = PARAMETER_AXES[path]
+    if len(axes) != len(shape):
+        raise KeyError(f"parameter {path!r} has shape {shape}, but the table names axes {axes}")
+    split = []
+    for name, size in zip(axes, shape, strict=True):
+        axis = None if name is None else MESH_AXIS[name]
+        split.append(axis if axis and size % mesh.shape[axis] == 0 else None)
+    return PartitionSpec(*split)
+
+
+def parameter_shardings(params: dict[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """A `NamedSharding` for each (abstract) parameter."""
+    return paths.map_with_path(
+        lambda path, leaf: NamedSharding(mesh, parameter_spec(path, leaf.shape, mesh)), params
+    )
+
+
+def optimizer_shardings(
+    optimizer: optax.GradientTransformation, params: dict[str, Any], mesh: jax.sharding.Mesh
+) -> Any:
+    """Moments lie where their parameters lie; everything else is on every device."""
+    return optax.tree_utils.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        jax.eval_shape(optimizer.init, params),
+        parameter_shardings(params, mesh),
+        transform_non_params=lambda _: replicated(mesh),
+    )
+
+
+def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """The sharding of what every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """The sharding of every batch field: rows over data and fsdp."""
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def check_batch_size(batch_size: int, accumulate: int, mesh: jax.sharding.Mesh) -> None:
+    """Raises a ConfigError unless every device gets the same number of rows in each microbatch."""
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    if batch_size % (accumulate * shards):
+        per = f"{accumulate} microbatches x {shards} devices (data x fsdp)"
+        near = max(1, round(batch_size / (accumulate * shards))) * accumulate * shards
+        raise ConfigError(f"batch_size {batch_size} is not divisible by {per}; {near} would be")
+
+
+def put_batch(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
+    """Global arrays from this process's rows of each field."""
+    return {
+        name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
+    }

@@ -1,0 +1,15 @@
+"""From a program's config to the program."""
+
+from bert_jax.programs.config import LeftToRight, Pretraining, ProgramConfig
+from bert_jax.programs.left_to_right import LeftToRightProgram
+from bert_jax.programs.pretraining import PretrainingProgram
+from bert_jax.programs.program import Program
+
+
+def make_program(config: ProgramConfig) -> Program:
+    """The program that a config describes."""
+    match config:
+        case Pretraining():
+            return PretrainingProgram(config)
+        case LeftToRight():
+            return LeftToRightProgram(config)

@@ -1,0 +1,82 @@
+"""Meshes, the table of parameter axes, and what lies where on 8 fake devices."""
+
+import jax
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from bert_jax import paths
+from bert_jax.errors import ConfigError
+from bert_jax.models.config import bert
+from bert_jax.parallel import sharding
+from bert_jax.parallel.axes import PARAMETER_AXES
+from bert_jax.parallel.config import Mesh, mesh
+from bert_jax.programs.config import Pretraining
+from bert_jax.programs.pretraining import PretrainingProgram
+
+
+def program(**changes):
+    model = bert("tiny", vocab_size=104)
+    return PretrainingProgram(Pretraining(model=model, mask_token_id=4, **changes))
+
+
+def test_every_parameter_has_one_row_of_the_right_rank():
+    for path, leaf in paths.flatten(program().abstract()).items():
+        assert len(PARAMETER_AXES[path]) == leaf.ndim, path
+
+
+@pytest.mark.parametrize(
+    ("preset", "sizes"),
+    [("dp", (8, 1, 1)), ("fsdp", (1, 8, 1)), ("tp", (4, 1, 2)), ("fsdp_tp", (1, 4, 2))],
+)
+def test_presets_on_eight_devices(preset, sizes):
+    assert mesh(preset).sizes(8) == sizes
+
+
+def test_a_mesh_that_does_not_fit_says_so():
+    with pytest.raises(ConfigError, match="does not fit 8 devices"):
+        Mesh(data=3).sizes(8)
+    with pytest.raises(ConfigError, match="does not fit 8 devices"):
+        Mesh(tensor=3).sizes(8)
+    with pytest.raises(ConfigError, match="-1 at most once"):
+        Mesh(data=-1, fsdp=-1)
+
+
+def test_fsdp_tp_splits_parameters_and_moments_alike():
+    devices = sharding.make_mesh(mesh("fsdp_tp"))
+    params = program().abstract()
+    specs = {
+        path: where.spec
+        for path, where in paths.flatten(sharding.parameter_shardings(params, devices)).items()
+    }
+    assert specs["encoder/layers/0/attention/query/kernel"] == P("fsdp", "tensor")
+    assert specs["encoder/layers/0/feed_forward/output/kernel"] == P("tensor", "fsdp")
+    assert specs["encoder/embeddings/word_embeddings/embedding"] == P("tensor", "fsdp")
+    assert specs["encoder/layers/0/attention_norm/scale"] == P(None)
+    moments = sharding.optimizer_shardings(optax.scale_by_adam(), params, devices)
+    assert paths.flatten(moments.mu)["pooler/dense/kernel"].spec == P("fsdp", None)
+    assert moments.count.spec == P()
+
+
+def test_a_dimension_that_does_not_divide_stays_whole():
+    devices = sharding.make_mesh(Mesh(data=1, tensor=8))
+    spec = sharding.parameter_spec(
+        "encoder/embeddings/word_embeddings/embedding", (30522, 128), devices
+    )
+    assert spec == P(None, "fsdp")
+
+
+def test_batch_size_must_divide():
+    devices = sharding.make_mesh(mesh("dp"))
+    sharding.check_batch_size(32, 4, devices)
+    with pytest.raises(ConfigError, match="batch_size 30 is not divisible by 2 microbatches x 8"):
+        sharding.check_batch_size(30, 2, devices)
+
+
+def test_init_builds_parameters_where_they_live():
+    devices = sharding.make_mesh(mesh("fsdp"))
+    made = program()
+    shardings = sharding.parameter_shardings(made.abstract(), devices)
+    params = jax.jit(made.init, out_shardings=shardings)(jax.random.key(0))
+    table = params["encoder"]["embeddings"]["word_embeddings"]["embedding"]
+    assert table.addressable_shards[0].data.shape == (104, 16)
