@@ -1,0 +1,141 @@
+"""Raw text -> clean paragraphs: newlines, control characters, hard-wrapped lines, headings.
+
+`clean_text` gives paragraphs parted by one blank line, without newlines inside: the form that the
+sentence splitters take, and in which a heading cannot run into the text below it.
+"""
+
+import re
+from itertools import pairwise
+
+# Line ends of other systems and of Unicode, and form feeds, which part pages.
+_NEWLINES = re.compile("\r\n|[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+# Control characters, byte-order marks, soft hyphens, lone surrogates.
+_INVISIBLE = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\u00ad\ufeff\ud800-\udfff]")
+_BLANK_LINES = re.compile(r"\n[^\S\n]*(?:\n[^\S\n]*)+")
+_SPACES = re.compile(r"[^\S\n]+")
+_WORD = re.compile(r"\S+")
+_SENTENCE_END = re.compile(r"[.!?:;…。！？][\"'”’»)\]]*$")
+
+# No wrapped text that people read is wider; longer lines are paragraphs.
+_MAX_WRAP_WIDTH = 120
+# Prose breaks mid-sentence before a small letter at about half of its line ends; lists, verse and
+# one sentence a line hardly ever do.
+_MIN_CONTINUED_SHARE = 0.25
+# A line that is shorter than this share of the width, next word included, was ended on purpose.
+_FULL_LINE = 0.85
+
+# Below these a document is not text.
+_MIN_LETTER_SHARE = 0.4
+_MAX_REPLACEMENT_SHARE = 0.01
+
+
+def clean_text(text: str) -> str:
+    """Paragraphs of clean text, parted by a blank line ("\\n\\n"); "" if nothing is left.
+
+    Newlines of any system become one kind, control and invisible characters go, runs of white space
+    become one space, hard-wrapped lines are joined into paragraphs; headings stay apart. Cleaning
+    clean text changes nothing.
+    """
+    text = _INVISIBLE.sub("", _NEWLINES.sub("\n", text).replace("\t", " "))
+    return "\n\n".join(paragraphs(text))
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a text, each on one line, hard-wrapped lines joined.
+
+    Where lines are hard-wrapped (many break inside sentences), a paragraph ends at a blank line,
+    before an indented line, and after a line into which the next word would have fitted. Elsewhere
+    every line is a paragraph, but for lines that break before a small letter inside a sentence. A
+    text without capitals gives no such signs: each of its lines is a paragraph.
+    """
+    blocks = _BLANK_LINES.split(text.strip("\n"))
+    if "\n" not in text.strip().replace("\n\n", ""):
+        return [line for block in blocks if (line := _one_line(block))]
+    cased = text != text.lower()
+    lines = [block.split("\n") for block in blocks]
+    width = _wrap_width(lines) if cased else 0
+    found: list[str] = []
+    for block in lines:
+        start = 0
+        for n in range(1, len(block) + 1):
+            if n < len(block):
+                line, following = block[n - 1], block[n]
+                if width and not _ends_paragraph(line, following, width):
+                    continue
+                if cased and not width and _continues(line, following):
+                    continue
+            if joined := _join(block[start:n]):
+                found.append(joined)
+            start = n
+    return found
+
+
+def drop_reason(text: str) -> str | None:
+    """Why a cleaned document is not worth keeping, in a few words for the manifest; None to keep.
+
+    Dropped are documents without letters, with less than 40 % letters (tables, dumps) and with more
+    than 1 % replacement characters (text in another encoding).
+    """
+    visible = len(text) - text.count(" ") - text.count("\n")
+    if not visible:
+        return "empty"
+    if text.count("\ufffd") > _MAX_REPLACEMENT_SHARE * visible:
+        return "undecodable characters"
+    letters = sum(map(str.isalpha, text))
+    # Vowel signs and accents of many scripts are marks, not letters, but are no digits or signs.
+    marks = 0 if text.isascii() else sum(not c.isascii() and not c.isalnum() for c in text)
+    if letters == 0 or letters + marks < _MIN_LETTER_SHARE * visible:
+        return "few letters"
+    return None
+
+
+def _continues(line: str, following: str) -> bool:
+    """Whether the break between two lines is inside a sentence."""
+    return (
+        following.lstrip()[:1].islower()
+        and len(line) <= _MAX_WRAP_WIDTH
+        and not _SENTENCE_END.search(line.rstrip())
+    )
+
+
+def _wrap_width(blocks: list[list[str]]) -> int:
+    """The width at which lines were wrapped, or 0 when they were not."""
+    ends = 0
+    continued: list[int] = []
+    for block in blocks:
+        for line, following in pairwise(block):
+            ends += 1
+            if _continues(line, following):
+                continued.append(len(line))
+    if not continued or len(continued) < _MIN_CONTINUED_SHARE * ends:
+        return 0
+    continued.sort()
+    return continued[min(int(0.98 * len(continued)), len(continued) - 1)]
+
+
+def _ends_paragraph(line: str, following: str, width: int) -> bool:
+    text, next_text = line.rstrip(), following.lstrip()
+    if not next_text or next_text[0].islower():
+        return not next_text
+    indented = len(following) - len(next_text) >= 2 and not line.startswith(" ")
+    if indented or len(text) > _MAX_WRAP_WIDTH:
+        return True
+    word = _WORD.match(next_text)
+    room = len(text) + 1 + (word.end() if word else 0)
+    return room <= _FULL_LINE * width
+
+
+def _join(lines: list[str]) -> str:
+    if len(lines) == 1:
+        return _one_line(lines[0])
+    joined = ""
+    for line in lines:
+        line = line.strip()
+        # "well-" / "known" and "word--" / "word" were broken at the hyphen, not at a space.
+        hyphen = joined.endswith("-") and joined[-2:-1].strip() != ""
+        joined += line if hyphen or not joined else f" {line}"
+    return _one_line(joined)
+
+
+def _one_line(text: str) -> str:
+    return _SPACES.sub(" ", text).strip()

@@ -1,0 +1,40 @@
+"""Settings of `bert-jax vocab learn`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bert_jax.errors import ConfigError
+
+KINDS = ("wordpiece", "bpe", "unigram")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnConfig:
+    """How to learn a vocabulary.
+
+    Attributes:
+      kind: "wordpiece" (BERT), "bpe" (byte-level, as RoBERTa) or "unigram" (as ALBERT and T5).
+      size: number of ids, special tokens included; a small corpus may give fewer.
+      cased: keep capitals (WordPiece: and accents). Byte-level BPE always does.
+      min_frequency: a WordPiece or BPE merge must occur this often.
+      character_coverage: share of all characters (WordPiece, Unigram) that pieces must spell; the
+        rarest beyond it become unknown. Byte-level BPE spells everything.
+    """
+
+    kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
+    size: int = 30522
+    cased: bool = False
+    min_frequency: int = 2
+    character_coverage: float = 0.99998
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind is {self.kind!r}; expected {', '.join(KINDS)}.")
+        if self.size < 16:
+            raise ConfigError(f"size is {self.size}; expected at least 16 (BERT: 30522).")
+        if self.min_frequency < 1:
+            raise ConfigError(f"min_frequency is {self.min_frequency}; expected at least 1.")
+        if not 0 < self.character_coverage <= 1:
+            raise ConfigError(
+                f"character_coverage is {self.character_coverage}; expected above 0, at most 1."
+            )

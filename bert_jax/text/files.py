@@ -1,0 +1,197 @@
+"""Text files in, documents out: plain text, JSON lines, either gzipped.
+
+Every mistake in a file is told with the file's name and the place: a byte offset for bytes that are
+not text, a line number for a bad JSON line.
+"""
+
+import codecs
+import glob
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from bert_jax.errors import UserError
+
+DocumentsBy = Literal["file", "blank-line", "line"]
+
+_CHUNK_BYTES = 1 << 20
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def expand_globs(patterns: Sequence[str]) -> list[str]:
+    """The files that names and patterns stand for (`**` reaches into folders), sorted, each once.
+
+    Raises:
+      UserError: a pattern matches no file.
+    """
+    files: set[str] = set()
+    for pattern in patterns:
+        # A file may have a bracket in its name; its exact name always finds it.
+        found = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+        matched = [name for name in found if os.path.isfile(name)]
+        if not matched:
+            if os.path.isdir(pattern):
+                inside = os.path.join(pattern, "*.txt")
+                raise UserError(f"{pattern} is a folder; expected files: try '{inside}'.")
+            raise UserError(
+                f"no file matches {pattern!r}: check the spelling and the working folder "
+                "(quote patterns that hold ** so that the shell leaves them alone)."
+            )
+        files.update(matched)
+    return sorted(files)
+
+
+def read_text(path: str | Path, *, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """A whole file as text, unzipped when its name ends in .gz, without a byte-order mark.
+
+    Args:
+      path: the file.
+      encoding: any text encoding that Python knows.
+      errors: "strict", or what to do with bytes that are not text: "replace", "ignore".
+
+    Raises:
+      UserError: missing or unreadable file; bytes that are not text, with their offset; unknown
+        encoding.
+    """
+    return "".join(_decoded(path, encoding, errors))
+
+
+def read_documents(
+    path: str | Path,
+    *,
+    encoding: str = "utf-8",
+    errors: str = "strict",
+    json_field: str = "text",
+    documents_by: DocumentsBy = "file",
+) -> Iterator[tuple[str, str]]:
+    """The documents of one file, in order; empty ones are left out.
+
+    Args:
+      path: `.jsonl` / `.ndjson` (one JSON object a line, a document each), else plain text; either
+        may end in `.gz`.
+      encoding, errors: as in `read_text`.
+      json_field: the field of a JSON object that holds the text.
+      documents_by: how plain text is parted: the file is one document; blank lines part documents;
+        every line is one.
+
+    Yields:
+      (key, text); the key is "file name:number", counted from 1 by JSON line, block or line.
+
+    Raises:
+      UserError: as `read_text`; a line that is no JSON object or lacks the field.
+    """
+    name = os.path.basename(path)
+    if name.removesuffix(".gz").endswith((".jsonl", ".ndjson")):
+        lines = _lines(path, encoding, errors)
+        documents = ((n, _json_text(path, n, line, json_field)) for n, line in lines)
+    elif documents_by == "file":
+        documents = iter([(1, read_text(path, encoding=encoding, errors=errors))])
+    elif documents_by == "line":
+        documents = _lines(path, encoding, errors)
+    else:
+        documents = enumerate(_blocks(_lines(path, encoding, errors)), start=1)
+    for number, text in documents:
+        if text and not text.isspace():
+            yield f"{name}:{number}", text
+
+
+def _json_text(path: str | Path, number: int, line: str, field: str) -> str:
+    if not line.strip():
+        return ""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path}, line {number}: not valid JSON ({error.msg} at column {error.colno}); "
+            "expected one JSON object on each line."
+        ) from None
+    if not isinstance(row, dict) or not isinstance(row.get(field), str):
+        found = f"fields {sorted(row)}" if isinstance(row, dict) else f"a {type(row).__name__}"
+        raise UserError(
+            f"{path}, line {number}: no text in the field {field!r} (found {found}); "
+            "name the field that holds the text."
+        )
+    return row[field]
+
+
+def _blocks(lines: Iterator[tuple[int, str]]) -> Iterator[str]:
+    block: list[str] = []
+    for _, line in lines:
+        if line.strip():
+            block.append(line)
+        elif block:
+            yield "\n".join(block)
+            block = []
+    if block:
+        yield "\n".join(block)
+
+
+def _lines(path: str | Path, encoding: str, errors: str) -> Iterator[tuple[int, str]]:
+    """(number from 1, line without its end) one at a time, however big the file."""
+    number, rest = 0, ""
+    for chunk in _decoded(path, encoding, errors):
+        *whole, rest = (rest + chunk).split("\n")
+        for line in whole:
+            number += 1
+            yield number, line.removesuffix("\r")
+    if rest:
+        yield number + 1, rest.removesuffix("\r")
+
+
+def _decoded(path: str | Path, encoding: str, errors: str) -> Iterator[str]:
+    """Chunks of text. Decodes step by step, so that an error knows its offset in the whole file."""
+    try:
+        # bytes -> str codecs only: "hex" or "rot13" would be found by getincrementaldecoder too.
+        "".encode(encoding)
+        decoder = codecs.getincrementaldecoder(encoding)(errors)
+        codecs.lookup_error(errors)
+    except LookupError as error:
+        raise UserError(
+            f"{error}: expected an encoding such as utf-8, latin-1 or cp1252, and strict, replace "
+            "or ignore for its errors."
+        ) from None
+    done, first = 0, True
+    for raw in _chunks(path):
+        pending = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(raw, final=not raw)
+        except UnicodeDecodeError as error:
+            raise _not_text(path, encoding, done - pending + error.start, error, raw) from None
+        done += len(raw)
+        if first and text:
+            text, first = text.removeprefix("\ufeff"), False
+        yield text
+
+
+def _not_text(
+    path: str | Path, encoding: str, offset: int, error: UnicodeDecodeError, raw: bytes
+) -> UserError:
+    where = f"byte {offset}" + (" (after unzipping)" if str(path).endswith(".gz") else "")
+    value = error.object[error.start] if error.start < len(error.object) else 0
+    hint = "latin-1"
+    if offset == 0 and raw.startswith(_UTF16_MARKS):
+        hint = "utf-16"
+    return UserError(
+        f"{path}: not {encoding} text at {where}: 0x{value:02x}, {error.reason}. If the file is in "
+        f"another encoding, name it (--encoding {hint}); to go on with a mark in place of such "
+        "bytes, use --errors replace."
+    )
+
+
+def _chunks(path: str | Path) -> Iterator[bytes]:
+    """The bytes of a file, unzipped; a last empty chunk ends it."""
+    try:
+        with gzip.open(path) if str(path).endswith(".gz") else open(path, "rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+            yield b""
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: not a whole gzip file ({error}); fetch it again.") from None
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file.") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None

@@ -1,0 +1,103 @@
+"""Reads a SentencePiece `.model` file, a Protocol Buffers message, without a protobuf library.
+
+Only what the conversion to a tokenizer.json needs. The message is `ModelProto` of
+sentencepiece_model.proto in google/sentencepiece; the wire format is the one that
+protobuf.dev/programming-guides/encoding describes. Generated protobuf code ties its user to a range
+of protobuf versions, in which TensorFlow and Apache Beam rarely agree.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentencePieceModel:
+    """Contents of a `.model` file.
+
+    Attributes:
+      pieces: (piece, log probability) of each id.
+      model_type: "unigram", "bpe", "word" or "char".
+      unk_id: id of the unknown piece.
+      byte_fallback: unknown characters are written as bytes.
+      charsmap: compiled normalisation table; empty for none.
+      add_dummy_prefix: a space is put before the text.
+      remove_extra_whitespaces: runs of spaces become one, those at the ends go.
+    """
+
+    pieces: list[tuple[str, float]]
+    model_type: str
+    unk_id: int
+    byte_fallback: bool
+    charsmap: bytes
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+
+
+def parse_model(data: bytes) -> SentencePieceModel:
+    """Parses the bytes of a `.model` file; ValueError when they are none."""
+    pieces: list[tuple[str, float]] = []
+    trainer: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            piece = dict(_fields(value))
+            score = piece.get(2, b"\0\0\0\0")
+            pieces.append((_as_bytes(piece[1]).decode(), struct.unpack("<f", _as_bytes(score))[0]))
+        elif number == 2 and isinstance(value, bytes):
+            trainer = dict(_fields(value))
+        elif number == 3 and isinstance(value, bytes):
+            normalizer = dict(_fields(value))
+    return SentencePieceModel(
+        pieces=pieces,
+        model_type=_MODEL_TYPES[int(trainer.get(3, 1))],
+        unk_id=int(trainer.get(40, 0)),
+        byte_fallback=bool(trainer.get(35, 0)),
+        charsmap=_as_bytes(normalizer.get(2, b"")),
+        add_dummy_prefix=bool(normalizer.get(3, 1)),
+        remove_extra_whitespaces=bool(normalizer.get(4, 1)),
+    )
+
+
+def _as_bytes(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("a number where bytes were expected")
+    return value
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """(field number, value) in file order; fixed-width values stay bytes."""
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == _VARINT:
+            value, position = _varint(data, position)
+            yield number, value
+            continue
+        if wire_type == _BYTES:
+            length, position = _varint(data, position)
+        elif wire_type in (_FIXED32, _FIXED64):
+            length = 4 if wire_type == _FIXED32 else 8
+        else:
+            raise ValueError(f"unknown wire type {wire_type}")
+        if position + length > len(data):
+            raise ValueError("the data end inside a field")
+        yield number, data[position : position + length]
+        position += length
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if position >= len(data):
+            raise ValueError("the data end inside a number")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7

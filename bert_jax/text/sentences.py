@@ -1,0 +1,177 @@
+"""Splits text into sentences. A splitter is any object with a `name` and `split(text)`.
+
+rules           our own, for English and languages written like it; fast; no dependency
+lines           one sentence per line, as in the sample text of BERT's release
+sentencex:LANG  the `sentencex` library, for some 300 languages (`sentencex` alone is English)
+"""
+
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+from bert_jax.errors import UserError
+from bert_jax.text.abbreviations import (
+    ABBREVIATIONS,
+    BEFORE_NUMBER,
+    SENTENCE_STARTERS,
+    SPEECH_VERBS,
+)
+from bert_jax.text.cleaning import paragraphs
+
+
+class Splitter(Protocol):
+    """Cuts a text into sentences, in order; together they hold all but the white space between."""
+
+    @property
+    def name(self) -> str:
+        """What `get_splitter` makes the same splitter from; goes into manifests."""
+        ...
+
+    def split(self, text: str) -> list[str]:
+        """Sentences without white space at their ends; none is empty."""
+        ...
+
+
+def split_sentences(text: str, splitter: Splitter | None = None) -> list[str]:
+    """The sentences of a text, by `RuleSplitter` unless another splitter is given."""
+    return (splitter or RuleSplitter()).split(text)
+
+
+def get_splitter(name: str) -> Splitter:
+    """A splitter by its name: "rules", "lines", "sentencex" or "sentencex:de".
+
+    Raises:
+      UserError: unknown name; the `sentencex` library is not installed.
+    """
+    kind, _, language = name.partition(":")
+    if kind == "sentencex":
+        return SentencexSplitter(language or "en")
+    if name == "rules":
+        return RuleSplitter()
+    if name == "lines":
+        return LineSplitter()
+    raise UserError(
+        f"unknown sentence splitter {name!r}; expected rules, lines, sentencex or sentencex:LANG."
+    )
+
+
+class LineSplitter:
+    """One sentence per line."""
+
+    name = "lines"
+
+    def split(self, text: str) -> list[str]:
+        return [sentence for line in text.split("\n") if (sentence := line.strip())]
+
+
+class SentencexSplitter:
+    """The `sentencex` library (Wikimedia): maintained, some 300 languages, compiled."""
+
+    def __init__(self, language: str):
+        """Takes a language code such as "de"; UserError when the library is not installed."""
+        try:
+            from sentencex import segment
+        except ImportError:
+            raise UserError(
+                "the splitter 'sentencex' needs a library: pip install 'bert_jax[sentencex]'"
+            ) from None
+        self._segment: Callable[[str, str], list[str]] = segment
+        self.name = f"sentencex:{language}"
+        self._language = language
+
+    def __reduce__(self):
+        return type(self), (self._language,)
+
+    def split(self, text: str) -> list[str]:
+        return [
+            sentence
+            for paragraph in paragraphs(text)
+            for part in self._segment(self._language, paragraph)
+            if (sentence := part.strip())
+        ]
+
+
+_CLOSING = r"[\"'”’»›)\]}*_]*"
+# A run of full stops, exclamation and question marks with what closes around it, and a space; CJK
+# ends need no space. Group "end" is where the sentence ends.
+_CANDIDATE = re.compile(
+    rf"(?:(?P<mark>\.(?: \.)+|[.!?…]+){_CLOSING}(?P<end>)\s+"
+    r"|[。！？｡]+[”’」』）\])]*(?P<cjk>)\s*)(?=\S)"
+)
+# What may stand before the first letter of a sentence.
+_OPENING = re.compile(r"[\"'“‘«‹(\[{*_¿¡\-–—\s]*")
+_LAST_WORD = re.compile(r"[^\s\"'“‘«(\[{—–\-]*$")
+_DOTTED = re.compile(r"(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}$")
+_FIRST_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+_ENUMERATOR = re.compile(r"\W*(?:\d{1,3}|[IVXLCivxlc]{1,7}|[A-Za-z])$")
+# "Why?" Mrs. Ramsay asked.
+_SPEAKER = re.compile(
+    r"(?:the |my |his |her )?(?:[A-Z][\w'’\-]*\.? ){1,3}(?:" + "|".join(SPEECH_VERBS) + r")\b"
+)
+
+
+class RuleSplitter:
+    """Cuts after . ! ? … unless something speaks against it.
+
+    Against it speak: a small letter next; abbreviations (Mr., e.g., U.S. before a name), initials
+    and list numbers; a speaker after quoted speech ("Why?" Mary asked.). When in doubt it cuts
+    before a capital. Text is first taken apart into paragraphs: hard-wrapped lines are joined, and
+    a heading is a sentence of its own.
+    """
+
+    name = "rules"
+
+    def split(self, text: str) -> list[str]:
+        sentences: list[str] = []
+        for paragraph in paragraphs(text):
+            start = 0
+            for match in _CANDIDATE.finditer(paragraph):
+                end = match.start("cjk") if match["mark"] is None else match.start("end")
+                if match["mark"] is None or _is_end(paragraph, start, match, end):
+                    sentences.append(paragraph[start:end])
+                    start = match.end()
+            if start < len(paragraph):
+                sentences.append(paragraph[start:])
+        return sentences
+
+
+def _is_end(text: str, start: int, match: re.Match[str], end: int) -> bool:
+    """Whether the sentence that began at `start` ends at this candidate."""
+    next_start = match.end()
+    first = text[next_start]
+    if not first.isalnum():
+        opening = _OPENING.match(text, next_start)
+        next_start = opening.end() if opening else next_start
+        first = text[next_start : next_start + 1]
+    if first.islower():
+        return False
+    mark = match["mark"]
+    if mark == ".":
+        if first and match.start() > start and end == match.start() + 1:
+            return _is_full_stop(text, start, match.start(), next_start, first)
+        return True
+    word = _FIRST_WORD.match(text, next_start)
+    if mark[-1] in ".…" and len(mark) > 1:
+        # "Well ... I do not know": a pause, not an end.
+        return not (word and word[0].split("'")[0].split("’")[0] == "I")
+    quoted = end > match.end("mark")
+    return not (quoted and _SPEAKER.match(text, next_start))
+
+
+def _is_full_stop(text: str, start: int, stop: int, next_start: int, first: str) -> bool:
+    """Whether the full stop at `stop` ends a sentence rather than an abbreviation."""
+    last = _LAST_WORD.search(text, max(start, stop - 40), stop)
+    word = last[0] if last else ""
+    if word in ABBREVIATIONS:
+        return False
+    if word in BEFORE_NUMBER and first.isdigit():
+        return False
+    if stop - start <= 12 and _ENUMERATOR.match(text, start, stop):
+        # "1. The text", "IV. The text": a number belongs to what it numbers. "I." is a word too.
+        return word == "I" and start > 0
+    is_initial = len(word) == 1 and word.isupper() and word != "I"
+    if not is_initial and not _DOTTED.match(word):
+        return True
+    # "J. R. Smith", "the U.S. Army", but "He left the U.S. It was late."
+    following = _FIRST_WORD.match(text, next_start)
+    return bool(following and following[0] in SENTENCE_STARTERS)

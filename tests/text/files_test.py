@@ -1,0 +1,141 @@
+"""Reading documents from files, and what is said about files that cannot be read."""
+
+import gzip
+import json
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.text import files
+from bert_jax.text.files import expand_globs, read_documents, read_text
+
+
+def test_globs_are_sorted_and_each_file_is_there_once(tmp_path):
+    for name in ("b.txt", "a.txt", "deep/c.txt", "odd[1].txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = expand_globs([f"{tmp_path}/**/*.txt", f"{tmp_path}/a.txt", f"{tmp_path}/odd[1].txt"])
+    assert found == sorted(
+        str(tmp_path / n) for n in ("a.txt", "b.txt", "deep/c.txt", "odd[1].txt")
+    )
+
+
+def test_a_pattern_without_files_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(UserError, match=r"no file matches '.*\*\.csv'"):
+        expand_globs([f"{tmp_path}/*.txt", f"{tmp_path}/*.csv"])
+    with pytest.raises(UserError, match=r"is a folder; expected files"):
+        expand_globs([str(tmp_path)])
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_byte_order_mark_goes(tmp_path, mark):
+    path = tmp_path / "a.txt"
+    path.write_bytes(mark + "é\ufeffx".encode())
+    assert read_text(path) == "é\ufeffx"
+
+
+def test_other_encodings(tmp_path):
+    path = tmp_path / "a.txt"
+    for encoding in ("latin-1", "utf-16", "utf-16-be", "cp1252"):
+        path.write_bytes("Grüße\nzwei".encode(encoding))
+        assert read_text(path, encoding=encoding) == "Grüße\nzwei"
+        assert [t for _, t in read_documents(path, encoding=encoding, documents_by="line")] == [
+            "Grüße",
+            "zwei",
+        ]
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_byte_offset_of_bad_bytes_in_a_long_file(tmp_path, zipped, monkeypatch):
+    # Small chunks, so that characters lie across their borders.
+    monkeypatch.setattr(files, "_CHUNK_BYTES", 7)
+    good = "añb力c" * 50
+    data = good.encode() + b"\xe9t\xe9 " + good.encode()
+    path = tmp_path / ("a.txt.gz" if zipped else "a.txt")
+    path.write_bytes(gzip.compress(data) if zipped else data)
+    where = f"byte {len(good.encode())}" + (r" \(after unzipping\)" if zipped else "")
+    with pytest.raises(UserError, match=rf"a.txt.*not utf-8 text at {where}: 0xe9") as caught:
+        read_text(path)
+    assert "--encoding" in str(caught.value) and "--errors replace" in str(caught.value)
+    assert read_text(path, errors="replace") == f"{good}\ufffdt\ufffd {good}"
+    assert read_text(path, encoding="latin-1").count("été") == 1
+    with pytest.raises(UserError, match=where):
+        list(read_documents(path, documents_by="line"))
+
+
+def test_character_cut_off_at_the_end_of_the_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("ab力".encode()[:-1])
+    with pytest.raises(UserError, match="at byte 2: 0xe5"):
+        read_text(path)
+
+
+def test_utf16_is_suspected(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("text".encode("utf-16"))
+    with pytest.raises(UserError, match="--encoding utf-16"):
+        read_text(path)
+
+
+def test_unreadable_files(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        read_text(tmp_path / "nowhere.txt")
+    (tmp_path / "fake.gz").write_text("plain")
+    with pytest.raises(UserError, match="not a whole gzip file"):
+        read_text(tmp_path / "fake.gz")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"text " * 1000)[:-12])
+    with pytest.raises(UserError, match="not a whole gzip file"):
+        read_text(tmp_path / "cut.gz")
+    with pytest.raises(UserError, match="unknown encoding: klingon"):
+        read_text(tmp_path / "fake.gz", encoding="klingon")
+    with pytest.raises(UserError, match="hex"):
+        read_text(tmp_path / "fake.gz", encoding="hex")
+    with pytest.raises(UserError, match="unknown error handler"):
+        read_text(tmp_path / "fake.gz", errors="ignroe")
+
+
+@pytest.mark.parametrize(
+    "documents_by, expected",
+    [
+        ("file", [("a.txt:1", "one\r\ntwo\n\n \nthree\n")]),
+        ("blank-line", [("a.txt:1", "one\ntwo"), ("a.txt:2", "three")]),
+        ("line", [("a.txt:1", "one"), ("a.txt:2", "two"), ("a.txt:5", "three")]),
+    ],
+)
+def test_documents_of_plain_text(tmp_path, documents_by, expected, monkeypatch):
+    monkeypatch.setattr(files, "_CHUNK_BYTES", 2)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\r\ntwo\n\n \nthree\n")
+    assert list(read_documents(path, documents_by=documents_by)) == expected
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.ndjson"])
+def test_json_lines(tmp_path, name):
+    rows = [{"text": "Eins.\nZwei 力"}, {"text": "  "}, {"text": "drei", "n": 1}]
+    data = "\n".join(json.dumps(row) for row in rows).encode()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert list(read_documents(path)) == [(f"{name}:1", "Eins.\nZwei 力"), (f"{name}:3", "drei")]
+
+
+def test_broken_json_lines(tmp_path):
+    path = tmp_path / "a.jsonl"
+    for line, message in [
+        ('{"text": "a', r"a.jsonl, line 2: not valid JSON"),
+        ('{"body": "a"}', r"line 2: no text in the field 'text' \(found fields \['body'\]\)"),
+        ('{"text": 3}', r"line 2: no text in the field 'text'"),
+        ("[1]", r"found a list"),
+    ]:
+        path.write_text('{"text": "fine"}\n' + line)
+        with pytest.raises(UserError, match=message):
+            list(read_documents(path))
+    path.write_text('{"body": "a"}')
+    assert list(read_documents(path, json_field="body")) == [("a.jsonl:1", "a")]
+
+
+def test_a_real_latin1_speech_is_named(shared):
+    path = shared / "text/inaugural/2005-Bush.txt"
+    with pytest.raises(UserError, match=r"2005-Bush.txt: not utf-8 text at byte \d+: 0x"):
+        read_text(path)
+    assert "freedom" in read_text(path, encoding="latin-1")

@@ -1,0 +1,192 @@
+"""Learning vocabularies: right by a slow reference, the same at each run, fit for use."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.text.config import LearnConfig
+from bert_jax.text.learn import learn_from_files, learn_vocabulary
+from bert_jax.text.vocabulary import load_vocabulary
+from bert_jax.text.wordpiece_learner import learn_pieces
+
+KINDS = ("wordpiece", "bpe", "unigram")
+
+
+@pytest.fixture(scope="module")
+def speeches(shared):
+    files = sorted((shared / "text/inaugural").glob("19*.txt"))[:12]
+    return [file.read_text(encoding="utf-8") for file in files]
+
+
+def random_words(seed: int, alphabet: str = "abcd") -> Counter[str]:
+    rng = random.Random(seed)
+    words: Counter[str] = Counter()
+    for _ in range(60):
+        words["".join(rng.choices(alphabet, k=rng.randint(1, 7)))] += rng.randint(1, 9)
+    return words
+
+
+def slow_merges(words: Counter[str], letters: list[str], merges: int) -> list[str]:
+    """Counts all pairs anew for each merge; ties go to the pieces made first."""
+    pieces = list(letters)
+    spelled = {w: [w[0], *("##" + c for c in w[1:])] for w in words}
+    while len(pieces) < len(letters) + merges:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, parts in spelled.items():
+            for pair in pairwise(parts):
+                pairs[pair] += words[word]
+        if not pairs:
+            break
+        rank = {piece: n for n, piece in enumerate(pieces)}
+        best = min(pairs, key=lambda p: (-pairs[p], rank[p[0]], rank[p[1]]))
+        if pairs[best] < 2:
+            break
+        merged = best[0] + best[1].removeprefix("##")
+        if merged not in rank:
+            pieces.append(merged)
+        for parts in spelled.values():
+            n = 0
+            while n < len(parts) - 1:
+                if (parts[n], parts[n + 1]) == best:
+                    parts[n : n + 2] = [merged]
+                n += 1
+    return pieces
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_wordpiece_equals_a_slow_reference(seed):
+    # One or two letters give words such as "aaaa", where pairs overlap.
+    words = random_words(seed, alphabet="abcd"[: 1 + seed % 4])
+    learned = learn_pieces(words, size=60, min_frequency=2, character_coverage=1.0)
+    letters = [piece for piece in learned if len(piece.removeprefix("##")) == 1]
+    assert learned == slow_merges(words, letters, 60 - len(letters))
+
+
+def test_rare_characters_are_left_to_unknown():
+    words = {"common": 99_999, "rar\u00e9": 1}
+    full = learn_pieces(words, size=100, min_frequency=1, character_coverage=1.0)
+    most = learn_pieces(words, size=100, min_frequency=1, character_coverage=0.9999)
+    assert "##\u00e9" in full and "rar\u00e9" in full
+    assert not any("\u00e9" in piece for piece in most) and "common" in most
+
+
+def test_size_that_does_not_hold_the_letters():
+    with pytest.raises(UserError, match=r"too small: the corpus alone has 8 letters"):
+        learn_pieces(random_words(0), size=6, min_frequency=1, character_coverage=1.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_learned_vocabulary(kind, speeches):
+    vocabulary, corpus = learn_vocabulary(speeches, LearnConfig(kind=kind, size=1000))
+    assert vocabulary.kind == kind and vocabulary.size == 1000
+    assert vocabulary.special_ids == {0, 1, 2, 3, 4}
+    assert corpus.documents == len(speeches) and corpus.characters == sum(map(len, speeches))
+    if kind != "bpe":
+        assert [vocabulary.token(i) for i in range(5)] == [
+            "[PAD]",
+            "[UNK]",
+            "[CLS]",
+            "[SEP]",
+            "[MASK]",
+        ]
+    text = " ".join(speeches[0].split())
+    ids = vocabulary.encode(text)
+    assert ids.count(vocabulary.unk_id) < 0.001 * len(ids)
+    assert len(text) / 6 < len(ids) < len(text) / 2
+    # Without the case and the spaces, which the kinds treat in their own ways, it is the same text.
+    assert "".join(vocabulary.decode(ids).lower().split()) == "".join(text.lower().split())
+    if kind == "wordpiece":
+        assert [vocabulary.token(i) for i in vocabulary.encode("the [MASK]")] == ["the", "[MASK]"]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_cased(kind, speeches):
+    cased, _ = learn_vocabulary(speeches, LearnConfig(kind=kind, size=600, cased=True))
+    uncased, _ = learn_vocabulary(speeches, LearnConfig(kind=kind, size=600))
+    assert cased.encode("America") != cased.encode("america")
+    assert uncased.encode("America") == uncased.encode("america")
+
+
+SCRIPT = """
+import sys
+from bert_jax.text.config import LearnConfig
+from bert_jax.text.learn import learn_vocabulary
+texts = [open(name, encoding="utf-8").read() for name in sys.argv[1:]]
+for kind in ("wordpiece", "bpe", "unigram"):
+    print(learn_vocabulary(texts, LearnConfig(kind=kind, size=600))[0].fingerprint)
+"""
+
+
+def test_same_at_each_run_whatever_the_hash_seed_and_threads(shared):
+    files = sorted(map(str, (shared / "text/inaugural").glob("193*.txt")))
+    runs = []
+    for seed, parallel, threads in (("1", "true", "2"), ("2", "false", "1"), ("3", "true", "4")):
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "TOKENIZERS_PARALLELISM": parallel,
+            "RAYON_NUM_THREADS": threads,
+        }
+        command = [sys.executable, "-c", SCRIPT, *files]
+        shown = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        runs.append(shown.split())
+    assert len(runs[0]) == 3 and runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_folder_with_manifest(kind, tmp_path):
+    words = ["alpha", "beta", "gamma", "delta", "alphabet"]
+    (tmp_path / "a.txt").write_text("\ufeffAlpha beta.\r\nGamma delta alphabet. " * 20)
+    (tmp_path / "b.jsonl").write_text('{"text": "alpha beta gamma"}\n{"text": "delta"}\n')
+    size = {"wordpiece": 60, "bpe": 280, "unigram": 40}[kind]
+    config = LearnConfig(kind=kind, size=size)
+    patterns = [str(tmp_path / "*.txt"), str(tmp_path / "*.jsonl")]
+    learned = learn_from_files(patterns, tmp_path / "out", config)
+    loaded = load_vocabulary(tmp_path / "out")
+    assert loaded.fingerprint == learned.fingerprint
+    for word in words:
+        assert loaded.encode(word) == learned.encode(word)
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["corpus"]["files"] == ["a.txt", "b.jsonl"]
+    assert manifest["corpus"]["documents"] == 3
+    assert len(manifest["corpus"]["sha256"]) == 64
+    assert manifest["settings"]["kind"] == kind
+    assert manifest["vocabulary"] == {"size": learned.size, "fingerprint": learned.fingerprint}
+    assert set(manifest["versions"]) == {"bert_jax", "python", "tokenizers", "sentencepiece"}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "b.jsonl", "out"]
+    with pytest.raises(UserError, match="exists and is not empty"):
+        learn_from_files(patterns, tmp_path / "out", config)
+
+
+def test_nothing_to_learn_from(tmp_path):
+    (tmp_path / "empty.txt").write_text("\n \n")
+    for kind in KINDS:
+        with pytest.raises(UserError, match="nothing to learn from"):
+            learn_from_files(
+                [str(tmp_path / "empty.txt")], tmp_path / "out", LearnConfig(kind=kind)
+            )
+    assert not (tmp_path / "out").exists()
+
+
+def test_impossible_settings():
+    impossible: tuple[dict[str, Any], ...] = (
+        {"kind": "bytes"},
+        {"size": 3},
+        {"min_frequency": 0},
+        {"character_coverage": 2.0},
+    )
+    for wrong in impossible:
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            LearnConfig(**wrong)
+    with pytest.raises(UserError, match="too small for byte-level BPE"):
+        learn_vocabulary(["text"], LearnConfig(kind="bpe", size=100))
