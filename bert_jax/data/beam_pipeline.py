@@ -1,0 +1,230 @@
+"""The corpus of `bert-jax prepare --files`, by Apache Beam: for more text than one machine holds.
+
+    python -m bert_jax.data.beam_pipeline --files 'books/*.txt.gz' --vocab vocabulary \\
+        --output prepared --runner DirectRunner
+
+Runs in an environment of its own (requirements-beam.txt) and imports neither seqio nor TensorFlow.
+One element of the pipeline is one work unit, which becomes one shard by the functions that the
+local command uses: the shards are the same bytes. Files and output may lie wherever Beam's file
+systems reach (gs://, s3://, hdfs://); a unit's files are then copied to the worker and its shard
+back. Flags that are not listed here go to Beam. Workers need this package, without its own
+dependencies, and requirements-beam.txt: in a container image, or installed beforehand.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from bert_jax.data.command import (
+    add_reading_arguments,
+    add_writing_arguments,
+    file_config,
+    summary,
+)
+from bert_jax.data.manifest import MANIFEST, VOCABULARY, Manifest, Shard
+from bert_jax.data.shards import finished_shard, note_path, read_note, write_shard
+from bert_jax.data.sources import FileUnit, SourceFile, TextFiles
+from bert_jax.data.workplan import PLAN, Plan, PrepareConfig, file_plan, finish, locked, open_folder
+from bert_jax.errors import UserError
+from bert_jax.text.vocabulary import load_vocabulary
+
+
+class WriteShard(beam.DoFn):
+    """(number, unit) -> number, after shard `number` lies in the output folder."""
+
+    def __init__(self, output: str, plan: Plan, vocabulary_files: dict[str, bytes]):
+        self._output = output
+        self._shard_files = plan.shard_files
+        self._documents = plan.documents
+        self._plan_fingerprint = plan.fingerprint
+        self._vocabulary_files = vocabulary_files
+
+    def setup(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in self._vocabulary_files.items():
+                (Path(folder) / name).write_bytes(content)
+            self._vocabulary = load_vocabulary(folder)
+
+    def process(self, element: tuple[int, FileUnit]) -> Iterator[int]:
+        number, unit = element
+        with tempfile.TemporaryDirectory() as scratch:
+            path = _local_folder(self._output, scratch) / self._shard_files[number]
+            write_shard(
+                path,
+                _fetched(unit, scratch).documents(self._vocabulary, self._documents, _no_report),
+                max_part_tokens=self._documents.max_part_tokens,
+                plan_fingerprint=self._plan_fingerprint,
+            )
+            shard = finished_shard(path, self._plan_fingerprint)
+            assert shard is not None
+            if _is_remote(self._output):
+                for name in (shard.file, shard.index, note_path(path).name):
+                    _copy(str(path.with_name(name)), FileSystems.join(self._output, name))
+        yield number
+
+
+def run(
+    config: PrepareConfig, beam_arguments: Sequence[str] = (), *, overwrite: bool = False
+) -> Manifest:
+    """Prepares text files as `prepare` does, on the runner that `beam_arguments` name.
+
+    Raises:
+      UserError: as for `prepare`.
+    """
+    assert isinstance(config.source, TextFiles)
+    plan = file_plan(config, config.source, _list_files(config.source, config.split))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _local_folder(config.output, scratch)
+        with locked(folder):
+            _open_output(config.output, folder, plan, overwrite=overwrite)
+            shards = _done(config.output, folder, plan)
+            todo = [(k, plan.units[k]) for k, shard in enumerate(shards) if shard is None]
+            if todo:
+                _run_pipeline(config.output, folder, plan, todo, beam_arguments)
+                shards = _done(config.output, folder, plan)
+            manifest = finish(folder, plan, [shard for shard in shards if shard is not None])
+            if _is_remote(config.output):
+                _copy(str(folder / MANIFEST), FileSystems.join(config.output, MANIFEST))
+    return manifest
+
+
+def _run_pipeline(
+    output: str,
+    folder: Path,
+    plan: Plan,
+    todo: Sequence[tuple[int, Any]],
+    beam_arguments: Sequence[str],
+) -> None:
+    vocabulary_files = {path.name: path.read_bytes() for path in (folder / VOCABULARY).iterdir()}
+    with beam.Pipeline(options=PipelineOptions(list(beam_arguments))) as pipeline:
+        _ = (
+            pipeline
+            | "units" >> beam.Create(todo)
+            | "spread" >> beam.Reshuffle()
+            | "write shards" >> beam.ParDo(WriteShard(output, plan, vocabulary_files))
+        )
+
+
+def _list_files(source: TextFiles, split: str) -> tuple[SourceFile, ...]:
+    patterns = source.patterns(split)
+    if not any(map(_is_remote, patterns)):
+        return source.list_files(split)
+    found = {
+        status.path: SourceFile(
+            status.path, status.size_in_bytes, int(status.last_updated_in_seconds * 1e9)
+        )
+        for result in FileSystems.match(list(patterns))
+        for status in result.metadata_list
+    }
+    if not sum(file.bytes for file in found.values()):
+        raise UserError(f"{', '.join(patterns)}: no files there, or only empty ones")
+    return tuple(found[path] for path in sorted(found))
+
+
+def _open_output(output: str, folder: Path, plan: Plan, *, overwrite: bool) -> None:
+    """Makes the output folder one that this plan writes into; `folder` mirrors a remote one."""
+    if not _is_remote(output):
+        open_folder(folder, plan, overwrite=overwrite)
+        return
+    if overwrite and (old := [FileSystems.join(output, n) for n in _remote_names(output)]):
+        FileSystems.delete([path for path in old if not path.endswith("/")])
+    elif PLAN in _remote_names(output):
+        _copy(FileSystems.join(output, PLAN), str(folder / PLAN))
+    open_folder(folder, plan, overwrite=False)
+    for path in (*(folder / VOCABULARY).iterdir(), folder / PLAN):
+        name = path.relative_to(folder).as_posix()
+        _copy(str(path), FileSystems.join(output, name))
+
+
+def _done(output: str, folder: Path, plan: Plan) -> list[Shard | None]:
+    """The shards that lie whole in the output folder, None for the others."""
+    paths = [folder / name for name in plan.shard_files]
+    if not _is_remote(output):
+        return [finished_shard(path, plan.fingerprint) for path in paths]
+    there = _remote_names(output)
+    for path in paths:
+        if note_path(path).name in there:
+            _copy(FileSystems.join(output, note_path(path).name), str(note_path(path)))
+    shards = [read_note(path, plan.fingerprint) for path in paths]
+    return [s if s and {s.file, s.index} <= there else None for s in shards]
+
+
+def _remote_names(output: str) -> set[str]:
+    (result,) = FileSystems.match([FileSystems.join(output, "*")])
+    return {FileSystems.split(status.path)[1] for status in result.metadata_list}
+
+
+def _fetched(unit: FileUnit, scratch: str) -> FileUnit:
+    """The unit with its remote files copied into `scratch`."""
+    paths = []
+    for number, file in enumerate(unit.files):
+        path = file.path
+        if _is_remote(path):
+            path = f"{scratch}/{number}/{FileSystems.split(path)[1]}"
+            Path(path).parent.mkdir()
+            _copy(file.path, path)
+        paths.append(path)
+    return unit.at(paths)
+
+
+def _local_folder(output: str, scratch: str) -> Path:
+    folder = Path(scratch) / "output" if _is_remote(output) else Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _is_remote(path: str) -> bool:
+    return "://" in path
+
+
+def _copy(source: str, target: str) -> None:
+    """Copies bytes as they are; the target's name appears when all of them are there."""
+    plain = CompressionTypes.UNCOMPRESSED
+    aside = target + ".partial"
+    with FileSystems.open(source, compression_type=plain) as reader:
+        with FileSystems.create(aside, compression_type=plain) as writer:
+            shutil.copyfileobj(reader, writer, 1 << 20)
+    FileSystems.rename([aside], [target])
+
+
+def _no_report(documents: int, text: int) -> None:
+    """Runners show progress themselves."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bert_jax.data.beam_pipeline",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--files", nargs="+", required=True, metavar="GLOB")
+    parser.add_argument("--vocab", required=True, metavar="PATH", help="a local file or folder")
+    parser.add_argument("--output", required=True, metavar="DIR")
+    add_reading_arguments(parser)
+    add_writing_arguments(parser)
+    args, beam_arguments = parser.parse_known_args(arguments)
+    try:
+        manifest = run(file_config(args), beam_arguments, overwrite=args.overwrite)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(summary(manifest, args.output))
+    return 0
+
+
+if __name__ == "__main__":
+    # Under its own name, not as __main__, so that workers can import WriteShard.
+    from bert_jax.data import beam_pipeline
+
+    sys.exit(beam_pipeline.main(sys.argv[1:]))

@@ -1,0 +1,81 @@
+"""Our NumPy and Python functions inside tf.data pipelines.
+
+Two things go wrong with a bare tf.numpy_function: TensorFlow cannot see the shapes of its results,
+and a pipeline that still reads ahead when Python exits waits for ever for an interpreter that is
+gone. So results get their shapes here, and at exit all steps are told to stop first.
+"""
+
+import atexit
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+Shape = tuple[int | None, ...]
+SCALAR: Shape = ()
+ROW: Shape = (None,)
+ROWS: Shape = (None, None)
+
+# The quiet that shows that all pipelines have stopped, and the longest wait for it.
+QUIET_SECONDS = 0.2
+PATIENCE_SECONDS = 10.0
+
+# TensorFlow would otherwise translate each function's source, which takes most of the start-up.
+plain = tf.autograph.experimental.do_not_convert
+
+
+class _Exit:
+    """Whether Python is about to exit, and when a step was last called."""
+
+    begun = False
+    last_call = 0.0
+
+
+def numpy_step(
+    function: Callable[..., Any],
+    inputs: Sequence[tf.Tensor],
+    outputs: Sequence[tuple[tf.DType, Shape]],
+) -> list[tf.Tensor]:
+    """Calls `function` on arrays when the pipeline runs; gives one tensor for each output.
+
+    Args:
+      function: pure; takes an array for each input and returns a tuple, one value per output.
+      inputs: any tensors; strings arrive as bytes.
+      outputs: dtype and shape of each value, None for a dimension that is not known.
+    """
+
+    def guarded(*arrays: Any) -> Any:
+        _check_alive()
+        return function(*arrays)
+
+    tensors = tf.numpy_function(guarded, inputs, [dtype for dtype, _ in outputs], stateful=False)
+    for tensor, (_, shape) in zip(tensors, outputs, strict=True):
+        tensor.set_shape(shape)
+    return list(tensors)
+
+
+def text_dataset(texts: Callable[[], Iterable[str]]) -> tf.data.Dataset:
+    """Documents as a dataset of {"text": scalar string}; `texts` is called for each reading."""
+
+    def examples() -> Iterator[dict[str, bytes]]:
+        for text in texts():
+            _check_alive()
+            yield {"text": text.encode("utf-8", "surrogatepass")}
+
+    signature = {"text": tf.TensorSpec(SCALAR, tf.string)}
+    return tf.data.Dataset.from_generator(examples, output_signature=signature)
+
+
+def _check_alive() -> None:
+    _Exit.last_call = time.monotonic()
+    if _Exit.begun:
+        raise RuntimeError("Python is exiting")
+
+
+@atexit.register
+def _stop_pipelines() -> None:
+    _Exit.begun = True
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < min(deadline, _Exit.last_call + QUIET_SECONDS):
+        time.sleep(QUIET_SECONDS / 10)

@@ -1,0 +1,148 @@
+"""Opens a prepared corpus: any document part by its number, read on demand.
+
+Needs neither TensorFlow nor JAX; grain's ArrayRecord source does the reading.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert_jax.data.manifest import VOCABULARY, Manifest, Shard, read_manifest
+from bert_jax.data.records import DocumentPart, decode
+from bert_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from bert_jax.text.vocabulary import Vocabulary
+
+
+class PreparedCorpus:
+    """The records and documents of a prepared corpus, numbered over all shards.
+
+    R records (document parts), D documents. A document's records are consecutive.
+
+    part_tokens: [R] int32, tokens of each record.
+    first_sentence: [R + 1] int64, sentences before each record; the last entry is their total.
+    first_part: [D + 1] int64, first record of each document; the last entry is R.
+    document_tokens: [D] int64, tokens of each document.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        """Reads manifest and indexes and looks at every shard, at no document.
+
+        Raises:
+          UserError: not a prepared corpus, a missing or damaged shard, or no documents at all.
+        """
+        self.folder = Path(folder)
+        self.manifest: Manifest = read_manifest(self.folder)
+        self._shards = [shard for shard in self.manifest.shards if shard.counts.parts]
+        if not self._shards:
+            raise UserError(f"{folder}: this prepared corpus holds no documents")
+        self._shard_ends = np.cumsum([shard.counts.parts for shard in self._shards])
+        documents, tokens, sentences = zip(*map(self._read_index, self._shards), strict=True)
+        self.part_tokens: np.ndarray = np.concatenate(tokens)
+        self.first_sentence = np.concatenate(([0], np.cumsum(np.concatenate(sentences))))
+        is_first = np.concatenate([np.diff(numbers, prepend=-1) != 0 for numbers in documents])
+        self.first_part = np.append(np.flatnonzero(is_first), len(is_first))
+        self.document_tokens = np.add.reduceat(
+            self.part_tokens, self.first_part[:-1], dtype=np.int64
+        )
+        self._source = self._open_source()
+
+    @property
+    def documents(self) -> int:
+        """D, the number of documents."""
+        return len(self.document_tokens)
+
+    @property
+    def sentences(self) -> int:
+        """The number of sentences in the whole corpus."""
+        return int(self.first_sentence[-1])
+
+    def read(self, record: int) -> DocumentPart:
+        """The document part with number `record`, in [0, R).
+
+        Raises:
+          UserError: the shard is damaged there; it is named.
+        """
+        try:
+            return decode(self._source[record])
+        except (RuntimeError, UserError) as error:
+            shard = self._shards[int(np.searchsorted(self._shard_ends, record, side="right"))]
+            raise _damaged(self.folder / shard.file, error) from None
+
+    def parts_from(self, record: int, document: int) -> Iterator[DocumentPart]:
+        """The parts of a document from one on, each read when it is asked for."""
+        for number in range(record, int(self.first_part[document + 1])):
+            yield self.read(number)
+
+    def document_of(self, record: int) -> int:
+        """Number of the document that a record belongs to."""
+        return int(np.searchsorted(self.first_part, record, side="right")) - 1
+
+    def vocabulary(self) -> "Vocabulary":
+        """The vocabulary that made the ids.
+
+        Raises:
+          UserError: the stored vocabulary is not the one in the manifest.
+        """
+        from bert_jax.text.vocabulary import load_vocabulary
+
+        vocabulary = load_vocabulary(self.folder / VOCABULARY)
+        self.check_vocabulary(vocabulary, str(self.folder / VOCABULARY))
+        return vocabulary
+
+    def check_vocabulary(self, vocabulary: "Vocabulary", name: str) -> None:
+        """Raises a UserError unless `vocabulary`, called `name`, is the one that made the ids."""
+        if vocabulary.fingerprint != self.manifest.vocabulary_fingerprint:
+            raise UserError(
+                f"{self.folder} was prepared with another vocabulary than {name}: fingerprint "
+                f"{self.manifest.vocabulary_fingerprint[:12]} "
+                f"({self.manifest.vocabulary_size} ids), found {vocabulary.fingerprint[:12]} "
+                f"({vocabulary.size} ids); prepare the corpus again with {name}"
+            )
+
+    def _read_index(self, shard: Shard) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        path = self.folder / shard.index
+        try:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as index:
+                columns = (index["document"], index["tokens"], index["sentences"])
+        except FileNotFoundError:
+            raise _missing(path) from None
+        except Exception as error:  # zipfile, zlib and NumPy each have their own
+            raise _damaged(path, error) from None
+        if any(len(column) != shard.counts.parts for column in columns):
+            found = len(columns[0])
+            raise _damaged(path, f"{found} records, the manifest says {shard.counts.parts}")
+        return columns
+
+    def _open_source(self) -> Any:
+        import grain
+
+        source: Any = grain.sources.ArrayRecordDataSource
+        for shard in self._shards:
+            path = self.folder / shard.file
+            if not path.is_file():
+                raise _missing(path)
+            try:
+                records = len(source(str(path)))
+            except RuntimeError as error:
+                raise _damaged(path, error) from None
+            if records != shard.counts.parts:
+                raise _damaged(path, f"{records} records, the manifest says {shard.counts.parts}")
+        return source([str(self.folder / shard.file) for shard in self._shards])
+
+
+def _missing(path: Path) -> UserError:
+    return UserError(
+        f"{path}: missing, although the manifest lists it; copy the whole folder again, "
+        "or run the same `bert-jax prepare` again"
+    )
+
+
+def _damaged(path: Path, reason: object) -> UserError:
+    return UserError(
+        f"{path}: damaged or cut short ({reason}); copy the file again, or delete it and run the "
+        "same `bert-jax prepare` again"
+    )
