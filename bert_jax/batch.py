@@ -32,7 +32,9 @@ FIELDS: dict[str, Field] = {
     "packing_ids": Field("BL", "int32", "which packed example, from 1; 0 = padding"),
     "masked_lm_positions": Field("BP", "int32", "selected positions, ascending; 0 where unused"),
     "masked_lm_ids": Field("BP", "int32", "original ids there; 0 where unused"),
-    "masked_lm_weights": Field("BP", "float32", "1 = selected (masked, random or kept), 0 = unused"),
+    "masked_lm_weights": Field(
+        "BP", "float32", "1 = selected (masked, random or kept), 0 = unused"
+    ),
     "next_sentence_labels": Field("B", "int32", "0 = B follows A, 1 = B is from elsewhere"),
 }
 
@@ -45,7 +47,7 @@ Spec = dict[str, tuple[tuple[int, ...], str]]
 
 
 def spec(fields: tuple[str, ...], sizes: Mapping[str, int]) -> Spec:
-    """Shape and dtype of each of `fields`, with `sizes` giving the letters, as {"B": 32, "L": 128}."""
+    """Shape and dtype of each of `fields`; `sizes` gives the letters, as {"B": 32, "L": 128}."""
     return {
         name: (tuple(sizes[dim] for dim in FIELDS[name].dims), FIELDS[name].dtype)
         for name in fields

@@ -184,7 +184,7 @@ def flatten(data: Any, path: str = "") -> dict[str, Any]:
 
 
 def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
-    """Fields in which two JSON configs differ, as (path, value in a, value in b); None if absent."""
+    """Fields in which two JSON configs differ: (path, value in a, value in b), None if absent."""
     flat_a, flat_b = flatten(a), flatten(b)
     return [
         (path, flat_a.get(path), flat_b.get(path))

@@ -40,15 +40,16 @@ class Network(Generic[M]):
         template = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
         graph, state = nnx.split(template)
         self._graph = graph
-        self._flat = [("/".join(map(str, path)), path, leaf) for path, leaf in
-                      nnx.to_flat_state(state)]
+        self._flat = [
+            ("/".join(map(str, path)), path, leaf) for path, leaf in nnx.to_flat_state(state)
+        ]
 
     def abstract(self) -> Params:
         """The parameters as `jax.ShapeDtypeStruct`s: nothing is allocated."""
         return paths.unflatten({name: leaf.get_value() for name, _, leaf in self._flat})
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters. Pure: jit it with `out_shardings` to build them where they will live."""
+        """Fresh parameters. Pure: jit it with `out_shardings` to build them where they belong."""
         params, _ = functional(self._build(nnx.Rngs(key)))
         return params
 

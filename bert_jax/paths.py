@@ -1,4 +1,4 @@
-"""Parameters by path: trees as {"encoder/layers/0/attention/query/kernel": leaf}, and tables over them.
+"""Parameters by path: {"encoder/layers/0/attention/query/kernel": leaf}, and tables over paths.
 
 Everything the project says about parameters (sharding axes, weight decay, conversion) is a table
 whose rows are path patterns. `*` stands for one path segment, `**` for any number of them. A path

@@ -1,4 +1,4 @@
-"""Settings for every test: 8 fake CPU devices, strict dtype promotion, shared data by environment."""
+"""Settings for every test: 8 fake CPU devices, strict dtype promotion, the shared data."""
 
 import os
 from pathlib import Path

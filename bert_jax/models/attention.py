@@ -53,7 +53,9 @@ class SelfAttention(nnx.Module):
         )
         scale = (D // self.heads) ** -0.5
         scores = jnp.einsum(
-            "BQHK,BLHK->BHQL", q * jnp.asarray(scale, q.dtype), k,
+            "BQHK,BLHK->BHQL",
+            q * jnp.asarray(scale, q.dtype),
+            k,
             preferred_element_type=jnp.float32,
         )
         scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)

@@ -66,6 +66,4 @@ class BertEncoder(nnx.Module):
             hidden_states=output_hidden_states,
             attentions=output_attentions,
         )
-        return EncoderOutput(
-            x, (embedded, *states) if output_hidden_states else (), tuple(weights)
-        )
+        return EncoderOutput(x, (embedded, *states) if output_hidden_states else (), tuple(weights))

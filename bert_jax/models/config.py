@@ -40,8 +40,8 @@ class BertConfig:
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    positions: Positions = Learned()  # noqa: RUF009 (frozen)
-    activation: Activation = Gelu()  # noqa: RUF009 (frozen)
+    positions: Positions = Learned()
+    activation: Activation = Gelu()
     type_vocab_size: int = 2
     hidden_dropout: float = 0.1
     attention_dropout: float = 0.1
@@ -95,7 +95,7 @@ class Unrolled:
 
 @dataclass(frozen=True, kw_only=True)
 class Scanned:
-    """Layers as one `lax.scan` over stacked parameters: one layer is compiled, whatever the depth."""
+    """Layers as one `lax.scan` over stacked parameters: one is compiled, whatever the depth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,5 +122,5 @@ class Compute:
     """
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    layers: Unrolled | Scanned = Unrolled()  # noqa: RUF009 (frozen)
-    remat: SaveAll | RematLayer | RematAllButDots = SaveAll()  # noqa: RUF009 (frozen)
+    layers: Unrolled | Scanned = Unrolled()
+    remat: SaveAll | RematLayer | RematAllButDots = SaveAll()

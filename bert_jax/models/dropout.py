@@ -20,7 +20,7 @@ def seeds(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _hash(index: jax.Array, seed: Seed) -> jax.Array:
-    """32 well-mixed bits for each index: a xorshift-multiply mixer, keyed before and in the middle."""
+    """32 well-mixed bits an index: a xorshift-multiply mixer, keyed before and in the middle."""
     x = (index ^ seed[0]) * jnp.uint32(0x9E3779B1)
     x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x21F0AAAD)
     x = (x ^ (x >> jnp.uint32(15))) + seed[1]

@@ -46,7 +46,8 @@ class Embeddings(nnx.Module):
             positions = self.position_embeddings(position_ids)
         x_BLD = self.word_embeddings(input_ids) + positions
         # A lookup in so small a table is a product: its gradient then needs no scatter.
-        types = jax.nn.one_hot(token_type_ids, self.token_type_embeddings.num_embeddings,
-                               dtype=x_BLD.dtype)
+        types = jax.nn.one_hot(
+            token_type_ids, self.token_type_embeddings.num_embeddings, dtype=x_BLD.dtype
+        )
         x_BLD += jnp.dot(types, self.token_type_embeddings.embedding[...].astype(x_BLD.dtype))
         return dropout(self.norm(x_BLD), self.rate, seed)

@@ -20,7 +20,7 @@ def mean(values: jax.Array, weights: jax.Array) -> Mean:
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """-log softmax(logits)[label] in nats, float32 [...], for logits [..., C] and int labels [...]."""
+    """-log softmax(logits)[label] in nats, float32 [...]; logits [..., C], integer labels [...]."""
     logits = logits.astype(jnp.float32)
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - chosen

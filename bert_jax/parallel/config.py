@@ -47,7 +47,7 @@ class Mesh:
 
 
 def mesh(preset: Preset) -> Mesh:
-    """The mesh of a preset: dp copies the model; fsdp splits it; tp and fsdp_tp split layers by 2."""
+    """The mesh of a preset: dp copies the model, fsdp splits it, tp and fsdp_tp cut layers in 2."""
     return {
         "dp": Mesh(),
         "fsdp": Mesh(data=1, fsdp=-1),

@@ -1,4 +1,4 @@
-"""From abstract state and a mesh to shardings: which device holds what. Sees paths and shapes only."""
+"""From abstract state and a mesh to shardings: which device holds what. Sees no modules."""
 
 from typing import Any
 

@@ -30,7 +30,9 @@ class BertForCausalLM(nnx.Module):
             causal=True,
             dropout_key=dropout_key,
         ).last_hidden_state
-        return self.masked_lm(hidden[:, :-1], self.encoder.embeddings.word_embeddings.embedding[...])
+        return self.masked_lm(
+            hidden[:, :-1], self.encoder.embeddings.word_embeddings.embedding[...]
+        )
 
 
 class LeftToRightProgram:

@@ -96,5 +96,9 @@ def outputs(params: Mapping[str, Any], config: BertConfig, batch: Mapping[str, A
 def run(params: Mapping[str, Any], config: BertConfig, batch: Mapping[str, Any]) -> Any:
     """`outputs`, compiled, as NumPy arrays; products at full float32 precision on any device."""
     with jax.default_matmul_precision("highest"):
-        compiled = jax.jit(lambda params, batch: outputs(params, config, batch))
-        return jax.device_get(compiled(dict(params), dict(batch)))
+        return jax.device_get(_compiled(config)(dict(params), dict(batch)))
+
+
+@functools.cache
+def _compiled(config: BertConfig) -> Callable[..., Any]:
+    return jax.jit(lambda params, batch: outputs(params, config, batch))

@@ -87,7 +87,7 @@ class PretrainingProgram:
         normalisers: dict[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> Losses:
-        """loss = mlm_weight * MLM + nsp_weight * NSP; an objective without weight is not computed."""
+        """loss = mlm_weight * MLM + nsp_weight * NSP; one without weight is not computed."""
         network = self.network.bind(params)
         hidden = network.encode(batch, dropout_key).last_hidden_state
         loss = jnp.float32(0)
