@@ -1,0 +1,108 @@
+"""What lies in a folder of checkpoints: steps, the newest usable one, its arrays, its info.
+
+Only reads. The layout is described in `checkpoint.py`.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from bert_jax import paths
+from bert_jax.errors import UserError
+from bert_jax.train import checksums
+
+LOG = logging.getLogger(__name__)
+
+PARAMS, TRAINING, INFO = "params", "training", "info"
+
+
+def read_info(step_folder: epath.Path) -> dict[str, Any]:
+    """The JSON that was saved with one step."""
+    return dict(ocp.JsonCheckpointHandler().restore(step_folder / INFO))
+
+
+def steps(folder: epath.Path) -> list[int]:
+    """The numbers of the step folders, ascending; UserError if `folder` is not a folder."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; expected one that holds checkpoints")
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def newest_usable(
+    folder: epath.Path, steps: Sequence[int], only: tuple[str, ...] = ("",)
+) -> int | None:
+    """The newest of `steps` whose files are as written; warns about those passed over.
+
+    `only`: check the files alone whose names begin with one of these. None if `steps` is empty.
+
+    Raises:
+      UserError: there are steps, but none is usable; names the files.
+    """
+    refused: list[str] = []
+    for step in sorted(steps, reverse=True):
+        found = checksums.problems(folder / str(step), only)
+        if not found:
+            for line in refused:
+                LOG.warning("checkpoint %s; using step %d instead", line, step)
+            return step
+        refused.append(f"step {step} is not usable: {_few(found)}")
+    if refused:
+        raise UserError(
+            f"no usable checkpoint in {folder}: {'; '.join(refused)}; "
+            "restore these files from a copy, or move the folder away to start anew"
+        )
+    return None
+
+
+def require_usable(step_folder: epath.Path, only: tuple[str, ...] = ("",)) -> None:
+    """Raises UserError, with the names of the files, unless this step is as it was written."""
+    found = checksums.problems(step_folder, only)
+    if found:
+        raise UserError(f"the checkpoint {step_folder} is not usable: {_few(found)}")
+
+
+def require_same_arrays(step_folder: epath.Path, wanted: Mapping[str, Any]) -> None:
+    """Raises unless the checkpoint holds exactly these paths, shapes and dtypes."""
+    found = {f"{PARAMS}/{path}": a for path, a in arrays(step_folder / PARAMS).items()}
+    found.update(arrays(step_folder / TRAINING))
+    lines = [f"{path}: only in the checkpoint" for path in found.keys() - wanted.keys()]
+    lines += [f"{path}: not in the checkpoint" for path in wanted.keys() - found.keys()]
+    for path in found.keys() & wanted.keys():
+        there = (tuple(found[path].shape), np.dtype(found[path].dtype))
+        here = (tuple(wanted[path].shape), np.dtype(wanted[path].dtype))
+        if there != here:
+            lines.append(f"{path}: {there[1]}{list(there[0])} there, {here[1]}{list(here[0])} here")
+    if lines:
+        raise UserError(
+            f"the checkpoint {step_folder} is of another model or optimizer: "
+            f"{_few(sorted(lines))}; use the config it was made with (config.json of its run)"
+        )
+
+
+def arrays(item_folder: epath.Path) -> dict[str, Any]:
+    """Path -> metadata (shape, dtype) of every array saved in one item."""
+    return paths.flatten(ocp.StandardCheckpointHandler().metadata(item_folder).tree)
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """Any pytree as {"opt_state/0/mu/encoder/kernel": leaf}; fields and indices become names."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def by_item(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A state by path, as the two nested dicts that a checkpoint keeps apart."""
+    prefix = f"{PARAMS}/"
+    params = {p.removeprefix(prefix): leaf for p, leaf in flat.items() if p.startswith(prefix)}
+    rest = {path: leaf for path, leaf in flat.items() if not path.startswith(prefix)}
+    return {PARAMS: paths.unflatten(params), TRAINING: paths.unflatten(rest)}
+
+
+def _few(lines: list[str]) -> str:
+    rest = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+    return ", ".join(lines[:3]) + rest

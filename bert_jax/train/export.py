@@ -1,0 +1,132 @@
+"""Writes a model as a Hugging Face folder, and believes it only after reading it back.
+
+The folder appears under its name when it is complete and checked: `AutoModelForPreTraining`,
+`AutoModelForMaskedLM`, `AutoModel` and `AutoTokenizer` open it.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from bert_jax import paths
+from bert_jax.errors import UserError
+from bert_jax.interop import huggingface
+from bert_jax.models.config import BertConfig
+from bert_jax.programs import parts
+from bert_jax.text.vocabulary import TOKENIZER_CONFIG_FILE, Vocabulary
+from bert_jax.train.model_card import model_card
+from bert_jax.train.pretrained import LoadedModel, load_model
+
+TOLERANCE = 1e-5
+"""The largest difference of a hidden state, float32, between a model and its export."""
+
+_SAMPLE = (
+    "The harbour lay still that morning, and only the fishing boats moved. An old man sat on the "
+    "wall, mending a net he had mended many times before; his dog slept beside him. When the bell "
+    "of the church rang nine, he looked up, counted the strokes, and went on with his work. "
+    "Nobody had told him that the market would open an hour late."
+)
+
+
+def export(model: LoadedModel, output: Path) -> float:
+    """Writes `model` to the folder `output`, with tokenizer files and a model card.
+
+    Returns:
+      The largest difference between a hidden state of the model and of the folder read back.
+
+    Raises:
+      UserError: `output` is in use, cannot be written, or does not give back the same model (then
+        nothing is left at `output`).
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output} exists and is not an empty folder; choose another --output")
+    aside = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    try:
+        aside.mkdir(parents=True)
+        _write(model, aside)
+        difference = _check(model, aside)
+        (aside / "README.md").write_text(model_card(model, output.name, difference), "utf-8")
+        os.replace(aside, output)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{output} cannot be written: {reason}; nothing was left there") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return difference
+
+
+def _write(model: LoadedModel, folder: Path) -> None:
+    flat = paths.flatten(model.params)
+    pad_id = model.vocabulary.pad_id if model.vocabulary else 0
+    huggingface.write_config(folder, model.config, parts.present(flat), pad_id)
+    huggingface.write_weights(folder, flat, model.config)
+    # The writer of tensors gives rights to the owner alone, whatever the user's umask says.
+    shutil.copymode(folder / huggingface.CONFIG, folder / huggingface.WEIGHTS)
+    if model.vocabulary is not None:
+        model.vocabulary.save(folder)
+        # With the length in it, `tokenizer(text, truncation=True)` does what its user expects.
+        file = folder / TOKENIZER_CONFIG_FILE
+        described = json.loads(file.read_text(encoding="utf-8"))
+        described["model_max_length"] = model.config.positions.max_length
+        file.write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _check(model: LoadedModel, folder: Path) -> float:
+    """Reads the folder and compares; returns the largest difference of a hidden state."""
+    again = load_model(folder)
+    if again.config != model.config:
+        raise UserError(f"the export describes another model: {again.config}, not {model.config}")
+    batch = sample_batch(model.config, model.vocabulary)
+    difference = 0.0
+    before, after = (
+        _hidden(model.params, model.config, batch),
+        _hidden(again.params, again.config, batch),
+    )
+    for layer, (expected, found) in enumerate(zip(before, after, strict=True)):
+        if not np.isfinite(expected).all():
+            raise UserError(
+                f"{model.origin} is broken: the hidden states of layer {layer} are not finite"
+            )
+        difference = max(difference, float(np.abs(expected - found).max()))
+    # Not <=: a difference that is NaN is refused, too.
+    if not difference <= TOLERANCE:
+        raise UserError(
+            f"the export was not written: its hidden states differ by {difference:.1e} from those "
+            f"of {model.origin} (at most {TOLERANCE} is allowed)"
+        )
+    flat = paths.flatten(again.params)
+    for path, expected in paths.flatten(model.params).items():
+        if not np.array_equal(flat[path], expected):
+            raise UserError(f"the export was not written: {path} did not come back as it was")
+    return difference
+
+
+def _hidden(params: Mapping[str, Any], config: BertConfig, batch: Mapping[str, Any]) -> Any:
+    return parts.run({"encoder": params["encoder"]}, config, batch)["hidden_states"]
+
+
+def sample_batch(config: BertConfig, vocabulary: Vocabulary | None) -> dict[str, np.ndarray]:
+    """A batch [2, L] over the whole position table: text as a padded pair, and ids drawn evenly.
+
+    Without a vocabulary both rows are drawn.
+    """
+    length = config.positions.max_length
+    ids = np.random.default_rng(0).integers(0, config.vocab_size, (2, length))
+    mask, types = np.ones_like(ids), np.zeros_like(ids)
+    types[1, length // 2 :] = min(1, config.type_vocab_size - 1)
+    if vocabulary is not None and length > 4:
+        text = vocabulary.encode(_SAMPLE)[: (3 * length) // 4 - 3]
+        first, second = text[: len(text) // 2], text[len(text) // 2 :]
+        row = [vocabulary.cls_id, *first, vocabulary.sep_id, *second, vocabulary.sep_id]
+        ids[0] = vocabulary.pad_id
+        ids[0, : len(row)] = row
+        mask[0, len(row) :] = 0
+        types[0, len(first) + 2 : len(row)] = min(1, config.type_vocab_size - 1)
+    fields = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+    return {name: array.astype(np.int32) for name, array in fields.items()}

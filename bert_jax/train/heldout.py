@@ -1,0 +1,77 @@
+"""The held-out pass of pretraining: fixed examples with fixed masks, so that numbers compare."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.data.config import LoaderConfig
+from bert_jax.data.loader import evaluation_batches
+from bert_jax.data.prepared import PreparedCorpus
+from bert_jax.parallel.sharding import batch_sharding, put_batch
+from bert_jax.programs.program import Program
+from bert_jax.train.config import Evaluation, Phase
+
+SEED = 0
+"""Of the held-out examples and masks; the same in every run, whatever the run's own seed."""
+
+
+def heldout_batches(
+    config: Evaluation,
+    data: LoaderConfig,
+    phase: Phase,
+    *,
+    host_index: int = 0,
+    host_count: int = 1,
+) -> Iterator[dict[str, np.ndarray]]:
+    """The batches of one held-out pass.
+
+    They depend on the held-out corpus, on `data.examples` and `data.masking`, and on the length and
+    predictions of `phase`, on nothing else.
+
+    Raises:
+      UserError: not a prepared corpus.
+    """
+    return evaluation_batches(
+        PreparedCorpus(config.prepared),
+        dataclasses.replace(data, prepared=config.prepared),
+        length=phase.length,
+        batch_size=config.batch_size,
+        max_predictions=phase.max_predictions,
+        examples=config.examples,
+        seed=SEED,
+        host_index=host_index,
+        host_count=host_count,
+    )
+
+
+class HeldOut:
+    """Evaluates parameters on the held-out pass; compiles once."""
+
+    def __init__(
+        self,
+        program: Program,
+        config: Evaluation,
+        data: LoaderConfig,
+        phase: Phase,
+        mesh: jax.sharding.Mesh,
+    ):
+        self._sharding = batch_sharding(mesh)
+        self._step = jax.jit(
+            lambda params, batch: program.losses(params, batch, program.normalisers(batch), None)
+        )
+        hosts = {"host_index": jax.process_index(), "host_count": jax.process_count()}
+        self._batches = list(heldout_batches(config, data, phase, **hosts))
+
+    def __call__(self, params: Any) -> dict[str, float]:
+        """Means over all held-out examples; "loss" is the mean of the batches' losses."""
+        losses = [self._step(params, put_batch(b, self._sharding)) for b in self._batches]
+        fetched = jax.device_get(losses)
+        result = {"loss": float(np.mean([part.loss for part in fetched]))}
+        for name in fetched[0].metrics:
+            total = sum(float(part.metrics[name].total) for part in fetched)
+            weight = sum(float(part.metrics[name].weight) for part in fetched)
+            result[name] = total / max(weight, 1e-9)
+        return result

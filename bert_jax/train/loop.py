@@ -1,0 +1,93 @@
+"""The loop. The order of operations at each step is fixed, and stated here once:
+
+    batch -> step -> hooks -> evaluate -> save -> leave if asked to
+
+A checkpoint made after step t holds the state after t updates and the position of the example that
+comes next, so a resumed run is the run that was never stopped.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from bert_jax.train import hooks as hooks_lib
+from bert_jax.train.config import Phase
+from bert_jax.train.hooks import Hook, StepEvent
+from bert_jax.train.step import State
+
+CompiledStep = Callable[[State, dict[str, jax.Array]], tuple[State, dict[str, jax.Array]]]
+
+
+class Loader(Protocol):
+    """Batches without end, and where the next one begins."""
+
+    position: int
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]: ...
+
+
+class Clock:
+    """Seconds spent training, without evaluation and saving."""
+
+    def __init__(self) -> None:
+        self._spent, self._since = 0.0, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far."""
+        return self._spent + time.monotonic() - self._since
+
+    def pause(self) -> None:
+        """Stops the clock until `go`."""
+        self._spent = self.seconds
+        self._since = time.monotonic()
+
+    def go(self) -> None:
+        """Starts it again."""
+        self._since = time.monotonic()
+
+
+def train_phase(
+    step: CompiledStep,
+    state: State,
+    loader: Loader,
+    phase: Phase,
+    *,
+    name: str,
+    done: int,
+    until: int,
+    total_steps: int,
+    flops: float,
+    put: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]],
+    hooks: Sequence[Hook],
+    clock: Clock,
+    after_step: Callable[[int, State, int], None],
+) -> State:
+    """Runs updates done + 1 .. until.
+
+    Args:
+      put: moves a host's batch to the devices.
+      after_step: called with (updates done, state, position of the next example) after the hooks;
+        evaluates and saves where due. Whatever it raises ends the loop.
+    """
+    batches = iter(loader)
+    for number in range(done + 1, until + 1):
+        position = loader.position
+        state, metrics = step(state, put(next(batches)))
+        event = StepEvent(
+            step=number,
+            total_steps=total_steps,
+            phase=name,
+            position=position,
+            batch_size=phase.batch_size,
+            tokens=phase.batch_size * phase.length,
+            seconds=clock.seconds,
+            device_metrics=metrics,
+            flops=flops,
+        )
+        hooks_lib.call(hooks, event)
+        after_step(number, state, loader.position)
+    return state

@@ -1,0 +1,172 @@
+"""The README.md of an export: written from what the run recorded, nothing from memory."""
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import bert_jax
+from bert_jax import paths
+from bert_jax.train.pretrained import LoadedModel, RunRecord
+
+_USE = """\
+```python
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModel.from_pretrained("{name}")
+```
+"""
+
+
+def model_card(model: LoadedModel, name: str, difference: float) -> str:
+    """The card of an export as Markdown, with the front matter that model hubs read.
+
+    Args:
+      name: what the export is called.
+      difference: largest difference of a hidden state between the model and its export.
+    """
+    sections = ["\n".join(_front_matter(model)), f"# {name}", _summary(model)]
+    sections += ["## Use", _USE.format(name=name)] if model.vocabulary else []
+    if model.run is not None:
+        sections += _from_run(model.run)
+    sections += ["## How this folder was made", "\n".join(_making(model, difference))]
+    return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+def _front_matter(model: LoadedModel) -> list[str]:
+    lines = ["---", "library_name: transformers", "tags:", "- bert", "- bert_jax"]
+    if "masked_lm" not in model.missing:
+        lines.append("pipeline_tag: fill-mask")
+    return [*lines, "---"]
+
+
+def _summary(model: LoadedModel) -> str:
+    config = model.config
+    count = sum(leaf.size for leaf in paths.flatten(model.params).values())
+    lacking = f" It has no {' and no '.join(model.missing)} head." if model.missing else ""
+    return (
+        f"A BERT encoder: {config.num_hidden_layers} layers, width {config.hidden_size}, "
+        f"{config.num_attention_heads} heads, {config.vocab_size} word vectors, up to "
+        f"{config.positions.max_length} tokens, {count:,} parameters in float32.{lacking}"
+    )
+
+
+def _from_run(run: RunRecord) -> list[str]:
+    config, metrics = run.info["config"], run.info.get("metrics") or {}
+    sections = ["## Training data", _data(config["data"])]
+    sections += ["## Training", "\n".join(_training(config, run))]
+    if metrics:
+        sections += ["## Results on held-out text", _table(("metric", "value"), metrics.items())]
+    last = _last_training_line(run)
+    if last:
+        values = [(k, v) for k, v in last.items() if k not in ("kind", "step", "phase")]
+        sections += [
+            f"## Last numbers while training (step {last['step']})",
+            _table(("metric", "value"), values),
+        ]
+    sections += ["## Versions", _table(("package", "version"), run.info["versions"].items())]
+    resolved = json.dumps(config, indent=2)
+    sections += [
+        "<details><summary>The resolved configuration</summary>",
+        f"```json\n{resolved}\n```",
+        "</details>",
+    ]
+    return sections
+
+
+def _data(data: Mapping[str, Any]) -> str:
+    manifest_file = Path(data["prepared"]) / "manifest.json"
+    try:
+        manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
+        counts, dropped = manifest["counts"], manifest["dropped"]
+    except (OSError, ValueError, KeyError):
+        return f"Prepared corpus `{data['prepared']}` (its manifest was not there at export)."
+    rows: dict[str, Any] = {f"source: {k}": _short(v) for k, v in manifest["source"].items()}
+    rows |= {name.replace("_", " "): f"{value:,}" for name, value in counts.items()}
+    rows |= {f"left out: {reason}": f"{count:,}" for reason, count in dropped.items()}
+    rows |= {"fingerprint": manifest["fingerprint"]}
+    rows |= {"vocabulary": manifest["vocabulary_fingerprint"]}
+    return _table(("prepared corpus", ""), rows.items())
+
+
+def _training(config: Mapping[str, Any], run: RunRecord) -> list[str]:
+    train = config["train"]
+    optimizer, schedule = train["optimizer"], train["schedule"]
+    total = sum(phase["steps"] for phase in train["phases"])
+    lines = [f"{run.step:,} of {total:,} steps, seed {config['seed']}.", ""]
+    lines += [
+        f"- {phase['steps']:,} steps of {phase['batch_size']} rows of length {phase['length']}, at "
+        f"most {phase['max_predictions']} predictions each"
+        for phase in train["phases"]
+    ]
+    lines.append(
+        f"- {optimizer['type']}, weight decay {optimizer['weight_decay']}; learning rate up to "
+        f"{schedule['peak']:g} in {schedule['warmup_steps']:,} steps, then down to 0; gradients "
+        f"clipped at {train['clip_norm']:g}"
+    )
+    if config.get("init_from"):
+        lines.append(f"- started from `{config['init_from']}`")
+    return lines
+
+
+def _last_training_line(run: RunRecord) -> dict[str, Any] | None:
+    """The newest line of `metrics.jsonl` that belongs to this checkpoint."""
+    try:
+        lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):  # a kill may have cut the last line short
+            row = json.loads(line)
+            if row["kind"] == "train" and row["step"] <= run.step:
+                return row
+    return None
+
+
+def _making(model: LoadedModel, difference: float) -> list[str]:
+    made = f"Written by bert_jax {bert_jax.__version__}"
+    commit = _commit()
+    lines = [f"{made} (commit `{commit}`)." if commit else f"{made}."]
+    if model.run is None:
+        lines.append(f"Converted from `{Path(model.origin).name}`.")
+    lines.append(
+        "It was read back after writing: all parameters are the same bit for bit, and hidden "
+        f"states differ by at most {difference:.1e} (float32)."
+    )
+    return lines
+
+
+def _commit() -> str | None:
+    """The commit of this package's own source tree; None if it does not lie in a repository."""
+    package = Path(bert_jax.__file__).parent
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(package), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # not a copy inside another repository
+        return git("rev-parse", "HEAD") + (" with changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _table(head: tuple[str, str], rows: Iterable[tuple[str, Any]]) -> str:
+    lines = [f"| {head[0]} | {head[1]} |", "| --- | --- |"]
+    lines += [f"| {name} | {_cell(value)} |" for name, value in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.5g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _short(value: Any) -> str:
+    """A long list as its beginning and its length."""
+    if isinstance(value, list) and len(value) > 5:
+        return f"{', '.join(map(str, value[:5]))} and {len(value) - 5} more"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,86 @@
+"""The optimizer: clip, Adam, decay by a path table, trust ratio for LAMB, learning rate."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax import paths
+from bert_jax.paths import PathTable
+from bert_jax.train.config import AdamW, Lamb, Train
+from bert_jax.train.schedule import learning_rate
+
+DECAYED: PathTable[bool] = PathTable(
+    "weight decay",
+    [
+        ("**/kernel", True),
+        ("**/embedding", True),
+        ("**/decoder", True),
+        ("**/bias", False),
+        ("**/scale", False),
+    ],
+)
+"""Whether a parameter decays: all but biases and norms (BERT's `optimization.py`)."""
+
+
+def decay_mask(params: Any) -> Any:
+    """True for each parameter that decays."""
+    return paths.map_with_path(lambda path, _: DECAYED[path], params)
+
+
+class UncorrectedAdamState(NamedTuple):
+    """First and second moments, shaped like the parameters."""
+
+    mu: Any
+    nu: Any
+
+
+def scale_by_uncorrected_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransformation:
+    """Adam without bias correction: the first moments start at zero and stay biased towards it.
+
+    BERT's own optimizer (`AdamWeightDecayOptimizer`); optax has the corrected one only.
+    """
+
+    def init(params: Any) -> UncorrectedAdamState:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return UncorrectedAdamState(zeros, zeros)
+
+    def update(
+        grads: Any, state: UncorrectedAdamState, params: Any = None
+    ) -> tuple[Any, UncorrectedAdamState]:
+        del params
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.nu, grads)
+        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
+        return updates, UncorrectedAdamState(mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def make_optimizer(train: Train) -> optax.GradientTransformation:
+    """The optax chain of a `Train` config; its updates are to be added to the parameters."""
+    choice = train.optimizer
+    match choice:
+        case AdamW(bias_correction=False):
+            adam = scale_by_uncorrected_adam(choice.b1, choice.b2, choice.epsilon)
+        case _:
+            adam = optax.scale_by_adam(choice.b1, choice.b2, choice.epsilon)
+    parts = [
+        optax.clip_by_global_norm(train.clip_norm),
+        adam,
+        optax.add_decayed_weights(choice.weight_decay, mask=decay_mask),
+    ]
+    if isinstance(choice, Lamb):  # biases and norms keep their plain update, as in the release
+        parts.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
+    rate = learning_rate(train.schedule, train.steps)
+    return _leniently_typed(optax.chain(*parts, optax.scale_by_learning_rate(rate)))
+
+
+def _leniently_typed(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    # optax raises a float to an integer power, which strict dtype promotion forbids.
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        with jax.numpy_dtype_promotion("standard"):
+            return optimizer.update(updates, state, params)
+
+    return optax.GradientTransformation(optimizer.init, update)

@@ -1,0 +1,64 @@
+"""SIGTERM and Ctrl-C as a request: finish this step, save, leave with an exit code of its own.
+
+One process listens itself. Several processes use JAX's preemption service, which catches SIGTERM
+on whichever process gets it and names one step at which all of them stop together.
+"""
+
+import os
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+EXIT_DONE = 0
+EXIT_USER_ERROR = 1
+EXIT_USAGE = 2
+# EX_TEMPFAIL of sysexits.h: nothing is wrong, the same command goes on from here.
+EXIT_PREEMPTED = 75
+
+
+class Preemption:
+    """Listens while it is entered: `with Preemption() as preemption: ... preemption.reached(step)`.
+
+    The first SIGTERM or SIGINT is noted; a second SIGINT stops at once. Handlers that were there
+    before come back on leaving. Enter it on the main thread, after `distributed.initialize`.
+    """
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "Preemption":
+        self._together = jax.process_count() > 1
+        # JAX's own SIGTERM handler must stay in place for the processes to stop together.
+        for number in (signal.SIGINT,) if self._together else (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def reached(self, step: int) -> bool:
+        """Whether to save after `step` and leave; every process calls it after every step."""
+        if self._together:
+            return multihost_utils.reached_preemption_sync_point(step)
+        return self._requested
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._requested = True
+        name = signal.Signals(number).name
+        # os.write, because a print that the signal interrupted cannot be entered again.
+        os.write(2, f"\n{name}: saving after this step, then leaving\n".encode())
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self._together:
+                os.kill(os.getpid(), signal.SIGTERM)

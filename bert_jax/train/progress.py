@@ -1,0 +1,90 @@
+"""The live line of a run on stderr."""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from bert_jax.train.hooks import StepEvent, Throughput
+
+
+class ProgressLine:
+    """One line that is rewritten in a terminal; elsewhere a plain line every `interval` seconds.
+
+    Args:
+      every: steps from one refresh to the next.
+      peak_flops: FLOP/s of all devices together, to show the MFU.
+      interval: seconds between plain lines where stderr is not a terminal.
+      stream: where to write; stderr when None.
+    """
+
+    def __init__(
+        self,
+        *,
+        every: int,
+        peak_flops: float | None = None,
+        interval: float = 30.0,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.every = every
+        self._throughput = Throughput(peak_flops)
+        self._interval, self._clock = interval, clock
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
+        self._printed_at: float | None = None
+        self._seconds_per_step: float | None = None
+
+    def __call__(self, event: StepEvent) -> None:
+        """Shows one step."""
+        now, last = self._clock(), event.step == event.total_steps
+        waiting = self._printed_at is not None and now - self._printed_at < self._interval
+        if not self._live and waiting and not last:
+            return
+        self._printed_at = now
+        text = self._text(event)
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write(f"\r{text[:width]:<{width}}")
+        else:
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Leaves the live line, so that what is printed next begins on a line of its own."""
+        if self._live and self._printed_at is not None:
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def _text(self, event: StepEvent) -> str:
+        rates = self._throughput.measure(event)
+        if rates:
+            measured, before = 1 / rates["steps_per_second"], self._seconds_per_step
+            # A phase of longer sequences is slower: follow it, but not every jitter.
+            self._seconds_per_step = measured if before is None else 0.7 * before + 0.3 * measured
+        parts = [f"{event.phase} {event.step}/{event.total_steps}"]
+        parts += [
+            f"{label} {event.metrics[name]:{form}}"
+            for name, label, form in (("loss", "loss", ".4f"), ("mlm_accuracy", "mlm acc", ".1%"))
+            if name in event.metrics
+        ]
+        if rates:
+            parts.append(f"{rates['tokens_per_second']:,.0f} tokens/s")
+        if "mfu" in rates:
+            parts.append(f"MFU {rates['mfu']:.1%}")
+        if self._seconds_per_step is not None:
+            left = (event.total_steps - event.step) * self._seconds_per_step
+            parts.append(f"{duration(left)} left")
+        return " | ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "42s", "3m 05s", "2h 07m" or "4d 03h"."""
+    whole = max(0, round(seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days}d {hours % 24:02d}h"
+    if hours:
+        return f"{hours}h {minutes % 60:02d}m"
+    return f"{minutes}m {whole % 60:02d}s" if minutes else f"{whole}s"

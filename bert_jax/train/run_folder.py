@@ -1,0 +1,128 @@
+"""The folder of one run: who may train there, and with which config.
+
+    <run folder>/config.json      resolved config, its fingerprint, package versions
+                 lock             held by the process that trains here
+                 checkpoints/     see checkpoint.py
+                 metrics.jsonl    see metrics_log.py
+                 evaluation.json  results of the final evaluation
+                 report.html      see report.py
+
+Imports neither jax nor TensorFlow.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import platform
+import socket
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import diff, fingerprint, to_json
+from bert_jax.errors import UserError
+
+CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
+_PACKAGES = ("bert_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide what a run computes."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def write_json(file: Path, data: Any) -> None:
+    """Writes JSON aside and renames it into place."""
+    aside = file.with_name(f"{file.name}.tmp")
+    aside.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    os.replace(aside, file)
+
+
+def read_json(file: Path) -> Any:
+    """Reads JSON.
+
+    Raises:
+      UserError: the file is absent, or not JSON (with the line).
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist; expected the folder of a run there") from None
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON: {error}; restore it from a copy") from None
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Makes the run folder if absent and keeps every other process from training in it.
+
+    The system frees the lock when its holder ends, however it ends, so a lock file left behind by
+    a dead process is no obstacle. Only process 0 of a run calls this.
+
+    Raises:
+      UserError: another process trains there (named), or the folder cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stream = (folder / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be used as a run folder: {error.strerror}") from None
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise UserError(
+                    f"{folder / LOCK} cannot be locked: {error.strerror}; "
+                    "choose a run folder on a file system that has locks"
+                ) from None
+            stream.seek(0)
+            holder = stream.read().strip() or "another process"
+            raise UserError(
+                f"{folder} is in use: {holder} trains there; wait for it, stop it, "
+                "or choose another run folder"
+            ) from None
+        stream.truncate(0)
+        stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        stream.flush()
+        yield
+
+
+def settle_config(folder: Path, config: Any, *, may_differ: Sequence[str] = ()) -> None:
+    """Writes `config.json` into a new run folder; in a used one, insists on the same config.
+
+    Args:
+      folder: an existing run folder.
+      config: the root dataclass.
+      may_differ: glob patterns over field paths ("logging.*", "checkpoints.keep_last") that do not
+        change what is computed. When only these differ, the new values are written.
+
+    Raises:
+      UserError: another config was used here; names the fields with both values.
+    """
+    file, resolved = folder / CONFIG, to_json(config)
+    content = {"config": resolved, "fingerprint": fingerprint(config), "versions": versions()}
+    if not file.exists():
+        write_json(file, content)
+        return
+    saved = read_json(file)
+    if not isinstance(saved, dict) or "config" not in saved:
+        raise UserError(f"{file} was not written by bert_jax; choose another run folder")
+    changes = diff(saved["config"], resolved)
+    refused = [row for row in changes if not any(fnmatchcase(row[0], p) for p in may_differ)]
+    if refused:
+        lines = "".join(f"\n  {path}: {old!r} there, {new!r} now" for path, old, new in refused)
+        raise UserError(
+            f"{folder} holds a run with another config:{lines}\n"
+            "take these values back, or choose another run folder"
+        )
+    if changes:
+        write_json(file, {**saved, "config": resolved, "fingerprint": content["fingerprint"]})

@@ -1,0 +1,85 @@
+"""One update: accumulate -> update -> apply. There are no features in here, and there will be none.
+
+A new objective is a new program, a new regulariser an optax transform, a new behaviour a hook.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.programs.program import Batch, Losses, Program
+
+State = dict[str, Any]
+"""{"step": int32 scalar, updates done; "params"; "opt_state"}"""
+Metrics = dict[str, jax.Array]
+
+
+def init_state(program: Program, optimizer: optax.GradientTransformation, key: jax.Array) -> State:
+    """The state before the first update. Pure: trace it for shapes, or jit it with shardings."""
+    params = program.init(key)
+    return {"step": jnp.int32(0), "params": params, "opt_state": optimizer.init(params)}
+
+
+def make_train_step(
+    program: Program,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    *,
+    seed: int,
+    accumulate: int = 1,
+) -> Callable[[State, Batch], tuple[State, Metrics]]:
+    """The pure function (state, batch) -> (state, metrics); metrics are float32 scalars.
+
+    `schedule` is the learning rate that `optimizer` applies, here only to be reported.
+
+    `accumulate` parts the batch into that many microbatches; each row weighs the same as it would
+    in one pass, because losses are divided by the normalisers of the whole batch.
+    """
+
+    def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state["step"])
+        grads, losses = _accumulate(program, state["params"], batch, key, accumulate)
+        updates, opt_state = optimizer.update(grads, state["opt_state"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        metrics = {
+            "loss": losses.loss,
+            "grad_norm": optax.tree.norm(grads),
+            "learning_rate": jnp.asarray(schedule(state["step"]), jnp.float32),
+        }
+        metrics |= {
+            name: mean.total / jnp.maximum(mean.weight, 1e-9)
+            for name, mean in losses.metrics.items()
+        }
+        return {"step": state["step"] + 1, "params": params, "opt_state": opt_state}, metrics
+
+    return train_step
+
+
+def _accumulate(
+    program: Program, params: Any, batch: Batch, key: jax.Array, parts: int
+) -> tuple[Any, Losses]:
+    normalisers = program.normalisers(batch)
+
+    def loss(params: Any, part: Batch, key: jax.Array) -> tuple[jax.Array, Losses]:
+        losses = program.losses(params, part, normalisers, key)
+        return losses.loss, losses
+
+    gradient = jax.grad(loss, has_aux=True)
+    if parts == 1:
+        return gradient(params, batch, key)
+
+    def add(total: Any, inputs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradient(params, *inputs)), None
+
+    # Microbatch i takes rows i, i + parts, ...: each device cuts up its own rows, none are moved.
+    cut = {
+        name: jnp.swapaxes(rows.reshape(-1, parts, *rows.shape[1:]), 0, 1)
+        for name, rows in batch.items()
+    }
+    inputs = (cut, jax.random.split(key, parts))
+    first = jax.eval_shape(gradient, params, *jax.tree.map(lambda x: x[0], inputs))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
+    return jax.lax.scan(add, zeros, inputs)[0]

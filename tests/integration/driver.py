@@ -1,0 +1,112 @@
+"""Runs a small experiment in a process of its own, with an accident at a chosen step.
+
+    python driver.py CORPUS RUN [--steps 40] [--kill-at 17] [--kill-in-save 20] [--term-at 11]
+
+`--kill-at N` is SIGKILL after update N, `--kill-in-save N` SIGKILL while the checkpoint of step N
+is half written, `--term-at N` SIGTERM after update N. The rows of every batch that this process
+gets are appended to RUN/rows-<processes>-<process>.txt, one line a step.
+"""
+
+import argparse
+import hashlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+from bert_jax.data.config import LoaderConfig
+from bert_jax.errors import UserError
+from bert_jax.experiment import Experiment
+from bert_jax.models.config import BertConfig, Learned
+from bert_jax.programs.config import Pretraining
+from bert_jax.train.config import Checkpoints, Logging, Phase, Train, WarmupLinear
+
+
+def experiment(corpus: str, steps: int) -> Experiment:
+    """Two phases of a BERT of width 16, with dropout, a checkpoint every 10 steps."""
+    model = BertConfig(
+        vocab_size=78,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        positions=Learned(max_length=64),
+    )
+    first = steps * 3 // 4
+    return Experiment(
+        name="accidents",
+        program=Pretraining(model=model, mask_token_id=4),
+        data=LoaderConfig(prepared=corpus),
+        train=Train(
+            phases=(
+                Phase(steps=first, length=32, batch_size=8, max_predictions=5),
+                Phase(steps=steps - first, length=64, batch_size=8, max_predictions=10),
+            ),
+            schedule=WarmupLinear(peak=1e-2, warmup_steps=4),
+            checkpoints=Checkpoints(every=10),
+            logging=Logging(every=1),
+        ),
+    )
+
+
+def main() -> int:
+    """Parses the flags, lays the accidents, runs; returns the run's exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("corpus")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--kill-at", type=int)
+    parser.add_argument("--kill-in-save", type=int)
+    parser.add_argument("--term-at", type=int)
+    args = parser.parse_args()
+
+    from bert_jax.train.distributed import from_environment, initialize
+
+    initialize(from_environment())
+    lay_accidents(args)
+    from bert_jax.train.run import run
+
+    try:
+        return run(experiment(args.corpus, args.steps), args.run)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def lay_accidents(args: argparse.Namespace) -> None:
+    """Wraps what the loop calls: batches are written down, steps and saves may be cut short."""
+    import jax
+    import numpy as np
+
+    from bert_jax.parallel import sharding
+    from bert_jax.train import checksums, hooks
+
+    args.run.mkdir(parents=True, exist_ok=True)
+    here = f"{jax.process_count()}-{jax.process_index()}"
+    put_batch, call, write = sharding.put_batch, hooks.call, checksums.write
+
+    def recording(batch, where):
+        rows = [
+            hashlib.sha256(np.ascontiguousarray(r)).hexdigest()[:12] for r in batch["input_ids"]
+        ]
+        with (args.run / f"rows-{here}.txt").open("a") as stream:
+            stream.write(" ".join(rows) + "\n")
+        return put_batch(batch, where)
+
+    def accident(watching, event):
+        call(watching, event)
+        if event.step == args.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if event.step == args.term_at and jax.process_index() == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def half_written(folder):
+        if folder.name.split(".")[0] == str(args.kill_in_save):
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(folder)
+
+    sharding.put_batch, hooks.call, checksums.write = recording, accident, half_written
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""A run that is killed, in a save or elsewhere, ends in the parameters of one that never was."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import paths
+from bert_jax.testing.corpus import prepare_corpus
+from bert_jax.train.checkpoint import restore_params
+from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
+
+DRIVER = Path(__file__).with_name("driver.py")
+KILLED = -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def start(corpus: Path, run: Path, *flags: str, **environment: str) -> subprocess.Popen:
+    root = str(DRIVER.parents[2])
+    return subprocess.Popen(
+        [sys.executable, str(DRIVER), str(corpus), str(run), *flags],
+        env={**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu", **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def drive(corpus: Path, run: Path, *flags: str, expect: int) -> None:
+    process = start(corpus, run, *flags)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == expect, errors[-3000:]
+
+
+def drive_together(corpus: Path, run: Path, count: int, *flags: str, expect: int) -> None:
+    """The same run in `count` processes of one device each, over gloo."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    processes = [
+        start(
+            corpus,
+            run,
+            *flags,
+            BERT_JAX_COORDINATOR=f"localhost:{port}",
+            BERT_JAX_NUM_PROCESSES=str(count),
+            BERT_JAX_PROCESS_ID=str(index),
+            BERT_JAX_LOCAL_DEVICES="1",
+        )
+        for index in range(count)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=600)
+        assert process.returncode == expect, errors[-3000:]
+
+
+def parameters(run: Path) -> dict[str, np.ndarray]:
+    params, info, step = restore_params(run / "checkpoints")
+    assert step == 40
+    assert info["position"] == 10 * 8  # the second phase counts its own examples
+    return paths.flatten(params)
+
+
+def losses(run: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 41))
+    return [row["loss"] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def straight(corpus, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("straight") / "run"
+    drive(corpus, run, expect=EXIT_DONE)
+    return run
+
+
+def test_three_kills_end_in_the_same_bits(corpus, straight, tmp_path):
+    run = tmp_path / "run"
+    drive(corpus, run, "--term-at", "7", expect=EXIT_PREEMPTED)
+    drive(corpus, run, "--kill-in-save", "20", expect=KILLED)
+    drive(corpus, run, "--kill-at", "33", expect=KILLED)
+    drive(corpus, run, expect=EXIT_DONE)
+    expected = parameters(straight)
+    found = parameters(run)
+    assert found.keys() == expected.keys()
+    for path, leaf in expected.items():
+        assert np.array_equal(found[path], leaf), path
+    assert losses(run) == losses(straight)
+    assert losses(straight)[-1] < losses(straight)[0]
+
+
+def rows(run: Path, count: int) -> list[str]:
+    """The rows of each step, in the order of the processes."""
+    files = [(run / f"rows-{count}-{i}.txt").read_text().splitlines() for i in range(count)]
+    return [" ".join(parts) for parts in zip(*files, strict=True)]
+
+
+def test_one_then_two_then_four_processes_see_the_same_examples(corpus, straight, tmp_path):
+    run = tmp_path / "run"
+    drive(corpus, run, "--term-at", "10", expect=EXIT_PREEMPTED)
+    drive_together(corpus, run, 2, "--term-at", "20", expect=EXIT_PREEMPTED)
+    drive_together(corpus, run, 4, expect=EXIT_DONE)
+    together = rows(run, 1)[:10]
+    stopped = 10 + len(rows(run, 2))
+    together += rows(run, 2) + rows(run, 4)
+    assert 20 <= stopped < 40
+    assert together == rows(straight, 1)
+    np.testing.assert_allclose(losses(run), losses(straight), rtol=1e-5, atol=1e-5)
+    for path, leaf in parameters(straight).items():
+        np.testing.assert_allclose(parameters(run)[path], leaf, atol=2e-4, err_msg=path)

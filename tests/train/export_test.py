@@ -1,0 +1,171 @@
+"""Exports: complete and checked under their name, or not there at all."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import paths
+from bert_jax.data.manifest import Counts, Manifest, write_manifest
+from bert_jax.errors import UserError
+from bert_jax.interop import huggingface
+from bert_jax.programs import parts
+from bert_jax.testing.models import small_model, write_run
+from bert_jax.train.export import export, sample_batch
+from bert_jax.train.pretrained import LoadedModel, load_model
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> LoadedModel:
+    return small_model(tmp_path / "made")
+
+
+def test_ours_to_hugging_face_to_ours_is_bit_identical(model, tmp_path):
+    assert export(model, tmp_path / "exported") == 0.0
+    again = load_model(tmp_path / "exported")
+    assert again.config == model.config
+    assert again.vocabulary and model.vocabulary
+    assert again.vocabulary.fingerprint == model.vocabulary.fingerprint
+    expected = paths.flatten(model.params)
+    found = paths.flatten(again.params)
+    assert found.keys() == expected.keys()
+    for path, leaf in expected.items():
+        assert found[path].dtype == leaf.dtype
+        np.testing.assert_array_equal(found[path], leaf, err_msg=path)
+    rights = {f.stat().st_mode for f in (tmp_path / "exported").iterdir()}
+    assert len(rights) == 1
+
+
+@pytest.mark.parametrize(
+    "missing, expected",
+    [
+        ((), "BertForPreTraining"),
+        (("masked_lm", "next_sentence"), "BertModel"),
+        (("pooler", "masked_lm", "next_sentence"), "BertModel"),
+        (("pooler", "next_sentence"), "BertForMaskedLM"),
+        (("masked_lm",), "BertForNextSentencePrediction"),
+    ],
+)
+def test_the_architecture_is_the_smallest_with_the_parts(missing, expected):
+    assert huggingface.architecture_of({"encoder", *parts.HEADS} - set(missing)) == expected
+
+
+def test_a_model_without_heads_is_exported_without(model, tmp_path):
+    missing = ("pooler", "next_sentence")
+    params = {part: tree for part, tree in model.params.items() if part not in missing}
+    export(dataclasses.replace(model, params=params, missing=missing), tmp_path / "exported")
+    config = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert config["architectures"] == ["BertForMaskedLM"]
+    assert load_model(tmp_path / "exported").missing == missing
+
+
+@pytest.mark.parametrize("damage", ["transposed", "noise"])
+def test_an_export_that_computes_something_else_is_refused(model, tmp_path, monkeypatch, damage):
+    write = huggingface.write_weights
+
+    def wrong(folder, flat, config):
+        path = "encoder/layers/0/attention/value/kernel"
+        new = flat[path].T if damage == "transposed" else flat[path] * np.float32(1.01)
+        write(folder, {**flat, path: new}, config)
+
+    monkeypatch.setattr(huggingface, "write_weights", wrong)
+    with pytest.raises(UserError, match="export was not written: its hidden states differ by"):
+        export(model, tmp_path / "exported")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["made"]
+
+
+def test_a_head_that_does_not_come_back_is_refused(model, tmp_path, monkeypatch):
+    write = huggingface.write_weights
+
+    def wrong(folder, flat, config):
+        write(folder, {**flat, "masked_lm/bias": flat["masked_lm/bias"] + 1}, config)
+
+    monkeypatch.setattr(huggingface, "write_weights", wrong)
+    with pytest.raises(UserError, match="masked_lm/bias did not come back as it was"):
+        export(model, tmp_path / "exported")
+
+
+def test_a_broken_model_is_refused(model, tmp_path):
+    flat = paths.flatten(model.params)
+    flat["encoder/layers/1/attention/key/kernel"] = flat[
+        "encoder/layers/1/attention/key/kernel"
+    ] * np.float32(np.nan)
+    broken = dataclasses.replace(model, params=paths.unflatten(flat))
+    with pytest.raises(UserError, match="hidden states of layer 2 are not finite"):
+        export(broken, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
+    def full(folder, flat, config):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(huggingface, "write_weights", full)
+    with pytest.raises(UserError, match="cannot be written: No space left on device; nothing was"):
+        export(model, tmp_path / "exported")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["made"]
+
+
+def test_a_folder_in_use_is_left_alone(model, tmp_path):
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "mine.txt").write_text("x")
+    with pytest.raises(UserError, match="exists and is not an empty folder"):
+        export(model, tmp_path / "exported")
+    assert (tmp_path / "exported" / "mine.txt").read_text() == "x"
+
+
+def test_the_sample_batch_is_text_padded_over_the_whole_table(model):
+    batch = sample_batch(model.config, model.vocabulary)
+    assert {a.shape for a in batch.values()} == {(2, 20)}
+    assert 0 < batch["attention_mask"][0].sum() < 20 and batch["attention_mask"][1].all()
+    assert all(row.any() and not row.all() for row in batch["token_type_ids"])
+    assert batch["input_ids"].max() < model.config.vocab_size
+    states = parts.run({"encoder": model.params["encoder"]}, model.config, batch)["hidden_states"]
+    assert len(states) == 3
+
+
+def test_the_card_tells_what_the_run_recorded(model, tmp_path):
+    run = write_run(tmp_path / "run", model)
+    assert model.vocabulary
+    manifest = Manifest(
+        source={"kind": "text files", "patterns": ["books/*.txt"]},
+        task=None,
+        settings={},
+        counts=Counts(documents=1234, tokens=5_000_000),
+        dropped={"too short": 7},
+        vocabulary_fingerprint=model.vocabulary.fingerprint,
+        vocabulary_size=18,
+        dtype="uint16",
+        max_part_tokens=8192,
+        shards=(),
+        fingerprint="f" * 64,
+    )
+    (run / "prepared").mkdir()
+    write_manifest(run / "prepared", manifest)
+    rows = [
+        {"kind": "train", "step": 10, "phase": "length-16", "seconds": 1.5, "loss": 6.125},
+        {"kind": "train", "step": 15, "phase": "length-16", "seconds": 2.5, "loss": 1.5},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows) + '{"kind"')
+    export(load_model(run), tmp_path / "exported")
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    for expected in [
+        "10 of 20 steps, seed 0",
+        "20 steps of 4 rows of length 16, at most 3 predictions each",
+        "AdamW, weight decay 0.01",
+        "| source: patterns | books/*.txt |",
+        "| documents | 1,234 |",
+        "| tokens | 5,000,000 |",
+        "| left out: too short | 7 |",
+        "| mlm_loss | 5.25 |",
+        "| loss | 6.125 |",
+        "| bert_jax | 0.1.0 |",
+        '"name": "test"',
+        "hidden states differ by at most 0.0e+00",
+    ]:
+        assert expected in card, expected
+    assert "| loss | 1.5 |" not in card  # of a step after this checkpoint

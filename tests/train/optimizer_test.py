@@ -1,0 +1,99 @@
+"""Optimizer and schedule against independent references: torch-free NumPy, and optax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bert_jax import paths
+from bert_jax.models.config import bert
+from bert_jax.programs.config import Pretraining
+from bert_jax.programs.pretraining import PretrainingProgram
+from bert_jax.train.config import AdamW, Lamb, Phase, Train, WarmupLinear
+from bert_jax.train.optimizer import DECAYED, make_optimizer
+from bert_jax.train.schedule import learning_rate
+
+PHASES = (Phase(steps=10, length=8, batch_size=4, max_predictions=2),)
+
+
+def train(**changes) -> Train:
+    values = {"phases": PHASES, "schedule": WarmupLinear(peak=1e-2, warmup_steps=4), **changes}
+    return Train(**values)
+
+
+def toy_params():
+    random = np.random.default_rng(0)
+    shapes = {"a/kernel": (3, 4), "a/bias": (4,), "norm/scale": (4,), "word/embedding": (5, 4)}
+    flat = {path: jnp.asarray(random.normal(size=s), jnp.float32) for path, s in shapes.items()}
+    return paths.unflatten(flat)
+
+
+def toy_grads(step):
+    random = np.random.default_rng(100 + step)
+    return jax.tree.map(
+        lambda p: jnp.asarray(3 * random.normal(size=p.shape), jnp.float32), toy_params()
+    )
+
+
+def test_warmup_rises_to_the_peak_and_falls_to_the_end():
+    rate = learning_rate(WarmupLinear(peak=1.0, warmup_steps=4), 10)
+    got = [float(rate(step)) for step in range(10)]
+    expected = [0.25, 0.5, 0.75, 1.0] + [(10 - step) / 6 for step in range(4, 10)]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_no_warmup_starts_at_the_peak():
+    rate = learning_rate(WarmupLinear(peak=2.0, warmup_steps=0), 4)
+    np.testing.assert_allclose([float(rate(s)) for s in range(4)], [2.0, 1.5, 1.0, 0.5])
+
+
+def test_decay_table_covers_the_model_and_spares_biases_and_norms():
+    program = PretrainingProgram(Pretraining(model=bert("tiny", vocab_size=50), mask_token_id=4))
+    for path in paths.flatten(program.abstract()):
+        assert DECAYED[path] == (path.rsplit("/", 1)[1] not in ("bias", "scale")), path
+
+
+def reference(choice, corrected: bool, steps: int):
+    """Adam with decoupled decay, clipping and schedule, written out in float64 NumPy."""
+    params = {k: np.float64(v) for k, v in paths.flatten(toy_params()).items()}
+    mu = {k: np.zeros_like(v) for k, v in params.items()}
+    nu = {k: np.zeros_like(v) for k, v in params.items()}
+    rates = [0.25e-2, 0.5e-2, 0.75e-2, 1e-2, 1e-2, 1e-2 * 5 / 6]
+    for step in range(steps):
+        grads = {k: np.float64(v) for k, v in paths.flatten(toy_grads(step)).items()}
+        norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
+        scale = min(1.0, 1.0 / norm)
+        for k, g in grads.items():
+            g = g * scale
+            mu[k] = choice.b1 * mu[k] + (1 - choice.b1) * g
+            nu[k] = choice.b2 * nu[k] + (1 - choice.b2) * g**2
+            m, v = mu[k], nu[k]
+            if corrected:
+                m, v = m / (1 - choice.b1 ** (step + 1)), v / (1 - choice.b2 ** (step + 1))
+            update = m / (np.sqrt(v) + choice.epsilon)
+            decayed = k.endswith(("kernel", "embedding"))
+            if decayed:
+                update = update + choice.weight_decay * params[k]
+            if isinstance(choice, Lamb) and decayed:
+                p, u = np.linalg.norm(params[k]), np.linalg.norm(update)
+                update = update * (p / u if p > 0 and u > 0 else 1.0)
+            params[k] = params[k] - rates[step] * update
+    return params
+
+
+@pytest.mark.parametrize(
+    ("choice", "corrected"),
+    [(AdamW(), True), (AdamW(bias_correction=False), False), (Lamb(), True)],
+    ids=["adamw", "bert-adam", "lamb"],
+)
+def test_updates_equal_the_reference(choice, corrected):
+    optimizer = make_optimizer(train(optimizer=choice))
+    params = toy_params()
+    state = optimizer.init(params)
+    for step in range(6):
+        updates, state = optimizer.update(toy_grads(step), state, params)
+        params = optax.apply_updates(params, updates)
+    expected = reference(choice, corrected, 6)
+    for path, leaf in paths.flatten(params).items():
+        np.testing.assert_allclose(leaf, expected[path], rtol=2e-5, atol=1e-6, err_msg=path)

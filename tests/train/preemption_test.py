@@ -1,0 +1,139 @@
+"""Signals as a request to save and leave, in one process and in several; joining processes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.train import distributed
+from bert_jax.train.preemption import EXIT_PREEMPTED, Preemption
+
+LOOP = """
+import sys, time
+import jax, numpy as np
+from jax.experimental import multihost_utils
+from bert_jax.train import distributed
+from bert_jax.train.preemption import EXIT_PREEMPTED, Preemption
+
+distributed.initialize(distributed.from_environment())
+with Preemption() as preemption:
+    for step in range(1, 2000):
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices(f"step {step}")
+        time.sleep(0.02)
+        if step == 5:
+            print("running", flush=True)
+        if preemption.reached(step):
+            print("stopped", step, flush=True)
+            sys.exit(EXIT_PREEMPTED)
+"""
+
+
+def start(**environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", LOOP],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until_running(process):
+    assert any(line == "running\n" for line in process.stdout)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_noted_and_handlers_come_back(number, capfd):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with Preemption() as preemption:
+        assert not preemption.reached(1)
+        os.kill(os.getpid(), number)
+        assert preemption.reached(2)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert f"{number.name}: saving after this step" in capfd.readouterr().err
+
+
+def test_a_second_interrupt_stops_at_once():
+    with Preemption() as preemption, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert preemption.reached(1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_sigterm_ends_a_process_with_the_code_of_its_own():
+    process = start()
+    wait_until_running(process)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == EXIT_PREEMPTED == 75, err
+    assert "stopped" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_of_two_processes_stops_both_at_one_step(number):
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    common = {
+        distributed.COORDINATOR: f"localhost:{port}",
+        distributed.NUM_PROCESSES: "2",
+        distributed.LOCAL_DEVICES: "1",
+        distributed.HEARTBEAT: "10",
+    }
+    processes = [start(**common, **{distributed.PROCESS_ID: str(index)}) for index in range(2)]
+    wait_until_running(processes[1])
+    processes[1].send_signal(number)
+    ends = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [EXIT_PREEMPTED] * 2, ends
+    assert len({out.splitlines()[-1] for out, _ in ends}) == 1
+
+
+def clear(monkeypatch):
+    names = ("COORDINATOR", "NUM_PROCESSES", "PROCESS_ID", "LOCAL_DEVICES", "HEARTBEAT_SECONDS")
+    for name in names:
+        monkeypatch.delenv(f"BERT_JAX_{name}", raising=False)
+
+
+def test_arguments_win_over_the_environment(monkeypatch):
+    clear(monkeypatch)
+    assert distributed.from_environment() == distributed.Processes()
+    monkeypatch.setenv("BERT_JAX_COORDINATOR", "host:1")
+    monkeypatch.setenv("BERT_JAX_NUM_PROCESSES", "4")
+    monkeypatch.setenv("BERT_JAX_PROCESS_ID", "3")
+    found = distributed.from_environment(process_id=2, heartbeat_seconds=7)
+    assert found == distributed.Processes(
+        coordinator="host:1", num_processes=4, process_id=2, heartbeat_seconds=7
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"coordinator": "host"}, "expected HOST:PORT"),
+        ({"coordinator": "host:1"}, "BERT_JAX_NUM_PROCESSES"),
+        ({"coordinator": "host:1", "num_processes": 2, "process_id": 2}, "expected 0 to 1"),
+        ({"num_processes": 2}, "no coordinator"),
+    ],
+)
+def test_half_told_processes_are_refused(monkeypatch, arguments, message):
+    clear(monkeypatch)
+    with pytest.raises(UserError, match=message):
+        distributed.from_environment(**arguments)
+
+
+def test_a_variable_that_is_no_number_is_named(monkeypatch):
+    clear(monkeypatch)
+    monkeypatch.setenv("BERT_JAX_PROCESS_ID", "two")
+    with pytest.raises(UserError, match="BERT_JAX_PROCESS_ID='two'"):
+        distributed.from_environment()
+
+
+def test_one_process_decides_for_itself():
+    assert distributed.agree(lambda: {"step": 3}) == {"step": 3}

@@ -1,0 +1,176 @@
+"""A whole run in this process: what it leaves, what it refuses, how often it compiles."""
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import paths
+from bert_jax.config import override
+from bert_jax.data.config import LoaderConfig, Packed, Single
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.experiment import Experiment
+from bert_jax.models.config import BertConfig, Learned
+from bert_jax.parallel.config import mesh
+from bert_jax.programs.config import LeftToRight, Pretraining
+from bert_jax.testing.corpus import prepare_corpus
+from bert_jax.train.checkpoint import restore_params
+from bert_jax.train.config import Checkpoints, Evaluation, Logging, Phase, Train, WarmupLinear
+from bert_jax.train.hooks import TrainingHalted
+from bert_jax.train.run import run
+
+MODEL = BertConfig(
+    vocab_size=78,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    positions=Learned(max_length=64),
+)
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("corpora")
+    train = prepare_corpus(folder / "train")
+    heldout = prepare_corpus(folder / "heldout", documents=12, seed=1)
+    return str(train), str(heldout)
+
+
+def experiment(corpora: tuple[str, str], **data) -> Experiment:
+    train, heldout = corpora
+    return Experiment(
+        name="test",
+        program=Pretraining(model=MODEL, mask_token_id=4),
+        data=LoaderConfig(prepared=train, **data),
+        train=Train(
+            phases=(
+                Phase(steps=8, length=32, batch_size=16, max_predictions=5),
+                Phase(steps=4, length=64, batch_size=8, max_predictions=10, accumulate=2),
+            ),
+            schedule=WarmupLinear(peak=1e-2, warmup_steps=2),
+            checkpoints=Checkpoints(every=5),
+            evaluation=Evaluation(prepared=heldout, every=6, examples=32, batch_size=16),
+            logging=Logging(every=2),
+        ),
+        mesh=mesh("tp"),
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(corpora, tmp_path_factory) -> tuple[Path, int]:
+    """A finished run, and how often its train step was compiled."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    config = override(experiment(corpora), ["mesh.tensor=1", "train.phases.1.accumulate=1"])
+    compilations = []
+
+    class Count(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "Finished XLA compilation of jit(train_step)" in record.getMessage():
+                compilations.append(record)
+
+    handler, logger = Count(level=logging.DEBUG), logging.getLogger("jax._src.dispatch")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        assert run(config, folder) == 0
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    return folder, len(compilations)
+
+
+def test_one_compilation_for_each_phase(finished):
+    assert finished[1] == 2
+
+
+def test_a_finished_run_leaves_what_it_promises(finished):
+    folder, _ = finished
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in rows if r["kind"] == "train"] == [2, 4, 6, 8, 10, 12]
+    assert [r["step"] for r in rows if r["kind"] == "evaluation"] == [6, 12]
+    assert {"loss", "grad_norm", "learning_rate", "padding_share", "nsp_accuracy"} <= set(rows[0])
+    assert {f"mlm_accuracy_{s}" for s in ("masked", "random", "kept")} <= set(rows[0])
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    assert evaluation["mlm_loss"] == pytest.approx(rows[-1]["mlm_loss"])
+    assert "<svg" in (folder / "report.html").read_text()
+    assert (folder / "vocabulary" / "vocab.txt").is_file()
+    _, info, step = restore_params(folder / "checkpoints")
+    assert (step, info["position"]) == (12, 32)
+    assert info["config"]["name"] == "test" and "jax" in info["versions"]
+
+
+def test_starting_a_finished_run_again_changes_nothing(corpora, finished):
+    folder, _ = finished
+    before = (folder / "metrics.jsonl").read_text()
+    config = override(experiment(corpora), ["mesh.tensor=1", "train.phases.1.accumulate=1"])
+    assert run(config, folder) == 0
+    assert (folder / "metrics.jsonl").read_text() == before
+
+
+def test_another_config_in_the_same_folder_is_refused(corpora, finished):
+    changed = override(experiment(corpora), ["seed=3", "train.phases.1.accumulate=1"])
+    with pytest.raises(UserError, match="seed: 0 there, 3 now"):
+        run(changed, finished[0])
+
+
+def test_training_starts_from_another_run(corpora, finished, tmp_path):
+    config = dataclasses.replace(
+        override(experiment(corpora), ["train.schedule.peak=1e-12"]), init_from=str(finished[0])
+    )
+    assert run(config, tmp_path / "run") == 0
+    expected, _, _ = restore_params(finished[0] / "checkpoints")
+    found, _, _ = restore_params(tmp_path / "run" / "checkpoints")
+    for path, leaf in paths.flatten(found).items():
+        np.testing.assert_allclose(leaf, paths.flatten(expected)[path], atol=1e-8, err_msg=path)
+
+
+def test_init_from_a_model_of_another_size_names_the_parameter(corpora, finished, tmp_path):
+    config = override(experiment(corpora), ["program.model.intermediate_size=64"])
+    config = dataclasses.replace(config, init_from=str(finished[0]))
+    with pytest.raises(ConfigError, match=r"feed_forward/intermediate/\w+ has shape"):
+        run(config, tmp_path / "run")
+
+
+def test_a_loss_that_is_not_finite_names_examples_and_checkpoint(corpora, tmp_path):
+    config = override(experiment(corpora), ["train.schedule.peak=1e30", "train.logging.every=1"])
+    with pytest.raises(TrainingHalted, match=r"examples \d+ to \d+.*no checkpoint was saved"):
+        run(config, tmp_path / "run")
+
+
+def test_data_that_lacks_a_field_is_refused(corpora, tmp_path):
+    config = experiment(corpora, examples=Single())
+    with pytest.raises(ConfigError, match=r"'next_sentence_labels', which data\.examples Single"):
+        run(config, tmp_path / "run")
+
+
+def test_a_model_with_too_few_word_vectors_is_refused(corpora, tmp_path):
+    config = override(experiment(corpora), ["program.model.vocab_size=60"])
+    with pytest.raises(UserError, match=r"78 ids, but program\.model\.vocab_size is 60"):
+        run(config, tmp_path / "run")
+
+
+def test_a_batch_that_does_not_divide_is_refused(corpora, tmp_path):
+    config = override(experiment(corpora), ["train.phases.0.batch_size=6"])
+    with pytest.raises(ConfigError, match="batch_size 6 is not divisible"):
+        run(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("examples", [Single(), Packed()], ids=["single", "packed"])
+def test_masked_lm_alone_and_packed(corpora, tmp_path, examples):
+    config = override(experiment(corpora, examples=examples), ["program.nsp_weight=0"])
+    assert run(config, tmp_path / "run") == 0
+    assert "nsp_loss" not in json.loads((tmp_path / "run" / "evaluation.json").read_text())
+
+
+def test_left_to_right(corpora, tmp_path):
+    config = dataclasses.replace(
+        experiment(corpora, examples=Single(), masking=None), program=LeftToRight(model=MODEL)
+    )
+    assert run(config, tmp_path / "run") == 0
+    evaluation = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert evaluation["lm_loss"] < np.log(78)
