@@ -1,0 +1,116 @@
+"""Hugging Face's `config.json` and our `BertConfig`, both ways. No jax here."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.models.config import Activation, BertConfig, Gelu, GeluTanh, Learned
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": Gelu(),
+    "gelu_new": GeluTanh(),
+    "gelu_pytorch_tanh": GeluTanh(),
+}
+"""Their names of what we can compute; of several for one, the first is written."""
+
+HEADS = {
+    "BertModel": ("pooler",),
+    "BertForMaskedLM": ("masked_lm",),
+    "BertForNextSentencePrediction": ("pooler", "next_sentence"),
+    "BertForPreTraining": ("pooler", "masked_lm", "next_sentence"),
+}
+"""Their architectures that we read, with the parts each has beside the encoder."""
+
+_REQUIRED = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+}
+_OPTIONAL = {
+    "type_vocab_size": "type_vocab_size",
+    "hidden_dropout_prob": "hidden_dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "initializer_range": "initializer_range",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
+# What BERT's pretraining model does not have: these fields must be absent or hold this value.
+_FIXED: dict[str, Any] = {
+    "model_type": "bert",
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "chunk_size_feed_forward": 0,
+    "embedding_size": None,
+}
+
+
+def read_config(file: Path) -> BertConfig:
+    """The model that a `config.json` (or Google's `bert_config.json`) describes.
+
+    Raises:
+      UserError: the file is absent, damaged, or of a model other than BERT; names the field.
+    """
+    data = _read_object(file)
+    for architecture in data.get("architectures") or ():
+        if architecture not in HEADS:
+            raise UserError(
+                f"{file}: the architecture is {architecture!r}; expected one of {', '.join(HEADS)}"
+            )
+    for field, value in _FIXED.items():
+        if data.get(field, value) != value:
+            raise UserError(
+                f"{file}: {field} is {data[field]!r}; only {value!r} is supported, as in BERT"
+            )
+    values: dict[str, Any] = {}
+    for theirs, ours in _REQUIRED.items():
+        values[ours] = _number(file, data, theirs)
+    for theirs, ours in _OPTIONAL.items():
+        if theirs in data:
+            values[ours] = _number(file, data, theirs)
+    act = data.get("hidden_act", "gelu")
+    if act not in ACTIVATIONS:
+        raise UserError(
+            f"{file}: hidden_act is {act!r}; supported are {', '.join(map(repr, ACTIVATIONS))}"
+        )
+    length = _number(file, data, "max_position_embeddings")
+    return BertConfig(positions=Learned(max_length=length), activation=ACTIVATIONS[act], **values)
+
+
+def to_config(config: BertConfig, *, architecture: str, pad_token_id: int) -> dict[str, Any]:
+    """The content of the `config.json` that describes `config` to Hugging Face."""
+    named = {**_REQUIRED, **_OPTIONAL}
+    act = next(name for name, kind in ACTIVATIONS.items() if kind == config.activation)
+    return {
+        "architectures": [architecture],
+        "model_type": "bert",
+        "dtype": "float32",
+        "hidden_act": act,
+        "max_position_embeddings": config.positions.max_length,
+        "pad_token_id": pad_token_id,
+        **{theirs: getattr(config, ours) for theirs, ours in named.items()},
+    }
+
+
+def _read_object(file: Path) -> Mapping[str, Any]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist; expected the description of a model") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{file} is not JSON ({error}); fetch or write it again") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{file}: expected a JSON object, found a {type(data).__name__}")
+    return data
+
+
+def _number(file: Path, data: Mapping[str, Any], field: str) -> Any:
+    value = data.get(field)
+    if not isinstance(value, (int, float)):
+        found = f"found {value!r}" if field in data else "it is absent"
+        raise UserError(f"{file}: expected a number in the field {field!r}; {found}")
+    return value

@@ -1,0 +1,71 @@
+"""Checkpoints of Google's original BERT release (TensorFlow 1 variables), read by TensorFlow.
+
+bert_config.json     the architecture
+bert_model.ckpt.index, bert_model.ckpt.data-00000-of-00001
+vocab.txt
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.errors import UserError
+from bert_jax.interop.foreign import Foreign, find_vocabulary
+from bert_jax.interop.huggingface_config import read_config
+from bert_jax.interop.tf1_names import TF1
+
+CONFIG = "bert_config.json"
+_INDEX = ".index"
+
+
+def find_checkpoint(path: Path) -> Path | None:
+    """The prefix of the checkpoint's files at a folder or at the prefix itself; None if not TF1.
+
+    Raises:
+      UserError: the folder holds several checkpoints.
+    """
+    if path.with_name(path.name + _INDEX).is_file():
+        return path
+    if not path.is_dir():
+        return None
+    found = sorted(path.glob(f"*.ckpt*{_INDEX}"))
+    if len(found) > 1:
+        names = ", ".join(file.name.removesuffix(_INDEX) for file in found)
+        raise UserError(f"{path} holds several checkpoints; name one of {names} after the folder")
+    return found[0].with_name(found[0].name.removesuffix(_INDEX)) if found else None
+
+
+def read_checkpoint(path: Path) -> Foreign:
+    """The model at a folder or prefix that `find_checkpoint` accepts.
+
+    Raises:
+      UserError: a file is missing or damaged, or describes another model.
+    """
+    prefix = find_checkpoint(path)
+    if prefix is None:
+        raise UserError(f"{path}: expected {CONFIG} and *.ckpt.index of Google's release there")
+    folder = prefix.parent
+    return Foreign(_read_weights(prefix), read_config(folder / CONFIG), find_vocabulary(folder))
+
+
+def _read_weights(prefix: Path) -> dict[str, np.ndarray]:
+    """The parameters by our paths, float32; the optimizer's variables are dropped by the table.
+
+    Raises:
+      UserError: a damaged file, or a variable that BERT does not have (named).
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it would tell of drivers it looked for
+    import tensorflow as tf
+
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        names = TF1.kept(reader.get_variable_to_shape_map(), str(prefix))
+        tensors = {name: reader.get_tensor(name) for name in names}
+    except (tf.errors.OpError, RuntimeError, ValueError, LookupError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{prefix}: this TensorFlow checkpoint cannot be read ({reason}); fetch it again"
+        ) from None
+    flat = TF1.from_theirs(tensors, str(prefix))
+    return {path: np.asarray(tensor, np.float32) for path, tensor in flat.items()}

@@ -1,0 +1,45 @@
+"""PyTorch's own weight files (`pytorch_model.bin`), read without running what is in them."""
+
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.errors import UserError
+
+
+def read_torch_file(file: Path) -> dict[str, np.ndarray]:
+    """The tensors of a state dict by name.
+
+    A `.bin` is a pickle, which may hold any code. `weights_only` rebuilds tensors and nothing else.
+    This is the one place of the package that imports torch, and only for such a file.
+
+    Raises:
+      UserError: torch is absent, the file is damaged, or it holds anything but named tensors.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise UserError(
+            f"{file}: reading a .bin file needs PyTorch, which is not installed; install it, or "
+            "convert the file to model.safetensors (`save_pretrained` of transformers does so)"
+        ) from None
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and torch raise a dozen kinds
+        reason = str(error).split("\n")[0].split(". ")[0]
+        raise UserError(
+            f"{file}: not read, because it is damaged or holds objects other than tensors, which "
+            f"could run code ({type(error).__name__}: {reason}); use a model.safetensors instead"
+        ) from None
+    if not isinstance(state, dict):
+        raise UserError(f"{file}: expected named tensors, found a {type(state).__name__}")
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise UserError(
+                f"{file}: {name!r} is a {type(value).__name__}; expected a state dict, which holds "
+                "tensors only"
+            )
+    return {
+        name: (value.float() if value.is_floating_point() else value).numpy()
+        for name, value in state.items()
+    }

@@ -1,0 +1,190 @@
+"""Hugging Face folders: what is read, what is written, and what is refused with which words."""
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bert_jax.errors import UserError
+from bert_jax.interop import huggingface, torch_file
+from bert_jax.interop.huggingface_config import read_config
+from bert_jax.models.config import GeluTanh
+from bert_jax.testing.models import random_parameters, small_config
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    config = small_config()
+    parts = frozenset({"encoder", "pooler", "masked_lm", "next_sentence"})
+    huggingface.write_config(tmp_path, config, parts, pad_id=0)
+    huggingface.write_weights(tmp_path, random_parameters(config), config)
+    return tmp_path
+
+
+def change_config(folder: Path, **fields) -> Path:
+    file = folder / "config.json"
+    data = {**json.loads(file.read_text()), **fields}
+    file.write_text(json.dumps({name: v for name, v in data.items() if v is not ...}))
+    return file
+
+
+def change_weights(folder: Path, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(change(tensors), folder / "model.safetensors")
+
+
+def test_what_is_written_is_read_bit_identical(folder):
+    foreign = huggingface.read_folder(folder)
+    assert foreign.config == small_config()
+    assert foreign.vocabulary is None
+    expected = random_parameters(small_config())
+    assert foreign.flat.keys() == expected.keys()
+    for path, leaf in expected.items():
+        np.testing.assert_array_equal(foreign.flat[path], leaf, err_msg=path)
+
+
+def test_an_untied_head_keeps_its_table_and_its_bias(tmp_path):
+    config = small_config(tie_word_embeddings=False, activation=GeluTanh())
+    flat = random_parameters(config)
+    huggingface.write_config(tmp_path, config, frozenset({"encoder", "masked_lm"}), pad_id=0)
+    huggingface.write_weights(tmp_path, flat, config)
+    foreign = huggingface.read_folder(tmp_path)
+    assert foreign.config == config
+    np.testing.assert_array_equal(foreign.flat["masked_lm/decoder"], flat["masked_lm/decoder"])
+    assert load_file(tmp_path / "model.safetensors")["cls.predictions.decoder.bias"].any()
+    # An untied model of transformers has learned the decoder's bias, and left the other as it was.
+    change_weights(tmp_path, lambda t: {**t, "cls.predictions.bias": np.zeros(18, np.float32)})
+    again = huggingface.read_folder(tmp_path)
+    np.testing.assert_array_equal(again.flat["masked_lm/bias"], flat["masked_lm/bias"])
+
+
+def test_older_files_with_copies_buffers_and_no_prefix(folder):
+    def age(tensors):
+        old = {}
+        for name, tensor in tensors.items():
+            name = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+            old[name.replace("LayerNorm.bias", "LayerNorm.beta").removeprefix("bert.")] = tensor
+        old["embeddings.position_ids"] = np.arange(20, dtype=np.int64)[None]
+        old["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
+        old["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
+        return old
+
+    expected = huggingface.read_folder(folder).flat
+    change_weights(folder, age)
+    found = huggingface.read_folder(folder).flat
+    assert found.keys() == expected.keys()
+    for path in expected:
+        np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
+
+
+def test_a_bias_that_only_the_decoder_has_is_found(folder):
+    expected = huggingface.read_folder(folder).flat["masked_lm/bias"]
+
+    def move(tensors):
+        return {**tensors, "cls.predictions.decoder.bias": tensors.pop("cls.predictions.bias")}
+
+    change_weights(folder, move)
+    np.testing.assert_array_equal(huggingface.read_folder(folder).flat["masked_lm/bias"], expected)
+
+
+def test_copies_that_differ_are_refused(folder):
+    other = np.ones((18, 16), np.float32)
+    change_weights(folder, lambda t: {**t, "cls.predictions.decoder.weight": other})
+    with pytest.raises(UserError, match=r'decoder\.weight differs .* "tie_word_embeddings": false'):
+        huggingface.read_folder(folder)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_files_become_float32(folder, dtype):
+    change_weights(folder, lambda t: {name: tensor.astype(dtype) for name, tensor in t.items()})
+    flat = huggingface.read_folder(folder).flat
+    assert {leaf.dtype for leaf in flat.values()} == {np.dtype(np.float32)}
+    path = "encoder/layers/0/attention/query/kernel"
+    expected = random_parameters(small_config())[path].astype(dtype).astype(np.float32)
+    np.testing.assert_array_equal(flat[path], expected)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"architectures": ["BertForTokenClassification"]}, "'BertForTokenClassification'"),
+        ({"model_type": "roberta"}, "model_type is 'roberta'; only 'bert'"),
+        ({"hidden_act": "silu"}, "hidden_act is 'silu'; supported are 'gelu', 'gelu_new'"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"is_decoder": True}, "is_decoder is True"),
+        ({"hidden_size": ...}, "number in the field 'hidden_size'; it is absent"),
+        ({"vocab_size": "18"}, "number in the field 'vocab_size'; found '18'"),
+    ],
+)
+def test_a_config_that_is_not_this_model_names_its_field(folder, fields, message):
+    file = change_config(folder, **fields)
+    with pytest.raises(UserError, match=message) as error:
+        read_config(file)
+    assert str(file) in str(error.value)
+
+
+def test_a_config_that_is_not_json_or_not_there(tmp_path):
+    with pytest.raises(UserError, match=r"config\.json does not exist"):
+        read_config(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text('{"vocab_size": 3')
+    with pytest.raises(UserError, match=r"config\.json is not JSON"):
+        read_config(tmp_path / "config.json")
+
+
+def test_truncated_flipped_foreign_and_absent_weights(folder):
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    for damaged in (whole[:-5], b"\xff" + whole[1:], b"", b"<html>not found</html>"):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"model\.safetensors: damaged or not in the safetens"):
+            huggingface.read_folder(folder)
+    file.unlink()
+    with pytest.raises(UserError, match=r"expected model\.safetensors or pytorch_model\.bin in it"):
+        huggingface.read_folder(folder)
+
+
+def test_a_bin_file_without_torch(folder, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    with pytest.raises(UserError, match="needs PyTorch, which is not installed"):
+        torch_file.read_torch_file(folder / "pytorch_model.bin")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_bin_file_is_read_as_tensors_only(folder, tmp_path):
+    torch = pytest.importorskip("torch")
+    expected = huggingface.read_folder(folder).flat
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    state = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
+    state["bert.pooler.dense.bias"] = state["bert.pooler.dense.bias"].bfloat16()
+    torch.save(state, folder / "pytorch_model.bin")
+    flat = huggingface.read_folder(folder).flat
+    np.testing.assert_array_equal(flat["next_sentence/kernel"], expected["next_sentence/kernel"])
+    assert flat["pooler/dense/bias"].dtype == np.float32
+
+    ran = tmp_path / "ran"
+    for content, message in [
+        ({"a": _RunsCode(ran)}, "objects other than tensors, which could run code"),
+        ({"epoch": 3, "a": torch.zeros(2)}, "'epoch' is a int; expected a state dict"),
+        ([torch.zeros(2)], "expected named tensors, found a list"),
+    ]:
+        torch.save(content, folder / "pytorch_model.bin")
+        with pytest.raises(UserError, match=message):
+            huggingface.read_folder(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"not a pickle")
+    with pytest.raises(UserError, match="damaged or holds objects"):
+        huggingface.read_folder(folder)
+    assert not ran.exists()
+
+
+class _RunsCode:
+    """What a malicious file does: its unpickling would make a file."""
+
+    def __init__(self, file: Path):
+        self._file = file
+
+    def __reduce__(self):
+        return (Path.touch, (self._file,))

@@ -1,0 +1,170 @@
+"""The same numbers as Hugging Face's PyTorch BERT, fp32: hidden states, MLM and NSP logits.
+
+Every parameter is random, biases and norms too; batches are padded, with both token types.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import paths
+from bert_jax.interop.huggingface_names import TIED
+from bert_jax.models.config import BertConfig, GeluTanh, bert
+from bert_jax.programs.config import Pretraining
+from bert_jax.programs.pretraining import PretrainingProgram
+from bert_jax.testing.batches import pretraining_batch
+from bert_jax.testing.models import small_model
+from bert_jax.train.export import export
+from bert_jax.train.pretrained import load_model
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TOLERANCE = 1e-5
+
+
+def torch_config(config: BertConfig):
+    """Their configuration of the same model, written out by hand rather than by our exporter."""
+    return transformers.BertConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        intermediate_size=config.intermediate_size,
+        max_position_embeddings=config.positions.max_length,
+        hidden_act="gelu_new" if config.activation == GeluTanh() else "gelu",
+        attn_implementation="eager",
+    )
+
+
+def randomise(model, seed: int) -> None:
+    """Draws every parameter anew: freshly made biases are 0 and norms 1, which hides mistakes."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0.0, 0.04, generator=generator)
+            if name.endswith("LayerNorm.weight"):
+                parameter.add_(1.0)
+
+
+def theirs(model, batch):
+    """(hidden states, MLM logits, NSP logits) of the PyTorch model, as NumPy arrays."""
+    fields = ("input_ids", "token_type_ids", "attention_mask")
+    with torch.no_grad():
+        out = model.eval()(
+            **{name: torch.from_numpy(batch[name]).long() for name in fields},
+            output_hidden_states=True,
+        )
+    return (
+        [state.numpy() for state in out.hidden_states],
+        out.prediction_logits.numpy(),
+        out.seq_relationship_logits.numpy(),
+    )
+
+
+def ours(params, config: BertConfig, batch):
+    """The same of the program that is trained."""
+    program = PretrainingProgram(Pretraining(model=config, mask_token_id=4))
+
+    def compute(params, batch):
+        network = program.network.bind(params)
+        states = network.encode(batch, output_hidden_states=True).hidden_states
+        last = states[-1]
+        return states, network.masked_lm_logits(last), network.next_sentence_logits(last)
+
+    return jax.device_get(jax.jit(compute)(params, batch))
+
+
+def assert_same(found, expected, batch) -> None:
+    """Hidden states and logits of real tokens agree; what stands at padding means nothing."""
+    real = batch["attention_mask"] > 0
+    assert 0.5 < real.mean() < 1
+    assert len(found[0]) == len(expected[0])
+    for layer, (a, b) in enumerate(zip(found[0], expected[0], strict=True)):
+        np.testing.assert_allclose(a[real], b[real], rtol=0, atol=TOLERANCE, err_msg=f"{layer}")
+    np.testing.assert_allclose(found[1][real], expected[1][real], rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(found[2], expected[2], rtol=0, atol=TOLERANCE)
+    assert np.std(expected[0][-1]) > 0.1 and np.std(expected[1]) > 0.05 and expected[2].any()
+
+
+@pytest.mark.parametrize(
+    "size",
+    ["tiny", "mini", "small", "medium", "base", pytest.param("large", marks=pytest.mark.slow)],
+)
+def test_published_sizes(size):
+    config = bert(size)
+    model = transformers.BertForPreTraining(torch_config(config))
+    randomise(model, seed=0)
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    params = paths.unflatten(TIED.from_theirs(state, size))
+    batch = pretraining_batch(
+        batch_size=3, length=24, max_predictions=4, vocab_size=config.vocab_size
+    )
+    assert_same(ours(params, config, batch), theirs(model, batch), batch)
+
+
+def test_tanh_gelu_and_a_batch_over_the_whole_position_table():
+    config = BertConfig(
+        vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=48, activation=GeluTanh(),
+    )  # fmt: skip
+    model = transformers.BertForPreTraining(torch_config(config))
+    randomise(model, seed=1)
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    params = paths.unflatten(TIED.from_theirs(state, "tanh"))
+    batch = pretraining_batch(batch_size=2, length=512, max_predictions=4, vocab_size=200)
+    assert_same(ours(params, config, batch), theirs(model, batch), batch)
+
+
+def test_a_folder_that_transformers_wrote_is_read(tmp_path):
+    config = bert("tiny", vocab_size=300, max_length=64)
+    model = transformers.BertForPreTraining(torch_config(config))
+    randomise(model, seed=2)
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert loaded.config == config and loaded.missing == ()
+    batch = pretraining_batch(batch_size=2, length=16, max_predictions=4, vocab_size=300)
+    assert_same(ours(loaded.params, config, batch), theirs(model, batch), batch)
+
+
+@pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM", "BertForNextSentencePrediction"])
+def test_folders_of_other_architectures_are_read(tmp_path, kind):
+    config = bert("tiny", vocab_size=300, max_length=64)
+    model = getattr(transformers, kind)(torch_config(config))
+    model.save_pretrained(tmp_path)
+    missing = {
+        "BertModel": ("masked_lm", "next_sentence"),
+        "BertForMaskedLM": ("pooler", "next_sentence"),
+        "BertForNextSentencePrediction": ("masked_lm",),
+    }
+    loaded = load_model(tmp_path)
+    assert loaded.missing == missing[kind]
+    table = loaded.params["encoder"]["embeddings"]["word_embeddings"]["embedding"]
+    np.testing.assert_array_equal(table, model.get_input_embeddings().weight.detach().numpy())
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_an_export_opens_with_every_auto_class(tmp_path, tied):
+    made = small_model(tmp_path / "made", tie_word_embeddings=tied)
+    folder = tmp_path / "exported"
+    export(made, folder)
+    model, told = transformers.AutoModelForPreTraining.from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not told["missing_keys"] and not told["mismatched_keys"]
+    batch = pretraining_batch(batch_size=3, length=16, max_predictions=3, vocab_size=18)
+    assert_same(ours(made.params, made.config, batch), theirs(model, batch), batch)
+
+    for kind in ("AutoModelForMaskedLM", "AutoModel"):
+        other, told = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
+        assert not told["missing_keys"], kind
+        table = other.get_input_embeddings().weight.detach().numpy()
+        mine = made.params["encoder"]["embeddings"]["word_embeddings"]["embedding"]
+        np.testing.assert_array_equal(table, mine)
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.model_max_length == 20
+    text = "The old man mends [MASK] net."
+    assert made.vocabulary is not None
+    row = [made.vocabulary.cls_id, *made.vocabulary.encode(text), made.vocabulary.sep_id]
+    assert tokenizer(text)["input_ids"] == row

@@ -1,0 +1,122 @@
+"""Stored outputs of another implementation, axlearn: `reference/axlearn_bert_golden.npz`."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import paths
+from bert_jax.models.config import BertConfig, GeluTanh, Learned
+from bert_jax.objectives.mean import cross_entropy
+from bert_jax.programs import parts
+
+CONFIG = BertConfig(
+    vocab_size=24,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    positions=Learned(max_length=20),
+    activation=GeluTanh(),
+)
+PAD, IGNORED = 0, -100
+
+MASKED_LM = ("test_for_mlm", "test_for_mlm_with_padding")
+CLASSIFICATION = (
+    "test_sequence_classification_1",
+    "test_sequence_classification_2",
+    "test_sequence_classification_3",
+    "test_sequence_binary_classification",
+    "test_multiple_choice_classification",
+)
+
+
+def read_case(shared: Path, case: str) -> dict[str, np.ndarray]:
+    with np.load(shared / "reference" / "axlearn_bert_golden.npz") as file:
+        prefix = f"{case}/"
+        return {name.removeprefix(prefix): file[name] for name in file if name.startswith(prefix)}
+
+
+def parameters(case: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Their parameters by our paths."""
+    found: dict[str, np.ndarray] = {}
+
+    def take(ours: str, theirs: str, shape: tuple[int, ...] | None = None) -> None:
+        value = case[f"params/{theirs}"]
+        found[ours] = value if shape is None else value.reshape(shape)
+
+    def norm(ours: str, theirs: str) -> None:
+        take(f"{ours}/scale", f"{theirs}/scale")
+        take(f"{ours}/bias", f"{theirs}/bias")
+
+    tables = {"word": "token_emb", "position": "pos_emb", "token_type": "type_emb"}
+    for name, theirs in tables.items():
+        take(f"encoder/embeddings/{name}_embeddings/embedding", f"encoder/emb/{theirs}/weight")
+    table = found["encoder/embeddings/position_embeddings/embedding"]
+    found["encoder/embeddings/position_embeddings/embedding"] = table[0]
+    norm("encoder/embeddings/norm", "encoder/emb/norm")
+    for layer in range(2):
+        ours, theirs = f"encoder/layers/{layer}", f"encoder/transformer/layer{layer}"
+        attention = f"{theirs}/self_attention/attention"
+        for name in ("query", "key", "value"):
+            projection = f"{attention}/i_proj/{name[0]}_proj"
+            take(f"{ours}/attention/{name}/kernel", f"{projection}/weight", (16, 16))
+            take(f"{ours}/attention/{name}/bias", f"{projection}/bias", (16,))
+        # The output projection alone is stored [out, heads, head size].
+        output = case[f"params/{attention}/o_proj/weight"].reshape(16, 16).T
+        found[f"{ours}/attention/output/kernel"] = output
+        take(f"{ours}/attention/output/bias", f"{attention}/o_proj/bias")
+        norm(f"{ours}/attention_norm", f"{theirs}/self_attention/norm")
+        for name, linear in [("intermediate", "linear1"), ("output", "linear2")]:
+            take(f"{ours}/feed_forward/{name}/kernel", f"{theirs}/feed_forward/{linear}/weight")
+            take(f"{ours}/feed_forward/{name}/bias", f"{theirs}/feed_forward/{linear}/bias")
+        norm(f"{ours}/feed_forward_norm", f"{theirs}/feed_forward/norm")
+    if "params/head/transform/linear/weight" in case:
+        take("masked_lm/transform/kernel", "head/transform/linear/weight")
+        take("masked_lm/transform/bias", "head/transform/linear/bias")
+        norm("masked_lm/norm", "head/transform/norm")
+        take("masked_lm/bias", "head/output_bias")
+    else:
+        take("pooler/dense/kernel", "head/pooler/linear/weight")
+        take("pooler/dense/bias", "head/pooler/linear/bias")
+    return found
+
+
+def compute(case: dict[str, np.ndarray]):
+    flat = parameters(case)
+    parts.check(flat, CONFIG, "golden")
+    ids = case["inputs/input_ids"].reshape(-1, 20).astype(np.int32)
+    types = case.get("inputs/token_type_ids", np.zeros_like(ids)).reshape(-1, 20)
+    mask = ids != PAD
+    if "inputs/padding_mask" in case:  # True at real tokens, whatever its name says
+        np.testing.assert_array_equal(case["inputs/padding_mask"].reshape(-1, 20), mask)
+    batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+    fields = {name: array.astype(np.int32) for name, array in batch.items()}
+    return parts.run(paths.unflatten(flat), CONFIG, fields), ids
+
+
+@pytest.mark.parametrize("name", MASKED_LM)
+def test_masked_lm(shared, name):
+    case = read_case(shared, name)
+    found, ids = compute(case)
+    real = ids != PAD
+    expected = case["outputs/hidden_states_last"]
+    np.testing.assert_allclose(found["hidden_states"][-1][real], expected[real], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        found["masked_lm"][real], case["outputs/logits"][real], rtol=0, atol=1e-5
+    )
+    labels = case["inputs/target_labels"]
+    chosen = labels != IGNORED
+    losses = cross_entropy(jax.numpy.asarray(found["masked_lm"][chosen]), labels[chosen])
+    np.testing.assert_allclose(np.mean(losses), case["outputs/loss"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CLASSIFICATION)
+def test_classification_on_our_pooled_output(shared, name):
+    case = read_case(shared, name)
+    found, _ = compute(case)
+    kernel, bias = case["params/head/output/weight"], case["params/head/output/bias"]
+    logits = (found["pooled"] @ kernel + bias).reshape(case["outputs/logits"].shape)
+    assert np.std(case["outputs/logits"]) > 1e-3
+    np.testing.assert_allclose(logits, case["outputs/logits"], rtol=0, atol=1e-5)

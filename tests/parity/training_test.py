@@ -1,0 +1,151 @@
+"""Twenty updates side by side with PyTorch: same weights, same batches, the same losses.
+
+Dropout is off. The peer is Hugging Face's BERT under torch.optim.AdamW, with clipping, warmup and
+linear decay written out here.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import paths
+from bert_jax.data.config import LoaderConfig
+from bert_jax.data.loader import PretrainLoader
+from bert_jax.data.prepared import PreparedCorpus
+from bert_jax.interop.huggingface_names import TIED
+from bert_jax.models.config import BertConfig, bert
+from bert_jax.programs.config import Pretraining
+from bert_jax.programs.pretraining import PretrainingProgram
+from bert_jax.testing.corpora import MASK, random_documents, token_table, write_corpus
+from bert_jax.train.config import AdamW, Phase, Train, WarmupLinear
+from bert_jax.train.optimizer import make_optimizer
+from bert_jax.train.schedule import learning_rate
+from bert_jax.train.step import init_state, make_train_step
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+STEPS, WARMUP, PEAK, CLIP = 20, 5, 5e-4, 1.0
+PHASE = Phase(steps=STEPS, length=48, batch_size=8, max_predictions=7)
+ADAM = AdamW(b1=0.9, b2=0.999, epsilon=1e-6, weight_decay=0.01)
+TRAIN = Train(
+    phases=(PHASE,),
+    optimizer=ADAM,
+    schedule=WarmupLinear(peak=PEAK, warmup_steps=WARMUP),
+    clip_norm=CLIP,
+)
+
+
+def no_dropout(config: BertConfig) -> BertConfig:
+    return dataclasses.replace(config, hidden_dropout=0.0, attention_dropout=0.0)
+
+
+def take_batches(corpus: PreparedCorpus, **settings) -> list[dict[str, np.ndarray]]:
+    sizes = {"length": 48, "batch_size": 8, "max_predictions": 7, "seed": 0}
+    config = LoaderConfig(prepared=str(corpus.folder))
+    with PretrainLoader(corpus, config, **sizes, **settings) as loader:
+        return [next(loader) for _ in range(STEPS)]
+
+
+def train_ours(config: BertConfig, mask_id: int, flat, batches) -> tuple[list[float], list[float]]:
+    """Loss before each update, and the gradient's norm before clipping."""
+    program = PretrainingProgram(Pretraining(model=config, mask_token_id=mask_id))
+    optimizer, schedule = make_optimizer(TRAIN), learning_rate(TRAIN.schedule, STEPS)
+    state = init_state(program, optimizer, jax.random.key(0))
+    state["params"] = jax.tree.map(jax.numpy.asarray, paths.unflatten(flat))
+    step = jax.jit(make_train_step(program, optimizer, schedule, seed=0))
+    losses, norms = [], []
+    for batch in batches:
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["loss"]))
+        norms.append(float(metrics["grad_norm"]))
+    return losses, norms
+
+
+def train_theirs(model, batches) -> tuple[list[float], list[float]]:
+    model.train()
+    plain = [p for n, p in model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
+    decayed = [p for p in model.parameters() if all(p is not q for q in plain)]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}],
+        betas=(0.9, 0.999),
+        eps=1e-6,
+    )
+    losses, norms = [], []
+    for update, batch in enumerate(batches, start=1):
+        up, down = update / WARMUP, (STEPS + 1 - update) / (STEPS - WARMUP)
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK * (up if update <= WARMUP else down)
+        optimizer.zero_grad()
+        loss = model(**torch_fields(batch)).loss
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, norms
+
+
+def torch_fields(batch: dict[str, np.ndarray]) -> dict:
+    """Our fields as theirs: labels at every position, -100 where nothing is predicted."""
+    labels = np.full(batch["input_ids"].shape, -100, np.int64)
+    for row, used in enumerate(batch["masked_lm_weights"] > 0):
+        labels[row, batch["masked_lm_positions"][row, used]] = batch["masked_lm_ids"][row, used]
+    fields = ("input_ids", "token_type_ids", "attention_mask")
+    found = {name: torch.from_numpy(batch[name]).long() for name in fields}
+    found["labels"] = torch.from_numpy(labels)
+    found["next_sentence_label"] = torch.from_numpy(batch["next_sentence_labels"]).long()
+    return found
+
+
+def assert_same_training(config: BertConfig, mask_id: int, batches) -> list[float]:
+    torch.manual_seed(0)
+    model = transformers.BertForPreTraining(
+        transformers.BertConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            intermediate_size=config.intermediate_size,
+            max_position_embeddings=config.positions.max_length,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            attn_implementation="eager",
+        )
+    )
+    state = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+    losses, norms = train_ours(config, mask_id, TIED.from_theirs(state, "torch"), batches)
+    their_losses, their_norms = train_theirs(model, batches)
+    np.testing.assert_allclose(losses, their_losses, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(norms, their_norms, rtol=1e-3)
+    assert max(norms) > CLIP, "clipping took part"
+    return losses
+
+
+def test_made_up_corpus(tmp_path):
+    documents = random_documents(40, mean_tokens=12)
+    corpus = PreparedCorpus(write_corpus(tmp_path, documents))
+    batches = take_batches(corpus, table=token_table())
+    config = no_dropout(bert("tiny", vocab_size=1000, max_length=48))
+    assert_same_training(config, MASK, batches)
+
+
+def test_real_text(shared: Path, tmp_path):
+    from bert_jax.data.prepare import prepare
+    from bert_jax.data.sources import TextFiles
+    from bert_jax.data.workplan import PrepareConfig
+
+    files = str(shared / "text" / "inaugural" / "19[0-4]*.txt")
+    request = PrepareConfig(
+        source=TextFiles({"train": (files,)}),
+        output=str(tmp_path),
+        vocabulary=str(shared / "vocab" / "bert-base-uncased"),
+    )
+    prepare(request, workers=1)
+    corpus = PreparedCorpus(tmp_path)
+    vocabulary = corpus.vocabulary()
+    config = no_dropout(bert("tiny", vocab_size=vocabulary.size))
+    losses = assert_same_training(config, vocabulary.mask_id, take_batches(corpus))
+    assert losses[-1] < losses[0] - 0.5, "it learns, so the comparison is of training"

@@ -1,0 +1,30 @@
+"""Few shapes, every text in one of them."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_jax.predict.batching import TOKENS_PER_BATCH, batches, round_up
+
+
+@given(st.lists(st.integers(1, 50), max_size=200))
+def test_every_row_comes_once_padded_to_one_of_a_few_shapes(lengths):
+    rows = [[7 + number] * length for number, length in enumerate(lengths)]
+    seen: list[int] = []
+    for indices, batch in batches(rows, pad_id=3, max_length=50):
+        seen += indices
+        height, width = batch["input_ids"].shape
+        assert height == round_up(len(indices)) and width in (16, 32, 50)
+        assert height * width <= TOKENS_PER_BATCH
+        for place, index in enumerate(indices):
+            length = len(rows[index])
+            assert batch["input_ids"][place, :length].tolist() == rows[index]
+            assert (batch["input_ids"][place, length:] == 3).all()
+            assert batch["attention_mask"][place].tolist() == [1] * length + [0] * (width - length)
+        assert (batch["attention_mask"].sum(axis=1) >= 1).all()
+        assert all(array.dtype == np.int32 for array in batch.values())
+    assert sorted(seen) == list(range(len(rows)))
+
+
+def test_round_up():
+    assert [round_up(n) for n in (0, 1, 2, 3, 4, 5, 64, 65)] == [1, 1, 2, 4, 4, 8, 64, 128]

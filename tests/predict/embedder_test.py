@@ -1,0 +1,93 @@
+"""Embeddings against plain NumPy over the hidden states of each text alone."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.predict.embedder import Embedder
+from bert_jax.programs import parts
+from bert_jax.testing.models import small_model
+from bert_jax.train.export import export
+from bert_jax.train.pretrained import LoadedModel
+
+TEXTS = ["the old man mends a net by the sea", "a net"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return small_model(tmp_path_factory.mktemp("vocabulary"))
+
+
+@pytest.fixture(scope="module")
+def alone(model: LoadedModel) -> dict[str, list[np.ndarray]]:
+    """Hidden states of each text by itself, unpadded."""
+    return {text: states(model, text) for text in TEXTS}
+
+
+def states(model: LoadedModel, text: str) -> list[np.ndarray]:
+    """Hidden states of one unpadded text, N + 1 arrays [L, D]."""
+    vocabulary = model.vocabulary
+    assert vocabulary is not None
+    ids = np.array([[vocabulary.cls_id, *vocabulary.encode(text), vocabulary.sep_id]], np.int32)
+    batch = {
+        "input_ids": ids,
+        "token_type_ids": np.zeros_like(ids),
+        "attention_mask": np.ones_like(ids),
+    }
+    return [s[0] for s in parts.run(model.params, model.config, batch)["hidden_states"]]
+
+
+@pytest.mark.parametrize(
+    "pooling, layers", [("cls", (-1,)), ("mean", (0, 2, -2)), ("max", (1, -1))]
+)
+def test_pooled_states_of_the_chosen_layers(model, alone, pooling, layers):
+    pool = {"cls": lambda s: s[0], "mean": lambda s: s.mean(0), "max": lambda s: s.max(0)}[pooling]
+    embeddings = Embedder(model, pooling=pooling, layers=layers)(TEXTS)
+    for text, (vector, truncated) in zip(TEXTS, embeddings, strict=True):
+        expected = np.concatenate([pool(alone[text][layer]) for layer in layers])
+        assert vector.shape == (16 * len(layers),) and vector.dtype == np.float32
+        np.testing.assert_allclose(vector, expected, atol=2e-6)
+        assert not truncated
+
+
+def test_a_text_beyond_the_position_table_is_cut_and_says_so(model):
+    embed = Embedder(model)
+    long, cut = embed(["the " * 40, "the " * 18])
+    assert long.truncated and not cut.truncated
+    np.testing.assert_allclose(long.vector, cut.vector, atol=1e-6)
+
+
+def test_heads_are_not_needed(model):
+    encoder = {"encoder": model.params["encoder"]}
+    bare = dataclasses.replace(model, params=encoder, missing=parts.HEADS)
+    np.testing.assert_array_equal(Embedder(bare)(TEXTS)[0].vector, Embedder(model)(TEXTS)[0].vector)
+
+
+def test_layers_and_poolings_that_are_not_there(model):
+    for layer in (3, -4):
+        with pytest.raises(UserError, match=f"no layer {layer}: .* layers 1 to 2"):
+            Embedder(model, layers=(layer,))
+    with pytest.raises(UserError, match="no layer is chosen"):
+        Embedder(model, layers=())
+    with pytest.raises(UserError, match="pooling is 'sum'; expected one of cls, mean, max"):
+        Embedder(model, pooling="sum")  # type: ignore[arg-type]
+
+
+def test_predicting_from_an_export_imports_no_tensorflow_no_torch_and_no_orbax(model, tmp_path):
+    export(model, tmp_path / "exported")
+    code = f"""
+import sys
+from bert_jax.cli import main
+assert main(["fill-mask", {str(tmp_path / "exported")!r}, "a [MASK]"]) == 0
+assert main(["embed", {str(tmp_path / "exported")!r}, "a net"]) == 0
+print({{"tensorflow", "torch", "orbax", "seqio", "transformers"}} & set(sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.splitlines()[-1] == "set()"
