@@ -1,0 +1,102 @@
+"""`bert-jax <verb>`: finds the verb, parses its flags, turns mistakes into messages.
+
+A verb is a module with `HELP` (one line), `add_arguments(parser)` and `run(args)`. It imports what
+is heavy inside `run`, so that `--help` and usage errors answer at once.
+
+Exit codes: 0 done; 1 bad input, told in one `error:` line; 2 wrong usage or configuration; a verb
+may return others of its own (75: a signal stopped training, which has saved and can be resumed).
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from bert_jax import __version__
+from bert_jax.cli import (
+    baselines,
+    embed,
+    explain,
+    export,
+    fill_mask,
+    import_,
+    prepare,
+    pretrain,
+    quickstart,
+    vocab_learn,
+)
+from bert_jax.errors import UserError
+
+VERBS: dict[str, Any] = {
+    "quickstart": quickstart,
+    "vocab learn": vocab_learn,
+    "prepare": prepare,
+    "pretrain": pretrain,
+    "explain": explain,
+    "baselines": baselines,
+    "export": export,
+    "import": import_,
+    "fill-mask": fill_mask,
+    "embed": embed,
+}
+"""Name -> module, in the order in which `--help` lists them."""
+
+EPILOG = """\
+example: learn a vocabulary, prepare documents, train, export, use
+  bert-jax vocab learn --size 8192 --output vocabulary 'books/*.txt'
+  bert-jax prepare --files 'books/*.txt' --vocab vocabulary --output prepared
+  bert-jax pretrain configs/pretrain/bert.py --run runs/tiny --with size=tiny prepared=prepared
+  bert-jax export runs/tiny --output exported
+  bert-jax fill-mask exported "It was a [MASK] night."
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb; returns the exit code. `--help` and usage errors raise SystemExit."""
+    args = build_parser().parse_args(argv)
+    try:
+        return args.chosen_verb.run(args) or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has left; Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line; a name of two words (`vocab learn`) is a verb inside a group."""
+    parser = _Parser(prog="bert-jax", description="BERT encoders in JAX.", epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")
+    top = parser.add_subparsers(metavar="VERB", required=True)
+    groups: dict[str, argparse._SubParsersAction] = {}
+    for name, module in VERBS.items():
+        *group, leaf = name.split()
+        parent = top
+        if group:
+            (group_name,) = group
+            if group_name not in groups:
+                group_parser = top.add_parser(group_name, help=f"verbs about: {group_name}")
+                groups[group_name] = group_parser.add_subparsers(metavar="VERB", required=True)
+            parent = groups[group_name]
+        verb = parent.add_parser(leaf, help=module.HELP, description=module.HELP)
+        module.add_arguments(verb)
+        verb.set_defaults(chosen_verb=module)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Keeps the line breaks of examples, and takes no abbreviated flags.
+
+    A script that says --out would change its meaning when another flag --out-something appears.
+    """
+
+    def __init__(self, **settings: Any):
+        super().__init__(
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings
+        )

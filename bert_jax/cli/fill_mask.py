@@ -1,0 +1,35 @@
+"""`bert-jax fill-mask`: the likeliest tokens at each mask, as JSON lines."""
+
+import argparse
+import json
+
+from bert_jax.cli.texts import add_text_arguments, text_groups
+
+HELP = "fill the masks of texts"
+
+_EPILOG = """example:
+  bert-jax fill-mask exported "Paris is the [MASK] of France."
+  bert-jax fill-mask runs/tiny --top 3 --file questions.txt > answers.jsonl
+
+MODEL is an export, a run folder, one of its checkpoints, or another Hugging Face BERT folder.
+Each answer is one line: {"text": ..., "masks": [{"candidates": [{"token", "id", "probability"}]}]}.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, the texts, --top."""
+    parser.add_argument("model", metavar="MODEL", help="an export or a run folder")
+    add_text_arguments(parser)
+    parser.add_argument("--top", type=int, default=5, help="candidates for each mask (default: 5)")
+    parser.epilog = _EPILOG
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prints one JSON line for each text, in their order."""
+    from bert_jax.predict.fill_mask import FillMask
+    from bert_jax.train.pretrained import load_model
+
+    fill = FillMask(load_model(args.model), top=args.top)
+    for group in text_groups(args):
+        for answer in fill(group):
+            print(json.dumps(answer, ensure_ascii=False), flush=True)

@@ -1,0 +1,207 @@
+"""`bert-jax quickstart`: the whole way, on text that is already on the machine."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+
+HELP = "from the documentation on this machine to a trained, exported BERT"
+
+_EPILOG = """example:
+  bert-jax quickstart --output quickstart
+
+Gathers the docstrings of Python and of the installed packages, learns a vocabulary, prepares the
+text, trains a tiny BERT, judges it on packages that it has not seen, exports it and fills a few
+masks. Started again, it goes on where it stopped.
+"""
+
+STAGES_FILE, SUMMARY_FILE = "stages.json", "summary.txt"
+VOCABULARY_SIZE = 8192
+TEXTS = (
+    "Returns the [MASK] of the array.",
+    "The default [MASK] is None.",
+    "Raises an error if the file does not [MASK].",
+    "This function is [MASK] and will be removed in a future version.",
+    "A list of [MASK].",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--output, --recipe, --steps, --seed."""
+    parser.add_argument("--output", metavar="FOLDER", required=True, help="where all goes")
+    parser.add_argument(
+        "--recipe",
+        default="configs/quickstart.py",
+        help="what is trained (default: configs/quickstart.py)",
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="updates (default: the recipe's)")
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.epilog = _EPILOG
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One step on the way. `run` returns what the summary needs, or an exit code to leave with."""
+
+    name: str
+    written: Path
+    run: Callable[[], Any]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does the stages that are not done yet, then prints the summary."""
+    folder = Path(args.output)
+    settings = {"recipe": args.recipe, "steps": args.steps, "seed": args.seed}
+    done = _open(folder, settings)
+    stages = _stages(folder, settings)
+    for number, stage in enumerate(stages, start=1):
+        skipped = stage.name in done["seconds"]
+        told = "done before" if skipped else f"-> {stage.written}"
+        print(f"[{number}/{len(stages)}] {stage.name} {told}", file=sys.stderr, flush=True)
+        if skipped:
+            continue
+        start = time.monotonic()
+        result = stage.run()
+        # A stage that was cut short and resumed counts the last stretch only.
+        done["seconds"][stage.name] = time.monotonic() - start
+        if isinstance(result, int) and result != 0:
+            return result
+        if isinstance(result, dict):
+            done["results"].update(result)
+        _write(folder / STAGES_FILE, json.dumps(done, indent=2) + "\n")
+    summary = _summary(folder, stages, done)
+    _write(folder / SUMMARY_FILE, summary)
+    print(summary, end="")
+    return 0
+
+
+def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
+    from bert_jax.data.docstrings import gather
+    from bert_jax.data.prepare import prepare
+    from bert_jax.data.sources import TextFiles
+    from bert_jax.data.workplan import PrepareConfig
+    from bert_jax.text.config import LearnConfig
+    from bert_jax.text.learn import learn_from_files
+
+    corpus, vocabulary, prepared = folder / "corpus", folder / "vocabulary", folder / "prepared"
+    trained, exported = folder / "run", folder / "exported"
+
+    def learn() -> None:
+        config = LearnConfig(kind="wordpiece", size=VOCABULARY_SIZE, cased=False)
+        learn_from_files([str(corpus / "train.jsonl")], vocabulary, config)
+
+    def prepare_both() -> None:
+        for split in ("train", "heldout"):
+            source = TextFiles(str(corpus / f"{split}.jsonl"))
+            output = str(prepared / split)
+            prepare(PrepareConfig(source=source, output=output, vocabulary=str(vocabulary)))
+
+    return [
+        Stage(name="gather documentation", written=corpus, run=lambda: _counts(gather(corpus))),
+        Stage(name="learn a vocabulary", written=vocabulary, run=learn),
+        Stage(name="prepare", written=prepared, run=prepare_both),
+        Stage(name="pretrain", written=trained, run=lambda: _pretrain(prepared, trained, settings)),
+        Stage(name="compare with n-grams", written=trained, run=lambda: _compare(trained)),
+        Stage(name="export", written=exported, run=lambda: _export(trained, exported)),
+        Stage(name="fill masks", written=exported, run=lambda: _fill_masks(exported)),
+    ]
+
+
+def _counts(corpus: Any) -> dict[str, Any]:
+    return {"corpus": corpus.counts}
+
+
+def _pretrain(prepared: Path, folder: Path, settings: dict[str, Any]) -> int:
+    from bert_jax.config import load_recipe
+    from bert_jax.train.run import run as train
+
+    steps = {} if settings["steps"] is None else {"steps": settings["steps"]}
+    experiment = load_recipe(settings["recipe"])(
+        prepared=str(prepared / "train"),
+        heldout=str(prepared / "heldout"),
+        seed=settings["seed"],
+        **steps,
+    )
+    return train(experiment, folder)
+
+
+def _compare(folder: Path) -> dict[str, Any]:
+    from bert_jax.cli.baselines import beside_ngrams
+
+    return {"heldout": beside_ngrams(folder)}
+
+
+def _export(trained: Path, exported: Path) -> dict[str, Any]:
+    from bert_jax.train.export import export
+    from bert_jax.train.pretrained import load_model
+
+    return {"export difference": export(load_model(str(trained)), exported)}
+
+
+def _fill_masks(exported: Path) -> dict[str, Any]:
+    from bert_jax.predict.fill_mask import FillMask
+    from bert_jax.train.pretrained import load_model
+
+    answers = FillMask(load_model(str(exported)), top=4)(TEXTS)
+    return {
+        "filled": [
+            [answer["text"], [c["token"] for c in answer["masks"][0]["candidates"]]]
+            for answer in answers
+        ]
+    }
+
+
+def _open(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What earlier calls have done in this folder; refuses one made with other settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / STAGES_FILE
+    if not file.is_file():
+        return {"settings": settings, "seconds": {}, "results": {}}
+    done = json.loads(file.read_text())
+    if done["settings"] != settings:
+        raise UserError(
+            f"{folder} was made with {done['settings']}, now asked for with {settings}; "
+            "choose another --output"
+        )
+    return done
+
+
+def _summary(folder: Path, stages: list[Stage], done: dict[str, Any]) -> str:
+    heldout, counts = done["results"]["heldout"], done["results"]["corpus"]
+    lines = ["", "masks filled by the exported model"]
+    for text, tokens in done["results"]["filled"]:
+        lines.append(f"  {text:<66} {', '.join(tokens)}")
+    lines += [
+        "",
+        f"held-out text: {counts['heldout']['packages']} packages that training has not seen, "
+        f"{heldout['masked_tokens']:,.0f} masked tokens",
+        f"  {'':<32}{'model':>10}{'bigram':>10}{'unigram':>10}",
+        f"  {'masked LM loss, nats per token':<32}{heldout['mlm_loss']:>10.3f}"
+        f"{heldout['bigram']:>10.3f}{heldout['unigram']:>10.3f}",
+        f"  {'':<32}{'model':>10}{'chance':>10}",
+        f"  {'next sentence, accuracy':<32}{heldout['nsp_accuracy']:>10.1%}{0.5:>10.1%}",
+        "",
+        f"  {'stage':<24}{'seconds':>8}  written to",
+    ]
+    for stage in stages:
+        lines.append(f"  {stage.name:<24}{done['seconds'][stage.name]:>8.0f}  {stage.written}")
+    lines += [
+        f"  {'all':<24}{sum(done['seconds'].values()):>8.0f}  {folder}",
+        "",
+        f"curves: {folder / 'run' / 'report.html'}",
+        f'more:   bert-jax fill-mask {folder / "exported"} "A [MASK] of strings."',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

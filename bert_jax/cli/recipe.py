@@ -1,0 +1,37 @@
+"""The arguments that verbs reading a recipe share: CONFIG, --with, --set."""
+
+import argparse
+
+from bert_jax.config import call_recipe, load_recipe, override
+from bert_jax.experiment import Experiment
+
+
+def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds CONFIG, --with and --set."""
+    parser.add_argument("config", metavar="CONFIG", help="a recipe, as configs/pretrain/bert.py")
+    parser.add_argument(
+        "--with",
+        dest="arguments",
+        metavar="NAME=VALUE",
+        nargs="+",
+        default=[],
+        help="arguments of the recipe's get_config",
+    )
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="FIELD=VALUE",
+        nargs="+",
+        default=[],
+        help="fields of the resulting config, as train.schedule.peak=2e-4",
+    )
+
+
+def experiment_from(args: argparse.Namespace) -> Experiment:
+    """The config that the arguments describe.
+
+    Raises:
+      ConfigError: unknown name (the nearest is named), wrong type, impossible value.
+    """
+    get_config = load_recipe(args.config)
+    return override(call_recipe(get_config, args.arguments, args.config), args.overrides)

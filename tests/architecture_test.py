@@ -1,0 +1,274 @@
+"""The rules of the house, held by reading the source: who may import whom, sizes, forbidden things.
+
+`docs/ARCHITECTURE.md` says why the rooms are what they are; this file says what breaks them.
+"""
+
+import ast
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "bert_jax"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Room (folder or file of bert_jax/) -> the rooms that it may import besides itself.
+# Two storeys up and no way back: ground, then parts, then what puts parts together.
+GROUND = {"errors", "config", "batch", "paths"}
+PARTS = {"text", "nn", "models", "objectives", "data", "parallel", "interop"}
+WHOLES = {"programs", "train", "evals", "predict", "experiment"}
+MAY_IMPORT = {
+    "__init__": set(),
+    "__main__": {"cli"},
+    "errors": set(),
+    "config": {"errors"},
+    "batch": {"errors"},
+    "paths": {"errors"},
+    "nn": {"errors", "paths"},
+    "text": GROUND | {"__init__"},
+    "models": GROUND | {"nn"},
+    "objectives": GROUND,
+    "data": GROUND | {"text", "__init__"},
+    "parallel": GROUND,
+    "interop": GROUND | {"models", "text", "__init__"},
+    "programs": GROUND | {"nn", "models", "objectives"},
+    "experiment": GROUND | {"data", "parallel", "programs", "train"},
+    "evals": GROUND | {"text", "nn", "models", "objectives", "data", "parallel", "programs"},
+    "train": GROUND | PARTS | {"programs", "evals", "experiment", "__init__"},
+    "predict": GROUND | PARTS | {"programs", "train", "experiment"},
+    "testing": GROUND | PARTS | WHOLES,
+    "cli": GROUND | PARTS | WHOLES | {"testing", "__init__"},
+}
+# The places where everything meets.
+MEETS_ALL = {"train/run.py"}
+
+# Heavy library -> the only places of bert_jax/ that may import it, even inside a function.
+JAX_ROOMS = {"nn", "models", "objectives", "parallel", "programs", "evals", "train", "predict"}
+TENSORFLOW_FILES = {
+    "data/tasks.py",
+    "data/converter.py",
+    "data/preprocessors.py",
+    "data/pair_preprocessor.py",
+    "data/seqio_vocabulary.py",
+    "interop/tf1.py",
+}
+MAY_USE = {
+    "jax": JAX_ROOMS | {"cli", "testing"},
+    "flax": {"nn", "models", "programs"},
+    "optax": {"train", "parallel"},
+    "orbax": {"train"},
+    "grain": {"data"},
+    "tensorflow": TENSORFLOW_FILES,
+    "tensorflow_text": TENSORFLOW_FILES,
+    "tensorflow_datasets": TENSORFLOW_FILES,
+    "seqio": TENSORFLOW_FILES,
+    "apache_beam": {"data/beam_pipeline.py"},
+    # Reading `pytorch_model.bin`, with weights_only; torch is not a dependency.
+    "torch": {"interop/torch_file.py"},
+    "transformers": set(),
+    "pickle": set(),
+}
+# Files that run a Python file which the user names: a recipe, and seqio tasks of one's own.
+RUNS_USER_FILES = {"config.py", "data/tasks.py"}
+
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 60
+# The whole of a run on one page, which is worth more than short functions.
+LONGER_FUNCTIONS = {"train/run.py:run": 90}
+# What must stay out of a process that only asks for help, reads a config or a recipe.
+HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "tensorflow", "seqio", "torch", "grain")
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).as_posix()
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import below `node`; `from a import b` gives a.b."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Import):
+            yield from ((child.lineno, alias.name) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"line {child.lineno}: imports are absolute here"
+            yield from ((child.lineno, f"{child.module}.{alias.name}") for alias in child.names)
+
+
+def imported_room(dotted: str) -> str:
+    """The room behind a name of this package: bert_jax.text.files.x -> text."""
+    room = dotted.split(".")[1]
+    return room if (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").is_file() else "__init__"
+
+
+@functools.cache
+def parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def test_rooms_import_only_what_stands_below_them():
+    assert {room_of(f) for f in FILES} <= set(MAY_IMPORT), "a new room: say what it may import"
+    wrong = [
+        f"{name_of(file)}:{line} imports {name}; {room_of(file)} may import {sorted(allowed)}"
+        for file in FILES
+        for allowed in [MAY_IMPORT[room_of(file)] | {room_of(file)}]
+        for line, name in imports(parse(file))
+        if name.startswith("bert_jax.")
+        and imported_room(name) not in allowed
+        and name_of(file) not in MEETS_ALL
+    ]
+    assert not wrong
+
+
+def test_heavy_libraries_stay_in_their_places():
+    wrong = [
+        f"{name_of(file)}:{line} imports {name}, which is for {sorted(MAY_USE[library])}"
+        for file in FILES
+        for line, name in imports(parse(file))
+        if (library := name.split(".")[0]) in MAY_USE
+        and not {room_of(file), name_of(file)} & MAY_USE[library]
+    ]
+    assert not wrong
+
+
+def test_configs_import_errors_and_other_configs_only():
+    configs = [f for f in FILES if f.name in ("config.py", "experiment.py")]
+    wrong = []
+    for file in configs:
+        for line, name in imports(parse(file)):
+            library, *rest = name.split(".")
+            light = library in sys.stdlib_module_names
+            ours = library == "bert_jax" and (rest[0] == "errors" or rest[1] == "config")
+            if not (light or ours):
+                wrong.append(f"{name_of(file)}:{line} imports {name}")
+    assert len(configs) >= 5 and not wrong
+
+
+def test_no_recipe_imports_another():
+    recipes = sorted(ROOT.glob("configs/**/*.py"))
+    wrong = [
+        f"{recipe.relative_to(ROOT)}:{line} imports {name}"
+        for recipe in recipes
+        for line, name in imports(parse(recipe))
+        if name.split(".")[0] not in {"bert_jax"} | sys.stdlib_module_names
+    ]
+    assert recipes and not wrong
+
+
+def test_modules_and_what_runs_meet_in_nn_only():
+    """NNX describes; what runs is a pure dict. nn.py is the one door between the two."""
+    door = {"split", "merge", "eval_shape", "state", "to_pure_dict", "replace_by_pure_dict"}
+    never = {"jit", "grad", "scan", "vmap", "remat", "Optimizer", "StateAxes", "Intermediate"}
+    wrong = [
+        f"{name_of(file)}:{node.lineno} uses nnx.{node.attr}"
+        for file in FILES
+        for node in ast.walk(parse(file))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "nnx"
+        and node.attr in (never if name_of(file) == "nn.py" else door | never)
+    ]
+    assert not wrong
+
+
+def test_no_string_becomes_code():
+    wrong = []
+    for file in FILES:
+        for node in ast.walk(parse(file)):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            literal = bool(node.args) and isinstance(node.args[0], ast.Constant)
+            unpickles = any(
+                k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords
+            )
+            if (
+                called in ("eval", "exec", "compile", "__import__")
+                or (called.endswith("import_module") and not literal)
+                or (called.endswith("exec_module") and name_of(file) not in RUNS_USER_FILES)
+                or unpickles
+            ):
+                wrong.append(f"{name_of(file)}:{node.lineno} calls {called}")
+    assert not wrong
+
+
+def test_files_and_functions_stay_small():
+    wrong = []
+    for file in FILES:
+        lines = len(file.read_text().splitlines())
+        if lines > MAX_FILE_LINES:
+            wrong.append(f"{name_of(file)} has {lines} lines: is it still one room?")
+        for node in ast.walk(parse(file)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = (node.end_lineno or 0) - node.lineno + 1
+                most = LONGER_FUNCTIONS.get(f"{name_of(file)}:{node.name}", MAX_FUNCTION_LINES)
+                if size > most:
+                    wrong.append(f"{name_of(file)}:{node.lineno} {node.name} has {size} lines")
+    assert not wrong
+
+
+def test_no_file_is_named_for_nothing():
+    vague = {"utils", "util", "helpers", "common", "misc", "tools"}
+    assert not [name_of(f) for f in FILES if f.stem in vague]
+
+
+def test_every_room_has_its_tests():
+    rooms = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").is_file()} - {"testing"}
+    tested = {
+        p.parent.relative_to(ROOT / "tests").as_posix() for p in ROOT.glob("tests/**/*_test.py")
+    }
+    assert rooms <= {t.split("/")[0] for t in tested}
+
+
+def test_nothing_reads_tensorflow_on_the_way_to_training_or_predicting():
+    """Follows all imports of modules, also those inside functions, from the loader and predict/."""
+    graph = {name_of(f): {n for _, n in imports(parse(f))} for f in FILES}
+    pending = ["data/loader.py", *(name for name in graph if name.startswith("predict/"))]
+    seen: set[str] = set()
+    while pending:
+        current = pending.pop()
+        if current in seen or current not in graph:
+            continue
+        seen.add(current)
+        assert current not in TENSORFLOW_FILES, f"reached from {sorted(seen)}"
+        for dotted in graph[current]:
+            parts = dotted.split(".")
+            if parts[0] == "bert_jax":
+                pending += ["/".join(parts[1:]) + ".py", "/".join(parts[1:-1]) + ".py"]
+    assert "text/vocabulary.py" in seen  # the walk does walk
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import bert_jax",
+        "import bert_jax.experiment",
+        "from bert_jax.cli import main; main(['--help'])",
+        "from bert_jax.cli import VERBS, main\n"
+        "for verb in VERBS:\n"
+        "    try: main([*verb.split(), '--help'])\n"
+        "    except SystemExit as done: assert done.code == 0",
+        "from bert_jax.config import load_recipe\n"
+        "from pathlib import Path\n"
+        "for recipe in Path('configs').rglob('*.py'): load_recipe(recipe)",
+    ],
+    ids=["package", "configs", "help", "help of each verb", "recipes"],
+)
+def test_light_things_import_nothing_heavy(code: str):
+    check = f"""
+import atexit, sys
+def heavy(): print("HEAVY", sorted(set({HEAVY!r}) & set(sys.modules)))
+atexit.register(heavy)
+{code}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "HEAVY []"

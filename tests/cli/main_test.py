@@ -1,0 +1,138 @@
+"""The command line as a whole: verbs, help, exit codes, messages."""
+
+import argparse
+import subprocess
+import sys
+import types
+
+import pytest
+
+from bert_jax import __version__, cli
+from bert_jax.errors import ConfigError, UserError
+
+
+def a_verb(outcome: int | BaseException | None) -> types.SimpleNamespace:
+    """A verb with one typed flag, whose run returns or raises `outcome`."""
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--output-number", type=int)
+        parser.add_argument("--run")  # a flag with the name of the verb's function
+
+    def run(args: argparse.Namespace) -> int | None:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    return types.SimpleNamespace(HELP="does it", add_arguments=add_arguments, run=run)
+
+
+@pytest.fixture
+def main_with(monkeypatch: pytest.MonkeyPatch):
+    def call(outcome: int | BaseException | None, *arguments: str) -> int:
+        monkeypatch.setattr(cli, "VERBS", {"thing do": a_verb(outcome), "other": a_verb(0)})
+        return cli.main(["thing", "do", "--run", "folder", *arguments])
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (None, 0),
+        (0, 0),
+        (75, 75),
+        (UserError("books/: no such folder"), 1),
+        (ConfigError("unknown field"), 2),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes(main_with, outcome, code):
+    assert main_with(outcome) == code
+
+
+def test_a_mistake_is_one_line_on_stderr(main_with, capsys):
+    main_with(UserError("books/: no such folder; expected text files"))
+    captured = capsys.readouterr()
+    assert captured.err == "error: books/: no such folder; expected text files\n"
+    assert captured.out == ""
+
+
+def test_our_own_bugs_keep_their_traceback(main_with):
+    with pytest.raises(ZeroDivisionError):
+        main_with(ZeroDivisionError())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["thing"],
+        ["thing", "do", "--output-number", "three"],
+        ["thing", "do", "--output", "3"],  # no abbreviated flags
+        ["thing", "do", "stray"],
+    ],
+)
+def test_wrong_usage_exits_with_2(main_with, arguments, capsys):
+    main_with(0)
+    with pytest.raises(SystemExit) as exited:
+        cli.main(arguments)
+    assert exited.value.code == 2
+    assert "usage: bert-jax" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_the_help_of_each_verb_has_an_example(verb, capsys):
+    with pytest.raises(SystemExit) as exited:
+        cli.main([*verb.split(), "--help"])
+    shown = capsys.readouterr().out
+    assert exited.value.code == 0
+    assert "example" in shown
+    assert f"bert-jax {verb} " in shown.split("example")[1]
+    assert cli.VERBS[verb].HELP in " ".join(shown.split())
+
+
+def test_help_lists_every_verb(capsys):
+    with pytest.raises(SystemExit) as exited:
+        cli.main(["--help"])
+    assert exited.value.code == 0
+    shown = capsys.readouterr().out.split()
+    assert {word for verb in cli.VERBS for word in verb.split()[:1]} <= set(shown)
+
+
+def test_every_flag_that_takes_a_number_has_a_type():
+    """`--steps ten` must be a usage error, not a traceback from somewhere inside."""
+    for name, verb in cli.VERBS.items():
+        parser = argparse.ArgumentParser()
+        verb.add_arguments(parser)
+        for action in parser._actions:
+            if isinstance(action.default, int | float) and action.nargs != 0:
+                assert action.type is not None, f"{name} {action.option_strings}"
+
+
+@pytest.mark.parametrize(
+    "command", [["-m", "bert_jax"], ["-c", "from bert_jax.cli import main; main()"]]
+)
+def test_as_a_process(command):
+    done = subprocess.run(
+        [sys.executable, *command, "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["bert-jax", __version__]
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    code = (
+        "import types\nfrom bert_jax import cli\n"
+        "def run(args):\n    while True: print('x' * 1000)\n"
+        "cli.VERBS = {'talk': types.SimpleNamespace("
+        "HELP='', add_arguments=lambda p: None, run=run)}\n"
+        "raise SystemExit(cli.main(['talk']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1

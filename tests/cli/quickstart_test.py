@@ -1,0 +1,120 @@
+"""The quickstart from end to end, on a small invented library instead of this machine's."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.cli import main
+from bert_jax.data import docstrings
+
+RECIPE = """
+from bert_jax.data.config import LoaderConfig
+from bert_jax.experiment import Experiment
+from bert_jax.models.config import BertConfig, Learned
+from bert_jax.programs.config import Pretraining
+from bert_jax.text.vocabulary import load_vocabulary
+from bert_jax.train.config import Checkpoints, Evaluation, Phase, Train, WarmupLinear
+
+
+def get_config(*, prepared, heldout, steps=4, seed=0):
+    vocabulary = load_vocabulary(prepared + "/vocabulary")
+    model = BertConfig(
+        vocab_size=vocabulary.size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, positions=Learned(max_length=64),
+    )
+    return Experiment(
+        name="tiny",
+        seed=seed,
+        program=Pretraining(model=model, mask_token_id=vocabulary.mask_id),
+        data=LoaderConfig(prepared=prepared),
+        train=Train(
+            phases=(Phase(steps=steps, length=64, batch_size=8, max_predictions=10),),
+            schedule=WarmupLinear(peak=1e-3, warmup_steps=1),
+            checkpoints=Checkpoints(every=2),
+            evaluation=Evaluation(prepared=heldout, every=2, examples=16, batch_size=8),
+        ),
+    )
+"""
+
+
+WORDS = (
+    "the a an array list file value name returns raises gives index of to in for with when is not "
+    "each every empty given default first last new old error path string number"
+)
+
+
+def write_library(folder: Path) -> None:
+    """Twelve packages of four modules each: sentences of English words in random order."""
+    rng = np.random.default_rng(0)
+    for package in range(12):
+        (folder / f"package{package}").mkdir(parents=True)
+        for module in range(4):
+            drawn = rng.choice(WORDS.split(), (12, 12))
+            text = "\n\n".join(" ".join(sentence).capitalize() + "." for sentence in drawn)
+            (folder / f"package{package}" / f"module{module}.py").write_text(f'"""{text}"""\n')
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command line of a quickstart that has been run once; `--output` comes last."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    write_library(folder / "library")
+    (folder / "recipe.py").write_text(RECIPE)
+    output = folder / "quickstart"
+    command = ["quickstart", "--recipe", str(folder / "recipe.py"), "--output", str(output)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(docstrings, "default_roots", lambda: [folder / "library"])
+        assert main(command) == 0
+    return command
+
+
+def test_it_ends_with_the_table(command):
+    output = Path(command[-1])
+    summary = (output / "summary.txt").read_text()
+    for wanted in ("bigram", "unigram", "50.0%", "seconds", "fill masks", str(output / "exported")):
+        assert wanted in summary
+    assert (output / "exported" / "model.safetensors").is_file()
+    assert (output / "run" / "report.html").is_file()
+
+
+def test_it_goes_on_where_it_stopped(command, capsys):
+    output = Path(command[-1])
+    vocabulary = (output / "vocabulary" / "vocab.txt").stat().st_mtime_ns
+    assert main(command) == 0
+    again = capsys.readouterr()
+    assert again.out == (output / "summary.txt").read_text()
+    assert again.err.count("done before") == 7
+    assert (output / "vocabulary" / "vocab.txt").stat().st_mtime_ns == vocabulary
+
+    # A stage that is not noted as done is done, on top of what the others left.
+    stages = json.loads((output / "stages.json").read_text())
+    del stages["seconds"]["fill masks"]
+    (output / "stages.json").write_text(json.dumps(stages))
+    assert main(command) == 0
+    assert capsys.readouterr().err.count("done before") == 6
+
+
+def test_other_settings_in_the_same_folder_are_refused(command, capsys):
+    assert main([*command, "--seed", "1"]) == 1
+    assert "choose another --output" in capsys.readouterr().err
+
+
+def test_the_verb_for_any_run_says_what_the_summary_says(command, capsys):
+    output = Path(command[-1])
+    assert main(["baselines", str(output / "run")]) == 0
+    beside = json.loads(capsys.readouterr().out)
+    assert beside == json.loads((output / "stages.json").read_text())["results"]["heldout"]
+    assert 0 < beside["bigram"] < 10 and beside["mlm_loss"] > 0
+    assert beside["masked_tokens"] > 16
+
+
+def test_baselines_need_a_run_with_held_out_text(command, capsys, tmp_path):
+    config = json.loads((Path(command[-1]) / "run" / "config.json").read_text())
+    config["config"]["train"]["evaluation"] = None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["baselines", str(tmp_path)]) == 1
+    assert "no held-out corpus" in capsys.readouterr().err
+    assert main(["baselines", str(tmp_path / "nowhere")]) == 1
+    assert "does not exist" in capsys.readouterr().err

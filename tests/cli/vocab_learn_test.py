@@ -1,0 +1,57 @@
+"""`bert-jax vocab learn`, as typed."""
+
+import pytest
+
+from bert_jax.cli import main
+from bert_jax.text.vocabulary import load_vocabulary
+
+
+def test_learns_and_says_so(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("Some words, some more words.\n" * 30)
+    output = tmp_path / "vocabulary"
+    code = main(
+        ["vocab", "learn", "--size", "64", "--output", str(output), str(tmp_path / "*.txt")]
+    )
+    vocabulary = load_vocabulary(output)
+    assert code == 0
+    assert vocabulary.encode("SOME words") == [vocabulary.id("some"), vocabulary.id("words")]
+    shown = capsys.readouterr().out
+    assert f"{vocabulary.size} pieces" in shown and vocabulary.fingerprint[:12] in shown
+
+
+@pytest.mark.parametrize(
+    "arguments, code, message",
+    [
+        (["{tmp}/none*.txt"], 1, "no file matches"),
+        (["{tmp}/bad.txt"], 1, "bad.txt: not utf-8 text at byte 3"),
+        (["{tmp}/empty.txt"], 1, "nothing to learn from"),
+        (["{tmp}/bad.txt", "--encoding", "klingon"], 1, "unknown encoding"),
+        (["{tmp}/bad.txt", "--size", "2"], 2, "size is 2"),
+    ],
+)
+def test_mistakes(tmp_path, capsys, arguments, code, message):
+    (tmp_path / "bad.txt").write_bytes(b"caf\xe9 noir")
+    (tmp_path / "empty.txt").write_text("")
+    arguments = [a.format(tmp=tmp_path) for a in arguments]
+    output = tmp_path / "out"
+    assert main(["vocab", "learn", "--output", str(output), *arguments]) == code
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ") and message in shown and "Traceback" not in shown
+    assert not output.exists()
+
+
+def test_other_encodings_can_be_read(tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"caf\xe9 noir caf\xe9 noir")
+    for name, flags in (("a", ["--encoding", "latin-1"]), ("b", ["--errors", "replace"])):
+        command = ["vocab", "learn", "--size", "100", "--cased", "--output", str(tmp_path / name)]
+        assert main([*command, str(tmp_path / "bad.txt"), *flags]) == 0
+    assert "café" in load_vocabulary(tmp_path / "a")
+    assert "café" not in load_vocabulary(tmp_path / "b")
+
+
+def test_usage_errors_and_help(capsys):
+    for arguments, code in ((["--kind", "nothing"], 2), (["--help"], 0)):
+        with pytest.raises(SystemExit) as caught:
+            main(["vocab", "learn", *arguments])
+        assert caught.value.code == code
+    assert "example:" in capsys.readouterr().out
