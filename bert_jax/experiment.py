@@ -34,7 +34,7 @@ class Experiment:
 MAY_CHANGE_ON_RESUME = (
     "train.logging.*",
     "train.checkpoints.*",
-    "train.evaluation.every",
+    "train.evaluation.*",
     "mesh.*",
     "data.prefetch_batches",
     "data.workers",

@@ -11,10 +11,25 @@ from bert_jax.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
+class RandomStart:
+    """A table that starts from random vectors, as in BERT."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinusoidalStart:
+    """A table that starts from sines and cosines (Vaswani et al. 2017, 3.5) of BERT's variance.
+
+    "One place to the left" is then the same rotation everywhere, which attention learns long before
+    it has learned it for every pair of random vectors: the long first plateau of a small model goes.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
 class Learned:
     """One learned vector for each absolute position, as in BERT."""
 
     max_length: int = 512
+    start: RandomStart | SinusoidalStart = RandomStart()
 
 
 @dataclass(frozen=True, kw_only=True)

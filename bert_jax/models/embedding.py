@@ -1,13 +1,15 @@
 """From ids to vectors: word + position + token type, normalised."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.errors import ConfigError
-from bert_jax.models.config import BertConfig, Compute
+from bert_jax.models.config import BertConfig, Compute, RandomStart, SinusoidalStart
 from bert_jax.models.dropout import Seed, dropout
-from bert_jax.models.linear import embedding, layer_norm
+from bert_jax.models.linear import embedding, initializer, layer_norm
 
 
 class Embeddings(nnx.Module):
@@ -15,7 +17,9 @@ class Embeddings(nnx.Module):
 
     def __init__(self, config: BertConfig, compute: Compute, rngs: nnx.Rngs):
         self.word_embeddings = embedding(config.vocab_size, config, compute, rngs)
-        self.position_embeddings = embedding(config.positions.max_length, config, compute, rngs)
+        self.position_embeddings = embedding(
+            config.positions.max_length, config, compute, rngs, _position_init(config)
+        )
         self.token_type_embeddings = embedding(config.type_vocab_size, config, compute, rngs)
         self.norm = layer_norm(config, compute, rngs)
         self.max_length = config.positions.max_length
@@ -51,3 +55,23 @@ class Embeddings(nnx.Module):
         )
         x_BLD += jnp.dot(types, self.token_type_embeddings.embedding[...].astype(x_BLD.dtype))
         return dropout(self.norm(x_BLD), self.rate, seed)
+
+
+def _position_init(config: BertConfig) -> nnx.Initializer:
+    match config.positions.start:
+        case RandomStart():
+            return initializer(config)
+        case SinusoidalStart():
+            return _sinusoids(config.initializer_range)
+
+
+def _sinusoids(deviation: float) -> nnx.Initializer:
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = None, *_: Any) -> jax.Array:
+        del key
+        positions, width = shape
+        rates = 10_000.0 ** (-jnp.arange(0, width, 2, dtype=dtype) / width)
+        angles = jnp.arange(positions, dtype=dtype)[:, None] * rates
+        waves = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(positions, -1)
+        return waves[:, :width] * (deviation * 2.0**0.5)
+
+    return init

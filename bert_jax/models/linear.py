@@ -49,14 +49,20 @@ def layer_norm(config: BertConfig, compute: Compute, rngs: nnx.Rngs) -> LayerNor
     return LayerNorm(config.hidden_size, config.layer_norm_epsilon, compute.dtype, rngs)
 
 
-def embedding(rows: int, config: BertConfig, compute: Compute, rngs: nnx.Rngs) -> nnx.Embed:
-    """A table [rows, D] in float32, read in `compute.dtype`."""
+def embedding(
+    rows: int,
+    config: BertConfig,
+    compute: Compute,
+    rngs: nnx.Rngs,
+    init: nnx.Initializer | None = None,
+) -> nnx.Embed:
+    """A table [rows, D] in float32, read in `compute.dtype`; `init` None is BERT's initialiser."""
     return nnx.Embed(
         rows,
         config.hidden_size,
         dtype=jnp.dtype(compute.dtype),
         param_dtype=jnp.float32,
-        embedding_init=initializer(config),
+        embedding_init=init or initializer(config),
         rngs=rngs,
     )
 

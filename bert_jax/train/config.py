@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from bert_jax.data.config import Masking
 from bert_jax.errors import ConfigError
 
 
@@ -73,12 +74,16 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A pass over a fixed number of held-out examples, with the same masks every time."""
+    """A pass over a fixed number of held-out examples, with the same masks every time.
+
+    `masking` is that of the pass, whatever the training's: runs with other rates still compare.
+    """
 
     prepared: str  # folder of the held-out corpus, written by `bert-jax prepare`
     every: int = 1000
     examples: int = 1024
     batch_size: int = 64
+    masking: Masking = Masking()  # noqa: RUF009 (frozen)
 
 
 @dataclass(frozen=True, kw_only=True)

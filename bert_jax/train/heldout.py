@@ -28,15 +28,17 @@ def heldout_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """The batches of one held-out pass.
 
-    They depend on the held-out corpus, on `data.examples` and `data.masking`, and on the length and
-    predictions of `phase`, on nothing else.
+    They depend on the held-out corpus, on `data.examples`, and on the length and predictions of
+    `phase`, on nothing else.
 
     Raises:
       UserError: not a prepared corpus.
     """
     return evaluation_batches(
         PreparedCorpus(config.prepared),
-        dataclasses.replace(data, prepared=config.prepared),
+        dataclasses.replace(
+            data, prepared=config.prepared, masking=data.masking and config.masking
+        ),
         length=phase.length,
         batch_size=config.batch_size,
         max_predictions=phase.max_predictions,

@@ -3,19 +3,23 @@
     bert-jax pretrain configs/pretrain/small_corpus.py --run runs/novels \\
         --with prepared=data/train heldout=data/heldout
 
-What differs from the paper's recipe, and why: a small batch, because a small model learns more
-from many updates than from big ones; two thirds of the updates at length 64, where each position is
-seen twice as often; weights drawn at 1 / sqrt(D), because at 0.02 so narrow a model attends to
-nothing in particular for thousands of updates; no dropout, because some million parameters do not
-overfit a corpus of some million tokens that is read a few times.
+What differs from the paper's recipe, and why:
+
+- a small batch: a small model learns more from many updates than from big ones;
+- two thirds of the updates at length 64, where each position is seen twice as often;
+- weights drawn at 1 / sqrt(D) and positions that start as sinusoids: at 0.02 and from random
+  vectors so narrow a model attends to nothing in particular for thousands of updates;
+- 30 % of the tokens masked instead of 15 % (Wettig et al. 2023), for twice the signal from the same
+  text; held-out numbers are at 15 %, always;
+- no dropout: some million parameters do not overfit some million tokens read a few times.
 """
 
 import dataclasses
 from pathlib import Path
 
-from bert_jax.data.config import LoaderConfig
+from bert_jax.data.config import LoaderConfig, Masking
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import Size, bert
+from bert_jax.models.config import Learned, SinusoidalStart, Size, bert
 from bert_jax.programs.config import Pretraining
 from bert_jax.text.vocabulary import load_vocabulary
 from bert_jax.train.config import AdamW, Checkpoints, Evaluation, Phase, Train, WarmupLinear
@@ -27,7 +31,7 @@ def get_config(
     heldout: str | None = None,
     size: Size = "tiny",
     steps: int = 9_000,
-    batch_size: int = 32,
+    batch_size: int = 16,
     learning_rate: float = 2e-3,
     seed: int = 0,
 ) -> Experiment:
@@ -38,17 +42,18 @@ def get_config(
         evaluation = Evaluation(
             prepared=heldout, every=max(1, steps // 20), examples=2048, batch_size=64
         )
-    sizes = bert(size, vocab_size=vocabulary.size, max_length=128)
+    sizes = bert(size, vocab_size=vocabulary.size)
     model = dataclasses.replace(
         sizes,
+        positions=Learned(max_length=128, start=SinusoidalStart()),
         hidden_dropout=0.0,
         attention_dropout=0.0,
         initializer_range=round(sizes.hidden_size**-0.5, 3),
     )
     short = max(1, 2 * steps // 3)
     phases = (
-        Phase(steps=short, length=64, batch_size=2 * batch_size, max_predictions=10),
-        Phase(steps=steps - short, length=128, batch_size=batch_size, max_predictions=20),
+        Phase(steps=short, length=64, batch_size=2 * batch_size, max_predictions=20),
+        Phase(steps=steps - short, length=128, batch_size=batch_size, max_predictions=40),
     )
     return Experiment(
         name=f"small-corpus-{size}",
@@ -57,7 +62,7 @@ def get_config(
             model=model,
             mask_token_id=vocabulary.mask_id,
         ),
-        data=LoaderConfig(prepared=prepared),
+        data=LoaderConfig(prepared=prepared, masking=Masking(rate=0.3)),
         train=Train(
             phases=phases,
             optimizer=AdamW(b2=0.98),
