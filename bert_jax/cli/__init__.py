@@ -26,6 +26,7 @@ from bert_jax.cli import (
     quickstart,
     vocab_learn,
 )
+from bert_jax.cli.huge_pages import restart_with_huge_pages
 from bert_jax.errors import UserError
 
 VERBS: dict[str, Any] = {
@@ -42,6 +43,8 @@ VERBS: dict[str, Any] = {
 }
 """Name -> module, in the order in which `--help` lists them."""
 
+TRAINING_VERBS = (pretrain, quickstart)
+
 EPILOG = """\
 example: learn a vocabulary, prepare documents, train, export, use
   bert-jax vocab learn --size 8192 --output vocabulary 'books/*.txt'
@@ -55,6 +58,8 @@ example: learn a vocabulary, prepare documents, train, export, use
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code. `--help` and usage errors raise SystemExit."""
     args = build_parser().parse_args(argv)
+    if argv is None and args.chosen_verb in TRAINING_VERBS:  # not when called from Python
+        restart_with_huge_pages()
     try:
         return args.chosen_verb.run(args) or 0
     except UserError as error:

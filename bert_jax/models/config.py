@@ -20,7 +20,7 @@ class SinusoidalStart:
     """A table that starts from sines and cosines (Vaswani et al. 2017, 3.5) of BERT's variance.
 
     "One place to the left" is then the same rotation everywhere, which attention learns long before
-    it has learned it for every pair of random vectors: the long first plateau of a small model goes.
+    it has learned it for every pair of random vectors: a small model leaves its plateau early.
     """
 
 
