@@ -35,6 +35,8 @@ CORE = [
     "tensorflow-text>=2.21,<2.23",
     # Wikipedia, LM1B, C4 by name. 4.9.10 runs with NumPy 2 and protobuf 7.
     "tensorflow-datasets>=4.9.9,<5",
+    # tensorflow-datasets 4.9.10 imports it to build a dataset and does not ask for it.
+    "importlib_resources>=6",
     # WordPiece and byte-level BPE: the engine of Hugging Face's fast tokenizers, so the same ids.
     "tokenizers>=0.22,<0.24",
     # SentencePiece models (ALBERT, T5, XLNet files). seqio asks for 0.2.

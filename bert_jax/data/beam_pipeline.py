@@ -30,10 +30,11 @@ from bert_jax.data.command import (
     file_config,
     summary,
 )
-from bert_jax.data.manifest import MANIFEST, VOCABULARY, Manifest, Shard
+from bert_jax.data.manifest import MANIFEST, PLAN, VOCABULARY, Manifest, Shard
+from bert_jax.data.output_folder import locked, open_folder
 from bert_jax.data.shards import finished_shard, note_path, read_note, write_shard
 from bert_jax.data.sources import FileUnit, SourceFile, TextFiles
-from bert_jax.data.workplan import PLAN, Plan, PrepareConfig, file_plan, finish, locked, open_folder
+from bert_jax.data.workplan import Plan, PrepareConfig, file_plan, finish
 from bert_jax.errors import UserError
 from bert_jax.text.vocabulary import load_vocabulary
 

@@ -24,6 +24,7 @@ from bert_jax.errors import UserError
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+PLAN = "plan.json"
 VOCABULARY = "vocabulary"
 
 
@@ -105,7 +106,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; make it with `bert-jax prepare`")
     if not path.is_file():
-        if (folder / "plan.json").is_file():
+        if (folder / PLAN).is_file():
             raise UserError(
                 f"{folder}: this prepared corpus is unfinished (no {MANIFEST}); "
                 "run the same `bert-jax prepare` again, finished shards are kept"

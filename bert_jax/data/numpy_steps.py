@@ -50,9 +50,10 @@ def numpy_step(
         return function(*arrays)
 
     tensors = tf.numpy_function(guarded, inputs, [dtype for dtype, _ in outputs], stateful=False)
+    tensors = tf.nest.flatten(tensors)  # a single one comes bare when run eagerly
     for tensor, (_, shape) in zip(tensors, outputs, strict=True):
         tensor.set_shape(shape)
-    return list(tensors)
+    return tensors
 
 
 def text_dataset(texts: Callable[[], Iterable[str]]) -> tf.data.Dataset:

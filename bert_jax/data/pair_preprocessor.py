@@ -62,9 +62,12 @@ class MaskedPairs:
         length, predictions = self._lengths()
         cut = _Cutter(length - PAIR_SPECIALS, self.pairs)
         kept = dataset.filter(plain(lambda document: tf.equal(document["dropped"], b"")))
-        windows = seqio.map_over_dataset(cut, num_seeds=1)(kept).unbatch()
+        windows: Dataset = seqio.map_over_dataset(cut, num_seeds=1)(kept)
         groups = tf.data.Dataset.zip(
-            (windows.padded_batch(GROUP), _with_two_documents(_mingled_windows(kept, cut)))
+            (
+                windows.unbatch().padded_batch(GROUP),
+                _with_two_documents(_mingled_windows(kept, cut)),
+            )
         )
         maker = plain(_PairMaker(self, length, predictions))
         rows = groups.map(maker, num_parallel_calls=tf.data.AUTOTUNE).unbatch()

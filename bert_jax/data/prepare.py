@@ -21,9 +21,10 @@ from tqdm import tqdm
 
 from bert_jax.data.documents import DocumentsConfig
 from bert_jax.data.manifest import MANIFEST, VOCABULARY, Manifest, Shard, read_manifest
+from bert_jax.data.output_folder import locked, open_folder
 from bert_jax.data.shards import finished_shard, write_shard
 from bert_jax.data.sources import FileUnit, TaskUnit
-from bert_jax.data.workplan import Plan, PrepareConfig, finish, locked, make_plan, open_folder
+from bert_jax.data.workplan import Plan, PrepareConfig, finish, make_plan
 from bert_jax.errors import UserError
 from bert_jax.text.vocabulary import Vocabulary, load_vocabulary
 
@@ -138,10 +139,10 @@ class _Progress:
         text = sum(self.table[1:-1:2])
         if self._bar.total is not None:  # gzip tells sizes modulo 2^32, JSON quotes: an estimate
             text = min(text, self._bar.total)
-        if self._bar.update(text - self._bar.n):
-            documents = sum(self.table[:-1:2])
-            rate = documents / (time.monotonic() - self._start)
-            self._bar.set_postfix_str(f"{documents} docs, {rate:.0f} docs/s", refresh=False)
+        documents = sum(self.table[:-1:2])
+        rate = documents / (time.monotonic() - self._start)
+        self._bar.set_postfix_str(f"{documents} docs, {rate:.1f} docs/s", refresh=False)
+        self._bar.update(text - self._bar.n)
 
     def __enter__(self) -> "_Progress":
         return self

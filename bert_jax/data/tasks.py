@@ -113,12 +113,13 @@ class TextFilesSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Documents as {"text": scalar string}; `shuffle` shuffles the files."""
-        files = np.array(self.files.list_files(split), dtype=object)
-        if shuffle:
-            files = files[np.random.default_rng(seed).permutation(len(files))]
+        """Documents as {"text": scalar string}; `shuffle` shuffles the files of the shard."""
+        files = list(self.files.list_files(split))
         if shard_info is not None:
             files = files[shard_info.index :: shard_info.num_shards]
+        if shuffle:
+            order = np.random.default_rng(seed).permutation(len(files))
+            files = [files[i] for i in order]
         return text_dataset(lambda: self.files.texts(files))
 
     def __repr__(self) -> str:

@@ -16,10 +16,11 @@ import pytest
 
 from bert_jax.data.documents import NO_TOKENS, DocumentsConfig, encode_sentences
 from bert_jax.data.manifest import MANIFEST, Manifest, read_manifest
+from bert_jax.data.output_folder import locked
 from bert_jax.data.prepare import prepare
 from bert_jax.data.prepared import PreparedCorpus
 from bert_jax.data.sources import TextFiles, balanced_groups
-from bert_jax.data.workplan import PrepareConfig, locked
+from bert_jax.data.workplan import PrepareConfig
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.testing.corpus import write_text, write_vocabulary
 from bert_jax.text.cleaning import clean_text

@@ -1,28 +1,27 @@
-"""Text tasks in seqio: masked sentence pairs, mixtures, sources, and what `prepare` takes of them."""
+"""Text tasks in seqio: pairs, mixtures, sources, and what `prepare` makes of them."""
 
 import filecmp
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import seqio
+import tensorflow as tf
+import tensorflow_datasets as tfds
 
 from bert_jax import batch as contract
+from bert_jax.data import tasks
 from bert_jax.data.config import Masking, Pairs
+from bert_jax.data.converter import MaskedPairConverter
 from bert_jax.data.prepare import prepare
 from bert_jax.data.prepared import PreparedCorpus
+from bert_jax.data.seqio_vocabulary import SeqioVocabulary
 from bert_jax.data.sources import PythonDocuments, RegisteredTask, TextFiles, Tfds
 from bert_jax.data.workplan import PrepareConfig
 from bert_jax.errors import UserError
 from bert_jax.testing.corpus import TOPICS, words, write_text, write_vocabulary
-
-seqio = pytest.importorskip("seqio")
-tf = pytest.importorskip("tensorflow")
-tfds = pytest.importorskip("tensorflow_datasets")
-
-from bert_jax.data import tasks
-from bert_jax.data.converter import MaskedPairConverter
-from bert_jax.data.seqio_vocabulary import SeqioVocabulary
 
 LENGTHS = {"input_ids": 48, "masked_lm_positions": 8}
 DOCUMENTS = 36
@@ -55,7 +54,7 @@ def _topic_document(topic: int, number: int) -> str:
     )
 
 
-def _register(folder: Path, vocabulary: str, name: str = "books", **settings):
+def _register(folder: Path, vocabulary: str, name: str = "books", **settings) -> Any:
     source = TextFiles(
         {"train": str(folder / "text" / "*"), "few": str(folder / "text" / "000[0-5]*")}
     )
@@ -126,11 +125,11 @@ def test_random_text_never_comes_from_the_same_document(folder, vocabulary):
 
 def test_the_seed_decides(folder, vocabulary):
     _register(folder, vocabulary)
-    first, again = _pairs("books", seed=1), _pairs("books", seed=1)
+    first, again = (_pairs("books", seed=1, split="few") for _ in range(2))
     for one, other in zip(first, again, strict=True):
         for name in one:
             np.testing.assert_array_equal(one[name], other[name])
-    different = _pairs("books", seed=2)
+    different = _pairs("books", seed=2, split="few")
     assert {p["input_ids"].tobytes() for p in first}.isdisjoint(
         p["input_ids"].tobytes() for p in different
     )
@@ -166,22 +165,22 @@ def test_the_converter_makes_the_fields_of_a_batch(folder, vocabulary):
 def test_rates_of_a_mixture_are_kept(folder, vocabulary):
     for topic in range(3):
         source = PythonDocuments(
-            splits={"train": lambda t=topic: [_topic_document(t, n) for n in range(12)]}
+            splits={"train": lambda t=topic: [5 * _topic_document(t, n) for n in range(4)]}
         )
         tasks.register_text_task(f"topic{topic}", source, vocabulary=vocabulary)
     rates = [("topic0", 1.0), ("topic1", 2.0), ("topic2", 5.0)]
     seqio.MixtureRegistry.add("mixed", rates)
     engine = SeqioVocabulary(vocabulary).vocabulary
     dataset = seqio.get_mixture_or_task("mixed").get_dataset(
-        sequence_length=LENGTHS, split="train", seed=0, num_epochs=None
+        sequence_length=LENGTHS, split="train", seed=0, num_epochs=None, shuffle=False
     )
     counts = np.zeros(3)
-    for pair in dataset.take(1600).as_numpy_iterator():
+    for pair in dataset.take(1000).as_numpy_iterator():
         ids = set(_unmasked(pair).tolist())
         counts += [any(engine.id(word) in ids for word in words(topic)) for topic in range(3)]
     expected = np.array([1, 2, 5]) / 8
-    # Four standard deviations of a share of 1600.
-    assert np.all(np.abs(counts / 1600 - expected) < 4 * np.sqrt(expected * (1 - expected) / 1600))
+    # Four standard deviations of a share of 1000.
+    assert np.all(np.abs(counts / 1000 - expected) < 4 * np.sqrt(expected * (1 - expected) / 1000))
 
 
 def test_hosts_share_the_documents(folder, vocabulary):
@@ -282,14 +281,14 @@ def test_tfds_by_name_and_split(vocabulary, tmp_path):
 
 
 def test_mistakes_are_told(folder, vocabulary, tmp_path):
-    with pytest.raises(UserError, match="no task 'none' is registered.*--module"):
+    with pytest.raises(UserError, match=r"no task 'none' is registered.*--module"):
         _prepare("none", tmp_path / "x")
     with pytest.raises(UserError, match=r"missing\.py: no such file"):
         tasks.find_task("none", "missing.py")
     task = _register(folder, vocabulary)
     with pytest.raises(UserError, match="no split 'test'"):
         _prepare("books", tmp_path / "x", split="test")
-    with pytest.raises(UserError, match="sequence_length is {}; expected"):
+    with pytest.raises(UserError, match=r"sequence_length is \{\}; expected"):
         task.get_dataset(split="train")
     seqio.MixtureRegistry.add("mixed", ["books"], default_rate=1.0)
     with pytest.raises(UserError, match="mixed is a mixture"):
@@ -297,14 +296,14 @@ def test_mistakes_are_told(folder, vocabulary, tmp_path):
     seqio.TaskRegistry.add(
         "raw", source=task.source, preprocessors=[], output_features=task.output_features
     )
-    with pytest.raises(UserError, match="no seqio.CacheDatasetPlaceholder"):
+    with pytest.raises(UserError, match=r"no seqio\.CacheDatasetPlaceholder"):
         _prepare("raw", tmp_path / "x")
 
 
 def test_a_corpus_of_one_document_is_refused(vocabulary):
     source = PythonDocuments(splits={"train": lambda: [_topic_document(0, 0)]})
     tasks.register_text_task("one", source, vocabulary=vocabulary)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="all documents have the same text"):
+    with pytest.raises(tf.errors.OpError, match="all documents have the same text"):
         _pairs("one")
 
 

@@ -1,0 +1,95 @@
+"""`bert-jax prepare`, as typed."""
+
+import textwrap
+
+import pytest
+
+from bert_jax.cli import main
+from bert_jax.data.manifest import read_manifest
+from bert_jax.testing.corpus import write_text, write_vocabulary
+
+
+@pytest.fixture
+def files(tmp_path) -> list[str]:
+    write_text(tmp_path / "text", documents=4)
+    vocabulary = write_vocabulary(tmp_path / "vocabulary")
+    return ["--files", str(tmp_path / "text" / "*"), "--vocab", str(vocabulary)]
+
+
+def test_prepares_and_says_so(tmp_path, files, capsys):
+    output = tmp_path / "prepared"
+    assert main(["prepare", *files, "--output", str(output), "--workers", "1"]) == 0
+    manifest = read_manifest(output)
+    shown = capsys.readouterr().out
+    assert "4 documents" in shown and f"{manifest.counts.tokens:,} tokens" in shown
+
+
+def test_flags_reach_the_settings(tmp_path, files):
+    output = tmp_path / "prepared"
+    flags = ["--documents-by", "line", "--splitter", "lines", "--max-part-tokens", "64"]
+    flags += ["--shards", "2", "--encoding", "latin-1", "--errors", "ignore", "--workers", "1"]
+    assert main(["prepare", *files, *flags, "--output", str(output)]) == 0
+    manifest = read_manifest(output)
+    assert manifest.settings == {"split": "train", "splitter": "lines", "max_part_tokens": 64}
+    told = ("documents_by", "encoding", "errors")
+    assert [manifest.source[name] for name in told] == ["line", "latin-1", "ignore"]
+    assert len(manifest.shards) == 2 and manifest.counts.sentences == 4
+
+
+def test_a_task_of_the_users_own(tmp_path, files, capsys):
+    """Under ten lines register a corpus; the module is a file, not an installed package."""
+    module = tmp_path / "my_tasks.py"
+    module.write_text(
+        textwrap.dedent(
+            f"""
+            from bert_jax.data.sources import TextFiles
+            from bert_jax.data.tasks import register_text_task
+
+            books = TextFiles({{"train": "{tmp_path}/text/*", "validation": "{tmp_path}/text/*1*"}})
+            register_text_task("my_books", books, vocabulary="{files[-1]}")
+            """
+        )
+    )
+    output = tmp_path / "prepared"
+    task = ["--task", "my_books", "--module", str(module), "--split", "validation"]
+    assert main(["prepare", *task, "--output", str(output), "--workers", "1"]) == 0
+    manifest = read_manifest(output)
+    assert manifest.task == "my_books" and manifest.counts.documents == 1
+    assert manifest.settings["split"] == "validation"
+    assert "1 documents" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, code, message",
+    [
+        (["--files", "{tmp}/none*", "--vocab", "{vocab}"], 1, "no file matches"),
+        (
+            ["--files", "{tmp}/bad.txt", "--vocab", "{vocab}"],
+            1,
+            "bad.txt: not utf-8 text at byte 3",
+        ),
+        (["--files", "{tmp}/empty.txt", "--vocab", "{vocab}"], 1, "every file is empty"),
+        (["--files", "{tmp}/bad.txt", "--vocab", "{tmp}/none"], 1, "no such file or folder"),
+        (["--files", "{tmp}/bad.txt"], 2, "--files needs --vocab"),
+        (["--files", "x", "--vocab", "{vocab}", "--split", "test"], 2, "--split goes with --task"),
+        (["--files", "x", "--vocab", "{vocab}", "--workers", "0"], 2, "--workers 0"),
+        (["--files", "x", "--vocab", "{vocab}", "--shards", "0"], 2, "shards is 0"),
+        (["--task", "x", "--vocab", "{vocab}"], 2, "--vocab goes with --files"),
+        (["--task", "x", "--documents-by", "line"], 2, "--documents-by goes with --files"),
+    ],
+)
+def test_mistakes(tmp_path, files, capsys, arguments, code, message):
+    (tmp_path / "bad.txt").write_bytes(b"caf\xe9 noir")
+    (tmp_path / "empty.txt").write_text("")
+    arguments = [a.format(tmp=tmp_path, vocab=files[-1]) for a in arguments]
+    assert main(["prepare", "--output", str(tmp_path / "out"), *arguments]) == code
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ") and message in shown and "Traceback" not in shown
+    assert not list((tmp_path / "out").glob("documents-*"))
+
+
+def test_files_or_a_task_but_not_both(capsys):
+    for arguments in ([], ["--files", "x", "--task", "y"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["prepare", "--output", "out", *arguments])
+    assert "usage: " in capsys.readouterr().err

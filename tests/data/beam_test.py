@@ -1,0 +1,165 @@
+"""The Beam twin writes the bytes that `prepare` writes.
+
+Beam lives in an environment of its own; BERT_JAX_BEAM_PYTHON names that environment's Python.
+"""
+
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax.data.prepare import prepare
+from bert_jax.data.shards import write_shard
+from bert_jax.data.sources import TextFiles
+from bert_jax.data.workplan import PrepareConfig, make_plan
+from bert_jax.testing.corpus import write_text, write_vocabulary
+from bert_jax.text.vocabulary import load_vocabulary
+
+REPOSITORY = Path(__file__).parents[2]
+
+# Beam's view of a store beyond the local disk: the local disk by another name.
+STORE = """
+import sys
+from apache_beam.io import filesystems
+from apache_beam.io.localfilesystem import LocalFileSystem
+
+class Store(LocalFileSystem):
+    @classmethod
+    def scheme(cls):
+        return "store"
+
+def local(value):
+    if isinstance(value, (list, tuple)):
+        return [local(item) for item in value]
+    return value.removeprefix("store:/") if isinstance(value, str) else value
+
+def stored(result):
+    for status in result.metadata_list:
+        status.path = "store:/" + status.path
+    result.pattern = "store:/" + result.pattern
+    return result
+
+def call_locally(name):
+    method = getattr(LocalFileSystem, name)
+    return lambda self, *args, **kwargs: method(self, *map(local, args), **kwargs)
+
+for name in ("create", "open", "rename", "delete", "exists", "last_updated"):
+    setattr(Store, name, call_locally(name))
+Store.match = lambda self, patterns, limits=None: [
+    stored(result) for result in LocalFileSystem.match(self, local(patterns), limits)
+]
+from bert_jax.data import beam_pipeline
+sys.exit(beam_pipeline.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="session")
+def beam_python() -> str:
+    python = os.environ.get("BERT_JAX_BEAM_PYTHON", sys.executable)
+    found = subprocess.run([python, "-c", "import apache_beam"], capture_output=True)
+    if found.returncode:
+        pytest.skip(f"{python} has no apache_beam; see requirements-beam.txt")
+    return python
+
+
+def _shards(folder: Path) -> dict[str, bytes]:
+    paths = [*folder.glob("documents-*.arrayrecord"), *folder.glob("documents-*.npz")]
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def _config(folder: Path, output: str) -> PrepareConfig:
+    write_text(folder / "text", documents=9)
+    vocabulary = write_vocabulary(folder / "vocabulary")
+    return PrepareConfig(
+        source=TextFiles(str(folder / "text" / "*")),
+        vocabulary=str(vocabulary),
+        output=str(folder / output),
+        shards=4,
+    )
+
+
+def test_a_unit_that_has_travelled_makes_the_same_shard(tmp_path):
+    """What each Beam worker does, without Beam."""
+    config = _config(tmp_path, "local")
+    prepare(config, workers=1)
+    plan = make_plan(config)
+    (tmp_path / "elsewhere").mkdir()
+    vocabulary = load_vocabulary(tmp_path / "local" / "vocabulary")
+    for name, unit in reversed(list(zip(plan.shard_files, plan.units, strict=True))):
+        write_shard(
+            tmp_path / "elsewhere" / name,
+            pickle.loads(pickle.dumps(unit)).documents(vocabulary, plan.documents, lambda *_: None),
+            max_part_tokens=plan.documents.max_part_tokens,
+            plan_fingerprint=plan.fingerprint,
+        )
+    assert len(plan.units) == 4
+    assert _shards(tmp_path / "elsewhere") == _shards(tmp_path / "local")
+
+
+def test_the_pipeline_needs_neither_seqio_nor_tensorflow():
+    program = """
+import sys
+from unittest.mock import MagicMock
+for name in ("", ".io", ".io.filesystem", ".io.filesystems", ".options",
+             ".options.pipeline_options"):
+    sys.modules["apache_beam" + name] = MagicMock()
+sys.modules["apache_beam"].DoFn = object
+import bert_jax.data.beam_pipeline
+heavy = {"seqio", "tensorflow", "tensorflow_datasets", "jax", "flax", "grain"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY)
+
+
+def _run(command: list[str], config: PrepareConfig, files: str, output: str):
+    assert config.vocabulary is not None
+    flags = ["--files", files, "--vocab", config.vocabulary, "--output", output, "--shards", "4"]
+    return subprocess.run(
+        [*command, *flags, "--runner", "DirectRunner"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_beam_writes_the_same_bytes(tmp_path, beam_python):
+    config = _config(tmp_path, "local")
+    prepare(config, workers=1)
+    files, output = str(tmp_path / "text" / "*"), tmp_path / "beam"
+    command = [beam_python, "-m", "bert_jax.data.beam_pipeline"]
+    done = _run(command, config, files, str(output))
+    assert done.returncode == 0, done.stderr
+    assert len(_shards(output)) == 8 and _shards(output) == _shards(tmp_path / "local")
+    # The local command takes the corpus over, whole or not.
+    (output / "manifest.json").unlink()
+    (output / "documents-00002-of-00004.json").unlink()
+    manifest = prepare(dataclasses.replace(config, output=str(output)), workers=1)
+    assert manifest.counts.documents == 9 and _shards(output) == _shards(tmp_path / "local")
+
+
+def test_beam_reads_and_writes_elsewhere(tmp_path, beam_python):
+    config = _config(tmp_path, "local")
+    prepare(config, workers=1)
+    output = tmp_path / "beam"
+    command = [beam_python, "-c", STORE]
+    for _ in range(2):  # the second time finds everything there
+        done = _run(command, config, f"store:/{tmp_path}/text/*", f"store:/{output}")
+        assert done.returncode == 0, done.stderr
+    assert _shards(output) == _shards(tmp_path / "local")
+    assert (output / "vocabulary").is_dir() and (output / "manifest.json").is_file()
+    assert not list(output.rglob("*.partial"))
+
+
+def test_beam_tells_of_bad_input(tmp_path, beam_python):
+    config = _config(tmp_path, "local")
+    command = [beam_python, "-m", "bert_jax.data.beam_pipeline"]
+    done = _run(command, config, str(tmp_path / "none*"), str(tmp_path / "x"))
+    assert done.returncode == 1 and "error: no file matches" in done.stderr
+    (tmp_path / "text" / "bad.txt").write_bytes(b"caf\xe9" + 40 * b" Baba.")
+    done = _run(command, config, str(tmp_path / "text" / "*"), str(tmp_path / "x"))
+    assert done.returncode == 1 and "error: " in done.stderr
+    assert "bad.txt: not utf-8 text at byte 3" in done.stderr
