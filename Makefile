@@ -7,7 +7,9 @@ BIN := $(VENV)/bin
 OUTPUT ?= quickstart
 # More pytest flags, for example: make test PYTEST_FLAGS="-k masking -x"
 PYTEST_FLAGS ?=
-PYTEST := $(BIN)/python -m pytest -q --tb=short -ra
+# Test files that run side by side; each process takes about 2 GB.
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -q --tb=short -ra -n $(JOBS) --dist loadfile
 
 # constraints.txt pins what CI ran; its markers keep the pins to the Python they were made with.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt

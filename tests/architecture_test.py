@@ -276,3 +276,15 @@ atexit.register(heavy)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "HEAVY []"
+
+
+def test_the_readme_has_a_line_for_every_file():
+    readme = (ROOT / "README.md").read_text()
+    shown = [f for f in FILES if f.name != "__init__.py" or f.parent.name == "cli"]
+    shown += [*(ROOT / "configs").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]
+    missing = []
+    for file in shown:
+        first = " ".join((ast.get_docstring(parse(file)) or "").split("\n\n")[0].split())
+        if f"{file.name}`: {first}\n" not in readme:
+            missing.append(f"- `{file.name}`: {first}")
+    assert not missing, "lines that README.md should have under Map:\n" + "\n".join(missing)

@@ -21,6 +21,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 TOLERANCE = 1e-5
+# In 24 layers rounding alone is more: with these weights PyTorch's own float32 is 7e-6 (hidden) and
+# 1.3e-5 (logits) from its float64, ours 1.0e-5 and 2.1e-5.
+TOLERANCE_OF_LARGE = 5e-5
 
 
 def torch_config(config: BertConfig):
@@ -75,15 +78,15 @@ def ours(params, config: BertConfig, batch):
     return jax.device_get(jax.jit(compute)(params, batch))
 
 
-def assert_same(found, expected, batch) -> None:
+def assert_same(found, expected, batch, tolerance: float = TOLERANCE) -> None:
     """Hidden states and logits of real tokens agree; what stands at padding means nothing."""
     real = batch["attention_mask"] > 0
     assert 0.5 < real.mean() < 1
     assert len(found[0]) == len(expected[0])
     for layer, (a, b) in enumerate(zip(found[0], expected[0], strict=True)):
-        np.testing.assert_allclose(a[real], b[real], rtol=0, atol=TOLERANCE, err_msg=f"{layer}")
-    np.testing.assert_allclose(found[1][real], expected[1][real], rtol=0, atol=TOLERANCE)
-    np.testing.assert_allclose(found[2], expected[2], rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(a[real], b[real], rtol=0, atol=tolerance, err_msg=f"{layer}")
+    np.testing.assert_allclose(found[1][real], expected[1][real], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(found[2], expected[2], rtol=0, atol=tolerance)
     assert np.std(expected[0][-1]) > 0.1 and np.std(expected[1]) > 0.05 and expected[2].any()
 
 
@@ -100,7 +103,8 @@ def test_published_sizes(size):
     batch = pretraining_batch(
         batch_size=3, length=24, max_predictions=4, vocab_size=config.vocab_size
     )
-    assert_same(ours(params, config, batch), theirs(model, batch), batch)
+    tolerance = TOLERANCE_OF_LARGE if size == "large" else TOLERANCE
+    assert_same(ours(params, config, batch), theirs(model, batch), batch, tolerance)
 
 
 def test_tanh_gelu_and_a_batch_over_the_whole_position_table():

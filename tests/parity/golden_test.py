@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -108,7 +108,7 @@ def test_masked_lm(shared, name):
     )
     labels = case["inputs/target_labels"]
     chosen = labels != IGNORED
-    losses = cross_entropy(jax.numpy.asarray(found["masked_lm"][chosen]), labels[chosen])
+    losses = cross_entropy(jnp.asarray(found["masked_lm"][chosen]), jnp.asarray(labels[chosen]))
     np.testing.assert_allclose(np.mean(losses), case["outputs/loss"], rtol=0, atol=1e-5)
 
 

@@ -8,6 +8,7 @@ import dataclasses
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,7 +24,7 @@ from bert_jax.testing.corpora import MASK, random_documents, token_table, write_
 from bert_jax.train.config import AdamW, Phase, Train, WarmupLinear
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.schedule import learning_rate
-from bert_jax.train.step import init_state, make_train_step
+from bert_jax.train.step import make_train_step
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -54,8 +55,8 @@ def train_ours(config: BertConfig, mask_id: int, flat, batches) -> tuple[list[fl
     """Loss before each update, and the gradient's norm before clipping."""
     program = PretrainingProgram(Pretraining(model=config, mask_token_id=mask_id))
     optimizer, schedule = make_optimizer(TRAIN), learning_rate(TRAIN.schedule, STEPS)
-    state = init_state(program, optimizer, jax.random.key(0))
-    state["params"] = jax.tree.map(jax.numpy.asarray, paths.unflatten(flat))
+    params = jax.tree.map(jnp.asarray, paths.unflatten(flat))
+    state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(optimizer.init)(params)}
     step = jax.jit(make_train_step(program, optimizer, schedule, seed=0))
     losses, norms = [], []
     for batch in batches:
