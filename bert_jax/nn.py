@@ -6,7 +6,7 @@ or variable state leaks out of this file.
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import jax
 from flax import nnx
@@ -31,13 +31,20 @@ def functional(module: M) -> tuple[Params, Callable[[Params], M]]:
     return params, rebuild
 
 
+class _SameKey:
+    """Stands in for `nnx.Rngs` where shapes alone matter: that one costs a second for BERT-base."""
+
+    def params(self) -> jax.Array:
+        return jax.random.key(0)
+
+
 class Network(Generic[M]):
     """A network as three pure functions over its parameters: `abstract`, `init`, `bind`."""
 
     def __init__(self, build: Callable[[nnx.Rngs], M]):
         """`build` constructs the module; it is only ever traced here, never run."""
         self._build = build
-        template = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+        template = nnx.eval_shape(lambda: build(cast(nnx.Rngs, _SameKey())))
         graph, state = nnx.split(template)
         self._graph = graph
         self._flat = [
