@@ -212,7 +212,7 @@ def torch_peer(row: Row, contender: str) -> Callable[[], Any]:
     from bert_jax.models.config import bert
 
     sizes = bert(row.size, vocab_size=VOCABULARY)  # type: ignore[arg-type]
-    config = BertConfig(
+    fields_of_config: dict[str, Any] = dict(
         vocab_size=VOCABULARY,
         hidden_size=sizes.hidden_size,
         num_hidden_layers=sizes.num_hidden_layers,
@@ -220,6 +220,7 @@ def torch_peer(row: Row, contender: str) -> Callable[[], Any]:
         intermediate_size=sizes.intermediate_size,
         attn_implementation="sdpa",
     )
+    config = BertConfig(**fields_of_config)
     torch.manual_seed(0)
     model = BertForPreTraining(config).train()
     optimizer = torch.optim.AdamW(

@@ -72,7 +72,7 @@ def from_json(annotation: Any, data: Any, path: str = "") -> Any:
 
 def _from_json_union(members: tuple[Any, ...], data: Any, path: str) -> Any:
     if isinstance(data, Mapping) and TYPE_KEY in data:
-        classes = {m.__name__: m for m in members if dataclasses.is_dataclass(m)}
+        classes = {m.__name__: m for m in members if isinstance(m, type)}
         if data[TYPE_KEY] not in classes:
             raise ConfigError(
                 f"{path}: unknown type {data[TYPE_KEY]!r}; possible: {', '.join(sorted(classes))}"

@@ -1,5 +1,6 @@
 """From abstract state and a mesh to shardings: which device holds what. Sees no modules."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from bert_jax.parallel import config
 from bert_jax.parallel.axes import BATCH_AXES, MESH_AXIS, PARAMETER_AXES
 
 
-def make_mesh(mesh: config.Mesh, devices: list[jax.Device] | None = None) -> jax.sharding.Mesh:
+def make_mesh(mesh: config.Mesh, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
     """The device mesh (data, fsdp, tensor), by default over all devices of all processes."""
     devices = jax.devices() if devices is None else devices
     sizes = mesh.sizes(len(devices))

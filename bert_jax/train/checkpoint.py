@@ -54,7 +54,7 @@ class Checkpointer:
     ):
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}; at least 1 checkpoint must be kept")
-        self.folder = epath.Path(folder)
+        self.folder = checkpoint_folder.absolute(folder)
         if agree(lambda: self.folder.exists() and not self.folder.is_dir()):
             raise UserError(f"{self.folder} is a file; checkpoints need a folder there")
         self._metric = keep_best
@@ -254,7 +254,7 @@ def restore_params(
     Raises:
       UserError: no such folder, no checkpoint in it, or none that is usable.
     """
-    root = epath.Path(folder)
+    root = checkpoint_folder.absolute(folder)
     steps, needed = checkpoint_folder.steps(root), (f"{PARAMS}/", f"{INFO}/")
     if step is None:
         step = checkpoint_folder.newest_usable(root, steps, only=needed)

@@ -4,6 +4,7 @@ Only reads. The layout is described in `checkpoint.py`.
 """
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,12 @@ PARAMS, TRAINING, INFO = "params", "training", "info"
 def read_info(step_folder: epath.Path) -> dict[str, Any]:
     """The JSON that was saved with one step."""
     return dict(ocp.JsonCheckpointHandler().restore(step_folder / INFO))
+
+
+def absolute(folder: epath.PathLike) -> epath.Path:
+    """A path that orbax takes: it wants local ones from the root on; gs:// paths stay."""
+    text = os.fspath(folder)
+    return epath.Path(text if "://" in text else os.path.abspath(text))
 
 
 def steps(folder: epath.Path) -> list[int]:

@@ -1,6 +1,7 @@
 """Model FLOPs by formula, and the peak of the devices that they are held against (MFU)."""
 
-import jax
+from collections.abc import Sequence
+from typing import Any
 
 from bert_jax.models.config import BertConfig
 from bert_jax.programs.config import LeftToRight, Pretraining, ProgramConfig
@@ -50,7 +51,7 @@ def step_flops(program: ProgramConfig, phase: Phase) -> float:
     return 3.0 * forward
 
 
-def peak_flops(devices: list[jax.Device]) -> float | None:
+def peak_flops(devices: Sequence[Any]) -> float | None:
     """Peak FLOP/s of all devices together, or None for a kind that the table does not have."""
     kind = devices[0].device_kind
     names = [name for name in PEAK_FLOPS if kind.startswith(name)]

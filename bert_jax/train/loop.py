@@ -24,7 +24,10 @@ CompiledStep = Callable[[State, dict[str, jax.Array]], tuple[State, dict[str, ja
 class Loader(Protocol):
     """Batches without end, and where the next one begins."""
 
-    position: int
+    @property
+    def position(self) -> int:
+        """Of the first example in the next batch."""
+        ...
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]: ...
 

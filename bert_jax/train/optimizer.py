@@ -46,14 +46,12 @@ def scale_by_uncorrected_adam(b1: float, b2: float, epsilon: float) -> optax.Gra
         zeros = jax.tree.map(jnp.zeros_like, params)
         return UncorrectedAdamState(zeros, zeros)
 
-    def update(
-        grads: Any, state: UncorrectedAdamState, params: Any = None
-    ) -> tuple[Any, UncorrectedAdamState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
-        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
-        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.nu, grads)
-        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
-        return updates, UncorrectedAdamState(mu, nu)
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.nu, updates)
+        scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
+        return scaled, UncorrectedAdamState(mu, nu)
 
     return optax.GradientTransformation(init, update)
 

@@ -1,5 +1,7 @@
 """Optimizer and schedule against independent references: torch-free NumPy, and optax."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,14 +40,14 @@ def toy_grads(step):
 
 def test_warmup_rises_to_the_peak_and_falls_to_the_end():
     rate = learning_rate(WarmupLinear(peak=1.0, warmup_steps=4), 10)
-    got = [float(rate(step)) for step in range(10)]
+    got = [np.asarray(rate(step)) for step in range(10)]
     expected = [0.25, 0.5, 0.75, 1.0] + [(10 - step) / 6 for step in range(4, 10)]
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 def test_no_warmup_starts_at_the_peak():
     rate = learning_rate(WarmupLinear(peak=2.0, warmup_steps=0), 4)
-    np.testing.assert_allclose([float(rate(s)) for s in range(4)], [2.0, 1.5, 1.0, 0.5])
+    np.testing.assert_allclose([np.asarray(rate(s)) for s in range(4)], [2.0, 1.5, 1.0, 0.5])
 
 
 def test_decay_table_covers_the_model_and_spares_biases_and_norms():
@@ -56,12 +58,12 @@ def test_decay_table_covers_the_model_and_spares_biases_and_norms():
 
 def reference(choice, corrected: bool, steps: int):
     """Adam with decoupled decay, clipping and schedule, written out in float64 NumPy."""
-    params = {k: np.float64(v) for k, v in paths.flatten(toy_params()).items()}
+    params = {k: np.asarray(v, np.float64) for k, v in paths.flatten(toy_params()).items()}
     mu = {k: np.zeros_like(v) for k, v in params.items()}
     nu = {k: np.zeros_like(v) for k, v in params.items()}
     rates = [0.25e-2, 0.5e-2, 0.75e-2, 1e-2, 1e-2, 1e-2 * 5 / 6]
     for step in range(steps):
-        grads = {k: np.float64(v) for k, v in paths.flatten(toy_grads(step)).items()}
+        grads = {k: np.asarray(v, np.float64) for k, v in paths.flatten(toy_grads(step)).items()}
         norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
         scale = min(1.0, 1.0 / norm)
         for k, g in grads.items():
@@ -89,7 +91,7 @@ def reference(choice, corrected: bool, steps: int):
 )
 def test_updates_equal_the_reference(choice, corrected):
     optimizer = make_optimizer(train(optimizer=choice))
-    params = toy_params()
+    params: Any = toy_params()
     state = optimizer.init(params)
     for step in range(6):
         updates, state = optimizer.update(toy_grads(step), state, params)

@@ -104,6 +104,14 @@ def test_a_finished_run_leaves_what_it_promises(finished):
     assert info["config"]["name"] == "test" and "jax" in info["versions"]
 
 
+def test_a_relative_run_folder_works(corpora, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = override(experiment(corpora), ["train.evaluation=null", "train.phases.1.steps=1"])
+    assert run(config, Path("run")) == 0
+    _, _, step = restore_params("run/checkpoints")
+    assert step == 9
+
+
 def test_starting_a_finished_run_again_changes_nothing(corpora, finished):
     folder, _ = finished
     before = (folder / "metrics.jsonl").read_text()

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from bert_jax.data.config import LoaderConfig
 from bert_jax.experiment import Experiment
 from bert_jax.models.config import Compute, RematAllButDots, RematLayer, Scanned, bert
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import mesh
+from bert_jax.parallel.config import Preset, mesh
 from bert_jax.programs.config import LeftToRight, Pretraining
 from bert_jax.programs.make import make_program
 from bert_jax.testing.batches import pretraining_batch
@@ -29,7 +30,7 @@ STEPS = 3
 COMPUTE = Compute()
 
 
-def experiment(phase=PHASE, model=MODEL, compute=COMPUTE, preset="dp", program=None):
+def experiment(phase=PHASE, model=MODEL, compute=COMPUTE, preset: Preset = "dp", program=None):
     return Experiment(
         name="test",
         program=program or Pretraining(model=model, mask_token_id=4, compute=compute),
@@ -160,4 +161,4 @@ def test_a_batch_of_another_shape_is_an_error_not_a_compilation():
     state = initial_state(config.program)
     batch = pretraining_batch(batch_size=16, length=16, max_predictions=6, vocab_size=104)
     with pytest.raises(TypeError, match="int32\\[16,16\\]"):
-        step(state, batch)
+        step(state, jax.tree.map(jnp.asarray, batch))
