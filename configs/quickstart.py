@@ -27,7 +27,7 @@ from bert_jax.train.config import (
 )
 
 
-def get_config(*, prepared: str, heldout: str, steps: int = 4000, seed: int = 0) -> Experiment:
+def get_config(*, prepared: str, heldout: str, steps: int = 7000, seed: int = 0) -> Experiment:
     """Short rows, a high learning rate, no dropout: the text is seen once or twice only.
 
     What else departs from the paper, and why, is said in configs/pretrain/small_corpus.py.
@@ -48,11 +48,11 @@ def get_config(*, prepared: str, heldout: str, steps: int = 4000, seed: int = 0)
         program=Pretraining(model=model, mask_token_id=vocabulary.mask_id),
         data=LoaderConfig(prepared=prepared, masking=Masking(rate=0.3)),
         train=Train(
-            phases=(Phase(steps=steps, length=64, batch_size=32, max_predictions=20),),
+            phases=(Phase(steps=steps, length=64, batch_size=16, max_predictions=20),),
             optimizer=AdamW(b2=0.98),  # a second moment that forgets within a short run
-            schedule=WarmupLinear(peak=2e-3, warmup_steps=max(1, steps // 20)),
+            schedule=WarmupLinear(peak=1.5e-3, warmup_steps=max(1, steps // 20)),
             checkpoints=Checkpoints(every=every, keep_last=2),
             evaluation=Evaluation(prepared=heldout, every=every, examples=2048),
-            logging=Logging(every=100),
+            logging=Logging(every=200),
         ),
     )
