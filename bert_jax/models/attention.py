@@ -7,6 +7,7 @@ from flax import nnx
 from bert_jax.models.config import BertConfig, Compute
 from bert_jax.models.dropout import Seed, dropout
 from bert_jax.models.linear import linear
+from bert_jax.models.product import attention_context, attention_scores
 
 
 def attention_mask_BHQK(
@@ -52,14 +53,9 @@ class SelfAttention(nnx.Module):
             for project in (self.query, self.key, self.value)
         )
         scale = (D // self.heads) ** -0.5
-        scores = jnp.einsum(
-            "BQHK,BLHK->BHQL",
-            q * jnp.asarray(scale, q.dtype),
-            k,
-            preferred_element_type=jnp.float32,
-        )
+        scores = attention_scores(q * jnp.asarray(scale, q.dtype), k)
         scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
         weights = jax.nn.softmax(scores, axis=-1)
-        kept = dropout(weights, self.rate, seed).astype(v.dtype)
-        context = jnp.einsum("BHQL,BLHK->BQHK", kept, v).reshape(B, L, D)
+        context = attention_context(dropout(weights, self.rate, seed), v)
+        context = context.astype(v.dtype).reshape(B, L, D)
         return self.output(context), weights

@@ -7,6 +7,7 @@ from flax import nnx
 from bert_jax.models.block import activate
 from bert_jax.models.config import BertConfig, Compute
 from bert_jax.models.linear import layer_norm, linear
+from bert_jax.models.product import dense
 
 
 class Pooler(nnx.Module):
@@ -42,10 +43,7 @@ class LMHead(nnx.Module):
         """[..., D] and the word table [V, D] -> logits, float32 [..., V]."""
         hidden = self.norm(activate(self.transform(hidden), self.activation))
         table = table_VD if self.tied else self.decoder[...]
-        logits = jnp.einsum(
-            "...D,VD->...V", hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32
-        )
-        return logits + self.bias[...]
+        return dense(hidden, table, self.bias[...], 1, hidden.dtype)
 
 
 def gather_positions(hidden_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:

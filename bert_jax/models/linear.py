@@ -5,13 +5,25 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.models.config import BertConfig, Compute
+from bert_jax.models.product import dense
+
+
+class Linear(nnx.Linear):
+    """A dense layer, computed by `models/product.py`: float32 sums, float32 gradients."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]
+        """[..., inputs] -> [..., outputs] in `dtype`."""
+        assert self.bias is not None and self.dtype is not None
+        dtype = jnp.dtype(self.dtype)
+        product: jax.Array = dense(x, self.kernel[...], self.bias[...], 0, dtype)
+        return product.astype(dtype)
 
 
 def linear(
     inputs: int, outputs: int, config: BertConfig, compute: Compute, rngs: nnx.Rngs
-) -> nnx.Linear:
+) -> Linear:
     """A dense layer: kernel [inputs, outputs] and bias in float32, product in `compute.dtype`."""
-    return nnx.Linear(
+    return Linear(
         inputs,
         outputs,
         dtype=jnp.dtype(compute.dtype),

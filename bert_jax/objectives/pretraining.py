@@ -7,7 +7,7 @@ LM, next sentence) and section 5.1 (the left-to-right ablation).
 import jax
 import jax.numpy as jnp
 
-from bert_jax.objectives.mean import Mean, cross_entropy, mean
+from bert_jax.objectives.mean import Mean, cross_entropy, hits, mean
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, Mean]
@@ -20,7 +20,7 @@ def masked_lm(logits_BPV: jax.Array, batch: Batch, mask_token_id: int) -> tuple[
     """
     labels, weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
     losses = cross_entropy(logits_BPV, labels)
-    correct = jnp.argmax(logits_BPV, axis=-1) == labels
+    correct = hits(logits_BPV, labels)
     seen = jnp.take_along_axis(batch["input_ids"], batch["masked_lm_positions"], axis=1)
     split = {
         "masked": seen == mask_token_id,
@@ -41,7 +41,7 @@ def next_sentence(logits_BC: jax.Array, batch: Batch) -> tuple[Mean, Metrics]:
     labels = batch["next_sentence_labels"]
     ones = jnp.ones(labels.shape, jnp.float32)
     loss = mean(cross_entropy(logits_BC, labels), ones)
-    correct = jnp.argmax(logits_BC, axis=-1) == labels
+    correct = hits(logits_BC, labels)
     return loss, {"nsp_loss": loss, "nsp_accuracy": mean(correct, ones)}
 
 
@@ -49,7 +49,7 @@ def next_token(logits_BLV: jax.Array, batch: Batch) -> tuple[Mean, Metrics]:
     """Cross-entropy of each next token of the same example, for logits at positions 0 .. L-2."""
     labels, weights = batch["input_ids"][:, 1:], next_token_weights(batch)
     losses = cross_entropy(logits_BLV, labels)
-    correct = jnp.argmax(logits_BLV, axis=-1) == labels
+    correct = hits(logits_BLV, labels)
     loss = mean(losses, weights)
     return loss, {"lm_loss": loss, "lm_accuracy": mean(correct, weights)}
 
