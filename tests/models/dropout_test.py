@@ -1,0 +1,63 @@
+"""Dropout by hashing: rate, independence, scale; statistics over a million elements."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.models.dropout import dropout, keep_mask, seeds
+
+SHAPE = (64, 128, 128)
+COUNT = 64 * 128 * 128
+
+
+def masks(key: int, sites: int = 2) -> list[np.ndarray]:
+    made = seeds(jax.random.key(key), (sites,))
+    return [np.asarray(keep_mask(SHAPE, 0.1, made[site])) for site in range(sites)]
+
+
+def assert_share(found: float, expected: float, count: int) -> None:
+    deviation = (expected * (1 - expected) / count) ** 0.5
+    assert abs(found - expected) < 4.5 * deviation
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
+def test_rate(rate):
+    seed = seeds(jax.random.key(1), ())
+    assert_share(1 - np.asarray(keep_mask(SHAPE, rate, seed)).mean(), rate, COUNT)
+
+
+def test_seeds_sites_and_neighbours_are_independent():
+    (first, second), (other, _) = masks(0), masks(1)
+    both_dropped = 0.01
+    for a, b in [(first, second), (first, other)]:
+        assert_share((~a & ~b).mean(), both_dropped, COUNT)
+    for axis in range(3):
+        shifted = np.roll(first, 1, axis=axis)
+        assert_share((~first & ~shifted).mean(), both_dropped, COUNT)
+
+
+def test_rows_of_a_batch_are_equally_often_dropped():
+    rows = (~masks(3)[0]).reshape(64 * 128, 128).sum(1)
+    # Binomial(128, 0.1): chi-square over the rows has mean 1 for each degree of freedom.
+    chi_square = ((rows - 12.8) ** 2 / (128 * 0.1 * 0.9)).mean()
+    assert chi_square == pytest.approx(1.0, abs=5 * (2 / len(rows)) ** 0.5)
+
+
+def test_kept_elements_are_scaled_and_the_mean_stays():
+    seed = seeds(jax.random.key(5), ())
+    dropped = np.asarray(dropout(jnp.ones(SHAPE), 0.2, seed))
+    assert set(np.unique(dropped)) == {0.0, np.float32(1.25)}
+    assert dropped.mean() == pytest.approx(1.0, abs=0.002)
+
+
+def test_no_seed_drops_nothing():
+    x = jnp.ones((3, 3))
+    assert dropout(x, 0.5, None) is x
+
+
+def test_the_gradient_passes_where_the_value_did():
+    seed = seeds(jax.random.key(7), ())
+    x = jnp.ones((1000,))
+    gradient = jax.grad(lambda x: jnp.sum(dropout(x, 0.3, seed)))(x)
+    np.testing.assert_array_equal(gradient, dropout(x, 0.3, seed))
