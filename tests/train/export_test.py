@@ -11,6 +11,7 @@ from bert_jax import paths
 from bert_jax.data.manifest import Counts, Manifest, write_manifest
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
+from bert_jax.models.config import Learned, SinusoidalStart
 from bert_jax.programs import parts
 from bert_jax.testing.models import small_model, write_run
 from bert_jax.train.export import export, sample_batch
@@ -36,6 +37,11 @@ def test_ours_to_hugging_face_to_ours_is_bit_identical(model, tmp_path):
         np.testing.assert_array_equal(found[path], leaf, err_msg=path)
     rights = {f.stat().st_mode for f in (tmp_path / "exported").iterdir()}
     assert len(rights) == 1
+
+
+def test_positions_that_started_as_sinusoids_are_exported(tmp_path):
+    positions = Learned(max_length=20, start=SinusoidalStart())
+    assert export(small_model(tmp_path / "made", positions=positions), tmp_path / "exported") == 0.0
 
 
 @pytest.mark.parametrize(
