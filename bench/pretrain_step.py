@@ -14,9 +14,11 @@ turns, so that what disturbs the machine disturbs all. Needs `make install-parit
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -121,8 +123,21 @@ def start(contender: str, row: Row) -> "subprocess.Popen[str]":
             "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
             "JAX_PLATFORMS": "cpu",
             "HF_HUB_OFFLINE": "1",
+            **({} if contender == "bert_jax" else onednn_settings()),
         },
     )
+
+
+@functools.cache
+def onednn_settings() -> dict[str, str]:
+    """What PyTorch's bfloat16 needs to run at all on this machine: nothing, on most.
+
+    oneDNN asks CPUID for the shape of AMX tiles. Some virtual machines offer AMX but hide that
+    leaf; it then dies of an illegal instruction, and runs with what is below AMX only.
+    """
+    probe = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
+    died = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False)
+    return {"ONEDNN_MAX_CPU_ISA": "AVX10_1_512"} if died.returncode == -signal.SIGILL else {}
 
 
 def serve(contender: str, row: Row) -> int:
@@ -157,8 +172,6 @@ def random_batch(row: Row) -> dict[str, Any]:
 
 def ours(row: Row) -> Callable[[], Any]:
     """The train step as `bert-jax pretrain` compiles it."""
-    import functools
-
     import jax
 
     from bert_jax.data.config import LoaderConfig
@@ -284,6 +297,7 @@ def environment() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        **onednn_settings(),
         **{name: version(name) for name in packages},
     }
 
