@@ -43,6 +43,10 @@ CORE = [
     "sentencepiece>=0.2.1,<0.3",
     # Weights in and out, without pickle.
     "safetensors>=0.5,<1",
+    # ROC-AUC and per-class tables of every fine-tuning run. 1.5: the first for NumPy 2.
+    "scikit-learn>=1.5,<2",
+    # Correlations of regression tasks. 1.13: the first for NumPy 2; jax brings it too.
+    "scipy>=1.13,<2",
     # Progress with rate and time left.
     "tqdm>=4.66,<5",
 ]

@@ -70,21 +70,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.worker:
         contender, size, length, dtype = args.worker
         return serve(contender, Row(size, int(length), dtype))
-    results = []
+    results = earlier_rows(args.output)
     for dtype in args.dtypes:
         for size in args.sizes:
             for length in args.lengths:
                 row = Row(size, length, dtype)
-                results.append(measure(row, args.contenders, args.rounds, args.seconds))
-                print(as_line(results[-1]), file=sys.stderr, flush=True)
-    table = as_table(results)
-    print(table)
-    if args.output:
-        args.output.mkdir(parents=True, exist_ok=True)
-        (args.output / "pretrain_step.md").write_text(table)
-        content = {"environment": environment(), "rows": results}
-        (args.output / "pretrain_step.json").write_text(json.dumps(content, indent=1) + "\n")
+                if any(dataclasses.asdict(row).items() <= result.items() for result in results):
+                    continue
+                measured = measure(row, args.contenders, args.rounds, args.seconds)
+                results.append({**measured, "environment": environment()})
+                print(as_line(measured), file=sys.stderr, flush=True)
+                write(args.output, results)
+    print(as_table(results))
     return 0
+
+
+def earlier_rows(folder: Path | None) -> list[dict[str, Any]]:
+    """The rows that an earlier, interrupted call left in `folder`: they are not measured again."""
+    file = folder / "pretrain_step.json" if folder else None
+    return json.loads(file.read_text()) if file and file.exists() else []
+
+
+def write(folder: Path | None, results: list[dict[str, Any]]) -> None:
+    """Writes what has been measured so far, as a table and as JSON with every step's time."""
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "pretrain_step.md").write_text(as_table(results))
+        (folder / "pretrain_step.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 def measure(row: Row, contenders: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
@@ -203,7 +215,8 @@ def ours(row: Row) -> Callable[[], Any]:
     program, optimizer = make_program(experiment.program), make_optimizer(experiment.train)
     initialise = functools.partial(init_state, program, optimizer)
     abstract = abstract_state(initialise, optimizer, mesh)
-    compiled = compile_step(experiment, phase, program, optimizer, program.fields(), abstract, mesh)
+    fields, shapes = program.fields(), [phase.sizes]
+    compiled = compile_step(experiment, phase, program, optimizer, fields, shapes, abstract, mesh)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     state = jax.jit(initialise, out_shardings=shardings)(jax.random.key(0))
     batch = sharding.put_batch(random_batch(row), sharding.batch_sharding(mesh))

@@ -9,6 +9,7 @@ belongs to (what seqio calls segment ids), 0 for padding.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -36,12 +37,25 @@ FIELDS: dict[str, Field] = {
         "BP", "float32", "1 = selected (masked, random or kept), 0 = unused"
     ),
     "next_sentence_labels": Field("B", "int32", "0 = B follows A, 1 = B is from elsewhere"),
+    "labels": Field("B", "int32", "number of the class, or of the right choice"),
+    "label_values": Field("B", "float32", "the number that a regression predicts"),
+    "token_labels": Field("BL", "int32", "number of the token's tag; 0 where its weight is 0"),
+    "token_label_weights": Field("BL", "float32", "1 = first piece of a word, 0 = any other"),
+    "start_positions": Field("B", "int32", "first token of the answer; 0 ([CLS]) = no answer here"),
+    "end_positions": Field("B", "int32", "last token of the answer; 0 ([CLS]) = no answer here"),
+    "example_weights": Field("B", "float32", "1 = an example, 0 = a row that fills the batch up"),
+    "choice_input_ids": Field("BAL", "int32", "token ids of context and choice, for each choice"),
+    "choice_token_type_ids": Field("BAL", "int32", "0 in the context, 1 in the choice"),
+    "choice_attention_mask": Field("BAL", "int32", "1 = real token, 0 = padding"),
 }
 
 ENCODER_FIELDS = ("input_ids", "token_type_ids", "attention_mask")
 PACKED_FIELDS = ("position_ids", "packing_ids")
 MASKED_LM_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 NEXT_SENTENCE_FIELDS = ("next_sentence_labels",)
+CHOICE_FIELDS = ("choice_input_ids", "choice_token_type_ids", "choice_attention_mask")
+TOKEN_LABEL_FIELDS = ("token_labels", "token_label_weights")
+SPAN_FIELDS = ("start_positions", "end_positions")
 
 Spec = dict[str, tuple[tuple[int, ...], str]]
 
@@ -52,6 +66,12 @@ def spec(fields: tuple[str, ...], sizes: Mapping[str, int]) -> Spec:
         name: (tuple(sizes[dim] for dim in FIELDS[name].dims), FIELDS[name].dtype)
         for name in fields
     }
+
+
+def length(batch: Mapping[str, Any]) -> int:
+    """L of a batch: the places for tokens in each of its texts."""
+    name = "input_ids" if "input_ids" in batch else "choice_input_ids"
+    return batch[name].shape[-1]
 
 
 def check(batch: Mapping[str, np.ndarray], expected: Spec) -> None:

@@ -51,6 +51,11 @@ def _regex(pattern: str) -> re.Pattern[str]:
     return re.compile("/".join(parts).replace("/.*", "(?:/.*)?").replace(".*/", "(?:.*/)?") + r"\Z")
 
 
+def matches(pattern: str, path: str) -> bool:
+    """Whether a path pattern matches a whole path."""
+    return _regex(pattern).match(path) is not None
+
+
 class PathTable(Generic[T]):
     """An ordered table from path patterns to values, complete and unambiguous over its paths."""
 

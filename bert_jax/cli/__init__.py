@@ -16,14 +16,21 @@ from typing import Any
 from bert_jax import __version__
 from bert_jax.cli import (
     baselines,
+    data_show,
     embed,
     explain,
     export,
     fill_mask,
+    finetune,
+    fisher,
+    forgetting,
+    glue,
     import_,
+    predict,
     prepare,
     pretrain,
     quickstart,
+    sweep,
     vocab_learn,
 )
 from bert_jax.cli.huge_pages import restart_with_huge_pages
@@ -33,17 +40,24 @@ VERBS: dict[str, Any] = {
     "quickstart": quickstart,
     "vocab learn": vocab_learn,
     "prepare": prepare,
+    "data show": data_show,
     "pretrain": pretrain,
+    "finetune": finetune,
+    "glue": glue,
+    "sweep": sweep,
     "explain": explain,
     "baselines": baselines,
     "export": export,
     "import": import_,
+    "predict": predict,
     "fill-mask": fill_mask,
     "embed": embed,
+    "fisher": fisher,
+    "forgetting": forgetting,
 }
 """Name -> module, in the order in which `--help` lists them."""
 
-TRAINING_VERBS = (pretrain, quickstart)
+TRAINING_VERBS = (pretrain, quickstart, finetune)
 
 EPILOG = """\
 example: learn a vocabulary, prepare documents, train, export, use

@@ -17,8 +17,9 @@ _EPILOG = """example:
   bert-jax quickstart --output quickstart
 
 Gathers the docstrings of Python and of the installed packages, learns a vocabulary, prepares the
-text, trains a tiny BERT, judges it on packages that it has not seen, exports it and fills a few
-masks. Started again, it goes on where it stopped.
+text, trains a tiny BERT, judges it on packages that it has not seen, exports it, fills a few masks,
+and fine-tunes it to tell which library a docstring comes from. Started again, it goes on where it
+stopped.
 """
 
 STAGES_FILE, SUMMARY_FILE = "stages.json", "summary.txt"
@@ -90,7 +91,7 @@ def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
     from bert_jax.text.learn import learn_from_files
 
     corpus, vocabulary, prepared = folder / "corpus", folder / "vocabulary", folder / "prepared"
-    trained, exported = folder / "run", folder / "exported"
+    trained, exported, libraries = folder / "run", folder / "exported", folder / "libraries"
 
     def learn() -> None:
         config = LearnConfig(kind="wordpiece", size=VOCABULARY_SIZE, cased=False)
@@ -110,6 +111,11 @@ def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
         Stage(name="compare with n-grams", written=trained, run=lambda: _compare(trained)),
         Stage(name="export", written=exported, run=lambda: _export(trained, exported)),
         Stage(name="fill masks", written=exported, run=lambda: _fill_masks(exported)),
+        Stage(
+            name="tell libraries apart",
+            written=libraries,
+            run=lambda: _tell_apart(corpus, exported, libraries, settings["seed"]),
+        ),
     ]
 
 
@@ -157,6 +163,13 @@ def _fill_masks(exported: Path) -> dict[str, Any]:
     }
 
 
+def _tell_apart(corpus: Path, exported: Path, folder: Path, seed: int) -> dict[str, Any] | int:
+    from bert_jax.train.library_contest import library_contest
+
+    scores = library_contest(corpus / "heldout.jsonl", exported, folder, seed)
+    return scores if isinstance(scores, int) else {"libraries": scores}
+
+
 def _open(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """What earlier calls have done in this folder; refuses one made with other settings."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -174,6 +187,7 @@ def _open(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _summary(folder: Path, stages: list[Stage], done: dict[str, Any]) -> str:
     heldout, counts = done["results"]["heldout"], done["results"]["corpus"]
+    told = done["results"]["libraries"]
     lines = ["", "masks filled by the exported model"]
     for text, tokens in done["results"]["filled"]:
         lines.append(f"  {text:<66} {', '.join(tokens)}")
@@ -187,6 +201,13 @@ def _summary(folder: Path, stages: list[Stage], done: dict[str, Any]) -> str:
         f"  {'':<32}{'model':>10}{'chance':>10}",
         f"  {'next sentence, accuracy':<32}{heldout['nsp_accuracy']:>10.1%}{0.5:>10.1%}",
         "",
+        f"which of {told['libraries']} libraries a docstring of that text comes from: "
+        f"{told['train']:,} to learn from, {told['dev']:,} of other modules to tell",
+        f"  {'':<20}{'fine-tuned':>12}{'not pretrained':>16}{'TF-IDF':>10}{'majority':>10}",
+        f"  {'accuracy':<20}{told['fine-tuned']:>12.1%}{told['not pretrained']:>16.1%}"
+        f"{told['tf-idf']:>10.1%}{told['majority']:>10.1%}",
+        "  (both networks: the best of their epochs on these texts; TF-IDF: logistic regression)",
+        "",
         f"  {'stage':<24}{'seconds':>8}  written to",
     ]
     for stage in stages:
@@ -195,6 +216,7 @@ def _summary(folder: Path, stages: list[Stage], done: dict[str, Any]) -> str:
         f"  {'all':<24}{sum(done['seconds'].values()):>8.0f}  {folder}",
         "",
         f"curves: {folder / 'run' / 'report.html'}",
+        f"errors: {folder / 'libraries' / 'fine-tuned' / 'report.html'}",
         f'more:   bert-jax fill-mask {folder / "exported"} "A [MASK] of strings."',
         "",
     ]

@@ -31,6 +31,18 @@ class Examples(NamedTuple):
     keys: np.ndarray
 
 
+def batch_fields(config: LoaderConfig) -> tuple[str, ...]:
+    """The fields of the batches that a config makes, in the names of batch.py."""
+    names = ENCODER_FIELDS
+    if isinstance(config.examples, Packed):
+        names += PACKED_FIELDS
+    if config.masking is not None:
+        names += MASKED_LM_FIELDS
+    if isinstance(config.examples, Pairs):
+        names += NEXT_SENTENCE_FIELDS
+    return names
+
+
 class BatchMaker:
     """Makes the batch that begins at a position. Holds no state; travels to worker processes.
 
@@ -73,17 +85,6 @@ class BatchMaker:
     def epoch_examples(self) -> int:
         """E, the number of examples in an epoch."""
         return self.source.count
-
-    def fields(self) -> tuple[str, ...]:
-        """The fields of a batch, in the names of batch.py."""
-        names = ENCODER_FIELDS
-        if isinstance(self.config.examples, Packed):
-            names += PACKED_FIELDS
-        if self.config.masking is not None:
-            names += MASKED_LM_FIELDS
-        if isinstance(self.config.examples, Pairs):
-            names += NEXT_SENTENCE_FIELDS
-        return names
 
     def examples(self, position: int, count: int) -> Examples:
         """Resolves global examples [position, position + count)."""

@@ -6,6 +6,7 @@ the phase of the run and are given to the loader beside this.
 
 from dataclasses import dataclass, field
 
+from bert_jax.data.labelled.config import TaskConfig
 from bert_jax.errors import ConfigError
 
 
@@ -90,3 +91,29 @@ class LoaderConfig:
             )
         if self.workers < 0:
             raise ConfigError(f"LoaderConfig.workers is {self.workers}, expected 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """A task's examples as rows of token ids; see `bert_jax.data.labelled`.
+
+    Rows of like length share a batch: `buckets` are the lengths below the phase's own that batches
+    may have. Each costs a compilation, and saves the padding up to the next one.
+    """
+
+    task: TaskConfig
+    vocabulary: str  # a file or folder that `load_vocabulary` opens
+    buckets: tuple[int, ...] = (16, 32, 64, 128, 256)
+    stride: int = 128  # pieces that two windows of one long example share
+
+    def __post_init__(self) -> None:
+        if list(self.buckets) != sorted(set(self.buckets)) or min(self.buckets, default=4) < 4:
+            raise ConfigError(
+                f"data.buckets is {self.buckets}, expected ascending lengths from 4 on"
+            )
+        if self.stride < 0:
+            raise ConfigError(f"data.stride is {self.stride}, expected at least 0")
+
+    def lengths(self, longest: int) -> tuple[int, ...]:
+        """The lengths of batches whose rows have at most `longest` pieces."""
+        return (*(length for length in self.buckets if length < longest), longest)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.models.config import BertConfig
+from bert_jax.models.config import BertConfig, TaskHead
 from bert_jax.text.vocabulary import Vocabulary, load_vocabulary
 
 _VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
@@ -18,11 +18,13 @@ class Foreign(NamedTuple):
       flat: parameters by our paths, float32; the parts that the folder has.
       config: the encoder.
       vocabulary: None when the folder holds no vocabulary files.
+      head: the head of the task that the model was fine-tuned for; None for a pretrained one.
     """
 
     flat: dict[str, np.ndarray]
     config: BertConfig
     vocabulary: Vocabulary | None
+    head: TaskHead | None = None
 
 
 def find_vocabulary(folder: Path) -> Vocabulary | None:

@@ -1,6 +1,6 @@
 """Folders in Hugging Face's format: weights and configuration, both ways.
 
-config.json          the architecture (huggingface_config.py)
+config.json          the architecture (huggingface_config.py), the task (huggingface_heads.py)
 model.safetensors    the tensors, by Hugging Face's names (huggingface_names.py)
 tokenizer files      see bert_jax.text
 """
@@ -14,11 +14,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from bert_jax.errors import UserError
+from bert_jax.interop import huggingface_heads as heads
 from bert_jax.interop import huggingface_names as names
 from bert_jax.interop.foreign import Foreign, find_vocabulary
-from bert_jax.interop.huggingface_config import HEADS, read_config, to_config
+from bert_jax.interop.huggingface_config import HEADS, read_config, read_head, to_config
 from bert_jax.interop.torch_file import read_torch_file
-from bert_jax.models.config import BertConfig
+from bert_jax.models.config import BertConfig, TaskHead
 
 CONFIG, WEIGHTS, TORCH_WEIGHTS = "config.json", "model.safetensors", "pytorch_model.bin"
 
@@ -32,8 +33,8 @@ def read_folder(folder: Path) -> Foreign:
     Raises:
       UserError: a file is missing or damaged, or describes another model.
     """
-    config = read_config(folder / CONFIG)
-    return Foreign(_read_weights(folder, config), config, find_vocabulary(folder))
+    config, head = read_config(folder / CONFIG), read_head(folder / CONFIG)
+    return Foreign(_read_weights(folder, config), config, find_vocabulary(folder), head)
 
 
 def _read_weights(folder: Path, config: BertConfig) -> Flat:
@@ -76,14 +77,18 @@ def write_weights(folder: Path, flat: Flat, config: BertConfig) -> None:
     save_file(laid_out, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def write_config(folder: Path, config: BertConfig, parts: Set[str], pad_id: int) -> None:
+def write_config(
+    folder: Path, config: BertConfig, parts: Set[str], pad_id: int, head: TaskHead | None = None
+) -> None:
     """Writes `config.json` for a model that has `parts`, in a folder that nobody reads yet."""
-    data = to_config(config, architecture=architecture_of(parts), pad_token_id=pad_id)
+    architecture = heads.architecture_of_head(head) if head else architecture_of(parts)
+    data = to_config(config, architecture=architecture, pad_token_id=pad_id)
+    data |= heads.to_fields(head) if head else {}
     (folder / CONFIG).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def architecture_of(parts: Set[str]) -> str:
-    """The smallest of their architectures that has all of `parts` of a model."""
+    """The smallest of their architectures, without a task's head, that has all of `parts`."""
     fitting = [name for name, heads in HEADS.items() if parts <= {"encoder", *heads}]
     return min(fitting, key=lambda name: len(HEADS[name]))
 

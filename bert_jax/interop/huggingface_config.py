@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.models.config import Activation, BertConfig, Gelu, GeluTanh, Learned
+from bert_jax.interop import huggingface_heads as heads
+from bert_jax.models.config import Activation, BertConfig, Gelu, GeluTanh, Learned, TaskHead
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": Gelu(),
@@ -21,7 +22,7 @@ HEADS = {
     "BertForNextSentencePrediction": ("pooler", "next_sentence"),
     "BertForPreTraining": ("pooler", "masked_lm", "next_sentence"),
 }
-"""Their architectures that we read, with the parts each has beside the encoder."""
+"""Their architectures without a task's head, with the parts each has beside the encoder."""
 
 _REQUIRED = {
     "vocab_size": "vocab_size",
@@ -38,7 +39,7 @@ _OPTIONAL = {
     "initializer_range": "initializer_range",
     "tie_word_embeddings": "tie_word_embeddings",
 }
-# What BERT's pretraining model does not have: these fields must be absent or hold this value.
+# What BERT does not have: these fields must be absent or hold this value.
 _FIXED: dict[str, Any] = {
     "model_type": "bert",
     "position_embedding_type": "absolute",
@@ -56,10 +57,11 @@ def read_config(file: Path) -> BertConfig:
       UserError: the file is absent, damaged, or of a model other than BERT; names the field.
     """
     data = _read_object(file)
+    known = (*HEADS, *heads.ARCHITECTURES)
     for architecture in data.get("architectures") or ():
-        if architecture not in HEADS:
+        if architecture not in known:
             raise UserError(
-                f"{file}: the architecture is {architecture!r}; expected one of {', '.join(HEADS)}"
+                f"{file}: the architecture is {architecture!r}; expected one of {', '.join(known)}"
             )
     for field, value in _FIXED.items():
         if data.get(field, value) != value:
@@ -79,6 +81,15 @@ def read_config(file: Path) -> BertConfig:
         )
     length = _number(file, data, "max_position_embeddings")
     return BertConfig(positions=Learned(max_length=length), activation=ACTIVATIONS[act], **values)
+
+
+def read_head(file: Path) -> TaskHead | None:
+    """The task's head that a `config.json` describes; None for a model without one.
+
+    Raises:
+      UserError: the file is absent or damaged, or its head is none of ours; names the field.
+    """
+    return heads.head_from(_read_object(file), str(file))
 
 
 def to_config(config: BertConfig, *, architecture: str, pad_token_id: int) -> dict[str, Any]:

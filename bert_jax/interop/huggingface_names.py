@@ -41,6 +41,8 @@ _ROWS = [
     *_norm("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
     Row("masked_lm/bias", "cls.predictions.bias"),
     *_dense("next_sentence", "cls.seq_relationship"),
+    *_dense("classifier", "classifier"),
+    *_dense("span", "qa_outputs"),
 ]
 
 DECODER = "cls.predictions.decoder.weight"
@@ -78,7 +80,7 @@ OLD_SUFFIXES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerN
 
 
 def canonical(name: str) -> str:
-    """A name as today's `BertForPreTraining` has it."""
+    """A name as today's classes with heads have it."""
     for start, prefix in PREFIXED.items():
         if name.startswith(start):
             name = prefix + name

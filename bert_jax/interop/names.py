@@ -82,7 +82,7 @@ class NameTable:
             return self._by_theirs[self._path(name)]
         except KeyError:
             raise UserError(
-                f"{source}: the tensor {name!r} is not a part of BERT's pretraining model "
+                f"{source}: the tensor {name!r} is not a part of BERT or its heads "
                 f"(table {self.name!r}); expected names such as {self._example()!r}"
             ) from None
 

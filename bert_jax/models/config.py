@@ -1,4 +1,4 @@
-"""What an encoder is (`BertConfig`), and how it is computed (`Compute`). No jax here.
+"""What an encoder is (`BertConfig`), its task heads, how it is computed (`Compute`). No jax here.
 
 Choices are types: a new kind of positions or feed-forward is a new dataclass in the union of its
 field, with its own fields, never a flag beside the others.
@@ -101,6 +101,72 @@ def bert(size: Size, *, vocab_size: int = 30522, max_length: int = 512) -> BertC
         intermediate_size=4 * hidden,
         positions=Learned(max_length=max_length),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceHead:
+    """One of C classes for a text or a pair: pooler, dropout, linear."""
+
+    labels: tuple[str, ...]  # in the order of their numbers
+
+    def __post_init__(self) -> None:
+        _check_labels(self.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionHead:
+    """One number for a text or a pair: pooler, dropout, linear."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenHead:
+    """One of C tags for every token: dropout, linear."""
+
+    labels: tuple[str, ...]  # in the order of their numbers
+
+    def __post_init__(self) -> None:
+        _check_labels(self.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanHead:
+    """Where an answer starts and ends: two scores for every token, linear."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceHead:
+    """One of A texts, each scored by itself: pooler, dropout, linear to one score."""
+
+
+TaskHead = SequenceHead | RegressionHead | TokenHead | SpanHead | ChoiceHead
+
+
+def head_part(head: TaskHead) -> str:
+    """The name of a head's linear layer in the parameters, as in "classifier/kernel"."""
+    return "span" if isinstance(head, SpanHead) else "classifier"
+
+
+def head_outputs(head: TaskHead) -> int:
+    """How many numbers a head's linear layer gives for a text, or for each of its tokens."""
+    match head:
+        case SequenceHead() | TokenHead():
+            return len(head.labels)
+        case SpanHead():
+            return 2
+        case RegressionHead() | ChoiceHead():
+            return 1
+
+
+def reads_pooled(head: TaskHead) -> bool:
+    """Whether a head reads the pooled first token; otherwise it reads every token's state."""
+    return not isinstance(head, TokenHead | SpanHead)
+
+
+def _check_labels(labels: tuple[str, ...]) -> None:
+    if len(labels) < 2:
+        raise ConfigError(f"head.labels is {labels}, expected at least two labels")
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise ConfigError(f"head.labels has {twice[0]!r} more than once, expected different labels")
 
 
 @dataclass(frozen=True, kw_only=True)

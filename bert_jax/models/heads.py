@@ -1,12 +1,12 @@
-"""What stands on top of an encoder in pretraining: pooler, masked-LM head, next-sentence head."""
+"""What stands on top of an encoder: pooler, masked-LM head, the linear layer of a task's head."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.models.block import activate
-from bert_jax.models.config import BertConfig, Compute
-from bert_jax.models.linear import layer_norm, linear
+from bert_jax.models.config import BertConfig, Compute, TaskHead, head_outputs
+from bert_jax.models.linear import Linear, layer_norm, linear
 from bert_jax.models.product import dense
 
 
@@ -44,6 +44,15 @@ class LMHead(nnx.Module):
         hidden = self.norm(activate(self.transform(hidden), self.activation))
         table = table_VD if self.tied else self.decoder[...]
         return dense(hidden, table, self.bias[...], 1, hidden.dtype)
+
+
+def head_linear(config: BertConfig, head: TaskHead, rngs: nnx.Rngs) -> Linear:
+    """The linear layer of a task's head, [..., D] -> float32 [..., outputs].
+
+    It computes in float32 whatever the encoder does: it costs nothing beside the encoder, and a
+    regression's value in bfloat16 would have two digits.
+    """
+    return linear(config.hidden_size, head_outputs(head), config, Compute(), rngs)
 
 
 def gather_positions(hidden_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:

@@ -38,6 +38,10 @@ PARAMETER_AXES: PathTable[Axes] = PathTable(
         ("masked_lm/decoder", ("vocab", "embed")),
         ("next_sentence/kernel", ("embed", None)),
         ("next_sentence/bias", (None,)),
+        ("classifier/kernel", ("embed", None)),
+        ("classifier/bias", (None,)),
+        ("span/kernel", ("embed", None)),
+        ("span/bias", (None,)),
     ],
 )
 

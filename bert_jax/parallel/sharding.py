@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.tree_util import DictKey, tree_map_with_path
 
 from bert_jax import paths
 from bert_jax.errors import ConfigError
@@ -45,14 +46,21 @@ def parameter_shardings(params: dict[str, Any], mesh: jax.sharding.Mesh) -> dict
 def optimizer_shardings(
     optimizer: optax.GradientTransformation, params: dict[str, Any], mesh: jax.sharding.Mesh
 ) -> Any:
-    """Moments lie where their parameters lie; everything else is on every device."""
-    return optax.tree_utils.tree_map_params(
-        optimizer,
-        lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, params),
-        parameter_shardings(params, mesh),
-        transform_non_params=lambda _: replicated(mesh),
-    )
+    """Whatever an optimizer keeps for each parameter lies where it lies; the rest is everywhere.
+
+    Such leaves are known by their place: a path of dict keys that is a parameter's own path.
+    """
+    table = paths.flatten(params)
+
+    def where(keys: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        names = [key.key if isinstance(key, DictKey) else None for key in keys]
+        start = max((i + 1 for i, name in enumerate(names) if name is None), default=0)
+        path = "/".join(str(name) for name in names[start:])
+        if path in table and table[path].shape == leaf.shape:
+            return NamedSharding(mesh, parameter_spec(path, leaf.shape, mesh))
+        return replicated(mesh)
+
+    return tree_map_with_path(where, jax.eval_shape(optimizer.init, params))
 
 
 def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:

@@ -1,9 +1,19 @@
 """Programs as configs: which network is trained, on which objectives. No jax here."""
 
+import math
 from dataclasses import dataclass
 
 from bert_jax.errors import ConfigError
-from bert_jax.models.config import BertConfig, Compute
+from bert_jax.models.config import (
+    BertConfig,
+    ChoiceHead,
+    Compute,
+    RegressionHead,
+    SequenceHead,
+    SpanHead,
+    TaskHead,
+    TokenHead,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,4 +47,55 @@ class LeftToRight:
     compute: Compute = Compute()  # noqa: RUF009 (frozen)
 
 
-ProgramConfig = Pretraining | LeftToRight
+@dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """An encoder with a task's head (Devlin et al. 2019, section 4).
+
+    The loss is the cross-entropy of the labels, or the squared error of a `RegressionHead`.
+    """
+
+    model: BertConfig
+    head: TaskHead
+    # Of what the head reads. A `SpanHead` reads the last layer as it is, as in BERT's release.
+    dropout: float = 0.1
+    label_smoothing: float = 0.0  # the share of a label that is spread evenly over all classes
+    class_weights: tuple[float, ...] = ()  # one for each label of the head; () weighs all alike
+    compute: Compute = Compute()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        for name in ("dropout", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(
+                    f"program.{name} is {getattr(self, name)}, expected 0 <= {name} < 1"
+                )
+        kind = type(self.head).__name__
+        if self.label_smoothing and isinstance(self.head, RegressionHead | SpanHead):
+            raise ConfigError(
+                f"program.label_smoothing is {self.label_smoothing}, but a {kind} has no classes; "
+                "expected 0"
+            )
+        if self.class_weights:
+            _check_class_weights(self.class_weights, self.head)
+
+
+def _check_class_weights(weights: tuple[float, ...], head: TaskHead) -> None:
+    match head:
+        case SequenceHead() | TokenHead():
+            labels = head.labels
+        case RegressionHead() | SpanHead() | ChoiceHead():
+            raise ConfigError(
+                f"program.class_weights is {weights}, but a {type(head).__name__} has no classes; "
+                "expected ()"
+            )
+    if len(weights) != len(labels):
+        raise ConfigError(
+            f"program.class_weights has {len(weights)} weights, but program.head has "
+            f"{len(labels)} labels: {', '.join(labels)}"
+        )
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
+        raise ConfigError(
+            f"program.class_weights is {weights}, expected numbers >= 0 and one of them > 0"
+        )
+
+
+ProgramConfig = Pretraining | LeftToRight | FineTuning

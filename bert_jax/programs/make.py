@@ -1,6 +1,7 @@
 """From a program's config to the program."""
 
-from bert_jax.programs.config import LeftToRight, Pretraining, ProgramConfig
+from bert_jax.programs.config import FineTuning, LeftToRight, Pretraining, ProgramConfig
+from bert_jax.programs.fine_tuning import FineTuningProgram
 from bert_jax.programs.left_to_right import LeftToRightProgram
 from bert_jax.programs.pretraining import PretrainingProgram
 from bert_jax.programs.program import Program
@@ -13,3 +14,5 @@ def make_program(config: ProgramConfig) -> Program:
             return PretrainingProgram(config)
         case LeftToRight():
             return LeftToRightProgram(config)
+        case FineTuning():
+            return FineTuningProgram(config)

@@ -2,6 +2,16 @@
 
 import numpy as np
 
+from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
+from bert_jax.models.config import (
+    ChoiceHead,
+    RegressionHead,
+    SequenceHead,
+    SpanHead,
+    TaskHead,
+    TokenHead,
+)
+
 
 def pretraining_batch(
     *,
@@ -44,3 +54,60 @@ def pretraining_batch(
         "masked_lm_weights": weights,
         "next_sentence_labels": random.integers(0, 2, batch_size).astype(np.int32),
     }
+
+
+def fine_tuning_batch(
+    head: TaskHead,
+    *,
+    batch_size: int,
+    length: int,
+    vocab_size: int,
+    choices: int = 3,
+    filling: int = 0,
+    seed: int = 0,
+) -> dict[str, np.ndarray]:
+    """Pairs of random ids with ragged lengths and random labels for a task's head.
+
+    The last `filling` rows have no real token and weigh nothing.
+    """
+    random = np.random.default_rng(seed)
+    chosen = isinstance(head, ChoiceHead)
+    rows = (batch_size, choices) if chosen else (batch_size,)
+    lengths = random.integers(length // 2, length + 1, rows)
+    lengths[batch_size - filling :] = 0
+    place = np.arange(length)
+    real = place < lengths[..., None]
+    ids = np.where(real, random.integers(5, vocab_size, (*rows, length)), 0)
+    types = real & (place >= (lengths // 2)[..., None])
+    names = CHOICE_FIELDS if chosen else ENCODER_FIELDS
+    batch = {n: a.astype(np.int32) for n, a in zip(names, (ids, types, real), strict=True)}
+    batch |= _labels(head, lengths, length, choices, random)
+    weights = np.arange(batch_size) < batch_size - filling
+    return {**batch, "example_weights": weights.astype(np.float32)}
+
+
+def _labels(
+    head: TaskHead, lengths: np.ndarray, length: int, choices: int, random: np.random.Generator
+) -> dict[str, np.ndarray]:
+    rows = len(lengths)
+    match head:
+        case SequenceHead():
+            return {"labels": random.integers(0, len(head.labels), rows, np.int32)}
+        case ChoiceHead():
+            return {"labels": random.integers(0, choices, rows, np.int32)}
+        case RegressionHead():
+            return {"label_values": random.uniform(0, 5, rows).astype(np.float32)}
+        case TokenHead():
+            first = (random.random((rows, length)) < 0.6) & (np.arange(length) < lengths[:, None])
+            tags = random.integers(0, len(head.labels), (rows, length))
+            return {
+                "token_labels": np.where(first, tags, 0).astype(np.int32),
+                "token_label_weights": first.astype(np.float32),
+            }
+        case SpanHead():
+            starts = random.integers(0, np.maximum(lengths, 1))
+            ends = random.integers(starts, np.maximum(lengths, 1))
+            return {
+                "start_positions": starts.astype(np.int32),
+                "end_positions": ends.astype(np.int32),
+            }

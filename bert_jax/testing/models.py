@@ -12,7 +12,7 @@ from bert_jax.config import to_json
 from bert_jax.data.config import LoaderConfig
 from bert_jax.experiment import Experiment
 from bert_jax.interop.foreign import Foreign
-from bert_jax.models.config import BertConfig, Learned
+from bert_jax.models.config import BertConfig, Learned, TaskHead, head_part, reads_pooled
 from bert_jax.programs import parts
 from bert_jax.programs.config import Pretraining, ProgramConfig
 from bert_jax.text.vocabulary import Vocabulary, load_vocabulary
@@ -37,12 +37,20 @@ def small_config(**fields: Any) -> BertConfig:
     return dataclasses.replace(config, **fields)
 
 
-def random_parameters(config: BertConfig, *, seed: int = 0) -> dict[str, np.ndarray]:
-    """Every parameter by path, drawn at random: biases and norms too, unlike a fresh model's."""
+def random_parameters(
+    config: BertConfig, *, head: TaskHead | None = None, seed: int = 0
+) -> dict[str, np.ndarray]:
+    """Every parameter by path, drawn at random: biases and norms too, unlike a fresh model's.
+
+    Those of the pretraining model, or of the encoder with a task's `head`.
+    """
     random = np.random.default_rng(seed)
     flat: dict[str, np.ndarray] = {}
-    for part in ("encoder", *parts.HEADS):
-        for path, leaf in paths.flatten(parts.network(part, config).abstract(), part).items():
+    names = parts.HEADS
+    if head is not None:
+        names = ("pooler", head_part(head)) if reads_pooled(head) else (head_part(head),)
+    for part in ("encoder", *names):
+        for path, leaf in paths.flatten(parts.network(part, config, head).abstract(), part).items():
             values = random.normal(0.0, 2 * config.initializer_range, leaf.shape)
             flat[path] = (values + path.endswith("scale")).astype(np.float32)
     return flat
@@ -55,10 +63,11 @@ def word_vocabulary(folder: Path, words: Sequence[str] = WORDS) -> Vocabulary:
     return load_vocabulary(folder / "vocab.txt")
 
 
-def small_model(folder: Path, **fields: Any) -> LoadedModel:
+def small_model(folder: Path, *, head: TaskHead | None = None, **fields: Any) -> LoadedModel:
     """A model of `small_config` with the vocabulary of `word_vocabulary`, written to `folder`."""
     config = small_config(**fields)
-    foreign = Foreign(random_parameters(config), config, word_vocabulary(folder))
+    params = random_parameters(config, head=head)
+    foreign = Foreign(params, config, word_vocabulary(folder), head)
     return assemble(foreign, "small model")
 
 
@@ -68,8 +77,12 @@ def write_run(
     *,
     program: ProgramConfig | None = None,
     steps: Sequence[int] = (10,),
+    best: int | None = None,
 ) -> Path:
-    """A run folder as training leaves it; step n holds the parameters of `model` times n / 10."""
+    """A run folder as training leaves it; step n holds the parameters of `model` times n / 10.
+
+    `best` is the step that every step knows as the best one.
+    """
     phase = Phase(steps=20, length=16, batch_size=4, max_predictions=3)
     experiment = Experiment(
         name="test",
@@ -88,6 +101,7 @@ def write_run(
                 "config": to_json(experiment),
                 "versions": {"bert_jax": "0.1.0"},
                 "metrics": {"mlm_loss": 5.25},
+                "best": {"step": best, "value": None, "worse": 0},
             }
             checkpointer.save(
                 step, {"step": np.int32(step), "params": paths.unflatten(scaled)}, info

@@ -10,9 +10,11 @@ Points = Sequence[tuple[float, float]]
 
 # Told apart by most colour-blind readers too (after Okabe and Ito 2008); dark enough on white.
 COLOURS = ("#0072b2", "#d55e00", "#00805f", "#a6478a", "#806000", "#4d4d4d")
-_WIDTH, _HEIGHT = 460, 250
+WIDTH, HEIGHT = 460, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 26, 10, 34
 _MOST_POINTS = 240
+# For those who cannot tell the colours apart: dashes of a line, and of its key in the legend.
+_DASHES = (("none", "solid"), ("8 3", "dashed"), ("2 3", "dotted"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,31 +48,88 @@ def line_chart(
     every_y = [y for one in series for _, y in thinned(one.points)]
     ticks_x = ticks(min(every_x), max(every_x))
     ticks_y = ticks(min(every_y), max(every_y))
-    low_x, high_x = ticks_x[0], max(max(every_x), ticks_x[0] + 1)
-    low_y, high_y = ticks_y[0], ticks_y[-1]
-
-    def place_x(x: float) -> float:
-        return _LEFT + (x - low_x) / (high_x - low_x) * (_WIDTH - _LEFT - _RIGHT)
-
-    def place_y(y: float) -> float:
-        return _HEIGHT - _BOTTOM - (y - low_y) / (high_y - low_y) * (_HEIGHT - _TOP - _BOTTOM)
-
-    parts = [_axes(ticks_x, ticks_y, place_x, place_y, format_y)]
+    frame = Frame(
+        low_x=ticks_x[0],
+        high_x=max(max(every_x), ticks_x[0] + 1),
+        low_y=ticks_y[0],
+        high_y=ticks_y[-1],
+    )
+    parts = [frame.axes(ticks_x, ticks_y, "step", lambda x: f"{x:,.0f}", format_y)]
     for x in bounds_at:
-        if low_x < x < high_x:
-            parts.append(_line(place_x(x), _TOP, place_x(x), _HEIGHT - _BOTTOM, "bound"))
-    for colour, one in zip(_cycle(len(series)), series, strict=True):
-        parts.append(_curve(one, colour, place_x, place_y, format_y))
-    svg = (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(title)}">'
+        if frame.low_x < x < frame.high_x:
+            parts.append(frame.line((x, frame.low_y), (x, frame.high_y), "bound"))
+    for number, one in enumerate(series):
+        parts.append(_curve(one, number, frame, format_y))
+    return svg(title, parts) + (_legend(series) if len(series) > 1 or series[0].dots else "")
+
+
+def svg(title: str, parts: Sequence[str], height: int = HEIGHT) -> str:
+    """An SVG element of the width of a `Frame`; `title` is what a screen reader says."""
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(title)}">'
         f"{''.join(parts)}</svg>"
     )
-    return svg + (_legend(series) if len(series) > 1 else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """Where the values of two axes lie in a chart."""
+
+    low_x: float
+    high_x: float
+    low_y: float
+    high_y: float
+
+    def x(self, value: float) -> float:
+        """Where a value of x is, from the left."""
+        share = (value - self.low_x) / (self.high_x - self.low_x)
+        return _LEFT + share * (WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        """Where a value of y is, from the top."""
+        share = (value - self.low_y) / (self.high_y - self.low_y)
+        return HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
+
+    def line(self, start: tuple[float, float], end: tuple[float, float], kind: str) -> str:
+        """A line between two points given by their values; `kind` is its class of style."""
+        (x1, y1), (x2, y2) = start, end
+        return (
+            f'<line x1="{self.x(x1):.1f}" y1="{self.y(y1):.1f}" x2="{self.x(x2):.1f}" '
+            f'y2="{self.y(y2):.1f}" class="{kind}"/>'
+        )
+
+    def axes(
+        self,
+        ticks_x: Sequence[float],
+        ticks_y: Sequence[float],
+        name_x: str,
+        format_x: Callable[[float], str],
+        format_y: Callable[[float], str],
+    ) -> str:
+        """The grid, the numbers at both axes, and what x is."""
+        parts = []
+        for y in ticks_y:
+            parts.append(self.line((self.low_x, y), (self.high_x, y), "grid"))
+            parts.append(
+                f'<text x="{_LEFT - 6}" y="{self.y(y) + 4:.1f}" text-anchor="end">'
+                f"{html.escape(format_y(y))}</text>"
+            )
+        for x in ticks_x:
+            if _LEFT - 1 <= self.x(x) <= WIDTH - _RIGHT + 1:
+                parts.append(
+                    f'<text x="{self.x(x):.1f}" y="{HEIGHT - _BOTTOM + 16}" '
+                    f'text-anchor="middle">{html.escape(format_x(x))}</text>'
+                )
+        parts.append(
+            f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 3}" text-anchor="end">'
+            f"{html.escape(name_x)}</text>"
+        )
+        return "".join(parts)
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers, evenly spaced, from at or below `low` to at or above `high`."""
-    if high <= low:
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # the same number, or all but rounding
         spread = abs(low) * 0.1 or 1.0
         low, high = low - spread, high + spread
     raw = (high - low) / about
@@ -91,43 +150,13 @@ def thinned(points: Points, most: int = _MOST_POINTS) -> list[tuple[float, float
     ]
 
 
-def _axes(
-    ticks_x: Sequence[float],
-    ticks_y: Sequence[float],
-    place_x: Callable[[float], float],
-    place_y: Callable[[float], float],
-    format_y: Callable[[float], str],
-) -> str:
-    parts = []
-    for y in ticks_y:
-        parts.append(_line(_LEFT, place_y(y), _WIDTH - _RIGHT, place_y(y), "grid"))
-        parts.append(
-            f'<text x="{_LEFT - 6}" y="{place_y(y) + 4:.1f}" text-anchor="end">'
-            f"{html.escape(format_y(y))}</text>"
-        )
-    for x in ticks_x:
-        if _LEFT - 1 <= place_x(x) <= _WIDTH - _RIGHT + 1:
-            parts.append(
-                f'<text x="{place_x(x):.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">'
-                f"{x:,.0f}</text>"
-            )
-    parts.append(f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 3}" text-anchor="end">step</text>')
-    return "".join(parts)
-
-
-def _curve(
-    one: Series,
-    colour: str,
-    place_x: Callable[[float], float],
-    place_y: Callable[[float], float],
-    format_y: Callable[[float], str],
-) -> str:
-    points = thinned(one.points)
-    path = " ".join(f"{place_x(x):.1f},{place_y(y):.1f}" for x, y in points)
-    parts = [f'<polyline points="{path}" stroke="{colour}"/>']
+def _curve(one: Series, number: int, frame: Frame, format_y: Callable[[float], str]) -> str:
+    points, (colour, dashes, _) = thinned(one.points), _look(number)
+    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
+    parts = [f'<polyline points="{path}" stroke="{colour}" stroke-dasharray="{dashes}"/>']
     if one.dots or len(points) == 1:
         parts += [
-            f'<circle cx="{place_x(x):.1f}" cy="{place_y(y):.1f}" r="3" fill="{colour}">'
+            f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{colour}">'
             f"<title>step {x:,.0f}: {html.escape(format_y(y))}</title></circle>"
             for x, y in points
         ]
@@ -135,16 +164,14 @@ def _curve(
 
 
 def _legend(series: Sequence[Series]) -> str:
-    keys = [
-        f'<span><i style="background:{colour}"></i>{html.escape(one.label)}</span>'
-        for colour, one in zip(_cycle(len(series)), series, strict=True)
-    ]
+    keys = []
+    for number, one in enumerate(series):
+        colour, _, border = _look(number)
+        key = f'<i style="border-top:3px {border} {colour}"></i>'
+        keys.append(f"<span>{key}{html.escape(one.label)}</span>")
     return f'<div class="legend">{"".join(keys)}</div>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
-
-
-def _cycle(count: int) -> list[str]:
-    return [COLOURS[index % len(COLOURS)] for index in range(count)]
+def _look(number: int) -> tuple[str, str, str]:
+    """Colour, dashes and border style of a line."""
+    return (COLOURS[number % len(COLOURS)], *_DASHES[number % len(_DASHES)])

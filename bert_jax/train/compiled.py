@@ -1,21 +1,19 @@
-"""The train step on a mesh: its state in the abstract, the fields it reads, its one compilation."""
+"""The train step on a mesh: its state in the abstract, and a compilation for each batch shape."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import optax
 
 from bert_jax import batch as contract
-from bert_jax.data.config import Packed
-from bert_jax.data.loader import PretrainLoader
-from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.parallel import sharding
-from bert_jax.programs.program import Program
+from bert_jax.programs.program import Batch, Program
 from bert_jax.train.config import Phase
 from bert_jax.train.loop import CompiledStep
 from bert_jax.train.schedule import learning_rate
-from bert_jax.train.step import State, make_train_step
+from bert_jax.train.step import Metrics, State, make_train_step
+from bert_jax.tuning.frozen import Frozen
 
 
 def abstract_state(
@@ -37,41 +35,25 @@ def abstract_state(
     )
 
 
-def batch_fields(program: Program, loader: PretrainLoader) -> tuple[str, ...]:
-    """The fields that the program needs, with those of packing where examples are packed.
-
-    Raises:
-      ConfigError: `data` does not make a field that an objective needs.
-    """
-    needed, made = program.fields(), loader.maker.fields()
-    for name in needed:
-        if name not in made:
-            raise ConfigError(
-                f"the program needs the field {name!r}, which data.examples "
-                f"{type(loader.maker.config.examples).__name__} does not make"
-            )
-    packed = isinstance(loader.maker.config.examples, Packed)
-    return needed + (contract.PACKED_FIELDS if packed else ())
-
-
 def compile_step(
     experiment: Experiment,
     phase: Phase,
     program: Program,
     optimizer: optax.GradientTransformation,
     fields: tuple[str, ...],
+    shapes: Sequence[Mapping[str, int]],
     abstract: State,
     mesh: jax.sharding.Mesh,
 ) -> CompiledStep:
-    """Compiles a phase's step, once, for exactly its shapes; any other batch is an error."""
-    sizes = {"B": phase.batch_size, "L": phase.length, "P": phase.max_predictions}
+    """Compiles a phase's step, once for each of `shapes`; any other batch is an error.
+
+    Args:
+      shapes: sizes of the letters of `bert_jax.batch`; they differ in L.
+    """
     where = sharding.batch_sharding(mesh)
-    batch = {
-        name: jax.ShapeDtypeStruct(shape, dtype, sharding=where)
-        for name, (shape, dtype) in contract.spec(fields, sizes).items()
-    }
+    frozen = experiment.train.tuning.frozen
     step = make_train_step(
-        program,
+        Frozen(program, frozen) if frozen else program,
         optimizer,
         learning_rate(experiment.train.schedule, experiment.train.steps),
         seed=experiment.seed,
@@ -80,4 +62,18 @@ def compile_step(
     # Output shardings are pinned to the input's: otherwise the second call would compile again.
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, sharding.replicated(mesh)))
-    return jitted.lower(abstract, batch).compile()
+    compiled = {}
+    for sizes in shapes:
+        batch = {
+            name: jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+            for name, (shape, dtype) in contract.spec(fields, sizes).items()
+        }
+        compiled[sizes["L"]] = jitted.lower(abstract, batch).compile()
+
+    def compiled_step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        length = contract.length(batch)
+        if length not in compiled:
+            raise ValueError(f"a batch of length {length}; compiled are {sorted(compiled)}")
+        return compiled[length](state, batch)
+
+    return compiled_step

@@ -1,9 +1,11 @@
 """How a network is trained: optimizer, schedule, phases, what is kept and logged. No jax here."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from bert_jax.data.config import Masking
 from bert_jax.errors import ConfigError
+from bert_jax.tuning.config import Tuning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +51,11 @@ class Phase:
     steps: int
     length: int
     batch_size: int
-    max_predictions: int
+    max_predictions: int = 0  # of masked LM, in each row
     accumulate: int = 1  # microbatches whose gradients are added up to one update
 
     def __post_init__(self) -> None:
-        for name in ("steps", "length", "batch_size", "max_predictions", "accumulate"):
+        for name in ("steps", "length", "batch_size", "accumulate"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"phase.{name} is {getattr(self, name)}, expected at least 1")
         if self.batch_size % self.accumulate:
@@ -62,6 +64,11 @@ class Phase:
                 f"phase.accumulate {self.accumulate}"
             )
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the letters of `bert_jax.batch`."""
+        return {"B": self.batch_size, "L": self.length, "P": self.max_predictions}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
@@ -69,7 +76,21 @@ class Checkpoints:
 
     every: int = 1000
     keep_last: int = 3
-    keep_best: str | None = None  # a metric of the held-out evaluation, as "loss"
+    keep_best: str | None = None  # a metric of the evaluation, as "loss"; each one is then saved
+    patience: int | None = None  # evaluations without a better one before the run ends early
+
+    def __post_init__(self) -> None:
+        if self.patience is not None and (self.keep_best is None or self.patience < 1):
+            raise ConfigError(
+                f"checkpoints.patience is {self.patience} and keep_best is {self.keep_best!r}; "
+                "expected at least 1, and the metric to watch in keep_best"
+            )
+
+    @property
+    def best_mode(self) -> Literal["min", "max"]:
+        """Whether a small or a large value of `keep_best` is best: losses and errors are small."""
+        falls = any(word in (self.keep_best or "") for word in ("loss", "error", "mse"))
+        return "min" if falls else "max"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +105,15 @@ class Evaluation:
     examples: int = 1024
     batch_size: int = 64
     masking: Masking = Masking()  # noqa: RUF009 (frozen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevSplit:
+    """Evaluation on the whole of a labelled split, by the metrics of its task."""
+
+    split: str = "dev"
+    every: int = 1000
+    batch_size: int = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +133,9 @@ class Train:
     schedule: WarmupLinear = WarmupLinear()
     clip_norm: float = 1.0
     checkpoints: Checkpoints = Checkpoints()
-    evaluation: Evaluation | None = None
+    evaluation: Evaluation | DevSplit | None = None
     logging: Logging = Logging()
+    tuning: Tuning = Tuning()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
         if not self.phases:

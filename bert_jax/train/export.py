@@ -1,7 +1,7 @@
 """Writes a model as a Hugging Face folder, and believes it only after reading it back.
 
-The folder appears under its name when it is complete and checked: `AutoModelForPreTraining`,
-`AutoModelForMaskedLM`, `AutoModel` and `AutoTokenizer` open it.
+The folder appears under its name when it is complete and checked: `AutoTokenizer`, `AutoModel` and
+`AutoModelForPreTraining`, `ForMaskedLM` or the class of the task's head open it.
 """
 
 import dataclasses
@@ -25,7 +25,8 @@ from bert_jax.train.model_card import model_card
 from bert_jax.train.pretrained import LoadedModel, load_model
 
 TOLERANCE = 1e-5
-"""The largest difference of a hidden state, float32, between a model and its export."""
+"""The largest difference, float32, of a hidden state or of the task head's outputs between a model
+and its export."""
 
 _SAMPLE = (
     "The harbour lay still that morning, and only the fishing boats moved. An old man sat on the "
@@ -39,7 +40,8 @@ def export(model: LoadedModel, output: Path) -> float:
     """Writes `model` to the folder `output`, with tokenizer files and a model card.
 
     Returns:
-      The largest difference between a hidden state of the model and of the folder read back.
+      The largest difference of a hidden state, or of what the task's head gives, between the model
+      and the folder read back.
 
     Raises:
       UserError: `output` is in use, cannot be written, or does not give back the same model (then
@@ -65,7 +67,7 @@ def export(model: LoadedModel, output: Path) -> float:
 def _write(model: LoadedModel, folder: Path) -> None:
     flat = paths.flatten(model.params)
     pad_id = model.vocabulary.pad_id if model.vocabulary else 0
-    huggingface.write_config(folder, model.config, parts.present(flat), pad_id)
+    huggingface.write_config(folder, model.config, parts.present(flat), pad_id, model.head)
     huggingface.write_weights(folder, flat, model.config)
     # The writer of tensors gives rights to the owner alone, whatever the user's umask says.
     shutil.copymode(folder / huggingface.CONFIG, folder / huggingface.WEIGHTS)
@@ -79,30 +81,29 @@ def _write(model: LoadedModel, folder: Path) -> None:
 
 
 def _check(model: LoadedModel, folder: Path) -> float:
-    """Reads the folder and compares; returns the largest difference of a hidden state."""
+    """Reads the folder and compares; returns the largest difference of what both compute."""
     again = load_model(folder)
     # What the position table started from is history: other formats do not tell it.
     positions = dataclasses.replace(model.config.positions, start=again.config.positions.start)
     if again.config != dataclasses.replace(model.config, positions=positions):
         raise UserError(f"the export describes another model: {again.config}, not {model.config}")
+    if again.head != model.head:
+        raise UserError(f"the export describes another head: {again.head}, not {model.head}")
     batch = sample_batch(model.config, model.vocabulary)
     difference = 0.0
-    before, after = (
-        _hidden(model.params, model.config, batch),
-        _hidden(again.params, again.config, batch),
-    )
-    for layer, (expected, found) in enumerate(zip(before, after, strict=True)):
+    for (name, expected), (_, found) in zip(
+        _computed(model, batch), _computed(again, batch), strict=True
+    ):
         if not np.isfinite(expected).all():
+            raise UserError(f"{model.origin} is broken: the {name} are not finite")
+        largest = float(np.abs(expected - found).max())
+        # Not <=: a difference that is NaN is refused, too.
+        if not largest <= TOLERANCE:
             raise UserError(
-                f"{model.origin} is broken: the hidden states of layer {layer} are not finite"
+                f"the export was not written: its {name} differ by {largest:.1e} from those of "
+                f"{model.origin} (at most {TOLERANCE} is allowed)"
             )
-        difference = max(difference, float(np.abs(expected - found).max()))
-    # Not <=: a difference that is NaN is refused, too.
-    if not difference <= TOLERANCE:
-        raise UserError(
-            f"the export was not written: its hidden states differ by {difference:.1e} from those "
-            f"of {model.origin} (at most {TOLERANCE} is allowed)"
-        )
+        difference = max(difference, largest)
     flat = paths.flatten(again.params)
     for path, expected in paths.flatten(model.params).items():
         if not np.array_equal(flat[path], expected):
@@ -110,8 +111,16 @@ def _check(model: LoadedModel, folder: Path) -> float:
     return difference
 
 
-def _hidden(params: Mapping[str, Any], config: BertConfig, batch: Mapping[str, Any]) -> Any:
-    return parts.run({"encoder": params["encoder"]}, config, batch)["hidden_states"]
+def _computed(model: LoadedModel, batch: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
+    """What the encoder and the task's head compute, with names for messages."""
+    # The masked-LM head would cost more than all the rest; its parameters are compared bit for bit.
+    params = {part: tree for part, tree in model.params.items() if part != "masked_lm"}
+    found = parts.run(params, model.config, batch, model.head)
+    states = [
+        (f"hidden states of layer {layer}", state)
+        for layer, state in enumerate(found["hidden_states"])
+    ]
+    return states + ([("outputs of the head", found["task"])] if model.head else [])
 
 
 def sample_batch(config: BertConfig, vocabulary: Vocabulary | None) -> dict[str, np.ndarray]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.models.config import BertConfig
-from bert_jax.programs.config import LeftToRight, Pretraining, ProgramConfig
+from bert_jax.programs.config import FineTuning, LeftToRight, Pretraining, ProgramConfig
 from bert_jax.train.config import Phase
 
 # Dense bf16 FLOP/s of one JAX device, by the start of jax.Device.device_kind; from the makers'
@@ -35,11 +35,16 @@ def encoder_flops(model: BertConfig, length: int) -> float:
     return layers * (8 * width**2 + 4 * width * model.intermediate_size + 4 * length * width)
 
 
-def step_flops(program: ProgramConfig, phase: Phase) -> float:
-    """FLOPs of one update: forward, and twice that for the backward pass; nothing for remat."""
+def step_flops(program: ProgramConfig, phase: Phase, length: int | None = None) -> float:
+    """FLOPs of one update: forward, and twice that for the backward pass; nothing for remat.
+
+    `length` is the batch's, where it is not the phase's own. The heads of tasks are left out: they
+    are less than a thousandth.
+    """
     model, rows = program.model, phase.batch_size
+    length = length or phase.length
     head = 2 * model.hidden_size**2 + 2 * model.hidden_size * model.vocab_size
-    forward = rows * phase.length * encoder_flops(model, phase.length)
+    forward = rows * length * encoder_flops(model, length)
     match program:
         case Pretraining():
             if program.mlm_weight:
@@ -47,7 +52,9 @@ def step_flops(program: ProgramConfig, phase: Phase) -> float:
             if program.nsp_weight:
                 forward += rows * (2 * model.hidden_size**2 + 4 * model.hidden_size)
         case LeftToRight():
-            forward += rows * (phase.length - 1) * head
+            forward += rows * (length - 1) * head
+        case FineTuning():
+            pass
     return 3.0 * forward
 
 

@@ -27,9 +27,9 @@ class StepEvent:
       phase: name of the phase, as "length-128".
       position: index of the first example of this step's batch in the run's order of examples.
       batch_size: examples in the batch; they are position .. position + batch_size - 1.
-      tokens: input positions in the batch, padding included (B x L).
       seconds: time spent on training so far in this process, without evaluations and saves.
-      flops: model FLOPs of one step (forward and backward) by the analytic formula; 0 if unknown.
+      tokens: input positions trained on so far in this process, padding included.
+      flops: model FLOPs so far (forward and backward) by the analytic formula; 0 if unknown.
       device_metrics: scalars still on the device. `metrics` fetches them, once, when asked for:
         a step that no hook looks at never waits for the device.
     """
@@ -39,8 +39,8 @@ class StepEvent:
     phase: str
     position: int
     batch_size: int
-    tokens: int
     seconds: float
+    tokens: int
     device_metrics: Mapping[str, Any]
     flops: float = 0.0
 
@@ -90,13 +90,13 @@ class Throughput:
         last, self._last = self._last, event
         if last is None or event.seconds <= last.seconds or event.step <= last.step:
             return {}
-        steps_per_second = (event.step - last.step) / (event.seconds - last.seconds)
+        seconds = event.seconds - last.seconds
         rates = {
-            "steps_per_second": steps_per_second,
-            "tokens_per_second": steps_per_second * event.tokens,
+            "steps_per_second": (event.step - last.step) / seconds,
+            "tokens_per_second": (event.tokens - last.tokens) / seconds,
         }
         if self._peak_flops and event.flops:
-            rates["mfu"] = steps_per_second * event.flops / self._peak_flops
+            rates["mfu"] = (event.flops - last.flops) / seconds / self._peak_flops
         return rates
 
 

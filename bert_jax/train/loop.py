@@ -13,6 +13,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
+from bert_jax import batch as contract
 from bert_jax.train import hooks as hooks_lib
 from bert_jax.train.config import Phase
 from bert_jax.train.hooks import Hook, StepEvent
@@ -32,11 +33,17 @@ class Loader(Protocol):
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]: ...
 
 
-class Clock:
-    """Seconds spent training, without evaluation and saving."""
+class Meter:
+    """What this process has spent on training, evaluation and saving left out.
+
+    Attributes:
+      tokens: input positions, padding included.
+      flops: model FLOPs, by the analytic formula.
+    """
 
     def __init__(self) -> None:
         self._spent, self._since = 0.0, time.monotonic()
+        self.tokens, self.flops = 0, 0.0
 
     @property
     def seconds(self) -> float:
@@ -52,6 +59,11 @@ class Clock:
         """Starts it again."""
         self._since = time.monotonic()
 
+    def add(self, tokens: int, flops: float) -> None:
+        """Counts one step."""
+        self.tokens += tokens
+        self.flops += flops
+
 
 def train_phase(
     step: CompiledStep,
@@ -63,15 +75,16 @@ def train_phase(
     done: int,
     until: int,
     total_steps: int,
-    flops: float,
+    flops: Callable[[int], float],
     put: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]],
     hooks: Sequence[Hook],
-    clock: Clock,
+    meter: Meter,
     after_step: Callable[[int, State, int], None],
 ) -> State:
     """Runs updates done + 1 .. until.
 
     Args:
+      flops: model FLOPs of one step at a batch's length.
       put: moves a host's batch to the devices.
       after_step: called with (updates done, state, position of the next example) after the hooks;
         evaluates and saves where due. Whatever it raises ends the loop.
@@ -79,17 +92,20 @@ def train_phase(
     batches = iter(loader)
     for number in range(done + 1, until + 1):
         position = loader.position
-        state, metrics = step(state, put(next(batches)))
+        batch = next(batches)
+        state, metrics = step(state, put(batch))
+        length = contract.length(batch)
+        meter.add(phase.batch_size * length, flops(length))
         event = StepEvent(
             step=number,
             total_steps=total_steps,
             phase=name,
             position=position,
             batch_size=phase.batch_size,
-            tokens=phase.batch_size * phase.length,
-            seconds=clock.seconds,
+            seconds=meter.seconds,
+            tokens=meter.tokens,
+            flops=meter.flops,
             device_metrics=metrics,
-            flops=flops,
         )
         hooks_lib.call(hooks, event)
         after_step(number, state, loader.position)

@@ -3,22 +3,95 @@
 import contextlib
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import bert_jax
 from bert_jax import paths
+from bert_jax.models.config import (
+    ChoiceHead,
+    RegressionHead,
+    SequenceHead,
+    SpanHead,
+    TaskHead,
+    TokenHead,
+)
+from bert_jax.train.markdown import table
 from bert_jax.train.pretrained import LoadedModel, RunRecord
+from bert_jax.train.task_card import task_sections
 
 _USE = """\
 ```python
-from transformers import AutoModel, AutoTokenizer
+from transformers import {auto}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModel.from_pretrained("{name}")
+model = {auto}.from_pretrained("{name}")
 ```
 """
+_USE_HERE = """\
+Or with bert_jax, from texts to {result}:
+
+```
+bert-jax predict --model {name} {example}
+```
+
+```python
+from bert_jax.predict.task import Predictor
+from bert_jax.train.pretrained import load_model
+
+predict = Predictor(load_model("{name}"))
+```
+"""
+
+
+class _Task(NamedTuple):
+    """A kind of head: its tag on model hubs, transformers' class, what it gives, how to ask it."""
+
+    tag: str
+    auto: str
+    gives: str
+    result: str
+    example: str
+
+
+_TASKS: dict[type[TaskHead], _Task] = {
+    SequenceHead: _Task(
+        "text-classification",
+        "AutoModelForSequenceClassification",
+        "one label for a text or a pair of texts, from the pooled first token",
+        "labels with probabilities",
+        '"A text."',
+    ),
+    RegressionHead: _Task(
+        "text-classification",
+        "AutoModelForSequenceClassification",
+        "one number for a text or a pair of texts, from the pooled first token",
+        "numbers",
+        '"A text."',
+    ),
+    TokenHead: _Task(
+        "token-classification",
+        "AutoModelForTokenClassification",
+        "one label for each word, at its first token",
+        "entities with their places",
+        '"A text."',
+    ),
+    SpanHead: _Task(
+        "question-answering",
+        "AutoModelForQuestionAnswering",
+        "where the answer to a question starts and ends in its context",
+        "answers with their places",
+        '"A question?" "Its context."',
+    ),
+    ChoiceHead: _Task(
+        "multiple-choice",
+        "AutoModelForMultipleChoice",
+        "a score for each choice, from the pooled first token of context and choice",
+        "the likeliest choice",
+        '"A context." "A choice." "Another."',
+    ),
+}
 
 
 def model_card(model: LoadedModel, name: str, difference: float) -> str:
@@ -26,10 +99,18 @@ def model_card(model: LoadedModel, name: str, difference: float) -> str:
 
     Args:
       name: what the export is called.
-      difference: largest difference of a hidden state between the model and its export.
+      difference: largest difference between what the model and its export compute.
     """
     sections = ["\n".join(_front_matter(model)), f"# {name}", _summary(model)]
-    sections += ["## Use", _USE.format(name=name)] if model.vocabulary else []
+    if model.head is not None:
+        sections += ["## Task", _task(model.head)]
+    if model.vocabulary:
+        auto = _TASKS[type(model.head)].auto if model.head else "AutoModel"
+        sections += ["## Use", _USE.format(name=name, auto=auto)]
+    if model.vocabulary and model.head:
+        task = _TASKS[type(model.head)]
+        here = _USE_HERE.format(name=name, result=task.result, example=task.example)
+        sections.append(here)
     if model.run is not None:
         sections += _from_run(model.run)
     sections += ["## How this folder was made", "\n".join(_making(model, difference))]
@@ -38,7 +119,9 @@ def model_card(model: LoadedModel, name: str, difference: float) -> str:
 
 def _front_matter(model: LoadedModel) -> list[str]:
     lines = ["---", "library_name: transformers", "tags:", "- bert", "- bert_jax"]
-    if "masked_lm" not in model.missing:
+    if model.head is not None:
+        lines.append(f"pipeline_tag: {_TASKS[type(model.head)].tag}")
+    elif "masked_lm" not in model.missing:
         lines.append("pipeline_tag: fill-mask")
     return [*lines, "---"]
 
@@ -46,7 +129,9 @@ def _front_matter(model: LoadedModel) -> list[str]:
 def _summary(model: LoadedModel) -> str:
     config = model.config
     count = sum(leaf.size for leaf in paths.flatten(model.params).values())
-    lacking = f" It has no {' and no '.join(model.missing)} head." if model.missing else ""
+    lacking = ""
+    if model.missing and model.head is None:
+        lacking = f" It has no {' and no '.join(model.missing)} head."
     return (
         f"A BERT encoder: {config.num_hidden_layers} layers, width {config.hidden_size}, "
         f"{config.num_attention_heads} heads, {config.vocab_size} word vectors, up to "
@@ -54,20 +139,33 @@ def _summary(model: LoadedModel) -> str:
     )
 
 
+def _task(head: TaskHead) -> str:
+    labels = getattr(head, "labels", ())
+    text = f"The head gives {_TASKS[type(head)].gives}."
+    if not labels:
+        return text
+    rows = [(str(number), f"`{label}`") for number, label in enumerate(labels)]
+    return f"{text}\n\n{table(('number', 'label'), rows)}"
+
+
 def _from_run(run: RunRecord) -> list[str]:
     config, metrics = run.info["config"], run.info.get("metrics") or {}
-    sections = ["## Training data", _data(config["data"])]
-    sections += ["## Training", "\n".join(_training(config, run))]
-    if metrics:
-        sections += ["## Results on held-out text", _table(("metric", "value"), metrics.items())]
+    sections = []
+    if config["program"]["type"] == "Pretraining":
+        sections += ["## Training data", _data(config["data"])]
+        sections += ["## Training", "\n".join(_training(config, run))]
+    if config["data"]["type"] == "Labelled":
+        sections += task_sections(run)
+    elif metrics:
+        sections += ["## Results on held-out data", table(("metric", "value"), metrics.items())]
     last = _last_training_line(run)
     if last:
         values = [(k, v) for k, v in last.items() if k not in ("kind", "step", "phase")]
         sections += [
             f"## Last numbers while training (step {last['step']})",
-            _table(("metric", "value"), values),
+            table(("metric", "value"), values),
         ]
-    sections += ["## Versions", _table(("package", "version"), run.info["versions"].items())]
+    sections += ["## Versions", table(("package", "version"), run.info["versions"].items())]
     resolved = json.dumps(config, indent=2)
     sections += [
         "<details><summary>The resolved configuration</summary>",
@@ -89,7 +187,7 @@ def _data(data: Mapping[str, Any]) -> str:
     rows |= {f"left out: {reason}": f"{count:,}" for reason, count in dropped.items()}
     rows |= {"fingerprint": manifest["fingerprint"]}
     rows |= {"vocabulary": manifest["vocabulary_fingerprint"]}
-    return _table(("prepared corpus", ""), rows.items())
+    return table(("prepared corpus", ""), rows.items())
 
 
 def _training(config: Mapping[str, Any], run: RunRecord) -> list[str]:
@@ -134,7 +232,8 @@ def _making(model: LoadedModel, difference: float) -> list[str]:
         lines.append(f"Converted from `{Path(model.origin).name}`.")
     lines.append(
         "It was read back after writing: all parameters are the same bit for bit, and hidden "
-        f"states differ by at most {difference:.1e} (float32)."
+        f"states{' and outputs of the head' if model.head else ''} differ by at most "
+        f"{difference:.1e} (float32)."
     )
     return lines
 
@@ -152,17 +251,6 @@ def _commit() -> str | None:
         return git("rev-parse", "HEAD") + (" with changes" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _table(head: tuple[str, str], rows: Iterable[tuple[str, Any]]) -> str:
-    lines = [f"| {head[0]} | {head[1]} |", "| --- | --- |"]
-    lines += [f"| {name} | {_cell(value)} |" for name, value in rows]
-    return "\n".join(lines)
-
-
-def _cell(value: Any) -> str:
-    text = f"{value:.5g}" if isinstance(value, float) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _short(value: Any) -> str:

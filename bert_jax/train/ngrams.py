@@ -2,10 +2,12 @@
 
 from tqdm import tqdm
 
+from bert_jax.data.config import LoaderConfig
 from bert_jax.data.prepared import PreparedCorpus
 from bert_jax.errors import UserError
 from bert_jax.evals.baselines import NgramBaselines
 from bert_jax.experiment import Experiment
+from bert_jax.train.config import Evaluation
 from bert_jax.train.heldout import heldout_batches
 
 
@@ -18,17 +20,16 @@ def ngram_losses(experiment: Experiment) -> dict[str, float]:
     Raises:
       UserError: the run has no held-out corpus or masks nothing, or a corpus is not there.
     """
-    evaluation = experiment.train.evaluation
-    if evaluation is None or experiment.data.masking is None:
-        lacking = "held-out corpus" if evaluation is None else "masked positions"
-        raise UserError(f"{experiment.name} has no {lacking} to compare n-gram models on")
-    corpus = PreparedCorpus(experiment.data.prepared)
+    evaluation, data = experiment.train.evaluation, experiment.data
+    if not isinstance(evaluation, Evaluation) or not isinstance(data, LoaderConfig):
+        raise UserError(f"{experiment.name} has no held-out corpus to compare n-gram models on")
+    if data.masking is None:
+        raise UserError(f"{experiment.name} has no masked positions to compare n-gram models on")
+    corpus = PreparedCorpus(data.prepared)
     records = tqdm(
         range(len(corpus.part_tokens)), "counting pairs", unit=" parts", leave=False, disable=None
     )
     baselines = NgramBaselines.fit(
         (corpus.read(record).ids for record in records), corpus.manifest.vocabulary_size
     )
-    return baselines.losses(
-        heldout_batches(evaluation, experiment.data, experiment.train.phases[-1])
-    )
+    return baselines.losses(heldout_batches(evaluation, data, experiment.train.phases[-1]))

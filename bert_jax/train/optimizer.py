@@ -1,4 +1,4 @@
-"""The optimizer: clip, Adam, decay by a path table, trust ratio for LAMB, learning rate."""
+"""The optimizer: clip, Adam, decay by a path table, trust ratio for LAMB, tuning, learning rate."""
 
 from typing import Any, NamedTuple
 
@@ -10,6 +10,8 @@ from bert_jax import paths
 from bert_jax.paths import PathTable
 from bert_jax.train.config import AdamW, Lamb, Train
 from bert_jax.train.schedule import learning_rate
+from bert_jax.tuning.anchors import pull_to_start
+from bert_jax.tuning.rates import freeze, scale_by_depth
 
 DECAYED: PathTable[bool] = PathTable(
     "weight decay",
@@ -64,15 +66,20 @@ def make_optimizer(train: Train) -> optax.GradientTransformation:
             adam = scale_by_uncorrected_adam(choice.b1, choice.b2, choice.epsilon)
         case _:
             adam = optax.scale_by_adam(choice.b1, choice.b2, choice.epsilon)
+    tuning, anchor = train.tuning, train.tuning.anchor
     parts = [
+        *([pull_to_start(anchor)] if anchor else []),
         optax.clip_by_global_norm(train.clip_norm),
         adam,
         optax.add_decayed_weights(choice.weight_decay, mask=decay_mask),
     ]
     if isinstance(choice, Lamb):  # biases and norms keep their plain update, as in the release
         parts.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
+    if (tuning.layer_decay, tuning.head_rate, tuning.unfreeze_every) != (1.0, 1.0, 0):
+        parts.append(scale_by_depth(tuning))
     rate = learning_rate(train.schedule, train.steps)
-    return _leniently_typed(optax.chain(*parts, optax.scale_by_learning_rate(rate)))
+    chain = optax.chain(*parts, optax.scale_by_learning_rate(rate))
+    return _leniently_typed(freeze(tuning, chain))
 
 
 def _leniently_typed(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

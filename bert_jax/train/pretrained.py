@@ -1,6 +1,7 @@
-"""A pretrained model in memory, from a run of ours or from a Hugging Face folder.
+"""A pretrained or fine-tuned model in memory, from a run of ours or a Hugging Face folder.
 
-    a run folder             config.json, checkpoints/, vocabulary/ (the newest good step)
+    a run folder             config.json, checkpoints/, vocabulary/ (the newest good step, or of a
+                             fine-tuning run the one that was best on dev)
     one step of a run        <run>/checkpoints/<step>
     a Hugging Face folder    config.json, model.safetensors or pytorch_model.bin; an export is one
 
@@ -16,7 +17,7 @@ from bert_jax.config import from_json
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.interop.foreign import Foreign, find_vocabulary
-from bert_jax.models.config import BertConfig
+from bert_jax.models.config import BertConfig, TaskHead
 from bert_jax.programs import parts
 from bert_jax.text.vocabulary import Vocabulary
 from bert_jax.train.run_folder import CHECKPOINTS
@@ -35,7 +36,7 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A pretrained model in memory.
+    """A model in memory.
 
     Attributes:
       params: nested dict of float32 NumPy arrays; only the parts that the source has.
@@ -44,6 +45,7 @@ class LoadedModel:
       origin: the path that was given.
       missing: heads that the source lacks ("pooler", "masked_lm", "next_sentence").
       run: where in a run it comes from; None for other people's formats.
+      head: the head of the task that it was fine-tuned for; None for a pretrained model.
     """
 
     params: dict[str, Any]
@@ -52,6 +54,7 @@ class LoadedModel:
     origin: str
     missing: tuple[str, ...]
     run: RunRecord | None = None
+    head: TaskHead | None = None
 
 
 def load_model(path: str | Path) -> LoadedModel:
@@ -81,8 +84,8 @@ def assemble(foreign: Foreign, origin: str, run: RunRecord | None = None) -> Loa
     Raises:
       UserError: they do not.
     """
-    flat, config, vocabulary = foreign
-    parts.check(flat, config, origin)
+    flat, config, vocabulary, head = foreign
+    parts.check(flat, config, origin, head)
     if vocabulary is not None:
         check_vocabulary(vocabulary, config, origin)
     return LoadedModel(
@@ -92,23 +95,28 @@ def assemble(foreign: Foreign, origin: str, run: RunRecord | None = None) -> Loa
         origin=origin,
         missing=tuple(part for part in parts.HEADS if part not in parts.present(flat)),
         run=run,
+        head=head,
     )
 
 
 def _load_run(folder: Path, step: int | None) -> LoadedModel:
     from bert_jax.train.checkpoint import restore_params  # orbax takes seconds to import
 
-    params, info, step = restore_params(folder / CHECKPOINTS, step)
+    params, info, found = restore_params(folder / CHECKPOINTS, step)
+    best = info.get("best", {}).get("step")
+    if step is None and best not in (None, found):
+        params, info, found = restore_params(folder / CHECKPOINTS, best)
     program = info.get("config", {}).get("program", {})
-    if program.get("type") != "Pretraining":
+    if program.get("type") not in ("Pretraining", "FineTuning"):
         raise UserError(
             f"{folder} is a run of {program.get('type') or 'an unknown program'}; "
-            "only runs of Pretraining can be read as a BERT"
+            "only runs of Pretraining and FineTuning can be read as a BERT"
         )
     config = from_json(BertConfig, program["model"], "program.model")
+    head = from_json(TaskHead | None, program.get("head"), "program.head")
     vocabulary = find_vocabulary(folder / VOCABULARY)
-    record = RunRecord(folder=folder, step=step, info=info)
-    return assemble(Foreign(paths.flatten(params), config, vocabulary), str(folder), record)
+    record = RunRecord(folder=folder, step=found, info=info)
+    return assemble(Foreign(paths.flatten(params), config, vocabulary, head), str(folder), record)
 
 
 def check_vocabulary(vocabulary: Vocabulary, config: BertConfig, source: str) -> None:

@@ -1,10 +1,12 @@
 """The folder of one run: who may train there, and with which config.
 
-    <run folder>/config.json      resolved config, its fingerprint, package versions
+    <run folder>/config.json      resolved config, its fingerprint, package versions, hardware
                  lock             held by the process that trains here
                  checkpoints/     see checkpoint.py
                  metrics.jsonl    see metrics_log.py
                  evaluation.json  results of the final evaluation
+                 analysis.json    of fine-tuning: what report and model card say beyond metrics
+                 predictions/     of fine-tuning: each split's, as JSON lines
                  report.html      see report.py
 
 Imports neither jax nor TensorFlow.
@@ -17,16 +19,17 @@ import json
 import os
 import platform
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import diff, fingerprint, to_json
+from bert_jax.config import diff, fingerprint, from_json, to_json
 from bert_jax.errors import UserError
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
+ANALYSIS = "analysis.json"
 _PACKAGES = ("bert_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
@@ -96,7 +99,13 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def settle_config(folder: Path, config: Any, *, may_differ: Sequence[str] = ()) -> None:
+def settle_config(
+    folder: Path,
+    config: Any,
+    *,
+    may_differ: Sequence[str] = (),
+    hardware: Mapping[str, Any] | None = None,
+) -> None:
     """Writes `config.json` into a new run folder; in a used one, insists on the same config.
 
     Args:
@@ -104,19 +113,23 @@ def settle_config(folder: Path, config: Any, *, may_differ: Sequence[str] = ()) 
       config: the root dataclass.
       may_differ: glob patterns over field paths ("logging.*", "checkpoints.keep_last") that do not
         change what is computed. When only these differ, the new values are written.
+      hardware: what a new run starts on, for the record.
 
     Raises:
       UserError: another config was used here; names the fields with both values.
     """
     file, resolved = folder / CONFIG, to_json(config)
     content = {"config": resolved, "fingerprint": fingerprint(config), "versions": versions()}
+    content |= {"hardware": dict(hardware)} if hardware else {}
     if not file.exists():
         write_json(file, content)
         return
     saved = read_json(file)
     if not isinstance(saved, dict) or "config" not in saved:
         raise UserError(f"{file} was not written by bert_jax; choose another run folder")
-    changes = diff(saved["config"], resolved)
+    # Fields that came into being after the folder was written have their defaults there.
+    before = to_json(from_json(type(config), saved["config"], str(file)))
+    changes = diff(before, resolved)
     refused = [row for row in changes if not any(fnmatchcase(row[0], p) for p in may_differ)]
     if refused:
         lines = "".join(f"\n  {path}: {old!r} there, {new!r} now" for path, old, new in refused)

@@ -46,12 +46,12 @@ WORDS = (
 
 
 def write_library(folder: Path) -> None:
-    """Twelve packages of four modules each: sentences of English words in random order."""
+    """24 packages of eight modules each: sentences of English words in random order."""
     rng = np.random.default_rng(0)
-    for package in range(12):
+    for package in range(24):
         (folder / f"package{package}").mkdir(parents=True)
-        for module in range(4):
-            drawn = rng.choice(WORDS.split(), (12, 12))
+        for module in range(8):
+            drawn = rng.choice(WORDS.split(), (20, 12))
             text = "\n\n".join(" ".join(sentence).capitalize() + "." for sentence in drawn)
             (folder / f"package{package}" / f"module{module}.py").write_text(f'"""{text}"""\n')
 
@@ -73,7 +73,15 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_it_ends_with_the_table(command):
     output = Path(command[-1])
     summary = (output / "summary.txt").read_text()
-    for wanted in ("bigram", "unigram", "50.0%", "seconds", "fill masks", str(output / "exported")):
+    for wanted in (
+        "bigram",
+        "unigram",
+        "50.0%",
+        "seconds",
+        "fill masks",
+        "TF-IDF",
+        str(output / "exported"),
+    ):
         assert wanted in summary
     assert (output / "exported" / "model.safetensors").is_file()
     assert (output / "run" / "report.html").is_file()
@@ -85,7 +93,7 @@ def test_it_goes_on_where_it_stopped(command, capsys):
     assert main(command) == 0
     again = capsys.readouterr()
     assert again.out == (output / "summary.txt").read_text()
-    assert again.err.count("done before") == 7
+    assert again.err.count("done before") == 8
     assert (output / "vocabulary" / "vocab.txt").stat().st_mtime_ns == vocabulary
 
     # A stage that is not noted as done is done, on top of what the others left.
@@ -93,7 +101,7 @@ def test_it_goes_on_where_it_stopped(command, capsys):
     del stages["seconds"]["fill masks"]
     (output / "stages.json").write_text(json.dumps(stages))
     assert main(command) == 0
-    assert capsys.readouterr().err.count("done before") == 6
+    assert capsys.readouterr().err.count("done before") == 7
 
 
 def test_other_settings_in_the_same_folder_are_refused(command, capsys):

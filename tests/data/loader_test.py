@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax import batch as contract
 from bert_jax import config as configs
-from bert_jax.data.batches import Batch, BatchMaker
+from bert_jax.data.batches import Batch, BatchMaker, batch_fields
 from bert_jax.data.config import Dynamic, LoaderConfig, Masking, Packed, Pairs, Single, Static
 from bert_jax.data.loader import PretrainLoader, evaluation_batches
 from bert_jax.data.prepared import PreparedCorpus
@@ -73,7 +73,7 @@ def test_batches_keep_the_contract(corpus, examples, masking) -> None:
     config = _config(examples, masking=masking)
     loader = _loader(corpus, config)
     (batch,) = _take(loader, 1)
-    fields = loader.maker.fields()
+    fields = batch_fields(loader.maker.config)
     contract.check(batch, contract.spec(fields, {"B": 8, "L": 64, "P": 10}))
 
 

@@ -110,7 +110,7 @@ def test_half_precision_files_become_float32(folder, dtype):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"architectures": ["BertForTokenClassification"]}, "'BertForTokenClassification'"),
+        ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'"),
         ({"model_type": "roberta"}, "model_type is 'roberta'; only 'bert'"),
         ({"hidden_act": "silu"}, "hidden_act is 'silu'; supported are 'gelu', 'gelu_new'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),

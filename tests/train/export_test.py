@@ -11,7 +11,15 @@ from bert_jax import paths
 from bert_jax.data.manifest import Counts, Manifest, write_manifest
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
-from bert_jax.models.config import Learned, SinusoidalStart
+from bert_jax.models.config import (
+    ChoiceHead,
+    Learned,
+    RegressionHead,
+    SequenceHead,
+    SinusoidalStart,
+    SpanHead,
+    TokenHead,
+)
 from bert_jax.programs import parts
 from bert_jax.testing.models import small_model, write_run
 from bert_jax.train.export import export, sample_batch
@@ -67,6 +75,51 @@ def test_a_model_without_heads_is_exported_without(model, tmp_path):
     assert load_model(tmp_path / "exported").missing == missing
 
 
+@pytest.mark.parametrize(
+    "head, card",
+    [
+        (SequenceHead(labels=("no", "yes|no")), ["text-classification", "| 1 | `yes\\|no` |"]),
+        (RegressionHead(), ["text-classification", "one number for a text"]),
+        (TokenHead(labels=("O", "B-PER", "I-PER")), ["token-classification", "| 1 | `B-PER` |"]),
+        (SpanHead(), ["question-answering", "AutoModelForQuestionAnswering"]),
+        (ChoiceHead(), ["multiple-choice", "AutoModelForMultipleChoice"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_head_comes_back_bit_identical(tmp_path, head, card):
+    model = small_model(tmp_path / "made", head=head)
+    assert export(model, tmp_path / "exported") == 0.0
+    again = load_model(tmp_path / "exported")
+    assert again.head == head and again.config == model.config
+    expected, found = paths.flatten(model.params), paths.flatten(again.params)
+    assert found.keys() == expected.keys()
+    for path, leaf in expected.items():
+        np.testing.assert_array_equal(found[path], leaf, err_msg=path)
+    text = (tmp_path / "exported" / "README.md").read_text()
+    for words in [*card, "hidden states and outputs of the head differ by at most 0.0e+00"]:
+        assert words in text, words
+
+
+@pytest.mark.parametrize("damage", ["classifier", "labels"])
+def test_an_export_with_another_head_is_refused(tmp_path, monkeypatch, damage):
+    model = small_model(tmp_path / "made", head=SequenceHead(labels=("no", "yes")))
+    if damage == "classifier":
+        write = huggingface.write_weights
+
+        def turned(folder, flat, config):
+            path = "classifier/kernel"
+            write(folder, {**flat, path: flat[path][:, ::-1]}, config)
+
+        monkeypatch.setattr(huggingface, "write_weights", turned)
+        message = "not written: its outputs of the head differ by"
+    else:
+        monkeypatch.setattr(huggingface.heads, "to_fields", lambda head: {})
+        message = "describes another head: .*LABEL_0"
+    with pytest.raises(UserError, match=message):
+        export(model, tmp_path / "exported")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["made"]
+
+
 @pytest.mark.parametrize("damage", ["transposed", "noise"])
 def test_an_export_that_computes_something_else_is_refused(model, tmp_path, monkeypatch, damage):
     write = huggingface.write_weights
@@ -77,7 +130,9 @@ def test_an_export_that_computes_something_else_is_refused(model, tmp_path, monk
         write(folder, {**flat, path: new}, config)
 
     monkeypatch.setattr(huggingface, "write_weights", wrong)
-    with pytest.raises(UserError, match="export was not written: its hidden states differ by"):
+    with pytest.raises(
+        UserError, match="export was not written: its hidden states of layer 1 differ"
+    ):
         export(model, tmp_path / "exported")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["made"]
 

@@ -45,9 +45,9 @@ def make_event(step, metrics=None, **changes):
         "phase": "length-128",
         "position": 8 * (step - 1),
         "batch_size": 8,
-        "tokens": 8 * 128,
+        "tokens": 8 * 128 * step,
         "seconds": 0.5 * step,
-        "flops": 1e9,
+        "flops": 1e9 * step,
         "device_metrics": metrics or {"loss": jnp.float32(2.5), "mlm_accuracy": jnp.float32(0.25)},
     }
     return StepEvent(step=step, **{**values, **changes})

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax import paths
 from bert_jax.errors import UserError
-from bert_jax.programs.config import LeftToRight
+from bert_jax.models.config import RegressionHead, SequenceHead, TokenHead
+from bert_jax.programs.config import FineTuning, LeftToRight
 from bert_jax.testing.models import WORDS, small_model, word_vocabulary, write_run
 from bert_jax.train.export import export
 from bert_jax.train.pretrained import LoadedModel, load_model
@@ -47,6 +49,18 @@ def test_a_run_gives_its_newest_step_or_the_one_that_is_named(model, tmp_path):
         load_model(run / "checkpoints" / "30")
 
 
+def test_a_run_that_kept_its_best_step_gives_that_one(model, tmp_path):
+    run = write_run(tmp_path / "run", model, steps=(10, 20), best=10)
+    best = load_model(run)
+    assert best.run is not None and best.run.step == 10
+    assert_same_parameters(best, model)
+    named = load_model(run / "checkpoints" / "20")
+    assert named.run is not None and named.run.step == 20
+    shutil.rmtree(run / "checkpoints" / "10")
+    with pytest.raises(UserError, match=r"has no step 10; steps there: \[20\]"):
+        load_model(run)
+
+
 def test_a_flipped_byte_in_a_run_falls_back_to_the_step_before(model, tmp_path, caplog):
     run = write_run(tmp_path / "run", model, steps=(10, 20))
     files = (run / "checkpoints" / "20" / "params").rglob("*")
@@ -62,6 +76,50 @@ def test_a_run_of_another_program_is_refused(model, tmp_path):
     run = write_run(tmp_path / "run", model, program=LeftToRight(model=model.config))
     with pytest.raises(UserError, match="is a run of LeftToRight; only runs of Pretraining"):
         load_model(run)
+
+
+def test_a_run_of_fine_tuning_knows_its_head(tmp_path):
+    head = TokenHead(labels=("O", "B-PER", "I-PER"))
+    model = small_model(tmp_path / "made", head=head)
+    run = write_run(
+        tmp_path / "run", model, program=FineTuning(model=model.config, head=head, dropout=0.3)
+    )
+    loaded = load_model(run)
+    assert loaded.head == head and loaded.config == model.config
+    assert_same_parameters(loaded, model)
+    export(loaded, tmp_path / "exported")
+    assert load_model(tmp_path / "exported").head == head
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert '"dropout": 0.3' in card and "It has no" not in card
+
+
+def test_a_head_of_another_number_of_labels_is_refused(tmp_path):
+    export(
+        small_model(tmp_path / "made", head=SequenceHead(labels=("no", "yes", "perhaps"))),
+        tmp_path / "exported",
+    )
+    file = tmp_path / "exported" / "config.json"
+    described = json.loads(file.read_text())
+    file.write_text(json.dumps({**described, "id2label": {"0": "no", "1": "yes"}}))
+    with pytest.raises(
+        UserError, match=r"the head has 3 outputs, .* 2, for the labels no, yes; use"
+    ):
+        load_model(tmp_path / "exported")
+    file.write_text(json.dumps({**described, "architectures": ["BertForQuestionAnswering"]}))
+    with pytest.raises(UserError, match="a BertForQuestionAnswering with 3 labels"):
+        load_model(tmp_path / "exported")
+    file.write_text(json.dumps({**described, "architectures": ["BertModel"]}))
+    with pytest.raises(UserError, match=r"classifier/bias is too much \(and 1 more such\)"):
+        load_model(tmp_path / "exported")
+
+
+def test_a_head_without_its_pooler_is_refused(tmp_path):
+    export(small_model(tmp_path / "made", head=RegressionHead()), tmp_path / "exported")
+    file = tmp_path / "exported" / "model.safetensors"
+    tensors = {name: t for name, t in load_file(file).items() if "pooler" not in name}
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=r"pooler/dense/bias is missing \(and 1 more such\)"):
+        load_model(tmp_path / "exported")
 
 
 def test_an_encoder_alone_lacks_its_heads_and_says_so(exported):

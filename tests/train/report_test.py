@@ -60,7 +60,7 @@ def test_report_shows_curves_config_versions_and_results(tmp_path):
     )
     for text in (*titles, "something new", "length-512", "abc123", "0.10.2", "train.betas.1"):
         assert text in page, text
-    assert "held_out.nsp_accuracy</td><td>75%" in page
+    assert "held_out.nsp_accuracy</th><td>75%" in page
     assert "<b>30,000</b>tokens/s, median" in page
     # Two processes trained one after the other: 150 and 150 steps of half a second.
     assert "<b>2m 30s</b>training time" in page

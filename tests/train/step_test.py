@@ -47,7 +47,9 @@ def train(config: Experiment, devices: int, steps: int = STEPS):
     program, optimizer = make_program(config.program), make_optimizer(config.train)
     initialise = functools.partial(init_state, program, optimizer)
     abstract = abstract_state(initialise, optimizer, grid)
-    step = compile_step(config, phase, program, optimizer, program.fields(), abstract, grid)
+    step = compile_step(
+        config, phase, program, optimizer, program.fields(), [phase.sizes], abstract, grid
+    )
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     state = jax.device_put(initial_state(config.program), shardings)
     losses = []
@@ -157,8 +159,10 @@ def test_a_batch_of_another_shape_is_an_error_not_a_compilation():
     program, optimizer = make_program(config.program), make_optimizer(config.train)
     initialise = functools.partial(init_state, program, optimizer)
     abstract = abstract_state(initialise, optimizer, grid)
-    step = compile_step(config, PHASE, program, optimizer, program.fields(), abstract, grid)
+    step = compile_step(
+        config, PHASE, program, optimizer, program.fields(), [PHASE.sizes], abstract, grid
+    )
     state = initial_state(config.program)
     batch = pretraining_batch(batch_size=16, length=16, max_predictions=6, vocab_size=104)
-    with pytest.raises(TypeError, match="int32\\[16,16\\]"):
+    with pytest.raises(ValueError, match=r"a batch of length 16; compiled are \[32\]"):
         step(state, jax.tree.map(jnp.asarray, batch))

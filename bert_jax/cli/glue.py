@@ -1,0 +1,128 @@
+"""`bert-jax glue`: all tasks of GLUE with several seeds, one table, and the leaderboard's zip."""
+
+import argparse
+import sys
+from pathlib import Path
+
+HELP = "fine-tune and evaluate a model on all tasks of GLUE, over several seeds"
+
+_EPILOG = """examples:
+  bert-jax glue --glue-dir glue_data --model exported --output runs/glue --zip
+  bert-jax glue --glue-dir glue_data --model exported --output runs/paper --seeds 0 1 2 3 4 \\
+      --batch-size 16 32 --learning-rate 5e-5 3e-5 2e-5 --epochs 2 3 4
+
+The second is the grid of Devlin et al. 2019, appendix A.3: 18 settings for each task, of which the
+best median over the seeds on dev is reported. Each run is a process of its own, with a folder of
+its own under --output (rte/seed-0, ...) as `bert-jax finetune` makes one. Stopped or killed, the
+same command goes on where it was, and does not repeat what is finished; more --tasks and --seeds
+may be asked for later. A run that fails is reported and the others go on.
+
+Written: results.json, table.md, table.html, and with --zip submission.zip for gluebenchmark.com:
+test predictions of each task's best run on dev, the diagnostic set by the MNLI model, WNLI as the
+majority class. Exit codes: 0 done, 1 some run failed, 2 usage, 75 stopped by SIGTERM or Ctrl-C.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Data, model and output; the protocol."""
+    # The tasks' names are in a config file, which is light.
+    from bert_jax.data.labelled.config import GLUE_NAMES
+
+    tasks = [name for name in GLUE_NAMES if name != "ax"]
+    parser.add_argument(
+        "--glue-dir", metavar="DIR", required=True, help="holds CoLA/train.tsv and so on"
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="what to start from: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
+    )
+    parser.add_argument("--output", metavar="FOLDER", required=True, help="where all goes")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=tasks, default=tasks, metavar="TASK", help=" ".join(tasks)
+    )
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="default: 0 1 2"
+    )
+    parser.add_argument("--epochs", nargs="+", type=float, default=[3.0], help="default: 3")
+    parser.add_argument(
+        "--batch-size", nargs="+", type=int, default=[32], metavar="ROWS", help="default: 32"
+    )
+    parser.add_argument(
+        "--learning-rate",
+        nargs="+",
+        type=float,
+        default=[5e-5],
+        metavar="RATE",
+        help="peak; default: 5e-5. All combinations of several values of these three are tried",
+    )
+    parser.add_argument("--max-length", type=int, metavar="PIECES", help="of rows (default: 128)")
+    parser.add_argument(
+        "--mnli-init",
+        nargs="?",
+        const="",
+        metavar="MODEL",
+        help="start RTE, MRPC and STS-B from this model of MNLI; without MODEL, from the run of "
+        "mnli with the same seed",
+    )
+    parser.add_argument("--zip", action="store_true", help="write the leaderboard's zip as well")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="FIELD=VALUE",
+        nargs="+",
+        default=[],
+        help="fields of every run's config, as train.tuning.layer_decay=0.9",
+    )
+    parser.epilog = _EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0, 1 when a run failed, 75 when stopped."""
+    from dataclasses import asdict
+
+    from bert_jax.train import benchmark_table, leaderboard
+    from bert_jax.train.benchmark import OWN_MNLI, Benchmark, Protocol
+    from bert_jax.train.cells import CellRunner, Stopped
+    from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
+    from bert_jax.train.run_folder import write_json
+
+    protocol = Protocol(
+        glue_dir=args.glue_dir,
+        model=args.model,
+        tasks=tuple(args.tasks),
+        seeds=tuple(args.seeds),
+        epochs=tuple(args.epochs),
+        batch_size=tuple(args.batch_size),
+        learning_rate=tuple(args.learning_rate),
+        max_length=args.max_length,
+        mnli_init=OWN_MNLI if args.mnli_init == "" else args.mnli_init,
+        overrides=tuple(args.overrides),
+    )
+    output = Path(args.output)
+    with CellRunner(output) as runner:
+        benchmark = Benchmark(protocol, output)
+        shared = {k: v for k, v in asdict(protocol).items() if k not in ("tasks", "seeds")}
+        runner.settle(shared)
+        for task, reason in benchmark.skipped.items():
+            _say(f"{task} is skipped: {reason}")
+        try:
+            failed = benchmark.run(runner)
+        except Stopped:
+            _say("stopped; the same command goes on from here")
+            return EXIT_PREEMPTED
+        results = benchmark.results(failed)
+        write_json(output / "results.json", results)
+        print(benchmark_table.write_table(output, results).markdown(), end="")
+        if args.zip:
+            file = output / leaderboard.FILE
+            wrong = leaderboard.write_zip(file, benchmark.best_run, args.glue_dir)
+            for name, why in wrong.items():
+                _say(f"{file}: {name} {why}")
+    for cell, reason in failed.items():
+        _say(f"{cell} failed: {reason}")
+    return EXIT_USER_ERROR if failed else EXIT_DONE
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

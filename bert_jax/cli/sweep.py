@@ -1,0 +1,164 @@
+"""`bert-jax sweep`: many settings of a fine-tuning run, side by side."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from bert_jax.cli.task_arguments import add_task_arguments, task_command, task_config
+from bert_jax.errors import ConfigError
+
+HELP = "search over settings of a fine-tuning run, as a grid or at random"
+
+_EPILOG = """examples:
+  bert-jax sweep glue/rte --glue-dir glue_data --model exported --output runs/rte-grid \\
+      --grid batch_size=16,32 learning_rate=5e-5,3e-5,2e-5 epochs=2,3,4
+  bert-jax sweep glue/rte --glue-dir glue_data --model exported --output runs/rte-random \\
+      --random 20 --range learning_rate=1e-6..1e-4:log \\
+      --grid epochs=2,3,4 train.tuning.layer_decay=0.8,0.9,1.0
+
+The first is the grid of Devlin et al. 2019, appendix A.3. FIELD is epochs, batch_size,
+learning_rate, max_length, or any field of the config as `bert-jax finetune --set` takes it
+(train.optimizer.weight_decay, program.dropout, ...).
+
+Each run is a process of its own, with a folder of its own under --output. Stopped or killed, the
+same command goes on where it was; more values, draws and --seeds may be asked for later, and what
+is finished is not repeated. Written: results.json, table.md, table.html with a plot for each field.
+Exit codes: 0 done, 1 some run failed, 2 usage, 75 stopped by SIGTERM or Ctrl-C.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The task's, the model, what is searched, and what all runs share."""
+    add_task_arguments(parser)
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="what to start from: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
+    )
+    parser.add_argument("--output", metavar="FOLDER", required=True, help="where all goes")
+    search = parser.add_argument_group("what is searched")
+    search.add_argument(
+        "--grid",
+        nargs="+",
+        metavar="FIELD=V1,V2",
+        default=[],
+        help="every combination of these values; with --random, what is drawn from",
+    )
+    search.add_argument("--random", type=int, metavar="N", help="so many random draws")
+    search.add_argument(
+        "--range",
+        dest="ranges",
+        nargs="+",
+        metavar="FIELD=LOW..HIGH[:log]",
+        default=[],
+        help="numbers to draw from, with --random; :log for evenly likely logarithms",
+    )
+    search.add_argument(
+        "--search-seed", type=int, default=0, metavar="N", help="of the draws (default: 0)"
+    )
+    shared = parser.add_argument_group("what all runs share")
+    shared.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N", help="default: 0")
+    shared.add_argument("--epochs", type=float, help="default: 3")
+    shared.add_argument("--batch-size", type=int, metavar="ROWS", help="default: 32")
+    shared.add_argument("--learning-rate", type=float, metavar="RATE", help="default: 5e-5")
+    shared.add_argument("--max-length", type=int, metavar="PIECES", help="of rows")
+    shared.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="FIELD=VALUE",
+        nargs="+",
+        default=[],
+        help="fields of every run's config",
+    )
+    parser.epilog = _EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0, 1 when a run failed, 75 when stopped."""
+    from bert_jax.config import to_json
+    from bert_jax.data.labelled.read import read_task
+    from bert_jax.errors import UserError
+    from bert_jax.train import sweep
+    from bert_jax.train.cells import CellRunner, Stopped
+    from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
+    from bert_jax.train.run_folder import write_json
+
+    config, shared = task_config(args), _shared(args)
+    search = sweep.Search(
+        values=sweep.parse_values(args.grid),
+        ranges=sweep.parse_ranges(args.ranges),
+        random=args.random,
+        seed=args.search_seed,
+    )
+    _check_once(search, shared, args.overrides)
+    output = Path(args.output)
+    with CellRunner(output) as runner:
+        task = read_task(config)
+        for split in ("train", "dev"):
+            if split not in task.splits:
+                raise UserError(f"{task.name} has no rows of {split}, which a sweep needs")
+        same = {"task": args.task, "data": to_json(config), "model": args.model}
+        same |= {"shared": shared, "overrides": args.overrides}
+        runner.settle(same)
+        tried = _trials(args, search.settings(), shared, len(task.splits["train"]))
+        try:
+            failed = runner.run([cell for trial in tried for cell in trial.cells()])
+        except Stopped:
+            _say("stopped; the same command goes on from here")
+            return EXIT_PREEMPTED
+        protocol = {**same, "search": sweep.search_json(search), "seeds": args.seeds}
+        results = sweep.collect(output, tried, task.metrics, protocol, failed)
+        write_json(output / "results.json", results)
+        print(sweep.write_table(output, results).markdown(), end="")
+    for cell, reason in failed.items():
+        _say(f"{cell} failed: {reason}")
+    return EXIT_USER_ERROR if failed else EXIT_DONE
+
+
+def _shared(args: argparse.Namespace) -> dict[str, Any]:
+    from bert_jax.train.trials import FLAGS
+
+    return {flag: value for flag in FLAGS if (value := getattr(args, flag)) is not None}
+
+
+def _check_once(search: Any, shared: dict[str, Any], overrides: list[str]) -> None:
+    """Refuses a field that is both searched over and set for all runs."""
+    fixed = {*shared, *(assignment.partition("=")[0] for assignment in overrides)}
+    for field in (*search.values, *search.ranges):
+        if field in fixed:
+            raise ConfigError(f"{field} is both searched over and set for all runs; take one away")
+
+
+def _trials(
+    args: argparse.Namespace, settings: list[dict[str, Any]], shared: dict[str, Any], rows: int
+) -> list[Any]:
+    from bert_jax.train.trials import Trial, setting_name
+
+    if len(set(args.seeds)) < len(args.seeds):
+        raise ConfigError(f"--seeds has {args.seeds}, expected each once")
+    base = task_command(args)
+    for flag, value in shared.items():
+        base.append(f"--{flag.replace('_', '-')}={value}")
+    return [
+        Trial(
+            folder=setting_name(setting),
+            setting=setting,
+            seeds=tuple(args.seeds),
+            base=tuple(base),
+            overrides=tuple(args.overrides),
+            models={seed: args.model for seed in args.seeds},
+            work=rows * _epochs(setting.get("epochs", shared.get("epochs", 3.0))),
+        )
+        for setting in settings
+    ]
+
+
+def _epochs(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ConfigError(f"epochs is {value!r}, expected a number above 0")
+    return float(value)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

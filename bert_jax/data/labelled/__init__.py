@@ -1,0 +1,1 @@
+"""Labelled data: examples of tasks, read from other people's formats, as rows of token ids."""

@@ -1,0 +1,254 @@
+"""Metrics of classification: one number each, and the tables and bins that a report shows.
+
+scikit-learn makes the ROC curve and the per-class table. What a confusion matrix decides is
+computed from the matrix, where scikit-learn, which starts from rows, would make a bootstrap take
+minutes; tests hold it to scikit-learn. The calibration error is that of Guo et al. 2017, section 2.
+
+scikit-learn takes a second to import, so only what uses it does: predicting needs this file too.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import log_softmax, softmax
+
+from bert_jax.errors import UserError
+from bert_jax.evals.checks import require_labels, require_numbers, require_rows
+
+CALIBRATION_BINS = 15
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassScores:
+    """One row of a per-class table; the three ratios are 0 where nothing is there to divide by."""
+
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int  # rows of this class in the gold labels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationBin:
+    """The predictions whose confidence lies in (low, high]; an empty bin has 0 for both means."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float  # mean probability of the predicted class
+    accuracy: float
+
+
+def classification_metrics(
+    labels: np.ndarray, logits: np.ndarray, names: Sequence[str]
+) -> dict[str, float]:
+    """All metrics of a classifier that predicts the class of its greatest logit.
+
+    Args:
+      labels: gold class numbers, int [n].
+      logits: float [n, C].
+      names: the C classes, in the order of their numbers.
+
+    Returns:
+      accuracy      share of rows whose class is right
+      f1            of class 1 if C is 2, else f1_macro
+      f1_macro      mean over the classes that occur in the gold labels or the predictions
+      f1_micro      equal to accuracy where each row has one class
+      matthews      Matthews correlation (Gorodkin 2004 for C > 2); 0 for a constant side
+      roc_auc       area under the ROC curve, mean of one-vs-rest if C > 2; left out where it is
+                    undefined: a class that the gold labels lack
+      calibration_error   expected, over 15 equal-width bins
+      loss          mean cross-entropy in nats
+
+    Raises:
+      UserError: no rows, logits that are not finite, labels and names that do not fit the logits.
+    """
+    labels, logits = _checked(labels, logits, names)
+    matrix = _matrix(_cells(labels, logits), len(names))
+    scores = {name: score(matrix) for name, score in FROM_MATRIX.items()}
+    scores |= {name: score(labels, logits) for name, score in FROM_LOGITS.items()}
+    return {name: value for name, value in scores.items() if not np.isnan(value)}
+
+
+def per_class_table(
+    labels: np.ndarray, logits: np.ndarray, names: Sequence[str]
+) -> tuple[ClassScores, ...]:
+    """Precision, recall, F1 and support of each of the C classes, in order."""
+    from sklearn import metrics
+
+    labels, logits = _checked(labels, logits, names)
+    zero: Any = 0  # scikit-learn's default makes a string of it to a type checker
+    columns: Any = metrics.precision_recall_fscore_support(
+        labels, predicted_classes(logits), labels=range(len(names)), zero_division=zero
+    )
+    return tuple(
+        ClassScores(
+            name=name,
+            precision=float(precision),
+            recall=float(recall),
+            f1=float(f1),
+            support=int(support),
+        )
+        for name, precision, recall, f1, support in zip(names, *columns, strict=True)
+    )
+
+
+def confusion_matrix(labels: np.ndarray, logits: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """int64 [C, C]: rows are gold classes, columns predicted ones."""
+    labels, logits = _checked(labels, logits, names)
+    return _matrix(_cells(labels, logits), len(names))
+
+
+def for_resampling(
+    metric: str, labels: np.ndarray, logits: np.ndarray
+) -> tuple[tuple[np.ndarray, ...], Callable[..., float]]:
+    """(rows, score) such that score(*rows) is the metric, and rows may be resampled together.
+
+    What a confusion matrix decides needs one number a row, which makes a bootstrap cheap. The
+    metric is one of `classification_metrics`, its arguments are as there, and checked.
+    """
+    classes = logits.shape[1]
+    if metric in FROM_MATRIX:
+        score = FROM_MATRIX[metric]
+        return (_cells(labels, logits),), lambda cells: score(_matrix(cells, classes))
+    return (labels, logits), FROM_LOGITS[metric]
+
+
+def calibration_bins(labels: np.ndarray, logits: np.ndarray) -> tuple[CalibrationBin, ...]:
+    """The 15 equal-width bins of confidence, for the error and for a reliability diagram."""
+    probabilities = softmax(logits, axis=1)
+    confidence = probabilities.max(axis=1)
+    right = (probabilities.argmax(axis=1) == labels).astype(np.float64)
+    edges = np.linspace(0, 1, CALIBRATION_BINS + 1)
+    bins = np.clip(np.searchsorted(edges, confidence) - 1, 0, CALIBRATION_BINS - 1)
+    counts = np.bincount(bins, minlength=CALIBRATION_BINS)
+    divisors = np.maximum(counts, 1)
+    confidences = np.bincount(bins, confidence, CALIBRATION_BINS) / divisors
+    accuracies = np.bincount(bins, right, CALIBRATION_BINS) / divisors
+    return tuple(
+        CalibrationBin(
+            low=float(edges[b]),
+            high=float(edges[b + 1]),
+            count=int(counts[b]),
+            confidence=float(confidences[b]),
+            accuracy=float(accuracies[b]),
+        )
+        for b in range(CALIBRATION_BINS)
+    )
+
+
+def calibration_error(bins: Sequence[CalibrationBin]) -> float:
+    """The expected calibration error: the gap of accuracy and confidence, weighted by count."""
+    gaps = sum(b.count * abs(b.accuracy - b.confidence) for b in bins)
+    return gaps / sum(b.count for b in bins)
+
+
+def choice_metrics(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
+    """Accuracy and loss of choosing one of A: int [n] and float [n, A].
+
+    A row with fewer than A choices has -inf for those that it lacks.
+
+    Raises:
+      UserError: no rows, NaN, a label beyond the choices.
+    """
+    labels, logits = np.asarray(labels), np.asarray(logits, np.float64)
+    require_rows("examples", len(labels), len(logits))
+    require_numbers("the logits", logits, infinite=True)
+    require_labels(labels, logits.shape[1], "choices")
+    matrix = _matrix(_cells(labels, logits), logits.shape[1])
+    return {"accuracy": _accuracy(matrix), "loss": _loss(labels, logits)}
+
+
+def predicted_classes(logits: np.ndarray) -> np.ndarray:
+    """int64 [n]: the first class of greatest logit."""
+    return np.argmax(logits, axis=1)
+
+
+def _cells(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """int [n]: which cell of the flattened confusion matrix each row counts in."""
+    return labels * logits.shape[1] + predicted_classes(logits)
+
+
+def _matrix(cells: np.ndarray, classes: int) -> np.ndarray:
+    return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
+
+
+def _accuracy(matrix: np.ndarray) -> float:
+    return float(np.trace(matrix) / matrix.sum())
+
+
+def _f1(matrix: np.ndarray) -> float:
+    return float(_f1_by_class(matrix)[1]) if len(matrix) == 2 else _f1_macro(matrix)
+
+
+def _f1_macro(matrix: np.ndarray) -> float:
+    occurs = matrix.sum(axis=0) + matrix.sum(axis=1) > 0
+    return float(_f1_by_class(matrix)[occurs].mean())
+
+
+def _f1_by_class(matrix: np.ndarray) -> np.ndarray:
+    """float64 [C]: 2 hits / (gold + predicted), 0 for a class that does not occur."""
+    occurrences = matrix.sum(axis=0) + matrix.sum(axis=1)
+    return 2 * np.diag(matrix) / np.maximum(occurrences, 1)
+
+
+def _matthews(matrix: np.ndarray) -> float:
+    rows = float(matrix.sum())
+    gold, predicted = matrix.sum(axis=1) / rows, matrix.sum(axis=0) / rows
+    spread = (1 - gold @ gold) * (1 - predicted @ predicted)
+    if np.count_nonzero(gold) < 2 or np.count_nonzero(predicted) < 2:
+        return 0.0
+    return float((np.trace(matrix) / rows - gold @ predicted) / np.sqrt(spread))
+
+
+def _roc_auc(labels: np.ndarray, logits: np.ndarray) -> float:
+    from sklearn import metrics
+
+    if len(np.unique(labels)) < logits.shape[1]:
+        return float("nan")
+    if logits.shape[1] == 2:
+        return float(metrics.roc_auc_score(labels, logits[:, 1] - logits[:, 0]))
+    return float(metrics.roc_auc_score(labels, softmax(logits, axis=1), multi_class="ovr"))
+
+
+def _calibration_error(labels: np.ndarray, logits: np.ndarray) -> float:
+    return calibration_error(calibration_bins(labels, logits))
+
+
+def _loss(labels: np.ndarray, logits: np.ndarray) -> float:
+    return -float(log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean())
+
+
+# Metric -> function of a confusion matrix, int [C, C].
+FROM_MATRIX: dict[str, Callable[[np.ndarray], float]] = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "f1_macro": _f1_macro,
+    "f1_micro": _accuracy,  # each wrong row is one false positive and one false negative
+    "matthews": _matthews,
+}
+# Metric -> function of labels int [n] and logits float64 [n, C]; NaN where it is undefined.
+FROM_LOGITS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "roc_auc": _roc_auc,
+    "calibration_error": _calibration_error,
+    "loss": _loss,
+}
+
+
+def _checked(
+    labels: np.ndarray, logits: np.ndarray, names: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    labels, logits = np.asarray(labels), np.asarray(logits, np.float64)
+    require_rows("examples", len(labels), len(logits))
+    listed = ", ".join(names)
+    if logits.ndim != 2 or logits.shape[1] != len(names):
+        raise UserError(
+            f"logits of shape {list(logits.shape)} for {len(names)} classes ({listed}): "
+            "the model's head was made for another set of labels"
+        )
+    require_numbers("the logits", logits)
+    require_labels(labels, len(names), listed)
+    return labels, logits

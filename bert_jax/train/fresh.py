@@ -1,0 +1,72 @@
+"""The state before a run's first update: drawn, or taken over from a pretrained model."""
+
+from typing import Any
+
+import jax
+import optax
+
+from bert_jax import paths
+from bert_jax.errors import ConfigError
+from bert_jax.experiment import Experiment
+from bert_jax.models.config import head_part
+from bert_jax.programs.config import FineTuning
+from bert_jax.programs.program import Program
+from bert_jax.train.initial import load_any
+from bert_jax.train.masked_text import load_fisher
+from bert_jax.train.step import State, init_state
+from bert_jax.tuning.anchors import with_importance
+from bert_jax.tuning.config import EWC
+from bert_jax.tuning.depth import depth, layers_of
+
+
+def fresh_state(
+    experiment: Experiment,
+    program: Program,
+    optimizer: optax.GradientTransformation,
+    abstract: State,
+) -> State:
+    """The state at step 0, in the shardings of `abstract`.
+
+    With `init_from` the parameters are another model's; those that it lacks, the layers that are
+    to start afresh, and the head of another task stay as drawn. The optimizer is set up after
+    that: it may remember where it started from.
+
+    Raises:
+      UserError: `init_from` cannot be read, or is a model of another shape.
+    """
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    key = jax.random.key(experiment.seed)
+    if not experiment.init_from:
+        initialise = jax.jit(
+            lambda key: init_state(program, optimizer, key), out_shardings=shardings
+        )
+        return initialise(key)
+    drawn = jax.jit(program.init, out_shardings=shardings["params"])(key)
+    params = _start_from(experiment, experiment.init_from, drawn)
+    set_up = jax.jit(optimizer.init, out_shardings=shardings["opt_state"])
+    opt_state, anchor = set_up(params), experiment.train.tuning.anchor
+    if isinstance(anchor, EWC):
+        opt_state = with_importance(opt_state, anchor, load_fisher(anchor.fisher))
+    step = jax.device_put(jax.numpy.int32(0), shardings["step"])
+    return {"step": step, "params": params, "opt_state": opt_state}
+
+
+def _start_from(experiment: Experiment, source: str, drawn: dict[str, Any]) -> dict[str, Any]:
+    model = load_any(source)
+    loaded = paths.flatten(model.params)
+    layers, chosen = layers_of(loaded), {}
+    lowest_fresh = layers + 1 - experiment.train.tuning.fresh_layers
+    head = experiment.program.head if isinstance(experiment.program, FineTuning) else None
+    of_other_task = f"{head_part(head)}/" if head is not None and model.head != head else None
+    for path, leaf in paths.flatten(drawn).items():
+        fresh = lowest_fresh <= depth(path, layers) <= layers
+        if of_other_task and path.startswith(of_other_task):
+            fresh = True
+        found = leaf if fresh else loaded.get(path, leaf)
+        if found.shape != leaf.shape:
+            raise ConfigError(
+                f"--init-from {source}: {path} has shape {list(found.shape)}, "
+                f"this model needs {list(leaf.shape)}; make program.model the same"
+            )
+        chosen[path] = jax.device_put(found, leaf.sharding)
+    return paths.unflatten(chosen)

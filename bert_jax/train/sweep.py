@@ -1,0 +1,256 @@
+"""Searches over settings of a fine-tuning run: every combination of a grid, or random draws.
+
+<output>/<setting>/seed-<n>/   see cells.py
+         results.json          what was searched, and for each setting all numbers
+         table.md, table.html  settings from best to worst; the page has a plot for each field
+"""
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import ConfigError
+from bert_jax.train import trials
+from bert_jax.train.result_page import Table, write_pages
+from bert_jax.train.sweep_chart import sweep_chart
+
+_DIGITS = 4  # of a drawn number
+_SUMMARY = ("median", "mean", "std", "best")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Numbers from `low` to `high`, whole if both are; evenly likely, or so their logarithms."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high or (self.log and self.low <= 0):
+            above = ", above 0 for a logarithmic one" if self.log else ""
+            raise ConfigError(f"a range from {self.low} to {self.high}; expected ascending{above}")
+
+    def draw(self, generator: np.random.Generator) -> float:
+        """One number, floats to 4 significant digits."""
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            if not self.log:
+                return int(generator.integers(self.low, self.high + 1))
+            # Each whole number has the logarithmic width from half below to half above it.
+            low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
+            return min(self.high, max(self.low, round(math.exp(generator.uniform(low, high)))))
+        if self.log:
+            drawn = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
+        else:
+            drawn = generator.uniform(self.low, self.high)
+        return float(f"{drawn:.{_DIGITS}g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What is tried.
+
+    Attributes:
+      values: field -> what to try. A field is one of `trials.FLAGS` or a path in the config.
+      ranges: field -> what to draw from; only with `random`.
+      random: draws; None tries every combination of `values`.
+      seed: of the draws. Draw i does not depend on how many there are, nor on other fields.
+    """
+
+    values: Mapping[str, tuple[Any, ...]]
+    ranges: Mapping[str, Range]
+    random: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.values and not self.ranges:
+            raise ConfigError("nothing to search over; give --grid or --range")
+        if self.ranges and self.random is None:
+            raise ConfigError("--range needs --random N, the number of draws")
+        if self.random is not None and self.random < 1:
+            raise ConfigError(f"--random is {self.random}, expected 1 or more")
+        for field in self.values.keys() & self.ranges.keys():
+            raise ConfigError(f"{field} is both in --grid and in --range")
+        for field in (*self.values, *self.ranges):
+            if field == "seed":
+                raise ConfigError("seed cannot be searched over; name several with --seeds")
+
+    def settings(self) -> list[dict[str, Any]]:
+        """The settings to try, each once."""
+        if self.random is None:
+            return trials.grid(self.values)
+        drawn = [self._draw(number) for number in range(self.random)]
+        return list({trials.setting_name(setting): setting for setting in drawn}.values())
+
+    def _draw(self, number: int) -> dict[str, Any]:
+        setting: dict[str, Any] = {}
+        for field in (*self.values, *self.ranges):
+            generator = np.random.default_rng([self.seed, number, zlib.crc32(field.encode())])
+            if field in self.values:
+                choices = self.values[field]
+                setting[field] = choices[int(generator.integers(len(choices)))]
+            else:
+                setting[field] = self.ranges[field].draw(generator)
+        return setting
+
+
+def parse_values(assignments: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """ "FIELD=V1,V2" -> {field: (v1, v2)}; values are JSON, or bare words for strings.
+
+    Raises:
+      ConfigError: no "=", no value, a field or a value twice.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for assignment in assignments:
+        field, text = _parts("--grid", "epochs=2,3", assignment, found)
+        # Commas inside brackets and quotes belong to a value.
+        cut = [v for v in re.split(r',(?![^\[]*\])(?=(?:[^"]*"[^"]*")*[^"]*$)', text) if v]
+        values = tuple(map(_value, cut))
+        if not values or len({json.dumps(value) for value in values}) < len(values):
+            raise ConfigError(f"--grid {assignment}: expected values, each once, between commas")
+        found[field] = values
+    return found
+
+
+def parse_ranges(assignments: Sequence[str]) -> dict[str, Range]:
+    """ "FIELD=LOW..HIGH" or "FIELD=LOW..HIGH:log" -> {field: Range}.
+
+    Raises:
+      ConfigError: anything else, or a field twice.
+    """
+    found: dict[str, Range] = {}
+    example = "learning_rate=1e-6..1e-4:log"
+    for assignment in assignments:
+        field, text = _parts("--range", example, assignment, found)
+        bounds, colon, scale = text.partition(":")
+        low, _, high = (_value(part) for part in bounds.partition(".."))
+        numbers = all(type(bound) in (int, float) for bound in (low, high))
+        if not numbers or scale not in ("", "log") or (colon and not scale):
+            raise ConfigError(f"--range {assignment}: expected FIELD=LOW..HIGH, as in {example}")
+        found[field] = Range(low=low, high=high, log=scale == "log")
+    return found
+
+
+def collect(
+    output: Path,
+    tried: Sequence[trials.Trial],
+    metrics: Sequence[str],
+    protocol: Mapping[str, Any],
+    failed: Mapping[str, str],
+) -> dict[str, Any]:
+    """All numbers of the finished runs as JSON values; the same runs give the same bytes."""
+    rows, medians = [], []
+    for trial in tried:
+        runs = trials.measured(output, trial)
+        values = {metric: trials.values_of(runs, "dev", metric) for metric in metrics}
+        dev = {metric: trials.over_seeds(found) for metric, found in values.items() if found}
+        rows.append({"setting": dict(trial.setting), "dev": dev})
+        medians.append(dev[metrics[0]]["median"] if metrics[0] in dev else None)
+    finished = any(median is not None for median in medians)
+    return {
+        "protocol": dict(protocol),
+        "headline": metrics[0],
+        "best": rows[trials.best_trial(medians)]["setting"] if finished else None,
+        "trials": rows,
+        "failed": dict(failed),
+    }
+
+
+def write_table(output: Path, results: dict[str, Any]) -> Table:
+    """Writes table.md and table.html from what `collect` gives; returns the table."""
+    headline, protocol = results["headline"], results["protocol"]
+    done = [row for row in results["trials"] if headline in row["dev"]]
+    done.sort(key=lambda row: -row["dev"][headline]["median"])
+    fields = list(results["trials"][0]["setting"])
+    others = sorted({metric for row in done for metric in row["dev"]} - {headline})
+    rows = []
+    for row in done:
+        found = row["dev"][headline]
+        numbers = [found[part] for part in _SUMMARY]
+        numbers += [row["dev"].get(metric, {}).get("median") for metric in others]
+        named = [_shown(row["setting"][field]) for field in fields]
+        rows.append([*named, str(found["runs"]), *map(_number, numbers)])
+    columns = (
+        *fields,
+        "runs",
+        *(f"{part} {headline}" for part in ("median", "mean", "std", "best")),
+    )
+    table = Table(
+        columns=(*columns, *(f"median {metric}" for metric in others)),
+        rows=rows,
+        words=len(fields),
+    )
+    charts = [
+        (
+            f"{headline} by {field}",
+            sweep_chart(
+                [
+                    (row["setting"][field], value)
+                    for row in done
+                    for value in row["dev"][headline]["values"].values()
+                ],
+                title=f"dev {headline} by {field}: a dot for each run, a line of medians",
+                field=field,
+            ),
+        )
+        for field in fields
+        if done
+    ]
+    write_pages(output, f"Sweep of {protocol['task']}", table, _notes(results), charts)
+    return table
+
+
+def _notes(results: dict[str, Any]) -> list[str]:
+    protocol, tried = results["protocol"], len(results["trials"])
+    way = "every combination" if protocol["search"]["random"] is None else "random draws"
+    notes = [
+        f"{tried} settings ({way}) of {protocol['task']}, each with the seeds "
+        f"{', '.join(map(str, protocol['seeds']))}; every run starts from {protocol['model']}.",
+        f"All numbers are of dev, on which the checkpoint of each run was chosen by "
+        f"{results['headline']} too. The best of {tried} settings is better on dev than it will be "
+        "on other data: measure it again on test.",
+        "Median, mean, std (n - 1) and best are over the seeds.",
+    ]
+    return [*notes, *(f"{cell} failed: {why}" for cell, why in results["failed"].items())]
+
+
+def search_json(search: Search) -> dict[str, Any]:
+    """A search as JSON values."""
+    return {
+        "values": {field: list(values) for field, values in search.values.items()},
+        "ranges": {field: asdict(span) for field, span in search.ranges.items()},
+        "random": search.random,
+        "seed": search.seed,
+    }
+
+
+def _parts(flag: str, example: str, assignment: str, found: Mapping[str, Any]) -> tuple[str, str]:
+    field, separator, text = assignment.partition("=")
+    if not separator or not field:
+        raise ConfigError(f"{flag} {assignment}: expected FIELD=..., as in {example}")
+    field = field.replace("-", "_")
+    if field in found:
+        raise ConfigError(f"{flag} names {field} twice")
+    return field, text
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"

@@ -1,0 +1,61 @@
+"""Which parameters of a pretrained encoder move, how fast, and what holds them. No jax here."""
+
+from dataclasses import dataclass
+
+from bert_jax.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2SP:
+    """Pulls the encoder to where it started, the head to zero (Li et al. 2018, equation 3)."""
+
+    encoder: float = 0.1  # alpha: half of it times the squared distance is added to the loss
+    head: float = 0.01  # beta
+
+    def __post_init__(self) -> None:
+        if min(self.encoder, self.head) < 0:
+            raise ConfigError(
+                f"tuning.anchor has encoder {self.encoder} and head {self.head}; "
+                "expected at least 0"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EWC:
+    """Pulls each encoder parameter to where it started, by its importance for the old task.
+
+    Elastic weight consolidation (Kirkpatrick et al. 2017, equation 3): half of `strength` times
+    the Fisher information times the squared distance is added to the loss.
+    """
+
+    fisher: str  # file written by `bert-jax fisher`
+    strength: float = 1e4
+
+    def __post_init__(self) -> None:
+        if self.strength < 0:
+            raise ConfigError(f"tuning.anchor.strength is {self.strength}, expected at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How the parameters move; the defaults move all of them alike.
+
+    Parameters are counted by depth: the embeddings are 0, layer k (from 0) is k + 1, and the head
+    with its pooler, which starts afresh, comes above all layers.
+    """
+
+    frozen: tuple[str, ...] = ()  # path patterns, as "encoder/embeddings/**": these do not move
+    layer_decay: float = 1.0  # each depth moves at this multiple of the rate of the one above it
+    head_rate: float = 1.0  # multiple of the learning rate for the head
+    unfreeze_every: int = 0  # steps after which one more depth moves, from the top; 0: all at once
+    fresh_layers: int = 0  # layers from the top that start from random values (Zhang et al. 2021)
+    anchor: L2SP | EWC | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.layer_decay <= 1:
+            raise ConfigError(f"tuning.layer_decay is {self.layer_decay}, expected 0 < rate <= 1")
+        if self.head_rate <= 0:
+            raise ConfigError(f"tuning.head_rate is {self.head_rate}, expected above 0")
+        for name in ("unfreeze_every", "fresh_layers"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"tuning.{name} is {getattr(self, name)}, expected at least 0")

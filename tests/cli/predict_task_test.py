@@ -1,0 +1,182 @@
+"""`bert-jax predict` from the command line: what it reads, what it writes, what it refuses."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax.cli import main
+from bert_jax.models.config import ChoiceHead, SequenceHead, SpanHead, TokenHead
+from bert_jax.testing.models import small_model
+from bert_jax.train.export import export
+
+HEADS = {
+    "texts": SequenceHead(labels=("no", "yes")),
+    "words": TokenHead(labels=("O", "B-X", "I-X")),
+    "questions": SpanHead(),
+    "choices": ChoiceHead(),
+    "headless": None,
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, head in HEADS.items():
+        model = small_model(folder / f"{name}-vocabulary", head=head, initializer_range=0.3)
+        export(model, folder / name)
+    return folder
+
+
+@pytest.fixture
+def predict(exported, capsys):
+    """Runs the verb with a model; gives its JSON lines."""
+
+    def run(model: str, *arguments: str) -> list[dict]:
+        assert main(["predict", "--model", str(exported / model), *arguments]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
+@pytest.fixture
+def refused(exported, capsys):
+    """Runs the verb with a model; gives its error, and insists on a single line of it."""
+
+    def run(model: str, *arguments: str, code: int = 1) -> str:
+        assert main(["predict", "--model", str(exported / model), *arguments]) == code
+        error = capsys.readouterr().err.strip()
+        assert error.startswith("error: ") and "Traceback" not in error
+        return error
+
+    return run
+
+
+def typed(monkeypatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def test_texts_come_from_arguments_lines_and_standard_input(predict, tmp_path, monkeypatch):
+    expected = predict("texts", "a net", "the sea")
+    assert [row["text"] for row in expected] == ["a net", "the sea"]
+    assert all(set(row) == {"text", "label", "probabilities"} for row in expected)
+    (tmp_path / "texts.txt").write_text("a net\n\nthe sea\n")
+    assert predict("texts", "--file", str(tmp_path / "texts.txt")) == expected
+    typed(monkeypatch, b"a net\n\nthe sea")
+    assert predict("texts") == expected
+
+
+def test_pairs_questions_and_choices_stand_one_after_another(predict, monkeypatch):
+    expected = predict("texts", "--pairs", "a net", "the sea", "old", "man")
+    assert [(row["text"], row["text_pair"]) for row in expected] == [
+        ("a net", "the sea"),
+        ("old", "man"),
+    ]
+    typed(monkeypatch, b"a net\tthe sea\nold\tman\n")
+    assert predict("texts", "--pairs") == expected
+    (row,) = predict("questions", "the net", "the old man mends a net")
+    assert row["context"][row["start"] : row["end"]] == row["answer"]
+    (row,) = predict("choices", "the man", "a net", "the sea", "old")
+    assert row["choices"] == ["a net", "the sea", "old"] and len(row["probabilities"]) == 3
+
+
+def test_tables_are_read_by_the_names_of_their_columns(predict, tmp_path):
+    rows = [["7", "a net", "the sea", "unheard of"], ["8", 'the "old" man', "a", ""]]
+    with (tmp_path / "t.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([["number", "one", "two", "label"], *rows])
+    (tmp_path / "t.tsv").write_text('number\tone\ttwo\n7\ta net\tthe sea\n8\tthe "old" man\ta\n')
+    objects = [{"number": int(n), "one": one, "two": two} for n, one, two, _ in rows]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in objects))
+    flags = ["--text", "one", "--text-pair", "two", "--id", "number"]
+    expected = predict("texts", "--pairs", "a net", "the sea", 'the "old" man', "a")
+    for row in expected:
+        del row["text"], row["text_pair"]
+    for name, number in (("t.csv", "7"), ("t.tsv", "7"), ("t.jsonl", "7")):
+        found = predict("texts", "--file", str(tmp_path / name), *flags)
+        assert found[0].pop("id") == number and found[1].pop("id") == "8"
+        assert found == expected
+
+
+def test_parquet(predict, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": ["a net", "the sea"]}), tmp_path / "t.parquet")
+    found = predict("texts", "--file", str(tmp_path / "t.parquet"))
+    assert [row["id"] for row in found] == ["0", "1"]
+
+
+def test_questions_come_from_tables_and_from_squads_json(predict, tmp_path):
+    context = "the old man mends a net"
+    (tmp_path / "q.csv").write_text(f"q,c\nthe net,{context}\n")
+    qa = {"id": "0", "question": "the net"}
+    content = {"data": [{"title": "x", "paragraphs": [{"context": context, "qas": [qa]}]}]}
+    (tmp_path / "q.json").write_text(json.dumps(content))
+    flags = ["--question", "q", "--context", "c"]
+    expected = predict("questions", "--file", str(tmp_path / "q.csv"), *flags)
+    assert expected == predict("questions", "--file", str(tmp_path / "q.json"))
+    assert expected[0]["id"] == "0" and expected[0]["answer"] in context
+
+
+def test_words_are_tagged_and_texts_get_their_words(predict, tmp_path):
+    (tmp_path / "w.conll").write_text("the\nold\nman\n\na B-NEVER\n".replace(" B-NEVER", ""))
+    rows = predict("words", "--file", str(tmp_path / "w.conll"))
+    assert [row["id"] for row in rows] == ["0", "1"] and len(rows[0]["tags"]) == 3
+    (tmp_path / "w.txt").write_text("the old man\na\n")
+    lines = predict("words", "--file", str(tmp_path / "w.txt"), "--format", "lines")
+    assert [row["tags"] for row in lines] == [row["tags"] for row in rows]
+    assert lines[0]["words"] == ["the", "old", "man"]
+    for row in lines:
+        for entity in row["entities"]:
+            assert row["text"][entity["start"] : entity["end"]] == entity["text"]
+
+
+def test_what_was_cut_is_told(predict, exported, capsys):
+    assert main(["predict", "--model", str(exported / "texts"), "the " * 30, "a"]) == 0
+    assert "1 of the inputs did not fit in 20 pieces" in capsys.readouterr().err
+    predict("texts", "the " * 30, "--long", "windows", "--pool", "max")
+    assert main(["predict", "--model", str(exported / "texts"), "the " * 9]) == 0
+    assert "not read whole" not in capsys.readouterr().err
+
+
+def test_an_output_is_whole_or_absent(predict, refused, tmp_path):
+    output = tmp_path / "said.jsonl"
+    assert predict("texts", "a net", "--output", str(output)) == []
+    before = output.read_text()
+    assert json.loads(before)["text"] == "a net"
+    (tmp_path / "bad.csv").write_text("text\n a\n  \n")
+    error = refused("texts", "--file", str(tmp_path / "bad.csv"), "--output", str(output))
+    assert "bad.csv, line 3: the text in the column 'text' is empty" in error
+    assert output.read_text() == before and not list(tmp_path.glob(".*"))
+    assert "cannot be written" in refused("texts", "a", "--output", str(tmp_path / "no" / "x"))
+
+
+def test_mistakes_are_told(refused, tmp_path):
+    (tmp_path / "t.csv").write_text("review,number\na net,1\n")
+    table = str(tmp_path / "t.csv")
+    assert "no column 'reviews'; did you mean 'review'?" in refused(
+        "texts", "--file", table, "--text", "reviews"
+    )
+    assert "no column 'text'; columns here: review, number" in refused("texts", "--file", table)
+    assert "--question does not go with a model for classification" in refused(
+        "texts", "--file", table, "--question", "review", code=2
+    )
+    assert "has no head of a task" in refused("headless", "a net")
+    assert "' ': a text is empty" in refused("texts", " ")
+    assert "expected pairs" in refused("texts", "--pairs", "a", code=2)
+    assert "expected pairs" in refused("questions", "a", code=2)
+    assert "TEXT and --file are both given" in refused("texts", "a", "--file", table, code=2)
+    assert "go with --file" in refused("texts", "a", "--text", "review", code=2)
+    (tmp_path / "w.txt").write_text("a\n")
+    words = str(tmp_path / "w.txt")
+    assert "--format lines or --format conll" in refused("words", "--file", words)
+    assert "--text goes with a table, not with lines" in refused(
+        "texts", "--file", words, "--text", "review", code=2
+    )
+    assert "no file matches" in refused("texts", "--file", str(tmp_path / "none.csv"))
+    pairs = refused("words", "--pairs", "a", "b", code=2)
+    assert "--pairs does not go with a model for tagging" in pairs
+    pairs = refused("texts", "--file", table, "--pairs", code=2)
+    assert "--pairs goes with lines; a table's second text has a column" in pairs

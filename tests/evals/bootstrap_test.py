@@ -1,0 +1,66 @@
+"""Bootstrap intervals against normal theory, and the spread over seeds against NumPy."""
+
+import numpy as np
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.evals.bootstrap import bootstrap_interval, summarise_seeds
+
+
+def test_an_interval_of_the_mean_is_that_of_normal_theory():
+    rows = np.random.default_rng(0).normal(2, 3, 400)
+    low, high = bootstrap_interval(np.mean, rows, samples=4000)
+    error = rows.std() / np.sqrt(len(rows))
+    assert low == pytest.approx(rows.mean() - 1.96 * error, abs=0.1 * error)
+    assert high == pytest.approx(rows.mean() + 1.96 * error, abs=0.1 * error)
+
+
+def test_intervals_hold_the_truth_nineteen_times_in_twenty():
+    random = np.random.default_rng(1)
+    inside = 0
+    for seed in range(200):
+        rows = random.random(150) < 0.7
+        low, high = bootstrap_interval(np.mean, rows, samples=300, seed=seed)
+        inside += low <= 0.7 <= high
+    # 190 expected; three standard deviations are 9.
+    assert 181 <= inside <= 199
+
+
+def test_rows_are_resampled_together_and_repeatably():
+    values = np.random.default_rng(2).normal(size=50)
+    labels = [f"row {place}" for place in range(50)]
+    seen: list[set[tuple[str, float]]] = []
+
+    def metric(names: list[str], numbers: np.ndarray) -> float:
+        seen.append(set(zip(names, numbers.tolist(), strict=True)))
+        return float(numbers.mean())
+
+    first = bootstrap_interval(metric, labels, values, samples=20, seed=3)
+    assert all(drawn < set(zip(labels, values.tolist(), strict=True)) for drawn in seen)
+    assert first == bootstrap_interval(metric, labels, values, samples=20, seed=3)
+    assert first != bootstrap_interval(metric, labels, values, samples=20, seed=4)
+
+
+def test_undefined_resamples_are_left_out():
+    def either(rows: np.ndarray) -> float:
+        return 1.0 if rows.any() else float("nan")
+
+    assert bootstrap_interval(either, np.array([0, 1])) == (1, 1)
+    with pytest.raises(UserError, match="undefined on all resamples of these 2 examples"):
+        bootstrap_interval(either, np.zeros(2))
+    with pytest.raises(UserError, match="no examples"):
+        bootstrap_interval(np.mean, np.zeros(0))
+    with pytest.raises(ValueError, match="examples do not pair up: 2 and 3"):
+        bootstrap_interval(either, np.zeros(2), np.zeros(3))
+
+
+def test_summary_over_seeds():
+    values = [0.71, 0.66, 0.69, 0.73]
+    summary = summarise_seeds(values)
+    assert summary.runs == 4 and summary.best == 0.73
+    assert summary.mean == pytest.approx(np.mean(values))
+    assert summary.median == pytest.approx(np.median(values))
+    assert summary.std == pytest.approx(np.std(values, ddof=1))
+    assert summarise_seeds([0.5]).std is None and summarise_seeds([0.5]).median == 0.5
+    with pytest.raises(UserError, match="no finished runs"):
+        summarise_seeds([])

@@ -1,0 +1,14 @@
+"""Baselines of classification: worked out by hand, and on a task that counting words solves."""
+
+import pytest
+
+from bert_jax.evals.text_baselines import majority_accuracy, tfidf_accuracy
+
+
+def test_majority_is_the_share_of_trains_commonest_class():
+    assert majority_accuracy(["a", "b", "b"], ["b", "a", "a", "b", "c"]) == pytest.approx(2 / 5)
+
+
+def test_tfidf_tells_texts_apart_by_their_words():
+    train = (["red apple", "green leaf", "red rose", "green tree"] * 5, ["r", "g", "r", "g"] * 5)
+    assert tfidf_accuracy(train, (["red tree", "a green rose"], ["r", "g"])) == 1.0

@@ -1,0 +1,112 @@
+"""`bert-jax glue` that is stopped and killed ends in the results of one that never was."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bert_jax.interop.foreign import Foreign
+from bert_jax.models.config import Learned
+from bert_jax.testing.models import SPECIAL, random_parameters, small_config, word_vocabulary
+from bert_jax.train.export import export
+from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
+from bert_jax.train.pretrained import assemble
+
+ROOT = str(Path(__file__).parents[2])
+ROWS = {"train": 96, "dev": 40, "test": 20}
+EPOCHS = 6  # of 6 steps
+FLAGS = ("--tasks", "rte", "wnli", "--seeds", "0", "--epochs", str(EPOCHS), "--zip")
+
+
+@pytest.fixture(scope="module")
+def made(shared, tmp_path_factory) -> Path:
+    """glue/ with the first rows of RTE and WNLI, and model/, a small BERT with their words."""
+    folder, words = tmp_path_factory.mktemp("made"), set()
+    for task in ("RTE", "WNLI"):
+        (folder / "glue" / task).mkdir(parents=True)
+        for split, count in ROWS.items():
+            lines = (shared / "glue" / task / f"{split}.tsv").read_text("utf-8").splitlines()
+            text = "\n".join(lines[: count + 1]) + "\n"
+            (folder / "glue" / task / f"{split}.tsv").write_text(text, "utf-8")
+            words.update(word for word in text.lower().split() if word.isalpha())
+    known = word_vocabulary(folder / "vocabulary", sorted(words))
+    config = small_config(vocab_size=len(SPECIAL) + len(words), positions=Learned(max_length=64))
+    model = assemble(Foreign(random_parameters(config), config, known, None), "a small model")
+    export(model, folder / "model")
+    return folder
+
+
+def start(made: Path, output: Path) -> subprocess.Popen:
+    """The command in a process group of its own."""
+    flags = ["--glue-dir", str(made / "glue"), "--model", str(made / "model")]
+    flags += ["--output", str(output), "--learning-rate", "1e-3", "--batch-size", "16", *FLAGS]
+    return subprocess.Popen(
+        [sys.executable, "-m", "bert_jax", "glue", *flags],
+        env={**os.environ, "PYTHONPATH": ROOT, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+
+
+def finish(process: subprocess.Popen, expect: int) -> str:
+    _, told = process.communicate(timeout=600)
+    assert process.returncode == expect, told[-3000:]
+    return told
+
+
+def await_training(run: Path, steps: int = 1) -> None:
+    """Until the run has made so many steps, each of which is a line, as is each evaluation."""
+    log = run / "metrics.jsonl"
+    for _ in range(3000):
+        if log.exists() and log.read_bytes().count(b"\n") >= steps:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{run} has not begun to train")
+
+
+def content(output: Path) -> dict[str, str | bytes]:
+    """All that a user reads, and the losses."""
+    files = [output / "results.json", output / "table.md", output / "submission.zip"]
+    found: dict[str, str | bytes] = {file.name: file.read_bytes() for file in files}
+    for run in sorted(output.glob("*/seed-*")):
+        for file in sorted((run / "predictions").iterdir()):
+            found[f"{run.parent.name}/{run.name}/{file.name}"] = file.read_bytes()
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        found[f"{run.parent.name}/{run.name}/losses"] = str([row.get("loss") for row in rows])
+    return found
+
+
+@pytest.mark.slow
+def test_stopped_and_killed_it_ends_in_the_same_results(made, tmp_path):
+    finish(start(made, tmp_path / "straight"), EXIT_DONE)
+
+    output = tmp_path / "troubled"
+    stopped = start(made, output)
+    await_training(output / "rte/seed-0")
+    stopped.send_signal(signal.SIGTERM)
+    assert "the same command goes on from here" in finish(stopped, EXIT_PREEMPTED)
+
+    killed = start(made, output)
+    await_training(output / "rte/seed-0", steps=15)
+    os.killpg(killed.pid, signal.SIGKILL)
+    finish(killed, -signal.SIGKILL)
+
+    # Now the command alone: its run of the moment is left behind, and waited for.
+    alone = start(made, output)
+    await_training(output / "wnli/seed-0")
+    alone.kill()
+    finish(alone, -signal.SIGKILL)
+
+    assert "runs were finished before" in finish(start(made, output), EXIT_DONE)
+    expected, found = content(tmp_path / "straight"), content(output)
+    assert found.keys() == expected.keys() and len(found) == 3 + 2 * 3
+    assert [name for name in expected if found[name] != expected[name]] == []
+    results = json.loads(found["results.json"])
+    assert set(results["tasks"]) == {"rte", "wnli"} and not results["failed"]

@@ -1,0 +1,89 @@
+"""Heads in Hugging Face's `config.json`: what is read, what is written, what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.interop import huggingface
+from bert_jax.interop.huggingface_config import read_head
+from bert_jax.models.config import ChoiceHead, RegressionHead, SequenceHead, SpanHead, TokenHead
+from bert_jax.testing.models import random_parameters, small_config
+
+SEQUENCE, TOKEN = "BertForSequenceClassification", "BertForTokenClassification"
+SPAN, CHOICE = "BertForQuestionAnswering", "BertForMultipleChoice"
+
+
+def describe(folder: Path, architecture: str | None, **fields) -> Path:
+    file = folder / "config.json"
+    named = {"architectures": [architecture]} if architecture else {}
+    file.write_text(json.dumps({**named, **fields}))
+    return file
+
+
+@pytest.mark.parametrize(
+    "head, architecture",
+    [
+        (SequenceHead(labels=("not_entailment", "entailment")), SEQUENCE),
+        (SequenceHead(labels=tuple(f"{n}" for n in range(12))), SEQUENCE),
+        (RegressionHead(), SEQUENCE),
+        (TokenHead(labels=("O", "B-PER", "I-PER")), TOKEN),
+        (SpanHead(), SPAN),
+        (ChoiceHead(), CHOICE),
+    ],
+)
+def test_what_is_written_is_read(tmp_path, head, architecture):
+    config = small_config()
+    flat = random_parameters(config, head=head)
+    huggingface.write_config(tmp_path, config, {p.split("/")[0] for p in flat}, 0, head)
+    huggingface.write_weights(tmp_path, flat, config)
+    data = json.loads((tmp_path / "config.json").read_text())
+    assert data["architectures"] == [architecture]
+    foreign = huggingface.read_folder(tmp_path)
+    assert foreign.head == head and foreign.config == config
+    assert foreign.flat.keys() == flat.keys()
+
+
+@pytest.mark.parametrize(
+    "architecture, fields, expected",
+    [
+        (SEQUENCE, {}, SequenceHead(labels=("LABEL_0", "LABEL_1"))),
+        (SEQUENCE, {"num_labels": 3}, SequenceHead(labels=("LABEL_0", "LABEL_1", "LABEL_2"))),
+        (SEQUENCE, {"id2label": {"1": "good", "0": "bad"}}, SequenceHead(labels=("bad", "good"))),
+        (SEQUENCE, {"id2label": {"0": "LABEL_0"}}, RegressionHead()),
+        (SEQUENCE, {"num_labels": 1, "problem_type": "regression"}, RegressionHead()),
+        (TOKEN, {"id2label": {"0": "O", "1": "B-X"}}, TokenHead(labels=("O", "B-X"))),
+        (SPAN, {}, SpanHead()),
+        (CHOICE, {"id2label": {"0": "x"}}, ChoiceHead()),
+        ("BertForMaskedLM", {"id2label": {"0": "x", "1": "y"}}, None),
+        (None, {}, None),
+    ],
+)
+def test_what_their_files_leave_out(tmp_path, architecture, fields, expected):
+    assert read_head(describe(tmp_path, architecture, **fields)) == expected
+
+
+@pytest.mark.parametrize(
+    "architecture, fields, message",
+    [
+        (SEQUENCE, {"problem_type": "multi_label_classification"}, "'multi_label_classification'"),
+        (SEQUENCE, {"problem_type": "regression"}, "a regression with 2 labels; expected one"),
+        (
+            SEQUENCE,
+            {"num_labels": 1, "problem_type": "single_label_classification"},
+            "expected at least two labels",
+        ),
+        (SEQUENCE, {"id2label": {"0": "a", "2": "b"}}, "for each of the numbers 0, 1, .."),
+        (SEQUENCE, {"id2label": ["a", "b"]}, "for each of the numbers 0, 1, .."),
+        (SEQUENCE, {"num_labels": "3"}, "num_labels is '3'; expected a number"),
+        (TOKEN, {"id2label": {"0": 0, "1": 1}}, "expected text for every label"),
+        (TOKEN, {"id2label": {"0": "O", "1": "O"}}, "'O' more than once"),
+        (SPAN, {"num_labels": 3}, "with 3 labels; expected 2, start and end"),
+    ],
+)
+def test_heads_that_are_none_of_ours_name_the_file(tmp_path, architecture, fields, message):
+    file = describe(tmp_path, architecture, **fields)
+    with pytest.raises(UserError, match=message) as error:
+        read_head(file)
+    assert str(file) in str(error.value)

@@ -1,0 +1,216 @@
+"""Each head against Hugging Face's PyTorch class: logits, losses, gradients, folders both ways.
+
+Every parameter is random, biases and norms too; batches are padded, with both token types.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import paths
+from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
+from bert_jax.interop.huggingface_names import TIED
+from bert_jax.models.config import (
+    ChoiceHead,
+    RegressionHead,
+    SequenceHead,
+    SpanHead,
+    TokenHead,
+    bert,
+)
+from bert_jax.objectives import fine_tuning as objectives
+from bert_jax.programs.config import FineTuning
+from bert_jax.programs.fine_tuning import FineTuningProgram
+from bert_jax.testing.batches import fine_tuning_batch
+from bert_jax.testing.models import small_model
+from bert_jax.train.export import export
+from bert_jax.train.pretrained import load_model
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TOLERANCE = 1e-5
+MODEL = bert("tiny", vocab_size=300, max_length=64)
+LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+# Head, their class, and what their configuration says of it.
+KINDS = {
+    "sequence": (
+        SequenceHead(labels=("no", "maybe", "yes")),
+        "SequenceClassification",
+        {"id2label": {0: "no", 1: "maybe", 2: "yes"}},
+    ),
+    "regression": (
+        RegressionHead(),
+        "SequenceClassification",
+        {"num_labels": 1, "problem_type": "regression"},
+    ),
+    "token": (
+        TokenHead(labels=LABELS),
+        "TokenClassification",
+        {"id2label": dict(enumerate(LABELS))},
+    ),
+    "span": (SpanHead(), "QuestionAnswering", {}),
+    "choice": (ChoiceHead(), "MultipleChoice", {}),
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@functools.cache
+def their_model(kind: str):
+    """Their class with every parameter drawn anew, without dropout."""
+    _, name, fields = KINDS[kind]
+    config = transformers.BertConfig(
+        vocab_size=300,
+        hidden_size=MODEL.hidden_size,
+        num_hidden_layers=MODEL.num_hidden_layers,
+        num_attention_heads=MODEL.num_attention_heads,
+        intermediate_size=MODEL.intermediate_size,
+        max_position_embeddings=64,
+        attn_implementation="eager",
+        **fields,
+    )
+    model = getattr(transformers, f"BertFor{name}")(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            parameter.normal_(0.0, 0.04, generator=generator)
+            if parameter_name.endswith("LayerNorm.weight"):
+                parameter.add_(1.0)
+    return model.eval()
+
+
+def our_params(kind: str):
+    state = {name: tensor.numpy() for name, tensor in their_model(kind).state_dict().items()}
+    return paths.unflatten(TIED.from_theirs(state, kind))
+
+
+def make_batch(kind: str, vocab_size: int = 300, length: int = 24) -> Any:
+    return fine_tuning_batch(
+        KINDS[kind][0], batch_size=6, length=length, vocab_size=vocab_size, filling=1
+    )
+
+
+def their_inputs(batch, *, labels: bool):
+    """Their arguments for the rows that count."""
+    names = CHOICE_FIELDS if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS
+    given = {name.removeprefix("choice_"): batch[name] for name in names}
+    if labels and "token_labels" in batch:
+        given["labels"] = np.where(batch["token_label_weights"] > 0, batch["token_labels"], -100)
+    elif labels and "start_positions" in batch:
+        given |= {name: batch[name] for name in ("start_positions", "end_positions")}
+    elif labels and "labels" in batch:
+        given["labels"] = batch["labels"]
+    tensors = {name: torch.from_numpy(array[:5]).long() for name, array in given.items()}
+    if labels and "label_values" in batch:
+        tensors["labels"] = torch.from_numpy(batch["label_values"][:5])
+    return tensors
+
+
+def their_predictions(model, batch):
+    with torch.no_grad():
+        out = model(**their_inputs(batch, labels=False))
+    if "start_logits" in out:
+        return {name: out[name].numpy() for name in ("start_logits", "end_logits")}
+    return {"logits": out.logits.numpy()}
+
+
+def our_predictions(params, config, head, batch):
+    program = FineTuningProgram(FineTuning(model=config, head=head))
+    found = jax.device_get(jax.jit(program.predict)(params, batch))
+    if isinstance(head, RegressionHead):
+        return {"logits": found["values"][:5, None]}
+    return {name: values[:5] for name, values in found.items()}
+
+
+def assert_same(found, expected, tolerance: float = TOLERANCE):
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert values.std() > 0.02
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=tolerance, err_msg=name)
+        if values.shape[-1] > 1:
+            np.testing.assert_array_equal(found[name].argmax(-1), values.argmax(-1))
+
+
+@each_kind
+def test_a_folder_of_theirs_is_read_and_gives_their_logits(tmp_path, kind):
+    model = their_model(kind)
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert loaded.head == KINDS[kind][0] and loaded.config == MODEL
+    batch = make_batch(kind)
+    found = our_predictions(loaded.params, loaded.config, loaded.head, batch)
+    assert_same(found, their_predictions(model, batch))
+
+
+@each_kind
+def test_an_export_of_ours_opens_there_and_predicts_the_same(tmp_path, kind):
+    head, name, _ = KINDS[kind]
+    made = small_model(tmp_path / "made", head=head, initializer_range=0.1)
+    export(made, tmp_path / "exported")
+    model, told = getattr(transformers, f"AutoModelFor{name}").from_pretrained(
+        tmp_path / "exported", output_loading_info=True, attn_implementation="eager"
+    )
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not told[problem], problem
+    if isinstance(head, SequenceHead | TokenHead):
+        assert model.config.id2label == dict(enumerate(head.labels))
+        assert model.config.label2id == {label: n for n, label in enumerate(head.labels)}
+    if isinstance(head, RegressionHead):
+        assert model.config.problem_type == "regression" and model.config.num_labels == 1
+    batch = make_batch(kind, vocab_size=18, length=16)
+    found = our_predictions(made.params, made.config, head, batch)
+    assert_same(found, their_predictions(model.eval(), batch))
+
+
+@each_kind
+def test_loss_and_gradient_are_theirs(kind):
+    model, batch = their_model(kind), make_batch(kind)
+    model.zero_grad()
+    expected = model(**their_inputs(batch, labels=True)).loss
+    expected.backward()
+
+    program = FineTuningProgram(FineTuning(model=MODEL, head=KINDS[kind][0]))
+    params = our_params(kind)
+
+    @jax.jit
+    @jax.value_and_grad
+    def ours(params):
+        return program.losses(params, batch, program.normalisers(batch), None).loss
+
+    loss, gradient = ours(params)
+    assert float(loss) == pytest.approx(expected.item(), rel=1e-6)
+    flat = jax.tree.map(np.array, paths.flatten(gradient))
+    mine = TIED.to_theirs(flat)
+    theirs = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    assert mine.keys() == theirs.keys()
+    # The scores of a span are over padding too, where PyTorch's embedding keeps [PAD] as it is.
+    mine["bert.embeddings.word_embeddings.weight"][0] = 0
+    for name, leaf in theirs.items():
+        np.testing.assert_allclose(mine[name], leaf, rtol=0, atol=TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("weights", [(), (0.2, 1.0, 3.0)], ids=["plain", "weighted"])
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+def test_class_weights_and_smoothing_are_those_of_pytorch(kind, weights, smoothing):
+    head = {"sequence": SequenceHead, "token": TokenHead}[kind](labels=("a", "b", "c"))
+    batch: Any = fine_tuning_batch(head, batch_size=9, length=12, vocab_size=30, filling=2)
+    shape = (9, 3) if kind == "sequence" else (9, 12, 3)
+    logits: Any = np.random.default_rng(5).normal(0, 3, shape).astype(np.float32)
+    if kind == "sequence":
+        labels = np.where(batch["example_weights"] > 0, batch["labels"], -100)
+        loss, _ = objectives.classification(logits, batch, weights, smoothing)
+    else:
+        labels = np.where(batch["token_label_weights"] > 0, batch["token_labels"], -100)
+        loss, _ = objectives.tagging(logits, batch, weights, smoothing)
+    criterion = torch.nn.CrossEntropyLoss(
+        weight=torch.tensor(weights, dtype=torch.float64) if weights else None,
+        label_smoothing=smoothing,
+    )
+    expected = criterion(
+        torch.from_numpy(logits.reshape(-1, 3)).double(), torch.from_numpy(labels.ravel()).long()
+    )
+    assert float(loss.total) / float(loss.weight) == pytest.approx(expected.item(), rel=1e-6)

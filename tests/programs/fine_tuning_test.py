@@ -1,0 +1,279 @@
+"""Fine-tuning programs: sums that add up, rows and lengths that change nothing, refusals."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax import batch as contract
+from bert_jax import paths
+from bert_jax.config import from_json, to_json
+from bert_jax.errors import ConfigError
+from bert_jax.models.config import (
+    ChoiceHead,
+    Compute,
+    RegressionHead,
+    SequenceHead,
+    SpanHead,
+    TokenHead,
+)
+from bert_jax.parallel import sharding
+from bert_jax.parallel.config import mesh
+from bert_jax.programs import parts
+from bert_jax.programs.config import FineTuning, ProgramConfig
+from bert_jax.programs.fine_tuning import FineTuningProgram
+from bert_jax.programs.make import make_program
+from bert_jax.testing.batches import fine_tuning_batch
+from bert_jax.testing.models import random_parameters, small_config
+from bert_jax.train.optimizer import decay_mask
+
+HEADS = [
+    SequenceHead(labels=("no", "yes", "perhaps")),
+    RegressionHead(),
+    TokenHead(labels=("O", "B-PER", "I-PER")),
+    SpanHead(),
+    ChoiceHead(),
+]
+each_head = pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
+MODEL = small_config(num_hidden_layers=1, hidden_dropout=0.0, attention_dropout=0.0)
+WEIGHTS = (0.25, 1.0, 3.0)
+
+
+@functools.cache
+def program(head, **fields):
+    """With class weights and smoothing where the head has classes, without dropout."""
+    values: dict = {"dropout": 0.0}
+    if isinstance(head, SequenceHead | TokenHead):
+        values |= {"class_weights": WEIGHTS, "label_smoothing": 0.1}
+    return FineTuningProgram(FineTuning(model=MODEL, head=head, **{**values, **fields}))
+
+
+def parameters(head):
+    return paths.unflatten(random_parameters(MODEL, head=head))
+
+
+def make(head, **fields) -> Any:
+    sizes = {"batch_size": 8, "length": 16, "vocab_size": 18, **fields}
+    return fine_tuning_batch(head, **sizes)
+
+
+@functools.cache
+def gradient_of(program):
+    """(params, batch, normalisers, key) -> gradient and losses, as NumPy arrays."""
+
+    def loss(params, batch, normalisers, key):
+        losses = program.losses(params, batch, normalisers, key)
+        return losses.loss, losses
+
+    compiled = jax.jit(jax.grad(loss, has_aux=True))
+    return lambda *arguments: jax.device_get(compiled(*arguments))
+
+
+def whole(program, params, batch, key=None):
+    """The gradient and the losses of a batch in one pass."""
+    return gradient_of(program)(params, batch, program.normalisers(batch), key)
+
+
+def assert_same_tree(found, expected, tolerance=1e-6):
+    expected = paths.flatten(expected)
+    assert paths.flatten(found).keys() == expected.keys()
+    for path, leaf in paths.flatten(found).items():
+        np.testing.assert_allclose(leaf, expected[path], atol=tolerance, err_msg=path)
+
+
+@each_head
+def test_parameters_have_their_parts_and_stand_in_every_table(head):
+    made = make_program(program(head).config)
+    assert isinstance(made, FineTuningProgram)
+    flat = paths.flatten(made.abstract())
+    parts.check(flat, MODEL, "a program", head)
+    pooled = not isinstance(head, TokenHead | SpanHead)
+    linear = "span" if isinstance(head, SpanHead) else "classifier"
+    assert parts.present(flat) == {"encoder", linear} | ({"pooler"} if pooled else set())
+    decay = paths.flatten(decay_mask(made.abstract()))
+    assert decay[f"{linear}/kernel"] and not decay[f"{linear}/bias"]
+    grid = sharding.make_mesh(mesh("fsdp_tp"))
+    assert sharding.parameter_shardings(made.abstract(), grid)
+    fresh = paths.flatten(made.init(jax.random.key(0)))
+    assert {p: (x.shape, x.dtype) for p, x in fresh.items()} == {
+        p: (x.shape, x.dtype) for p, x in flat.items()
+    }
+    assert not fresh[f"{linear}/bias"].any() and 0.01 < fresh[f"{linear}/kernel"].std() < 0.03
+
+
+@each_head
+def test_batches_keep_the_contract(head):
+    made = program(head)
+    batch = make(head)
+    sizes = {"B": 8, "L": 16, "A": 3}
+    contract.check(batch, contract.spec(made.fields(), sizes))
+    assert set(made.input_fields()) < set(made.fields()) == set(batch)
+
+
+@each_head
+def test_rows_that_fill_the_batch_up_change_nothing(head):
+    made, params = program(head), parameters(head)
+    filled = make(head, filling=4)
+    cut = {name: rows[:4] for name, rows in filled.items()}
+    found, losses = whole(made, params, filled)
+    expected, alone = whole(made, params, cut)
+    assert float(losses.loss) == pytest.approx(float(alone.loss), rel=1e-6)
+    assert_same_tree(found, expected)
+    for name in losses.metrics.keys() - {"padding_share"}:
+        np.testing.assert_allclose(losses.metrics[name], alone.metrics[name], rtol=1e-6)
+
+
+@each_head
+def test_a_batch_of_filling_alone_is_zero_and_not_nan(head):
+    found, losses = whole(program(head), parameters(head), make(head, filling=8))
+    assert float(losses.loss) == 0
+    assert not any(leaf.any() for leaf in paths.flatten(found).values())
+
+
+@each_head
+def test_microbatches_add_up_to_the_whole(head):
+    made, params = program(head), parameters(head)
+    batch = make(head, filling=3)
+    normalisers = made.normalisers(batch)
+    shares = [
+        gradient_of(made)(
+            params, {name: rows[part::2] for name, rows in batch.items()}, normalisers, None
+        )
+        for part in range(2)
+    ]
+    total = jax.tree.map(np.add, *shares)
+    expected = whole(made, params, batch)
+    assert float(total[1].loss) == pytest.approx(float(expected[1].loss), rel=1e-6)
+    assert_same_tree(total[0], expected[0])
+    # The shares differ, so that a mean of means would be another number.
+    assert abs(shares[0][1].loss - shares[1][1].loss) > 0.01
+
+
+@each_head
+def test_the_padded_length_does_not_change_what_is_predicted(head):
+    made, params = program(head), parameters(head)
+    short = make(head, length=10)
+    long = {
+        name: np.pad(field, [(0, 0)] * (field.ndim - 1) + [(0, 10)]) if field.ndim > 1 else field
+        for name, field in short.items()
+    }
+    assert long[made.input_fields()[0]].shape[-1] == 20
+    predict = jax.jit(made.predict)
+    for name, values in predict(params, short).items():
+        found = predict(params, long)[name]
+        assert found.dtype == jnp.float32
+        if isinstance(head, TokenHead | SpanHead):
+            found = found[:, :10]
+        np.testing.assert_allclose(found, values, atol=1e-6, err_msg=name)
+
+
+@each_head
+def test_predictions_need_no_labels_and_loss_is_theirs(head):
+    made, params = program(head), parameters(head)
+    batch = make(head)
+    inputs = {name: batch[name] for name in made.input_fields()}
+    found = jax.jit(made.predict)(params, inputs)
+    shapes = {name: values.shape for name, values in found.items()}
+    match head:
+        case SequenceHead():
+            assert shapes == {"logits": (8, 3)}
+        case RegressionHead():
+            assert shapes == {"values": (8,)}
+            error = np.square(np.asarray(found["values"]) - batch["label_values"]).mean()
+            assert float(whole(made, params, batch)[1].loss) == pytest.approx(error, rel=1e-5)
+        case TokenHead():
+            assert shapes == {"logits": (8, 16, 3)}
+        case SpanHead():
+            assert shapes == {"start_logits": (8, 16), "end_logits": (8, 16)}
+        case ChoiceHead():
+            assert shapes == {"logits": (8, 3)}
+            # A choice is scored by itself: turning the choices round turns the scores round.
+            turned = {name: field[:, ::-1] for name, field in inputs.items()}
+            again = jax.jit(made.predict)(params, turned)["logits"]
+            np.testing.assert_allclose(again[:, ::-1], found["logits"], atol=1e-6)
+
+
+@each_head
+def test_dropout_is_before_the_classifier_and_not_before_spans(head):
+    made, params = program(head, dropout=0.5), parameters(head)
+    batch = make(head)
+
+    @jax.jit
+    def loss(key):
+        return made.losses(params, batch, made.normalisers(batch), key).loss
+
+    still = float(loss(None))
+    losses = [float(loss(jax.random.key(seed))) for seed in (0, 0, 1)]
+    assert losses[0] == losses[1]
+    if isinstance(head, SpanHead):
+        assert losses[0] == losses[2] == pytest.approx(still, rel=1e-6)
+    else:
+        assert len({*losses, still}) == 3
+
+
+@each_head
+def test_bfloat16_is_near_and_its_outputs_are_float32(head):
+    made, params = program(head), parameters(head)
+    half = program(head, compute=Compute(dtype="bfloat16"))
+    batch = make(head)
+    exact, rough = jax.jit(made.predict)(params, batch), jax.jit(half.predict)(params, batch)
+    for name, values in exact.items():
+        assert rough[name].dtype == jnp.float32
+        np.testing.assert_allclose(rough[name], values, atol=0.05)
+        assert (np.asarray(rough[name]) != np.asarray(values)).any()
+    losses = jax.eval_shape(half.losses, params, batch, half.normalisers(batch), None)
+    assert losses.loss.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("head", [HEADS[0], HEADS[4]], ids=["SequenceHead", "ChoiceHead"])
+def test_eight_devices_equal_one(head):
+    made, params = program(head, dropout=0.1), parameters(head)
+    batch, key = make(head, filling=1), jax.random.key(3)
+    expected = whole(made, params, batch, key)
+    grid = sharding.make_mesh(mesh("fsdp"))
+    placed = jax.device_put(params, sharding.parameter_shardings(made.abstract(), grid))
+    rows = sharding.put_batch(batch, sharding.batch_sharding(grid))
+    found = whole(made, placed, rows, key)
+    assert float(found[1].loss) == pytest.approx(float(expected[1].loss), rel=1e-6)
+    assert_same_tree(found[0], expected[0])
+
+
+@each_head
+def test_configs_go_through_json(head):
+    config = program(head).config
+    assert from_json(ProgramConfig, to_json(config)) == config
+
+
+@pytest.mark.parametrize(
+    "head, fields, message",
+    [
+        (HEADS[0], {"class_weights": (1.0, 2.0)}, "2 weights, but program.head has 3 labels: no"),
+        (HEADS[0], {"class_weights": (1.0, -2.0, 1.0)}, "expected numbers >= 0"),
+        (HEADS[0], {"class_weights": (0.0, 0.0, 0.0)}, "one of them > 0"),
+        (HEADS[1], {"class_weights": (1.0,)}, "a RegressionHead has no classes"),
+        (HEADS[3], {"label_smoothing": 0.1}, "a SpanHead has no classes; expected 0"),
+        (HEADS[0], {"label_smoothing": 1.0}, "expected 0 <= label_smoothing < 1"),
+        (HEADS[0], {"dropout": -0.1}, "expected 0 <= dropout < 1"),
+    ],
+)
+def test_impossible_programs_are_refused(head, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        FineTuning(model=MODEL, head=head, **fields)
+
+
+@pytest.mark.parametrize("kind", [SequenceHead, TokenHead])
+def test_labels_are_two_or_more_and_different(kind):
+    with pytest.raises(ConfigError, match="expected at least two labels"):
+        kind(labels=("only",))
+    with pytest.raises(ConfigError, match="'a' more than once"):
+        kind(labels=("a", "b", "a"))
+
+
+def test_a_head_is_a_field_like_any_other():
+    config = program(HEADS[0]).config
+    fewer = dataclasses.replace(config, head=SequenceHead(labels=("a", "b")), class_weights=())
+    assert paths.flatten(make_program(fewer).abstract())["classifier/kernel"].shape == (16, 2)

@@ -1,0 +1,305 @@
+"""GLUE as a whole: what is run from what, the numbers, the table, the leaderboard's zip."""
+
+import csv
+import io
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, f1_score
+
+from bert_jax.cli import build_parser, main
+from bert_jax.cli.task_arguments import task_config
+from bert_jax.data.labelled.read import read_task
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.evals.task_metrics import task_metrics
+from bert_jax.evals.verdicts import gold, predictions
+from bert_jax.train import cells, leaderboard
+from bert_jax.train.benchmark import OWN_MNLI, Benchmark, Protocol
+from bert_jax.train.cells import CellRunner
+from bert_jax.train.run_folder import write_json
+
+
+def pretended_run(arguments: Sequence[str], run: Path) -> str | None:
+    """What stands in for `bert-jax finetune`: random predictions that depend on the arguments,
+    right ones more often with a larger learning rate. A run of seed 9 fails."""
+    args = build_parser().parse_args(["finetune", *arguments, "--run", str(run)])
+    if args.seed == 9:
+        return "no luck"
+    task = read_task(task_config(args))
+    draw = np.random.default_rng([args.seed, zlib.crc32(args.task.encode())])
+    found = {}
+    (run / "predictions").mkdir(parents=True)
+    (run / "model.txt").write_text(args.model)
+    for split, examples in task.splits.items():
+        labelled = getattr(examples[0], "label", None) is not None
+        outputs = draw.normal(2.5, 2.0, (len(examples), len(task.labels) or 1))
+        if labelled and task.labels:
+            right = gold(task, examples)
+            outputs[np.arange(len(examples)), right] += 1e4 * args.learning_rate
+        outputs = outputs if task.labels else outputs[:, 0]
+        if labelled and split != "train":
+            found[split] = task_metrics(task.kind, task.labels, gold(task, examples), outputs)
+        lines = "".join(json.dumps(row) + "\n" for row in predictions(task, examples, outputs))
+        (run / "predictions" / f"{split}.jsonl").write_text(lines)
+    (run / "evaluation.json").write_text(json.dumps(found))
+    return None
+
+
+class Pretender(CellRunner):
+    """Runs no process."""
+
+    def _run_one(self, cell, bar):
+        run = self._folder / cell.name
+        failure = pretended_run(cell.arguments, run)
+        if failure is None:
+            write_json(run / cells.FINISHED, {"arguments": list(cell.arguments)})
+        return failure
+
+
+NLI = ("entailment", "neutral", "contradiction")
+
+
+def write_tsv(file: Path, header: str, rows: list[str]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join([header.replace(" ", "\t"), *rows]) + "\n")
+
+
+def pairs(count: int, labels: tuple[str, ...] = ()) -> list[str]:
+    """Rows of index, two sentences, and a label in turn if there are labels."""
+    draw = np.random.default_rng(count)
+    rows = [f"{n}\tthe old man {n}\tthe sea" for n in range(count)]
+    return [f"{row}\t{draw.choice(labels)}" for row in rows] if labels else rows
+
+
+@pytest.fixture(scope="module")
+def glue_dir(tmp_path_factory) -> str:
+    """RTE, MRPC, STS-B, MNLI, WNLI and AX of a few rows; SST-2 without train, no other task."""
+    folder = tmp_path_factory.mktemp("glue")
+    named, names = "index sentence1 sentence2", "index sentence1 sentence2 label"
+    both = ("entailment", "not_entailment")
+    for split, count in (("train", 40), ("dev", 30), ("test", 3000)):
+        labels = () if split == "test" else both
+        write_tsv(
+            folder / f"RTE/{split}.tsv", named if split == "test" else names, pairs(count, labels)
+        )
+    for split, count in (("train", 40), ("dev", 30), ("test", 7)):
+        scores = () if split == "test" else ("0.0", "2.5", "5.0")
+        header = named if split == "test" else f"{named} score"
+        write_tsv(folder / f"STS-B/{split}.tsv", header, pairs(count, scores))
+    for split, count in (("train", 60), ("dev_matched", 50), ("dev_mismatched", 50)):
+        write_tsv(folder / f"MNLI/{split}.tsv", f"{named} gold_label", pairs(count, NLI))
+    write_tsv(folder / "MNLI/test_matched.tsv", named, pairs(20))
+    write_tsv(folder / "AX/diagnostic.tsv", named, pairs(1104))
+    write_tsv(folder / "WNLI/train.tsv", names, [*pairs(9, ("0",)), *pairs(8, ("1",))])
+    write_tsv(folder / "WNLI/dev.tsv", names, pairs(8, ("0", "1")))
+    write_tsv(folder / "WNLI/test.tsv", named, pairs(146))
+    write_tsv(folder / "SST-2/dev.tsv", "sentence label", ["good\t1", "bad\t0"])
+    (folder / "MRPC").mkdir()
+    for split in ("train", "dev"):
+        rows = [f"{n % 2}\t1\t2\ta man {n}\tthe sea" for n in range(20)]
+        head = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+        (folder / f"MRPC/{split}.tsv").write_text(head + "\n".join(rows) + "\n")
+    return str(folder)
+
+
+def run_benchmark(protocol: Protocol, output: Path) -> tuple[Benchmark, dict]:
+    benchmark = Benchmark(protocol, output)
+    with Pretender(output) as runner:
+        failed = benchmark.run(runner)
+    return benchmark, benchmark.results(failed)
+
+
+def lines_of(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def gold_and_predicted(glue_dir: str, run: Path) -> tuple[list[str], list[str]]:
+    """Read again without our readers."""
+    lines = (Path(glue_dir) / "RTE/dev.tsv").read_text().splitlines()
+    rows = list(csv.DictReader(lines, delimiter="\t"))
+    said = lines_of(run / "predictions/dev.jsonl")
+    return [row["label"] for row in rows], [row["label"] for row in said]
+
+
+def test_numbers_are_those_of_the_runs(glue_dir, tmp_path):
+    protocol = Protocol(
+        glue_dir=glue_dir,
+        model="m",
+        tasks=("rte", "sst2"),
+        seeds=(0, 1, 2, 3),
+        learning_rate=(1e-4,),
+    )
+    output = tmp_path / "output"
+    _, results = run_benchmark(protocol, output)
+    found = results["tasks"]["rte"]
+    runs = {seed: output / f"rte/seed-{seed}" for seed in range(4)}
+    accuracy = {s: accuracy_score(*gold_and_predicted(glue_dir, run)) for s, run in runs.items()}
+    values = np.array(list(accuracy.values()))
+    row = found["splits"]["dev"]["accuracy"]
+    assert len(set(values)) > 1
+    assert row["values"] == pytest.approx({str(seed): value for seed, value in accuracy.items()})
+    assert row["median"] == pytest.approx(np.median(values))
+    assert row["mean"] == pytest.approx(np.mean(values))
+    assert row["std"] == pytest.approx(np.std(values, ddof=1))
+    assert row["best"] == values.max() == accuracy[found["best_seed"]]
+    assert accuracy[found["median_seed"]] == np.sort(values)[1]  # of four, the lower middle
+    # The interval, drawn again here: percentiles of resampled accuracies of the run in the middle.
+    right = np.equal(*gold_and_predicted(glue_dir, runs[found["median_seed"]]))
+    draws = np.random.default_rng(1).choice(right, (20_000, len(right))).mean(axis=1)
+    assert row["interval"] == pytest.approx(np.percentile(draws, [2.5, 97.5]), abs=0.04)
+    assert results["skipped"] == {"sst2": f"train split absent: {glue_dir} has no SST-2/train.tsv"}
+    assert results["failed"] == {} and found["train_examples"] == 40
+
+
+def test_of_a_grid_the_best_median_is_chosen_and_failures_are_kept(glue_dir, tmp_path):
+    protocol = Protocol(
+        glue_dir=glue_dir,
+        model="m",
+        tasks=("rte", "mrpc"),
+        seeds=(0, 9),
+        learning_rate=(1e-6, 1e-3),
+        batch_size=(16, 32),
+    )
+    benchmark, results = run_benchmark(protocol, tmp_path / "output")
+    for name in ("rte", "mrpc"):
+        found = results["tasks"][name]
+        assert found["chosen"] == {"batch_size": 16, "learning_rate": 1e-3, "epochs": 3.0}
+        assert [row["median"] for row in found["settings"]][1] == 1.0
+        assert len(found["settings"]) == 4
+        setting = "batch_size=16,epochs=3.0,learning_rate=0.001"
+        assert benchmark.best_run(name) == tmp_path / "output" / name / setting / "seed-0"
+    assert set(results["tasks"]["mrpc"]["splits"]["dev"]) == {"f1", "accuracy"}
+    assert len(results["failed"]) == 8
+    assert set(results["failed"].values()) == {"no luck"}
+
+
+def test_mnli_comes_first_and_its_runs_are_started_from(glue_dir, tmp_path):
+    protocol = Protocol(
+        glue_dir=glue_dir,
+        model="m",
+        tasks=("rte", "stsb", "wnli", "mnli"),
+        seeds=(0, 1, 9),
+        mnli_init=OWN_MNLI,
+    )
+    output = tmp_path / "output"
+    _, results = run_benchmark(protocol, output)
+    for seed in (0, 1):
+        for name in ("rte", "stsb"):
+            told = (output / f"{name}/seed-{seed}/model.txt").read_text()
+            assert told == str(output / f"mnli/seed-{seed}")
+        assert (output / f"wnli/seed-{seed}/model.txt").read_text() == "m"
+    why = "its start, the run of mnli, has failed"
+    assert results["failed"]["rte/seed-9"] == results["failed"]["stsb/seed-9"] == why
+    assert set(results["tasks"]["mnli"]["splits"]) == {"dev", "dev_mismatched"}
+    stsb = results["tasks"]["stsb"]["splits"]["dev"]
+    low, high = stsb["spearman"]["interval"]
+    assert set(stsb) == {"pearson", "spearman"} and low < high
+    other = Protocol(glue_dir=glue_dir, model="m", tasks=("rte", "sst2"), mnli_init=OWN_MNLI)
+    with pytest.raises(UserError, match="needs runs of mnli: it is not among --tasks"):
+        Benchmark(other, output)
+    given = Protocol(glue_dir=glue_dir, model="m", tasks=("rte",), seeds=(2,), mnli_init="n")
+    run_benchmark(given, output)
+    assert (output / "rte/seed-2/model.txt").read_text() == "n"
+
+
+def test_the_zip_is_as_the_leaderboard_wants_it(glue_dir, tmp_path):
+    protocol = Protocol(glue_dir=glue_dir, model="m", tasks=("rte", "stsb", "mnli"), seeds=(0, 1))
+    benchmark, results = run_benchmark(protocol, tmp_path / "output")
+    file = tmp_path / "submission.zip"
+    wrong = leaderboard.write_zip(file, benchmark.best_run, glue_dir)
+    missing = ["CoLA.tsv", "SST-2.tsv", "MRPC.tsv", "QQP.tsv", "MNLI-mm.tsv", "QNLI.tsv"]
+    assert [name for name, why in wrong.items() if why.startswith("missing: ")] == missing
+    assert wrong["CoLA.tsv"] == "missing: no finished run of cola"
+    assert wrong["STS-B.tsv"] == "7 rows; the official test set has 1,379"
+    assert "MNLI-m.tsv" in wrong and "RTE.tsv" not in wrong
+
+    content = {}
+    with zipfile.ZipFile(file) as archive:
+        assert archive.testzip() is None
+        for name in archive.namelist():
+            text = archive.read(name).decode("ascii")
+            assert text.endswith("\n") and "\r" not in text
+            content[name] = [line.split("\t") for line in text.splitlines()]
+    assert set(content) == {"STS-B.tsv", "MNLI-m.tsv", "RTE.tsv", "WNLI.tsv", "AX.tsv"}
+    for name, rows in content.items():
+        assert rows[0] == ["index", "prediction"]
+        assert [row[0] for row in rows[1:]] == [str(n) for n in range(len(rows) - 1)], name
+    said = {name: {row[1] for row in rows[1:]} for name, rows in content.items()}
+    assert said["RTE.tsv"] == {"entailment", "not_entailment"}
+    assert said["AX.tsv"] == said["MNLI-m.tsv"] == set(NLI)
+    assert said["WNLI.tsv"] == {"0"} and len(content["WNLI.tsv"]) == 147
+    assert all(re.fullmatch(r"[0-5]\.\d{3}", score) for score in said["STS-B.tsv"])
+
+    best = tmp_path / f"output/rte/seed-{results['tasks']['rte']['best_seed']}"
+    lines = lines_of(best / "predictions/test.jsonl")
+    assert [row[1] for row in content["RTE.tsv"][1:]] == [row["label"] for row in lines]
+    before = file.read_bytes()
+    leaderboard.write_zip(file, benchmark.best_run, glue_dir)
+    assert file.read_bytes() == before
+
+
+def test_classes_are_written_as_the_files_write_them():
+    rows = [{"id": "0", "label": "equivalent"}, {"id": "1", "label": "not_equivalent"}]
+    assert leaderboard.submission_file("mrpc", rows) == "index\tprediction\n0\t1\n1\t0\n"
+    rows = [{"id": "0", "value": 7.0}, {"id": "1", "value": -0.2}, {"id": "2", "value": 3.14159}]
+    assert leaderboard.submission_file("stsb", rows).split()[3::2] == ["5.000", "0.000", "3.142"]
+
+
+def test_the_verb_from_flags_to_files(glue_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cells, "CellRunner", Pretender)
+    output = tmp_path / "output"
+    flags = ["glue", "--glue-dir", glue_dir, "--model", "<m>", "--output", str(output), "--zip"]
+    flags += ["--tasks", "rte", "sst2", "--learning-rate", "1e-4"]
+    assert main([*flags, "--seeds", "0", "1"]) == 0
+    told = capsys.readouterr()
+    assert "sst2 is skipped: train split absent" in told.err
+    assert "submission.zip: CoLA.tsv missing: no finished run of cola" in told.err
+    results = json.loads((output / "results.json").read_text())
+    table = (output / "table.md").read_text()
+    assert told.out.strip() in table
+    row = results["tasks"]["rte"]["splits"]["dev"]["accuracy"]
+    cell = next(line for line in table.splitlines() if line.startswith("| RTE"))
+    shown = [part.strip() for part in cell.strip("|").split("|")]
+    assert shown[:4] == ["RTE", "dev", "accuracy", "2"]
+    assert shown[4:8] == [f"{100 * row[key]:.2f}" for key in ("median", "mean", "std", "best")]
+    assert "Epochs 3; batch size 32; learning rate 0.0001; seeds 0, 1." in table
+    assert "SST-2 was skipped: train split absent" in table
+    page = (output / "table.html").read_text()
+    assert "&lt;m&gt;" in page and "<m>" not in page and shown[4] in page
+    # More seeds may be asked for; what is finished is not repeated, what fails is told.
+    assert main([*flags, "--seeds", "0", "1", "9"]) == 1
+    told = capsys.readouterr().err
+    assert "2 of 3 runs were finished before" in told and "rte/seed-9 failed: no luck" in told
+    again = json.loads((output / "results.json").read_text())
+    assert again["tasks"] == results["tasks"] and list(again["failed"]) == ["rte/seed-9"]
+    assert main([*flags, "--seeds", "0", "--epochs", "5"]) == 1
+    assert "begun with other settings:\n  epochs.0: 3.0 there, 5.0 now" in capsys.readouterr().err
+
+
+def test_what_cannot_be_run_is_refused(glue_dir, tmp_path):
+    with pytest.raises(UserError, match="no task of --tasks can be trained"):
+        Benchmark(Protocol(glue_dir=glue_dir, model="m", tasks=("sst2",)), tmp_path)
+    with pytest.raises(ConfigError, match="tasks has 'ax'"):
+        Protocol(glue_dir=glue_dir, model="m", tasks=("ax",))
+    with pytest.raises(ConfigError, match="expected one or more, each once"):
+        Protocol(glue_dir=glue_dir, model="m", seeds=(0, 0))
+
+
+def test_f1_of_the_table_is_scikit_learns(glue_dir, tmp_path):
+    protocol = Protocol(glue_dir=glue_dir, model="m", tasks=("mrpc",), seeds=(0,))
+    _, results = run_benchmark(protocol, tmp_path / "output")
+    rows = list(
+        csv.reader(io.StringIO((Path(glue_dir) / "MRPC/dev.tsv").read_text()), delimiter="\t")
+    )
+    said = (tmp_path / "output/mrpc/seed-0/predictions/dev.jsonl").read_text().splitlines()
+    predicted = [int(json.loads(line)["label"] == "equivalent") for line in said]
+    expected = f1_score([int(row[0]) for row in rows[1:]], predicted)
+    found = results["tasks"]["mrpc"]["splits"]["dev"]["f1"]
+    assert found["median"] == found["best"] == pytest.approx(expected)
+    assert found["std"] is None and found["runs"] == 1

@@ -1,0 +1,111 @@
+"""A headless Chromium that looks at a page, by its DevTools protocol over pipes."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def find_browser() -> str | None:
+    """The program that BERT_JAX_BROWSER names, or the first that is installed."""
+    named = os.environ.get("BERT_JAX_BROWSER")
+    return named or next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Page:
+    """One tab. Attributes: `requests`, the addresses asked for; `messages`, console and log."""
+
+    def __init__(self, send: int, receive: int):
+        self._send, self._receive = send, os.fdopen(receive, "rb", closefd=False)
+        self._number, self._session = 0, None
+        self.requests: list[str] = []
+        self.messages: list[str] = []
+        target = self("Target.createTarget", url="about:blank")["targetId"]
+        attached = self("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Network", "Log", "Runtime"):
+            self(f"{domain}.enable")
+
+    def __call__(self, method: str, **params: Any) -> dict[str, Any]:
+        """Sends a command and returns its result; what happens meanwhile is noted."""
+        self._number += 1
+        command: dict[str, Any] = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            command["sessionId"] = self._session
+        os.write(self._send, json.dumps(command).encode() + b"\0")
+        while (message := self._read()).get("id") != self._number:
+            pass
+        assert "error" not in message, message
+        return message["result"]
+
+    def open(self, file: Path, width: int, height: int = 900) -> None:
+        """Shows a file in a window of so many CSS pixels, and waits until it is loaded."""
+        self(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        self.requests.clear()
+        self("Page.navigate", url=file.resolve().as_uri())
+        while self.value("document.readyState") != "complete":
+            pass
+
+    def value(self, expression: str) -> Any:
+        """What a JavaScript expression gives, as JSON values."""
+        found = self("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def _read(self) -> dict[str, Any]:
+        buffer = bytearray()
+        while (byte := self._receive.read(1)) != b"\0":
+            assert byte, "the browser has ended"
+            buffer += byte
+        message = json.loads(buffer)
+        params = message.get("params", {})
+        match message.get("method"):
+            case "Network.requestWillBeSent":
+                self.requests.append(params["request"]["url"])
+            case "Log.entryAdded":
+                self.messages.append(params["entry"]["text"])
+            case "Runtime.consoleAPICalled" | "Runtime.exceptionThrown":
+                self.messages.append(json.dumps(params))
+        return message
+
+
+@contextmanager
+def browse(program: str) -> Iterator[Page]:
+    """A tab of a new browser with an empty profile."""
+    (their_in, ours_out), (ours_in, their_out) = os.pipe(), os.pipe()
+    with tempfile.TemporaryDirectory() as profile:
+        flags = [
+            *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+            *("--no-first-run", "--disable-background-networking", "--remote-debugging-pipe"),
+            f"--user-data-dir={profile}",
+        ]
+        # The protocol is spoken on file descriptors 3 (to the browser) and 4 (from it).
+        wired = f'exec "$0" "$@" 3<&{their_in} 4>&{their_out}'
+        process = subprocess.Popen(
+            ["/bin/bash", "-c", wired, program, *flags],
+            pass_fds=(their_in, their_out),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(their_in)
+        os.close(their_out)
+        try:
+            yield Page(ours_out, ours_in)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(ours_out)
+            os.close(ours_in)

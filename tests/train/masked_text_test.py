@@ -1,0 +1,106 @@
+"""What an encoder forgot, and which weights its text needs: against the pretraining program."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import paths
+from bert_jax.data.prepared import PreparedCorpus
+from bert_jax.errors import UserError
+from bert_jax.interop.foreign import Foreign
+from bert_jax.programs.config import Pretraining
+from bert_jax.programs.make import make_program
+from bert_jax.testing.corpus import prepare_corpus
+from bert_jax.testing.models import random_parameters, small_config
+from bert_jax.train import masked_text
+from bert_jax.train.pretrained import LoadedModel, assemble
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    return Path(prepare_corpus(tmp_path_factory.mktemp("corpus") / "prepared"))
+
+
+def model(prepared: Path, seed: int = 0) -> LoadedModel:
+    vocabulary = PreparedCorpus(str(prepared)).vocabulary()
+    config = small_config(vocab_size=vocabulary.size)
+    return assemble(Foreign(random_parameters(config, seed=seed), config, vocabulary), "model")
+
+
+def test_the_same_encoder_has_forgotten_nothing(prepared):
+    same = model(prepared)
+    found = masked_text.forgetting(same, same, prepared, examples=32)
+    assert found["before"] == found["after"] and found["tokens"] > 50
+    assert set(found["distance"].values()) == {0.0}
+
+
+def test_losses_are_those_of_the_pretraining_program(prepared):
+    before, after = model(prepared), model(prepared, seed=1)
+    found = masked_text.forgetting(before, after, prepared, examples=32)
+    mixed = {**before.params, "encoder": after.params["encoder"]}
+    for name, params in (("before", before.params), ("after", mixed)):
+        losses, weights = _program_losses(before, params, prepared, 16, 32)
+        expected = np.sum(losses) / np.sum(weights)
+        assert found[name]["mlm_loss"] == pytest.approx(expected, rel=1e-5)
+    kernel = "embeddings/word_embeddings/embedding"
+    start, end = (paths.flatten(m.params["encoder"])[kernel] for m in (before, after))
+    expected = np.linalg.norm(end - start) / np.linalg.norm(start)
+    assert found["distance"][kernel] == pytest.approx(expected)
+
+
+def _program_losses(loaded: Any, params, prepared, batch_size, examples):
+    program = make_program(
+        Pretraining(model=loaded.config, mask_token_id=loaded.vocabulary.mask_id, nsp_weight=0.0)
+    )
+    totals, weights = [], []
+    for batch in masked_text._batches(
+        loaded.config, loaded.vocabulary, prepared, examples, batch_size
+    ):
+        batch: Any = {name: batch[name] for name in program.fields()}
+        metrics = program.losses(params, batch, program.normalisers(batch), None).metrics
+        totals.append(float(metrics["mlm_loss"].total))
+        weights.append(float(metrics["mlm_loss"].weight))
+    return totals, weights
+
+
+def test_fisher_is_the_mean_squared_gradient_of_single_examples(prepared):
+    loaded: Any = model(prepared)
+    found = masked_text.fisher(loaded, prepared, examples=5)
+    program = make_program(
+        Pretraining(model=loaded.config, mask_token_id=loaded.vocabulary.mask_id, nsp_weight=0.0)
+    )
+    squares = []
+    for batch in masked_text._batches(loaded.config, loaded.vocabulary, prepared, 5, 1):
+        batch: Any = {name: batch[name] for name in program.fields()}
+        gradient = jax.grad(
+            lambda p, b=batch: program.losses(p, b, program.normalisers(b), None).loss
+        )(loaded.params)
+        squares.append({p: np.square(g) for p, g in paths.flatten(gradient).items()})
+    assert len(squares) == 5
+    assert found.keys() == {path for path in squares[0] if path.startswith("encoder/")}
+    for path, leaf in found.items():
+        expected = np.mean([square[path] for square in squares], axis=0)
+        np.testing.assert_allclose(leaf, expected, rtol=1e-3, atol=1e-9)
+
+
+def test_fisher_comes_back_from_its_file(prepared, tmp_path):
+    found = masked_text.fisher(model(prepared), prepared, examples=1)
+    masked_text.save_fisher(found, tmp_path / "fisher.safetensors")
+    again = masked_text.load_fisher(str(tmp_path / "fisher.safetensors"))
+    assert all(np.array_equal(again[path], leaf) for path, leaf in found.items())
+    with pytest.raises(UserError, match="`bert-jax fisher` writes it"):
+        masked_text.load_fisher(str(tmp_path / "none.safetensors"))
+
+
+def test_models_that_cannot_be_compared_are_refused(prepared):
+    loaded = model(prepared)
+    headless = dataclasses.replace(loaded, missing=("masked_lm",))
+    with pytest.raises(UserError, match="no masked-LM head"):
+        masked_text.forgetting(headless, loaded, prepared)
+    other = dataclasses.replace(loaded, config=small_config(num_hidden_layers=1))
+    with pytest.raises(UserError, match="not an encoder of the same shape"):
+        masked_text.forgetting(loaded, other, prepared)
