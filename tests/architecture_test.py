@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Two storeys up and no way back: ground, then parts, then what puts parts together.
 GROUND = {"errors", "config", "batch", "paths"}
 PARTS = {"text", "nn", "models", "objectives", "data", "parallel", "interop"}
-WHOLES = {"programs", "tuning", "train", "evals", "predict", "experiment"}
+WHOLES = {"programs", "tuning", "train", "evals", "predict", "studies", "experiment"}
 MAY_IMPORT = {
     "__init__": set(),
     "__main__": {"cli"},
@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "tuning": GROUND | {"nn", "programs"},
     "train": GROUND | PARTS | {"programs", "tuning", "evals", "experiment", "__init__"},
     "predict": GROUND | PARTS | {"programs", "evals", "train", "experiment"},
+    "studies": GROUND | {"data", "evals", "train"},
     "testing": GROUND | PARTS | WHOLES,
     "cli": GROUND | PARTS | WHOLES | {"testing", "__init__"},
 }

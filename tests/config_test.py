@@ -58,7 +58,7 @@ def test_override_sets_nested_fields_and_types():
     assert changed.seed == 7
     assert changed.train.schedule.peak == 2e-4
     assert changed.train.phases[0].steps == 20
-    assert changed.data.examples == Single()
+    assert isinstance(changed.data, LoaderConfig) and changed.data.examples == Single()
     assert changed.train.clip_norm == 2.0
     assert isinstance(changed.train.clip_norm, float)
 

@@ -164,7 +164,7 @@ def _fill_masks(exported: Path) -> dict[str, Any]:
 
 
 def _tell_apart(corpus: Path, exported: Path, folder: Path, seed: int) -> dict[str, Any] | int:
-    from bert_jax.train.library_contest import library_contest
+    from bert_jax.studies.library_contest import library_contest
 
     scores = library_contest(corpus / "heldout.jsonl", exported, folder, seed)
     return scores if isinstance(scores, int) else {"libraries": scores}

@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.config import to_json
     from bert_jax.data.labelled.read import read_task
     from bert_jax.errors import UserError
-    from bert_jax.train import sweep
-    from bert_jax.train.cells import CellRunner, Stopped
+    from bert_jax.studies import sweep
+    from bert_jax.studies.cells import CellRunner, Stopped
     from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
     from bert_jax.train.run_folder import write_json
 
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shared(args: argparse.Namespace) -> dict[str, Any]:
-    from bert_jax.train.trials import FLAGS
+    from bert_jax.studies.trials import FLAGS
 
     return {flag: value for flag in FLAGS if (value := getattr(args, flag)) is not None}
 
@@ -133,7 +133,7 @@ def _check_once(search: Any, shared: dict[str, Any], overrides: list[str]) -> No
 def _trials(
     args: argparse.Namespace, settings: list[dict[str, Any]], shared: dict[str, Any], rows: int
 ) -> list[Any]:
-    from bert_jax.train.trials import Trial, setting_name
+    from bert_jax.studies.trials import Trial, setting_name
 
     if len(set(args.seeds)) < len(args.seeds):
         raise ConfigError(f"--seeds has {args.seeds}, expected each once")

@@ -130,7 +130,7 @@ def _given(answer: PredictedAnswer, may_decline: bool) -> Candidate:
 
 
 def _entities(tags: Tags) -> set[tuple[str, int, int]]:
-    return {tuple(entity) for entity in entity_spans(tags)}
+    return {(kind, start, end) for kind, start, end in entity_spans(tags)}
 
 
 def _listed(words: Sequence[str], tags: Tags) -> str:

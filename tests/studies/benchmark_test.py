@@ -19,9 +19,9 @@ from bert_jax.data.labelled.read import read_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.evals.task_metrics import task_metrics
 from bert_jax.evals.verdicts import gold, predictions
-from bert_jax.train import cells, leaderboard
-from bert_jax.train.benchmark import OWN_MNLI, Benchmark, Protocol
-from bert_jax.train.cells import CellRunner
+from bert_jax.studies import cells, leaderboard
+from bert_jax.studies.benchmark import OWN_MNLI, Benchmark, Protocol
+from bert_jax.studies.cells import CellRunner
 from bert_jax.train.run_folder import write_json
 
 

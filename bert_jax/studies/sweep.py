@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import ConfigError
-from bert_jax.train import trials
-from bert_jax.train.result_page import Table, write_pages
-from bert_jax.train.sweep_chart import sweep_chart
+from bert_jax.studies import trials
+from bert_jax.studies.result_page import Table, write_pages
+from bert_jax.studies.sweep_chart import sweep_chart
 
 _DIGITS = 4  # of a drawn number
 _SUMMARY = ("median", "mean", "std", "best")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.train.cells import Cell, CellRunner, Stopped, is_finished, progress_of
+from bert_jax.studies.cells import Cell, CellRunner, Stopped, is_finished, progress_of
 
 # What stands in for `bert-jax finetune`: notes when it begins and ends, and does as it is told.
 CHILD = """
@@ -125,7 +125,7 @@ def test_a_signal_is_passed_on_and_the_same_command_goes_on(tmp_path, command, n
 def test_a_run_left_behind_by_a_killed_command_is_waited_for(tmp_path, command, capfd):
     output = tmp_path / "output"
     code = (
-        "import sys\nfrom pathlib import Path\nfrom bert_jax.train.cells import *\n"
+        "import sys\nfrom pathlib import Path\nfrom bert_jax.studies.cells import *\n"
         "with CellRunner(Path(sys.argv[1]), sys.argv[2:]) as runner:\n"
         "    runner.run([Cell(name='one', arguments=('slow',))])"
     )

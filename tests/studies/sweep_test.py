@@ -13,11 +13,11 @@ from bert_jax.cli import build_parser, main
 from bert_jax.cli.task_arguments import task_config
 from bert_jax.data.labelled.config import Columns
 from bert_jax.errors import ConfigError
-from bert_jax.train import cells
-from bert_jax.train.cells import CellRunner
+from bert_jax.studies import cells
+from bert_jax.studies.cells import CellRunner
+from bert_jax.studies.sweep import Range, Search, parse_ranges, parse_values
+from bert_jax.studies.sweep_chart import sweep_chart
 from bert_jax.train.run_folder import write_json
-from bert_jax.train.sweep import Range, Search, parse_ranges, parse_values
-from bert_jax.train.sweep_chart import sweep_chart
 
 
 class Pretender(CellRunner):

@@ -19,7 +19,7 @@ from bert_jax.data.labelled.example import TextExample
 from bert_jax.data.labelled.glue import GLUE_TASKS
 from bert_jax.data.labelled.read import read_task
 from bert_jax.errors import UserError
-from bert_jax.train.finished_run import read_predictions
+from bert_jax.studies.finished_run import read_predictions
 
 FILE = "submission.zip"
 HEADER = "index\tprediction\n"

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from bert_jax.train.benchmark import OWN_MNLI
-from bert_jax.train.result_page import Table, write_pages
+from bert_jax.studies.benchmark import OWN_MNLI
+from bert_jax.studies.result_page import Table, write_pages
 
 _COLUMNS = ("task", "split", "metric", "runs", "median", "mean", "std", "best", "95 % interval")
 _NAMES = {

@@ -15,8 +15,8 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.evals.bootstrap import summarise_seeds
+from bert_jax.studies.cells import Cell, is_finished
 from bert_jax.train import run_folder
-from bert_jax.train.cells import Cell, is_finished
 
 FLAGS = ("epochs", "batch_size", "learning_rate", "max_length")
 """Settings that `bert-jax finetune` has a flag for; any other one is a field of the config."""

@@ -16,10 +16,10 @@ from bert_jax.data.labelled.glue import GLUE_TASKS, find_file
 from bert_jax.data.labelled.read import read_task
 from bert_jax.data.labelled.task import Task
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.train import trials
-from bert_jax.train.cells import Cell, CellRunner
-from bert_jax.train.finished_run import interval
-from bert_jax.train.trials import Trial
+from bert_jax.studies import trials
+from bert_jax.studies.cells import Cell, CellRunner
+from bert_jax.studies.finished_run import interval
+from bert_jax.studies.trials import Trial
 
 TRAINED = tuple(name for name in GLUE_TASKS if name != "ax")
 """The tasks with training data; the diagnostic set AX is read by the MNLI models."""
