@@ -1,6 +1,7 @@
 """A split of a task, judged with given parameters: predictions of every example, and metrics."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +29,13 @@ class Judged(NamedTuple):
     decided: Any
 
 
+@functools.lru_cache(maxsize=1)
+def _compiled(program: FineTuningProgram, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
+    """One function for all splits of a run: a length that two of them have is compiled once."""
+    # Every process gets all rows, and so the same metrics.
+    return jax.jit(program.predict, out_shardings=replicated(mesh))
+
+
 class TaskEvaluator:
     """Evaluates parameters on one split; compiles once for each length of its batches.
 
@@ -51,8 +59,7 @@ class TaskEvaluator:
         self._task, self._examples, self._features = task, task.splits[split], features
         self._lengths, self._batch_size, self._pad_id = lengths, batch_size, pad_id
         self._sharding, self._fields = batch_sharding(mesh), program.input_fields()
-        # Every process gets all rows, and so the same metrics.
-        self._predict = jax.jit(program.predict, out_shardings=replicated(mesh))
+        self._predict = _compiled(program, mesh)
 
     def __call__(self, params: Any) -> dict[str, float]:
         """The task's metrics."""

