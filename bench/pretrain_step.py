@@ -7,7 +7,8 @@ A step is forward, backward, clipping to norm 1 and an AdamW update, with dropou
 sizes, batches and masked positions for all. The peer is transformers' BertForPreTraining as its
 users call it, with labels (-100 where nothing is predicted), SDPA attention and fused AdamW: eager
 and under torch.compile. "gathered" is the same with its masked-LM head applied, by hand, to the
-masked positions alone, as ours is. bfloat16 is torch.autocast there and Compute(dtype="bfloat16")
+masked positions alone, as ours is. "plain-jax" is `plain_jax.py`: BERT as one would first write it
+in JAX. bfloat16 is torch.autocast there and Compute(dtype="bfloat16")
 here; parameters are float32 on both sides. Each contender is a process of its own; they take
 turns, so that what disturbs the machine disturbs all. Needs `make install-parity`.
 """
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 SIZES, LENGTHS, DTYPES = ("tiny", "small", "base"), (128, 512), ("float32", "bfloat16")
-CONTENDERS = ("bert_jax", "hf-eager", "hf-compile", "hf-gathered")
+CONTENDERS = ("bert_jax", "plain-jax", "hf-eager", "hf-compile", "hf-gathered")
 BATCH = {  # rows that take a second or less a step on two cores
     ("tiny", 128): 64, ("tiny", 512): 16, ("small", 128): 16, ("small", 512): 4,
     ("base", 128): 8, ("base", 512): 2,
@@ -135,7 +136,7 @@ def start(contender: str, row: Row) -> "subprocess.Popen[str]":
             "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
             "JAX_PLATFORMS": "cpu",
             "HF_HUB_OFFLINE": "1",
-            **({} if contender == "bert_jax" else onednn_settings()),
+            **(onednn_settings() if contender.startswith("hf") else {}),
         },
     )
 
@@ -156,12 +157,14 @@ def serve(contender: str, row: Row) -> int:
     """Answers each number of seconds with the milliseconds of the steps that fitted into it."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
-    step = ours(row) if contender == "bert_jax" else torch_peer(row, contender)
+    makers = {"bert_jax": ours, "plain-jax": plain_jax_peer}
+    step = makers[contender](row) if contender in makers else torch_peer(row, contender)
     step()
     step()
     for line in sys.stdin:
+        step()  # the first after the others' turns finds cold caches and its memory given away
         end, taken = time.perf_counter() + float(line), []
-        while not taken or time.perf_counter() < end:
+        while len(taken) < 2 or time.perf_counter() < end:
             begin = time.perf_counter()
             step()
             taken.append(1e3 * (time.perf_counter() - begin))
@@ -225,6 +228,26 @@ def ours(row: Row) -> Callable[[], Any]:
         nonlocal state
         state, metrics = compiled(state, batch)
         jax.block_until_ready((state, metrics))
+
+    return step
+
+
+def plain_jax_peer(row: Row) -> Callable[[], Any]:
+    """BERT as one would first write it in JAX."""
+    import jax
+    from plain_jax import init, make_step
+
+    from bert_jax.models.config import bert
+
+    config = bert(row.size, vocab_size=VOCABULARY)  # type: ignore[arg-type]
+    update, optimizer = make_step(config, row.dtype)
+    params = init(config, jax.random.key(0))
+    state, batch = optimizer.init(params), jax.device_put(random_batch(row))
+
+    def step() -> None:
+        nonlocal params, state
+        params, state, _ = update(params, state, batch, jax.random.key(1))
+        jax.block_until_ready(params)
 
     return step
 
@@ -330,7 +353,7 @@ def as_line(result: dict[str, Any]) -> str:
         cells.append(f"{speeds(result)[name]:,.0f} ({low:,.0f} .. {high:,.0f})")
     found = speeds(result)
     peer = max((found[name] for name in ("hf-eager", "hf-compile") if name in found), default=None)
-    for other in (peer, found.get("hf-gathered")):
+    for other in (peer, found.get("hf-gathered"), found.get("plain-jax")):
         both = other and "bert_jax" in found
         cells.append(f"{found['bert_jax'] / other:.2f}" if both and other else "-")
     head = f"| {result['size']} | {result['length']} | {result['dtype']} | {result['batch_size']} "
@@ -340,7 +363,16 @@ def as_line(result: dict[str, Any]) -> str:
 def as_table(results: Sequence[dict[str, Any]]) -> str:
     """Markdown: tokens per second, median (slowest .. fastest step)."""
     names = list(results[0]["milliseconds"])
-    header = ["size", "length", "dtype", "batch", *names, "ours / peer", "ours / gathered"]
+    header = [
+        "size",
+        "length",
+        "dtype",
+        "batch",
+        *names,
+        "ours / peer",
+        "ours / gathered",
+        "ours / plain",
+    ]
     facts = ", ".join(f"{key} {value}" for key, value in environment().items() if value)
     lines = [
         f"| {' | '.join(header)} |",

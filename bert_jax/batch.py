@@ -1,7 +1,7 @@
 """The contract between data and model: every field of a batch, its dims, dtype and meaning.
 
 Dims are letters of the project's legend: B batch, L length, P predictions per row, C classes,
-A choices. A batch is a plain dict from field name to array, with exactly the fields of its
+A choices, D width. A batch is a plain dict from field name to array, with exactly the fields of its
 objective. Names are those of BERT's release and Hugging Face; 1 marks a real token in
 `attention_mask`. `token_type_ids` are BERT's A/B; `packing_ids` say which packed example a token
 belongs to (what seqio calls segment ids), 0 for padding.
@@ -44,9 +44,13 @@ FIELDS: dict[str, Field] = {
     "start_positions": Field("B", "int32", "first token of the answer; 0 ([CLS]) = no answer here"),
     "end_positions": Field("B", "int32", "last token of the answer; 0 ([CLS]) = no answer here"),
     "example_weights": Field("B", "float32", "1 = an example, 0 = a row that fills the batch up"),
+    "task_ids": Field("B", "int32", "number of the task that the row belongs to, in a mixture"),
     "choice_input_ids": Field("BAL", "int32", "token ids of context and choice, for each choice"),
     "choice_token_type_ids": Field("BAL", "int32", "0 in the context, 1 in the choice"),
     "choice_attention_mask": Field("BAL", "int32", "1 = real token, 0 = padding"),
+    "encoder_states": Field("BLD", "float32", "of a frozen encoder, computed beforehand"),
+    "first_states": Field("BD", "float32", "of a frozen encoder, at the first token"),
+    "choice_first_states": Field("BAD", "float32", "likewise, for each choice"),
 }
 
 ENCODER_FIELDS = ("input_ids", "token_type_ids", "attention_mask")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bert_jax.data.config import Labelled, LoaderConfig
+from bert_jax.data.config import Labelled, LabelledMixture, LoaderConfig
 from bert_jax.errors import ConfigError
 from bert_jax.parallel.config import Mesh
 from bert_jax.programs.config import ProgramConfig
@@ -15,7 +15,7 @@ class Experiment:
 
     name: str
     program: ProgramConfig
-    data: LoaderConfig | Labelled
+    data: LoaderConfig | Labelled | LabelledMixture
     train: Train
     mesh: Mesh = Mesh()  # noqa: RUF009 (frozen)
     seed: int = 0

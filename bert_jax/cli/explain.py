@@ -52,5 +52,5 @@ def run(args: argparse.Namespace) -> None:
     total = sum(math.prod(leaf.shape) for leaf in params.values())
     print(f"\n{total:,} parameters")
     for phase in experiment.train.phases:
-        flops = step_flops(experiment.program, phase)
+        flops = step_flops(experiment.program, phase, encoder=experiment.train.tuning.encoder)
         print(f"length {phase.length}: {phase.steps:,} updates of {flops:.3g} FLOPs")

@@ -10,13 +10,15 @@ _EPILOG = """example:
   bert-jax export runs/tiny --output exported
   python -c "from transformers import AutoModel; AutoModel.from_pretrained('exported')"
 
-RUN is a run folder (its newest good checkpoint), or one step: runs/tiny/checkpoints/1000.
+RUN is a run folder (its newest good checkpoint), or one step: runs/tiny/checkpoints/1000. Of a run
+of several tasks, --task says which one's model is written: bert-jax export runs/all --task rte ...
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN, --output."""
+    """RUN, --task, --output."""
     parser.add_argument("run_folder", metavar="RUN", help="a run folder, or one of its checkpoints")
+    parser.add_argument("--task", metavar="NAME", help="of a run of several tasks: which one")
     parser.add_argument("--output", metavar="FOLDER", required=True, help="a new folder")
     parser.epilog = _EPILOG
 
@@ -26,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.train.export import export
     from bert_jax.train.pretrained import load_model
 
-    model = load_model(args.run_folder)
+    model = load_model(args.run_folder, args.task)
     difference = export(model, Path(args.output))
     step = f"step {model.run.step} of " if model.run else ""
     print(

@@ -25,6 +25,7 @@ examples:
   bert-jax predict --model runs/squad "Who mends the net?" "An old man mends a net by the sea."
   bert-jax predict --model exported --file new.csv --text review --id number --output said.jsonl
   bert-jax predict --model runs/ner --file news.txt --format lines
+  bert-jax predict --model runs/all --task rte --pairs "It rains." "The street is wet."
 
 MODEL is a run folder, an export, or another Hugging Face BERT folder with a head. Without TEXT and
 --file, standard input is read, a text on each line. Where the model reads several texts, they stand
@@ -43,8 +44,9 @@ _TOGETHER = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model, the texts or files and how they are read, what is read of long ones, --output."""
+    """--model, --task, the texts or files and how they are read, long ones, --output."""
     parser.add_argument("--model", required=True, metavar="DIR", help="a run folder or an export")
+    parser.add_argument("--task", metavar="NAME", help="of a run of several tasks: which one")
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="a text; see below")
     parser.add_argument("--pairs", action="store_true", help="texts come in pairs")
     parser.add_argument("--output", metavar="FILE", help="default: standard output")
@@ -101,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
     from bert_jax.train.pretrained import load_model
 
     predict = Predictor(
-        load_model(args.model),
+        load_model(args.model, args.task),
         long=args.long,
         pool=args.pool,
         max_length=args.max_length,

@@ -9,6 +9,11 @@ from bert_jax.experiment import Experiment
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds CONFIG, --with and --set."""
     parser.add_argument("config", metavar="CONFIG", help="a recipe, as configs/pretrain/bert.py")
+    add_changes(parser)
+
+
+def add_changes(parser: argparse.ArgumentParser) -> None:
+    """Adds --with and --set."""
     parser.add_argument(
         "--with",
         dest="arguments",
@@ -28,10 +33,15 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def experiment_from(args: argparse.Namespace) -> Experiment:
-    """The config that the arguments describe.
+    """The config that the arguments describe."""
+    return from_recipe(args.config, args)
+
+
+def from_recipe(recipe: str, args: argparse.Namespace) -> Experiment:
+    """The config that a recipe gives with --with and --set.
 
     Raises:
       ConfigError: unknown name (the nearest is named), wrong type, impossible value.
     """
-    get_config = load_recipe(args.config)
-    return override(call_recipe(get_config, args.arguments, args.config), args.overrides)
+    get_config = load_recipe(recipe)
+    return override(call_recipe(get_config, args.arguments, recipe), args.overrides)

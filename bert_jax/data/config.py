@@ -6,7 +6,7 @@ the phase of the run and are given to the loader beside this.
 
 from dataclasses import dataclass, field
 
-from bert_jax.data.labelled.config import TaskConfig
+from bert_jax.data.labelled.config import Mixing, Proportional, TaskConfig
 from bert_jax.errors import ConfigError
 
 
@@ -117,3 +117,40 @@ class Labelled:
     def lengths(self, longest: int) -> tuple[int, ...]:
         """The lengths of batches whose rows have at most `longest` pieces."""
         return (*(length for length in self.buckets if length < longest), longest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedTask:
+    """One of several tasks; the name stands in metrics, files and parameters."""
+
+    name: str
+    task: TaskConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledMixture:
+    """Rows of several tasks in one batch; `mixing` says how often each is drawn.
+
+    An epoch has as many rows as the tasks have together: with `Proportional` every row once. The
+    other fields are those of `Labelled`.
+    """
+
+    tasks: tuple[NamedTask, ...]
+    vocabulary: str
+    mixing: Mixing = Proportional()  # noqa: RUF009 (frozen)
+    buckets: tuple[int, ...] = Labelled.buckets
+    stride: int = Labelled.stride
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise ConfigError("data.tasks is empty, expected a task or more")
+        self.single(self.tasks[0].name)
+
+    def single(self, name: str) -> Labelled:
+        """One of the tasks alone."""
+        return Labelled(
+            task=next(named.task for named in self.tasks if named.name == name),
+            vocabulary=self.vocabulary,
+            buckets=self.buckets,
+            stride=self.stride,
+        )

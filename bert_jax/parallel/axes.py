@@ -42,6 +42,13 @@ PARAMETER_AXES: PathTable[Axes] = PathTable(
         ("classifier/bias", (None,)),
         ("span/kernel", ("embed", None)),
         ("span/bias", (None,)),
+        ("heads/*/pooler/dense/kernel", ("embed", None)),
+        ("heads/*/pooler/dense/bias", (None,)),
+        ("heads/*/classifier/kernel", ("embed", None)),
+        ("heads/*/classifier/bias", (None,)),
+        ("heads/*/span/kernel", ("embed", None)),
+        ("heads/*/span/bias", (None,)),
+        ("heads/*/log_variance", ()),
     ],
 )
 

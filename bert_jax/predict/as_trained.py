@@ -8,7 +8,7 @@ from bert_jax.data.labelled.config import Squad
 from bert_jax.errors import UserError
 from bert_jax.models.config import SpanHead, TaskHead
 from bert_jax.programs.config import FineTuning
-from bert_jax.train.pretrained import LoadedModel
+from bert_jax.train.pretrained import LoadedModel, check_one_task
 
 QUESTION_LENGTH = 384
 """Of the rows of a question answerer that does not tell its own: that of BERT's release."""
@@ -40,7 +40,7 @@ def as_trained(model: LoadedModel) -> AsTrained:
       UserError: it has no task's head.
     """
     head = require_head(model)
-    config = {} if model.run is None else model.run.info["config"]
+    config = {} if model.run is None else model.run.config
     data = config.get("data", {})
     if data.get("type") != Labelled.__name__:
         table = model.config.positions.max_length
@@ -58,7 +58,8 @@ def as_trained(model: LoadedModel) -> AsTrained:
 
 
 def require_head(model: LoadedModel) -> TaskHead:
-    """The model's head; UserError when it was not fine-tuned."""
+    """The model's head; UserError when it was not fine-tuned, or none of several was chosen."""
+    check_one_task(model)
     if model.head is None:
         raise UserError(
             f"{model.origin} has no head of a task, so it cannot predict; fine-tune it first: "

@@ -1,6 +1,8 @@
 """Programs as configs: which network is trained, on which objectives. No jax here."""
 
+import difflib
 import math
+import re
 from dataclasses import dataclass
 
 from bert_jax.errors import ConfigError
@@ -14,6 +16,8 @@ from bert_jax.models.config import (
     TaskHead,
     TokenHead,
 )
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,4 +102,87 @@ def _check_class_weights(weights: tuple[float, ...], head: TaskHead) -> None:
         )
 
 
-ProgramConfig = Pretraining | LeftToRight | FineTuning
+@dataclass(frozen=True, kw_only=True)
+class NamedHead:
+    """The head of one of several tasks; the name stands in metrics, files and parameters."""
+
+    name: str
+    head: TaskHead
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsAlike:
+    """Every row of a batch counts alike, so a task weighs as much as it is drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncertainty:
+    """Each task's loss is divided by a variance that is learned (Kendall et al. 2018, 3.2).
+
+    With s = log variance: exp(-s) loss + s / 2, and half of exp(-s) loss for a regression. Rows
+    count alike otherwise.
+    """
+
+    # Of the learning rate, for each s: fine-tuning's own would not take it anywhere in one run.
+    rate: float = 100.0
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0:
+            raise ConfigError(f"program.weighting.rate is {self.rate}, expected above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTask:
+    """One encoder with a head for each of several tasks, trained on batches that mix their rows.
+
+    As MT-DNN (Liu et al. 2019), but with all tasks in each batch.
+    """
+
+    model: BertConfig
+    heads: tuple[NamedHead, ...]
+    weighting: RowsAlike | Uncertainty = RowsAlike()
+    dropout: float = 0.1  # as of `FineTuning`, for each head
+    compute: Compute = Compute()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        if not self.heads:
+            raise ConfigError("program.heads is empty, expected a head for each task")
+        for named in self.heads:
+            if not _NAME.fullmatch(named.name):
+                raise ConfigError(
+                    f"program.heads has a task {named.name!r}; expected a name of letters, digits, "
+                    "'_', '-' and '.', for it stands in the names of files and parameters"
+                )
+            if self.names.count(named.name) > 1:
+                raise ConfigError(
+                    f"program.heads has two tasks {named.name!r}; expected different names"
+                )
+            if isinstance(named.head, ChoiceHead):
+                raise ConfigError(
+                    f"program.heads: {named.name!r} is multiple choice, whose rows are several "
+                    "texts and cannot share a batch with other tasks; fine-tune it by itself"
+                )
+            self.single(named.name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tasks, in the order of their `task_ids`."""
+        return tuple(named.name for named in self.heads)
+
+    def single(self, name: str) -> FineTuning:
+        """The program of one of the tasks alone.
+
+        Raises:
+          ConfigError: there is no such task; names the nearest.
+        """
+        for named in self.heads:
+            if named.name == name:
+                return FineTuning(
+                    model=self.model, head=named.head, dropout=self.dropout, compute=self.compute
+                )
+        near = difflib.get_close_matches(name, self.names, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"no task {name!r}; {hint}tasks here: {', '.join(self.names)}")
+
+
+ProgramConfig = Pretraining | LeftToRight | FineTuning | MultiTask

@@ -48,17 +48,25 @@ class BertForTask(nnx.Module):
             self.classifier = layer
         self.head = head
 
-    def features(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
-        """What the head reads: pooled first tokens [B, D], else all states [B, L, D].
+    def encode(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
+        """The encoder's last states [B, L, D]; under a `ChoiceHead` of choices, [B x A, L, D].
 
-        Under a `ChoiceHead` the rows are choices, [B x A, D].
+        A batch with `states_field` was read before: its states are taken as they are, and those of
+        first tokens as texts of one token.
         """
-        hidden = self.encoder(
+        field = states_field(self.head)
+        if field in batch:
+            states = batch[field].astype(jnp.dtype(self.encoder.compute.dtype))
+            return states.reshape(-1, 1, states.shape[-1]) if reads_pooled(self.head) else states
+        return self.encoder(
             *encoder_inputs(batch, self.head),
             position_ids=batch.get("position_ids"),
             packing_ids=batch.get("packing_ids"),
             dropout_key=dropout_key,
         ).last_hidden_state
+
+    def features(self, hidden: jax.Array) -> jax.Array:
+        """What the head reads of the states: pooled first tokens [B, D], or all of them."""
         return self.pooler(hidden) if reads_pooled(self.head) else hidden
 
     def predictions(self, features: jax.Array, batch: Batch) -> Predictions:
@@ -83,6 +91,17 @@ def encoder_inputs(batch: Batch, head: TaskHead) -> tuple[jax.Array, ...]:
     return tuple(batch[name] for name in ENCODER_FIELDS)
 
 
+def states_field(head: TaskHead) -> str:
+    """The batch field for the states of a frozen encoder that a head or its pooler reads."""
+    match head:
+        case SequenceHead() | RegressionHead():
+            return "first_states"
+        case ChoiceHead():
+            return "choice_first_states"
+        case TokenHead() | SpanHead():
+            return "encoder_states"
+
+
 class FineTuningProgram:
     """The `Program` of a `FineTuning` config, with `predict`."""
 
@@ -101,7 +120,7 @@ class FineTuningProgram:
         return self.network.init(key)
 
     def input_fields(self) -> tuple[str, ...]:
-        """The fields that `predict` needs."""
+        """The fields that `predict` and `states` need."""
         return CHOICE_FIELDS if isinstance(self.config.head, ChoiceHead) else ENCODER_FIELDS
 
     def fields(self) -> tuple[str, ...]:
@@ -145,18 +164,37 @@ class FineTuningProgram:
         encoder_key = head_key = None
         if dropout_key is not None:
             encoder_key, head_key = jax.random.split(dropout_key)
-        features = network.features(batch, encoder_key)
-        if head_key is not None and not isinstance(self.config.head, SpanHead):
-            features = dropout(features, self.config.dropout, seeds(head_key, ()))
-        part, metrics = self._objective(network.predictions(features, batch), batch)
+        hidden = network.encode(batch, encoder_key)
+        part, metrics = self.head_loss(network, hidden, batch, head_key)
         mask = encoder_inputs(batch, self.config.head)[2]
         metrics["padding_share"] = padding_share({"attention_mask": mask})
         return Losses(part.total / normalisers["loss"], metrics)
 
+    def head_loss(
+        self, network: BertForTask, hidden: jax.Array, batch: Batch, dropout_key: jax.Array | None
+    ) -> tuple[Mean, dict[str, Mean]]:
+        """The head's loss and metrics, from what `network.encode` gives for the batch."""
+        features = network.features(hidden)
+        if dropout_key is not None and not isinstance(self.config.head, SpanHead):
+            features = dropout(features, self.config.dropout, seeds(dropout_key, ()))
+        return self._objective(network.predictions(features, batch), batch)
+
     def predict(self, params: Params, batch: Batch) -> Predictions:
         """What the head says of a batch of `input_fields`, without dropout. Pure: jit it."""
         network = self.network.bind(params)
-        return network.predictions(network.features(batch), batch)
+        return network.predictions(network.features(network.encode(batch)), batch)
+
+    def states(self, params: Params, batch: Batch) -> jax.Array:
+        """What `states_field` holds of a batch of `input_fields`, without dropout. Pure: jit it.
+
+        Returns:
+          float32 [B, L, D] of all tokens, or [B, A, D] of first tokens, A = 1 without choices.
+        """
+        hidden = self.network.bind(params).encode(batch)
+        if reads_pooled(self.config.head):
+            rows = batch[self.input_fields()[0]].shape[0]
+            hidden = hidden[:, 0].reshape(rows, -1, hidden.shape[-1])
+        return hidden.astype(jnp.float32)
 
     def _objective(self, predicted: Predictions, batch: Batch) -> tuple[Mean, dict[str, Mean]]:
         config = self.config

@@ -1,8 +1,9 @@
 """From a program's config to the program."""
 
-from bert_jax.programs.config import FineTuning, LeftToRight, Pretraining, ProgramConfig
+from bert_jax.programs.config import FineTuning, LeftToRight, MultiTask, Pretraining, ProgramConfig
 from bert_jax.programs.fine_tuning import FineTuningProgram
 from bert_jax.programs.left_to_right import LeftToRightProgram
+from bert_jax.programs.multi_task import MultiTaskProgram
 from bert_jax.programs.pretraining import PretrainingProgram
 from bert_jax.programs.program import Program
 
@@ -16,3 +17,5 @@ def make_program(config: ProgramConfig) -> Program:
             return LeftToRightProgram(config)
         case FineTuning():
             return FineTuningProgram(config)
+        case MultiTask():
+            return MultiTaskProgram(config)

@@ -72,14 +72,22 @@ def curves(
     """
     seen = list(dict.fromkeys(k for row in (*training, *evaluations) for k in row))
     named = {name for _, names in _CHARTS for name in names}
-    others = [n for n in seen if n not in named and n not in _NOT_CHARTED]
+    # A metric of several tasks, as "rte/loss": one chart with a line for each.
+    of_tasks: dict[str, list[str]] = {}
+    for name in (n for n in seen if "/" in n):
+        metric = name.rpartition("/")[2]
+        if metric not in _NOT_CHARTED:
+            of_tasks.setdefault(metric, []).append(name)
+    others = [n for n in seen if n not in named and n not in _NOT_CHARTED and "/" not in n]
+    charts = [*_CHARTS, *((words(name), (name,)) for name in others)]
+    charts += [(f"{words(metric)} of each task", tuple(ns)) for metric, ns in of_tasks.items()]
     bounds = [
         float(before["step"])
         for before, after in itertools.pairwise(training)
         if before.get("phase") != after.get("phase")
     ]
     cards = []
-    for title, names in (*_CHARTS, *((words(name), (name,)) for name in others)):
+    for title, names in charts:
         if title == "F1" and "exact_match" in seen:
             title = "F1 (0 to 100)"
         lines = [Series(label=words(n), points=column(training, n)) for n in names]

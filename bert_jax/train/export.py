@@ -22,7 +22,7 @@ from bert_jax.models.config import BertConfig
 from bert_jax.programs import parts
 from bert_jax.text.vocabulary import TOKENIZER_CONFIG_FILE, Vocabulary
 from bert_jax.train.model_card import model_card
-from bert_jax.train.pretrained import LoadedModel, load_model
+from bert_jax.train.pretrained import LoadedModel, check_one_task, load_model
 
 TOLERANCE = 1e-5
 """The largest difference, float32, of a hidden state or of the task head's outputs between a model
@@ -45,8 +45,9 @@ def export(model: LoadedModel, output: Path) -> float:
 
     Raises:
       UserError: `output` is in use, cannot be written, or does not give back the same model (then
-        nothing is left at `output`).
+        nothing is left at `output`); the model is of several tasks, and none was chosen.
     """
+    check_one_task(model)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output} exists and is not an empty folder; choose another --output")
     aside = output.with_name(f".{output.name}.{os.getpid()}.partial")

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.models.config import BertConfig
-from bert_jax.programs.config import FineTuning, LeftToRight, Pretraining, ProgramConfig
+from bert_jax.programs.config import FineTuning, LeftToRight, MultiTask, Pretraining, ProgramConfig
 from bert_jax.train.config import Phase
+from bert_jax.tuning.config import ReadEachStep, ReadOnce
 
 # Dense bf16 FLOP/s of one JAX device, by the start of jax.Device.device_kind; from the makers'
 # data sheets. A v2, v3 or tpu7x chip is two devices; a v4 chip is one.
@@ -35,12 +36,20 @@ def encoder_flops(model: BertConfig, length: int) -> float:
     return layers * (8 * width**2 + 4 * width * model.intermediate_size + 4 * length * width)
 
 
-def step_flops(program: ProgramConfig, phase: Phase, length: int | None = None) -> float:
+def step_flops(
+    program: ProgramConfig,
+    phase: Phase,
+    length: int | None = None,
+    *,
+    encoder: ReadEachStep | ReadOnce = ReadEachStep(),  # noqa: B008 (frozen)
+) -> float:
     """FLOPs of one update: forward, and twice that for the backward pass; nothing for remat.
 
     `length` is the batch's, where it is not the phase's own. The heads of tasks are left out: they
-    are less than a thousandth.
+    are less than a thousandth, so that nothing remains of an encoder that has read its rows.
     """
+    if isinstance(encoder, ReadOnce):
+        return 0.0
     model, rows = program.model, phase.batch_size
     length = length or phase.length
     head = 2 * model.hidden_size**2 + 2 * model.hidden_size * model.vocab_size
@@ -53,7 +62,7 @@ def step_flops(program: ProgramConfig, phase: Phase, length: int | None = None) 
                 forward += rows * (2 * model.hidden_size**2 + 4 * model.hidden_size)
         case LeftToRight():
             forward += rows * (length - 1) * head
-        case FineTuning():
+        case FineTuning() | MultiTask():
             pass
     return 3.0 * forward
 

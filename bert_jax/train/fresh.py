@@ -8,8 +8,9 @@ import optax
 from bert_jax import paths
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import head_part
-from bert_jax.programs.config import FineTuning
+from bert_jax.models.config import TaskHead, head_part
+from bert_jax.programs.config import FineTuning, MultiTask, ProgramConfig
+from bert_jax.programs.multi_task import HEADS
 from bert_jax.programs.program import Program
 from bert_jax.train.initial import load_any
 from bert_jax.train.masked_text import load_fisher
@@ -56,13 +57,12 @@ def _start_from(experiment: Experiment, source: str, drawn: dict[str, Any]) -> d
     loaded = paths.flatten(model.params)
     layers, chosen = layers_of(loaded), {}
     lowest_fresh = layers + 1 - experiment.train.tuning.fresh_layers
-    head = experiment.program.head if isinstance(experiment.program, FineTuning) else None
-    of_other_task = f"{head_part(head)}/" if head is not None and model.head != head else None
     for path, leaf in paths.flatten(drawn).items():
+        head, alone = _in_one_task(experiment.program, path)
         fresh = lowest_fresh <= depth(path, layers) <= layers
-        if of_other_task and path.startswith(of_other_task):
+        if head is not None and head != model.head and alone.startswith(f"{head_part(head)}/"):
             fresh = True
-        found = leaf if fresh else loaded.get(path, leaf)
+        found = leaf if fresh else loaded.get(alone, leaf)
         if found.shape != leaf.shape:
             raise ConfigError(
                 f"--init-from {source}: {path} has shape {list(found.shape)}, "
@@ -70,3 +70,14 @@ def _start_from(experiment: Experiment, source: str, drawn: dict[str, Any]) -> d
             )
         chosen[path] = jax.device_put(found, leaf.sharding)
     return paths.unflatten(chosen)
+
+
+def _in_one_task(program: ProgramConfig, path: str) -> tuple[TaskHead | None, str]:
+    """The head that a parameter belongs to or goes with, and its path in a model of one task."""
+    match program:
+        case FineTuning():
+            return program.head, path
+        case MultiTask() if path.startswith(f"{HEADS}/"):
+            _, name, alone = path.split("/", 2)
+            return program.single(name).head, alone
+    return None, path

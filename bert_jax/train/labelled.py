@@ -36,8 +36,10 @@ from bert_jax.programs.program import Program
 from bert_jax.text.vocabulary import load_vocabulary
 from bert_jax.train import run_folder
 from bert_jax.train.config import DevSplit
+from bert_jax.train.encoder_states import ENCODER_STATES, FrozenEncoder, read_once
 from bert_jax.train.pretrained import check_vocabulary
 from bert_jax.train.task_evaluator import TaskEvaluator
+from bert_jax.tuning.config import ReadOnce
 
 PREDICTIONS = "predictions"
 
@@ -93,15 +95,34 @@ class LabelledExamples:
             self._vocabulary.save(aside)
             aside.rename(folder / VOCABULARY)
 
+    def begin(self, program: Program, params: Any, mesh: jax.sharding.Mesh, folder: Path) -> None:
+        """See `Source`: an encoder that reads once reads the rows of all splits."""
+        train = self._experiment.train
+        if not isinstance(train.tuning.encoder, ReadOnce):
+            return
+        assert isinstance(program, FineTuningProgram)
+        lengths = sorted({phase.length for phase in train.phases})
+        encoder = FrozenEncoder(
+            program,
+            params,
+            mesh,
+            lengths=self._data.lengths(lengths[-1]),
+            batch_size=self._evaluation_rows(mesh),
+            pad_id=self._vocabulary.pad_id,
+        )
+        rows = {f"{s}-{n}": self._features(s, n) for n in lengths for s in self._task.splits}
+        read_once(encoder, rows, folder / ENCODER_STATES)
+
     def fields(self, program: Program) -> tuple[str, ...]:
-        """See `Source`."""
-        return program.fields()
+        """See `Source`; with the states of an encoder that has read the rows."""
+        return (*program.fields(), *self.train_features(0).states)
 
     def shapes(self, phase: int) -> list[dict[str, int]]:
         """See `Source`: one for each length that occurs."""
         rows = self._experiment.train.phases[phase].batch_size
-        choices = self._train_features(phase).choices
-        return [{"B": rows, "A": choices, "L": n} for n in self._loader(phase, 0).shapes()]
+        choices = self.train_features(phase).choices
+        sizes = {"B": rows, "A": choices, "D": self._config.model.hidden_size}
+        return [{**sizes, "L": n} for n in self._loader(phase, 0).shapes()]
 
     @contextlib.contextmanager
     def loader(self, phase: int, position: int) -> Iterator[LabelledLoader]:
@@ -127,9 +148,21 @@ class LabelledExamples:
         self, program: Program, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
     ) -> None:
         """See `Source`: predictions, metrics and analysis of every split but the training's."""
+        metrics, analysis = self.judge(program, params, mesh, folder / PREDICTIONS, step)
+        if jax.process_index() == 0:
+            run_folder.write_json(folder / run_folder.EVALUATION, metrics)
+            run_folder.write_json(folder / run_folder.ANALYSIS, analysis)
+
+    def judge(
+        self, program: Program, params: Any, mesh: jax.sharding.Mesh, predictions: Path, step: int
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The metrics of every split but the training's, and on process 0 what there is to show.
+
+        Writes the predictions for each split's examples into the folder `predictions`.
+        """
         last = len(self._experiment.train.phases) - 1
         metrics, analysed = {}, {}
-        (folder / PREDICTIONS).mkdir(exist_ok=True)
+        predictions.mkdir(parents=True, exist_ok=True)
         for split in self._task.splits:
             if split == "train":
                 continue
@@ -142,17 +175,15 @@ class LabelledExamples:
                         self._task, self._task.splits[split], judged.decided, judged.metrics
                     )
                 lines = "".join(json.dumps(row) + "\n" for row in judged.predictions)
-                file = folder / PREDICTIONS / f"{split}.jsonl"
+                file = predictions / f"{split}.jsonl"
                 aside = file.with_suffix(".tmp")
                 aside.write_text(lines, encoding="utf-8")
                 os.replace(aside, file)
-        if jax.process_index() == 0:
-            run_folder.write_json(folder / run_folder.EVALUATION, metrics)
-            about = {**describe_task(self._task), "train_rows": len(self._train_features(last))}
-            analysis = {**about, "step": step, "splits": analysed}
-            run_folder.write_json(folder / run_folder.ANALYSIS, analysis)
+        about = {**describe_task(self._task), "train_rows": len(self.train_features(last))}
+        return metrics, {**about, "step": step, "splits": analysed}
 
-    def _train_features(self, phase: int) -> Features:
+    def train_features(self, phase: int) -> Features:
+        """The rows that a phase trains on."""
         return self._features("train", self._experiment.train.phases[phase].length)
 
     def _make_features(self, split: str, length: int) -> Features:
@@ -161,7 +192,7 @@ class LabelledExamples:
     def _loader(self, phase: int, position: int) -> LabelledLoader:
         sizes = self._experiment.train.phases[phase]
         return LabelledLoader(
-            self._train_features(phase),
+            self.train_features(phase),
             self._data.lengths(sizes.length),
             batch_size=sizes.batch_size,
             seed=self._experiment.seed + phase,
@@ -174,9 +205,6 @@ class LabelledExamples:
     def _split_evaluator(
         self, program: Program, split: str, phase: int, mesh: jax.sharding.Mesh
     ) -> TaskEvaluator:
-        evaluation = self._experiment.train.evaluation
-        batch_size = evaluation.batch_size if evaluation else DevSplit().batch_size
-        sharding.check_batch_size(batch_size, 1, mesh)
         assert isinstance(program, FineTuningProgram)
         length = self._experiment.train.phases[phase].length
         return TaskEvaluator(
@@ -185,7 +213,13 @@ class LabelledExamples:
             split,
             self._features(split, length),
             self._data.lengths(length),
-            batch_size=batch_size,
+            batch_size=self._evaluation_rows(mesh),
             pad_id=self._vocabulary.pad_id,
             mesh=mesh,
         )
+
+    def _evaluation_rows(self, mesh: jax.sharding.Mesh) -> int:
+        """Rows of a batch that is not trained on."""
+        batch_size = (self._experiment.train.evaluation or DevSplit()).batch_size
+        sharding.check_batch_size(batch_size, 1, mesh)
+        return batch_size

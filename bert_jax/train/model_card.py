@@ -154,7 +154,7 @@ def _from_run(run: RunRecord) -> list[str]:
     if config["program"]["type"] == "Pretraining":
         sections += ["## Training data", _data(config["data"])]
         sections += ["## Training", "\n".join(_training(config, run))]
-    if config["data"]["type"] == "Labelled":
+    if run.config["data"]["type"] == "Labelled":
         sections += task_sections(run)
     elif metrics:
         sections += ["## Results on held-out data", table(("metric", "value"), metrics.items())]

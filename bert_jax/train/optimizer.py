@@ -21,6 +21,7 @@ DECAYED: PathTable[bool] = PathTable(
         ("**/decoder", True),
         ("**/bias", False),
         ("**/scale", False),
+        ("heads/*/log_variance", False),
     ],
 )
 """Whether a parameter decays: all but biases and norms (BERT's `optimization.py`)."""

@@ -46,6 +46,9 @@ class PreparedText:
             shutil.copytree(self._corpus.folder / VOCABULARY, aside, dirs_exist_ok=True)
             aside.rename(folder / VOCABULARY)
 
+    def begin(self, program: Program, params: Any, mesh: jax.sharding.Mesh, folder: Path) -> None:
+        """See `Source`: examples are drawn anew in every epoch, so nothing is made beforehand."""
+
     def fields(self, program: Program) -> tuple[str, ...]:
         """See `Source`; with the fields of packing where examples are packed."""
         made, examples = batch_fields(self._data), self._data.examples

@@ -5,20 +5,26 @@
     one step of a run        <run>/checkpoints/<step>
     a Hugging Face folder    config.json, model.safetensors or pytorch_model.bin; an export is one
 
+A run of several tasks is read as the model of one of them, or without a head.
+
 Nothing here reaches TensorFlow; `initial.py` reads Google's TF1 checkpoints as well.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert_jax import paths
-from bert_jax.config import from_json
-from bert_jax.errors import UserError
+from bert_jax.config import from_json, to_json
+from bert_jax.data.config import LabelledMixture
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.interop import huggingface
 from bert_jax.interop.foreign import Foreign, find_vocabulary
 from bert_jax.models.config import BertConfig, TaskHead
 from bert_jax.programs import parts
+from bert_jax.programs.config import MultiTask
+from bert_jax.programs.multi_task import single_task
 from bert_jax.text.vocabulary import Vocabulary
 from bert_jax.train.run_folder import CHECKPOINTS
 
@@ -27,11 +33,29 @@ VOCABULARY = "vocabulary"
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Where in a run a model comes from: the run's folder, the step, what was saved with it."""
+    """Where in a run a model comes from.
+
+    Attributes:
+      folder: the run's folder.
+      step: the checkpoint's.
+      info: what was saved with it.
+      task: of a run of several tasks the one whose head was read.
+    """
 
     folder: Path
     step: int
     info: dict[str, Any]
+    task: str | None = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's config as JSON; with `task` that of a run which has this task alone."""
+        config = self.info.get("config", {})
+        if self.task is None:
+            return config
+        program = from_json(MultiTask, config["program"], "program").single(self.task)
+        data = from_json(LabelledMixture, config["data"], "data").single(self.task)
+        return {**config, "program": to_json(program), "data": to_json(data)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +70,7 @@ class LoadedModel:
       missing: heads that the source lacks ("pooler", "masked_lm", "next_sentence").
       run: where in a run it comes from; None for other people's formats.
       head: the head of the task that it was fine-tuned for; None for a pretrained model.
+      tasks: of a run of several tasks that was read without a head, their names.
     """
 
     params: dict[str, Any]
@@ -55,21 +80,27 @@ class LoadedModel:
     missing: tuple[str, ...]
     run: RunRecord | None = None
     head: TaskHead | None = None
+    tasks: tuple[str, ...] = ()
 
 
-def load_model(path: str | Path) -> LoadedModel:
+def load_model(path: str | Path, task: str | None = None) -> LoadedModel:
     """Reads a run folder, one step of a run, or a Hugging Face folder.
 
+    Args:
+      task: which one of a run of several tasks; None leaves their heads out.
+
     Raises:
+      ConfigError: `task` is none of the run's, or it is not a run of several.
       UserError: nothing there that could be a model; a damaged or foreign file; a model that is not
         BERT; a vocabulary of another size than the model.
     """
     source = Path(path)
     if (source / CHECKPOINTS).is_dir():
-        return _load_run(source, None)
+        return _load_run(source, None, task)
     if source.name.isdigit() and source.parent.name == CHECKPOINTS:
-        return _load_run(source.parent.parent, int(source.name))
+        return _load_run(source.parent.parent, int(source.name), task)
     if (source / huggingface.CONFIG).is_file():
+        _check_no_task(path, task)
         return assemble(huggingface.read_folder(source), str(path))
     raise UserError(
         f"{path}: {_what_is_there(source)}; expected a run folder with {CHECKPOINTS}/, or a "
@@ -99,7 +130,23 @@ def assemble(foreign: Foreign, origin: str, run: RunRecord | None = None) -> Loa
     )
 
 
-def _load_run(folder: Path, step: int | None) -> LoadedModel:
+def check_one_task(model: LoadedModel) -> None:
+    """Raises a UserError where a task has to be chosen first, because there are several."""
+    if model.tasks:
+        raise UserError(
+            f"{model.origin} is a run of several tasks: {', '.join(model.tasks)}; name one, "
+            f"as --task {model.tasks[0]}"
+        )
+
+
+def _check_no_task(path: str | Path, task: str | None) -> None:
+    if task is not None:
+        raise ConfigError(
+            f"task {task!r}: {path} is not a run of several tasks, so there is none to choose"
+        )
+
+
+def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     from bert_jax.train.checkpoint import restore_params  # orbax takes seconds to import
 
     params, info, found = restore_params(folder / CHECKPOINTS, step)
@@ -107,16 +154,26 @@ def _load_run(folder: Path, step: int | None) -> LoadedModel:
     if step is None and best not in (None, found):
         params, info, found = restore_params(folder / CHECKPOINTS, best)
     program = info.get("config", {}).get("program", {})
-    if program.get("type") not in ("Pretraining", "FineTuning"):
+    if program.get("type") not in ("Pretraining", "FineTuning", "MultiTask"):
         raise UserError(
             f"{folder} is a run of {program.get('type') or 'an unknown program'}; "
-            "only runs of Pretraining and FineTuning can be read as a BERT"
+            "only runs of Pretraining, FineTuning and MultiTask can be read as a BERT"
         )
     config = from_json(BertConfig, program["model"], "program.model")
-    head = from_json(TaskHead | None, program.get("head"), "program.head")
     vocabulary = find_vocabulary(folder / VOCABULARY)
-    record = RunRecord(folder=folder, step=found, info=info)
-    return assemble(Foreign(paths.flatten(params), config, vocabulary, head), str(folder), record)
+    record = RunRecord(folder=folder, step=found, info=info, task=task)
+    names: tuple[str, ...] = ()
+    if program["type"] != "MultiTask":
+        _check_no_task(folder, task)
+        head = from_json(TaskHead | None, program.get("head"), "program.head")
+    elif task is None:
+        names = from_json(MultiTask, program, "program").names
+        params, head = {"encoder": params["encoder"]}, None
+    else:
+        head = from_json(MultiTask, program, "program").single(task).head
+        params = single_task(params, task)
+    foreign = Foreign(paths.flatten(params), config, vocabulary, head)
+    return dataclasses.replace(assemble(foreign, str(folder), record), tasks=names)
 
 
 def check_vocabulary(vocabulary: Vocabulary, config: BertConfig, source: str) -> None:

@@ -1,4 +1,4 @@
-"""The live line of a run on stderr."""
+"""The live line of a run on stderr, and of whatever else takes its time."""
 
 import shutil
 import sys
@@ -9,14 +9,54 @@ from typing import TextIO
 from bert_jax.train.hooks import StepEvent, Throughput
 
 
-class ProgressLine:
+class LiveLine:
     """One line that is rewritten in a terminal; elsewhere a plain line every `interval` seconds.
+
+    Args:
+      interval: seconds between plain lines where stderr is not a terminal.
+      stream: where to write; stderr when None.
+    """
+
+    def __init__(
+        self,
+        *,
+        interval: float = 30.0,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._interval, self._clock = interval, clock
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
+        self._printed_at: float | None = None
+
+    def show(self, text: Callable[[], str], *, last: bool = False) -> None:
+        """Writes `text()` if it is time for a line; the last one is always written."""
+        now = self._clock()
+        waiting = self._printed_at is not None and now - self._printed_at < self._interval
+        if not self._live and waiting and not last:
+            return
+        self._printed_at = now
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write(f"\r{text()[:width]:<{width}}")
+        else:
+            self._stream.write(f"{text()}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Leaves the live line, so that what is printed next begins on a line of its own."""
+        if self._live and self._printed_at is not None:
+            self._stream.write("\n")
+            self._stream.flush()
+
+
+class ProgressLine:
+    """A `LiveLine` of the training loop.
 
     Args:
       every: steps from one refresh to the next.
       peak_flops: FLOP/s of all devices together, to show the MFU.
-      interval: seconds between plain lines where stderr is not a terminal.
-      stream: where to write; stderr when None.
+      interval, stream, clock: see `LiveLine`.
     """
 
     def __init__(
@@ -30,32 +70,13 @@ class ProgressLine:
     ):
         self.every = every
         self._throughput = Throughput(peak_flops)
-        self._interval, self._clock = interval, clock
-        self._stream = stream or sys.stderr
-        self._live = self._stream.isatty()
-        self._printed_at: float | None = None
+        self._line = LiveLine(interval=interval, stream=stream, clock=clock)
         self._seconds_per_step: float | None = None
+        self.close = self._line.close
 
     def __call__(self, event: StepEvent) -> None:
         """Shows one step."""
-        now, last = self._clock(), event.step == event.total_steps
-        waiting = self._printed_at is not None and now - self._printed_at < self._interval
-        if not self._live and waiting and not last:
-            return
-        self._printed_at = now
-        text = self._text(event)
-        if self._live:
-            width = shutil.get_terminal_size().columns - 1
-            self._stream.write(f"\r{text[:width]:<{width}}")
-        else:
-            self._stream.write(f"{text}\n")
-        self._stream.flush()
-
-    def close(self) -> None:
-        """Leaves the live line, so that what is printed next begins on a line of its own."""
-        if self._live and self._printed_at is not None:
-            self._stream.write("\n")
-            self._stream.flush()
+        self._line.show(lambda: self._text(event), last=event.step == event.total_steps)
 
     def _text(self, event: StepEvent) -> str:
         rates = self._throughput.measure(event)

@@ -59,6 +59,7 @@ def run(experiment: Experiment, folder: Path) -> int:
         else:
             state, done = fresh_state(experiment, program, optimizer, abstract), 0
             position, best = 0, Best()
+        source.begin(program, state["params"], mesh, folder)
 
         # Who watches the loop
         hooks = _hooks(experiment, folder, done, checkpoints)
@@ -91,7 +92,9 @@ def run(experiment: Experiment, folder: Path) -> int:
                         done=max(done, first),
                         until=last,
                         total_steps=train.steps,
-                        flops=functools.partial(step_flops, experiment.program, phase),
+                        flops=functools.partial(
+                            step_flops, experiment.program, phase, encoder=train.tuning.encoder
+                        ),
                         put=lambda batch, fields=fields, where=where: sharding.put_batch(
                             {name: batch[name] for name in fields}, where
                         ),

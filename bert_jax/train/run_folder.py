@@ -6,7 +6,9 @@
                  metrics.jsonl    see metrics_log.py
                  evaluation.json  results of the final evaluation
                  analysis.json    of fine-tuning: what report and model card say beyond metrics
-                 predictions/     of fine-tuning: each split's, as JSON lines
+                 predictions/     of fine-tuning: each split's, as JSON lines; of several tasks
+                                  in a folder for each
+                 encoder_states/  of an encoder that reads once, see encoder_states.py
                  report.html      see report.py
 
 Imports neither jax nor TensorFlow.

@@ -26,6 +26,10 @@ class Source(Protocol):
         """
         ...
 
+    def begin(self, program: Program, params: Any, mesh: jax.sharding.Mesh, folder: Path) -> None:
+        """Sees the parameters that a run starts from, or goes on with, before its first step."""
+        ...
+
     def fields(self, program: Program) -> tuple[str, ...]:
         """The batch fields that the program needs and the data has.
 

@@ -50,7 +50,7 @@ def make_train_step(
             "learning_rate": jnp.asarray(schedule(state["step"]), jnp.float32),
         }
         metrics |= {
-            name: mean.total / jnp.maximum(mean.weight, 1e-9)
+            name: mean.total / mean.weight  # of nothing: not a number, null in the logs
             for name, mean in losses.metrics.items()
         }
         return {"step": state["step"] + 1, "params": params, "opt_state": opt_state}, metrics

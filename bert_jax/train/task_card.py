@@ -3,7 +3,7 @@
 From the checkpoint's record, and from the run's `analysis.json` where the run is complete.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,16 @@ _INTERVALS = (
 
 def task_sections(run: RunRecord) -> list[str]:
     """Headings and texts: training data, training, results, hardware."""
-    config = run.info["config"]
+    config = run.config
     file = run.folder / run_folder.ANALYSIS
     analysis = run_folder.read_json(file) if file.exists() else None
-    sections = ["## Training data", _data(config["data"], analysis)]
+    together = []
+    if run.task:
+        together = [_together(run, analysis["mixture"] if analysis else [])]
+    if run.task and analysis:
+        epoch = sum(row["drawn_in_an_epoch"] for row in analysis["mixture"])
+        analysis = {**analysis["tasks"][run.task], "train_rows": epoch}
+    sections = ["## Training data", _data(config["data"], analysis), *together]
     sections += ["## Training", bullets(_protocol(config, run, analysis))]
     if analysis and analysis["splits"]:
         sections += ["## Results", _results(config, run, analysis)]
@@ -49,6 +55,18 @@ def _data(data: Mapping[str, Any], analysis: Mapping[str, Any] | None) -> str:
     kind = words(analysis["kind"])
     text = f"`{analysis['task']}` ({kind}). {text}\n\n{table(('split', 'examples'), rows)}"
     return text + (f"\n\n{bullets(analysis['notes'])}" if analysis["notes"] else "")
+
+
+def _together(run: RunRecord, mixture: Sequence[Mapping[str, Any]]) -> str:
+    """The tasks that the encoder was trained on, of which this is one."""
+    data, program = run.info["config"]["data"], run.info["config"]["program"]
+    names = ", ".join(f"`{named['name']}`" for named in data["tasks"])
+    text = (
+        f"The encoder was trained on several tasks at once: {names}. This is `{run.task}`. Mixing "
+        f"{data['mixing']['type']}, weighting {program['weighting']['type']}."
+    )
+    rows = [(row["task"], f"{row['rows']:,}", f"{row['drawn_in_an_epoch']:,}") for row in mixture]
+    return f"{text}\n\n{table(('task', 'rows', 'drawn in an epoch'), rows)}" if rows else text
 
 
 def _protocol(

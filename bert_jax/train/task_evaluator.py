@@ -1,7 +1,7 @@
 """A split of a task, judged with given parameters: predictions of every example, and metrics."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,9 +29,9 @@ class Judged(NamedTuple):
     decided: Any
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=16)
 def _compiled(program: FineTuningProgram, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
-    """One function for all splits of a run: a length that two of them have is compiled once."""
+    """One function for all splits of a task: a length that two of them have is compiled once."""
     # Every process gets all rows, and so the same metrics.
     return jax.jit(program.predict, out_shardings=replicated(mesh))
 
@@ -58,12 +58,18 @@ class TaskEvaluator:
     ):
         self._task, self._examples, self._features = task, task.splits[split], features
         self._lengths, self._batch_size, self._pad_id = lengths, batch_size, pad_id
-        self._sharding, self._fields = batch_sharding(mesh), program.input_fields()
+        self._sharding = batch_sharding(mesh)
+        self._fields = (*program.input_fields(), *features.states)
         self._predict = _compiled(program, mesh)
 
     def __call__(self, params: Any) -> dict[str, float]:
         """The task's metrics."""
         return verdicts.metrics(self._task, self._examples, self._decided(params))
+
+    def first(self, metrics: Mapping[str, float]) -> float:
+        """The metric that the task reports first, as a share: those of questions are of 100."""
+        value = metrics[self._task.metrics[0]]
+        return value / 100 if self._task.kind == "question_answering" else value
 
     def judge(self, params: Any) -> Judged:
         """Metrics, where the split has labels, and the prediction of every example."""

@@ -27,43 +27,63 @@ _LOSS = {
 
 
 def task_tiles(analysis: Analysis) -> list[tuple[str, str]]:
-    """(name, value) of the headline metrics of each labelled split."""
+    """(name, value) of each labelled split's headline metrics; of several tasks the first alone."""
     return [
-        (f"{split} {words(row['metric'])}", number(row["metric"], row["value"]))
-        for split, found in analysis["splits"].items()
-        for row in found["headline"]
+        (f"{name} {split} {words(row['metric'])}".strip(), number(row["metric"], row["value"]))
+        for name, one in _tasks(analysis).items()
+        for split, found in one["splits"].items()
+        for row in (found["headline"][:1] if name else found["headline"])
     ]
 
 
 def task_sections(analysis: Analysis) -> str:
-    """HTML: results with their intervals, then each labelled split, then the notes on the data."""
-    parts = [section("Results", _results(analysis))]
-    for split, found in analysis["splits"].items():
-        cards = "".join(_cards(analysis, split, found))
-        parts.append(f"<h2>On {text(split)}</h2>{cards}" if cards else "")
-    rows = [(split, f"{count:,}") for split, count in analysis["examples"].items()]
-    notes = "".join(f"<li>{text(note)}</li>" for note in analysis["notes"])
-    data = table(("split", "examples"), rows) + (f"<ul>{notes}</ul>" if notes else "")
-    parts.append(section(f"Data: {analysis['task']}", data))
+    """HTML: results with their intervals, then each labelled split, then the notes on the data.
+
+    Of several tasks: how often they were drawn, the results of all, and the rest one by one.
+    """
+    tasks = _tasks(analysis)
+    parts = [
+        section("Tasks", metric_rows(analysis.get("mixture", ()), "task")),
+        section("Results", _results(tasks)),
+    ]
+    for name, one in tasks.items():
+        for split, found in one["splits"].items():
+            cards = "".join(_cards(one, split, found))
+            parts.append(f"<h2>{text(_headed(name, f'On {split}'))}</h2>{cards}" if cards else "")
+        rows = [(split, f"{count:,}") for split, count in one["examples"].items()]
+        notes = "".join(f"<li>{text(note)}</li>" for note in one["notes"])
+        data = table(("split", "examples"), rows) + (f"<ul>{notes}</ul>" if notes else "")
+        parts.append(section(_headed(name, f"Data: {one['task']}"), data))
     return "".join(parts)
 
 
-def _results(analysis: Analysis) -> str:
+def _tasks(analysis: Analysis) -> Mapping[str, Analysis]:
+    """Name -> analysis of each of several tasks; "" is the name of one alone."""
+    return analysis.get("tasks", {"": analysis})
+
+
+def _headed(name: str, title: str) -> str:
+    return f"{name}: {title}" if name else title
+
+
+def _results(tasks: Mapping[str, Analysis]) -> str:
     rows = [
         (
-            f"{split} ({found['examples']:,})",
+            _headed(name, f"{split} ({found['examples']:,})"),
             words(row["metric"]),
             number(row["metric"], row["value"]),
             f"{number(row['metric'], row['low'])} to {number(row['metric'], row['high'])}",
         )
-        for split, found in analysis["splits"].items()
+        for name, one in tasks.items()
+        for split, found in one["splits"].items()
         for row in found["headline"]
     ]
+    step = next(iter(tasks.values()))["step"]
     return table(
         ("split (examples)", "metric", "value", "95 % interval"),
         rows,
-        caption=f"Parameters of step {analysis['step']:,}. Intervals are bootstrapped over the "
-        "examples; how training runs of other seeds would vary is not in them.",
+        caption=f"Parameters of step {step:,}. Intervals are bootstrapped over the examples; how "
+        "training runs of other seeds would vary is not in them.",
     )
 
 

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from bert_jax.errors import ConfigError
 
+WHOLE_ENCODER = "encoder/**"
+"""The path pattern of all parameters below the head and its pooler."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class L2SP:
@@ -37,6 +40,21 @@ class EWC:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReadEachStep:
+    """The encoder reads each batch anew, with its dropout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOnce:
+    """The frozen encoder reads each row once, before the first step (Devlin et al. 2019, 5.3).
+
+    This is the feature-based approach: its states are kept in the run folder, and a step computes
+    the head and its pooler alone. The encoder's dropout has no part in states that are computed
+    once; `program.dropout`, which is the head's, has.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tuning:
     """How the parameters move; the defaults move all of them alike.
 
@@ -50,6 +68,7 @@ class Tuning:
     unfreeze_every: int = 0  # steps after which one more depth moves, from the top; 0: all at once
     fresh_layers: int = 0  # layers from the top that start from random values (Zhang et al. 2021)
     anchor: L2SP | EWC | None = None
+    encoder: ReadEachStep | ReadOnce = ReadEachStep()
 
     def __post_init__(self) -> None:
         if not 0 < self.layer_decay <= 1:
@@ -59,3 +78,29 @@ class Tuning:
         for name in ("unfreeze_every", "fresh_layers"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"tuning.{name} is {getattr(self, name)}, expected at least 0")
+        if isinstance(self.encoder, ReadOnce):
+            self._check_still()
+
+    def _check_still(self) -> None:
+        """Raises if a parameter of an encoder that is read once could move."""
+        once = "tuning.encoder is ReadOnce, which needs an encoder that does not move"
+        if WHOLE_ENCODER not in self.frozen:
+            raise ConfigError(
+                f"{once}, but tuning.frozen is {list(self.frozen)}; put {WHOLE_ENCODER!r} there"
+            )
+        for name in ("unfreeze_every", "fresh_layers"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{once}, but tuning.{name} is {getattr(self, name)}; expected 0, "
+                    "or ReadEachStep as tuning.encoder"
+                )
+        pulls = self.anchor.encoder if isinstance(self.anchor, L2SP) else self.anchor is not None
+        if pulls:
+            raise ConfigError(
+                f"{once}, but tuning.anchor is {self.anchor}, which holds one that does; expected "
+                "null, or L2SP with encoder 0.0 to pull the head alone"
+            )
+
+
+FROZEN_ENCODER = Tuning(frozen=(WHOLE_ENCODER,), encoder=ReadOnce())
+"""Head and pooler alone are trained, on states that the encoder computes once."""

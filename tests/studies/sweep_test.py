@@ -65,7 +65,7 @@ def test_a_grid_from_flags_to_files(flags, tmp_path, capsys):
     assert main([*flags, *grid, *shared]) == 1
     told = capsys.readouterr()
     runs = [json.loads(file.read_text()) for file in output.glob("*/seed-3/told.json")]
-    assert len(runs) == 4 and all(row["batch"] == 8 and row["epochs"] == 3 for row in runs)
+    assert len(runs) == 4 and all(row["batch"] == 8 and row["epochs"] is None for row in runs)
     assert sorted(row["overrides"] for row in runs)[::2] == [
         ["program.dropout=0.2", 'train.tuning.frozen=["encoder/**"]'],
         ["program.dropout=0.2", "train.tuning.frozen=[]"],

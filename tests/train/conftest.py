@@ -10,6 +10,7 @@ import pytest
 
 from bert_jax.config import override
 from bert_jax.data.labelled.config import Columns, Conll, Squad, Swag, TaskConfig
+from bert_jax.experiment import Experiment
 from bert_jax.models.config import Learned
 from bert_jax.testing.models import WORDS, small_model
 from bert_jax.train.export import export
@@ -23,21 +24,34 @@ PLAIN = [word for word in WORDS if not word.startswith("##")]
 
 
 @pytest.fixture(scope="session")
-def task_run(tmp_path_factory) -> Callable[[str], Path]:
-    """Kind of task -> the folder of a run, made when first asked for."""
+def task_experiment(tmp_path_factory) -> Callable[[str], Experiment]:
+    """Kind of task -> a small run of it, yet to be made."""
     folder = tmp_path_factory.mktemp("tasks")
     model = small_model(folder / "vocabulary", positions=Learned(max_length=40))
     export(model, folder / "model")
-    made: dict[str, Path] = {}
+    made: dict[str, Experiment] = {}
 
-    def get(kind: str) -> Path:
+    def get(kind: str) -> Experiment:
         if kind not in made:
             task = TASKS[kind](folder)
             experiment = fine_tuning(
                 task, str(folder / "model"), epochs=3, batch_size=16, learning_rate=1e-2, seed=7
             )
-            experiment = override(experiment, ["train.logging.every=1"])
-            made[kind] = folder / f"run of {kind}"
+            made[kind] = override(experiment, ["train.logging.every=1"])
+        return made[kind]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def task_run(task_experiment) -> Callable[[str], Path]:
+    """Kind of task -> the folder of a run beside its files, made when first asked for."""
+    made: dict[str, Path] = {}
+
+    def get(kind: str) -> Path:
+        if kind not in made:
+            experiment = task_experiment(kind)
+            made[kind] = Path(experiment.init_from or "").parent / f"run of {kind}"
             assert run(experiment, made[kind]) == 0
         return made[kind]
 

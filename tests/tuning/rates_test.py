@@ -13,7 +13,7 @@ from bert_jax.parallel import sharding
 from bert_jax.parallel.config import Mesh
 from bert_jax.train.config import Phase, Train, WarmupLinear
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.tuning.config import Tuning
+from bert_jax.tuning.config import EWC, FROZEN_ENCODER, L2SP, ReadOnce, Tuning
 from bert_jax.tuning.depth import depth, layers_of
 
 LAYERS = 3
@@ -108,3 +108,21 @@ def test_patterns_that_cannot_be_meant_are_refused(tuning, message):
 def test_numbers_out_of_range_are_refused(bad):
     with pytest.raises(ConfigError, match=f"tuning.{next(iter(bad))} is"):
         Tuning(**bad)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"frozen": ("encoder/layers/**",)}, r"frozen is \['encoder/layers/\*\*'\]; put 'encoder/"),
+        ({"frozen": ()}, r"tuning.frozen is \[\]; put 'encoder/\*\*' there"),
+        ({"unfreeze_every": 10}, "tuning.unfreeze_every is 10; expected 0, or ReadEachStep"),
+        ({"fresh_layers": 1}, "tuning.fresh_layers is 1; expected 0, or ReadEachStep"),
+        ({"anchor": L2SP()}, "tuning.anchor is L2SP.*, or L2SP with encoder 0.0"),
+        ({"anchor": EWC(fisher="fisher")}, "tuning.anchor is EWC.*expected null"),
+    ],
+)
+def test_an_encoder_that_reads_once_may_not_move(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(FROZEN_ENCODER, **fields)
+    head_alone = dataclasses.replace(FROZEN_ENCODER, anchor=L2SP(encoder=0.0))
+    assert isinstance(head_alone.encoder, ReadOnce)

@@ -6,7 +6,7 @@ started at a position goes on with the same batches on any number of hosts.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,15 +27,42 @@ class Planned(NamedTuple):
     rows: np.ndarray
 
 
+class Order(Protocol):
+    """Which rows the epochs have."""
+
+    def __len__(self) -> int:
+        """Rows of an epoch."""
+        ...
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        """int64 [rows of an epoch]: their numbers, in the order in which they are drawn."""
+        ...
+
+
+class EveryRow:
+    """Every row once in each epoch, the order a function of (seed, epoch)."""
+
+    def __init__(self, rows: int, seed: int):
+        self._rows, self._seed = rows, seed
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        """See `Order`."""
+        return permute(np.arange(self._rows), self._rows, epoch_key(self._seed, epoch))
+
+
 class LabelledLoader:
     """An endless iterator over this host's rows of batches.
 
     Args:
-      features: labelled rows, all of which are used in every epoch.
+      features: labelled rows.
       lengths: ascending; the lengths that a batch may have, the last at least the longest row's.
       batch_size: rows of a batch over all hosts.
       seed: decides the order, together with the position.
       pad_id: the id that pads a row.
+      order: which rows an epoch has; None for `EveryRow`.
       host_index, host_count: which equal, contiguous share of each batch's rows to make.
       start: the `position` of an earlier loader to go on from.
 
@@ -51,10 +78,12 @@ class LabelledLoader:
         batch_size: int,
         seed: int,
         pad_id: int,
+        order: Order | None = None,
         host_index: int = 0,
         host_count: int = 1,
         start: int = 0,
     ) -> None:
+        self._order = EveryRow(len(features), seed) if order is None else order
         self._features, self._lengths = features, tuple(lengths)
         self._batch_size, self._seed, self._pad_id = batch_size, seed, pad_id
         share = batch_size // host_count
@@ -67,17 +96,17 @@ class LabelledLoader:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches in which every row comes once; the last of them may not be full."""
-        return -(-len(self._features) // self._batch_size)
+        """Batches of an epoch; one of them may not be full."""
+        return -(-len(self._order) // self._batch_size)
 
     @property
     def position(self) -> int:
         """Rows of the batches handed out so far, with those that only fill one up."""
         return self._position
 
-    def shapes(self) -> list[int]:
-        """The lengths that occur, ascending: the same in every epoch."""
-        return sorted({batch.length for batch in self._plan(0)})
+    def shapes(self, epochs: int = 1) -> list[int]:
+        """The lengths that occur in so many epochs, ascending: for `EveryRow` the same in each."""
+        return sorted({batch.length for epoch in range(epochs) for batch in self._plan(epoch)})
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -92,9 +121,8 @@ class LabelledLoader:
 
     def _plan(self, epoch: int) -> list[Planned]:
         if self._planned[0] != epoch:
-            rows = np.arange(len(self._features))
-            order = permute(rows, len(rows), epoch_key(self._seed, epoch))
-            batches = plan(self._features.lengths, order, self._lengths, self._batch_size)
+            rows = self._order(epoch)
+            batches = plan(self._features.lengths, rows, self._lengths, self._batch_size)
             turn = epoch_key(self._seed, epoch + _BATCH_ORDER)
             mixed = permute(np.arange(len(batches)), len(batches), turn)
             self._planned = (epoch, [batches[number] for number in mixed])
@@ -160,12 +188,13 @@ def collate(
     weights = np.zeros(count, np.float32)
     weights[: len(chosen)] = 1
     batch["example_weights"] = weights
-    for name, values in features.targets.items():
-        dims, dtype = FIELDS[name].dims, FIELDS[name].dtype
-        target = np.zeros((count, length) if dims == "BL" else count, dtype)
+    for name, values in (*features.targets.items(), *features.states.items()):
+        each_token, shape = FIELDS[name].dims.startswith("BL"), np.shape(values[0])
+        shape = (count, length, *shape[1:]) if each_token else (count, *shape)
+        target = np.zeros(shape, FIELDS[name].dtype)
         for place, row in enumerate(chosen):
-            if dims == "BL":
-                target[place, : len(values[row])] = values[row]
+            if each_token:  # states may go on into the padding of longer batches
+                target[place, : len(values[row])] = values[row][:length]
             else:
                 target[place] = values[row]
         batch[name] = target

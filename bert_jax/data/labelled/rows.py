@@ -28,6 +28,8 @@ class Features:
       offsets: for questions, int32 [length, 2] for each row: the characters [start, end) of the
         context that a piece stands for; (-1, -1) outside the context.
       central: for questions, bool [length] for each row: this row decides the piece.
+      states: batch field -> float32, what a frozen encoder that has read the rows beforehand says
+        of each of them. Empty where the encoder reads each batch.
     """
 
     input_ids: list[np.ndarray] = field(default_factory=list)
@@ -39,6 +41,7 @@ class Features:
     words: list[np.ndarray] = field(default_factory=list)
     offsets: list[np.ndarray] = field(default_factory=list)
     central: list[np.ndarray] = field(default_factory=list)
+    states: dict[str, Sequence[np.ndarray] | np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.example)

@@ -1,0 +1,145 @@
+"""What moves, what is learned and what is forgotten: ways of fine-tuning side by side.
+
+    python bench/tuning_methods.py --model exported --prepared prepared/heldout \\
+        --glue-dir glue_data --task mrpc
+
+Each way fine-tunes the same encoder on the same rows with the same seeds. Reported: the task's
+first metric on dev; masked-LM loss on general text before and after, read by the head of MODEL;
+and how far each depth of the encoder has moved: |after - before| / |before|, mean over its weights.
+"""
+
+import argparse
+import collections
+import json
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+WAYS: dict[str, dict[str, Any]] = {
+    "all weights": {},
+    "layer-wise decay 0.5": {"layer_decay": 0.5},
+    "embeddings frozen": {"frozen": ["encoder/embeddings/**"]},
+    "encoder frozen": {"frozen": ["encoder/**"]},
+    "unfreezing from the top": {"unfreeze_every": "a quarter of the updates"},
+    "top layer fresh": {"fresh_layers": 1},
+    "L2-SP": {"anchor": {"type": "L2SP"}},
+    "EWC": {"anchor": {"type": "EWC"}},
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table, as Markdown, a line after each way."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, help="a pretrained model with its masked-LM head")
+    parser.add_argument("--prepared", required=True, type=Path, help="general text, prepared")
+    parser.add_argument("--glue-dir", required=True, help="the official files")
+    parser.add_argument("--task", default="sst2")
+    parser.add_argument("--epochs", type=float, default=1.0)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--l2sp", type=float, default=0.01, help="its strength")
+    parser.add_argument("--ewc", type=float, default=1e4, help="its strength")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--texts", type=int, default=1024, help="of the general text")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        importance = Path(folder) / "fisher.safetensors"
+        measure_fisher(args, importance)
+        for place, way in enumerate(args.ways):
+            runs = [one(args, way, seed, importance) for seed in range(args.seeds)]
+            if not place:
+                print(heading(args, runs[0]))
+            print(as_line(way, runs), flush=True)
+    return 0
+
+
+def measure_fisher(args: argparse.Namespace, file: Path) -> None:
+    """What `bert-jax fisher` writes."""
+    from bert_jax.train.masked_text import fisher, save_fisher
+    from bert_jax.train.pretrained import load_model
+
+    save_fisher(fisher(load_model(args.model), args.prepared), file)
+
+
+def one(args: argparse.Namespace, way: str, seed: int, importance: Path) -> dict[str, Any]:
+    """One fine-tuning run and what came of it."""
+    from bert_jax.config import override
+    from bert_jax.data.labelled.config import Glue
+    from bert_jax.train.fine_tuning import fine_tuning
+    from bert_jax.train.masked_text import forgetting
+    from bert_jax.train.pretrained import load_model
+    from bert_jax.train.run import run
+
+    experiment = fine_tuning(
+        Glue(task=args.task, folder=args.glue_dir),
+        args.model,
+        epochs=args.epochs,
+        learning_rate=args.learning_rate,
+        seed=seed,
+    )
+    settings = dict(WAYS[way])
+    if "unfreeze_every" in settings:
+        settings["unfreeze_every"] = experiment.train.steps // 4
+    if anchor := settings.get("anchor"):
+        strength = (
+            {"encoder": args.l2sp, "head": 0.0}
+            if anchor["type"] == "L2SP"
+            else {"fisher": str(importance), "strength": args.ewc}
+        )
+        settings["anchor"] = {**anchor, **strength}
+    changes = [f"train.tuning.{name}={json.dumps(value)}" for name, value in settings.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        where = Path(folder) / "run"
+        run(override(experiment, changes), where)
+        metrics = json.loads((where / "evaluation.json").read_text())["dev"]
+        lost = forgetting(
+            load_model(args.model), load_model(str(where)), args.prepared, examples=args.texts
+        )
+    first = experiment.train.checkpoints.keep_best
+    return {"name": first, "metric": metrics[first], **lost}
+
+
+def moved(result: dict[str, Any]) -> list[float]:
+    """The mean relative distance of the weights of each depth, embeddings first."""
+    from bert_jax.tuning.depth import depth, layers_of
+
+    distances = result["distance"]
+    layers = layers_of(distances)
+    found: dict[int, list[float]] = collections.defaultdict(list)
+    for path, distance in distances.items():
+        if path.endswith(("kernel", "embedding")):
+            found[depth(path, layers)].append(distance)
+    return [statistics.mean(found[place]) for place in range(layers + 1)]
+
+
+def heading(args: argparse.Namespace, result: dict[str, Any]) -> str:
+    """The table's head, with the loss before anything was done."""
+    before = result["before"]["mlm_loss"]
+    layers = [f"layer {number}" for number in range(1, len(moved(result)))]
+    names = [
+        "way",
+        f"{args.task} {result['name']}, each seed",
+        "mean",
+        f"masked-LM loss (before: {before:.3f})",
+        "moved: embeddings",
+        *layers,
+    ]
+    return f"| {' | '.join(names)} |\n|{'---|' * len(names)}"
+
+
+def as_line(way: str, runs: list[dict[str, Any]]) -> str:
+    """One way: metrics of each seed, and means over the seeds."""
+    each = ", ".join(f"{100 * run['metric']:.1f}" for run in runs)
+    mean = 100 * statistics.mean(run["metric"] for run in runs)
+    loss = statistics.mean(run["after"]["mlm_loss"] for run in runs)
+    depths = [statistics.mean(at) for at in zip(*map(moved, runs), strict=True)]
+    cells = [way, each, f"{mean:.1f}", f"{loss:.3f}", *(f"{distance:.4f}" for distance in depths)]
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
