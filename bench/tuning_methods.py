@@ -107,7 +107,7 @@ def moved(result: dict[str, Any]) -> list[float]:
     """The mean relative distance of the weights of each depth, embeddings first."""
     from bert_jax.tuning.depth import depth, layers_of
 
-    distances = result["distance"]
+    distances = {f"encoder/{path}": moved for path, moved in result["distance"].items()}
     layers = layers_of(distances)
     found: dict[int, list[float]] = collections.defaultdict(list)
     for path, distance in distances.items():
