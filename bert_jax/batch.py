@@ -53,6 +53,9 @@ FIELDS: dict[str, Field] = {
     "choice_first_states": Field("BAD", "float32", "likewise, for each choice"),
 }
 
+BATCH_AXES = ("data", "fsdp")
+"""The axes of a device mesh over which the rows of every field are split."""
+
 ENCODER_FIELDS = ("input_ids", "token_type_ids", "attention_mask")
 PACKED_FIELDS = ("position_ids", "packing_ids")
 MASKED_LM_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")

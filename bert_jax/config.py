@@ -71,8 +71,10 @@ def from_json(annotation: Any, data: Any, path: str = "") -> Any:
 
 
 def _from_json_union(members: tuple[Any, ...], data: Any, path: str) -> Any:
+    classes = {m.__name__: m for m in members if isinstance(m, type)}
+    if isinstance(data, str) and dataclasses.is_dataclass(classes.get(data)):
+        data = {TYPE_KEY: data}  # a type by its name, with its defaults: --set ...=FusedAttention
     if isinstance(data, Mapping) and TYPE_KEY in data:
-        classes = {m.__name__: m for m in members if isinstance(m, type)}
         if data[TYPE_KEY] not in classes:
             raise ConfigError(
                 f"{path}: unknown type {data[TYPE_KEY]!r}; possible: {', '.join(sorted(classes))}"
@@ -148,7 +150,9 @@ def unknown_field(path: str, key: str, known: Mapping[str, Any] | Sequence[str])
 
 
 def _wrong_type(path: str, annotation: Any, data: Any) -> ConfigError:
-    name = getattr(annotation, "__name__", None) or str(annotation)
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    members = typing.get_args(annotation) if union else (annotation,)
+    name = " or ".join(getattr(each, "__name__", str(each)) for each in members)
     return ConfigError(f"{path or 'config'}: expected {name}, found {data!r}")
 
 

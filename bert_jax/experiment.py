@@ -40,5 +40,6 @@ MAY_CHANGE_ON_RESUME = (
     "data.workers",
     "program.compute.layers.*",
     "program.compute.remat.*",
+    "program.compute.attention.*",
 )
 """Fields that say where and how often, not what: a run may be resumed with others."""

@@ -4,7 +4,8 @@ A verb is a module with `HELP` (one line), `add_arguments(parser)` and `run(args
 is heavy inside `run`, so that `--help` and usage errors answer at once.
 
 Exit codes: 0 done; 1 bad input, told in one `error:` line; 2 wrong usage or configuration; a verb
-may return others of its own (75: a signal stopped training, which has saved and can be resumed).
+may return others of its own (75: a signal stopped training, which has saved and can be resumed; 70:
+training hung; 76: the processes of a run did not come together).
 """
 
 import argparse
@@ -26,10 +27,12 @@ from bert_jax.cli import (
     forgetting,
     glue,
     import_,
+    plan,
     predict,
     prepare,
     pretrain,
     quickstart,
+    simulate,
     sweep,
     vocab_learn,
 )
@@ -41,8 +44,10 @@ VERBS: dict[str, Any] = {
     "vocab learn": vocab_learn,
     "prepare": prepare,
     "data show": data_show,
+    "plan": plan,
     "pretrain": pretrain,
     "finetune": finetune,
+    "simulate": simulate,
     "glue": glue,
     "sweep": sweep,
     "explain": explain,

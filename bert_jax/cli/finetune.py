@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.recipe import add_changes, from_recipe
+from bert_jax.cli.recipe import add_changes, add_checkpoints, from_recipe
 from bert_jax.cli.task_arguments import add_task_arguments, task_command, task_config
 from bert_jax.config import override
 from bert_jax.errors import ConfigError
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to start from: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
     )
     parser.add_argument("--run", metavar="FOLDER", required=True, help="the run folder")
+    add_checkpoints(parser)
     parser.add_argument("--epochs", type=float, help="default: 3")
     parser.add_argument("--batch-size", type=int, metavar="ROWS", help="default: 32")
     parser.add_argument("--learning-rate", type=float, metavar="RATE", help="peak; default: 5e-5")
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     initialize(from_environment())
     from bert_jax.train.run import run as train
 
-    return train(experiment, Path(args.run))
+    return train(experiment, Path(args.run), args.checkpoints)
 
 
 def _from_recipe(args: argparse.Namespace) -> Experiment:

@@ -3,6 +3,12 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bert_jax.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bert_jax.studies.lanes import Lane
 
 HELP = "fine-tune and evaluate a model on all tasks of GLUE, over several seeds"
 
@@ -16,6 +22,10 @@ best median over the seeds on dev is reported. Each run is a process of its own,
 its own under --output (rte/seed-0, ...) as `bert-jax finetune` makes one. Stopped or killed, the
 same command goes on where it was, and does not repeat what is finished; more --tasks and --seeds
 may be asked for later. A run that fails is reported and the others go on.
+
+On several chips or machines: the same command in each, with --lanes N --lane 0 ... N-1, runs the
+runs of one lane each, longest first, as equal as whole runs can be; when all lanes have ended, the
+command without --lanes writes the tables.
 
 Written: results.json, table.md, table.html, and with --zip submission.zip for gluebenchmark.com:
 test predictions of each task's best run on dev, the diagnostic set by the MNLI model, WNLI as the
@@ -65,6 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start RTE, MRPC and STS-B from this model of MNLI; without MODEL, from the run of "
         "mnli with the same seed",
     )
+    parser.add_argument("--lanes", type=int, metavar="N", help="share the runs among N processes")
+    parser.add_argument("--lane", type=int, metavar="I", help="which one this is, from 0 on")
     parser.add_argument("--zip", action="store_true", help="write the leaderboard's zip as well")
     parser.add_argument(
         "--set",
@@ -99,8 +111,8 @@ def run(args: argparse.Namespace) -> int:
         mnli_init=OWN_MNLI if args.mnli_init == "" else args.mnli_init,
         overrides=tuple(args.overrides),
     )
-    output = Path(args.output)
-    with CellRunner(output) as runner:
+    output, lane = Path(args.output), _lane(args)
+    with CellRunner(output, lane=lane) as runner:
         benchmark = Benchmark(protocol, output)
         shared = {k: v for k, v in asdict(protocol).items() if k not in ("tasks", "seeds")}
         runner.settle(shared)
@@ -111,10 +123,11 @@ def run(args: argparse.Namespace) -> int:
         except Stopped:
             _say("stopped; the same command goes on from here")
             return EXIT_PREEMPTED
-        results = benchmark.results(failed)
-        write_json(output / "results.json", results)
-        print(benchmark_table.write_table(output, results).markdown(), end="")
-        if args.zip:
+        if lane is None:
+            results = benchmark.results(failed)
+            write_json(output / "results.json", results)
+            print(benchmark_table.write_table(output, results).markdown(), end="")
+        if args.zip and lane is None:
             file = output / leaderboard.FILE
             wrong = leaderboard.write_zip(file, benchmark.best_run, args.glue_dir)
             for name, why in wrong.items():
@@ -122,6 +135,22 @@ def run(args: argparse.Namespace) -> int:
     for cell, reason in failed.items():
         _say(f"{cell} failed: {reason}")
     return EXIT_USER_ERROR if failed else EXIT_DONE
+
+
+def _lane(args: argparse.Namespace) -> "Lane | None":
+    from bert_jax.studies.lanes import Lane
+
+    if (args.lanes is None) != (args.lane is None):
+        raise ConfigError("--lanes N and --lane I go together: how many, and which one this is")
+    if args.lanes is None:
+        return None
+    if args.mnli_init == "":
+        raise ConfigError(
+            "--mnli-init without a model does not go with --lanes, since the runs of mnli have to "
+            "come first: run --tasks mnli on lanes, then the others with --mnli-init "
+            f"{args.output}/mnli/seed-{args.seeds[0]} and another --output"
+        )
+    return Lane(number=args.lane, count=args.lanes)
 
 
 def _say(line: str) -> None:

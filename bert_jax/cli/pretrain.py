@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from bert_jax.cli.recipe import add_recipe_arguments, experiment_from
+from bert_jax.cli.recipe import add_checkpoints, add_recipe_arguments, experiment_from
 
 HELP = "pretrain an encoder; goes on from the run folder's newest checkpoint"
 
@@ -22,9 +22,10 @@ BERT_JAX_NUM_PROCESSES=N, BERT_JAX_PROCESS_ID=0..N-1; on a TPU pod BERT_JAX_COOR
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """CONFIG, --with, --set, --run, --init-from."""
+    """CONFIG, --with, --set, --run, --checkpoints, --init-from."""
     add_recipe_arguments(parser)
     parser.add_argument("--run", metavar="FOLDER", required=True, help="the run folder")
+    add_checkpoints(parser)
     parser.add_argument(
         "--init-from",
         metavar="MODEL",
@@ -43,4 +44,4 @@ def run(args: argparse.Namespace) -> int:
     initialize(from_environment())
     from bert_jax.train.run import run as train
 
-    return train(experiment, Path(args.run))
+    return train(experiment, Path(args.run), args.checkpoints)

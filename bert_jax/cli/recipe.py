@@ -32,6 +32,16 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    """Adds --checkpoints."""
+    parser.add_argument(
+        "--checkpoints",
+        metavar="URL",
+        help="keep them there, as in gs://bucket/run/checkpoints, and not in the run folder, which "
+        "then says where they are",
+    )
+
+
 def experiment_from(args: argparse.Namespace) -> Experiment:
     """The config that the arguments describe."""
     return from_recipe(args.config, args)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 
-from bert_jax.models.attention import attention_mask_BHQK
+from bert_jax.models.attention import visible
 from bert_jax.models.block import SITES, PostNormBlock
 from bert_jax.models.config import BertConfig, Compute
 from bert_jax.models.dropout import seeds
@@ -55,13 +55,13 @@ class BertEncoder(nnx.Module):
         x = self.embeddings(
             input_ids, token_type_ids, position_ids, None if drop is None else drop[layers, 0]
         )
-        mask = attention_mask_BHQK(attention_mask, packing_ids, causal)
+        see = visible(attention_mask, packing_ids, causal)
         embedded = x
         x, states, weights = run_layers(
             self.layers,
             self.compute,
             x,
-            mask,
+            see,
             None if drop is None else drop[:layers],
             hidden_states=output_hidden_states,
             attentions=output_attentions,

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.models.attention import SelfAttention
+from bert_jax.models.attention import SelfAttention, Visible
 from bert_jax.models.config import Activation, BertConfig, Compute, Gelu, GeluTanh
 from bert_jax.models.dropout import dropout
 from bert_jax.models.linear import layer_norm, linear
@@ -58,16 +58,15 @@ class PostNormBlock(nnx.Module):
         self.rate = config.hidden_dropout
 
     def __call__(
-        self, x_BLD: jax.Array, mask: jax.Array, seeds: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns the layer's output [B, L, D] and its attention weights [B, H, L, L].
+        self, x_BLD: jax.Array, see: Visible, seeds: jax.Array | None, *, weights: bool = False
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the layer's output [B, L, D] and, if `weights`, its attention's [B, H, L, L].
 
         Args:
-          mask: bool, broadcastable to [B, H, L, L].
           seeds: uint32 [SITES, 2], or None to drop nothing.
         """
         first, second, third = (None,) * SITES if seeds is None else seeds
-        attended, weights = self.attention(x_BLD, mask, first)
+        attended, attention = self.attention(x_BLD, see, first, weights=weights)
         x_BLD = self.attention_norm(x_BLD + dropout(attended, self.rate, second))
         fed = self.feed_forward(x_BLD)
-        return self.feed_forward_norm(x_BLD + dropout(fed, self.rate, third)), weights
+        return self.feed_forward_norm(x_BLD + dropout(fed, self.rate, third)), attention

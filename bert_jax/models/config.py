@@ -195,6 +195,20 @@ class RematAllButDots:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlainAttention:
+    """Scores, softmax and context as operations of their own; XLA fuses what it can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedAttention:
+    """Keeps nothing of size L x L for the backward pass; on TPUs, one kernel for all of it.
+
+    Where the kernel does not fit (a causal mask, attention maps asked for, rows of more than 512
+    or not a multiple of 128), attention is plain.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
 class Compute:
     """How a network is computed; changes speed and memory, never what is computed.
 
@@ -205,3 +219,4 @@ class Compute:
     dtype: Literal["float32", "bfloat16"] = "float32"
     layers: Unrolled | Scanned = Unrolled()
     remat: SaveAll | RematLayer | RematAllButDots = SaveAll()
+    attention: PlainAttention | FusedAttention = PlainAttention()

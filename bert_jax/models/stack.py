@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax import nn
+from bert_jax.models.attention import Visible
 from bert_jax.models.config import Compute, RematAllButDots, RematLayer, SaveAll, Scanned
 
 
@@ -19,13 +20,13 @@ def run_layers(
     blocks: Iterable[nnx.Module],
     compute: Compute,
     x_BLD: jax.Array,
-    mask: jax.Array,
+    see: Visible,
     seeds: jax.Array | None,
     *,
     hidden_states: bool,
     attentions: bool,
 ) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
-    """Runs blocks of equal structure, each f(x, mask, seeds) -> (x, attention weights).
+    """Runs blocks of equal structure, each f(x, see, seeds, weights=bool) -> (x, weights).
 
     Returns the last output, then each layer's output and its weights if asked for, else [].
 
@@ -37,8 +38,9 @@ def run_layers(
 
     def layer(x: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, Any]:
         params, layer_seeds = inputs
-        x, weights = rebuild(params)(x, mask, layer_seeds)  # type: ignore[operator]
-        return x, (x if hidden_states else None, weights if attentions else None)
+        block = rebuild(params)
+        x, weights = block(x, see, layer_seeds, weights=attentions)  # type: ignore[operator]
+        return x, (x if hidden_states else None, weights)
 
     layer = _rematerialised(layer, compute)
     if isinstance(compute.layers, Scanned):

@@ -54,6 +54,3 @@ PARAMETER_AXES: PathTable[Axes] = PathTable(
 
 MESH_AXIS: dict[str, str] = {"embed": "fsdp", "heads": "tensor", "mlp": "tensor", "vocab": "tensor"}
 """Where each logical axis lies. An axis of size 1 splits nothing, so one rule serves every mesh."""
-
-BATCH_AXES = ("data", "fsdp")
-"""The mesh axes over which the rows of a batch are split."""

@@ -10,9 +10,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import DictKey, tree_map_with_path
 
 from bert_jax import paths
+from bert_jax.batch import BATCH_AXES
 from bert_jax.errors import ConfigError
 from bert_jax.parallel import config
-from bert_jax.parallel.axes import BATCH_AXES, MESH_AXIS, PARAMETER_AXES
+from bert_jax.parallel.axes import MESH_AXIS, PARAMETER_AXES
 
 
 def make_mesh(mesh: config.Mesh, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:

@@ -120,7 +120,10 @@ class Benchmark:
           Stopped: a signal came.
         """
         second = self._stage_two()
-        failed = runner.run(self._cells(name for name in self._rows if name not in second))
+        first = [name for name in self._rows if name not in second]
+        if self.protocol.mnli_init != OWN_MNLI:
+            return runner.run(self._cells([*first, *second]))
+        failed = runner.run(self._cells(first))
         for name in second:
             for seed in self.protocol.seeds:
                 if seed not in self._models(name):

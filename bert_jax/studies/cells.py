@@ -6,6 +6,8 @@
                     log.txt        what the run said
                     finished.json  its arguments, written when it had ended well
 
+Several commands can share the cells of a folder on lanes: see lanes.py.
+
 A process of its own gives back all memory, on a GPU as well, and takes nothing else with it when
 it crashes. A finished cell is not run again; one that was stopped or killed goes on where it was.
 """
@@ -27,6 +29,8 @@ from tqdm import tqdm
 
 from bert_jax.config import diff
 from bert_jax.errors import UserError
+from bert_jax.studies import lanes
+from bert_jax.studies.lanes import Lane
 from bert_jax.train import metrics_log, run_folder
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
 from bert_jax.train.progress import duration
@@ -65,19 +69,25 @@ class CellRunner:
     Args:
       folder: the output; made if absent.
       command: the beginning of each run's command line.
+      lane: run the cells of this lane only; the folder is then shared with the other lanes.
 
     Raises:
-      UserError: another command works in the folder.
+      UserError: another command works in the folder, or on the lane.
     """
 
-    def __init__(self, folder: Path, command: Sequence[str] = FINETUNE):
-        self._folder, self._command = folder, command
+    def __init__(
+        self, folder: Path, command: Sequence[str] = FINETUNE, *, lane: Lane | None = None
+    ):
+        self._folder, self._command, self._lane = folder, command, lane
         self._stack = contextlib.ExitStack()
         self._child: subprocess.Popen[bytes] | None = None
         self._requested = False
 
     def __enter__(self) -> "CellRunner":
-        self._stack.enter_context(run_folder.locked(self._folder))
+        if self._lane is None:
+            self._stack.enter_context(run_folder.locked(self._folder))
+        else:
+            self._stack.enter_context(lanes.locked(self._folder, self._lane))
         for number in (signal.SIGTERM, signal.SIGINT):
             self._stack.callback(signal.signal, number, signal.signal(number, self._note))
         return self
@@ -96,6 +106,13 @@ class CellRunner:
         Raises:
           UserError: it was begun with others; names them.
         """
+        if self._lane is None:
+            self._settle(settings)
+        else:
+            with lanes.in_turn(self._folder):
+                self._settle(settings)
+
+    def _settle(self, settings: dict[str, Any]) -> None:
         file = self._folder / SETTINGS
         if not file.exists():
             run_folder.write_json(file, settings)
@@ -112,12 +129,19 @@ class CellRunner:
     def run(self, cells: Sequence[Cell]) -> dict[str, str]:
         """Runs those that are not finished, in the given order; returns the failures.
 
+        Args:
+          cells: all of the study; a lane takes its share of them, longest first.
+
         Returns:
           {name of a failed cell: why}; the others are finished.
 
         Raises:
           Stopped: a signal came.
         """
+        if self._lane is not None:
+            everything, cells = cells, self._lane.share(cells)
+            self._lane.write(self._folder, cells)
+            _say(f"{self._lane}: {len(cells)} of {len(everything)} runs")
         failed: dict[str, str] = {}
         ahead = [cell for cell in cells if not is_finished(self._folder, cell)]
         if len(ahead) < len(cells):

@@ -6,6 +6,7 @@ Only reads. The layout is described in `checkpoint.py`.
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -19,6 +20,11 @@ from bert_jax.train import checksums
 
 LOG = logging.getLogger(__name__)
 
+if find_spec("gcsfs") is not None:
+    # Or epath has TensorFlow read gs://, which would then come into every training process. It
+    # decides at the first path of any kind, so this cannot wait for one of gs://.
+    os.environ.setdefault("EPATH_USE_TF", "0")
+
 PARAMS, TRAINING, INFO = "params", "training", "info"
 
 
@@ -28,9 +34,20 @@ def read_info(step_folder: epath.Path) -> dict[str, Any]:
 
 
 def absolute(folder: epath.PathLike) -> epath.Path:
-    """A path that orbax takes: it wants local ones from the root on; gs:// paths stay."""
+    """A path that orbax takes: it wants local ones from the root on; gs:// paths stay.
+
+    Raises:
+      UserError: a gs:// path without gcsfs, which reads it.
+    """
     text = os.fspath(folder)
-    return epath.Path(text if "://" in text else os.path.abspath(text))
+    if "://" not in text:
+        return epath.Path(os.path.abspath(text))
+    if find_spec("gcsfs") is None:
+        raise UserError(
+            f"{text} is read and written through gcsfs, which is not installed: "
+            "pip install 'bert_jax[tpu]'"
+        )
+    return epath.Path(text)
 
 
 def steps(folder: epath.Path) -> list[int]:

@@ -1,6 +1,7 @@
 """The train step on a mesh: its state in the abstract, and a compilation for each batch shape."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import optax
@@ -10,6 +11,7 @@ from bert_jax.experiment import Experiment
 from bert_jax.parallel import sharding
 from bert_jax.programs.program import Batch, Program
 from bert_jax.train.config import Phase
+from bert_jax.train.gathered import Gathered
 from bert_jax.train.loop import CompiledStep
 from bert_jax.train.schedule import learning_rate
 from bert_jax.train.step import Metrics, State, make_train_step
@@ -35,6 +37,30 @@ def abstract_state(
     )
 
 
+def jitted_step(
+    experiment: Experiment,
+    phase: Phase,
+    program: Program,
+    optimizer: optax.GradientTransformation,
+    abstract: State,
+    mesh: jax.sharding.Mesh,
+) -> Any:
+    """A phase's step under jit, with donated state; lower it where `mesh` is set."""
+    frozen = experiment.train.tuning.frozen
+    if mesh.shape["fsdp"] > 1:
+        program = Gathered(program, abstract["params"])
+    step = make_train_step(
+        Frozen(program, frozen) if frozen else program,
+        optimizer,
+        learning_rate(experiment.train.schedule, experiment.train.steps),
+        seed=experiment.seed,
+        accumulate=phase.accumulate,
+    )
+    # Output shardings are pinned to the input's: otherwise the second call would compile again.
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, sharding.replicated(mesh)))
+
+
 def compile_step(
     experiment: Experiment,
     phase: Phase,
@@ -51,17 +77,7 @@ def compile_step(
       shapes: sizes of the letters of `bert_jax.batch`; they differ in L.
     """
     where = sharding.batch_sharding(mesh)
-    frozen = experiment.train.tuning.frozen
-    step = make_train_step(
-        Frozen(program, frozen) if frozen else program,
-        optimizer,
-        learning_rate(experiment.train.schedule, experiment.train.steps),
-        seed=experiment.seed,
-        accumulate=phase.accumulate,
-    )
-    # Output shardings are pinned to the input's: otherwise the second call would compile again.
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, sharding.replicated(mesh)))
+    jitted = jitted_step(experiment, phase, program, optimizer, abstract, mesh)
     compiled = {}
     for sizes in shapes:
         batch = {

@@ -1,11 +1,13 @@
 """Starting several processes as one run, and letting process 0 decide for all of them.
 
 A run of one process needs none of this. On TPU pods `coordinator="auto"` lets JAX find the other
-hosts; elsewhere each process is told the coordinator's address, by argument or environment.
+hosts; elsewhere each process is told the coordinator's address, by argument or environment. Before
+JAX starts the processes look whether all are there (`rendezvous.py`).
 """
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,8 +15,11 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost
 
 from bert_jax.errors import UserError
+from bert_jax.train import rendezvous, tpu_place
+from bert_jax.train.attendance import Report, numbers
 
 T = TypeVar("T")
 
@@ -99,28 +104,77 @@ def initialize(processes: Processes) -> None:
     """Joins the run; call it before anything asks JAX for its devices. One process: does nothing.
 
     Raises:
-      UserError: the other processes could not be reached.
+      UserError: another process is missing or does not fit (named), or could not be reached.
     """
     if processes.local_devices is not None:
         jax.config.update("jax_num_cpu_devices", processes.local_devices)
     if processes.coordinator is None:
         return
+    _meet(processes)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    told = (processes.coordinator, processes.num_processes, processes.process_id)
     if processes.coordinator == "auto":
-        jax.distributed.initialize(heartbeat_timeout_seconds=processes.heartbeat_seconds)
+        told, this = (None, None, None), "this process"
+    else:
+        this = f"process {processes.process_id} of {processes.num_processes}"
+    try:
+        jax.distributed.initialize(*told, heartbeat_timeout_seconds=processes.heartbeat_seconds)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"{this} could not join {processes.coordinator}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _meet(processes: Processes) -> None:
+    """Sees that all processes are there; on a TPU slice by the numbers in its metadata."""
+    coordinator, count = processes.coordinator, processes.num_processes
+    index = processes.process_id
+    if coordinator == "auto":
+        try:
+            place = tpu_place.find(os.environ)
+        except tpu_place.Unknown as reason:
+            say(f"whether all processes are there is left to JAX: {reason}")
+            return
+        coordinator, index = place.coordinator, place.process_id
+        if count not in (None, place.num_processes):
+            raise UserError(
+                f"{NUM_PROCESSES}={count}, but the metadata of this TPU slice has "
+                f"{place.num_processes} hosts; is each host a slice of its own?"
+            )
+        count = place.num_processes
+    assert coordinator is not None and count is not None and index is not None
+    if count > 1:
+        own = Report(process=index, count=count, local_devices=processes.local_devices)
+        rendezvous.meet(coordinator, own)
+
+
+def say(line: str) -> None:
+    """One line on stderr from this process, named where there are several."""
+    if jax.distributed.is_initialized() and jax.process_count() > 1:
+        line = f"process {jax.process_index()} of {jax.process_count()}: {line}"
+    print(line, file=sys.stderr, flush=True)
+
+
+def together(place: str, *, seconds: float = 3600) -> None:
+    """Returns when every process has come to `place`, a name that each comes to once.
+
+    Without it a process that compiles faster than the others would begin to reduce alone, and
+    collectives wait for 30 seconds only.
+
+    Raises:
+      UserError: some have not come after that long; names them.
+    """
+    if jax.process_count() == 1:
         return
     try:
-        jax.distributed.initialize(
-            processes.coordinator,
-            processes.num_processes,
-            processes.process_id,
-            heartbeat_timeout_seconds=processes.heartbeat_seconds,
-        )
-    except RuntimeError as error:
+        multihost.get_barrier_sync_fn()(key=f"bert_jax {place}", timeout_ms=round(seconds * 1000))
+    except jax.errors.JaxRuntimeError as error:
+        _, _, absent = str(error).partition("timed out task names:")
+        missing = [int(line) for line in absent.splitlines() if line.strip().isdigit()]
+        who = numbers(sorted(missing)) if missing else f"a process ({str(error).splitlines()[0]})"
         raise UserError(
-            f"process {processes.process_id} of {processes.num_processes} could not join "
-            f"{processes.coordinator}: {str(error).splitlines()[0]}"
-        ) from error
+            f"{who} did not come to {place} within {seconds:g} s; look at what it said last"
+        ) from None
 
 
 def agree(decide: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
 from bert_jax.programs.config import FineTuning, MultiTask, NamedHead, RowsAlike, Uncertainty
 from bert_jax.text.vocabulary import Vocabulary
+from bert_jax.train import run_folder
 from bert_jax.train.config import (
     Checkpoints,
     DevSplit,
@@ -186,7 +187,7 @@ def _evaluated(best: str | None, every: int) -> dict[str, Any]:
 def _vocabulary_of(model: str) -> str:
     """Where the vocabulary of a model lies: inside a run folder in a folder of its own."""
     folder = Path(model)
-    if (folder / CHECKPOINTS).is_dir():
+    if run_folder.is_run(folder):
         return str(folder / VOCABULARY)
     if folder.parent.name == CHECKPOINTS:
         return str(folder.parent.parent / VOCABULARY)

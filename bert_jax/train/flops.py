@@ -1,29 +1,9 @@
-"""Model FLOPs by formula, and the peak of the devices that they are held against (MFU)."""
-
-from collections.abc import Sequence
-from typing import Any
+"""Model FLOPs by formula, to be held against the peak of the devices (MFU)."""
 
 from bert_jax.models.config import BertConfig
 from bert_jax.programs.config import FineTuning, LeftToRight, MultiTask, Pretraining, ProgramConfig
 from bert_jax.train.config import Phase
 from bert_jax.tuning.config import ReadEachStep, ReadOnce
-
-# Dense bf16 FLOP/s of one JAX device, by the start of jax.Device.device_kind; from the makers'
-# data sheets. A v2, v3 or tpu7x chip is two devices; a v4 chip is one.
-PEAK_FLOPS = {
-    "TPU v2": 23e12,
-    "TPU v3": 61.5e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5p": 459e12,
-    "TPU v5": 459e12,
-    "TPU v6": 918e12,
-    "TPU7x": 1153.5e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-}
 
 
 def encoder_flops(model: BertConfig, length: int) -> float:
@@ -65,10 +45,3 @@ def step_flops(
         case FineTuning() | MultiTask():
             pass
     return 3.0 * forward
-
-
-def peak_flops(devices: Sequence[Any]) -> float | None:
-    """Peak FLOP/s of all devices together, or None for a kind that the table does not have."""
-    kind = devices[0].device_kind
-    names = [name for name in PEAK_FLOPS if kind.startswith(name)]
-    return PEAK_FLOPS[max(names, key=len)] * len(devices) if names else None

@@ -10,13 +10,15 @@ from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.train import run_folder
 from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.distributed import say
 from bert_jax.train.hardware import hardware
 from bert_jax.train.hooks import Hook
 from bert_jax.train.loop import Meter
 from bert_jax.train.metrics_log import MetricsLog, TensorBoard
-from bert_jax.train.preemption import Preemption
+from bert_jax.train.preemption import SAVED, Preemption
 from bert_jax.train.source import Evaluator
 from bert_jax.train.step import State
+from bert_jax.train.watchdog import Watchdog
 
 
 class Preempted(Exception):
@@ -58,6 +60,7 @@ class Milestones:
         hooks: Sequence[Hook],
         meter: Meter,
         best: Best,
+        watchdog: Watchdog,
     ):
         self._experiment = experiment
         self._checkpointer = checkpointer
@@ -65,6 +68,7 @@ class Milestones:
         self._logs = [hook for hook in hooks if isinstance(hook, (MetricsLog, TensorBoard))]
         self._meter = meter
         self._metrics: dict[str, float] = {}
+        self._watchdog = watchdog
         self.best = best
         self.evaluator: Evaluator | None = None
 
@@ -99,16 +103,22 @@ class Milestones:
         self._meter.pause()
         ranked = None  # a checkpoint is ranked by an evaluation of its own step alone
         if self.evaluator and evaluating:
-            ranked = self._metrics = self.evaluator(state["params"])
+            with self._watchdog.doing("evaluate", step):
+                ranked = self._metrics = self.evaluator(state["params"])
             for log in self._logs:
                 log.write_evaluation(step, self._metrics)
             if kept.keep_best:
                 self.best.add(step, self._value(kept.keep_best), kept.best_mode)
         if saving:
-            self._checkpointer.save(step, state, self._info(position), metrics=ranked)
+            with self._watchdog.doing("save", step):
+                self._checkpointer.save(step, state, self._info(position), metrics=ranked)
         if (leaving or self.out_of_patience) and not final:
-            self._checkpointer.wait()
-            raise Preempted if leaving else OutOfPatience
+            with self._watchdog.doing("save", step):
+                self._checkpointer.wait()
+            if not leaving:
+                raise OutOfPatience
+            say(f"{SAVED} step {step}; the same command goes on from there")
+            raise Preempted
         self._meter.go()
 
     def _value(self, name: str) -> float:

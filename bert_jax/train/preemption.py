@@ -15,8 +15,14 @@ from jax.experimental import multihost_utils
 EXIT_DONE = 0
 EXIT_USER_ERROR = 1
 EXIT_USAGE = 2
+# EX_SOFTWARE of sysexits.h: a step, save or evaluation hung (`watchdog.py`). Nothing was saved at
+# that moment; the same command goes on from the newest checkpoint.
+EXIT_HUNG = 70
 # EX_TEMPFAIL of sysexits.h: nothing is wrong, the same command goes on from here.
 EXIT_PREEMPTED = 75
+# What each process says when it begins and when it has saved and leaves, before " step N": whoever
+# supervises several processes sees by these lines whether they agree.
+BEGINS, SAVED = "begins after", "saved"
 
 
 class Preemption:

@@ -26,6 +26,7 @@ from bert_jax.programs import parts
 from bert_jax.programs.config import MultiTask
 from bert_jax.programs.multi_task import single_task
 from bert_jax.text.vocabulary import Vocabulary
+from bert_jax.train import run_folder
 from bert_jax.train.run_folder import CHECKPOINTS
 
 VOCABULARY = "vocabulary"
@@ -95,7 +96,7 @@ def load_model(path: str | Path, task: str | None = None) -> LoadedModel:
         BERT; a vocabulary of another size than the model.
     """
     source = Path(path)
-    if (source / CHECKPOINTS).is_dir():
+    if run_folder.is_run(source):
         return _load_run(source, None, task)
     if source.name.isdigit() and source.parent.name == CHECKPOINTS:
         return _load_run(source.parent.parent, int(source.name), task)
@@ -149,10 +150,11 @@ def _check_no_task(path: str | Path, task: str | None) -> None:
 def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     from bert_jax.train.checkpoint import restore_params  # orbax takes seconds to import
 
-    params, info, found = restore_params(folder / CHECKPOINTS, step)
+    checkpoints = run_folder.checkpoints_of(folder)
+    params, info, found = restore_params(checkpoints, step)
     best = info.get("best", {}).get("step")
     if step is None and best not in (None, found):
-        params, info, found = restore_params(folder / CHECKPOINTS, best)
+        params, info, found = restore_params(checkpoints, best)
     program = info.get("config", {}).get("program", {})
     if program.get("type") not in ("Pretraining", "FineTuning", "MultiTask"):
         raise UserError(

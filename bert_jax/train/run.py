@@ -8,12 +8,13 @@ import jax
 
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.parallel import sharding
+from bert_jax.plan.peak import peak_flops
 from bert_jax.programs.make import make_program
-from bert_jax.train import run_folder
+from bert_jax.train import compilation_cache, run_folder
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.compiled import abstract_state, compile_step
-from bert_jax.train.distributed import agree
-from bert_jax.train.flops import peak_flops, step_flops
+from bert_jax.train.distributed import agree, say, together
+from bert_jax.train.flops import step_flops
 from bert_jax.train.fresh import fresh_state
 from bert_jax.train.hardware import hardware
 from bert_jax.train.hooks import Hook, SpikeGuard
@@ -22,15 +23,19 @@ from bert_jax.train.metrics_log import MetricsLog, TensorBoard
 from bert_jax.train.milestones import Best, Milestones, OutOfPatience, Preempted
 from bert_jax.train.open_source import open_source
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, Preemption
+from bert_jax.train.preemption import BEGINS, EXIT_DONE, EXIT_PREEMPTED, Preemption
 from bert_jax.train.progress import ProgressLine
 from bert_jax.train.report import write_report
 from bert_jax.train.source import Source
 from bert_jax.train.step import init_state
+from bert_jax.train.watchdog import Watchdog
 
 
-def run(experiment: Experiment, folder: Path) -> int:
+def run(experiment: Experiment, folder: Path, checkpoints_at: str | None = None) -> int:
     """Trains `experiment` in `folder`, going on from its newest good checkpoint if it has one.
+
+    Args:
+      checkpoints_at: where they are, if not in `folder`; may be a gs:// path.
 
     Returns:
       The exit code: 0 when the run is complete, 75 when it was asked to stop and has saved.
@@ -42,8 +47,11 @@ def run(experiment: Experiment, folder: Path) -> int:
     with contextlib.ExitStack() as stack:
         # The folder, the data and the mesh
         source = open_source(experiment)
-        agree(lambda: _settle(stack, experiment, folder, source))
+        place = agree(lambda: _settle(stack, experiment, folder, source, checkpoints_at))
+        stack.enter_context(compilation_cache.kept(folder))
+        watchdog = stack.enter_context(Watchdog())
         mesh = sharding.make_mesh(experiment.mesh)
+        stack.enter_context(jax.set_mesh(mesh))  # for kernels that XLA cannot cut up
         for phase in train.phases:
             sharding.check_batch_size(phase.batch_size, phase.accumulate, mesh)
 
@@ -52,9 +60,10 @@ def run(experiment: Experiment, folder: Path) -> int:
         optimizer = make_optimizer(train)
         initialise = functools.partial(init_state, program, optimizer)
         abstract = abstract_state(initialise, optimizer, mesh)
-        checkpoints = stack.enter_context(_checkpointer(experiment, folder))
+        checkpoints = stack.enter_context(_checkpointer(experiment, folder, place))
         if checkpoints.latest_verified() is not None:
-            state, info, done = checkpoints.restore(abstract)
+            with watchdog.doing("restore", 0):
+                state, info, done = checkpoints.restore(abstract)
             position, best = info["position"], Best(**info.get("best", {}))
         else:
             state, done = fresh_state(experiment, program, optimizer, abstract), 0
@@ -62,11 +71,13 @@ def run(experiment: Experiment, folder: Path) -> int:
         source.begin(program, state["params"], mesh, folder)
 
         # Who watches the loop
-        hooks = _hooks(experiment, folder, done, checkpoints)
+        hooks = [*_hooks(experiment, folder, done, checkpoints), watchdog]
         for hook in hooks:
             stack.callback(hook.close)
         preemption, meter = stack.enter_context(Preemption()), Meter()
-        milestones = Milestones(experiment, checkpoints, preemption, hooks, meter, best)
+        milestones = Milestones(experiment, checkpoints, preemption, hooks, meter, best, watchdog)
+        if done or jax.process_count() > 1:
+            say(f"{BEGINS} step {done} of {train.steps}")
 
         # The phases
         first = 0
@@ -78,10 +89,13 @@ def run(experiment: Experiment, folder: Path) -> int:
                 fields, shapes = source.fields(program), source.shapes(index)
                 where = sharding.batch_sharding(mesh)
                 meter.pause()
+                watchdog.leave()
                 step = compile_step(
                     experiment, phase, program, optimizer, fields, shapes, abstract, mesh
                 )
+                together(f"the first step of phase {index + 1}")
                 meter.go()
+                watchdog.enter("step", max(done, first) + 1)
                 try:
                     state = train_phase(
                         step,
@@ -109,32 +123,46 @@ def run(experiment: Experiment, folder: Path) -> int:
             first = last
 
         # The end
-        checkpoints.wait()
-        if jax.process_index() == 0 and milestones.metrics:
-            run_folder.write_json(folder / run_folder.EVALUATION, milestones.metrics)
-        if best.step is not None:
-            state, _, _ = checkpoints.restore(abstract, best.step)
-        source.conclude(program, state["params"], mesh, folder, int(state["step"]))
+        with watchdog.doing("conclude", train.steps):
+            checkpoints.wait()
+            if jax.process_index() == 0 and milestones.metrics:
+                run_folder.write_json(folder / run_folder.EVALUATION, milestones.metrics)
+            if best.step is not None:
+                state, _, _ = checkpoints.restore(abstract, best.step)
+            source.conclude(program, state["params"], mesh, folder, int(state["step"]))
         if jax.process_index() == 0:
             write_report(folder)
     return EXIT_DONE
 
 
 def _settle(
-    stack: contextlib.ExitStack, experiment: Experiment, folder: Path, source: Source
-) -> None:
-    """Locks the folder, checks that data, model and folder belong together, leaves the config."""
+    stack: contextlib.ExitStack,
+    experiment: Experiment,
+    folder: Path,
+    source: Source,
+    checkpoints: str | None,
+) -> str | None:
+    """Locks the folder, checks that data, model and folder belong together, leaves the config.
+
+    Returns:
+      Where the checkpoints are; None: in the folder.
+    """
     stack.enter_context(run_folder.locked(folder))
     source.settle(folder)
     run_folder.settle_config(
-        folder, experiment, may_differ=MAY_CHANGE_ON_RESUME, hardware=hardware()
+        folder,
+        experiment,
+        may_differ=MAY_CHANGE_ON_RESUME,
+        hardware=hardware(),
+        checkpoints=checkpoints,
     )
+    return run_folder.elsewhere(folder)
 
 
-def _checkpointer(experiment: Experiment, folder: Path) -> Checkpointer:
+def _checkpointer(experiment: Experiment, folder: Path, place: str | None) -> Checkpointer:
     kept = experiment.train.checkpoints
     return Checkpointer(
-        folder / run_folder.CHECKPOINTS,
+        place or folder / run_folder.CHECKPOINTS,
         keep_last=kept.keep_last,
         keep_best=kept.keep_best,
         best_mode=kept.best_mode,

@@ -2,13 +2,14 @@
 
     <run folder>/config.json      resolved config, its fingerprint, package versions, hardware
                  lock             held by the process that trains here
-                 checkpoints/     see checkpoint.py
+                 checkpoints/     see checkpoint.py; or elsewhere, as config.json then says
                  metrics.jsonl    see metrics_log.py
                  evaluation.json  results of the final evaluation
                  analysis.json    of fine-tuning: what report and model card say beyond metrics
                  predictions/     of fine-tuning: each split's, as JSON lines; of several tasks
                                   in a folder for each
                  encoder_states/  of an encoder that reads once, see encoder_states.py
+                 compiled/        programs, see compilation_cache.py; may be deleted
                  report.html      see report.py
 
 Imports neither jax nor TensorFlow.
@@ -32,6 +33,7 @@ from bert_jax.errors import UserError
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
 ANALYSIS = "analysis.json"
+_ELSEWHERE = "checkpoints"  # a key of config.json, beside "config": no part of what is computed
 _PACKAGES = ("bert_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
@@ -107,6 +109,7 @@ def settle_config(
     *,
     may_differ: Sequence[str] = (),
     hardware: Mapping[str, Any] | None = None,
+    checkpoints: str | None = None,
 ) -> None:
     """Writes `config.json` into a new run folder; in a used one, insists on the same config.
 
@@ -116,13 +119,16 @@ def settle_config(
       may_differ: glob patterns over field paths ("logging.*", "checkpoints.keep_last") that do not
         change what is computed. When only these differ, the new values are written.
       hardware: what a new run starts on, for the record.
+      checkpoints: where they are to be, if not in the folder; a used folder keeps to its place.
 
     Raises:
-      UserError: another config was used here; names the fields with both values.
+      UserError: another config was used here; names the fields with both values. Or the
+        checkpoints are elsewhere.
     """
     file, resolved = folder / CONFIG, to_json(config)
     content = {"config": resolved, "fingerprint": fingerprint(config), "versions": versions()}
     content |= {"hardware": dict(hardware)} if hardware else {}
+    content |= {_ELSEWHERE: checkpoints} if checkpoints else {}
     if not file.exists():
         write_json(file, content)
         return
@@ -139,5 +145,31 @@ def settle_config(
             f"{folder} holds a run with another config:{lines}\n"
             "take these values back, or choose another run folder"
         )
+    if checkpoints is not None and checkpoints != str(checkpoints_of(folder)):
+        raise UserError(
+            f"the checkpoints of {folder} are in {checkpoints_of(folder)}, not in {checkpoints}; "
+            "leave out --checkpoints, or choose another run folder"
+        )
     if changes:
         write_json(file, {**saved, "config": resolved, "fingerprint": content["fingerprint"]})
+
+
+def elsewhere(folder: Path) -> str | None:
+    """Where the checkpoints of a run are, if not in its folder; None: there.
+
+    Those in the folder come first: a run's folder that was copied with them is a whole one.
+    """
+    if (folder / CHECKPOINTS).is_dir() or not (folder / CONFIG).is_file():
+        return None
+    saved = read_json(folder / CONFIG)
+    return saved.get(_ELSEWHERE) if isinstance(saved, dict) else None
+
+
+def checkpoints_of(folder: Path) -> Path | str:
+    """Where the checkpoints of a run are: in its folder, or where its config.json says."""
+    return elsewhere(folder) or folder / CHECKPOINTS
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run that has checkpoints, or has said where they will be."""
+    return (folder / CHECKPOINTS).is_dir() or elsewhere(folder) is not None

@@ -1,10 +1,13 @@
 """Runs a small experiment in a process of its own, with an accident at a chosen step.
 
     python driver.py CORPUS RUN [--steps 40] [--kill-at 17] [--kill-in-save 20] [--term-at 11]
+                                [--term-in-save 20] [--hang-at 5]
 
 `--kill-at N` is SIGKILL after update N, `--kill-in-save N` SIGKILL while the checkpoint of step N
-is half written, `--term-at N` SIGTERM after update N. The rows of every batch that this process
-gets are appended to RUN/rows-<processes>-<process>.txt, one line a step.
+is half written, `--term-at N` SIGTERM after update N, `--term-in-save N` SIGTERM while the
+checkpoint of step N is half written, `--hang-at N` makes the last process hang after update N. The
+rows of every batch that this process gets are appended to RUN/rows-<processes>-<process>.txt, one
+line a step.
 """
 
 import argparse
@@ -12,6 +15,8 @@ import hashlib
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 from bert_jax.data.config import LoaderConfig
@@ -58,6 +63,8 @@ def main() -> int:
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--kill-in-save", type=int)
     parser.add_argument("--term-at", type=int)
+    parser.add_argument("--term-in-save", type=int)
+    parser.add_argument("--hang-at", type=int)
     args = parser.parse_args()
 
     from bert_jax.train.distributed import from_environment, initialize
@@ -96,10 +103,15 @@ def lay_accidents(args: argparse.Namespace) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if event.step == args.term_at and jax.process_index() == 0:
             os.kill(os.getpid(), signal.SIGTERM)
+        if event.step == args.hang_at and jax.process_index() == jax.process_count() - 1:
+            threading.Event().wait()
 
     def half_written(folder):
         if folder.name.split(".")[0] == str(args.kill_in_save):
             os.kill(os.getpid(), signal.SIGKILL)
+        if folder.name.split(".")[0] == str(args.term_in_save):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
         write(folder)
 
     sharding.put_batch, hooks.call, checksums.write = recording, accident, half_written

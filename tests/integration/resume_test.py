@@ -105,14 +105,34 @@ def rows(run: Path, count: int) -> list[str]:
     return [" ".join(parts) for parts in zip(*files, strict=True)]
 
 
-def test_one_then_two_then_four_processes_see_the_same_examples(corpus, straight, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+def test_sigterm_while_saving_saves_and_goes_on_to_the_same_bits(corpus, straight, tmp_path, count):
+    """The signal comes while a checkpoint of step 20 is half written, on process 0."""
+    run = tmp_path / "run"
+    drive_together(corpus, run, count, "--term-in-save", "20", expect=EXIT_PREEMPTED)
+    saved = sorted(int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdigit())
+    assert 20 in saved and saved[-1] > 20
+    drive_together(corpus, run, count, expect=EXIT_DONE)
+    for path, leaf in parameters(straight).items():
+        found = parameters(run)[path]
+        if count == 1:
+            assert np.array_equal(found, leaf), path
+        else:
+            np.testing.assert_allclose(found, leaf, atol=2e-4, err_msg=path)
+
+
+@pytest.mark.parametrize(("second", "third"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)])
+def test_other_numbers_of_processes_see_the_same_examples(
+    corpus, straight, tmp_path, second, third
+):
     run = tmp_path / "run"
     drive(corpus, run, "--term-at", "10", expect=EXIT_PREEMPTED)
-    drive_together(corpus, run, 2, "--term-at", "20", expect=EXIT_PREEMPTED)
-    drive_together(corpus, run, 4, expect=EXIT_DONE)
+    drive_together(corpus, run, second, "--term-at", "20", expect=EXIT_PREEMPTED)
+    drive_together(corpus, run, third, expect=EXIT_DONE)
     together = rows(run, 1)[:10]
-    stopped = 10 + len(rows(run, 2))
-    together += rows(run, 2) + rows(run, 4)
+    stopped = 10 + len(rows(run, second))
+    together += rows(run, second) + rows(run, third)
     assert 20 <= stopped < 40
     assert together == rows(straight, 1)
     np.testing.assert_allclose(losses(run), losses(straight), rtol=1e-5, atol=1e-5)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.models.dropout import dropout, keep_mask, seeds
+from bert_jax.models.dropout import dropout, keep_mask, realised, seeds
 
 SHAPE = (64, 128, 128)
 COUNT = 64 * 128 * 128
@@ -24,30 +24,60 @@ def assert_share(found: float, expected: float, count: int) -> None:
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
 def test_rate(rate):
     seed = seeds(jax.random.key(1), ())
-    assert_share(1 - np.asarray(keep_mask(SHAPE, rate, seed)).mean(), rate, COUNT)
+    found = 1 - np.asarray(keep_mask(SHAPE, rate, seed)).mean()
+    assert_share(found, realised(rate), COUNT)
+    assert realised(rate) == pytest.approx(rate, abs=1 / 512)
+
+
+def test_a_rate_that_would_drop_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"the least is 0\.0039"):
+        dropout(jnp.ones((4, 4)), 0.001, seeds(jax.random.key(1), ()))
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 5, 128, 130])
+def test_any_number_of_columns_has_its_rate(columns):
+    seed = seeds(jax.random.key(11), ())
+    mask = np.asarray(keep_mask((500_000 // columns, columns), 0.25, seed))
+    for column in range(columns):
+        assert_share(1 - mask[:, column].mean(), 0.25, mask.shape[0])
 
 
 def test_seeds_sites_and_neighbours_are_independent():
     (first, second), (other, _) = masks(0), masks(1)
-    both_dropped = 0.01
+    both_dropped = realised(0.1) ** 2
     for a, b in [(first, second), (first, other)]:
         assert_share((~a & ~b).mean(), both_dropped, COUNT)
     for axis in range(3):
         shifted = np.roll(first, 1, axis=axis)
         assert_share((~first & ~shifted).mean(), both_dropped, COUNT)
+    # The four bytes of one hash decide over elements that lie a quarter of a row apart.
+    for quarters in (1, 2, 3):
+        shifted = np.roll(first, 32 * quarters, axis=2)
+        assert_share((~first & ~shifted).mean(), both_dropped, COUNT)
+
+
+def test_rows_and_columns_leave_no_pattern():
+    """Keys are sums of a row's and a column's: corners of a rectangle must still be independent."""
+    p = realised(0.1)
+    centred = (~masks(2)[0] - p) / (p * (1 - p)) ** 0.5
+    for rows, columns in [(1, 1), (1, 32), (5, 3), (64, 64), (17, 96)]:
+        pairs = centred * np.roll(centred, columns, axis=2)
+        corners = (pairs * np.roll(pairs, rows, axis=1)).mean()
+        assert abs(corners) * COUNT**0.5 < 4.5
 
 
 def test_rows_of_a_batch_are_equally_often_dropped():
     rows = (~masks(3)[0]).reshape(64 * 128, 128).sum(1)
-    # Binomial(128, 0.1): chi-square over the rows has mean 1 for each degree of freedom.
-    chi_square = ((rows - 12.8) ** 2 / (128 * 0.1 * 0.9)).mean()
+    # Binomial(128, p): chi-square over the rows has mean 1 for each degree of freedom.
+    p = realised(0.1)
+    chi_square = ((rows - 128 * p) ** 2 / (128 * p * (1 - p))).mean()
     assert chi_square == pytest.approx(1.0, abs=5 * (2 / len(rows)) ** 0.5)
 
 
 def test_kept_elements_are_scaled_and_the_mean_stays():
     seed = seeds(jax.random.key(5), ())
     dropped = np.asarray(dropout(jnp.ones(SHAPE), 0.2, seed))
-    assert set(np.unique(dropped)) == {0.0, np.float32(1.25)}
+    assert set(np.unique(dropped)) == {0.0, np.float32(1 / (1 - realised(0.2)))}
     assert dropped.mean() == pytest.approx(1.0, abs=0.002)
 
 

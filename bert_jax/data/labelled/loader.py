@@ -106,7 +106,11 @@ class LabelledLoader:
 
     def shapes(self, epochs: int = 1) -> list[int]:
         """The lengths that occur in so many epochs, ascending: for `EveryRow` the same in each."""
-        return sorted({batch.length for epoch in range(epochs) for batch in self._plan(epoch)})
+        return sorted({length for epoch in range(epochs) for length in self.batch_lengths(epoch)})
+
+    def batch_lengths(self, epoch: int = 0) -> list[int]:
+        """The length of each batch of an epoch, in order."""
+        return [batch.length for batch in self._plan(epoch)]
 
     def __iter__(self) -> Iterator[Batch]:
         return self

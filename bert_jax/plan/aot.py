@@ -1,0 +1,118 @@
+"""Compiles a train step for a TPU slice without a TPU; a process of its own, run by `compile.py`.
+
+libtpu holds XLA's compiler for every generation. It has to be told so before JAX starts, by
+environment variables, which is why this is a process: a request comes as JSON on standard input,
+facts go as JSON to a file.
+"""
+
+import functools
+import hashlib
+import json
+import math
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.batch import spec
+from bert_jax.config import from_json
+from bert_jax.experiment import Experiment
+from bert_jax.parallel import sharding
+from bert_jax.plan.hlo import read_costs
+from bert_jax.plan.slices import Slice, find_slice
+from bert_jax.programs.make import make_program
+from bert_jax.train.compiled import abstract_state, jitted_step
+from bert_jax.train.optimizer import make_optimizer
+from bert_jax.train.step import init_state
+
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+
+
+def topology(where: Slice) -> Any:
+    """The devices of a slice, as libtpu describes them."""
+    from jax.experimental import topologies
+
+    config = where.generation.chip_config
+    options = {"chip_config_name": config} if config else {}
+    return topologies.get_topology_desc(
+        platform="tpu", topology_name=where.libtpu_topology, **options
+    )
+
+
+def lower(experiment: Experiment, request: dict[str, Any], devices: Any) -> Any:
+    """The train step of one phase and batch shape, lowered for these devices."""
+    mesh = sharding.make_mesh(experiment.mesh, devices)
+    phase = experiment.train.phases[request["phase"]]
+    program, optimizer = make_program(experiment.program), make_optimizer(experiment.train)
+    initialise = functools.partial(init_state, program, optimizer)
+    abstract = abstract_state(initialise, optimizer, mesh)
+    where = sharding.batch_sharding(mesh)
+    fields = tuple(request["fields"])
+    batch = {
+        name: jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+        for name, (shape, dtype) in spec(fields, request["sizes"]).items()
+    }
+    with jax.set_mesh(mesh):
+        jitted = jitted_step(experiment, phase, program, optimizer, abstract, mesh)
+        return jitted.lower(abstract, batch)
+
+
+def facts(lowered: Any) -> dict[str, Any]:
+    """What the compiler says: its verdict on memory, FLOPs, seconds, costs of operations."""
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if OUT_OF_MEMORY not in str(error):
+            raise
+        return {"out_of_memory": _memory_line(str(error))}
+    analysis, memory = compiled.cost_analysis(), compiled.memory_analysis()
+    analysis = analysis[0] if isinstance(analysis, list) else analysis
+    optimal = analysis.get("optimal_seconds", 0.0)
+    costs = read_costs(compiled.as_text())
+    return {
+        "out_of_memory": None,
+        "peak_bytes": memory.peak_memory_in_bytes,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "flops": analysis.get("flops", 0.0),
+        # Every operation that has no cost subtracts a whole second; a step is shorter than one.
+        "roofline_seconds": optimal - math.floor(optimal),
+        "costs": vars(costs),
+    }
+
+
+def _memory_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if "exceed" in line or "Ran out" in line]
+    return lines[0] if lines else message.splitlines()[0]
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the compiled program."""
+    return {name: metadata.version(name) for name in ("jax", "jaxlib", "libtpu")}
+
+
+def main() -> int:
+    """Reads the request, writes `facts.json` under the program's fingerprint, prints the file."""
+    request = json.load(sys.stdin)
+    experiment = from_json(Experiment, request["experiment"], "the request")
+    where = find_slice(request["slice"])
+    devices = topology(where).devices
+    if len(devices) != where.devices:
+        raise RuntimeError(f"libtpu has {len(devices)} devices for {where.name}")
+    lowered = lower(experiment, request, np.asarray(devices).reshape(-1).tolist())
+    identity = json.dumps([lowered.as_text(), where.name, versions()])
+    name = hashlib.sha256(identity.encode()).hexdigest()[:24]
+    file = Path(request["cache"]) / f"{name}.json"
+    if not file.exists():
+        content = {**facts(lowered), "slice": where.name, "versions": versions()}
+        aside = file.with_suffix(".tmp")
+        aside.write_text(json.dumps(content), encoding="utf-8")
+        aside.replace(file)
+    Path(request["answer"]).write_text(str(file), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,170 @@
+"""`bert-jax plan` as a user meets it: without data, on one slice and several, and with mistakes."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bert_jax.cli import main
+from bert_jax.plan.stand_in import write_vocabulary
+from bert_jax.testing.models import small_model
+from bert_jax.text.vocabulary import load_vocabulary
+from bert_jax.train.export import export
+
+RECIPE = "configs/pretrain/bert.py"
+TINY = [RECIPE, "--with", "size=tiny"]
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+
+
+def test_a_recipe_is_planned_without_its_corpus(capsys):
+    assert main(["plan", *TINY, "--slice", "v5e-16"]) == 0
+    out = capsys.readouterr().out
+    assert "prepared not at hand: planned for a vocabulary of 30,522" in out
+    assert "bert-tiny on v5e-16: 16 chips on 4 hosts, 16 devices of 15.75 GiB" in out
+    assert "4,433,468 parameters" in out
+    for line in ("optimizer state", "gradients over the links, ms", "USD, spot", "verdict"):
+        assert line in out
+    assert "list prices of 20" in out and "assumption (--mfu)" in out
+    assert len(out.splitlines()) <= 50 and max(map(len, out.splitlines())) <= 100
+
+
+def test_other_vocabularies_and_launch_data_stand_in_too(capsys):
+    arguments = [RECIPE, "--with", "size=tiny", "prepared=@data/wiki", "heldout=@data/held"]
+    assert main(["plan", *arguments, "--vocab-size", "8192", "--slice", "v6e-16", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["stands_in_for"] == ["prepared", "heldout"]
+    # 30522 pieces fewer 8192, each with a vector of 128 and a bias.
+    assert plan["slices"][0]["parameters"] == 4_433_468 - (30522 - 8192) * 129
+
+
+def test_a_corpus_that_should_be_here_is_not_stood_in_for(capsys):
+    arguments = [RECIPE, "--with", "size=tiny", "prepared=no/such/folder", "--slice", "v6e-16"]
+    assert main(["plan", *arguments]) == 1
+    assert "no/such/folder" in capsys.readouterr().err
+
+
+def test_several_slices_are_rows_and_one_that_cannot_says_why(capsys):
+    arguments = [RECIPE, "--with", "size=tiny", "batch_size=16", "--slice", "all16", "v5e-4"]
+    assert main(["plan", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line for line in lines[2:] if line}
+    assert rows["v5e-16"].split()[1] == "16" and " yes " in rows["v5e-16"]
+    assert "no list price" in rows["tpu7x-32:"] or "cannot share evenly" in rows["tpu7x-32:"]
+    assert "32 groups of devices" in rows["v3-32:"]
+    assert "v5e-4" in rows
+
+
+def test_json_has_everything_in_plain_units(capsys):
+    assert main(["plan", *TINY, "--slice", "v4-32", "tpu7x-32", "--mfu", "0.5", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    v4, v7 = plan["slices"]
+    assert (v4["slice"], v4["chips"], v4["hosts"], v4["devices"]) == ("v4-32", 16, 4, 16)
+    assert v7["usd"]["spot"] is None and len(v7["usd"]["on_demand"]) == 2
+    assert v4["mesh"] == {"data": 16, "fsdp": 1, "tensor": 1}
+    short = v4["phases"][0]
+    assert short["rows_per_device"] == 16
+    assert short["memory_bytes"]["parameters"] == 4 * v4["parameters"]
+    step = short["step"]
+    assert step["compute_seconds"] == pytest.approx(step["model_flops"] / (0.5 * 16 * 275e12))
+    assert v4["hours"][0] < v4["hours"][1]
+
+
+def test_what_does_not_fit_says_by_how_much_and_three_ways_out(capsys):
+    arguments = [RECIPE, "--with", "size=large", "batch_size=512", "--slice", "v5e-16"]
+    assert main(["plan", *arguments]) == 1
+    out = capsys.readouterr().out
+    assert "too much" in out and "It does not fit. What would, the cheapest first:" in out
+    assert [
+        line[:4] for line in out.splitlines() if line.startswith("  ") and line[3:4] == "."
+    ] == [
+        "  1.",
+        "  2.",
+        "  3.",
+    ]
+    assert "--set train.phases.1.accumulate=" in out and "--slice v" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*TINY, "--slice", "v5e-61"], "slice 'v5e-61' is not known; the nearest is 'v5e-16'"),
+        ([*TINY, "batch_size=100", "--slice", "v5e-16"], "batch_size is 100.*: 96 or 112"),
+        ([*TINY, "--slice", "v5e-16", "--mfu", "40"], "--mfu 40.0: expected a share of the peak"),
+        ([*TINY, "--slice", "v5e-16", "--vocab-size", "5"], "--vocab-size 5: expected more than 5"),
+        ([*TINY, "steps=a", "--slice", "v5e-16"], "--with steps"),
+        (["no.py", "--slice", "v5e-16"], "no.py: no such recipe"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, capsys):
+    assert main(["plan", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert re.search(message, err)
+
+
+def test_a_stand_in_is_a_vocabulary(tmp_path):
+    write_vocabulary(tmp_path / "vocabulary", 1000)
+    vocabulary = load_vocabulary(tmp_path / "vocabulary")
+    assert (vocabulary.size, vocabulary.mask_id) == (1000, 4)
+
+
+FINE_TUNING = """
+from bert_jax.data.labelled.config import Columns
+from bert_jax.experiment import Experiment
+
+
+def get_config(*, model: str, folder: str, several: bool = False) -> Experiment:
+    from bert_jax.train.fine_tuning import fine_tuning, multi_task
+
+    task = Columns(train=f"{folder}/train.csv", dev=f"{folder}/dev.csv", text="text", label="label")
+    if several:
+        return multi_task({"one": task, "two": task}, model, batch_size=16, max_length=20)
+    return fine_tuning(task, model, epochs=2, batch_size=16, max_length=20)
+"""
+
+
+@pytest.fixture
+def labelled(tmp_path) -> list[str]:
+    """Arguments of a recipe: 40 rows of 5 pieces and 24 of 20, which batches of 16 keep apart."""
+    export(small_model(tmp_path / "vocabulary"), tmp_path / "model")
+    (tmp_path / "recipe.py").write_text(FINE_TUNING)
+    for split in ("train", "dev"):
+        with (tmp_path / f"{split}.csv").open("w", newline="") as stream:
+            rows = csv.writer(stream)
+            rows.writerow(("text", "label"))
+            rows.writerows((" ".join(["sea"] * 3), "no") for _ in range(40))
+            rows.writerows((" ".join(["sea"] * 18), "yes") for _ in range(24))
+    return [str(tmp_path / "recipe.py"), "--with", f"model={tmp_path}/model", f"folder={tmp_path}"]
+
+
+def test_fine_tuning_is_planned_by_the_lengths_of_its_rows(labelled, capsys):
+    assert main(["plan", *labelled, "--slice", "v5e-4", "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)["slices"]
+    (phase,) = plan["phases"]
+    # 40 rows are two batches of length 16; the rest of them go up to the longer rows' batches.
+    assert phase["steps"] == 8
+    assert phase["batch_lengths"] == {"16": 0.5, "20": 0.5}
+    assert phase["step"]["tokens"] == 16 * 18
+    assert phase["rows_per_device"] == 4
+
+
+def test_several_tasks_are_planned(labelled, capsys):
+    assert main(["plan", *labelled, "several=true", "--slice", "v5e-16", "v6e-4"]) == 0
+    assert "v6e-4" in capsys.readouterr().out
+
+
+def test_a_frozen_encoder_that_reads_once_costs_no_steps(labelled, capsys):
+    frozen = [
+        'train.tuning={"frozen": ["encoder/**"], "encoder": {"type": "ReadOnce"}}',
+    ]
+    assert main(["plan", *labelled, "--set", *frozen, "--slice", "v5e-4", "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)["slices"]
+    step = plan["phases"][0]["step"]
+    assert step["model_flops"] == 0 and step["links_seconds"] > 0
+    assert plan["phases"][0]["memory_bytes"]["gradients"] < plan["parameters"]

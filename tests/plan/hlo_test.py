@@ -1,0 +1,60 @@
+"""Reading compiled programs: cycles by loops, the silent by kind, unknown trip counts refused."""
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.plan.hlo import read_costs
+
+# ruff: noqa: E501 (the compiler writes long lines)
+PROGRAM = """\
+HloModule jit_step, is_scheduled=true
+
+%body (p: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {
+  %p = (s32[], f32[8,128]{1,0}) parameter(0)
+  %fusion.1 = f32[8,128]{1,0} fusion(%p), kind=kLoop, calls=%f, backend_config={"window_config":{"estimated_cycles":"100"}}
+  %custom.1 = f32[8,128]{1,0} custom-call(%fusion.1), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/attention"}, frontend_attributes={kernel_metadata={
+}}
+  ROOT %tuple = (s32[], f32[8,128]{1,0}) tuple(%p, %custom.1)
+}
+
+%condition (p.1: (s32[], f32[8,128])) -> pred[] {
+  %p.1 = (s32[], f32[8,128]{1,0}) parameter(0)
+  %bound = u32[]{:T(128)} constant(BOUND)
+  ROOT %less = pred[] compare(%p.1, %bound), direction=LT
+}
+
+ENTRY %main (a: f32[8,128]) -> f32[8,128] {
+  %a = f32[8,128]{1,0} parameter(0)
+  %copy-start = (f32[8,128], f32[8,128], u32[]) copy-start(%a)
+  %fusion.2 = f32[8,128]{1,0} fusion(%a), kind=kLoop, calls=%g, backend_config={"window_config":{"estimated_cycles":"7"}}
+  %bits = u32[4,128]{1,0} rng-bit-generator(%a), algorithm=rng_default
+  %while = (s32[], f32[8,128]{1,0}) while(%fusion.2), condition=%condition, body=%body
+  %all-reduce = (f32[8,128]{1,0}, bf16[16]{0}) all-reduce(%while, %a), replica_groups={}
+  %gather-start = (bf16[4,128]{1,0}, bf16[8,128]{1,0}) all-gather-start(%a), dimensions={0}
+  %scatter = f32[8,128]{1,0} scatter(%a), to_apply=%g
+  ROOT %result = f32[8,128]{1,0} get-tuple-element(%while), index=1
+}
+"""
+
+
+def test_costs_are_counted_as_often_as_loops_run():
+    costs = read_costs(PROGRAM.replace("BOUND", "12"))
+    assert costs.cycles == 7 + 12 * 100
+    assert costs.kernels == {"jit(step)/attention": 12}
+    assert costs.collectives == {
+        "all-reduce": [1, 8 * 128 * 4 + 16 * 2],
+        "all-gather": [1, (4 + 8) * 128 * 2 / 2],
+    }
+    assert costs.random_bytes == 4 * 128 * 4
+    assert costs.unknown == {"scatter": [1, 8 * 128 * 4]}
+
+
+def test_a_loop_without_a_known_bound_is_an_error():
+    program = PROGRAM.replace("constant(BOUND)", "parameter(1)")
+    with pytest.raises(UserError, match=r"the loop while .* unknown number of times"):
+        read_costs(program)
+
+
+def test_another_form_of_text_is_refused():
+    with pytest.raises(UserError, match="no ENTRY"):
+        read_costs("HloModule nothing")

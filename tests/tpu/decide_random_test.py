@@ -1,0 +1,286 @@
+"""The restart loop under 10,000 random histories of a cloud: what must never happen never does.
+
+The cloud here is a truth that `decide` sees through `Observation` only: slices that come late, are
+taken away, fall ill, trainers that end with any code or fall silent, looks that fail, a laptop
+that sleeps, a clock that is set back, a second loop that died between remembering and doing.
+"""
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from tpu.launcher.backend import LiveSlice
+from tpu.launcher.decide import decide
+from tpu.launcher.states import (
+    Action,
+    Create,
+    Failure,
+    HostSeen,
+    Limits,
+    Loop,
+    Observation,
+    Start,
+    Stop,
+)
+
+HISTORIES = 10_000
+TURNS = 4000
+HOSTS = 4
+CODES = (0, 1, 2, 64, 75, 76, 78, 134, 137, 143, 3)
+FATAL = {2, 64, 78}
+CREATE_ERRORS = ("stockout", "quota", "permission", "network", "other")
+START_ERRORS = ("ssh", "preflight", "config", "network", "other")
+
+
+@dataclass
+class Made:
+    """A slice as it truly is."""
+
+    zone: str
+    status: Any = "waiting"
+    started: bool = False
+    deleting_for: int = 0
+    beats: dict[int, int] = field(default_factory=dict)
+    exits: dict[int, int] = field(default_factory=dict)
+    step: int | None = None
+
+
+class Cloud:
+    """A random cloud; `temper` is how often things go wrong."""
+
+    def __init__(self, seed: int):
+        self.dice = random.Random(seed)
+        self.temper = self.dice.choice([0.0, 0.02, 0.1, 0.4])
+        self.slices: dict[int, Made] = {}
+        self.clock = 1e9
+        self.truth_seconds = 0.0
+        self.billed = 0.0
+        self.step = 0
+        self.failure: Failure | None = None
+        self.done = self.stop = False
+        self.creations: list[int] = []
+        self.late: dict[int, tuple[float, str]] = {}
+
+    def happens(self, likely: float) -> bool:
+        return self.dice.random() < likely
+
+    def wait(self) -> None:
+        """Some time passes, and something may happen to every slice."""
+        seconds = self.dice.choice([15.0, 30.0, 60.0])
+        if self.happens(self.temper / 10):
+            seconds = self.dice.choice([400.0, 3600.0])  # the laptop slept
+        self.truth_seconds += seconds
+        if any(each.status in ("starting", "ready", "unwell") for each in self.slices.values()):
+            self.billed += seconds
+        self.clock += -self.dice.choice([5, 500]) if self.happens(self.temper / 20) else seconds
+        self.stop = self.stop or self.happens(self.temper / 200)
+        for number, made in list(self.slices.items()):
+            self.befalls(number, made)
+        for number, (when, zone) in list(self.late.items()):
+            if self.truth_seconds >= when:
+                self.slices[number] = Made(zone)
+                del self.late[number]
+        if self.creations and self.happens(self.temper / 200):
+            # Someone else's hands: an old slice is back, or a new one was made elsewhere.
+            number = self.dice.choice([0, max(self.creations) + 1])
+            if number not in self.slices:
+                self.creations.append(number)
+                self.slices[number] = Made("us-central1-b", status="ready")
+
+    def befalls(self, number: int, made: Made) -> None:
+        bad = self.happens(self.temper / 5)
+        if made.status == "deleting":
+            made.deleting_for += 1
+            if made.deleting_for > self.dice.choice([0, 2, 5]):
+                del self.slices[number]
+            return
+        if made.status in ("waiting", "starting"):
+            if bad:
+                made.status = self.dice.choice(["dead", "unwell", "waiting"])
+            elif self.happens(0.3):
+                made.status = "starting" if made.status == "waiting" else "ready"
+            return
+        if bad:
+            made.status = self.dice.choice(["dead", "unwell", "gone", "starting", "ready"])
+            if made.status == "gone":
+                del self.slices[number]
+                return
+        if made.status == "unwell" and self.happens(0.3):
+            made.status = "ready"
+        if made.started and made.status == "ready":
+            self.trains(made)
+
+    def trains(self, made: Made) -> None:
+        for host in range(HOSTS):
+            if host not in made.exits and not self.happens(self.temper / 4):
+                made.beats[host] = made.beats.get(host, 0) + 1
+        if len(made.exits) == 0 and self.happens(0.3):
+            self.step += 10
+            made.step = self.step
+        if self.happens(self.temper / 20):
+            code = self.dice.choice(CODES)
+            for host in range(HOSTS):
+                if self.happens(0.8):
+                    made.exits.setdefault(host, self.dice.choice([code, code, 134]))
+        if not made.exits and self.happens(0.01):
+            made.exits = dict.fromkeys(range(HOSTS), 0)
+            self.done = not self.happens(self.temper)
+
+    def look(self, current: int) -> Observation:
+        failure, self.failure = self.failure, None
+        if self.happens(self.temper / 3):
+            self.failure = failure
+            return Observation(seen=False)
+        newest = max([current, *self.slices])
+        made = self.slices.get(newest)
+        return Observation(
+            slices=tuple(live(number, each) for number, each in sorted(self.slices.items())),
+            hosts=tuple(
+                HostSeen(
+                    host=host,
+                    beat=str(made.beats.get(host, "")),
+                    step=made.step,
+                    exit_code=made.exits.get(host),
+                )
+                for host in range(HOSTS)
+                if host in made.beats or host in made.exits
+            )
+            if made
+            else (),
+            started=bool(made and made.started),
+            done=self.done,
+            stop=self.stop,
+            failure=failure,
+        )
+
+    def do(self, action: Action) -> None:
+        if isinstance(action, Create):
+            self.creations.append(action.incarnation)
+            if self.happens(self.temper):
+                kind: Any = self.dice.choice(CREATE_ERRORS)
+                self.failure = Failure(action="create", kind=kind, text=kind)
+                if kind in ("network", "other") and self.happens(0.2):
+                    # It is made all the same, and seen only later.
+                    when = self.truth_seconds + self.dice.choice([0.0, 30.0, 90.0])
+                    self.late[action.incarnation] = (when, action.zone)
+                return
+            self.slices[action.incarnation] = Made(action.zone)
+        elif isinstance(action, Start):
+            made = self.slices.get(action.live.incarnation)
+            if made and self.happens(self.temper):
+                kind: Any = self.dice.choice(START_ERRORS)
+                self.failure = Failure(action="start", kind=kind, text=kind, code=78)
+                made.started = made.started or self.happens(0.2)
+            elif made:
+                made.started = True
+        elif isinstance(action, Stop):
+            made = self.slices.get(action.live.incarnation)
+            if made and made.started and not self.happens(self.temper):
+                for host in range(HOSTS):
+                    made.exits.setdefault(host, 75)
+        elif action.live.incarnation in self.slices and not self.happens(self.temper):
+            self.slices[action.live.incarnation].status = "deleting"
+
+
+def live(number: int, made: Made) -> LiveSlice:
+    return LiveSlice(
+        incarnation=number, zone=made.zone, status=made.status, detail="", machines=("m",)
+    )
+
+
+def check_turn(before: Loop, after: Loop, seen: Observation, actions: tuple, cloud: Cloud) -> None:
+    """What must hold after every turn."""
+    if not seen.seen:
+        assert not actions, "acted blindly"
+    alive = {each.incarnation for each in seen.slices}
+    for action in actions:
+        if isinstance(action, Create):
+            assert not alive, "made a second slice"
+            assert not cloud.slices and not cloud.late, "made a second slice, in truth"
+            assert action.incarnation > max([-1, *cloud.creations]), "used a name twice"
+            assert before.outcome is None and not seen.done and not seen.stop
+        else:
+            assert action.live.incarnation in alive, "touched what it did not see"
+        if isinstance(action, Start):
+            assert alive == {action.live.incarnation}, "trained beside another slice"
+    assert after.billed >= before.billed and after.now >= before.now
+    codes = {each.exit_code for each in seen.hosts}
+    if before.phase == "running" and seen.seen and codes & FATAL and not seen.done:
+        assert after.outcome is not None, "went on after a code that must not be repeated"
+
+
+def history(seed: int, limits: Limits) -> tuple[Loop, Cloud]:
+    """One run to its end."""
+    cloud = Cloud(seed)
+    state = Loop(clock=cloud.clock)
+    for _ in range(TURNS):
+        cloud.wait()
+        seen = cloud.look(state.incarnation)
+        before = state
+        state, actions = decide(state, seen, cloud.clock, limits)
+        check_turn(before, state, seen, actions, cloud)
+        for action in actions:
+            if cloud.happens(cloud.temper / 50):
+                break  # this loop died here; the next one goes on from what was remembered
+            cloud.do(action)
+        if state.ended:
+            assert not decide(state, seen, cloud.clock + 1, limits)[1]
+            return state, cloud
+    raise AssertionError(f"seed {seed} never ended: {state}")
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_history_breaks_the_rules(part: int):
+    ends: dict[int | None, int] = {}
+    for seed in range(part, HISTORIES, 4):
+        zones = ("us-central1-b", "us-east1-d", "us-east5-a")[: 1 + seed % 3]
+        limits = Limits(hosts=HOSTS, zones=zones, hours=0.2 + seed % 5 / 4, wait_hours=1.0)
+        state, cloud = history(seed, limits)
+        ends[state.outcome] = ends.get(state.outcome, 0) + 1
+        assert state.outcome is not None and state.reason
+        if state.outcome == 0:
+            assert cloud.done
+        watched = state.reason.startswith("the cloud cannot") or "still there" in state.reason
+        assert watched or not cloud.slices, f"seed {seed} left {cloud.slices}: {state}"
+        check_bill(state, cloud, limits)
+    assert {0, 1, 75, 78} <= set(ends), f"the histories are too tame: {ends}"
+
+
+def check_bill(state: Loop, cloud: Cloud, limits: Limits) -> None:
+    """The limit holds, but for turns in which nothing could be seen or done, and sleep."""
+    if cloud.temper == 0.0:
+        assert cloud.billed <= limits.hours * 3600 + 120
+
+
+def test_lives_without_progress_are_few():
+    """However often it is tried: three lives in a row without a checkpoint end the run."""
+
+    class Barren(Cloud):
+        def trains(self, made: Made) -> None:
+            made.exits = dict.fromkeys(range(HOSTS), 134)
+
+    for seed in range(100):
+        limits = Limits(hosts=HOSTS, zones=("us-central1-b",), hours=50.0)
+        cloud = Barren(seed)
+        state = Loop(clock=cloud.clock)
+        cloud.temper = 0.0
+        for _ in range(TURNS):
+            cloud.wait()
+            seen = cloud.look(state.incarnation)
+            state, actions = decide(state, seen, cloud.clock, limits)
+            for action in actions:
+                cloud.do(action)
+            if state.ended:
+                break
+        assert len(cloud.creations) == limits.no_progress and state.outcome == 1
+
+
+def test_a_clock_that_is_set_back_moves_nothing():
+    limits = Limits(hosts=HOSTS, zones=("us-central1-b",), hours=1.0)
+    state = Loop(clock=1000.0, billed=7.0, billing=True)
+    after, _ = decide(state, Observation(), -1e6, limits)
+    assert (after.now, after.billed) == (state.now, 7.0)
+    again, _ = decide(replace(after, billing=True), Observation(), -1e6 + 30, limits)
+    assert again.now == 30.0 and again.billed == 37.0

@@ -1,0 +1,65 @@
+"""A launch as a user gives it, with real processes: four hosts train together and are preempted."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tpu.cloud import ROOT, FakeCloud
+
+RUN = "runs/smoke"
+
+
+def corpus(folder: Path, cloud: FakeCloud) -> None:
+    """This repository's documentation, prepared, in the fake bucket."""
+    prepared = cloud.folder / "gcs/my-bucket/data/corpus/train"
+    verbs = [
+        ["vocab", "learn", "--size", "2000", "--output", str(folder / "vocabulary")],
+        ["prepare", "--vocab", str(folder / "vocabulary"), "--output", str(prepared), "--files"],
+    ]
+    for words in verbs:
+        subprocess.run([sys.executable, "-m", "bert_jax", *words, str(ROOT / "docs/*.md")],
+                       check=True, capture_output=True, cwd=ROOT)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_smoke_recipe_trains_and_survives_a_preemption(cloud: FakeCloud, tmp_path: Path):
+    corpus(tmp_path, cloud)
+    when = {"preempt_when": f"gs://my-bucket/{RUN}/run/checkpoints/3", "notice": True}
+    cloud.script(slices={"bert-smoke-0": when})
+    command = f"source {ROOT}/tests/tpu/fake_cloud.sh; export BERT_JAX_LOCAL_DEVICES=1; "
+    environment = {
+        **os.environ,
+        "BUCKET": "gs://my-bucket",
+        "STEPS": "8",
+        "BATCH": "16",
+        "MAX_HOURS": "100",
+        "BERT_TPU_PYTHON": sys.executable,
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    }
+    done = subprocess.run(
+        ["bash", "-c", f"{command} exec {ROOT}/tpu/smoke_16.sh --yes"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    folder = cloud.folder / "gcs/my-bucket" / RUN
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert (folder / "DONE.json").exists() and not cloud.slices()
+    lives = sorted(path.name for path in (folder / "incarnations").iterdir())
+    assert lives[:2] == ["0", "1"]
+    for host in range(4):
+        last = json.loads((folder / f"incarnations/{lives[-1]}/host-{host}.exit.json").read_text())
+        assert last["code"] == 0
+        starts = cloud.folder / f"hosts/bert-smoke-0-{host}/.fake-systemd/starts.txt"
+        assert starts.read_text().split() == ["bert-smoke-0"]
+    rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] == 8
+    exported = tmp_path / "exported"
+    words = ["export", str(folder / "run"), "--output", str(exported)]
+    subprocess.run([sys.executable, "-m", "bert_jax", *words], check=True, capture_output=True)
+    assert (exported / "model.safetensors").exists()

@@ -1,0 +1,88 @@
+"""The rules of the house for tpu/launcher: standard library only, small files, known errors."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tpu.cloud import ROOT
+from tpu.launcher.messages import CATALOGUE, recognise
+
+FILES = sorted((ROOT / "tpu/launcher").glob("*.py"))
+OURS = ("tpu", "bert_jax.errors", "bert_jax.plan.slices")
+README = (ROOT / "tpu/README.md").read_text()
+
+
+def imported(file: Path) -> set[str]:
+    """Modules that a file imports, by their full names."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module))
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_the_launcher_needs_no_installation(file: Path):
+    for name in imported(file):
+        light = name.split(".")[0] in sys.stdlib_module_names
+        assert light or name.startswith(OURS), f"{file.name} imports {name}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_files_and_functions_stay_small(file: Path):
+    text = file.read_text()
+    assert len(text.splitlines()) <= 300 and ast.get_docstring(ast.parse(text))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            assert lines <= 60, f"{file.name}: {node.name} has {lines} lines"
+
+
+def test_only_the_table_names_slices():
+    """But for the example in the help."""
+    for file in FILES:
+        if file.name not in ("cli.py", "options.py"):
+            assert "v6e-16" not in file.read_text(), file.name
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('There is no more capacity in the zone "us-central1-b"; you can try', "stockout"),
+        ("Insufficient reserved capacity. Contact customer support", "stockout"),
+        ("code: ZONE_RESOURCE_POOL_EXHAUSTED", "stockout"),
+        ("Quota 'TPUV4sPreemptiblePodPerProjectPerRegionForTPUAPI' exhausted.", "quota"),
+        ("RESOURCE_EXHAUSTED: Quota limit 'TPUV6E' has been exceeded. Limit: 0", "quota"),
+        ("HTTPError 412: At least one of the pre-conditions you specified did not hold.",
+         "changed"),
+        ("NOT_FOUND: Resource 'x' was not found", "absent"),
+        ("gs://b not found: 404.", "absent"),
+        ("ALREADY_EXISTS: Resource already exists", "exists"),
+        ("PERMISSION_DENIED: Permission 'tpu.nodes.create' denied", "permission"),
+        ("HTTPError 403: sa@p does not have storage.objects.get access", "permission"),
+        ("You do not currently have an active account selected", "auth"),
+        ("Cloud TPU API has not been used in project 1 before or it is disabled", "api"),
+        ("unrecognized arguments: --target-size-policy-mode", "flag"),
+        ("This user agent is not allowed to use the machine type [ct5lp-hightpu-1t]", "offer"),
+        ("[/usr/bin/ssh] exited with return code [255].", "ssh"),
+        ("UNAVAILABLE: The service is currently unavailable.", "network"),
+        ("timed out after 120 s", "network"),
+        ("something new", "other"),
+    ],
+)  # fmt: skip
+def test_errors_are_recognised_by_their_text(text: str, kind: str):
+    assert recognise(f"ERROR: (gcloud.compute.tpus.x) {text}").kind == kind
+
+
+def test_every_kind_of_error_has_advice():
+    assert all(row.advice for row in CATALOGUE)
+    for words in (
+        "There is no more capacity in the zone",
+        "PERMISSION_DENIED",
+        "return code [255]",
+    ):
+        assert words in README

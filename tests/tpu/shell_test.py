@@ -1,0 +1,111 @@
+"""Shell files under tpu/: shellcheck, `bash -n`, short; recipes and README commands by dry run."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tpu.cloud import ROOT, FakeCloud, run_pod
+
+RECIPES = sorted((ROOT / "tpu").glob("*.sh"))
+FILES = [*RECIPES, ROOT / "tpu/pod", *(ROOT / "tpu/worker").glob("*.sh")]
+FILES += [ROOT / "tests/tpu/fake_cloud.sh"]
+NAMES = {
+    "pretrain_bert_base_16.sh",
+    "pretrain_bert_base_16_large_batch.sh",
+    "pretrain_bert_large_16.sh",
+    "finetune_glue_mixture_16.sh",
+    "finetune_glue_lanes_16.sh",
+    "smoke_16.sh",
+}
+README = ROOT / "tpu/README.md"
+
+
+def test_all_recipes_are_there():
+    assert {file.name for file in RECIPES} == NAMES
+
+
+def test_shellcheck_has_nothing_to_say():
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert program, "pip install -e '.[test]' brings shellcheck"
+    done = subprocess.run([program, *map(str, FILES)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_bash_can_read_it(file: Path):
+    done = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.name)
+def test_recipes_are_short_strict_and_one_call(file: Path):
+    text = file.read_text()
+    assert len(text.splitlines()) < 30 and os.access(file, os.X_OK)
+    assert "\nset -euo pipefail\n" in text and text.count("\ntpu/pod launch ") == 1
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.name)
+def test_recipes_launch_what_they_say(cloud: FakeCloud, file: Path):
+    words = [str(file), "--dry-run", "--project", "my-project"]
+    environment = {**os.environ, "BUCKET": "gs://my-bucket"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "queued-resources create" in done.stdout and "v6e-16" in done.stdout
+    config = re.search(r"configs/\S+\.py", file.read_text())
+    assert config is None or (ROOT / config[0]).is_file()
+
+
+def test_recipes_ask_for_a_bucket(cloud: FakeCloud):
+    environment = {name: value for name, value in os.environ.items() if name != "BUCKET"}
+    done = subprocess.run([str(RECIPES[0])], capture_output=True, text=True, env=environment)
+    assert done.returncode != 0 and "set BUCKET=gs://..." in done.stderr
+
+
+def commands() -> list[str]:
+    """Lines of the README's code blocks that begin with tpu/, their continuations joined."""
+    blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", README.read_text(), re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    plain = [re.sub(r"\s+#.*$", "", line).strip() for line in lines]
+    return [line for line in plain if re.match(r"([A-Z_]+=\S+ )*tpu/", line)]
+
+
+def test_the_cost_table_is_what_the_command_prints(cloud: FakeCloud):
+    assert run_pod("prices", "--hours", "12").stdout in README.read_text()
+
+
+def test_the_readme_has_commands():
+    assert len(commands()) >= 12
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_of_the_readme_are_understood(cloud: FakeCloud, line: str):
+    _launched(cloud)
+    before, _, after = line.replace(" --dry-run", "").partition(" -- ")
+    dry = f"{before} --dry-run" + (f" -- {after}" if after else "")
+    environment = {**os.environ, "BUCKET": "gs://my-bucket"}
+    done = subprocess.run(
+        ["bash", "-c", dry], cwd=ROOT, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, f"{dry}\n{done.stderr}"
+    assert done.stdout.startswith("gcloud "), done.stdout
+
+
+def _launched(cloud: FakeCloud) -> None:
+    """The runs that the README speaks of are in the bucket."""
+    import json
+
+    for run in ("smoke",):
+        file = cloud.folder / f"gcs/my-bucket/runs/{run}/manifest.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        plain = {"version": 1, "slice": "v6e-16", "backend": "tpu-api", "mode": "pod",
+                 "arguments": ["pretrain", "configs/pretrain/bert.py"], "bundle": "0" * 64,
+                 "data": {}, "secrets": {}, "requires": {}, "project": "my-project",
+                 "zones": ["us-central1-b"], "capacity": "spot", "service_account": None,
+                 "internal_ips": False, "iap": False, "max_hours": 12.0, "max_usd": None,
+                 "wait_hours": 24.0, "coordinator_port": 8476, "created": "now"}  # fmt: skip
+        file.write_text(json.dumps({**plain, "run_id": run}))

@@ -1,0 +1,350 @@
+"""The agent's verbs on hosts of this machine, with a stand-in for the trainer: what each does,
+twice as well as once, and what it says when something is wrong."""
+
+import contextlib
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.tpu_worker.fake_pod import BUNDLE, FakePod, await_true
+
+STUB = Path(__file__).with_name("stub_trainer.py")
+CANARY = "canary-7f3a9c51e2"
+
+
+@pytest.fixture
+def make(make_pod, tmp_path):
+    """A slice whose trainer is the stub."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STUB}" "$@"\n')
+    python.chmod(0o755)
+
+    def get(hosts: int = 1, *words: str, **fields) -> FakePod:
+        pod = make_pod(hosts)
+        pod.extra = {"BERT_TPU_PYTHON": str(python), "BERT_TPU_RENDEZVOUS": "40"}
+        pod.order(0, ["pretrain", "recipe.py", "--with", *words], **fields)
+        return pod
+
+    return get
+
+
+def said(pod: FakePod, verb: str, host: int = 0, **more: str) -> tuple[int, str]:
+    done = pod.agent(verb, 0, host, **more)
+    return done.returncode, done.stdout + done.stderr
+
+
+def problems(pod: FakePod, host: int = 0, **more: str) -> dict[str, dict]:
+    code, text = said(pod, "preflight", host, **more)
+    report = pod.read(0, f"host-{host}.preflight.json")
+    assert report is not None, text
+    assert (code == 0) == report["ok"] == (not report["problems"])
+    assert code in (0, 76)
+    return {each["check"]: each for each in [*report["problems"], *report["warnings"]]}
+
+
+def test_a_fit_host_says_so_with_its_versions(make):
+    pod = make()
+    assert not problems(pod).keys() - {"huge pages", "open files"}
+    report = pod.read(0, "host-0.preflight.json")
+    assert report["versions"]["jax"] and report["address"] == "127.0.0.1"
+    assert not list(pod.life(0).glob("*.probe"))
+
+
+def test_a_wrong_version_is_named_on_its_host_alone(make):
+    pod = make(2)
+    found = pod.agent("preflight", 0, 0) and pod.read(0, "host-0.preflight.json")
+    pod.order(0, ["pretrain", "x"], requires={"jax": found["versions"]["jax"], "libtpu": "9.9"})
+    both = [problems(pod, 0), problems(pod, 1, FAKE_JAX_VERSION="0.4.1")]
+    assert "version of jax" not in both[0]
+    assert both[1]["version of jax"]["found"] == "0.4.1"
+    assert both[1]["version of jax"]["expected"] == found["versions"]["jax"]
+    assert both[0]["version of libtpu"]["expected"] == "9.9"
+    assert "tpu/pod sync" in both[0]["version of libtpu"]["fix"]
+
+
+def test_chips_that_are_missing_or_held_are_named_with_the_process(make):
+    pod = make()
+    (pod.home(0) / "dev/vfio/3").unlink()
+    found = problems(pod)["chips"]
+    assert found["found"].startswith("3 in") and found["expected"].startswith("4,")
+    held = pod.home(0) / "dev/vfio/2"
+    sleep = [sys.executable, "-c", f"f = open({str(held)!r}); print(flush=True); input()"]
+    with subprocess.Popen(sleep, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        found = problems(pod)["chips are free"]
+        assert f"process {holder.pid}" in found["found"] and f"kill {holder.pid}" in found["fix"]
+        holder.kill()
+    assert "chips are free" not in problems(pod)
+
+
+def test_a_lock_file_is_removed_only_when_nobody_holds_the_chips(make):
+    pod = make()
+    lockfile = pod.home(0) / "libtpu_lockfile"
+    lockfile.touch()
+    with lockfile.open():  # by this process
+        assert "chips are free" in problems(pod)
+        assert lockfile.exists()
+    assert "chips are free" not in problems(pod)
+    assert not lockfile.exists()
+
+
+def test_what_is_short_or_refused_is_said_with_numbers(make):
+    pod = make(data={"wiki": "gs://bucket/data/wiki"})
+    found = problems(pod, BERT_TPU_MIN_DISK_GB="1e9", BERT_TPU_MIN_MEMORY_GB="1e9")
+    assert "GB free" in found["disk"]["found"] and "GB available" in found["memory"]["found"]
+    assert found["data wiki"]["found"] == "nothing at gs://bucket/data/wiki"
+    deny = {"deny_storage": [["write", f"{pod.run_url}/incarnations/0/host-0.probe"]]}
+    (pod.folder / "script.json").write_text(json.dumps(deny))
+    found = problems(pod)
+    assert "403" in found["bucket"]["found"] and "storage.objectAdmin" in found["bucket"]["fix"]
+    work = pod.home(0) / "bert_jax/runs/try"
+    shutil.rmtree(work, ignore_errors=True)
+    work.parent.mkdir(exist_ok=True)
+    work.write_text("in the way")
+    assert "cannot be written" in problems(pod)["cache"]["found"]
+
+
+def test_a_wrong_clock_and_a_proxy_are_warnings(make):
+    pod = make()
+    pod.metadata.skew = -3600.0
+    found = problems(pod, https_proxy="http://x:1")
+    assert re.match(r"(3599|360\d) seconds ahead of http", found["clock"]["found"])
+    assert "https_proxy is set" in found["proxy"]["found"]
+    assert pod.read(0, "host-0.preflight.json")["ok"]
+    found = problems(pod, BERT_TPU_CLOCK="http://127.0.0.1:9")
+    assert "did not say the time" in found["clock"]["found"]
+
+
+def test_a_host_of_another_slice_and_other_code_are_problems(make):
+    pod = make()
+    pod.metadata.set(0, "instance/network-interfaces/0/ip", "10.9.9.9")
+    assert "10.9.9.9" in problems(pod)["address"]["found"]
+    pod.order(0, ["pretrain", "x"], bundle="1" * 64)
+    assert BUNDLE in problems(pod)["code"]["found"]
+
+
+def test_auto_asks_the_metadata_server(make):
+    pod = make(2)
+    pod.metadata.set(1, "instance/attributes/agent-worker-number", "0")
+    assert "host 0 (127.0.0.1) is fit" in pod.agent("preflight", 0, 1, "auto").stdout.replace(
+        "not fit", "fit"
+    )
+    pod.metadata.set(1, "instance/attributes/agent-worker-number", "7")
+    assert "host 1 (127.0.0.2) is fit" in pod.agent("preflight", 0, 1, "auto").stdout
+    pod.metadata.set(1, "instance/network-interfaces/0/ip", "10.9.9.9")
+    done = pod.agent("preflight", 0, 1, "auto")
+    assert done.returncode == 78
+    assert "worker '7' and address '10.9.9.9'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, code, told",
+    [
+        (["start", "gs://bucket/runs/try", "0"], 64, "usage"),
+        (["fly", "gs://bucket/runs/try", "0", "0"], 64, "usage"),
+        (["start", "gs://bucket/x", "0", "0"], 78, "expected gs://BUCKET/runs/RUN_ID"),
+        (["start", "gs://bucket/runs/a;b", "0", "0"], 78, "no place in a bucket"),
+        (["start", "gs://bucket/runs/try", "-1", "0"], 78, "incarnation '-1'"),
+        (["start", "gs://bucket/runs/try", "0", "4"], 78, "expected 0 to 0, or auto"),
+        (["start", "gs://bucket/runs/try", "1", "0"], 78, "does not exist"),
+    ],
+)
+def test_wrong_words(make, words, code, told):
+    pod = make()
+    script = pod.home(0) / "bert_jax" / BUNDLE / "tpu/worker/agent.py"
+    done = subprocess.run(
+        [sys.executable, str(script), *words],
+        env=pod.environment(0),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, told in done.stderr) == (code, True), done.stderr
+
+
+def test_a_life_with_a_trainer_that_ends(make):
+    pod = make(1, "end=0")
+    pod.launch(0)
+    assert pod.await_end(0, 60) == {0: 0}
+    await_true(lambda: (pod.run / "DONE.json").exists(), 30)
+    assert (pod.run / "run/began.txt").read_text() == "0\n"
+    assert "\nbegins\n" in pod.log(0, 0) and pod.log(0, 0) in said(pod, "logs")[1]
+
+
+@pytest.mark.parametrize(
+    "word, code", [("end=2", 2), ("end=1", 1), ("end=70", 70), ("die=yes", 137)]
+)
+def test_the_trainers_code_is_handed_on(make, word, code):
+    pod = make(1, word)
+    pod.launch(0)
+    assert pod.await_end(0, 60) == {0: code}
+    assert not (pod.run / "DONE.json").exists()
+    assert pod.read(0, "host-0.exit.json")["meaning"]
+
+
+def test_ten_starts_make_one_trainer_and_stop_saves(make):
+    pod = make(1, "run=yes")
+    assert pod.agent("preflight", 0, 0).returncode == 0
+    with ThreadPoolExecutor(10) as pool:
+        starts = list(pool.map(lambda _: said(pod, "start"), range(10)))
+    assert {code for code, _ in starts} == {0}
+    assert pod.starts(0) == ["bert-try-0"]
+    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
+    status = json.loads(said(pod, "status")[1])
+    assert status["active"] == "active" and status["pid"] and status["code"] is None
+    assert "runs or has run" in said(pod, "preflight")[1]
+    assert "has ended (75: saved" in said(pod, "stop")[1]
+    assert pod.codes(0) == {0: 75}
+    assert (pod.run / "run/saved.txt").exists()
+    assert pod.read(0, "host-0.state.json")["step"] == 7
+    assert "does not run" in pod.agent("stop", 1, 0).stdout
+    assert said(pod, "stop")[0] == 0
+    # Not even a whole new unit of that name trains again, nor a unit by hand beside another.
+    assert "not started again" in said(pod, "start")[1]
+    assert pod.starts(0) == ["bert-try-0"]
+
+
+def test_a_second_unit_of_a_run_is_kept_off_the_host(make):
+    pod = make(1, "run=yes")
+    pod.order(1, ["pretrain", "x", "--with", "run=yes"])
+    pod.launch(0)
+    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
+    other = pod.agent("unit", 1, 0)
+    assert other.returncode == 76 and "by another process" in other.stderr
+    assert pod.read(1, "host-0.exit.json") is None
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("instance/preempted", "TRUE"),
+        ("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"),
+    ],
+)
+def test_a_notice_saves(make, key, value):
+    pod = make(1, "run=yes")
+    pod.metadata.set(0, "instance/maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
+    pod.launch(0)
+    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
+    time.sleep(3)  # longer than from one look to the next
+    assert not pod.codes(0)
+    pod.metadata.set(0, key, value)
+    assert pod.await_end(0, 60) == {0: 75}
+    assert (pod.run / "run/saved.txt").read_text() == "saved\n"
+    assert "saved step 7" in pod.log(0, 0)
+
+
+def test_a_trainer_that_does_not_hear_is_killed_by_systemd_with_everything(make):
+    pod = make(1, "deaf=yes")
+    pod.launch(0)
+    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
+    pid = pod.read(0, "host-0.state.json")["pid"]
+    pod.kill(0, 0)
+    await_true(lambda: not Path(f"/proc/{pid}").exists(), 30)
+    assert pod.codes(0) == {}
+    assert json.loads(said(pod, "status")[1])["active"] == "inactive"
+
+
+def test_a_host_that_never_reports_is_named(make):
+    pod = make(2, "end=0")
+    pod.extra["BERT_TPU_RENDEZVOUS"] = "3"
+    pod.agent("preflight", 0, 0)
+    pod.agent("start", 0, 0)
+    await_true(lambda: 0 in pod.codes(0), 60, pod.tell)
+    assert pod.codes(0) == {0: 76}
+    assert "no report after 3 s from host 1 (127.0.0.2)" in pod.log(0, 0)
+
+
+def test_a_host_whose_unit_never_starts_is_named(make):
+    pod = make(2, "end=0")
+    pod.extra["BERT_TPU_RENDEZVOUS"] = "3"
+    pod.agent("preflight", 0, 0)
+    pod.agent("preflight", 0, 1)
+    pod.agent("start", 0, 0)
+    await_true(lambda: 0 in pod.codes(0), 60, pod.tell)
+    assert pod.codes(0) == {0: 76}
+    assert "the trainer has not started on host 1 (127.0.0.2)" in pod.log(0, 0)
+
+
+def test_hosts_with_different_versions_do_not_train(make):
+    pod = make(2, "end=0")
+    pod.agent("preflight", 0, 0)
+    pod.agent("preflight", 0, 1, FAKE_JAX_VERSION="0.4.1")
+    for host in range(2):
+        pod.agent("start", 0, host)
+    assert pod.await_end(0, 120) == {0: 76, 1: 76}
+    for host in range(2):
+        assert "host 1 (127.0.0.2) has jax 0.4.1, host 0 has" in pod.log(0, host)
+
+
+def test_an_unfit_host_keeps_the_others_from_training(make):
+    pod = make(2, "end=0")
+    (pod.home(1) / "dev/vfio/0").unlink()
+    for host in range(2):
+        pod.agent("preflight", 0, host)
+        pod.agent("start", 0, host)
+    assert pod.await_end(0, 120) == {0: 76, 1: 76}
+    assert "host 1 (127.0.0.2) is not fit: chips: found 3" in pod.log(0, 0)
+    assert not (pod.run / "run/began.txt").exists()
+
+
+def test_an_order_with_an_unknown_key_ends_with_its_name(make):
+    pod = make(1, "end=0")
+    pod.launch(0)
+    pod.await_end(0, 60)
+    await_true(lambda: '"inactive"' in said(pod, "status")[1], 60)
+    file = pod.life(1) / "order.json"
+    file.parent.mkdir()
+    order = json.loads((pod.life(0) / "order.json").read_text())
+    file.write_text(json.dumps({**order, "incarnation": 1, "hostess": []}))
+    assert pod.agent("unit", 1, 0).returncode == 78
+    assert "unknown key hostess" in pod.read(1, "host-0.exit.json")["meaning"]
+
+
+def test_a_secret_is_in_no_file_and_no_argv(make):
+    pod = make(
+        1, "run=yes", "say=HF_TOKEN", secrets={"HF_TOKEN": "projects/p/secrets/s/versions/latest"}
+    )
+    script = pod.folder / "script.json"
+    script.write_text(json.dumps({"secrets": {"projects/p/secrets/s": CANARY}}))
+    pod.extra |= {"OTHER_TOKEN": "of-the-caller", "BERT_JAX_TOKEN": "of-the-caller"}
+    pod.launch(0)
+    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
+    await_true(lambda: "HF_TOKEN is <HF_TOKEN>" in pod.log(0, 0), 30, pod.tell)
+    pid = pod.read(0, "host-0.state.json")["pid"]
+    environment = Path(f"/proc/{pid}/environ").read_text()
+    assert CANARY in environment and "of-the-caller" not in environment
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with contextlib.suppress(OSError):
+                assert CANARY not in (process / "cmdline").read_text()
+    pod.agent("stop", 0, 0)
+    script.unlink()
+    for file in pod.folder.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            assert CANARY.encode() not in file.read_bytes(), file
+
+
+def test_a_secret_that_cannot_be_read_is_a_problem_by_name(make):
+    pod = make(1, "end=0", secrets={"HF_TOKEN": "projects/p/secrets/s/versions/latest"})
+    found = problems(pod)["secret HF_TOKEN"]
+    assert "projects/p/secrets/s" in found["found"]
+    assert "secretmanager.secretAccessor" in found["fix"]
+
+
+def test_ctrl_c_to_the_launcher_is_none_of_the_units_business(make):
+    """The unit is a session of its own: what ends the shell that started it does not reach it."""
+    pod = make(1, "run=yes")
+    pod.launch(0)
+    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
+    pid = json.loads(said(pod, "status")[1])["pid"]
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    assert int(fields[3]) == pid != signal.SIGINT

@@ -1,0 +1,64 @@
+"""A slice on this machine, and data for it to train on."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bert_jax.testing.corpus import prepare_corpus
+from tests.tpu_worker.fake_pod import FakePod
+from tests.tpu_worker.metadata_server import MetadataServer, serving
+
+RECIPE = """
+from bert_jax.data.config import LoaderConfig
+from bert_jax.experiment import Experiment
+from bert_jax.models.config import BertConfig, Learned
+from bert_jax.programs.config import Pretraining
+from bert_jax.train.config import Checkpoints, Logging, Phase, Train, WarmupLinear
+
+
+def get_config(*, prepared: str, steps: int = 6, every: int = 3) -> Experiment:
+    model = BertConfig(
+        vocab_size=78, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, positions=Learned(max_length=64),
+    )
+    return Experiment(
+        name="pod",
+        program=Pretraining(model=model, mask_token_id=4),
+        data=LoaderConfig(prepared=prepared),
+        train=Train(
+            phases=(Phase(steps=steps, length=32, batch_size=16, max_predictions=5),),
+            schedule=WarmupLinear(peak=1e-2, warmup_steps=2),
+            checkpoints=Checkpoints(every=every),
+            logging=Logging(every=1),
+        ),
+    )
+"""
+
+
+@pytest.fixture
+def metadata() -> Iterator[MetadataServer]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def make_pod(tmp_path, metadata) -> Iterator[Callable[[int], FakePod]]:
+    made: list[FakePod] = []
+
+    def make(hosts: int) -> FakePod:
+        made.append(FakePod(tmp_path / f"cloud-{len(made)}", metadata, hosts))
+        return made[-1]
+
+    yield make
+    for pod in made:
+        pod.close()
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    """A recipe and a prepared corpus, as a folder of data."""
+    folder = tmp_path_factory.mktemp("corpus")
+    prepare_corpus(tmp_path_factory.mktemp("text") / "x").rename(folder / "train")
+    (folder / "recipe.py").write_text(RECIPE)
+    return folder

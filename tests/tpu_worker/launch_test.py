@@ -1,0 +1,153 @@
+"""`tpu/pod launch` from end to end: the fake cloud, but real hosts' agents and real trainers.
+
+Slices are taken away while they train, with a notice and without one, at moments that are drawn at
+random; what is in the bucket at the end is what an undisturbed run leaves.
+"""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import paths
+from bert_jax.models.config import Learned
+from bert_jax.testing.corpus import prepare_corpus
+from bert_jax.testing.models import small_model
+from bert_jax.train.export import export
+from bert_jax.train.pretrained import load_model
+
+ROOT = Path(__file__).parents[2]
+TASKS = ("rte", "wnli", "mrpc")
+
+pytestmark = pytest.mark.slow
+
+
+class Cloud:
+    """A fake cloud with data in gs://bucket/data."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.bucket = folder / "gcs" / "bucket"
+        self.bucket.mkdir(parents=True)
+
+    def put(self, name: str, source: Path) -> None:
+        """Copies a folder into the bucket."""
+        shutil.copytree(source, self.bucket / name)
+
+    def taken_away(self, run: str, draw: random.Random, lives: int, first: float) -> None:
+        """Some lives of a run end early: each second one without a notice."""
+        rows = {
+            f"bert-{run}-{life}": {
+                "preempt_after": draw.uniform(first, 2 * first),
+                "notice": life % 2 == 0,
+                "notice_seconds": 60,
+            }
+            for life in range(lives)
+        }
+        (self.folder / "script.json").write_text(json.dumps({"slices": rows}))
+
+    def launch(self, run: str, *words: str, **recipe: str) -> Path:
+        """Runs a recipe to its end, with these variables; the run's folder in the bucket."""
+        name, *flags = words
+        done = subprocess.run(
+            [str(ROOT / "tpu" / name), "--yes", *flags],
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith("BERT_TPU_")},
+                "FAKE_CLOUD": str(self.folder),
+                "PATH": os.pathsep.join(
+                    [str(ROOT / "tests/tpu/bin"), str(Path(sys.executable).parent), "/usr/bin:/bin"]
+                ),
+                "BERT_TPU_PYTHON": sys.executable,
+                "BERT_TPU_HEARTBEAT": "8",
+                "BERT_TPU_RENDEZVOUS": "120",
+                "BERT_TPU_TIME_SCALE": "4",
+                "BERT_JAX_LOCAL_DEVICES": "1",
+                "BERT_JAX_RENDEZVOUS_SECONDS": "120",
+                "JAX_PLATFORMS": "cpu",
+                # A zone that takes a slice back at once is left alone for a while.
+                "BERT_TPU_ZONES": "us-central1-b,us-central1-a,us-central1-c",
+                "BUCKET": "gs://bucket",
+                "RUN_ID": run,
+                "MAX_HOURS": "12",
+                **recipe,
+            },
+            capture_output=True,
+            text=True,
+            timeout=3600,
+        )
+        folder = self.bucket / "runs" / run
+        assert done.returncode == 0, done.stdout + done.stderr + self.tell(folder)
+        assert (folder / "DONE.json").exists()
+        return folder
+
+    def lives(self, run: Path) -> int:
+        """How many slices the run has had."""
+        return len(list((run / "incarnations").iterdir()))
+
+    def tell(self, run: Path) -> str:
+        """The ends of all logs."""
+        return "\n".join(f"== {f}\n{f.read_text()[-2500:]}" for f in run.glob("**/host-*.log"))
+
+
+@pytest.fixture
+def cloud(tmp_path) -> Cloud:
+    return Cloud(tmp_path / "cloud")
+
+
+@pytest.fixture
+def glue(shared, cloud, tmp_path) -> dict[str, str]:
+    """RTE, WNLI and MRPC as they are, and a tiny encoder, where the recipes look for them."""
+    for name in TASKS:
+        cloud.put(f"data/glue/{name.upper()}", shared / "glue" / name.upper())
+    export(small_model(tmp_path / "vocabulary", positions=Learned(max_length=40)), tmp_path / "m")
+    cloud.put("models/bert", tmp_path / "m")
+    return {"TASKS": ",".join(TASKS), "BATCH": "64"}
+
+
+def test_pretraining_on_four_hosts_ends_as_if_nothing_had_been(cloud, tmp_path):
+    cloud.put("data/corpus/train", prepare_corpus(tmp_path / "corpus"))
+    recipe = {"STEPS": "20", "BATCH": "32"}
+    calm = cloud.launch("calm", "smoke_16.sh", **recipe)
+    cloud.taken_away("rough", random.Random(1), lives=2, first=50)
+    rough = cloud.launch("rough", "smoke_16.sh", **recipe)
+    assert cloud.lives(calm) == 1 and cloud.lives(rough) == 3
+    one, other = (paths.flatten(load_model(each / "run").params) for each in (calm, rough))
+    for path, value in one.items():
+        np.testing.assert_array_equal(value, other[path], err_msg=path)
+
+
+def test_glue_on_sixteen_lanes_ends_in_the_same_table(cloud, glue, tmp_path):
+    plain = tmp_path / "plain"  # the recipe's command in one process, with the hosts' paths
+    (plain / "data").mkdir(parents=True)
+    (plain / "data/glue").symlink_to(cloud.bucket / "data/glue")
+    (plain / "data/model").symlink_to(cloud.bucket / "models/bert")
+    command = ["glue", "--glue-dir", "data/glue", "--model", "data/model", "--seeds", *"01234"]
+    subprocess.run(
+        [sys.executable, "-m", "bert_jax", *command, "--zip", "--output", "run"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        cwd=plain,
+        check=True,
+        timeout=3600,
+    )
+    cloud.taken_away("lanes", random.Random(2), lives=2, first=120)
+    run = cloud.launch("lanes", "finetune_glue_lanes_16.sh", **glue)
+    assert cloud.lives(run) == 3
+    results = json.loads((run / "run/results.json").read_text())
+    assert results["failed"] == {} and results["tasks"].keys() == set(TASKS)
+    for file in ("results.json", "table.md", "table.html"):
+        assert (run / "run" / file).read_bytes() == (plain / "run" / file).read_bytes()
+
+
+def test_the_mixture_of_glue_ends_in_the_same_evaluation(cloud, glue):
+    calm = cloud.launch("calm", "finetune_glue_mixture_16.sh", **glue)
+    cloud.taken_away("rough", random.Random(3), lives=2, first=60)
+    rough = cloud.launch("rough", "finetune_glue_mixture_16.sh", **glue)
+    assert cloud.lives(calm) == 1 and cloud.lives(rough) == 3
+    for file in ("evaluation.json", "analysis.json", "predictions/rte/dev.jsonl"):
+        assert (calm / "run" / file).read_bytes() == (rough / "run" / file).read_bytes()

@@ -1,0 +1,51 @@
+"""Stands in for the trainer's Python: does what the words after --with say, in the time of a blink.
+
+`-c CODE` runs as ever, but for a version of jax that FAKE_JAX_VERSION pretends. Otherwise:
+
+    end=CODE       ends with that code
+    run=yes        waits for SIGTERM, saves a word, ends with 75
+    deaf=yes       does not hear SIGTERM
+    say=NAME       prints the value of that variable
+    die=yes        is killed
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+if sys.argv[1] == "-c":
+    done = subprocess.run([sys.executable, *sys.argv[1:]], capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    if "FAKE_JAX_VERSION" in os.environ:
+        found["jax"] = os.environ["FAKE_JAX_VERSION"]
+    print(json.dumps(found))
+    sys.exit(done.returncode)
+
+told = dict(word.split("=", 1) for word in sys.argv if "=" in word)
+run = Path(sys.argv[sys.argv.index("--run") + 1])
+checkpoints = Path(sys.argv[sys.argv.index("--checkpoints") + 1])
+checkpoints.mkdir(parents=True, exist_ok=True)
+(run / "began.txt").write_text(f"{os.environ['BERT_JAX_PROCESS_ID']}\n")
+
+
+def save(*_: object) -> None:
+    (checkpoints / "7").mkdir(exist_ok=True)
+    (checkpoints / "7" / "checksums.json").write_text("{}")
+    (run / "saved.txt").write_text("saved\n")
+    print("saved step 7", flush=True)
+    sys.exit(75)
+
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in told else save)
+print("begins", flush=True)
+if "say" in told:
+    print(f"{told['say']} is {os.environ.get(told['say'])}", flush=True)
+if "die" in told:
+    os.kill(os.getpid(), signal.SIGKILL)
+while "run" in told or "deaf" in told:
+    time.sleep(0.05)
+sys.exit(int(told.get("end", 0)))

@@ -1,0 +1,143 @@
+"""Whole lives of small slices, with real trainers: complete, preempted, killed, gone on with."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import paths
+from bert_jax.train.pretrained import load_model
+from tests.tpu_worker.fake_pod import FakePod, await_true
+from tests.tpu_worker.metadata_server import serving
+
+
+def put_corpus(pod: FakePod, corpus: Path) -> dict:
+    shutil.copytree(corpus, pod.bucket / "data" / "tiny")
+    return {"data": {"tiny": "gs://bucket/data/tiny"}}
+
+
+def pretrain(steps: int, every: int = 3) -> list[str]:
+    told = ["prepared=@data/tiny/train", f"steps={steps}", f"every={every}"]
+    return ["pretrain", "@data/tiny/recipe.py", "--with", *told]
+
+
+def parameters(pod: FakePod) -> dict[str, np.ndarray]:
+    return paths.flatten(load_model(pod.run / "run").params)
+
+
+def steps_logged(pod: FakePod) -> list[int]:
+    rows = (pod.run / "run" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(row)["step"] for row in rows if json.loads(row)["kind"] == "train"]
+
+
+@pytest.mark.slow
+def test_two_hosts_train_to_the_end(make_pod, corpus):
+    pod = make_pod(2)
+    pod.order(0, pretrain(6), **put_corpus(pod, corpus))
+    pod.launch(0)
+    assert pod.await_end(0) == {0: 0, 1: 0}, pod.tell()
+    await_true(lambda: (pod.run / "DONE.json").exists(), 30)
+    assert json.loads((pod.run / "DONE.json").read_text())["run_id"] == "try"
+    assert steps_logged(pod) == [1, 2, 3, 4, 5, 6]
+    state = pod.read(0, "host-0.state.json")
+    assert (state["phase"], state["step"]) == ("ended", 6)
+    assert "process 1 of 2" in pod.log(0, 1)
+    assert (pod.run / "run" / "report.html").exists()
+    assert not list((pod.run / "run").glob("**/*.tmp")) and not (pod.run / "run" / "lock").exists()
+    assert parameters(pod)
+    # A connection that breaks may repeat the start even now.
+    again = pod.agent("start", 0, 1)
+    assert again.returncode == 0 and "has ended before (0: done)" in again.stdout
+    assert pod.starts(1) == ["bert-try-0"]
+    status = json.loads(pod.agent("status", 0, 1).stdout)
+    assert (status["active"], status["code"], status["host"]) == ("inactive", 0, 1)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, corpus) -> dict[str, np.ndarray]:
+    """Parameters after 24 steps on four hosts that nothing happened to."""
+    with serving() as metadata:
+        pod = FakePod(tmp_path_factory.mktemp("undisturbed") / "cloud", metadata, 4)
+        pod.order(0, pretrain(24, every=8), **put_corpus(pod, corpus))
+        pod.launch(0)
+        assert pod.await_end(0, 400) == dict.fromkeys(range(4), 0), pod.tell()
+        return parameters(pod)
+
+
+def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    for path, value in one.items():
+        np.testing.assert_array_equal(value, other[path], err_msg=path)
+
+
+@pytest.mark.slow
+def test_a_notice_to_one_host_saves_all_and_new_hosts_go_on_as_if_nothing_had_been(
+    make_pod, corpus, undisturbed
+):
+    pod = make_pod(4)
+    data = put_corpus(pod, corpus)
+    pod.order(0, pretrain(24, every=8), **data)
+    pod.launch(0)
+    await_true(lambda: (pod.run / "run/metrics.jsonl").exists(), 240, pod.tell)
+    pod.metadata.set(2, "instance/preempted", "TRUE")
+    assert pod.await_end(0) == dict.fromkeys(range(4), 75), pod.tell()
+    (step,) = {line.split(" saved step ")[1].split(";")[0] for line in saves(pod, 0)}
+    assert 1 <= int(step) < 24
+    assert pod.read(0, "host-0.state.json")["step"] == int(step)
+    assert steps_logged(pod) == list(range(1, int(step) + 1))
+
+    for host in range(4):  # a new slice: nothing of the old one is left
+        pod.make_host(host)
+    pod.order(1, pretrain(24, every=8), **data)
+    pod.launch(1)
+    assert pod.await_end(1, 400) == dict.fromkeys(range(4), 0), pod.tell()
+    assert f"begins after step {step} of 24" in pod.log(1, 3)
+    assert steps_logged(pod) == list(range(1, 25))
+    assert_equal(parameters(pod), undisturbed)
+
+
+@pytest.mark.slow
+def test_a_slice_that_goes_while_it_saves_loses_the_steps_since_the_checkpoint_before(
+    make_pod, corpus, undisturbed
+):
+    pod = make_pod(4)
+    data = put_corpus(pod, corpus)
+    pod.order(0, pretrain(24, every=8), **data)
+    pod.launch(0)
+    checkpoints = pod.run / "run/checkpoints"
+    await_true(lambda: (checkpoints / "8/checksums.json").exists(), 240, pod.tell)
+    for host in range(4):
+        pod.metadata.set(host, "instance/preempted", "TRUE")
+    await_true(lambda: any("asked to stop" in local_log(pod, host) for host in range(4)), 60)
+    time.sleep(0.3)
+    for host in range(4):
+        pod.kill(0, host)
+    # What a write that was cut off leaves in a bucket: a step without its last objects.
+    newest = max(int(p.name) for p in checkpoints.iterdir() if p.name.isdecimal())
+    half = checkpoints / str(newest + 1)
+    shutil.copytree(checkpoints / str(newest), half)
+    (half / "checksums.json").unlink()
+
+    for host in range(4):
+        pod.make_host(host)
+    pod.order(1, pretrain(24, every=8), **data)
+    pod.launch(1)
+    assert pod.await_end(1, 400) == dict.fromkeys(range(4), 0), pod.tell()
+    assert f"begins after step {newest} of 24" in pod.log(1, 0)
+    assert steps_logged(pod) == list(range(1, 25))
+    assert_equal(parameters(pod), undisturbed)
+
+
+def saves(pod: FakePod, incarnation: int) -> list[str]:
+    lines = [pod.log(incarnation, host).splitlines() for host in range(pod.hosts)]
+    found = [line for each in lines for line in each if " saved step " in line]
+    assert len(found) == pod.hosts, pod.tell()
+    return found
+
+
+def local_log(pod: FakePod, host: int) -> str:
+    file = pod.home(host) / "bert_jax/runs/try/0.log"
+    return file.read_text() if file.exists() else ""

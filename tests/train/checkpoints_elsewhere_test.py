@@ -1,0 +1,103 @@
+"""A run whose checkpoints are not in its folder: read, resumed, mirrored, refused."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import paths
+from bert_jax.cli import main
+from bert_jax.errors import UserError
+from bert_jax.testing.corpus import prepare_corpus
+from bert_jax.train import checkpoint_folder
+from bert_jax.train.pretrained import load_model
+from bert_jax.train.run_folder import checkpoints_of
+
+RECIPE = """
+from bert_jax.data.config import LoaderConfig
+from bert_jax.experiment import Experiment
+from bert_jax.models.config import BertConfig, Learned
+from bert_jax.programs.config import Pretraining
+from bert_jax.train.config import Checkpoints, Phase, Train, WarmupLinear
+
+
+def get_config(*, prepared: str) -> Experiment:
+    model = BertConfig(
+        vocab_size=78, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, positions=Learned(max_length=64),
+    )
+    return Experiment(
+        name="elsewhere",
+        program=Pretraining(model=model, mask_token_id=4),
+        data=LoaderConfig(prepared=prepared),
+        train=Train(
+            phases=(Phase(steps=4, length=32, batch_size=8, max_predictions=5),),
+            schedule=WarmupLinear(peak=1e-2, warmup_steps=2),
+            checkpoints=Checkpoints(every=2),
+        ),
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "recipe.py").write_text(RECIPE)
+    prepared = prepare_corpus(folder / "train")
+    return ["pretrain", str(folder / "recipe.py"), "--with", f"prepared={prepared}"]
+
+
+@pytest.fixture(scope="module")
+def run(command, tmp_path_factory) -> tuple[Path, Path]:
+    """A finished run's folder, and where its checkpoints are."""
+    folder = tmp_path_factory.mktemp("runs")
+    run, place = folder / "run", folder / "bucket" / "checkpoints"
+    assert main([*command, "--run", str(run), "--checkpoints", str(place)]) == 0
+    return run, place
+
+
+def test_checkpoints_are_written_there_and_found_from_the_folder(run):
+    folder, place = run
+    assert not (folder / "checkpoints").exists()
+    assert checkpoint_folder.steps(checkpoint_folder.absolute(place)) == [2, 4]
+    assert checkpoints_of(folder) == str(place)
+    assert load_model(folder).params.keys() >= {"encoder", "masked_lm"}
+
+
+def test_the_same_command_goes_on_and_so_does_one_that_does_not_say_where(run, command, capfd):
+    folder, place = run
+    for where in (["--checkpoints", str(place)], []):
+        assert main([*command, "--run", str(folder), *where]) == 0
+        assert "begins after step 4 of 4" in capfd.readouterr().err
+    assert not (folder / "checkpoints").exists()
+
+
+def test_a_mirrored_folder_with_checkpoints_below_it_is_a_whole_run(run, tmp_path, command):
+    folder, place = run
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    shutil.copytree(place, copy / "checkpoints")
+    moved = place.rename(place.with_name("away"))
+    try:
+        here, there = load_model(copy).params, load_model(copy / "checkpoints" / "4").params
+        for path, value in paths.flatten(here).items():
+            np.testing.assert_array_equal(value, paths.flatten(there)[path])
+        assert main([*command, "--run", str(copy)]) == 0
+    finally:
+        moved.rename(place)
+
+
+def test_another_place_is_refused(run, command, tmp_path, capsys):
+    folder, place = run
+    other = ["--checkpoints", str(tmp_path / "other")]
+    assert main([*command, "--run", str(folder), *other]) == 1
+    said = capsys.readouterr().err
+    assert str(place) in said and "leave out --checkpoints" in said
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_bucket_without_what_reads_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(checkpoint_folder, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"gcsfs.*pip install 'bert_jax\[tpu\]'"):
+        checkpoint_folder.absolute("gs://bucket/run/checkpoints")

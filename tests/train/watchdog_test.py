@@ -1,0 +1,171 @@
+"""Hangs: real ones, in processes of their own, which are to end with 70 and to say where."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.pod.host import environment
+from bert_jax.pod.life import free_port
+from bert_jax.testing.corpus import prepare_corpus
+from bert_jax.train import watchdog
+from bert_jax.train.hooks import StepEvent
+from bert_jax.train.preemption import EXIT_HUNG
+from bert_jax.train.watchdog import Watchdog
+
+ROOT = Path(__file__).parents[2]
+HANG = """
+import threading
+from bert_jax.train.watchdog import Watchdog
+
+def wait_for_nobody():
+    threading.Event().wait()
+
+with Watchdog(seconds=0.5) as watchdog:
+    with watchdog.doing("evaluate", 6):
+        pass
+    with watchdog.doing("save", 7):
+        wait_for_nobody()
+"""
+
+
+def start(*command: str, **variables: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def event(step: int, total: int = 9) -> StepEvent:
+    return StepEvent(
+        step=step,
+        total_steps=total,
+        phase="length-8",
+        position=0,
+        batch_size=1,
+        seconds=0.0,
+        tokens=0,
+        device_metrics={},
+    )
+
+
+def test_a_hanging_save_ends_the_process_and_says_where():
+    process = start("-c", HANG)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == EXIT_HUNG == 70, said
+    assert f"watchdog: process 0 of 1 on {socket.gethostname()} hangs in: save 7, for " in said
+    assert "the last thing that ended: evaluate 6 (BERT_JAX_WATCHDOG_SECONDS=0.5)" in said
+    assert "exit code 70; stacks of all threads:\n" in said
+    assert "in wait_for_nobody" in said  # the stack of the thread that hangs
+
+
+@pytest.fixture
+def given_up(monkeypatch):
+    """The places at which a watchdog has given up."""
+    places = []
+
+    def give_up(self, place):
+        places.append((place.phase, place.step))
+        self.leave()
+
+    monkeypatch.setattr(Watchdog, "_give_up", give_up)
+    return places
+
+
+def wait_until(condition) -> bool:
+    for _ in range(500):
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_steps_that_end_in_time_are_left_alone(given_up):
+    with Watchdog(seconds=0.6) as watching:
+        watching.enter("step", 1)
+        for step in range(1, 9):
+            time.sleep(0.15)  # 1.2 s in all
+            watching(event(step))
+        assert given_up == []
+        assert wait_until(lambda: given_up == [("step", 9)])
+
+
+def test_nothing_is_watched_before_the_loop_after_it_and_between_phases(given_up):
+    with Watchdog(seconds=0.1) as watching:
+        time.sleep(0.4)
+        watching.enter("step", 1)
+        watching.leave()
+        time.sleep(0.4)
+        watching(event(9))  # the last one
+        time.sleep(0.4)
+    assert given_up == []
+
+
+def test_after_a_save_the_step_is_watched_again(given_up):
+    with Watchdog(seconds=0.2) as watching:
+        watching(event(3))
+        with watching.doing("save", 3):
+            time.sleep(0.05)
+        assert wait_until(lambda: given_up == [("step", 4)])
+
+
+def test_an_evaluation_may_take_longer_but_it_is_said(given_up, monkeypatch, capsys):
+    monkeypatch.setitem(watchdog.LONGER, "evaluate", 100.0)
+    with Watchdog(seconds=0.1) as watching, watching.doing("evaluate", 3):
+        time.sleep(0.6)
+    assert given_up == []
+    assert capsys.readouterr().err.count("process 0 of 1 on ") == 1
+
+
+def test_a_process_that_was_stopped_is_not_blamed(given_up, monkeypatch):
+    """Its clock jumps by an hour, as after Ctrl-Z, and then the step goes on."""
+    jumps = iter([0.0, 3600.0, 3600.1])
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: next(jumps))
+    watching = Watchdog(seconds=10.0)
+    ticks = iter([False, False, True])
+    monkeypatch.setattr(watching._end, "wait", lambda timeout: next(ticks))
+    watching.enter("step", 2)
+    watching._watch()
+    assert given_up == []
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 0.0), ("0", 0.0), ("2.5", 2.5)])
+def test_the_setting(monkeypatch, text, seconds):
+    monkeypatch.setenv("BERT_JAX_WATCHDOG_SECONDS", text)
+    assert Watchdog().seconds == seconds  # one process on a CPU is not watched unless told to
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
+def test_a_setting_that_is_no_number(monkeypatch, text):
+    monkeypatch.setenv("BERT_JAX_WATCHDOG_SECONDS", text)
+    with pytest.raises(UserError, match="BERT_JAX_WATCHDOG_SECONDS="):
+        Watchdog()
+
+
+@pytest.mark.slow
+def test_when_one_host_hangs_each_says_its_own_place(tmp_path):
+    """Host 1 hangs in its loop; host 0 in the step, in which it waits for host 1."""
+    corpus, port = prepare_corpus(tmp_path / "corpus"), free_port()
+    driver = str(ROOT / "tests" / "integration" / "driver.py")
+    processes = [
+        start(
+            *(driver, str(corpus), str(tmp_path / "run"), "--hang-at", "5"),
+            **{**environment(number, 2, 1, port), "BERT_JAX_WATCHDOG_SECONDS": "12"},
+        )
+        for number in range(2)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [EXIT_HUNG] * 2, said
+    for number in range(2):
+        where = f"watchdog: process {number} of 2 on {socket.gethostname()} hangs in: step"
+        assert where in said[number]
+    assert "hooks.py" in said[0] and "in metrics" in said[0]  # it waits for the device
+    assert "in metrics" not in said[1]

@@ -1,0 +1,125 @@
+"""Who looks after a run: one babysitter, held by a generation-matched object in the bucket.
+
+Whoever holds it writes it anew at every turn. A holder that finds another generation than the one
+it wrote has lost the run, and leaves without touching anything. Clocks are not trusted: a lease is
+taken over only when it did not change while we watched it, or when its process is gone from this
+very machine.
+"""
+
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from bert_jax.errors import UserError
+from tpu.launcher.bucket import Bucket
+
+STALE_SECONDS = 15 * 60
+"""A lease of that age, by our clock, is worth watching."""
+WATCH_SECONDS = 150
+"""How long it is watched: longer than any turn of the loop takes."""
+
+
+class LeaseLost(Exception):
+    """Another babysitter has taken the run over."""
+
+
+class Lease:
+    """Held from `take` to `give`."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        url: str,
+        *,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        holder: str | None = None,
+    ):
+        self._bucket, self._url, self._clock, self._sleep = bucket, url, clock, sleep
+        self._host, self._pid = socket.gethostname(), os.getpid()
+        self._holder = holder or f"process {self._pid} on {self._host}"
+        self._nonce = uuid.uuid4().hex
+        self._generation = 0
+
+    def take(self, *, by_force: bool = False) -> None:
+        """Takes the lease.
+
+        Raises:
+          UserError: another babysitter holds it (named).
+        """
+        generation = self._bucket.generation(self._url)
+        if generation and not by_force:
+            self._insist_on_stale(generation)
+        try:
+            self._write(generation)
+        except LeaseLost:
+            raise UserError(
+                f"another babysitter took {self._url} at the same moment; leave it be"
+            ) from None
+
+    def renew(self) -> None:
+        """Says that we are still there.
+
+        Raises:
+          LeaseLost: someone else has written it.
+        """
+        self._write(self._generation)
+
+    def give(self) -> None:
+        """Lets go; a lease that is no longer ours is left alone."""
+        if self._generation and self._bucket.generation(self._url) == self._generation:
+            self._bucket.remove(self._url)
+
+    def _write(self, generation: int) -> None:
+        text = self._text()
+        if not self._bucket.write(self._url, text, generation):
+            raise LeaseLost(self._url)
+        # First the generation, then what it holds: if both are ours, so is what lies between.
+        found = self._bucket.generation(self._url)
+        if self._bucket.dry:
+            return
+        if self._bucket.read(self._url) != text:
+            raise LeaseLost(self._url)
+        self._generation = found
+
+    def _insist_on_stale(self, generation: int) -> None:
+        held = self._read()
+        holder, age = str(held.get("holder")), self._clock() - float(held.get("time", 0))
+        if self._died_here(held):
+            return
+        if abs(age) >= STALE_SECONDS:  # old, or from a clock that is far off: look if it moves
+            self._sleep(WATCH_SECONDS)
+            if self._bucket.generation(self._url) == generation:
+                return
+        raise UserError(
+            f"{holder} looks after this run (last word {max(0.0, age):.0f} s ago); two "
+            "would fight. Leave it be, end it there with Ctrl-C, or, if you know that it is dead, "
+            "give --take-over"
+        )
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            held = json.loads(self._bucket.read(self._url) or "{}")
+        except ValueError:
+            return {}
+        return held if isinstance(held, dict) else {}
+
+    def _died_here(self, held: dict[str, Any]) -> bool:
+        pid = held.get("pid")
+        if held.get("host") != self._host or not isinstance(pid, int) or pid == self._pid:
+            return False
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _text(self) -> str:
+        words = {"holder": self._holder, "host": self._host, "pid": self._pid}
+        return json.dumps({**words, "nonce": self._nonce, "time": self._clock()}) + "\n"

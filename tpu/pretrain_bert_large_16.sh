@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# BERT-large as in the paper, 1,000,000 updates of 256 sequences, on 16 TPU chips.
+#   BUCKET=gs://my-bucket tpu/pretrain_bert_large_16.sh [--dry-run] [--max-usd 500] ...
+# v2 has too little memory for it: bert-jax plan configs/pretrain/bert.py --with size=large --slice all16
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+BUCKET="${BUCKET:?set BUCKET=gs://...}"
+SLICE="${SLICE:-v6e-16}"                # all of them: tpu/pod prices
+RUN_ID="${RUN_ID:-bert-large}"
+CORPUS="${CORPUS:-$BUCKET/data/corpus}" # holds train/ and heldout/, from `bert-jax prepare`
+MAX_HOURS="${MAX_HOURS:-24}"            # of slices, all restarts together
+
+tpu/pod launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
+  --data "corpus=$CORPUS" "$@" -- \
+  pretrain configs/pretrain/bert.py --with size=large \
+  prepared=@data/corpus/train heldout=@data/corpus/heldout

@@ -1,0 +1,1 @@
+"""What runs on each host of a slice. Standard library only, from Python 3.10 on."""

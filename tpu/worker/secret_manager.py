@@ -1,0 +1,50 @@
+"""Secrets, from Secret Manager to the trainer's environment: never on disk, in argv, in a log."""
+
+import subprocess
+from collections.abc import Mapping
+
+from bert_jax.errors import UserError
+
+_SECONDS = 60
+_SHORTEST = 4  # a shorter value would black out half of a log
+
+
+def access(secret: str) -> str:
+    """The value of projects/PROJECT/secrets/NAME/versions/VERSION.
+
+    Raises:
+      UserError: it cannot be read; does not hold the value.
+    """
+    _, project, _, name, _, version = secret.split("/")
+    words = ["gcloud", "secrets", "versions", "access", version]
+    try:
+        done = subprocess.run(
+            [*words, f"--secret={name}", f"--project={project}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{secret} cannot be read: {type(error).__name__}") from None
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise UserError(f"{secret} cannot be read: {said[-1] if said else 'no reason given'}")
+    return done.stdout.decode().rstrip("\n")
+
+
+class Redactor:
+    """Blacks out the values of secrets in what a trainer says."""
+
+    def __init__(self, secrets: Mapping[str, str]):
+        lines = {(name, line) for name, text in secrets.items() for line in text.splitlines()}
+        # The longest first: one value may be part of another.
+        self._lines = sorted(
+            ((line, name) for name, line in lines if len(line) >= _SHORTEST),
+            key=lambda r: -len(r[0]),
+        )
+
+    def __call__(self, text: str) -> str:
+        """`text`, with <NAME> for each value."""
+        for line, name in self._lines:
+            text = text.replace(line, f"<{name}>")
+        return text
