@@ -69,8 +69,12 @@ class HeldOut:
 
     def __call__(self, params: Any) -> dict[str, float]:
         """Means over all held-out examples; "loss" is the mean of the batches' losses."""
-        losses = [self._step(params, put_batch(b, self._sharding)) for b in self._batches]
-        fetched = jax.device_get(losses)
+        # One at a time: several processes with several CPU devices each hang when some thirty
+        # programs wait in line (jaxlib 0.10.2).
+        fetched = [
+            jax.device_get(self._step(params, put_batch(batch, self._sharding)))
+            for batch in self._batches
+        ]
         result = {"loss": float(np.mean([part.loss for part in fetched]))}
         for name in fetched[0].metrics:
             total = sum(float(part.metrics[name].total) for part in fetched)

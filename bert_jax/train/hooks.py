@@ -100,6 +100,29 @@ class Throughput:
         return rates
 
 
+class Pace:
+    """Keeps the host at most `ahead` steps before the devices.
+
+    What the loop is at is then what the devices are at, for whoever watches it; and CPU devices
+    of several processes hang when some thirty programs wait in line (jaxlib 0.10.2).
+    """
+
+    every = 1
+
+    def __init__(self, ahead: int = 8):
+        self._ahead = ahead
+        self._waiting: deque[Mapping[str, Any]] = deque()
+
+    def __call__(self, event: StepEvent) -> None:
+        """Waits for the step that was `ahead` steps before this one."""
+        self._waiting.append(event.device_metrics)
+        if len(self._waiting) > self._ahead:
+            jax.block_until_ready(self._waiting.popleft())
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
 class TrainingHalted(UserError):
     """The loss left the rails; going on would only train on the damage."""
 

@@ -17,7 +17,7 @@ from bert_jax.train.distributed import agree, say, together
 from bert_jax.train.flops import step_flops
 from bert_jax.train.fresh import fresh_state
 from bert_jax.train.hardware import hardware
-from bert_jax.train.hooks import Hook, SpikeGuard
+from bert_jax.train.hooks import Hook, Pace, SpikeGuard
 from bert_jax.train.loop import Meter, train_phase
 from bert_jax.train.metrics_log import MetricsLog, TensorBoard
 from bert_jax.train.milestones import Best, Milestones, OutOfPatience, Preempted
@@ -71,7 +71,7 @@ def run(experiment: Experiment, folder: Path, checkpoints_at: str | None = None)
         source.begin(program, state["params"], mesh, folder)
 
         # Who watches the loop
-        hooks = [*_hooks(experiment, folder, done, checkpoints), watchdog]
+        hooks = [*_hooks(experiment, folder, done, checkpoints), Pace(), watchdog]
         for hook in hooks:
             stack.callback(hook.close)
         preemption, meter = stack.enter_context(Preemption()), Meter()

@@ -11,7 +11,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.train import hooks
-from bert_jax.train.hooks import SpikeGuard, StepEvent, Throughput, TrainingHalted
+from bert_jax.train.hooks import Pace, SpikeGuard, StepEvent, Throughput, TrainingHalted
 from bert_jax.train.metrics_log import MetricsLog, TensorBoard, read_metrics
 from bert_jax.train.progress import ProgressLine, duration
 
@@ -32,6 +32,17 @@ class Recorder:
 
     def close(self):
         pass
+
+
+class Pending:
+    """A metric of a step that the device has yet to do; notes when it is waited for."""
+
+    def __init__(self, step, waited):
+        self.step, self.waited = step, waited
+
+    def block_until_ready(self):
+        self.waited.append(self.step)
+        return self
 
 
 class Terminal(io.StringIO):
@@ -217,3 +228,11 @@ def test_a_noisy_falling_loss_is_left_alone():
     watch, noise = guard(), np.random.default_rng(0)
     for step in range(1, 500):
         look(watch, step, (8 * 0.99**step + 2) * noise.uniform(0.8, 1.2))
+
+
+def test_the_host_is_a_few_steps_ahead_at_most():
+    waited: list[int] = []
+    pace = Pace(ahead=3)
+    for step in range(1, 8):
+        pace(make_event(step, {"loss": Pending(step, waited)}))
+    assert waited == [1, 2, 3, 4]
