@@ -73,6 +73,7 @@ class LanesRun:
         self._run, self._lanes, self._count = this.run, list(lanes), count
         self._bucket = names.RunFolder(this.run_url)
         self._mirrored: set[str] = set()
+        self._noted: set[int] = set()
 
     def fetch(self) -> None:
         """All that is in the bucket, but checkpoints only of own cells that are not finished.
@@ -106,8 +107,9 @@ class LanesRun:
         """
         for lane in self._lanes:
             file = self._lane_file(lane)
-            if file.exists():
+            if lane not in self._noted and file.exists():
                 storage.copy(file, f"{self._bucket.run}/{LANES}/{file.name}")
+                self._noted.add(lane)
         for name in self._cells():
             here, there = self._run / name, f"{self._bucket.run}/{name}"
             if name in self._mirrored or not here.is_dir():

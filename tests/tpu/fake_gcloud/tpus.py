@@ -135,7 +135,7 @@ class Tpus:
     def _advance(self) -> None:
         """Lets happen what the time and the script have in store."""
         now = time.time()
-        taken: list[tuple[str, int, bool, float]] = []
+        taken: list[str] = []
         with self._state.changing() as data:
             for key, row in list(data["queue"].items()):
                 told = self._script.slice(row["name"])
@@ -144,7 +144,7 @@ class Tpus:
                     if now - row["deleted"] >= told.get("delete_seconds", 0):
                         data["queue"].pop(key)
                         node = data["nodes"].pop(node_key, None)
-                        taken += [(row["node"], 0, False, 0.0)] if node else []
+                        taken += [row["node"]] if node else []
                     continue
                 row.setdefault("state", "ACCEPTED")
                 if row["state"] == "SUSPENDED":
@@ -158,18 +158,14 @@ class Tpus:
                     data["nodes"][node_key] = node = {**row, "name": row["node"], "hosts": count}
                     hosts.prepare(self._root, row["node"], count)
                 if node is not None and self._ripen(row, node, told, now):
-                    taken.append((row["node"], node["hosts"], bool(told.get("notice")),
-                                  float(told.get("notice_seconds", 3))))  # fmt: skip
+                    taken.append(row["node"])
                     row["state"] = "SUSPENDED"
                     data["nodes"].pop(node_key)
             for key, row in list(data["nodes"].items()):
                 if "deleted" in row:
                     data["nodes"].pop(key)
-                    taken.append((row["name"], 0, False, 0.0))
-        for name, count, notice, seconds in taken:
-            if notice:
-                hosts.notify(self._root, name, count)
-                time.sleep(seconds)
+                    taken.append(row["name"])
+        for name in taken:
             hosts.kill(self._root, name)
 
     def _ripen(self, row: dict[str, Any], node: dict[str, Any], told: dict, now: float) -> bool:
@@ -181,7 +177,14 @@ class Tpus:
         when = told.get("preempt_when")
         there = when and (self._root / "gcs" / when.removeprefix("gs://")).exists()
         after = told.get("preempt_after")
-        return bool(there) or (after is not None and now >= ready + after)
+        due = bool(there) or (after is not None and now >= ready + after)
+        if due and told.get("notice"):
+            # Hosts hear of it first; nobody else can see it before they are gone.
+            if "noticed" not in row:
+                row["noticed"] = now
+                hosts.notify(self._root, row["node"], node["hosts"])
+            due = now >= row["noticed"] + float(told.get("notice_seconds", 3))
+        return due
 
     def _find(self, rows: dict[str, Any], zone: str, name: str, what: str) -> dict[str, Any]:
         if f"{zone}/{name}" not in rows:
