@@ -22,6 +22,12 @@ class Experiment:
     init_from: str | None = None  # run folder, Hugging Face folder or TF1 checkpoint to start from
 
     def __post_init__(self) -> None:
+        exchange, dtype = self.mesh.exchange, self.program.compute.dtype
+        if exchange == "bfloat16" and dtype != "bfloat16":
+            raise ConfigError(
+                f"mesh.exchange is bfloat16, but program.compute.dtype is {dtype}; "
+                "expected float32, or bfloat16 for both"
+            )
         longest = max(phase.length for phase in self.train.phases)
         table = self.program.model.positions.max_length
         if longest > table:

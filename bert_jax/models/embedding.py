@@ -10,6 +10,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.models.config import BertConfig, Compute, RandomStart, SinusoidalStart
 from bert_jax.models.dropout import Seed, dropout
 from bert_jax.models.linear import embedding, initializer, layer_norm
+from bert_jax.models.lookup import lookup
 
 
 class Embeddings(nnx.Module):
@@ -43,17 +44,15 @@ class Embeddings(nnx.Module):
                 f"sequence length {length} is beyond the position table "
                 f"(model.positions.max_length is {self.max_length})"
             )
+        places = self.position_embeddings.embedding[...]
         if position_ids is None:
-            positions = self.position_embeddings.embedding[:length][None]
-            positions = positions.astype(self.word_embeddings.dtype)
+            positions = places[:length][None].astype(jnp.float32)
         else:
-            positions = self.position_embeddings(position_ids)
-        x_BLD = self.word_embeddings(input_ids) + positions
+            positions = lookup(places, position_ids)
+        x_BLD = lookup(self.word_embeddings.embedding[...], input_ids) + positions
         # A lookup in so small a table is a product: its gradient then needs no scatter.
-        types = jax.nn.one_hot(
-            token_type_ids, self.token_type_embeddings.num_embeddings, dtype=x_BLD.dtype
-        )
-        x_BLD += jnp.dot(types, self.token_type_embeddings.embedding[...].astype(x_BLD.dtype))
+        types = self.token_type_embeddings.embedding[...].astype(jnp.float32)
+        x_BLD += jnp.dot(jax.nn.one_hot(token_type_ids, len(types), dtype=jnp.float32), types)
         return dropout(self.norm(x_BLD), self.rate, seed)
 
 

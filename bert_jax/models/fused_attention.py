@@ -42,7 +42,7 @@ def fused_attention(
     seed: Seed,
 ) -> jax.Array:
     """The context [B, L, D] of queries, keys and values [B, L, D]: `attention_kernel.forward`."""
-    return _forward(shape)(q, k, v, query_ids, key_ids, _rows(q), seed)
+    return _forward(shape)(q, k, v, query_ids, key_ids, _rows(q), seed)[0]
 
 
 def _rows(q: jax.Array) -> jax.Array:
@@ -50,13 +50,14 @@ def _rows(q: jax.Array) -> jax.Array:
 
 
 def _keep(shape: Shape, *arrays: jax.Array) -> tuple[jax.Array, Arrays]:
-    return fused_attention(shape, *arrays), arrays
+    *qkv_ids, seed = arrays
+    inputs = (*qkv_ids, _rows(arrays[0]), seed)
+    context, log_sums = _forward(shape)(*inputs)
+    return context, (*inputs, context, log_sums)
 
 
-def _differentiate(shape: Shape, arrays: Arrays, grad: jax.Array) -> tuple[Any, ...]:
-    q, k, v, query_ids, key_ids, seed = arrays
-    gradients = _backward(shape)(q, k, v, query_ids, key_ids, _rows(q), seed, grad)
-    return (*gradients, None, None, None)
+def _differentiate(shape: Shape, saved: Arrays, grad: jax.Array) -> tuple[Any, ...]:
+    return (*_backward(shape)(*saved, grad), None, None, None)
 
 
 fused_attention.defvjp(_keep, _differentiate)
@@ -84,8 +85,15 @@ def plain_context(
     return attention_context(dropped, v).astype(v.dtype).reshape(batch, length, width)
 
 
+def _plain_forward(shape: Shape, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+    batch, length, width = arrays[0].shape
+    groups = width // attention_kernel.LANES
+    unused = jnp.zeros((batch, groups, shape.heads // groups, length), jnp.float32)
+    return plain_context(shape, *arrays), unused
+
+
 def _plain_gradients(shape: Shape, *arrays: jax.Array) -> Arrays:
-    q, k, v, *rest, grad = arrays
+    q, k, v, *rest, _, _, grad = arrays
 
     def context(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         return plain_context(shape, q, k, v, *rest)
@@ -94,11 +102,11 @@ def _plain_gradients(shape: Shape, *arrays: jax.Array) -> Arrays:
 
 
 @functools.cache
-def _forward(shape: Shape) -> Callable[..., jax.Array]:
+def _forward(shape: Shape) -> Callable[..., tuple[jax.Array, jax.Array]]:
     kernel = functools.partial(attention_kernel.forward, heads=shape.heads, rate=shape.rate)
     return _on_platform(
         _by_rows(kernel, whole=(SEED,)),
-        functools.partial(plain_context, shape),
+        functools.partial(_plain_forward, shape),
     )
 
 
@@ -119,7 +127,14 @@ def _by_rows(kernel: Callable[..., Any], whole: tuple[int, ...]) -> Callable[...
     """`kernel` on each device's rows; the arguments numbered in `whole` are the same for all."""
 
     def run(*arrays: jax.Array) -> Any:
-        mesh = jax.sharding.get_abstract_mesh()
+        dtype, mesh = arrays[0].dtype, jax.sharding.get_abstract_mesh()
+        device = jax.devices()[0] if mesh.empty else mesh.abstract_device
+        operands = jnp.dtype(attention_kernel.operand_dtype(dtype.name, device.device_kind))
+        arrays = tuple(x.astype(operands) if x.dtype == dtype else x for x in arrays)
+        wide = arrays[0].shape  # everything but the sums of the softmax
+        return tuple(x.astype(dtype) if x.shape == wide else x for x in cut(mesh, arrays))
+
+    def cut(mesh: jax.sharding.AbstractMesh, arrays: Arrays) -> Any:
         if mesh.empty:  # one device
             return kernel(*arrays)
         rows = PartitionSpec(BATCH_AXES)

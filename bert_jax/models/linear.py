@@ -36,7 +36,8 @@ def linear(
 class LayerNorm(nnx.Module):
     """LayerNorm over the last axis (Ba et al. 2016): statistics in float32, result in `dtype`.
 
-    The variance is the mean squared deviation: E[x^2] - E[x]^2 loses the digits that parity needs.
+    In float32 the variance is the mean squared deviation: E[x^2] - E[x]^2, which is used otherwise,
+    loses the digits that parity needs.
     (`nnx.LayerNorm` does not run in bfloat16 under strict dtype promotion.)
     """
 
@@ -50,8 +51,13 @@ class LayerNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., D] -> [..., D] in `dtype`."""
         x = x.astype(jnp.float32)
-        centred = x - jnp.mean(x, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        mean = jnp.mean(x, axis=-1, keepdims=True)
+        centred = x - mean
+        if self.dtype == jnp.float32:
+            variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        else:  # one pass over x; what it loses is far below what x has lost to its dtype
+            squares = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+            variance = jnp.maximum(squares - jnp.square(mean), 0.0)
         normalised = centred * jax.lax.rsqrt(variance + self.epsilon)
         return (normalised * self.scale[...] + self.bias[...]).astype(self.dtype)
 

@@ -21,9 +21,9 @@ _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 def dense(
     x: jax.Array, kernel: jax.Array, bias: jax.Array, axis: int, dtype: jnp.dtype
 ) -> jax.Array:
-    """x [..., D] times kernel, float32 [D, F] (`axis` 0) or [F, D] (`axis` 1), plus bias [F].
+    """x [..., D] times kernel [D, F] (`axis` 0) or [F, D] (`axis` 1), plus bias [F].
 
-    Returns float32 [..., F]. The gradients of kernel and bias are float32.
+    Returns float32 [..., F]. The gradient of the kernel has the kernel's own dtype.
     """
     dims = (((x.ndim - 1,), (axis,)), ((), ()))
     return _dot(x.astype(dtype), kernel.astype(dtype), dims) + bias
@@ -43,18 +43,24 @@ def _dense_backward(
     axis: int, dtype: jnp.dtype, saved: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, kernel = saved
-    # Summing columns as a product: XLA's column sum on CPU takes ten times as long for V columns.
-    by_row = grad.reshape(-1, grad.shape[-1])
-    ones = jnp.ones((by_row.shape[0],), jnp.float32)
-    d_bias = jnp.dot(ones, by_row, precision=jax.lax.Precision.HIGHEST)
-
     operand, d_y = x.astype(dtype), grad.astype(dtype)
+    # Summing columns as a product: XLA's column sum on CPU takes ten times as long for V columns.
+    by_row = d_y.reshape(-1, d_y.shape[-1])
+    d_bias = jax.lax.dot_general(
+        jnp.ones((by_row.shape[0],), dtype),
+        by_row,
+        (((0,), (0,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST,  # float32 stays float32 on TPUs; for bfloat16 nothing
+        preferred_element_type=jnp.float32,
+    )
     d_x = _dot(d_y, kernel.astype(dtype), (((d_y.ndim - 1,), (1 - axis,)), ((), ())))
     if dtype == jnp.float32:  # here the rows need no new layout: see the top of this file
         operand, d_y = operand.reshape(-1, x.shape[-1]), d_y.reshape(by_row.shape)
     rows = tuple(range(d_y.ndim - 1))
     pair = (operand, d_y) if axis == 0 else (d_y, operand)
-    d_kernel = _dot(*pair, ((rows, rows), ((), ())))
+    # The product's own result, not a cast of it: devices sum what a product gives (`exchange`).
+    dims = ((rows, rows), ((), ()))
+    d_kernel = jax.lax.dot_general(*pair, dims, preferred_element_type=kernel.dtype)
     return d_x.astype(x.dtype), d_kernel, d_bias
 
 

@@ -14,11 +14,16 @@ class Mesh:
 
     `data` splits the batch; `fsdp` splits the batch and, beside it, parameters and optimizer state;
     `tensor` splits heads, feed-forward width and vocabulary inside a layer.
+
+    `exchange` is the dtype in which matrices go between devices, as gradients that are summed and
+    as parameters that are gathered. bfloat16 halves what the links carry; each device's part of a
+    gradient is then rounded to 8 bits before it is added to the others' (see `train/exchanged.py`).
     """
 
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
+    exchange: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         sizes = (self.data, self.fsdp, self.tensor)

@@ -21,7 +21,7 @@ from bert_jax.batch import spec
 from bert_jax.config import from_json
 from bert_jax.experiment import Experiment
 from bert_jax.parallel import sharding
-from bert_jax.plan.hlo import read_costs
+from bert_jax.plan import hlo
 from bert_jax.plan.slices import Slice, find_slice
 from bert_jax.programs.make import make_program
 from bert_jax.train.compiled import abstract_state, jitted_step
@@ -71,7 +71,7 @@ def facts(lowered: Any) -> dict[str, Any]:
     analysis, memory = compiled.cost_analysis(), compiled.memory_analysis()
     analysis = analysis[0] if isinstance(analysis, list) else analysis
     optimal = analysis.get("optimal_seconds", 0.0)
-    costs = read_costs(compiled.as_text())
+    costs = hlo.read_costs(compiled.as_text())
     return {
         "out_of_memory": None,
         "peak_bytes": memory.peak_memory_in_bytes,
@@ -102,7 +102,8 @@ def main() -> int:
     if len(devices) != where.devices:
         raise RuntimeError(f"libtpu has {len(devices)} devices for {where.name}")
     lowered = lower(experiment, request, np.asarray(devices).reshape(-1).tolist())
-    identity = json.dumps([lowered.as_text(), where.name, versions()])
+    reader = Path(hlo.__file__).read_text(encoding="utf-8")
+    identity = json.dumps([lowered.as_text(), where.name, versions(), reader])
     name = hashlib.sha256(identity.encode()).hexdigest()[:24]
     file = Path(request["cache"]) / f"{name}.json"
     if not file.exists():

@@ -7,13 +7,15 @@ each other, because they err differently.
   attention kernels the bundles that it has scheduled (`kernel_schedule.py`); for random bits and
   what it is silent about, their bytes over the memory's bandwidth.
 - By roofline: each operation takes what its FLOPs or its bytes need at the least (XLA's
-  `optimal_seconds`), kernels likewise. It counts the body of a loop once: for unrolled layers only.
+  `optimal_seconds`), kernels likewise. It counts the body of a loop once: for unrolled layers and
+  whole batches only.
 
 To both are added the collectives, one after another with the rest: their bytes over the links of a
 corner chip (`timing.py`). Results are kept under the fingerprint of the lowered program, the slice
 and the versions of JAX and libtpu.
 """
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -28,14 +30,15 @@ from typing import Any
 from bert_jax.config import to_json
 from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
-from bert_jax.models.attention_kernel import LANES, fits
+from bert_jax.models import attention_kernel
+from bert_jax.models.attention_kernel import LANES, fits, operand_dtype
 from bert_jax.models.config import FusedAttention, Scanned
 from bert_jax.plan.inputs import Inputs
 from bert_jax.plan.slices import Slice
 from bert_jax.plan.timing import link_axes
 from bert_jax.train.flops import step_flops
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "JAX_PLATFORMS": "cpu",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -53,7 +56,8 @@ class Compiled:
     Attributes:
       out_of_memory: the compiler's own message, or None if it fits; then the rest counts.
       peak_bytes: on one device.
-      schedule, roofline: time of the operations; roofline is None for layers in a loop.
+      schedule, roofline: time of the operations; roofline is None if layers or microbatches are
+        a loop.
       kernels: of that, in kernels, by their schedule.
       links: of the collectives.
       collectives: kind -> [how many, bytes].
@@ -102,26 +106,44 @@ def compile_phase(
         "cache": str(cache),
     }
     facts = json.loads(Path(_ask("bert_jax.plan.aot", request)).read_text(encoding="utf-8"))
+    kernels = (0.0, 0.0)
+    if not facts["out_of_memory"] and facts["costs"]["kernels"]:
+        kernels = _attention_seconds(experiment, inputs, where, cache)
+    flops = step_flops(experiment.program, inputs.phase, inputs.shapes[-1]["L"])
+    looped = isinstance(experiment.program.compute.layers, Scanned) or inputs.phase.accumulate > 1
+    return estimate(facts, where, flops, kernels=kernels, looped=looped)
+
+
+def estimate(
+    facts: dict[str, Any],
+    where: Slice,
+    flops: float,
+    *,
+    kernels: tuple[float, float] = (0.0, 0.0),
+    looped: bool = False,
+) -> Compiled:
+    """Times from what `aot.facts` tells of a compiled step.
+
+    Args:
+      flops: of the model in a step, over all devices.
+      kernels: seconds of attention kernels on one device, by schedule and by roofline.
+      looped: whether part of the step is a loop, so that there is no roofline.
+    """
     if facts["out_of_memory"]:
         return Compiled(out_of_memory=facts["out_of_memory"])
     generation, costs = where.generation, facts["costs"]
     bandwidth = generation.hbm_bytes_per_second / generation.devices_per_chip
     silent = costs["random_bytes"] + sum(size for _, size in costs["unknown"].values())
     schedule = costs["cycles"] / generation.clock_hz + silent / bandwidth
-    kernels = least = 0.0
-    if costs["kernels"]:
-        kernels, least = _attention_seconds(experiment, inputs, where, cache)
-    roofline = facts["roofline_seconds"] + least
-    looped = isinstance(experiment.program.compute.layers, Scanned)
     return Compiled(
         out_of_memory=None,
         peak_bytes=facts["peak_bytes"],
-        schedule=schedule + kernels,
-        roofline=None if looped else roofline,
-        kernels=kernels,
+        schedule=schedule + kernels[0],
+        roofline=None if looped else facts["roofline_seconds"] + kernels[1],
+        kernels=kernels[0],
         links=_link_seconds(costs["collectives"], where),
         collectives=costs["collectives"],
-        flops=step_flops(experiment.program, inputs.phase, inputs.shapes[-1]["L"]) / where.devices,
+        flops=flops / where.devices,
         peak_flops=where.bf16_flops / where.devices,
     )
 
@@ -151,9 +173,10 @@ def _attention_seconds(
         "width": model.hidden_size,
         "heads": model.num_attention_heads,
         "rate": model.attention_dropout,
-        "dtype": program.compute.dtype,
+        "dtype": operand_dtype(program.compute.dtype, generation.device_kind),
     }
-    kept = cache / f"attention-{'-'.join(str(value) for value in request.values())}.json"
+    source = hashlib.sha256(Path(attention_kernel.__file__).read_bytes()).hexdigest()[:12]
+    kept = cache / f"attention-{'-'.join(map(str, request.values()))}-{source}.json"
     if not kept.exists():
         kept.write_text(Path(_ask("bert_jax.plan.kernel_schedule", request)).read_text())
     bundles = json.loads(kept.read_text())
@@ -165,7 +188,7 @@ def _attention_seconds(
     schedule = programs * (bundles["forward"] + bundles["backward"]) / generation.clock_hz
     # Forward 2 products of 2 L^2 D, backward 5; 4 arrays [L, D] are moved forward, 7 backward.
     flops = rows * layers * 14 * length**2 * model.hidden_size
-    size = 2 if program.compute.dtype == "bfloat16" else 4
+    size = 2 if request["dtype"] == "bfloat16" else 4
     moved = rows * layers * 11 * length * model.hidden_size * size
     peak = generation.bf16_flops / generation.devices_per_chip
     bandwidth = generation.hbm_bytes_per_second / generation.devices_per_chip
@@ -194,7 +217,7 @@ def _ask(module: str, request: dict[str, Any]) -> str:
         input=json.dumps({**request, "answer": str(answer)}),
         capture_output=True,
         text=True,
-        env={**os.environ, **_ENVIRONMENT},
+        env={**os.environ, **ENVIRONMENT},
         check=False,
     )
     if done.returncode:

@@ -52,9 +52,11 @@ def counted_flops(config: ProgramConfig, inputs: Inputs) -> float:
 
 
 def _flops(jaxpr: core.Jaxpr) -> float:
-    total = 0.0
+    total, ones = 0.0, set()
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
+        if equation.primitive.name == "broadcast_in_dim" and _shape(equation.invars[0]) == ():
+            ones.add(equation.outvars[0])  # a product with it is a sum
+        elif equation.primitive.name == "dot_general" and equation.invars[0] not in ones:
             total += _product(equation)
         times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
         inner = [_flops(each) for each in _inside(equation.params)]
@@ -77,6 +79,10 @@ def _inside(params: dict[str, Any]) -> list[core.Jaxpr]:
 
 def _product(equation: Any) -> float:
     (contract, _), _ = equation.params["dimension_numbers"]
-    left = equation.invars[0].aval.shape
-    out = equation.outvars[0].aval.shape
+    left = _shape(equation.invars[0])
+    out = _shape(equation.outvars[0])
     return 2.0 * math.prod(out) * math.prod(left[axis] for axis in contract)
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return variable.aval.shape

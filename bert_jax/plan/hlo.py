@@ -4,6 +4,9 @@ The compiler writes a program as text, scheduled, and beside most operations the
 estimates for them. It says nothing of the cycles of collectives, kernels, random bits, gathers and
 scatters: these are returned by themselves, for a model of their own. Copies that run beside the
 computation (…-start, …-done) are left out.
+
+A collective that runs beside the computation is written into several fusions, piece by piece; the
+pieces have one channel, and are counted once.
 """
 
 import math
@@ -81,6 +84,7 @@ class Costs:
       kernels: name of a kernel -> how often it runs.
       random_bytes: of random bits.
       unknown: opcode -> [how many, bytes]: what nothing is known of, small as a rule.
+      channels: of the collectives that have been counted.
     """
 
     cycles: float = 0.0
@@ -88,6 +92,7 @@ class Costs:
     kernels: dict[str, int] = field(default_factory=dict)
     random_bytes: float = 0.0
     unknown: dict[str, list[float]] = field(default_factory=dict)
+    channels: list[str] = field(default_factory=list)
 
 
 def read_costs(text: str) -> Costs:
@@ -111,10 +116,15 @@ def _walk(computations: dict[str, list[Op]], name: str, times: int, costs: Costs
             for called in _called(op):
                 if called in computations:
                     _walk(computations, called, times, costs)
-        elif op.cycles is not None:
-            costs.cycles += op.cycles * times
         else:
-            _count(op, times, costs)
+            for called in _called(op) if op.opcode == "fusion" else ():
+                for part in computations.get(called, ()):
+                    if part.opcode in COLLECTIVES:
+                        _count(part, times, costs)
+            if op.cycles is not None:
+                costs.cycles += op.cycles * times
+            else:
+                _count(op, times, costs)
 
 
 def _count(op: Op, times: int, costs: Costs) -> None:
@@ -122,6 +132,10 @@ def _count(op: Op, times: int, costs: Costs) -> None:
     if kind in COLLECTIVES:
         # The result of a start is (operands, results): half of it is what is moved.
         size = op.bytes / 2 if op.opcode.endswith("-start") else op.bytes
+        channel = re.search(r"channel_id=(\d+)", op.text)
+        if channel and channel[1] in costs.channels:
+            return
+        costs.channels += [channel[1]] if channel else []
         _add(costs.collectives, kind, times, size * times)
     elif op.opcode.endswith(("-start", "-done")) or op.opcode in _FREE:
         return

@@ -66,7 +66,10 @@ def _compile(direction: str, request: dict[str, Any]) -> int:
     wide = array((rows, length, width), jnp.dtype(request["dtype"]))
     ids = array((rows, length), jnp.int32)
     arguments = [wide, wide, wide, ids, ids, array((rows,), jnp.int32), array((2,), jnp.uint32)]
-    arguments += [wide] if direction == "backward" else []
+    if direction == "backward":
+        each = request["heads"] * attention_kernel.LANES // width
+        stats = array((rows, request["heads"] // each, each, length), jnp.float32)
+        arguments += [wide, stats, wide]
     kernel = functools.partial(
         getattr(attention_kernel, direction), heads=request["heads"], rate=request["rate"]
     )

@@ -11,7 +11,7 @@ from bert_jax.experiment import Experiment
 from bert_jax.parallel import sharding
 from bert_jax.programs.program import Batch, Program
 from bert_jax.train.config import Phase
-from bert_jax.train.gathered import Gathered
+from bert_jax.train.exchanged import Exchanged
 from bert_jax.train.loop import CompiledStep
 from bert_jax.train.schedule import learning_rate
 from bert_jax.train.step import Metrics, State, make_train_step
@@ -47,8 +47,8 @@ def jitted_step(
 ) -> Any:
     """A phase's step under jit, with donated state; lower it where `mesh` is set."""
     frozen = experiment.train.tuning.frozen
-    if mesh.shape["fsdp"] > 1:
-        program = Gathered(program, abstract["params"])
+    if mesh.shape["fsdp"] > 1 or experiment.mesh.exchange != "float32":
+        program = Exchanged(program, abstract["params"], experiment.mesh.exchange)
     step = make_train_step(
         Frozen(program, frozen) if frozen else program,
         optimizer,

@@ -41,7 +41,7 @@ def get_config(
     epochs: float = 3.0,
     batch_size: int = 128,
     learning_rate: float = 5e-5,
-    max_length: int = 128,
+    max_length: int | None = None,
     seed: int = 0,
 ) -> Experiment:
     """`tasks` is "all" or names with commas between; `mixing` says how often each is drawn.

@@ -6,11 +6,12 @@
 90 % of the updates see sequences of 128 tokens, the last 10 % sequences of 512.
 """
 
+import dataclasses
 from pathlib import Path
 
 from bert_jax.data.config import LoaderConfig
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import Compute, Size, bert
+from bert_jax.models.config import Compute, FusedAttention, PlainAttention, Size, bert
 from bert_jax.parallel.config import Preset, mesh
 from bert_jax.programs.config import Pretraining
 from bert_jax.text.vocabulary import load_vocabulary
@@ -26,10 +27,16 @@ def get_config(
     batch_size: int = 256,
     learning_rate: float = 1e-4,
     bfloat16: bool = True,
+    tpu: bool = False,
     layout: Preset = "dp",
     seed: int = 0,
 ) -> Experiment:
-    """The paper's run on a corpus prepared by `bert-jax prepare`; everything else by --set."""
+    """The paper's run on a corpus prepared by `bert-jax prepare`; everything else by --set.
+
+    `tpu` computes attention in one kernel and lets chips exchange what they compute in.
+    """
+    dtype = "bfloat16" if bfloat16 else "float32"
+    attention = FusedAttention() if tpu else PlainAttention()
     vocabulary = load_vocabulary(Path(prepared) / "vocabulary")
     short = max(1, round(0.9 * steps))
     phases = [Phase(steps=short, length=128, batch_size=batch_size, max_predictions=20)]
@@ -44,7 +51,7 @@ def get_config(
         program=Pretraining(
             model=bert(size, vocab_size=vocabulary.size),
             mask_token_id=vocabulary.mask_id,
-            compute=Compute(dtype="bfloat16" if bfloat16 else "float32"),
+            compute=Compute(dtype=dtype, attention=attention),
         ),
         data=LoaderConfig(prepared=prepared),
         train=Train(
@@ -54,5 +61,5 @@ def get_config(
             checkpoints=Checkpoints(every=max(1, steps // 100)),
             evaluation=evaluation,
         ),
-        mesh=mesh(layout),
+        mesh=dataclasses.replace(mesh(layout), exchange=dtype if tpu else "float32"),
     )

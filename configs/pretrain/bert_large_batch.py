@@ -7,13 +7,14 @@ As many sequences as in BERT's own recipe (256,000,000), in fewer and larger upd
 leaves 16 chips waiting for each other's gradients.
 """
 
+import dataclasses
 import math
 from pathlib import Path
 
 from bert_jax.data.config import LoaderConfig
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import Compute, Size, bert
+from bert_jax.models.config import Compute, FusedAttention, PlainAttention, Size, bert
 from bert_jax.parallel.config import Preset, mesh
 from bert_jax.programs.config import Pretraining
 from bert_jax.text.vocabulary import load_vocabulary
@@ -34,12 +35,18 @@ def get_config(
     accumulate: int = 4,
     accumulate_long: int = 16,
     bfloat16: bool = True,
+    tpu: bool = False,
     layout: Preset = "dp",
     seed: int = 0,
 ) -> Experiment:
-    """90 % of the updates at length 128, the rest at 512, each in so many microbatches."""
+    """90 % of the updates at length 128, the rest at 512, each in so many microbatches.
+
+    `tpu` computes attention in one kernel and lets chips exchange what they compute in.
+    """
     if not 256 <= batch_size <= _ROWS:
         raise ConfigError(f"--with batch_size={batch_size}: the rule covers 256 to {_ROWS} rows")
+    dtype = "bfloat16" if bfloat16 else "float32"
+    attention = FusedAttention() if tpu else PlainAttention()
     steps = max(10, sequences // batch_size)
     short = round(0.9 * steps)
     share = batch_size / _ROWS
@@ -51,7 +58,7 @@ def get_config(
         program=Pretraining(
             model=bert(size, vocab_size=vocabulary.size),
             mask_token_id=vocabulary.mask_id,
-            compute=Compute(dtype="bfloat16" if bfloat16 else "float32"),
+            compute=Compute(dtype=dtype, attention=attention),
         ),
         data=LoaderConfig(prepared=prepared),
         train=Train(
@@ -78,5 +85,5 @@ def get_config(
             checkpoints=Checkpoints(every=max(1, steps // 200)),
             evaluation=evaluation,
         ),
-        mesh=mesh(layout),
+        mesh=dataclasses.replace(mesh(layout), exchange=dtype if tpu else "float32"),
     )

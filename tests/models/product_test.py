@@ -83,3 +83,15 @@ def test_gradients_of_a_bfloat16_kernel_are_not_rounded_to_bfloat16():
         lambda *a: dense(*a, 0, BF16), (x, kernel, jnp.zeros((40,))), normal(2, (4, 16, 40))
     )
     assert not np.array_equal(d_kernel, d_kernel.astype(jnp.bfloat16).astype(jnp.float32))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_kernel_in_bfloat16_has_the_same_gradient_rounded_once(axis):
+    x, kernel = normal(0, (4, 16, 24), BF16), normal(1, (24, 40) if axis == 0 else (40, 24), BF16)
+    weights, bias = normal(2, (4, 16, 40)), jnp.zeros((40,))
+
+    def gradient(kernel):
+        return results(lambda *a: dense(*a, axis, BF16), (x, kernel, bias), weights)[1][1]
+
+    rounded = gradient(kernel.astype(F32)).astype(BF16)
+    np.testing.assert_array_equal(gradient(kernel), rounded)

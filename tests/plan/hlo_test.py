@@ -58,3 +58,30 @@ def test_a_loop_without_a_known_bound_is_an_error():
 def test_another_form_of_text_is_refused():
     with pytest.raises(UserError, match="no ENTRY"):
         read_costs("HloModule nothing")
+
+
+BESIDE = """\
+HloModule jit_step, is_scheduled=true
+
+%begin (p: bf16[8,128]) -> bf16[128,128] {
+  %p = bf16[8,128]{1,0} parameter(0)
+  ROOT %gather.1 = bf16[128,128]{1,0} all-gather(%p), channel_id=7, dimensions={0}
+}
+
+%middle (p.1: bf16[8,128]) -> bf16[128,128] {
+  %p.1 = bf16[8,128]{1,0} parameter(0)
+  ROOT %gather.2 = bf16[128,128]{1,0} all-gather(%p.1), channel_id=7, dimensions={0}
+}
+
+ENTRY %main (a: bf16[8,128]) -> bf16[128,128] {
+  %a = bf16[8,128]{1,0} parameter(0)
+  %fusion.1 = bf16[128,128]{1,0} fusion(%a), kind=kCustom, calls=%begin, backend_config={"window_config":{"estimated_cycles":"5"}}
+  ROOT %fusion.2 = bf16[128,128]{1,0} fusion(%a), kind=kCustom, calls=%middle
+}
+"""
+
+
+def test_a_collective_written_into_several_fusions_is_counted_once():
+    costs = read_costs(BESIDE)
+    assert costs.collectives == {"all-gather": [1, 128 * 128 * 2]}
+    assert costs.cycles == 5 and list(costs.unknown) == ["fusion"]

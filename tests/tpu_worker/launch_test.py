@@ -116,7 +116,7 @@ def test_pretraining_on_four_hosts_ends_as_if_nothing_had_been(cloud, tmp_path):
     calm = cloud.launch("calm", "smoke_16.sh", **recipe)
     cloud.taken_away("rough", random.Random(1), lives=2, first=50)
     rough = cloud.launch("rough", "smoke_16.sh", **recipe)
-    assert cloud.lives(calm) == 1 and cloud.lives(rough) == 3
+    assert cloud.lives(calm) == 1 and cloud.lives(rough) > 1  # a fast machine may be done before
     one, other = (paths.flatten(load_model(each / "run").params) for each in (calm, rough))
     for path, value in one.items():
         np.testing.assert_array_equal(value, other[path], err_msg=path)
@@ -137,7 +137,7 @@ def test_glue_on_sixteen_lanes_ends_in_the_same_table(cloud, glue, tmp_path):
     )
     cloud.taken_away("lanes", random.Random(2), lives=2, first=120)
     run = cloud.launch("lanes", "finetune_glue_lanes_16.sh", **glue)
-    assert cloud.lives(run) == 3
+    assert cloud.lives(run) > 1
     results = json.loads((run / "run/results.json").read_text())
     assert results["failed"] == {} and results["tasks"].keys() == set(TASKS)
     for file in ("results.json", "table.md", "table.html"):
@@ -148,6 +148,6 @@ def test_the_mixture_of_glue_ends_in_the_same_evaluation(cloud, glue):
     calm = cloud.launch("calm", "finetune_glue_mixture_16.sh", **glue)
     cloud.taken_away("rough", random.Random(3), lives=2, first=60)
     rough = cloud.launch("rough", "finetune_glue_mixture_16.sh", **glue)
-    assert cloud.lives(calm) == 1 and cloud.lives(rough) == 3
+    assert cloud.lives(calm) == 1 and cloud.lives(rough) > 1  # a fast machine may be done before
     for file in ("evaluation.json", "analysis.json", "predictions/rte/dev.jsonl"):
         assert (calm / "run" / file).read_bytes() == (rough / "run" / file).read_bytes()

@@ -1,0 +1,77 @@
+"""Hugging Face's last Flax BERT, compiled for a TPU slice; run by `bench/tpu_compile.py`.
+
+It runs in an environment of its own with transformers 4.x, which Flax models left with version 5.
+The step is that of their `run_mlm_flax.py`: logits of all positions, one-hot labels, AdamW, a model
+in bfloat16 with float32 parameters, gradients summed over all devices; next-sentence prediction
+beside it.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from transformers import BertConfig, FlaxBertForPreTraining  # type: ignore[attr-defined]
+
+from bert_jax.plan.aot import facts, topology
+from bert_jax.plan.slices import find_slice
+
+
+def main() -> None:
+    """Reads the request from standard input, writes facts to its `answer` file."""
+    request = json.load(sys.stdin)
+    rows, length = request["rows"], request["length"]
+    model = FlaxBertForPreTraining(
+        BertConfig(**request["config"]), _do_init=False, dtype=jnp.bfloat16
+    )
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4, weight_decay=0.01))
+    devices = np.asarray(topology(find_slice(request["slice"])).devices).reshape(-1)
+    mesh = Mesh(devices, ("data",))
+    whole, cut = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+
+    def loss(params, batch, key):
+        out = model(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            token_type_ids=batch["token_type_ids"],
+            params=params,
+            dropout_rng=key,
+            train=True,
+        )
+        labels = batch["labels"]
+        chosen = (labels >= 0).astype(jnp.float32)
+        one_hot = jax.nn.one_hot(labels, out.prediction_logits.shape[-1])
+        masked = optax.softmax_cross_entropy(out.prediction_logits.astype(jnp.float32), one_hot)
+        following = optax.softmax_cross_entropy_with_integer_labels(
+            out.seq_relationship_logits.astype(jnp.float32), batch["next_sentence_label"]
+        )
+        return (masked * chosen).sum() / chosen.sum() + following.mean()
+
+    def step(params, state, batch, seed):
+        grads = jax.grad(loss)(params, batch, jax.random.key(seed))
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def placed(tree, where):
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree
+        )
+
+    params = jax.eval_shape(lambda key: model.init_weights(key, (1, length)), jax.random.key(0))
+    state = jax.eval_shape(optimizer.init, params)
+    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    names = ("input_ids", "attention_mask", "token_type_ids", "labels")
+    batch = {name: ids for name in names}
+    batch["next_sentence_label"] = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    lowered = jax.jit(step, donate_argnums=(0, 1), out_shardings=(whole, whole)).lower(
+        placed(params, whole), placed(state, whole), placed(batch, cut), np.int32(0)
+    )
+    Path(request["answer"]).write_text(json.dumps(facts(lowered)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
