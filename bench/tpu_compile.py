@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -85,7 +84,8 @@ def hugging_face(size: str, name: str, python: str) -> Compiled:
             "answer": str(answer),
         }
         root = Path(__file__).parents[1]
-        paths = os.pathsep.join([str(root), *sys.path])
+        # Not all of sys.path, which has another transformers.
+        paths = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
         subprocess.run(
             [python, str(root / "bench/hf_flax_step.py")],
             input=json.dumps(request),

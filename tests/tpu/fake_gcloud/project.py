@@ -34,6 +34,14 @@ class Project:
         """config get-value project."""
         print(self._script.data.get("project", "test-project"))
 
+    def set_config(self, given: Parsed) -> None:
+        """config set project NAME: the project is that of the script, whatever is set."""
+        print(f"Updated property [core/{given.positional[0]}].")
+
+    def login(self, given: Parsed) -> None:
+        """auth login: nobody is asked."""
+        print("You are now logged in.")
+
     def services(self, given: Parsed) -> None:
         """APIs that are switched on."""
         print(*self._script.data.get("apis", APIS), sep="\n")

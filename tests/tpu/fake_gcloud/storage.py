@@ -1,4 +1,4 @@
-"""`gcloud storage`: cp, cat, ls, rsync, rm, objects and buckets describe; buckets are folders."""
+"""`gcloud storage`: cp, cat, ls, rsync, rm, objects and buckets; buckets are folders."""
 
 import contextlib
 import fcntl
@@ -131,6 +131,14 @@ class Storage:
         self._script.deny_storage("read", url)
         print({"value(location)": location}[given.value("--format")])
 
+    def create_bucket(self, given: Parsed) -> None:
+        """A bucket; its location is that of the script, and has to be the one asked for."""
+        (url,) = given.positional
+        location = self._script.bucket_location(url.removeprefix("gs://").strip("/"))
+        if given.value("--location").upper() != location:
+            raise CloudError(f"this stand-in has {url} in {location}: see script.json")
+        print(f"Creating {url}/...")
+
     def _listing(self, url: str, given: Parsed) -> Iterator[str]:
         deep = given.has("--recursive") or url.endswith("**")
         for path in self._sources(url.removesuffix("**"), "ls", strict=False):
@@ -238,5 +246,6 @@ COMMANDS: dict[str, tuple[Callable[[Storage, Parsed], None], dict[str, str]]] = 
     "rsync": (Storage.rsync, RSYNC),
     "rm": (Storage.rm, RM),
     "objects describe": (Storage.describe_object, {}),
+    "buckets create": (Storage.create_bucket, {"--location": "value"}),
     "buckets describe": (Storage.describe_bucket, {}),
 }
