@@ -131,13 +131,15 @@ def _compiled(plans: Sequence["Plan"], largest: bool) -> dict[str, list["Compile
     from bert_jax.plan.count import check_formula
     from bert_jax.plan.largest_batch import largest_batch
 
+    # The same for every slice.
+    for phase in plans[0].phases if plans else ():
+        check_formula(plans[0].experiment.program, phase.inputs)
     found: dict[str, list[Compiled]] = {}
     for plan in plans:
         for index, phase in enumerate(plan.phases):
             what = f"{plan.where.name}, length {phase.inputs.phase.length}"
             _say(f"compiling for {what}; this takes minutes ...")
             begun = time.monotonic()
-            check_formula(plan.experiment.program, phase.inputs)
             each = compile_phase(plan.experiment, phase.inputs, index, plan.where)
             _say(f"compiled for {what} in {time.monotonic() - begun:.0f} s")
             found.setdefault(plan.where.name, []).append(each)

@@ -3,12 +3,12 @@
 import argparse
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from bert_jax.aside import written_aside
 from bert_jax.cli.texts import text_groups
 from bert_jax.errors import ConfigError, UserError
 
@@ -169,14 +169,8 @@ def _output(path: str | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    file = Path(path)
-    aside = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
-        with aside.open("w", encoding="utf-8") as stream:
+        with written_aside(Path(path)) as aside, aside.open("w", encoding="utf-8") as stream:
             yield stream
-        os.replace(aside, file)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_jax.aside import write_aside
 from bert_jax.errors import UserError
 
 HELP = "from the documentation on this machine to a trained, exported BERT"
@@ -75,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
             return result
         if isinstance(result, dict):
             done["results"].update(result)
-        _write(folder / STAGES_FILE, json.dumps(done, indent=2) + "\n")
+        write_aside(folder / STAGES_FILE, json.dumps(done, indent=2) + "\n")
     summary = _summary(folder, stages, done)
-    _write(folder / SUMMARY_FILE, summary)
+    write_aside(folder / SUMMARY_FILE, summary)
     print(summary, end="")
     return 0
 
@@ -221,9 +222,3 @@ def _summary(folder: Path, stages: list[Stage], done: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from bert_jax.aside import write_aside, written_aside
 from bert_jax.errors import UserError
 
 MIN_DOCUMENT_WORDS = 40
@@ -86,7 +87,7 @@ def gather(output: Path, *, roots: list[Path] | None = None, held_out_share: flo
         documents = ((p, *document) for p in sorted(wanted) for document in by_package[p])
         counts[name] = _write(output / f"{name}.jsonl", documents, seen)
         counts[name]["packages"] = len(wanted)
-    _replace(output / "counts.json", json.dumps(counts, indent=2) + "\n")
+    write_aside(output / "counts.json", json.dumps(counts, indent=2) + "\n")
     return Corpus(train=output / "train.jsonl", held_out=output / "heldout.jsonl", counts=counts)
 
 
@@ -227,8 +228,7 @@ def _write(
 ) -> dict[str, int]:
     """Writes documents whose new paragraphs make enough words; adds the paragraphs to `seen`."""
     counts: Counter[str] = Counter(documents=0)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with written_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
         for package, module, found in documents:
             new = []
             for paragraph in found:
@@ -246,11 +246,4 @@ def _write(
             text = "\n\n".join(new)
             counts.update(documents=1, paragraphs=len(new), words=words, characters=len(text))
             file.write(json.dumps({"module": module, "package": package, "text": text}) + "\n")
-    os.replace(temporary, path)
     return dict(counts)
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

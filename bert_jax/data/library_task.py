@@ -3,11 +3,11 @@
 import csv
 import hashlib
 import json
-import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert_jax.aside import written_aside
 from bert_jax.data.labelled.config import Columns
 from bert_jax.errors import UserError
 
@@ -95,10 +95,8 @@ def _hash(text: str) -> bytes:
 
 
 def _write(file: Path, texts: dict[str, list[str]]) -> None:
-    aside = file.with_name(f"{file.name}.tmp")
-    with aside.open("w", newline="", encoding="utf-8") as stream:
+    with written_aside(file) as aside, aside.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow(("text", "library"))
         for library in sorted(texts):
             writer.writerows((text, library) for text in texts[library])
-    os.replace(aside, file)

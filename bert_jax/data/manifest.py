@@ -15,11 +15,11 @@ because a shard is a function of its own sources alone. The number in the whole 
 import dataclasses
 import hashlib
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bert_jax.aside import write_aside
 from bert_jax.errors import UserError
 
 FORMAT_VERSION = 1
@@ -134,13 +134,7 @@ def shard_from_json(data: dict[str, Any]) -> Shard:
 
 def write_json(path: Path, data: Any) -> None:
     """Writes JSON beside `path`, then puts it in place: a reader sees all of it or none."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with open(aside, "w", encoding="utf-8") as file:
-        json.dump(data, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    write_aside(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -2,13 +2,13 @@
 
 import contextlib
 import fcntl
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_jax import config as configs
+from bert_jax.aside import written_aside
 from bert_jax.data.manifest import MANIFEST, PLAN, VOCABULARY, read_json, write_json
 from bert_jax.data.workplan import Plan
 from bert_jax.errors import UserError
@@ -62,9 +62,8 @@ def open_folder(folder: Path, plan: Plan, *, overwrite: bool) -> None:
     for leftover in folder.glob(".*.partial"):
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     if not (folder / VOCABULARY).is_dir():
-        aside = folder / f".{VOCABULARY}.{os.getpid()}.partial"
-        plan.vocabulary.save(aside)
-        os.replace(aside, folder / VOCABULARY)
+        with written_aside(folder / VOCABULARY) as aside:
+            plan.vocabulary.save(aside)
     if load_vocabulary(folder / VOCABULARY).fingerprint != plan.vocabulary.fingerprint:
         raise UserError(
             f"{folder / VOCABULARY}: changed since it was written here; give --overwrite to start "

@@ -9,7 +9,6 @@ Layout, little-endian: header of 32 bytes (magic "BJD1", bytes per id, document,
 sentences), then `sentences` uint32 sentence ends, then `tokens` ids as uint16 or uint32.
 """
 
-import os
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.aside import written_aside
 from bert_jax.errors import UserError
 
 # Group size 1 makes each record readable on its own; the ids hardly compress.
@@ -124,17 +124,13 @@ def write_shard(path: Path, parts: Iterable[DocumentPart]) -> dict[str, int]:
     """
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     rows: list[tuple[int, int, int]] = []
-    writer = ArrayRecordWriter(str(aside), WRITER_OPTIONS)
-    try:
+    with written_aside(path) as aside:
+        writer = ArrayRecordWriter(str(aside), WRITER_OPTIONS)
         for part in parts:
             writer.write(encode(part))
             rows.append((part.document, len(part.ids), len(part.sentence_ends)))
         writer.close()
-        replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     write_index(path.with_name(index_file(path.name)), table)
     return {
@@ -147,22 +143,10 @@ def write_shard(path: Path, parts: Iterable[DocumentPart]) -> dict[str, int]:
 
 def write_index(path: Path, table: np.ndarray) -> None:
     """Writes the index of a shard from rows [R, 3] of (document, tokens, sentences)."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(aside, "wb") as file:
-            np.savez(
-                file,
-                document=table[:, 0].astype(np.int64),
-                tokens=table[:, 1].astype(np.int32),
-                sentences=table[:, 2].astype(np.int32),
-            )
-        replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def replace(aside: Path, path: Path) -> None:
-    """Moves a finished file into its place once its bytes are on the disk."""
-    with open(aside, "rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    with written_aside(path) as aside, aside.open("wb") as file:
+        np.savez(
+            file,
+            document=table[:, 0].astype(np.int64),
+            tokens=table[:, 1].astype(np.int32),
+            sentences=table[:, 2].astype(np.int32),
+        )

@@ -17,11 +17,11 @@ class Embeddings(nnx.Module):
     """The sum of three tables, then norm and dropout (Devlin et al. 2019, figure 2)."""
 
     def __init__(self, config: BertConfig, compute: Compute, rngs: nnx.Rngs):
-        self.word_embeddings = embedding(config.vocab_size, config, compute, rngs)
+        self.word_embeddings = embedding(config.vocab_size, config, rngs)
         self.position_embeddings = embedding(
-            config.positions.max_length, config, compute, rngs, _position_init(config)
+            config.positions.max_length, config, rngs, _position_init(config)
         )
-        self.token_type_embeddings = embedding(config.type_vocab_size, config, compute, rngs)
+        self.token_type_embeddings = embedding(config.type_vocab_size, config, rngs)
         self.norm = layer_norm(config, compute, rngs)
         self.max_length = config.positions.max_length
         self.rate = config.hidden_dropout

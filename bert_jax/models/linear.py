@@ -9,7 +9,7 @@ from bert_jax.models.product import dense
 
 
 class Linear(nnx.Linear):
-    """A dense layer, computed by `models/product.py`: float32 sums, float32 gradients."""
+    """A dense layer, computed by `models/product.py`: sums in float32, forward and backward."""
 
     def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]
         """[..., inputs] -> [..., outputs] in `dtype`."""
@@ -68,17 +68,12 @@ def layer_norm(config: BertConfig, compute: Compute, rngs: nnx.Rngs) -> LayerNor
 
 
 def embedding(
-    rows: int,
-    config: BertConfig,
-    compute: Compute,
-    rngs: nnx.Rngs,
-    init: nnx.Initializer | None = None,
+    rows: int, config: BertConfig, rngs: nnx.Rngs, init: nnx.Initializer | None = None
 ) -> nnx.Embed:
-    """A table [rows, D] in float32, read in `compute.dtype`; `init` None is BERT's initialiser."""
+    """A table [rows, D] in float32, read by `lookup`; `init` None is BERT's initialiser."""
     return nnx.Embed(
         rows,
         config.hidden_size,
-        dtype=jnp.dtype(compute.dtype),
         param_dtype=jnp.float32,
         embedding_init=init or initializer(config),
         rngs=rngs,

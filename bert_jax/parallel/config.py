@@ -6,6 +6,7 @@ from typing import Literal
 from bert_jax.errors import ConfigError
 
 Preset = Literal["dp", "fsdp", "tp", "fsdp_tp"]
+Exchange = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class Mesh:
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
-    exchange: Literal["float32", "bfloat16"] = "float32"
+    exchange: Exchange = "float32"
 
     def __post_init__(self) -> None:
         sizes = (self.data, self.fsdp, self.tensor)
@@ -51,11 +52,11 @@ class Mesh:
         return sizes[0], sizes[1], sizes[2]
 
 
-def mesh(preset: Preset) -> Mesh:
+def mesh(preset: Preset, exchange: Exchange = "float32") -> Mesh:
     """The mesh of a preset: dp copies the model, fsdp splits it, tp and fsdp_tp cut layers in 2."""
     return {
-        "dp": Mesh(),
-        "fsdp": Mesh(data=1, fsdp=-1),
-        "tp": Mesh(tensor=2),
-        "fsdp_tp": Mesh(data=1, fsdp=-1, tensor=2),
+        "dp": Mesh(exchange=exchange),
+        "fsdp": Mesh(data=1, fsdp=-1, exchange=exchange),
+        "tp": Mesh(tensor=2, exchange=exchange),
+        "fsdp_tp": Mesh(data=1, fsdp=-1, tensor=2, exchange=exchange),
     }[preset]

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bert_jax.aside import write_aside
 from bert_jax.batch import spec
 from bert_jax.config import from_json
 from bert_jax.experiment import Experiment
@@ -94,7 +95,7 @@ def versions() -> dict[str, str]:
 
 
 def main() -> int:
-    """Reads the request, writes `facts.json` under the program's fingerprint, prints the file."""
+    """Reads the request, keeps the facts under the program's fingerprint, answers with them."""
     request = json.load(sys.stdin)
     experiment = from_json(Experiment, request["experiment"], "the request")
     where = find_slice(request["slice"])
@@ -108,10 +109,8 @@ def main() -> int:
     file = Path(request["cache"]) / f"{name}.json"
     if not file.exists():
         content = {**facts(lowered), "slice": where.name, "versions": versions()}
-        aside = file.with_suffix(".tmp")
-        aside.write_text(json.dumps(content), encoding="utf-8")
-        aside.replace(file)
-    Path(request["answer"]).write_text(str(file), encoding="utf-8")
+        write_aside(file, json.dumps(content))
+    Path(request["answer"]).write_bytes(file.read_bytes())
     return 0
 
 

@@ -27,11 +27,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bert_jax.aside import write_aside
 from bert_jax.config import to_json
 from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
 from bert_jax.models import attention_kernel
-from bert_jax.models.attention_kernel import LANES, fits, operand_dtype
 from bert_jax.models.config import FusedAttention, Scanned
 from bert_jax.plan.inputs import Inputs
 from bert_jax.plan.slices import Slice
@@ -105,7 +105,7 @@ def compile_phase(
         "sizes": inputs.shapes[-1],
         "cache": str(cache),
     }
-    facts = json.loads(Path(_ask("bert_jax.plan.aot", request)).read_text(encoding="utf-8"))
+    facts = json.loads(_ask("bert_jax.plan.aot", request))
     kernels = (0.0, 0.0)
     if not facts["out_of_memory"] and facts["costs"]["kernels"]:
         kernels = _attention_seconds(experiment, inputs, where, cache)
@@ -166,25 +166,27 @@ def _attention_seconds(
     program, generation = experiment.program, where.generation
     model, length = program.model, inputs.shapes[-1]["L"]
     assert isinstance(program.compute.attention, FusedAttention)
-    assert fits(length, model.hidden_size, model.num_attention_heads)
+    assert attention_kernel.fits(length, model.hidden_size, model.num_attention_heads)
     request = {
         "slice": where.name,
         "length": length,
         "width": model.hidden_size,
         "heads": model.num_attention_heads,
         "rate": model.attention_dropout,
-        "dtype": operand_dtype(program.compute.dtype, generation.device_kind),
+        "dtype": attention_kernel.operand_dtype(program.compute.dtype, generation.device_kind),
     }
     source = hashlib.sha256(Path(attention_kernel.__file__).read_bytes()).hexdigest()[:12]
     kept = cache / f"attention-{'-'.join(map(str, request.values()))}-{source}.json"
     if not kept.exists():
-        kept.write_text(Path(_ask("bert_jax.plan.kernel_schedule", request)).read_text())
-    bundles = json.loads(kept.read_text())
+        write_aside(kept, _ask("bert_jax.plan.kernel_schedule", request))
+    bundles = json.loads(kept.read_text(encoding="utf-8"))
     data, fsdp, _ = experiment.mesh.sizes(where.devices)
     rows = inputs.texts // (data * fsdp)
     layers = model.num_hidden_layers
     # A device of two cores that are one to JAX (megacore) shares the grid out between them.
-    programs = rows * (model.hidden_size // LANES) * layers / generation.cores_per_device
+    programs = (
+        rows * (model.hidden_size // attention_kernel.LANES) * layers / generation.cores_per_device
+    )
     schedule = programs * (bundles["forward"] + bundles["backward"]) / generation.clock_hz
     # Forward 2 products of 2 L^2 D, backward 5; 4 arrays [L, D] are moved forward, 7 backward.
     flops = rows * layers * 14 * length**2 * model.hidden_size
@@ -205,25 +207,23 @@ def _link_seconds(collectives: dict[str, list[float]], where: Slice) -> float:
 
 
 def _ask(module: str, request: dict[str, Any]) -> str:
-    """Runs one of the processes that use libtpu; returns the file it answered with."""
+    """Runs one of the processes that use libtpu; returns its answer, JSON."""
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             "--compile needs libtpu, which has XLA's compiler for TPUs and needs no TPU: "
             "pip install 'bert_jax[tpu]' (Linux on x86)"
         )
-    answer = Path(tempfile.mkdtemp(prefix="bert-jax-plan-")) / "answer"
-    done = subprocess.run(
-        [sys.executable, "-m", module],
-        input=json.dumps({**request, "answer": str(answer)}),
-        capture_output=True,
-        text=True,
-        env={**os.environ, **ENVIRONMENT},
-        check=False,
-    )
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "Error" in line]
-        raise UserError(
-            f"the compiler failed for {request['slice']}: {lines[-1] if lines else 'no message'}"
+    with tempfile.TemporaryDirectory(prefix="bert-jax-plan-") as folder:
+        answer = Path(folder) / "answer"
+        done = subprocess.run(
+            [sys.executable, "-m", module],
+            input=json.dumps({**request, "answer": str(answer)}),
+            capture_output=True,
+            text=True,
+            env={**os.environ, **ENVIRONMENT},
+            check=False,
         )
-    text = answer.read_text(encoding="utf-8")
-    return text if module.endswith("aot") else str(answer)
+        if done.returncode:
+            said = [line for line in done.stderr.splitlines() if "Error" in line] or ["no message"]
+            raise UserError(f"the compiler failed for {request['slice']}: {said[-1]}")
+        return answer.read_text(encoding="utf-8")

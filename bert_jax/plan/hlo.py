@@ -84,7 +84,6 @@ class Costs:
       kernels: name of a kernel -> how often it runs.
       random_bytes: of random bits.
       unknown: opcode -> [how many, bytes]: what nothing is known of, small as a rule.
-      channels: of the collectives that have been counted.
     """
 
     cycles: float = 0.0
@@ -92,7 +91,6 @@ class Costs:
     kernels: dict[str, int] = field(default_factory=dict)
     random_bytes: float = 0.0
     unknown: dict[str, list[float]] = field(default_factory=dict)
-    channels: list[str] = field(default_factory=list)
 
 
 def read_costs(text: str) -> Costs:
@@ -103,39 +101,42 @@ def read_costs(text: str) -> Costs:
     """
     computations, entry = _parse(text)
     costs = Costs()
-    _walk(computations, entry, 1, costs)
+    _walk(computations, entry, 1, costs, set())
     return costs
 
 
-def _walk(computations: dict[str, list[Op]], name: str, times: int, costs: Costs) -> None:
+def _walk(
+    computations: dict[str, list[Op]], name: str, times: int, costs: Costs, channels: set[str]
+) -> None:
+    """Adds what a computation costs; `channels` are those of collectives counted so far."""
     for op in computations[name]:
         if op.opcode == "while":
             trips = _trips(computations, op)
-            _walk(computations, _named(op, "body"), times * trips, costs)
+            _walk(computations, _named(op, "body"), times * trips, costs, channels)
         elif op.opcode in ("call", "conditional"):
             for called in _called(op):
                 if called in computations:
-                    _walk(computations, called, times, costs)
+                    _walk(computations, called, times, costs, channels)
         else:
             for called in _called(op) if op.opcode == "fusion" else ():
                 for part in computations.get(called, ()):
                     if part.opcode in COLLECTIVES:
-                        _count(part, times, costs)
+                        _count(part, times, costs, channels)
             if op.cycles is not None:
                 costs.cycles += op.cycles * times
             else:
-                _count(op, times, costs)
+                _count(op, times, costs, channels)
 
 
-def _count(op: Op, times: int, costs: Costs) -> None:
+def _count(op: Op, times: int, costs: Costs, channels: set[str]) -> None:
     kind = op.opcode.removesuffix("-start")
     if kind in COLLECTIVES:
         # The result of a start is (operands, results): half of it is what is moved.
         size = op.bytes / 2 if op.opcode.endswith("-start") else op.bytes
         channel = re.search(r"channel_id=(\d+)", op.text)
-        if channel and channel[1] in costs.channels:
+        if channel and channel[1] in channels:
             return
-        costs.channels += [channel[1]] if channel else []
+        channels |= {channel[1]} if channel else set()
         _add(costs.collectives, kind, times, size * times)
     elif op.opcode.endswith(("-start", "-done")) or op.opcode in _FREE:
         return

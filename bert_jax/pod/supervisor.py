@@ -6,17 +6,23 @@ a host was killed, aborted or hung (70)      start again, while checkpoints get 
 anything else                                the same would happen again: give up
 """
 
+import contextlib
 import signal
 import sys
 import threading
 import time
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any
 
 from bert_jax.pod.life import Life, live, meaning, newest_checkpoint
 from bert_jax.pod.plan import Plan
-from bert_jax.train.preemption import EXIT_DONE, EXIT_HUNG, EXIT_PREEMPTED, EXIT_USER_ERROR
+from bert_jax.train.preemption import (
+    EXIT_DONE,
+    EXIT_HUNG,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    caught,
+)
 from bert_jax.train.progress import duration
 
 MOST_WITHOUT_PROGRESS = 3
@@ -39,15 +45,14 @@ class Supervisor:
 
     def __init__(self, plan: Plan):
         self._plan = plan
-        self._previous: dict[int, Any] = {}
+        self._stack = contextlib.ExitStack()
         self._asked: list[signal.Signals] = []
         self._asked_before = False
         self._printing = threading.Lock()
         self._began = time.monotonic()
 
     def __enter__(self) -> "Supervisor":
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, self._note)
+        self._stack.enter_context(caught((signal.SIGTERM, signal.SIGINT), self._note))
         return self
 
     def __exit__(
@@ -56,8 +61,7 @@ class Supervisor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        self._stack.close()
 
     def run(self) -> Outcome:
         """Lives until the run is complete, or until there is no use in another one."""

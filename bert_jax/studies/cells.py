@@ -32,7 +32,7 @@ from bert_jax.errors import UserError
 from bert_jax.studies import lanes
 from bert_jax.studies.lanes import Lane
 from bert_jax.train import metrics_log, run_folder
-from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
+from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, caught
 from bert_jax.train.progress import duration
 
 SETTINGS, LOG, FINISHED = "settings.json", "log.txt", "finished.json"
@@ -88,8 +88,7 @@ class CellRunner:
             self._stack.enter_context(run_folder.locked(self._folder))
         else:
             self._stack.enter_context(lanes.locked(self._folder, self._lane))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._stack.callback(signal.signal, number, signal.signal(number, self._note))
+        self._stack.enter_context(caught((signal.SIGTERM, signal.SIGINT), self._note))
         return self
 
     def __exit__(

@@ -6,7 +6,6 @@ as a score in [0, 5]. The leaderboard wants all eleven files.
 """
 
 import io
-import os
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_jax.aside import written_aside
 from bert_jax.data.labelled.config import Glue
 from bert_jax.data.labelled.example import TextExample
 from bert_jax.data.labelled.glue import GLUE_TASKS
@@ -63,8 +63,7 @@ def write_zip(file: Path, best_run: Callable[[str], Path | None], glue_dir: str)
       {name of a file that is missing or not as the leaderboard wants it: why}.
     """
     wrong: dict[str, str] = {}
-    aside = file.with_name(f"{file.name}.tmp")
-    with zipfile.ZipFile(aside, "w") as archive:
+    with written_aside(file) as aside, zipfile.ZipFile(aside, "w") as archive:
         for name, wanted in TEST_SETS.items():
             try:
                 rows = _rows(wanted, best_run, glue_dir)
@@ -76,7 +75,6 @@ def write_zip(file: Path, best_run: Callable[[str], Path | None], glue_dir: str)
             info = zipfile.ZipInfo(name, _DATE)
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, submission_file(wanted.task, rows))
-    os.replace(aside, file)
     return wrong
 
 

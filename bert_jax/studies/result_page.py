@@ -1,10 +1,10 @@
 """Tables of results, as Markdown and on a page that opens offline."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert_jax.aside import write_aside
 from bert_jax.train import page
 
 MARKDOWN, PAGE = "table.md", "table.html"
@@ -49,7 +49,7 @@ def write_pages(
       charts: (heading, SVG element).
     """
     listed = "".join(f"- {note}\n" for note in notes)
-    _write(folder / MARKDOWN, f"# {title}\n\n{table.markdown()}\n{listed}")
+    write_aside(folder / MARKDOWN, f"# {title}\n\n{table.markdown()}\n{listed}")
     cards = "".join(page.card(svg, title=heading) for heading, svg in charts)
     items = "".join(f"<li>{page.text(note)}</li>" for note in notes)
     body = f"<h1>{page.text(title)}</h1>"
@@ -57,10 +57,4 @@ def write_pages(
     if cards:
         body += f'<h2>By setting</h2><div class="charts">{cards}</div>'
     body += page.section("How these numbers were made", f"<ul>{items}</ul>")
-    _write(folder / PAGE, page.page(title, body))
-
-
-def _write(file: Path, content: str) -> None:
-    aside = file.with_name(f"{file.name}.tmp")
-    aside.write_text(content, encoding="utf-8")
-    os.replace(aside, file)
+    write_aside(folder / PAGE, page.page(title, body))

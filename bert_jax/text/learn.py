@@ -11,7 +11,6 @@ import io
 import json
 import os
 import platform
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,12 +22,13 @@ from typing import Any
 from tqdm import tqdm
 
 from bert_jax import __version__
+from bert_jax.aside import written_aside
 from bert_jax.config import to_json
 from bert_jax.errors import UserError
 from bert_jax.text.cleaning import clean_text
 from bert_jax.text.config import LearnConfig
 from bert_jax.text.files import DocumentsBy, expand_globs, read_documents
-from bert_jax.text.saving import as_json, write_aside
+from bert_jax.text.saving import as_json
 from bert_jax.text.vocabulary import SpecialTokens, Vocabulary
 
 MANIFEST_FILE = "manifest.json"
@@ -97,15 +97,9 @@ def learn_from_files(
         "versions": _versions(),
     }
     output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    try:
-        vocabulary.save(temporary)
-        write_aside(temporary / MANIFEST_FILE, as_json(manifest))
-        if output.exists():
-            output.rmdir()
-        os.replace(temporary, output)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with written_aside(output) as aside:
+        vocabulary.save(aside)
+        (aside / MANIFEST_FILE).write_text(as_json(manifest), encoding="utf-8")
     return vocabulary
 
 

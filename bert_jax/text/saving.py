@@ -1,11 +1,11 @@
 """Writes a vocabulary's folder: every file aside, then into place, the description last."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bert_jax.aside import write_aside
 from bert_jax.text.vocabulary import DESCRIPTION_FILE, TOKENIZER_CONFIG_FILE, Vocabulary
 
 
@@ -50,13 +50,3 @@ def save_folder(
 def as_json(value: Any) -> str:
     """Indented JSON that ends in a newline."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-
-
-def write_aside(path: Path, content: str | bytes) -> None:
-    """Writes a file under a temporary name and moves it into place."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

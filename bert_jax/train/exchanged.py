@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax import paths
 from bert_jax.nn import Params
+from bert_jax.parallel.config import Exchange
 from bert_jax.programs.program import Batch, Losses, Program
 
 LARGE = ("encoder/**", "masked_lm/**")
@@ -31,7 +32,7 @@ class Exchanged:
     `abstract` are its parameters with their shardings; a cut along tensor stays.
     """
 
-    def __init__(self, program: Program, abstract: Params, exchange: str):
+    def __init__(self, program: Program, abstract: Params, exchange: Exchange):
         self.config = program.config
         self._program = program
         self.abstract, self.init, self.fields = program.abstract, program.init, program.fields

@@ -6,7 +6,6 @@ The folder appears under its name when it is complete and checked: `AutoTokenize
 
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from bert_jax import paths
+from bert_jax.aside import written_aside
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.models.config import BertConfig
@@ -50,18 +50,15 @@ def export(model: LoadedModel, output: Path) -> float:
     check_one_task(model)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output} exists and is not an empty folder; choose another --output")
-    aside = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
-        aside.mkdir(parents=True)
-        _write(model, aside)
-        difference = _check(model, aside)
-        (aside / "README.md").write_text(model_card(model, output.name, difference), "utf-8")
-        os.replace(aside, output)
+        with written_aside(output) as aside:
+            aside.mkdir(parents=True)
+            _write(model, aside)
+            difference = _check(model, aside)
+            (aside / "README.md").write_text(model_card(model, output.name, difference), "utf-8")
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{output} cannot be written: {reason}; nothing was left there") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return difference
 
 

@@ -3,13 +3,13 @@
 import contextlib
 import functools
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from bert_jax.aside import write_aside, written_aside
 from bert_jax.data.config import Labelled
 from bert_jax.data.labelled.example import is_labelled
 from bert_jax.data.labelled.features import make_features
@@ -91,9 +91,8 @@ class LabelledExamples:
         """See `Source`."""
         check_vocabulary(self._vocabulary, self._config.model, self._data.vocabulary)
         if not (folder / VOCABULARY).exists():
-            aside = folder / f"{VOCABULARY}.tmp"
-            self._vocabulary.save(aside)
-            aside.rename(folder / VOCABULARY)
+            with written_aside(folder / VOCABULARY) as aside:
+                self._vocabulary.save(aside)
 
     def begin(self, program: Program, params: Any, mesh: jax.sharding.Mesh, folder: Path) -> None:
         """See `Source`: an encoder that reads once reads the rows of all splits."""
@@ -175,10 +174,7 @@ class LabelledExamples:
                         self._task, self._task.splits[split], judged.decided, judged.metrics
                     )
                 lines = "".join(json.dumps(row) + "\n" for row in judged.predictions)
-                file = predictions / f"{split}.jsonl"
-                aside = file.with_suffix(".tmp")
-                aside.write_text(lines, encoding="utf-8")
-                os.replace(aside, file)
+                write_aside(predictions / f"{split}.jsonl", lines)
         about = {**describe_task(self._task), "train_rows": len(self.train_features(last))}
         return metrics, {**about, "step": step, "splits": analysed}
 

@@ -3,11 +3,11 @@
 import importlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bert_jax.aside import write_aside
 from bert_jax.errors import UserError
 from bert_jax.train.hooks import StepEvent, Throughput
 
@@ -41,9 +41,7 @@ class MetricsLog:
         self._throughput = Throughput(peak_flops)
         path = folder / FILE
         kept = [row for row in read_metrics(path) if row["step"] <= resume_step]
-        aside = path.with_name(f"{FILE}.tmp")
-        aside.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        os.replace(aside, path)
+        write_aside(path, "".join(json.dumps(row) + "\n" for row in kept))
         self._stream = path.open("a", encoding="utf-8")
 
     def __call__(self, event: StepEvent) -> None:

@@ -4,10 +4,11 @@ One process listens itself. Several processes use JAX's preemption service, whic
 on whichever process gets it and names one step at which all of them stop together.
 """
 
+import contextlib
 import os
 import signal
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
-from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -25,6 +26,19 @@ EXIT_PREEMPTED = 75
 BEGINS, SAVED = "begins after", "saved"
 
 
+@contextlib.contextmanager
+def caught(
+    numbers: Iterable[signal.Signals], note: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Lets `note` have these signals; the handlers that were there before come back at the end."""
+    previous = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 class Preemption:
     """Listens while it is entered: `with Preemption() as preemption: ... preemption.reached(step)`.
 
@@ -34,13 +48,13 @@ class Preemption:
 
     def __init__(self) -> None:
         self._requested = False
-        self._previous: dict[int, Any] = {}
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "Preemption":
         self._together = jax.process_count() > 1
         # JAX's own SIGTERM handler must stay in place for the processes to stop together.
-        for number in (signal.SIGINT,) if self._together else (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, self._note)
+        numbers = (signal.SIGINT,) if self._together else (signal.SIGTERM, signal.SIGINT)
+        self._stack.enter_context(caught(numbers, self._note))
         return self
 
     def __exit__(
@@ -49,9 +63,7 @@ class Preemption:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous.clear()
+        self._stack.close()
 
     def reached(self, step: int) -> bool:
         """Whether to save after `step` and leave; every process calls it after every step."""

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from bert_jax import batch as contract
+from bert_jax.aside import written_aside
 from bert_jax.data.batches import batch_fields
 from bert_jax.data.config import LoaderConfig, Packed
 from bert_jax.data.loader import PretrainLoader
@@ -42,9 +43,8 @@ class PreparedText:
                 "vocabulary size"
             )
         if not (folder / VOCABULARY).exists():
-            aside = folder / f"{VOCABULARY}.tmp"
-            shutil.copytree(self._corpus.folder / VOCABULARY, aside, dirs_exist_ok=True)
-            aside.rename(folder / VOCABULARY)
+            with written_aside(folder / VOCABULARY) as aside:
+                shutil.copytree(self._corpus.folder / VOCABULARY, aside)
 
     def begin(self, program: Program, params: Any, mesh: jax.sharding.Mesh, folder: Path) -> None:
         """See `Source`: examples are drawn anew in every epoch, so nothing is made beforehand."""

@@ -1,12 +1,12 @@
 """`report.html`: a run on one page, which opens offline and loads nothing from elsewhere."""
 
 import itertools
-import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax.aside import write_aside
 from bert_jax.config import flatten
 from bert_jax.train import metrics_log, run_folder
 from bert_jax.train.curves import column, curves
@@ -54,9 +54,7 @@ def write_report(folder: Path) -> Path:
         section("Versions", pairs(made.get("versions", {}), ("package", "version"))),
         section("Hardware", pairs(made.get("hardware", {}), ("what", ""))),
     ]
-    aside = folder / f"{FILE}.tmp"
-    aside.write_text(page(name, "".join(body)), encoding="utf-8")
-    os.replace(aside, folder / FILE)
+    write_aside(folder / FILE, page(name, "".join(body)))
     return folder / FILE
 
 

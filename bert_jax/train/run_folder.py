@@ -28,6 +28,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bert_jax.aside import write_aside
 from bert_jax.config import diff, fingerprint, from_json, to_json
 from bert_jax.errors import UserError
 
@@ -48,9 +49,7 @@ def versions() -> dict[str, str]:
 
 def write_json(file: Path, data: Any) -> None:
     """Writes JSON aside and renames it into place."""
-    aside = file.with_name(f"{file.name}.tmp")
-    aside.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    os.replace(aside, file)
+    write_aside(file, json.dumps(data, indent=2) + "\n")
 
 
 def read_json(file: Path) -> Any:

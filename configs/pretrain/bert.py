@@ -6,7 +6,6 @@
 90 % of the updates see sequences of 128 tokens, the last 10 % sequences of 512.
 """
 
-import dataclasses
 from pathlib import Path
 
 from bert_jax.data.config import LoaderConfig
@@ -61,5 +60,5 @@ def get_config(
             checkpoints=Checkpoints(every=max(1, steps // 100)),
             evaluation=evaluation,
         ),
-        mesh=dataclasses.replace(mesh(layout), exchange=dtype if tpu else "float32"),
+        mesh=mesh(layout, dtype if tpu else "float32"),
     )

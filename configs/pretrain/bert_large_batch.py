@@ -7,7 +7,6 @@ As many sequences as in BERT's own recipe (256,000,000), in fewer and larger upd
 leaves 16 chips waiting for each other's gradients.
 """
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -85,5 +84,5 @@ def get_config(
             checkpoints=Checkpoints(every=max(1, steps // 200)),
             evaluation=evaluation,
         ),
-        mesh=dataclasses.replace(mesh(layout), exchange=dtype if tpu else "float32"),
+        mesh=mesh(layout, dtype if tpu else "float32"),
     )

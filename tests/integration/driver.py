@@ -19,38 +19,15 @@ import threading
 import time
 from pathlib import Path
 
-from bert_jax.data.config import LoaderConfig
 from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import BertConfig, Learned
-from bert_jax.programs.config import Pretraining
-from bert_jax.train.config import Checkpoints, Logging, Phase, Train, WarmupLinear
+from bert_jax.testing.experiments import tiny_experiment, two_lengths
 
 
 def experiment(corpus: str, steps: int) -> Experiment:
     """Two phases of a BERT of width 16, with dropout, a checkpoint every 10 steps."""
-    model = BertConfig(
-        vocab_size=78,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        positions=Learned(max_length=64),
-    )
-    first = steps * 3 // 4
-    return Experiment(
-        name="accidents",
-        program=Pretraining(model=model, mask_token_id=4),
-        data=LoaderConfig(prepared=corpus),
-        train=Train(
-            phases=(
-                Phase(steps=first, length=32, batch_size=8, max_predictions=5),
-                Phase(steps=steps - first, length=64, batch_size=8, max_predictions=10),
-            ),
-            schedule=WarmupLinear(peak=1e-2, warmup_steps=4),
-            checkpoints=Checkpoints(every=10),
-            logging=Logging(every=1),
-        ),
+    return tiny_experiment(
+        "accidents", corpus, two_lengths(steps), layers=2, save_every=10, warmup_steps=4
     )
 
 

@@ -10,29 +10,14 @@ from tests.tpu_worker.fake_pod import FakePod
 from tests.tpu_worker.metadata_server import MetadataServer, serving
 
 RECIPE = """
-from bert_jax.data.config import LoaderConfig
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import BertConfig, Learned
-from bert_jax.programs.config import Pretraining
-from bert_jax.train.config import Checkpoints, Logging, Phase, Train, WarmupLinear
+from bert_jax.testing.experiments import tiny_experiment
+from bert_jax.train.config import Phase
 
 
 def get_config(*, prepared: str, steps: int = 6, every: int = 3) -> Experiment:
-    model = BertConfig(
-        vocab_size=78, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, positions=Learned(max_length=64),
-    )
-    return Experiment(
-        name="pod",
-        program=Pretraining(model=model, mask_token_id=4),
-        data=LoaderConfig(prepared=prepared),
-        train=Train(
-            phases=(Phase(steps=steps, length=32, batch_size=16, max_predictions=5),),
-            schedule=WarmupLinear(peak=1e-2, warmup_steps=2),
-            checkpoints=Checkpoints(every=every),
-            logging=Logging(every=1),
-        ),
-    )
+    phase = Phase(steps=steps, length=32, batch_size=16, max_predictions=5)
+    return tiny_experiment("pod", prepared, (phase,), save_every=every)
 """
 
 

@@ -15,28 +15,14 @@ from bert_jax.train.pretrained import load_model
 from bert_jax.train.run_folder import checkpoints_of
 
 RECIPE = """
-from bert_jax.data.config import LoaderConfig
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import BertConfig, Learned
-from bert_jax.programs.config import Pretraining
-from bert_jax.train.config import Checkpoints, Phase, Train, WarmupLinear
+from bert_jax.testing.experiments import tiny_experiment
+from bert_jax.train.config import Phase
 
 
 def get_config(*, prepared: str) -> Experiment:
-    model = BertConfig(
-        vocab_size=78, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, positions=Learned(max_length=64),
-    )
-    return Experiment(
-        name="elsewhere",
-        program=Pretraining(model=model, mask_token_id=4),
-        data=LoaderConfig(prepared=prepared),
-        train=Train(
-            phases=(Phase(steps=4, length=32, batch_size=8, max_predictions=5),),
-            schedule=WarmupLinear(peak=1e-2, warmup_steps=2),
-            checkpoints=Checkpoints(every=2),
-        ),
-    )
+    phase = Phase(steps=4, length=32, batch_size=8, max_predictions=5)
+    return tiny_experiment("elsewhere", prepared, (phase,), save_every=2)
 """
 
 

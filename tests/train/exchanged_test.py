@@ -1,6 +1,5 @@
 """Sharded parameters are gathered where they are used; matrices go over the links as asked."""
 
-import dataclasses
 import functools
 
 import jax
@@ -15,7 +14,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.models.config import Compute, bert
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import Preset, mesh
+from bert_jax.parallel.config import Exchange, Preset, mesh
 from bert_jax.programs.config import Pretraining
 from bert_jax.programs.make import make_program
 from bert_jax.testing.batches import pretraining_batch
@@ -28,14 +27,14 @@ from bert_jax.train.step import init_state
 PHASE = Phase(steps=10, length=128, batch_size=128, max_predictions=20)
 
 
-def small(layout: Preset, dtype: str, exchange: str) -> Experiment:
+def small(layout: Preset, dtype: str, exchange: Exchange) -> Experiment:
     model = bert("tiny", vocab_size=1024)
     return Experiment(
         name="test",
         program=Pretraining(model=model, mask_token_id=4, compute=Compute(dtype=dtype)),  # type: ignore[arg-type]
         data=LoaderConfig(prepared="not there"),
         train=Train(phases=(PHASE,), schedule=WarmupLinear(warmup_steps=1)),
-        mesh=dataclasses.replace(mesh(layout), exchange=exchange),
+        mesh=mesh(layout, exchange),
     )
 
 
@@ -63,7 +62,7 @@ def test_activations_are_those_of_a_devices_own_rows():
 
 
 @functools.cache
-def gradients(layout: Preset, exchange: str) -> dict[str, np.ndarray]:
+def gradients(layout: Preset, exchange: Exchange) -> dict[str, np.ndarray]:
     """Of every parameter, on 8 devices, computed in bfloat16 with dropout."""
     experiment = small(layout, "bfloat16", exchange)
     grid = sharding.make_mesh(experiment.mesh)
