@@ -47,6 +47,8 @@ ENVIRONMENT = {
 }
 # Bytes that cross a chip's edge, as a multiple of those of the collective's result.
 _CROSSING = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0}
+CHARGED = {"copy": 4, "slice": 3}
+"""How often XLA's `optimal_seconds` counts the bytes of a copy to or from on-chip memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +137,13 @@ def estimate(
     bandwidth = generation.hbm_bytes_per_second / generation.devices_per_chip
     silent = costs["random_bytes"] + sum(size for _, size in costs["unknown"].values())
     schedule = costs["cycles"] / generation.clock_hz + silent / bandwidth
+    surplus = sum((CHARGED[kind] - 1) * size for kind, (_, size) in costs["copies"].items())
+    roofline = facts["roofline_seconds"] - surplus / bandwidth + kernels[1]
     return Compiled(
         out_of_memory=None,
         peak_bytes=facts["peak_bytes"],
         schedule=schedule + kernels[0],
-        roofline=None if looped else facts["roofline_seconds"] + kernels[1],
+        roofline=None if looped else roofline,
         kernels=kernels[0],
         links=_link_seconds(costs["collectives"], where),
         collectives=costs["collectives"],
@@ -224,6 +228,7 @@ def _ask(module: str, request: dict[str, Any]) -> str:
             check=False,
         )
         if done.returncode:
-            said = [line for line in done.stderr.splitlines() if "Error" in line] or ["no message"]
+            said = [line for line in done.stderr.splitlines() if "Error" in line]
+            said = said or [f"exit status {done.returncode} (-9: this machine ran out of memory)"]
             raise UserError(f"the compiler failed for {request['slice']}: {said[-1]}")
         return answer.read_text(encoding="utf-8")

@@ -2,8 +2,8 @@
 
 The compiler writes a program as text, scheduled, and beside most operations the cycles that it
 estimates for them. It says nothing of the cycles of collectives, kernels, random bits, gathers and
-scatters: these are returned by themselves, for a model of their own. Copies that run beside the
-computation (…-start, …-done) are left out.
+scatters: these are returned by themselves, for a model of their own. Copies to and from
+on-chip memory that run beside the computation (copy-start, slice-start) have no cycles either.
 
 A collective that runs beside the computation is written into several fusions, piece by piece; the
 pieces have one channel, and are counted once.
@@ -82,6 +82,7 @@ class Costs:
       cycles: the compiler's estimates, summed.
       collectives: kind -> [how many, bytes of their results].
       kernels: name of a kernel -> how often it runs.
+      copies: "copy" or "slice" -> [how many, bytes]: to and from on-chip memory.
       random_bytes: of random bits.
       unknown: opcode -> [how many, bytes]: what nothing is known of, small as a rule.
     """
@@ -89,6 +90,7 @@ class Costs:
     cycles: float = 0.0
     collectives: dict[str, list[float]] = field(default_factory=dict)
     kernels: dict[str, int] = field(default_factory=dict)
+    copies: dict[str, list[float]] = field(default_factory=dict)
     random_bytes: float = 0.0
     unknown: dict[str, list[float]] = field(default_factory=dict)
 
@@ -99,36 +101,46 @@ def read_costs(text: str) -> Costs:
     Raises:
       UserError: a loop whose trip count is not to be found.
     """
-    computations, entry = _parse(text)
-    costs = Costs()
-    _walk(computations, entry, 1, costs, set())
+    costs, channels = Costs(), set[str]()
+    for op, parts, times in operations(text):
+        for part in parts:
+            if part.opcode in COLLECTIVES:
+                _count(part, times, costs, channels)
+        if op.cycles is not None:
+            costs.cycles += op.cycles * times
+        else:
+            _count(op, times, costs, channels)
     return costs
 
 
-def _walk(
-    computations: dict[str, list[Op]], name: str, times: int, costs: Costs, channels: set[str]
-) -> None:
-    """Adds what a computation costs; `channels` are those of collectives counted so far."""
+def operations(text: str) -> Iterator[tuple[Op, list[Op], int]]:
+    """What a compiled program runs: (operation, those fused into it, how often).
+
+    Raises:
+      UserError: as `read_costs`.
+    """
+    computations, entry = _parse(text)
+    yield from _run(computations, entry, 1)
+
+
+def _run(
+    computations: dict[str, list[Op]], name: str, times: int
+) -> Iterator[tuple[Op, list[Op], int]]:
     for op in computations[name]:
         if op.opcode == "while":
             trips = _trips(computations, op)
-            _walk(computations, _named(op, "body"), times * trips, costs, channels)
-        elif op.opcode in ("call", "conditional"):
+            yield from _run(computations, _named(op, "body"), times * trips)
+        elif op.opcode in ("call", "call-start", "conditional"):
             for called in _called(op):
                 if called in computations:
-                    _walk(computations, called, times, costs, channels)
+                    yield from _run(computations, called, times)
         else:
-            for called in _called(op) if op.opcode == "fusion" else ():
-                for part in computations.get(called, ()):
-                    if part.opcode in COLLECTIVES:
-                        _count(part, times, costs, channels)
-            if op.cycles is not None:
-                costs.cycles += op.cycles * times
-            else:
-                _count(op, times, costs, channels)
+            fused = _called(op) if op.opcode == "fusion" else ()
+            yield op, [part for called in fused for part in computations.get(called, ())], times
 
 
 def _count(op: Op, times: int, costs: Costs, channels: set[str]) -> None:
+    """Adds an operation's costs; `channels` are those of collectives counted so far."""
     kind = op.opcode.removesuffix("-start")
     if kind in COLLECTIVES:
         # The result of a start is (operands, results): half of it is what is moved.
@@ -138,6 +150,9 @@ def _count(op: Op, times: int, costs: Costs, channels: set[str]) -> None:
             return
         channels |= {channel[1]} if channel else set()
         _add(costs.collectives, kind, times, size * times)
+    elif op.opcode in ("copy-start", "slice-start"):
+        # The result of a copy is (target, source, context), of a slice ((source), target, context).
+        _add(costs.copies, kind, times, _size(*_SHAPE.findall(op.result)[-2]) * times)
     elif op.opcode.endswith(("-start", "-done")) or op.opcode in _FREE:
         return
     elif op.opcode == "rng-bit-generator":

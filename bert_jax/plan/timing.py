@@ -9,9 +9,9 @@ No overlap: to that are added, one after another, what cannot be avoided but may
 - the links. Summing G bytes over n chips, and giving all of them the sum, moves 2 (n - 1) / n G
   bytes out of every chip (Patarasuk and Yuan 2009). Up to 16 chips a slice has no wrap-around
   links, so a corner chip has one link along each axis of the topology, and the others wait for it.
-  Sharded parameters (fsdp) are gathered for the forward and again for the backward pass, and
-  their gradients scattered: 3 (n - 1) / n. Layers cut in t (tensor) sum their activations twice in
-  each direction, over one axis. Devices on one chip exchange for nothing;
+  Sharded parameters (fsdp) are gathered too, once: 3 (n - 1) / n. All of it is half as much where
+  `mesh.exchange` is bfloat16. Layers cut in t (tensor) sum their activations twice in each
+  direction, over one axis. Devices on one chip exchange for nothing;
 - the update: reading and writing parameters and optimizer state and reading gradients, in HBM.
 
 If the MFU is right the truth lies between the two; evaluation, checkpoints, compilation and waiting
@@ -20,6 +20,8 @@ for data are in neither.
 
 import math
 from dataclasses import dataclass
+
+import jax.numpy as jnp
 
 from bert_jax.experiment import Experiment
 from bert_jax.models.config import SaveAll
@@ -100,10 +102,12 @@ def _links(
     fsdp_chips, here = _over_chips(fsdp, here)
     data_chips, _ = _over_chips(data, here)
     summed = 2 * _share(data_chips) * state.gradients
-    # A microbatch gathers for itself. Each device holds 1 / fsdp of what is gathered.
-    passes = 2 * inputs.phase.accumulate
-    gathered = _share(fsdp_chips) * fsdp * (passes * state.parameters + state.gradients)
-    seconds = (summed + gathered) / (axes * link)
+    # Each device holds 1 / fsdp of what is gathered; gradients are summed for every microbatch.
+    crossing = state.parameters + 2 * inputs.phase.accumulate * state.gradients
+    gathered = _share(fsdp_chips) * fsdp * crossing
+    # All but a thousandth is matrices, which are what `exchange` is for.
+    width = jnp.dtype(experiment.mesh.exchange).itemsize / jnp.dtype(jnp.float32).itemsize
+    seconds = width * (summed + gathered) / (axes * link)
     if tensor_chips > 1 and not isinstance(experiment.train.tuning.encoder, ReadOnce):
         model = experiment.program.model
         activation = tokens / (data * fsdp) * model.hidden_size * itemsize(experiment.program)

@@ -1,6 +1,10 @@
 """Compiling for a TPU without one: memory, verdict, times; and bisection by a made-up compiler."""
 
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -44,6 +48,35 @@ def test_the_compiler_says_when_memory_is_too_small(tmp_path):
     experiment, inputs = planned("train.phases.1.batch_size=65536")
     found = compile_phase(experiment, inputs[1], 1, find_slice("v2-32"), tmp_path)
     assert found.out_of_memory is not None and "exceed" in found.out_of_memory
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["v5e-16", "v5p-32", "tpu7x-32"])
+def test_the_analysis_counts_copies_to_on_chip_memory_several_times(where):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.plan.charged_copies", where],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **compile_module.ENVIRONMENT},
+        check=True,
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 4 and all(row["copies"]["copy"][0] for row in rows)
+    for row in rows:
+        charged = sum(
+            compile_module.CHARGED[kind] * time for kind, (_, time) in row["copies"].items()
+        )
+        assert row["optimal"] == pytest.approx(row["products"] + charged, rel=0.01), row
+
+
+def test_what_copies_are_charged_too_much_is_taken_off():
+    where = find_slice("v5e-16")
+    costs = {"cycles": 0, "collectives": {}, "random_bytes": 0, "unknown": {}}
+    facts = {"out_of_memory": None, "peak_bytes": 0, "roofline_seconds": 1.0}
+    copies = {"copy": [2, 819e6], "slice": [1, 1638e6]}  # 1 and 2 ms
+    found = compile_module.estimate({**facts, "costs": {**costs, "copies": copies}}, where, 1.0)
+    assert found.roofline == pytest.approx(1.0 - 3 * 1e-3 - 2 * 2e-3)
 
 
 def test_without_libtpu_it_says_what_to_install(monkeypatch, tmp_path):

@@ -27,6 +27,7 @@ ENTRY %main (a: f32[8,128]) -> f32[8,128] {
   %a = f32[8,128]{1,0} parameter(0)
   %copy-start = (f32[8,128], f32[8,128], u32[]) copy-start(%a)
   %fusion.2 = f32[8,128]{1,0} fusion(%a), kind=kLoop, calls=%g, backend_config={"window_config":{"estimated_cycles":"7"}}
+  %slice-start = ((bf16[8,128]{1,0}), bf16[2,128]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%a), slice={[0:2], [0:128]}
   %bits = u32[4,128]{1,0} rng-bit-generator(%a), algorithm=rng_default
   %while = (s32[], f32[8,128]{1,0}) while(%fusion.2), condition=%condition, body=%body
   %all-reduce = (f32[8,128]{1,0}, bf16[16]{0}) all-reduce(%while, %a), replica_groups={}
@@ -45,6 +46,7 @@ def test_costs_are_counted_as_often_as_loops_run():
         "all-reduce": [1, 8 * 128 * 4 + 16 * 2],
         "all-gather": [1, (4 + 8) * 128 * 2 / 2],
     }
+    assert costs.copies == {"copy": [1, 8 * 128 * 4], "slice": [1, 2 * 128 * 2]}
     assert costs.random_bytes == 4 * 128 * 4
     assert costs.unknown == {"scatter": [1, 8 * 128 * 4]}
 
@@ -79,6 +81,28 @@ ENTRY %main (a: bf16[8,128]) -> bf16[128,128] {
   ROOT %fusion.2 = bf16[128,128]{1,0} fusion(%a), kind=kCustom, calls=%middle
 }
 """
+
+
+ELSEWHERE = """\
+HloModule jit_step, is_scheduled=true
+
+%called (p: bf16[8,128], t: token[]) -> bf16[8,128] {
+  %t = token[] parameter(1)
+  %p = bf16[8,128]{1,0} parameter(0)
+  ROOT %sum = bf16[8,128]{1,0} all-reduce(%p), channel_id=7, to_apply=%add
+}, execution_thread="sparsecore"
+
+ENTRY %main (a: bf16[8,128]) -> bf16[8,128] {
+  %a = bf16[8,128]{1,0} parameter(0)
+  %t.1 = token[] after-all()
+  %sum-start = ((bf16[8,128]{1,0}, token[]), bf16[8,128]{1,0}) call-start(%a, %t.1), async_execution_thread="sparsecore", to_apply=%called
+  ROOT %sum-done = bf16[8,128]{1,0} call-done(%sum-start)
+}
+"""
+
+
+def test_a_collective_on_another_core_is_counted():
+    assert read_costs(ELSEWHERE).collectives == {"all-reduce": [1, 8 * 128 * 2]}
 
 
 def test_a_collective_written_into_several_fusions_is_counted_once():

@@ -1,0 +1,67 @@
+"""What XLA's analysis charges for copies to on-chip memory: products alone, and with their copies.
+
+Run with a slice's name; prints a JSON line for every program.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from bert_jax.plan.aot import topology
+from bert_jax.plan.hlo import read_costs
+from bert_jax.plan.slices import find_slice
+
+CHAINS = ((4096, 1024, 4), (2048, 2048, 6), (8192, 768, 8), (16384, 1024, 3))
+"""Rows, width, products one after another."""
+
+
+def seconds(device: Any, function: Callable[..., Any], *shapes: tuple[int, ...]) -> Any:
+    """`optimal_seconds` of a program of bfloat16 matrices, and the copies in it."""
+    one = SingleDeviceSharding(device)
+    inputs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=one) for shape in shapes]
+    compiled = jax.jit(function).lower(*inputs).compile()
+    optimal = compiled.cost_analysis()["optimal_seconds"]
+    return optimal - math.floor(optimal), read_costs(compiled.as_text()).copies
+
+
+def chain(x: jax.Array, *kernels: jax.Array) -> jax.Array:
+    """One product after another."""
+    for kernel in kernels:
+        x = jnp.dot(x, kernel, preferred_element_type=jnp.float32).astype(x.dtype)
+    return x
+
+
+def main() -> None:
+    """The bandwidth and the peak that the analysis knows, then the chains."""
+    device = topology(find_slice(sys.argv[1])).devices[0]
+    size = 1 << 29
+    time, _ = seconds(device, lambda x: x + 1, (size,))
+    bandwidth = 2 * 2 * size / time
+    time, copies = seconds(device, chain, (8192, 8192), (8192, 8192))
+    assert not copies, copies
+    peak = 2 * 8192**3 / time
+    for rows, width, many in CHAINS:
+        found, copies = seconds(device, chain, (rows, width), *[(width, width)] * many)
+        products = many * 2 * rows * width**2 / peak
+        print(
+            json.dumps(
+                {
+                    "chain": [rows, width, many],
+                    "optimal": found,
+                    "products": products,
+                    "copies": {
+                        kind: [count, moved / bandwidth] for kind, (count, moved) in copies.items()
+                    },
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()
