@@ -30,17 +30,6 @@ PREDICTIONS = {128: 20, 512: 76}
 BATCH_SIZE = 64
 EXAMPLES = {"pairs": Pairs(), "single": Single(), "packed": Packed()}
 GOAL = 1_000_000  # tokens a second, pairs at length 512
-
-# Dense bf16 TFLOP/s of a chip, from the maker's documentation (v2: third parties).
-CHIP_TFLOPS = {
-    "v2": 46,
-    "v3": 123,
-    "v4": 275,
-    "v5e": 197,
-    "v5p": 459,
-    "v6e": 918,
-    "tpu7x": 2307,
-}
 CHIPS, MFU = 16, 0.6
 
 Corpora = dict[str, tuple[PreparedCorpus, TokenTable]]
@@ -221,6 +210,7 @@ def stages(name: str, corpus: PreparedCorpus, table: TokenTable, runs: int) -> N
 def appetite(tokens_per_core: float) -> None:
     """Prints what 16 chips of each generation would eat, beside what one core makes."""
     from bert_jax.models.config import bert
+    from bert_jax.plan.slices import all_slices
     from bert_jax.programs.config import Pretraining
     from bert_jax.train.config import Phase
     from bert_jax.train.flops import step_flops
@@ -235,9 +225,10 @@ def appetite(tokens_per_core: float) -> None:
         "positions' head\n"
     )
     print(f"{'chip':<8}{'TFLOP/s':>8}{'tokens/s':>14}{'cores':>8}   (cores: at the rate above)")
-    for chip, tflops in CHIP_TFLOPS.items():
-        eaten = CHIPS * tflops * 1e12 * MFU / per_token
-        print(f"{chip:<8}{tflops:>8}{eaten:>14,.0f}{eaten / tokens_per_core:>8.1f}")
+    peaks = {each.generation.name: each.generation.bf16_flops for each in all_slices().values()}
+    for chip, peak in peaks.items():
+        eaten = CHIPS * peak * MFU / per_token
+        print(f"{chip:<8}{peak / 1e12:>8.0f}{eaten:>14,.0f}{eaten / tokens_per_core:>8.1f}")
 
 
 if __name__ == "__main__":
