@@ -280,5 +280,6 @@ def _keep(
     else:
         columns = columns[:, :part]
     hashes = mix(keys[...] + columns)
-    bytes_of = [kept(hashes, jnp.uint32(24 - 8 * byte), rate) for byte in range(SHARED)]
-    return jnp.concatenate(bytes_of, axis=axis)
+    # Put together before they are compared: Pallas has no way to join narrow pieces of bool.
+    bytes_of = [hashes << jnp.uint32(24 - 8 * byte) for byte in range(SHARED)]
+    return kept(jnp.concatenate(bytes_of, axis=axis), rate)

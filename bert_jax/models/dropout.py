@@ -57,13 +57,13 @@ def mix(keys: jax.Array) -> jax.Array:
     return x + (x << jnp.uint32(15))
 
 
-def kept(hashes: jax.Array, shift: jax.Array, rate: float) -> jax.Array:
-    """bool: whether the byte that `shift` brings to the top says keep.
+def kept(hashes: jax.Array, rate: float) -> jax.Array:
+    """bool: whether the highest byte says keep.
 
     Signed, because TPUs compare unsigned numbers with an operation more.
     """
     threshold = jnp.int32(round(rate * 256) * 2**24 - 2**31)
-    return jax.lax.bitcast_convert_type(hashes << shift, jnp.int32) >= threshold
+    return jax.lax.bitcast_convert_type(hashes, jnp.int32) >= threshold
 
 
 def keep_mask(shape: tuple[int, ...], rate: float, seed: Seed) -> jax.Array:
@@ -86,7 +86,7 @@ def keep_mask(shape: tuple[int, ...], rate: float, seed: Seed) -> jax.Array:
     row = jax.lax.broadcasted_iota(jnp.uint32, (*(1,) * len(outer), rows, 1), len(outer))
     keys = row_keys(row, seed) + column_keys(index, seed)
     shift = jnp.uint32(24) - byte * jnp.uint32(8)
-    return kept(mix(keys), shift, rate)
+    return kept(mix(keys) << shift, rate)
 
 
 def dropout(x: jax.Array, rate: float, seed: Seed | None) -> jax.Array:

@@ -114,7 +114,7 @@ def read_costs(text: str) -> Costs:
 
 
 def operations(text: str) -> Iterator[tuple[Op, list[Op], int]]:
-    """What a compiled program runs: (operation, those fused into it, how often).
+    """What a compiled program runs: (operation, those that are its parts, how often).
 
     Raises:
       UserError: as `read_costs`.
@@ -130,13 +130,14 @@ def _run(
         if op.opcode == "while":
             trips = _trips(computations, op)
             yield from _run(computations, _named(op, "body"), times * trips)
-        elif op.opcode in ("call", "call-start", "conditional"):
+        elif op.opcode in ("call", "conditional"):
             for called in _called(op):
                 if called in computations:
                     yield from _run(computations, called, times)
         else:
-            fused = _called(op) if op.opcode == "fusion" else ()
-            yield op, [part for called in fused for part in computations.get(called, ())], times
+            # What is called beside the computation is collectives, given to another core.
+            inside = _called(op) if op.opcode in ("fusion", "call-start") else ()
+            yield op, [part for called in inside for part in computations.get(called, ())], times
 
 
 def _count(op: Op, times: int, costs: Costs, channels: set[str]) -> None:
