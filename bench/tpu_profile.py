@@ -2,11 +2,11 @@
 
     python bench/tpu_profile.py v6e-16 --with size=base tpu=true layout=fsdp
 
-Estimates of XLA's TPU compiler (libtpu): nothing here runs on a TPU. Fusions alike are one row,
-with the time that the matrix units would take for their products at the chip's peak; attention
-kernels and collectives are not among them (`bert-jax plan --compile` has both). A second table has
-BERT's products by themselves, with nothing before or behind them: what the compiler's schedule of
-them leaves of the peak.
+Estimates of XLA's TPU compiler (libtpu): nothing here runs on a TPU. Operations alike are one row,
+with the time that the matrix units would take for their products at the chip's peak. Attention
+kernels, collectives and what the compiler says nothing of are not among them (`bert-jax plan
+--compile` has them). A second table has the products of one layer by themselves, with nothing
+before or behind them, and one large product: what the compiler's schedule leaves of the peak.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("slice")
     parser.add_argument("--config", default="configs/pretrain/bert.py")
     parser.add_argument("--with", nargs="*", default=[], dest="arguments", metavar="NAME=VALUE")
-    parser.add_argument("--phase", type=int, default=1, help="of the recipe's training, from 0")
+    parser.add_argument("--phase", type=int, default=-1, help="of the recipe, from 0 (the last)")
     parser.add_argument("--rows", type=int, default=16, help="how many kinds of fusion to print")
     args = parser.parse_args()
     os.environ.update(ENVIRONMENT)
@@ -81,14 +81,17 @@ def print_kinds(text: str, where: Slice, rows: int) -> None:
 
 
 def products(parts: list[hlo.Op]) -> float:
-    """FLOPs of the matrix products among fused operations: 2 m n k, from the sizes of all three."""
+    """FLOPs of the matrix products among fused operations: 2 m n k, from the sizes of all three.
+
+    Of products without batch dimensions: with `tpu=true` there are no others.
+    """
     named = {part.name: part for part in parts}
     total = 0.0
     for part in parts:
         if part.opcode in ("convolution", "dot"):
             inside = part.text.split(f"{part.opcode}(", 1)[1].split(")", 1)[0]
-            operands = [named[name] for name in re.findall(r"%([\w.\-]+)", inside)]
-            total += 2 * math.sqrt(math.prod(elements(each) for each in (part, *operands)))
+            left, right = (named[name] for name in re.findall(r"%([\w.\-]+)", inside))
+            total += 2 * math.sqrt(math.prod(elements(each) for each in (part, left, right)))
     return total
 
 
@@ -102,7 +105,8 @@ def elements(op: hlo.Op) -> int:
 def print_products(experiment: Experiment, phase: int, where: Slice) -> None:
     """The products of a layer's forward pass and of its kernels' gradients, on one device."""
     inputs, model = make_inputs(experiment)[phase], experiment.program.model
-    rows = inputs.texts * inputs.shapes[-1]["L"] // where.devices
+    data, fsdp, _ = experiment.mesh.sizes(where.devices)
+    rows = inputs.texts // (inputs.phase.accumulate * data * fsdp) * inputs.shapes[-1]["L"]
     wide, narrow = model.intermediate_size, model.hidden_size
     shapes = [
         *((rows, narrow, narrow), (rows, narrow, wide), (rows, wide, narrow)),
@@ -115,8 +119,8 @@ def print_products(experiment: Experiment, phase: int, where: Slice) -> None:
         pair: list[Any] = [
             jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=device) for shape in ((m, k), (k, n))
         ]
-        text = jax.jit(product).lower(*pair).compile().as_text()
-        seconds = hlo.read_costs(text).cycles / where.generation.clock_hz
+        compiled: Any = jax.jit(product).lower(*pair).compile()
+        seconds = hlo.read_costs(compiled.as_text()).cycles / where.generation.clock_hz
         share = 2 * m * k * n / device_peak(where) / seconds
         print(f"| [{m}, {k}] x [{k}, {n}] | {seconds * 1e6:.1f} | {share:.2f} |")
 

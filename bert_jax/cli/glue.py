@@ -93,11 +93,11 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0, 1 when a run failed, 75 when stopped."""
     from dataclasses import asdict
 
+    from bert_jax.aside import write_json
     from bert_jax.studies import benchmark_table, leaderboard
     from bert_jax.studies.benchmark import OWN_MNLI, Benchmark, Protocol
     from bert_jax.studies.cells import CellRunner, Stopped
     from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
-    from bert_jax.train.run_folder import write_json
 
     protocol = Protocol(
         glue_dir=args.glue_dir,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.aside import write_aside
+from bert_jax.aside import write_aside, write_json
 from bert_jax.errors import UserError
 
 HELP = "from the documentation on this machine to a trained, exported BERT"
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             return result
         if isinstance(result, dict):
             done["results"].update(result)
-        write_aside(folder / STAGES_FILE, json.dumps(done, indent=2) + "\n")
+        write_json(folder / STAGES_FILE, done)
     summary = _summary(folder, stages, done)
     write_aside(folder / SUMMARY_FILE, summary)
     print(summary, end="")

@@ -76,13 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0, 1 when a run failed, 75 when stopped."""
+    from bert_jax.aside import write_json
     from bert_jax.config import to_json
     from bert_jax.data.labelled.read import read_task
     from bert_jax.errors import UserError
     from bert_jax.studies import sweep
     from bert_jax.studies.cells import CellRunner, Stopped
     from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
-    from bert_jax.train.run_folder import write_json
 
     config, shared = task_config(args), _shared(args)
     search = sweep.Search(

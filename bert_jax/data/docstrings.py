@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from bert_jax.aside import write_aside, written_aside
+from bert_jax.aside import write_json, written_aside
 from bert_jax.errors import UserError
 
 MIN_DOCUMENT_WORDS = 40
@@ -87,7 +87,7 @@ def gather(output: Path, *, roots: list[Path] | None = None, held_out_share: flo
         documents = ((p, *document) for p in sorted(wanted) for document in by_package[p])
         counts[name] = _write(output / f"{name}.jsonl", documents, seen)
         counts[name]["packages"] = len(wanted)
-    write_aside(output / "counts.json", json.dumps(counts, indent=2) + "\n")
+    write_json(output / "counts.json", counts)
     return Corpus(train=output / "train.jsonl", held_out=output / "heldout.jsonl", counts=counts)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_jax.aside import write_aside
+from bert_jax.aside import write_json
 from bert_jax.errors import UserError
 
 FORMAT_VERSION = 1
@@ -130,11 +130,6 @@ def read_manifest(folder: str | Path) -> Manifest:
 
 def shard_from_json(data: dict[str, Any]) -> Shard:
     return Shard(**{**data, "counts": Counts(**data["counts"])})
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Writes JSON beside `path`, then puts it in place: a reader sees all of it or none."""
-    write_aside(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

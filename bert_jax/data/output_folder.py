@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import config as configs
-from bert_jax.aside import written_aside
-from bert_jax.data.manifest import MANIFEST, PLAN, VOCABULARY, read_json, write_json
+from bert_jax.aside import write_json, written_aside
+from bert_jax.data.manifest import MANIFEST, PLAN, VOCABULARY, read_json
 from bert_jax.data.workplan import Plan
 from bert_jax.errors import UserError
 from bert_jax.text.vocabulary import load_vocabulary

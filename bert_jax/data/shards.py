@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bert_jax.aside import write_json
 from bert_jax.data.documents import EncodedDocument
-from bert_jax.data.manifest import Counts, Shard, read_json, shard_from_json, write_json
+from bert_jax.data.manifest import Counts, Shard, read_json, shard_from_json
 from bert_jax.data.records import DocumentPart, index_file, split_into_parts
 from bert_jax.data.records import write_shard as write_records
 from bert_jax.errors import UserError

@@ -58,7 +58,7 @@ def mix(keys: jax.Array) -> jax.Array:
 
 
 def kept(hashes: jax.Array, rate: float) -> jax.Array:
-    """bool: whether the highest byte says keep.
+    """bool: whether the highest byte of each number says keep.
 
     Signed, because TPUs compare unsigned numbers with an operation more.
     """

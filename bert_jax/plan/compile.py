@@ -7,8 +7,9 @@ each other, because they err differently.
   attention kernels the bundles that it has scheduled (`kernel_schedule.py`); for random bits and
   what it is silent about, their bytes over the memory's bandwidth.
 - By roofline: each operation takes what its FLOPs or its bytes need at the least (XLA's
-  `optimal_seconds`), kernels likewise. It counts the body of a loop once: for unrolled layers and
-  whole batches only.
+  `optimal_seconds`), kernels likewise. It counts copies to and from on-chip memory several times,
+  which is taken off (`CHARGED`), and the body of a loop once: for unrolled layers and whole batches
+  only.
 
 To both are added the collectives, one after another with the rest: their bytes over the links of a
 corner chip (`timing.py`). Results are kept under the fingerprint of the lowered program, the slice
@@ -17,6 +18,7 @@ and the versions of JAX and libtpu.
 
 import hashlib
 import importlib.util
+import inspect
 import json
 import os
 import subprocess
@@ -31,8 +33,8 @@ from bert_jax.aside import write_aside
 from bert_jax.config import to_json
 from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
-from bert_jax.models import attention_kernel
-from bert_jax.models.config import FusedAttention, Scanned
+from bert_jax.models import attention_kernel, dropout
+from bert_jax.models.config import FusedAttention
 from bert_jax.plan.inputs import Inputs
 from bert_jax.plan.slices import Slice
 from bert_jax.plan.timing import link_axes
@@ -107,13 +109,12 @@ def compile_phase(
         "sizes": inputs.shapes[-1],
         "cache": str(cache),
     }
-    facts = json.loads(_ask("bert_jax.plan.aot", request))
+    facts = json.loads(ask("bert_jax.plan.aot", request))
     kernels = (0.0, 0.0)
     if not facts["out_of_memory"] and facts["costs"]["kernels"]:
         kernels = _attention_seconds(experiment, inputs, where, cache)
     flops = step_flops(experiment.program, inputs.phase, inputs.shapes[-1]["L"])
-    looped = isinstance(experiment.program.compute.layers, Scanned) or inputs.phase.accumulate > 1
-    return estimate(facts, where, flops, kernels=kernels, looped=looped)
+    return estimate(facts, where, flops, kernels=kernels)
 
 
 def estimate(
@@ -122,14 +123,14 @@ def estimate(
     flops: float,
     *,
     kernels: tuple[float, float] = (0.0, 0.0),
-    looped: bool = False,
 ) -> Compiled:
     """Times from what `aot.facts` tells of a compiled step.
 
     Args:
       flops: of the model in a step, over all devices.
       kernels: seconds of attention kernels on one device, by schedule and by roofline.
-      looped: whether part of the step is a loop, so that there is no roofline.
+
+    A program with a loop has no roofline: XLA's analysis counts what is in it once.
     """
     if facts["out_of_memory"]:
         return Compiled(out_of_memory=facts["out_of_memory"])
@@ -143,7 +144,7 @@ def estimate(
         out_of_memory=None,
         peak_bytes=facts["peak_bytes"],
         schedule=schedule + kernels[0],
-        roofline=None if looped else roofline,
+        roofline=None if costs["loops"] else roofline,
         kernels=kernels[0],
         links=_link_seconds(costs["collectives"], where),
         collectives=costs["collectives"],
@@ -179,10 +180,11 @@ def _attention_seconds(
         "rate": model.attention_dropout,
         "dtype": attention_kernel.operand_dtype(program.compute.dtype, generation.device_kind),
     }
-    source = hashlib.sha256(Path(attention_kernel.__file__).read_bytes()).hexdigest()[:12]
-    kept = cache / f"attention-{'-'.join(map(str, request.values()))}-{source}.json"
+    sources = [inspect.getsource(each) for each in (attention_kernel, dropout)]
+    identity = json.dumps([request, sources, compiler_versions()])
+    kept = cache / f"attention-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
     if not kept.exists():
-        write_aside(kept, _ask("bert_jax.plan.kernel_schedule", request))
+        write_aside(kept, ask("bert_jax.plan.kernel_schedule", request))
     bundles = json.loads(kept.read_text(encoding="utf-8"))
     data, fsdp, _ = experiment.mesh.sizes(where.devices)
     rows = inputs.texts // (data * fsdp)
@@ -210,7 +212,7 @@ def _link_seconds(collectives: dict[str, list[float]], where: Slice) -> float:
     return crossing / (link_axes(where) * where.generation.link_bytes_per_second)
 
 
-def _ask(module: str, request: dict[str, Any]) -> str:
+def ask(module: str, request: dict[str, Any]) -> str:
     """Runs one of the processes that use libtpu; returns its answer, JSON."""
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
@@ -229,6 +231,8 @@ def _ask(module: str, request: dict[str, Any]) -> str:
         )
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if "Error" in line]
-            said = said or [f"exit status {done.returncode} (-9: this machine ran out of memory)"]
-            raise UserError(f"the compiler failed for {request['slice']}: {said[-1]}")
+            if done.returncode < 0:
+                said = [f"ended by signal {-done.returncode}; is this machine's memory enough?"]
+            what = said[-1] if said else f"exit status {done.returncode}"
+            raise UserError(f"the compiler failed for {request['slice']}: {what}")
         return answer.read_text(encoding="utf-8")

@@ -22,6 +22,7 @@ _SHAPE = re.compile(r"\b(pred|bf16|f8\w*|[suf]\d+)\[([\d,]*)\]")
 _CALLS = re.compile(
     r"(?:to_apply|calls|branch_computations|called_computations)=\{?([^}, ]+(?:, %[\w.\-]+)*)"
 )
+_ON_CHIP = re.compile(r"S\([13]\)")  # memory spaces: VMEM, and CMEM of v4
 _BYTES = {"pred": 1, "bf16": 2}
 COLLECTIVES = (
     "all-reduce",
@@ -31,6 +32,7 @@ COLLECTIVES = (
     "collective-permute",
 )
 _FREE = {
+    "while",
     "parameter",
     "constant",
     "get-tuple-element",
@@ -83,6 +85,7 @@ class Costs:
       collectives: kind -> [how many, bytes of their results].
       kernels: name of a kernel -> how often it runs.
       copies: "copy" or "slice" -> [how many, bytes]: to and from on-chip memory.
+      loops: how many loops there are.
       random_bytes: of random bits.
       unknown: opcode -> [how many, bytes]: what nothing is known of, small as a rule.
     """
@@ -91,6 +94,7 @@ class Costs:
     collectives: dict[str, list[float]] = field(default_factory=dict)
     kernels: dict[str, int] = field(default_factory=dict)
     copies: dict[str, list[float]] = field(default_factory=dict)
+    loops: int = 0
     random_bytes: float = 0.0
     unknown: dict[str, list[float]] = field(default_factory=dict)
 
@@ -103,6 +107,7 @@ def read_costs(text: str) -> Costs:
     """
     costs, channels = Costs(), set[str]()
     for op, parts, times in operations(text):
+        costs.loops += op.opcode == "while"
         for part in parts:
             if part.opcode in COLLECTIVES:
                 _count(part, times, costs, channels)
@@ -115,6 +120,8 @@ def read_costs(text: str) -> Costs:
 
 def operations(text: str) -> Iterator[tuple[Op, list[Op], int]]:
     """What a compiled program runs: (operation, those that are its parts, how often).
+
+    A loop comes before what it runs; calls are what they call.
 
     Raises:
       UserError: as `read_costs`.
@@ -129,13 +136,14 @@ def _run(
     for op in computations[name]:
         if op.opcode == "while":
             trips = _trips(computations, op)
+            yield op, [], times
             yield from _run(computations, _named(op, "body"), times * trips)
         elif op.opcode in ("call", "conditional"):
             for called in _called(op):
                 if called in computations:
                     yield from _run(computations, called, times)
         else:
-            # What is called beside the computation is collectives, given to another core.
+            # On tpu7x collectives are called beside the computation; nothing else is looked for.
             inside = _called(op) if op.opcode in ("fusion", "call-start") else ()
             yield op, [part for called in inside for part in computations.get(called, ())], times
 
@@ -144,14 +152,15 @@ def _count(op: Op, times: int, costs: Costs, channels: set[str]) -> None:
     """Adds an operation's costs; `channels` are those of collectives counted so far."""
     kind = op.opcode.removesuffix("-start")
     if kind in COLLECTIVES:
-        # The result of a start is (operands, results): half of it is what is moved.
-        size = op.bytes / 2 if op.opcode.endswith("-start") else op.bytes
+        # The result of most starts is (operands, results): half of it is what is moved.
+        both = op.opcode.endswith("-start") and kind != "all-reduce"
+        size = op.bytes / 2 if both else op.bytes
         channel = re.search(r"channel_id=(\d+)", op.text)
         if channel and channel[1] in channels:
             return
         channels |= {channel[1]} if channel else set()
         _add(costs.collectives, kind, times, size * times)
-    elif op.opcode in ("copy-start", "slice-start"):
+    elif op.opcode in ("copy-start", "slice-start") and _ON_CHIP.search(op.result):
         # The result of a copy is (target, source, context), of a slice ((source), target, context).
         _add(costs.copies, kind, times, _size(*_SHAPE.findall(op.result)[-2]) * times)
     elif op.opcode.endswith(("-start", "-done")) or op.opcode in _FREE:

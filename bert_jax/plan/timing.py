@@ -21,8 +21,6 @@ for data are in neither.
 import math
 from dataclasses import dataclass
 
-import jax.numpy as jnp
-
 from bert_jax.experiment import Experiment
 from bert_jax.models.config import SaveAll
 from bert_jax.plan.activations import itemsize
@@ -106,7 +104,7 @@ def _links(
     crossing = state.parameters + 2 * inputs.phase.accumulate * state.gradients
     gathered = _share(fsdp_chips) * fsdp * crossing
     # All but a thousandth is matrices, which are what `exchange` is for.
-    width = jnp.dtype(experiment.mesh.exchange).itemsize / jnp.dtype(jnp.float32).itemsize
+    width = 0.5 if experiment.mesh.exchange == "bfloat16" else 1.0
     seconds = width * (summed + gathered) / (axes * link)
     if tensor_chips > 1 and not isinstance(experiment.train.tuning.encoder, ReadOnce):
         model = experiment.program.model

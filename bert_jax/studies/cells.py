@@ -27,6 +27,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bert_jax.aside import write_json
 from bert_jax.config import diff
 from bert_jax.errors import UserError
 from bert_jax.studies import lanes
@@ -114,7 +115,7 @@ class CellRunner:
     def _settle(self, settings: dict[str, Any]) -> None:
         file = self._folder / SETTINGS
         if not file.exists():
-            run_folder.write_json(file, settings)
+            write_json(file, settings)
             return
         # Through JSON, as those that were read: a tuple is a list there.
         changes = diff(run_folder.read_json(file), json.loads(json.dumps(settings)))
@@ -189,7 +190,7 @@ class CellRunner:
             finally:
                 self._child = None
         if code == EXIT_DONE:
-            run_folder.write_json(run / FINISHED, {"arguments": list(cell.arguments)})
+            write_json(run / FINISHED, {"arguments": list(cell.arguments)})
             return None
         if self._requested or code == EXIT_PREEMPTED:
             raise Stopped

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from bert_jax.aside import write_json
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.train import run_folder
 
@@ -63,7 +64,7 @@ class Lane:
         """Leaves a note of its cells, for whoever copies what this lane writes."""
         file = output / FOLDER / f"lane-{self.number}-of-{self.count}.json"
         note = {"cells": [cell.name for cell in cells], "work": sum(cell.work for cell in cells)}
-        run_folder.write_json(file, note)
+        write_json(file, note)
 
 
 def pack(cells: Sequence[C], count: int) -> list[list[C]]:

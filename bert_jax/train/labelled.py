@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.aside import write_aside, written_aside
+from bert_jax.aside import write_aside, write_json, written_aside
 from bert_jax.data.config import Labelled
 from bert_jax.data.labelled.example import is_labelled
 from bert_jax.data.labelled.features import make_features
@@ -149,8 +149,8 @@ class LabelledExamples:
         """See `Source`: predictions, metrics and analysis of every split but the training's."""
         metrics, analysis = self.judge(program, params, mesh, folder / PREDICTIONS, step)
         if jax.process_index() == 0:
-            run_folder.write_json(folder / run_folder.EVALUATION, metrics)
-            run_folder.write_json(folder / run_folder.ANALYSIS, analysis)
+            write_json(folder / run_folder.EVALUATION, metrics)
+            write_json(folder / run_folder.ANALYSIS, analysis)
 
     def judge(
         self, program: Program, params: Any, mesh: jax.sharding.Mesh, predictions: Path, step: int

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from bert_jax.aside import write_json
 from bert_jax.data.config import LabelledMixture
 from bert_jax.data.labelled.loader import LabelledLoader
 from bert_jax.data.labelled.mixture import MixedRows, join
@@ -114,9 +115,9 @@ class LabelledTasks:
                 {"task": name, "rows": analyses[name]["train_rows"], "drawn_in_an_epoch": rows}
                 for name, rows in drawn.items()
             ]
-            run_folder.write_json(folder / run_folder.EVALUATION, metrics)
+            write_json(folder / run_folder.EVALUATION, metrics)
             analysis = {"tasks": analyses, "mixture": mixture}
-            run_folder.write_json(folder / run_folder.ANALYSIS, analysis)
+            write_json(folder / run_folder.ANALYSIS, analysis)
 
     def _order(self, phase: int) -> MixedRows:
         rows = {name: len(each.train_features(phase)) for name, each in self._sources.items()}

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from tqdm import tqdm
 
 from bert_jax import paths
+from bert_jax.aside import written_aside
 from bert_jax.batch import ENCODER_FIELDS
 from bert_jax.data.config import LoaderConfig, Masking, Single
 from bert_jax.data.loader import evaluation_batches
@@ -93,9 +94,8 @@ def fisher(model: LoadedModel, prepared: Path, *, examples: int = 512) -> dict[s
 
 def save_fisher(flat: dict[str, np.ndarray], file: Path) -> None:
     """Writes importances by path as safetensors, aside and then into place."""
-    aside = file.with_name(f"{file.name}.tmp")
-    save_file({path: np.ascontiguousarray(leaf) for path, leaf in flat.items()}, aside)
-    aside.rename(file)
+    with written_aside(file) as aside:
+        save_file({path: np.ascontiguousarray(leaf) for path, leaf in flat.items()}, aside)
 
 
 def load_fisher(file: str) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 
+from bert_jax.aside import write_json
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.parallel import sharding
 from bert_jax.plan.peak import peak_flops
@@ -126,7 +127,7 @@ def run(experiment: Experiment, folder: Path, checkpoints_at: str | None = None)
         with watchdog.doing("conclude", train.steps):
             checkpoints.wait()
             if jax.process_index() == 0 and milestones.metrics:
-                run_folder.write_json(folder / run_folder.EVALUATION, milestones.metrics)
+                write_json(folder / run_folder.EVALUATION, milestones.metrics)
             if best.step is not None:
                 state, _, _ = checkpoints.restore(abstract, best.step)
             source.conclude(program, state["params"], mesh, folder, int(state["step"]))

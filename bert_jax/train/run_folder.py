@@ -28,7 +28,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bert_jax.aside import write_aside
+from bert_jax.aside import write_json
 from bert_jax.config import diff, fingerprint, from_json, to_json
 from bert_jax.errors import UserError
 
@@ -45,11 +45,6 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
-
-
-def write_json(file: Path, data: Any) -> None:
-    """Writes JSON aside and renames it into place."""
-    write_aside(file, json.dumps(data, indent=2) + "\n")
 
 
 def read_json(file: Path) -> Any:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from bert_jax.plan.aot import topology
+from bert_jax.plan.compile import CHARGED
 from bert_jax.plan.hlo import read_costs
 from bert_jax.plan.slices import find_slice
 
@@ -25,7 +26,7 @@ def seconds(device: Any, function: Callable[..., Any], *shapes: tuple[int, ...])
     """`optimal_seconds` of a program of bfloat16 matrices, and the copies in it."""
     one = SingleDeviceSharding(device)
     inputs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=one) for shape in shapes]
-    compiled = jax.jit(function).lower(*inputs).compile()
+    compiled: Any = jax.jit(function).lower(*inputs).compile()
     optimal = compiled.cost_analysis()["optimal_seconds"]
     return optimal - math.floor(optimal), read_costs(compiled.as_text()).copies
 
@@ -41,11 +42,13 @@ def main() -> None:
     """The bandwidth and the peak that the analysis knows, then the chains."""
     device = topology(find_slice(sys.argv[1])).devices[0]
     size = 1 << 29
-    time, _ = seconds(device, lambda x: x + 1, (size,))
+    time, copies = seconds(device, lambda x: x + 1, (size,))
+    assert not copies, copies
     bandwidth = 2 * 2 * size / time
     time, copies = seconds(device, chain, (8192, 8192), (8192, 8192))
-    assert not copies, copies
-    peak = 2 * 8192**3 / time
+    charged = sum(CHARGED[kind] * moved for kind, (_, moved) in copies.items()) / bandwidth
+    peak = 2 * 8192**3 / (time - charged)
+    print(json.dumps({"bandwidth": bandwidth, "peak": peak}))
     for rows, width, many in CHAINS:
         found, copies = seconds(device, chain, (rows, width), *[(width, width)] * many)
         products = many * 2 * rows * width**2 / peak

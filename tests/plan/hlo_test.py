@@ -25,7 +25,7 @@ HloModule jit_step, is_scheduled=true
 
 ENTRY %main (a: f32[8,128]) -> f32[8,128] {
   %a = f32[8,128]{1,0} parameter(0)
-  %copy-start = (f32[8,128], f32[8,128], u32[]) copy-start(%a)
+  %copy-start = (f32[8,128]{1,0:S(1)}, f32[8,128], u32[]) copy-start(%a)
   %fusion.2 = f32[8,128]{1,0} fusion(%a), kind=kLoop, calls=%g, backend_config={"window_config":{"estimated_cycles":"7"}}
   %slice-start = ((bf16[8,128]{1,0}), bf16[2,128]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%a), slice={[0:2], [0:128]}
   %bits = u32[4,128]{1,0} rng-bit-generator(%a), algorithm=rng_default
@@ -47,6 +47,7 @@ def test_costs_are_counted_as_often_as_loops_run():
         "all-gather": [1, (4 + 8) * 128 * 2 / 2],
     }
     assert costs.copies == {"copy": [1, 8 * 128 * 4], "slice": [1, 2 * 128 * 2]}
+    assert costs.loops == 1
     assert costs.random_bytes == 4 * 128 * 4
     assert costs.unknown == {"scatter": [1, 8 * 128 * 4]}
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score
 
+from bert_jax.aside import write_json
 from bert_jax.cli import build_parser, main
 from bert_jax.cli.task_arguments import task_config
 from bert_jax.data.labelled.read import read_task
@@ -22,7 +23,6 @@ from bert_jax.evals.verdicts import gold, predictions
 from bert_jax.studies import cells, leaderboard
 from bert_jax.studies.benchmark import OWN_MNLI, Benchmark, Protocol
 from bert_jax.studies.cells import CellRunner
-from bert_jax.train.run_folder import write_json
 
 
 def pretended_run(arguments: Sequence[str], run: Path) -> str | None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from bert_jax.aside import write_json
 from bert_jax.cli import build_parser, main
 from bert_jax.cli.task_arguments import task_config
 from bert_jax.data.labelled.config import Columns
@@ -17,7 +18,6 @@ from bert_jax.studies import cells
 from bert_jax.studies.cells import CellRunner
 from bert_jax.studies.sweep import Range, Search, parse_ranges, parse_values
 from bert_jax.studies.sweep_chart import sweep_chart
-from bert_jax.train.run_folder import write_json
 
 
 class Pretender(CellRunner):

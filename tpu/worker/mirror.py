@@ -15,7 +15,12 @@ from tpu.worker import storage
 from tpu.worker.host import Host
 
 CHECKPOINTS, FINISHED, LANES = "checkpoints", "finished.json", "lanes"
-_PASSING = (r"(.*/)?lock$", r".*\.tmp$", r"(.*/)?[^/]*\.orbax-checkpoint-tmp.*")
+_PASSING = (
+    r"(.*/)?lock$",
+    r".*\.tmp$",
+    r"(.*/)?\.[^/]*\.partial(/.*)?$",
+    r"(.*/)?[^/]*\.orbax-checkpoint-tmp.*",
+)
 _NO_CHECKPOINTS = (rf"(.*/)?{CHECKPOINTS}/.*",)
 
 
