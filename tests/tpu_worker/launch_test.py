@@ -17,6 +17,7 @@ import pytest
 
 from bert_jax import paths
 from bert_jax.models.config import Learned
+from bert_jax.pod.life import free_port
 from bert_jax.testing.corpus import prepare_corpus
 from bert_jax.testing.models import small_model
 from bert_jax.train.export import export
@@ -56,7 +57,8 @@ class Cloud:
         """Runs a recipe to its end, with these variables; the run's folder in the bucket."""
         name, *flags = words
         done = subprocess.run(
-            [str(ROOT / "tpu" / name), "--yes", *flags],
+            # Hosts of all pods are this machine: each pod has a coordinator's port of its own.
+            [str(ROOT / "tpu" / name), "--yes", f"--coordinator-port={free_port()}", *flags],
             env={
                 **{k: v for k, v in os.environ.items() if not k.startswith("BERT_TPU_")},
                 "FAKE_CLOUD": str(self.folder),
