@@ -70,7 +70,7 @@ def print_kinds(text: str, where: Slice, rows: int) -> None:
         origin = re.search(r'op_name="(?:jit\([^)]*\)/)?([^"]*)"', op.text)
         kind = (origin[1] if origin else op.name, re.sub(r"\{[^}]*\}|/\*.*?\*/", "", op.result))
         seconds = op.cycles / where.generation.clock_hz
-        for place, more in enumerate((seconds, 1, products(parts) / device_peak(where))):
+        for place, more in enumerate((seconds, 1, products(parts) / where.generation.device_flops)):
             kinds[kind][place] += times * more
     print("| ms | times | matrix units alone, ms | operation | result |")
     print("|---|---|---|---|---|")
@@ -121,18 +121,13 @@ def print_products(experiment: Experiment, phase: int, where: Slice) -> None:
         ]
         compiled: Any = jax.jit(product).lower(*pair).compile()
         seconds = hlo.read_costs(compiled.as_text()).cycles / where.generation.clock_hz
-        share = 2 * m * k * n / device_peak(where) / seconds
+        share = 2 * m * k * n / where.generation.device_flops / seconds
         print(f"| [{m}, {k}] x [{k}, {n}] | {seconds * 1e6:.1f} | {share:.2f} |")
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
     """With its sums in float32, rounded."""
     return jnp.dot(x, y, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
-
-
-def device_peak(where: Slice) -> float:
-    """FLOP/s of one JAX device in bfloat16."""
-    return where.bf16_flops / where.devices
 
 
 if __name__ == "__main__":

@@ -71,17 +71,24 @@ def facts(lowered: Any) -> dict[str, Any]:
         return {"out_of_memory": _memory_line(str(error))}
     analysis, memory = compiled.cost_analysis(), compiled.memory_analysis()
     analysis = analysis[0] if isinstance(analysis, list) else analysis
-    optimal = analysis.get("optimal_seconds", 0.0)
     costs = hlo.read_costs(compiled.as_text())
     return {
         "out_of_memory": None,
         "peak_bytes": memory.peak_memory_in_bytes,
         "argument_bytes": memory.argument_size_in_bytes,
         "flops": analysis.get("flops", 0.0),
-        # Every operation that has no cost subtracts a whole second; a step is shorter than one.
-        "roofline_seconds": optimal - math.floor(optimal),
+        "roofline_seconds": roofline_seconds(analysis),
         "costs": vars(costs),
     }
+
+
+def roofline_seconds(analysis: Any) -> float:
+    """`optimal_seconds` of a program's cost analysis, for a step shorter than a second.
+
+    Every operation that has no cost subtracts a whole one.
+    """
+    optimal = analysis.get("optimal_seconds", 0.0)
+    return optimal - math.floor(optimal)
 
 
 def _memory_line(message: str) -> str:

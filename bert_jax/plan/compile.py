@@ -135,7 +135,7 @@ def estimate(
     if facts["out_of_memory"]:
         return Compiled(out_of_memory=facts["out_of_memory"])
     generation, costs = where.generation, facts["costs"]
-    bandwidth = generation.hbm_bytes_per_second / generation.devices_per_chip
+    bandwidth = generation.device_bandwidth
     silent = costs["random_bytes"] + sum(size for _, size in costs["unknown"].values())
     schedule = costs["cycles"] / generation.clock_hz + silent / bandwidth
     surplus = sum((CHARGED[kind] - 1) * size for kind, (_, size) in costs["copies"].items())
@@ -149,7 +149,7 @@ def estimate(
         links=_link_seconds(costs["collectives"], where),
         collectives=costs["collectives"],
         flops=flops / where.devices,
-        peak_flops=where.bf16_flops / where.devices,
+        peak_flops=generation.device_flops,
     )
 
 
@@ -198,8 +198,8 @@ def _attention_seconds(
     flops = rows * layers * 14 * length**2 * model.hidden_size
     size = 2 if request["dtype"] == "bfloat16" else 4
     moved = rows * layers * 11 * length * model.hidden_size * size
-    peak = generation.bf16_flops / generation.devices_per_chip
-    bandwidth = generation.hbm_bytes_per_second / generation.devices_per_chip
+    peak = generation.device_flops
+    bandwidth = generation.device_bandwidth
     return max(schedule, moved / bandwidth), max(flops / peak, moved / bandwidth)
 
 

@@ -19,7 +19,7 @@ def peak_flops(devices: Sequence[Any]) -> float | None:
     for generation in (each.generation for each in all_slices().values()):
         # Some versions of JAX say "TPU v5 lite" and "TPU v5", others "TPU v5e" and "TPU v5p".
         if kind in (generation.device_kind, f"TPU {generation.name}"):
-            return generation.bf16_flops / generation.devices_per_chip * len(devices)
+            return generation.device_flops * len(devices)
     for name, flops in _GPUS.items():
         if kind.startswith(name):
             return flops * len(devices)

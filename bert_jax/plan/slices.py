@@ -53,6 +53,16 @@ class Generation:
     zones: tuple[str, ...]
     host_ram_gb: int | None
 
+    @property
+    def device_flops(self) -> float:
+        """Peak bfloat16 FLOP/s of one JAX device."""
+        return self.bf16_flops / self.devices_per_chip
+
+    @property
+    def device_bandwidth(self) -> float:
+        """Bytes a second between one JAX device and its memory."""
+        return self.hbm_bytes_per_second / self.devices_per_chip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:

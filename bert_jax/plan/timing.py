@@ -73,14 +73,13 @@ def step_time(
         tokens += share * inputs.texts * length
     # The forward pass is a third of the FLOPs.
     again = 1.0 if isinstance(program.compute.remat, SaveAll) else 4 / 3
-    per_chip = where.generation.devices_per_chip
     moved = 2 * (state.parameters + state.optimizer) + state.gradients
     return StepTime(
         flops=flops,
         tokens=tokens,
         compute=again * flops / (mfu * where.bf16_flops),
         links=_links(experiment, inputs, state, where, tokens),
-        update=moved * per_chip / where.generation.hbm_bytes_per_second,
+        update=moved / where.generation.device_bandwidth,
     )
 
 

@@ -4,7 +4,6 @@ Run with a slice's name; prints a JSON line for every program.
 """
 
 import json
-import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from bert_jax.plan.aot import topology
+from bert_jax.plan.aot import roofline_seconds, topology
 from bert_jax.plan.compile import CHARGED
 from bert_jax.plan.hlo import read_costs
 from bert_jax.plan.slices import find_slice
@@ -27,8 +26,7 @@ def seconds(device: Any, function: Callable[..., Any], *shapes: tuple[int, ...])
     one = SingleDeviceSharding(device)
     inputs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=one) for shape in shapes]
     compiled: Any = jax.jit(function).lower(*inputs).compile()
-    optimal = compiled.cost_analysis()["optimal_seconds"]
-    return optimal - math.floor(optimal), read_costs(compiled.as_text()).copies
+    return roofline_seconds(compiled.cost_analysis()), read_costs(compiled.as_text()).copies
 
 
 def chain(x: jax.Array, *kernels: jax.Array) -> jax.Array:

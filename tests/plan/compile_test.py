@@ -64,8 +64,7 @@ def test_the_analysis_counts_copies_to_on_chip_memory_several_times(where):
     assert not done.returncode, done.stderr
     known, *rows = map(json.loads, done.stdout.splitlines())
     # What is taken off is figured with the table's bandwidth: never too much.
-    generation = find_slice(where).generation
-    bandwidth = generation.hbm_bytes_per_second / generation.devices_per_chip
+    bandwidth = find_slice(where).generation.device_bandwidth
     assert 0.8 * bandwidth < known["bandwidth"] < 1.01 * bandwidth
     assert len(rows) == 4 and all(row["copies"]["copy"][0] for row in rows)
     for row in rows:
