@@ -17,6 +17,7 @@
 Standard library only, from Python 3.10 on (what the hosts' systems have).
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -96,6 +97,16 @@ def run_url(bucket: str, run: str) -> str:
 def unit_name(run: str, incarnation: int) -> str:
     """The systemd unit of one life of a run: a second start of the same name is refused."""
     return f"bert-{run_id(run)}-{incarnation}"
+
+
+def slice_prefix(run: str) -> str:
+    """How the cloud's names of a run's slices begin: the same id in another bucket has another.
+
+    The number of the life follows, and on Compute Engine a suffix for each machine: 63 letters
+    are allowed in all.
+    """
+    digest = hashlib.sha256(run.encode()).hexdigest()
+    return f"bert-{run.rsplit('/', 1)[1]}-{digest[:8]}"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ sys.path.insert(0, str(HERE))
 
 from fake_gcloud.main import main as gcloud  # noqa: E402
 
+from tpu import names  # noqa: E402
 from tpu.launcher import cli, timing  # noqa: E402
 from tpu.launcher.bundle import Bundle  # noqa: E402
 from tpu.launcher.gcloud import Answer  # noqa: E402
@@ -26,6 +27,8 @@ BUNDLE = Bundle("0" * 64, b"code", 1)
 LAUNCH = ("--slice", "v6e-16", "--bucket", "gs://bucket", "--run-id", "r1", "--yes")
 WORK = ("--", "pretrain", "configs/pretrain/bert.py", "--with", "prepared=@data/wiki")
 DATA = ("--data", "wiki=gs://bucket/data/wiki")
+SLICE = names.slice_prefix("gs://bucket/runs/r1")
+"""How the names of r1's slices begin."""
 
 
 class FakeCloud:
@@ -162,7 +165,7 @@ class Trainers:
             node, number = name.split("/")
             life = int(node.rsplit("-", 1)[1])
             file = self.cloud.object(f"incarnations/{life}/host-{number}.exit.json")
-            if not file.exists() and f"bert-r1-{life}" in str(self.cloud.slices()):
+            if not file.exists() and f"{SLICE}-{life}" in str(self.cloud.slices()):
                 self.beat(life, int(number))
         self.each_turn(self.turns)
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.tpu.cloud import ROOT, FakeCloud
+from tpu import names
 
 RUN = "runs/smoke"
+NODE = names.slice_prefix(f"gs://my-bucket/{RUN}")
 
 
 def corpus(folder: Path, cloud: FakeCloud) -> None:
@@ -29,7 +31,7 @@ def corpus(folder: Path, cloud: FakeCloud) -> None:
 def test_the_smoke_recipe_trains_and_survives_a_preemption(cloud: FakeCloud, tmp_path: Path):
     corpus(tmp_path, cloud)
     when = {"preempt_when": f"gs://my-bucket/{RUN}/run/checkpoints/3", "notice": True}
-    cloud.script(slices={"bert-smoke-0": when})
+    cloud.script(slices={f"{NODE}-0": when})
     command = f"source {ROOT}/tests/tpu/fake_cloud.sh; export BERT_JAX_LOCAL_DEVICES=1; "
     environment = {
         **os.environ,
@@ -55,7 +57,7 @@ def test_the_smoke_recipe_trains_and_survives_a_preemption(cloud: FakeCloud, tmp
     for host in range(4):
         last = json.loads((folder / f"incarnations/{lives[-1]}/host-{host}.exit.json").read_text())
         assert last["code"] == 0
-        starts = cloud.folder / f"hosts/bert-smoke-0-{host}/.fake-systemd/starts.txt"
+        starts = cloud.folder / f"hosts/{NODE}-0-{host}/.fake-systemd/starts.txt"
         assert starts.read_text().split() == ["bert-smoke-0"]
     rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] == 8

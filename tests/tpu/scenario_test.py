@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from tests.tpu.cloud import DATA, LAUNCH, WORK, Clock, FakeCloud, pod
+from tests.tpu.cloud import DATA, LAUNCH, SLICE, WORK, Clock, FakeCloud, pod
+from tpu import names
 from tpu.launcher import timing
 from tpu.launcher.lease import Lease, LeaseLost
 
@@ -34,7 +35,7 @@ def asked(cloud: FakeCloud) -> list[str]:
 def test_a_launch_that_goes_well_leaves_nothing_that_costs(cloud, trainers, capsys):
     assert launch() == 0
     assert asked(cloud) == ["us-central1-b"] and not cloud.slices()
-    assert sorted(trainers.starts) == [("bert-r1-0", host) for host in range(4)]
+    assert sorted(trainers.starts) == [(f"{SLICE}-0", host) for host in range(4)]
     said = capsys.readouterr().err
     assert "16 x $1.35 = $21.60 an hour; at most 12.00 h: $259.20" in said and "as of 20" in said
     assert not cloud.object("LEASE").exists()
@@ -42,7 +43,7 @@ def test_a_launch_that_goes_well_leaves_nothing_that_costs(cloud, trainers, caps
 
 def test_compute_engine_goes_the_same_way(cloud, trainers):
     assert launch("--backend", "gce") == 0
-    assert sorted(trainers.starts) == [("bert-r1-0", host) for host in range(4)]
+    assert sorted(trainers.starts) == [(f"{SLICE}-0", host) for host in range(4)]
     left = {kind: cloud.state[kind] for kind in ("groups", "templates", "policies")}
     assert not any(left.values()), left
 
@@ -61,7 +62,7 @@ def test_a_sold_out_zone_is_followed_by_the_next(cloud, trainers):
 
 
 def test_a_queue_that_does_not_move_is_left_after_twenty_minutes(cloud, trainers):
-    cloud.script(slices={"bert-r1-0": {"queue": "WAITING_FOR_RESOURCES"}})
+    cloud.script(slices={f"{SLICE}-0": {"queue": "WAITING_FOR_RESOURCES"}})
     begun = Clock.now
     assert launch(*ZONES) == 0
     assert asked(cloud) == ["us-central1-b", "us-central1-a"]
@@ -77,17 +78,17 @@ def test_waiting_has_an_end(cloud, trainers, capsys):
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "FAILED"])
 def test_a_dead_queued_resource_is_deleted_and_asked_for_anew(cloud, trainers, state):
-    cloud.script(slices={"bert-r1-0": {"queue": state}})
+    cloud.script(slices={f"{SLICE}-0": {"queue": state}})
     assert launch() == 0
-    (deleted,) = cloud.commands("queued-resources delete bert-r1-0")
-    assert "--force" in deleted and trainers.starts[0][0] == "bert-r1-1"
+    (deleted,) = cloud.commands(f"queued-resources delete {SLICE}-0")
+    assert "--force" in deleted and trainers.starts[0][0] == f"{SLICE}-1"
 
 
 def test_preemption_in_the_midst_is_survived(cloud, trainers, capsys):
     trainers.codes, trainers.steps = {0: -1}, {0: 40}
-    cloud.script(slices={"bert-r1-0": {"preempt_after": 900}})
+    cloud.script(slices={f"{SLICE}-0": {"preempt_after": 900}})
     assert launch() == 0
-    assert [node for node, host in trainers.starts if host == 0] == ["bert-r1-0", "bert-r1-1"]
+    assert [node for node, host in trainers.starts if host == 0] == [f"{SLICE}-0", f"{SLICE}-1"]
     lines = [line for line in cloud.commands("compute tpus") if " list " not in line]
     order = [next(w for w in ("create", "delete", "ssh") if f" {w} " in line) for line in lines]
     assert order == ["create", *["ssh"] * 3, "delete", "create", *["ssh"] * 3, "delete"]
@@ -131,7 +132,7 @@ def test_a_storm_of_broken_ssh_starts_one_unit(cloud, trainers, ran):
 
     trainers.each_turn = turn
     assert launch() == 0
-    assert sorted(trainers.units) == [f"bert-r1-0/{host}" for host in range(4)]
+    assert sorted(trainers.units) == [f"{SLICE}-0/{host}" for host in range(4)]
     assert len(asked(cloud)) == 1
 
 
@@ -183,7 +184,7 @@ def test_stop_saves_and_gives_back_and_launch_goes_on(cloud, trainers):
     assert pod("run", *ONE) == 0 and pod("run", *ONE) == 0
     assert pod("stop", *ONE) == 0 and not cloud.slices()
     assert json.loads(cloud.object("incarnations/0/host-3.exit.json").read_text())["code"] == 75
-    assert launch() == 0 and trainers.starts[-1][0] == "bert-r1-1"
+    assert launch() == 0 and trainers.starts[-1][0] == f"{SLICE}-1"
 
 
 def test_someone_elses_stop_ends_the_babysitter(cloud, trainers):
@@ -245,9 +246,6 @@ def test_two_babysitters_do_not_fight(cloud, trainers, capsys):
 
 
 def test_a_lease_is_taken_over_only_when_it_stands_still(cloud, trainers):
-    from tests.tpu.cloud import InProcess
-    from tpu.launcher.bucket import Bucket
-
     bucket, url = Bucket(InProcess()), "gs://bucket/runs/r1/LEASE"
     time = timing.Timing()
     first = Lease(bucket, url, clock=lambda: 5.0, sleep=time.sleep)  # a clock far off
@@ -266,10 +264,48 @@ def test_a_lease_is_taken_over_only_when_it_stands_still(cloud, trainers):
     assert cloud.object("LEASE").exists(), "gave away what was not its own"
 
 
-def test_of_many_at_once_one_takes_the_lease(cloud, trainers):
-    from tests.tpu.cloud import InProcess
-    from tpu.launcher.bucket import Bucket
+@pytest.mark.parametrize("lost", ["objects describe", "storage cat", "storage cp"])
+def test_a_renewal_whose_answer_is_lost_loses_nothing(cloud, trainers, lost):
+    class Forgetful(InProcess):
+        """Runs everything, and forgets the answer to one command."""
 
+        forgets = False
+
+        def run(self, argv, **more) -> Answer:
+            answer = super().run(argv, **more)
+            if self.forgets and lost in " ".join(argv):
+                self.forgets = False
+                return Answer(124, "", "timed out after 120 s")
+            return answer
+
+    runner = Forgetful()
+    lease = Lease(Bucket(runner), "gs://bucket/runs/r1/LEASE", clock=lambda: 0.0)
+    lease.take()
+    runner.forgets = True
+    with pytest.raises(UserError, match="timed out"):
+        lease.renew()
+    lease.renew()
+    lease.renew()
+    lease.give()
+    assert not cloud.object("LEASE").exists()
+
+
+def test_a_launch_outlives_a_renewal_that_is_cut_off(cloud, trainers, capsys):
+    trainers.codes = {0: -1}
+
+    def turn(number: int) -> None:
+        if number == 3:
+            text = "UNAVAILABLE: The service is currently unavailable."
+            cloud.script(fail=[{"match": "objects describe .*LEASE", "times": 1, "text": text}])
+        trainers.codes = {} if number == 12 else trainers.codes
+
+    trainers.each_turn = turn
+    assert launch() == 0 and len(asked(cloud)) == 1
+    assert "the lease could not be renewed" in capsys.readouterr().err
+    assert not cloud.object("LEASE").exists()
+
+
+def test_of_many_at_once_one_takes_the_lease(cloud, trainers):
     won: list[int] = []
 
     def take(number: int) -> None:
@@ -305,10 +341,27 @@ def test_a_clock_that_is_wrong_changes_nothing(cloud, trainers, monkeypatch):
 
 
 def test_a_slice_of_another_run_is_left_alone(cloud, trainers):
-    from tests.tpu.cloud import InProcess
-
-    words = "gcloud compute tpus queued-resources create bert-r12-0 --node-id=bert-r12-0"
+    other = names.slice_prefix("gs://bucket/runs/r12") + "-0"
+    words = f"gcloud compute tpus queued-resources create {other} --node-id={other}"
     words += " --zone=us-central1-b --accelerator-type=v6e-16 --runtime-version=x"
     InProcess().run([*words.split(), "--labels=bert-run=r12"])
     assert launch() == 0 and pod("down", *ONE) == 0
-    assert cloud.slices() == ["us-central1-b/bert-r12-0"] * 2
+    assert cloud.slices() == [f"us-central1-b/{other}"] * 2
+
+
+@pytest.mark.parametrize("backend", ["tpu-api", "gce"])
+def test_the_same_run_id_in_another_bucket_is_another_run(cloud, trainers, backend):
+    trainers.codes = {0: -1}
+    assert pod("up", *LAUNCH, "--backend", backend, *DATA, *WORK) == 0
+    mine = cloud.slices()
+    other = [word.replace("gs://bucket", "gs://colleague") for word in LAUNCH]
+    assert pod("up", *other, "--backend", backend, *DATA, *WORK) == 0
+    assert len(cloud.slices()) == 2 * len(mine), "took a colleague's slice for its own"
+    assert pod("down", "--bucket", "gs://colleague", "--run-id", "r1") == 0
+    assert cloud.slices() == mine
+
+
+def test_names_of_slices_fit_into_those_of_their_machines():
+    """Which have 63 letters at most, and five of them behind the name of their group."""
+    longest = names.slice_prefix(names.run_url("gs://bucket", "r" * 40))
+    assert len(f"{longest}-999") <= 58

@@ -22,6 +22,7 @@ from bert_jax.testing.corpus import prepare_corpus
 from bert_jax.testing.models import small_model
 from bert_jax.train.export import export
 from bert_jax.train.pretrained import load_model
+from tpu import names
 
 ROOT = Path(__file__).parents[2]
 TASKS = ("rte", "wnli", "mrpc")
@@ -44,7 +45,7 @@ class Cloud:
     def taken_away(self, run: str, draw: random.Random, lives: int, first: float) -> None:
         """Some lives of a run end early: each second one without a notice."""
         rows = {
-            f"bert-{run}-{life}": {
+            f"{names.slice_prefix(f'gs://bucket/runs/{run}')}-{life}": {
                 "preempt_after": draw.uniform(first, 2 * first),
                 "notice": life % 2 == 0,
                 "notice_seconds": 60,

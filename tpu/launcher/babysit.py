@@ -197,7 +197,7 @@ def load_loop(run: Run, clock: float) -> Loop:
 def make_limits(run: Run, zones: tuple[str, ...], keep: bool) -> Limits:
     """The limits of a run by its manifest."""
     return Limits(
-        hosts=run.manifest.site.slice.hosts,
+        hosts=run.manifest.kind.hosts,
         zones=zones,
         hours=slice_hours(run.manifest),
         wait_hours=run.manifest.wait_hours,

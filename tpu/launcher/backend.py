@@ -29,7 +29,7 @@ Remote = Callable[[int | Literal["auto"]], str]
 class Site:
     """Where slices of one run are made, and how."""
 
-    run_id: str
+    run_url: str
     slice: Slice
     project: str
     capacity: Capacity = "spot"
@@ -39,13 +39,23 @@ class Site:
     wait_hours: float = 24.0
     max_hours: float = 12.0
 
+    @property
+    def run_id(self) -> str:
+        """The last word of the URL."""
+        return self.run_url.rsplit("/", 1)[1]
+
+    @property
+    def prefix(self) -> str:
+        """How names of its slices begin."""
+        return names.slice_prefix(self.run_url)
+
     def name(self, incarnation: int) -> str:
-        """Of the slice of that life; the same as the unit's on its hosts."""
-        return names.unit_name(self.run_id, incarnation)
+        """Of the slice of that life."""
+        return f"{self.prefix}-{incarnation}"
 
     def incarnation(self, name: str) -> int | None:
         """The life that a name of ours belongs to; None for other people's names."""
-        found = re.fullmatch(rf"bert-{re.escape(self.run_id)}-(0|[1-9][0-9]*)", name)
+        found = re.fullmatch(rf"{re.escape(self.prefix)}-(0|[1-9][0-9]*)", name)
         return int(found[1]) if found else None
 
 

@@ -101,7 +101,8 @@ def _assumption(args: argparse.Namespace) -> Callable[[Sequence[str]], Answer]:
         if not worlds:
             kind = find_slice(args.slice)  # find_run puts the run's own there
             zone = (options.checked_zones(args.zones) or kind.generation.zones)[0]
-            worlds.append(World(kind, args.run_id, zone, args.verb in _THERE))
+            run_url = options.checked_place(args).url
+            worlds.append(World(kind, run_url, zone, args.verb in _THERE))
         return worlds[0].answer(argv)
 
     return answer

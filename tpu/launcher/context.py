@@ -55,7 +55,7 @@ def make_run(runner: Runner, manifest: Manifest, folder: names.RunFolder) -> Run
         folder=folder,
         runner=runner,
         bucket=Bucket(runner),
-        backend=make_backend(manifest.backend, manifest.site),
+        backend=make_backend(manifest.backend, manifest.site(folder.url)),
     )
 
 

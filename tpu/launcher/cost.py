@@ -11,7 +11,7 @@ from tpu.launcher.manifest import Manifest
 
 def bill(manifest: Manifest) -> str:
     """Hours times list price, in one or two lines."""
-    kind, hours = manifest.site.slice, slice_hours(manifest)
+    kind, hours = manifest.kind, slice_hours(manifest)
     price = usd_per_hour(manifest.slice, manifest.capacity == "spot")
     what = f"{kind.name} ({kind.chips} chips, {kind.hosts} hosts), {manifest.capacity}"
     if price is None:

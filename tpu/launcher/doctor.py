@@ -106,7 +106,7 @@ def bucket_region(bucket: Bucket, url: str, zones: tuple[str, ...]) -> Check:
 
 def offered(run: Run, zone: str) -> Check:
     """The zone has such slices at all."""
-    kind, project = run.manifest.site.slice, f"--project={run.manifest.project}"
+    kind, project = run.manifest.kind, f"--project={run.manifest.project}"
     if run.manifest.backend == "tpu-api":
         wanted = kind.accelerator_type or ""
         argv = ["gcloud", "compute", "tpus", "accelerator-types", "list", f"--zone={zone}"]
@@ -126,7 +126,7 @@ def offered(run: Run, zone: str) -> Check:
 def quotas(run: Run, zones: tuple[str, ...]) -> Iterator[Check]:
     """Each zone's pool of this generation and capacity is large enough."""
     manifest = run.manifest
-    kind = manifest.site.slice
+    kind = manifest.kind
     service = "tpu" if manifest.backend == "tpu-api" else "compute"
     argv = ["gcloud", "beta", "quotas", "info", "list", f"--service={service}.googleapis.com"]
     answer = run.runner.run([*argv, f"--project={manifest.project}", "--format=json"])

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 
 from bert_jax.plan.slices import Slice
+from tpu import names
 from tpu.launcher.backend import LABEL
 from tpu.launcher.gce import region_of
 from tpu.launcher.gcloud import Answer
@@ -22,8 +23,8 @@ class World:
       there: its first slice is ready from the beginning, as for verbs that need one.
     """
 
-    def __init__(self, kind: Slice, run_id: str, zone: str, there: bool):
-        self._kind, self._run_id, self._zone = kind, run_id, zone
+    def __init__(self, kind: Slice, run_url: str, zone: str, there: bool):
+        self._kind, self._run_url, self._zone = kind, run_url, zone
         self._there, self._started = there, False
         self._generations: dict[str, str] = {}
 
@@ -49,7 +50,7 @@ class World:
         verb, url = argv[2], argv[-1] if argv[2] != "objects" else argv[4]
         if verb == "buckets":
             return Answer(0, region_of(self._zone), "")
-        if verb == "ls" and url.endswith(f"/runs/{self._run_id}/"):
+        if verb == "ls" and url == f"{self._run_url}/":
             return Answer(0, f"{url}DONE.json\n", "") if self._started else YES
         if verb == "objects":
             return Answer(0, self._generations.get(url, "0"), "")
@@ -59,7 +60,8 @@ class World:
         return NO if verb in ("cat", "ls") else YES
 
     def _rows(self, argv: Sequence[str]) -> list[dict]:
-        name, labels = f"bert-{self._run_id}-0", {LABEL: self._run_id}
+        name = f"{names.slice_prefix(self._run_url)}-0"
+        labels = {LABEL: self._run_url.rsplit("/", 1)[1]}
         addresses = [f"10.0.0.{2 + i}" for i in range(self._kind.hosts)]
         if "queued-resources" in argv:
             return [{"name": name, "state": {"state": "ACTIVE"}}]

@@ -33,6 +33,7 @@ class ComputeEngine:
         project = f"--project={site.project}"
         regional = f"projects/{site.project}/regions/{region}"
         group = [*GROUPS, "create", name, project, f"--zone={zone}", "--size=0"]
+        group += [f"--base-instance-name={name}"]  # or a long one would be cut off
         group += [f"--template={regional}/instanceTemplates/{name}{TEMPLATE}"]
         group += ["--target-size-policy-mode=bulk", "--default-action-on-vm-failure=do-nothing"]
         group += [f"--workload-policy={regional}/resourcePolicies/{name}{POLICY}", "--quiet"]
@@ -57,7 +58,7 @@ class ComputeEngine:
     def questions(self, zone: str) -> dict[str, Argv]:
         """Groups and instances whose names begin as ours; the rest is compared here."""
         words = [f"--project={self._site.project}", f"--zones={zone}"]
-        words += [f"--filter=name~^bert-{self._site.run_id}-[0-9]+", "--format=json"]
+        words += [f"--filter=name~^{self._site.prefix}-[0-9]+", "--format=json"]
         return {
             "groups": [*GROUPS, "list", *words],
             "instances": [*COMPUTE, "instances", "list", *words],

@@ -55,7 +55,7 @@ def logs(args: argparse.Namespace, runner: Runner) -> int:
     life = args.incarnation
     if life is None:
         life = max(load_loop(run, time.time()).incarnation, 0)
-    kind = run.manifest.site.slice
+    kind = run.manifest.kind
     hosts = range(kind.hosts) if args.host is None else [args.host]
     if args.host is not None and not 0 <= args.host < kind.hosts:
         raise UserError(f"--host {args.host}: {kind.name} has hosts 0 to {kind.hosts - 1}")

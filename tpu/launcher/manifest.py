@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bert_jax.errors import UserError
-from bert_jax.plan.slices import find_slice
+from bert_jax.plan.slices import Slice, find_slice
 from tpu import names, strict_json
 from tpu.launcher.backend import Capacity, Site
 from tpu.launcher.bucket import Bucket
@@ -44,11 +44,15 @@ class Manifest:
     created: str
 
     @property
-    def site(self) -> Site:
+    def kind(self) -> Slice:
+        """What is rented."""
+        return find_slice(self.slice)
+
+    def site(self, run_url: str) -> Site:
         """Where its slices are made."""
         return Site(
-            run_id=self.run_id,
-            slice=find_slice(self.slice),
+            run_url=run_url,
+            slice=self.kind,
             project=self.project,
             capacity=self.capacity,
             service_account=self.service_account,
@@ -60,7 +64,7 @@ class Manifest:
 
     def order(self, run_url: str, incarnation: int, hosts: tuple[str, ...]) -> Order:
         """All that the hosts of one life need to know."""
-        kind = find_slice(self.slice)
+        kind = self.kind
         return Order(
             run_id=self.run_id,
             incarnation=incarnation,

@@ -150,7 +150,7 @@ def preflight(args: argparse.Namespace, runner: Runner) -> int:
         print(f"host {report['host']} ({report['address']}): {fit}")
         for problem in [*report["problems"], *report["warnings"]]:
             print("  {check}: found {found}; expected {expected}; {fix}".format(**problem))
-    silent = set(range(run.manifest.site.slice.hosts)) - {each["host"] for each in found}
+    silent = set(range(run.manifest.kind.hosts)) - {each["host"] for each in found}
     if silent and not runner.dry:
         names_ = ", ".join(f"host {i} ({live.addresses[i]})" for i in sorted(silent))
         say(f"{names_} did not report")

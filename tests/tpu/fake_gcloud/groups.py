@@ -20,7 +20,8 @@ TEMPLATE = {
     "--no-address": "switch",
 }  # fmt: skip
 GROUP = {
-    **ZONE, "--size": "value", "--template": "value", "--target-size-policy-mode": "value",
+    **ZONE, "--size": "value", "--base-instance-name": "value", "--template": "value",
+    "--target-size-policy-mode": "value",
     "--default-action-on-vm-failure": "value", "--workload-policy": "value", "--help": "switch",
 }  # fmt: skip
 RESIZE = {**ZONE, "--size": "value"}

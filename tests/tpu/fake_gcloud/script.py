@@ -7,7 +7,7 @@
            "text": "There is no more capacity in the zone ..."}],
                                     commands that fail, by a regex over their words; times:
                                     how often (default: always)
- "slices": {"bert-x-0": {...}, "*": {...}},   by name, or for all others:
+ "slices": {"bert-x-*-0": {...}, "*": {...}},   by name with wildcards, the first that fits:
      "ready_after": 5               seconds until its hosts can be used (default 0)
      "queue": "WAITING_FOR_RESOURCES", "SUSPENDED", "FAILED": where a queued resource stays
      "health": "UNHEALTHY_TENSORFLOW"
@@ -23,6 +23,7 @@
  "types": {"us-central1-b": ["v6e-16"]}, "secrets": {"projects/p/secrets/s": "value"}}
 """
 
+import fnmatch
 import json
 import re
 from pathlib import Path
@@ -72,5 +73,5 @@ class Script:
 
     def slice(self, name: str) -> dict[str, Any]:
         """What befalls the slice of that name."""
-        slices = self.data.get("slices", {})
-        return slices.get(name, slices.get("*", {}))
+        slices = self.data.get("slices", {}).items()
+        return next((row for key, row in slices if fnmatch.fnmatchcase(name, key)), {})
