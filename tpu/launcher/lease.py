@@ -1,9 +1,9 @@
 """Who looks after a run: one babysitter, held by a generation-matched object in the bucket.
 
-Whoever holds it writes it anew at every turn. A holder that finds another generation than the one
-it wrote has lost the run, and leaves without touching anything. Clocks are not trusted: a lease is
-taken over only when it did not change while we watched it, or when its process is gone from this
-very machine.
+Whoever holds it writes it anew at every turn. A holder that finds another's word in it has lost the
+run, and leaves without touching anything; its own word under a generation that it does not know is
+a write whose answer was lost. Clocks are not trusted: a lease is taken over only when it did not
+change while we watched it, or when its process is gone from this very machine.
 """
 
 import json
@@ -66,25 +66,28 @@ class Lease:
 
         Raises:
           LeaseLost: someone else has written it.
+          UserError: the bucket did not answer; it is not known whether this was written.
         """
         self._write(self._generation)
 
     def give(self) -> None:
         """Lets go; a lease that is no longer ours is left alone."""
-        if self._generation and self._bucket.generation(self._url) == self._generation:
+        if self._generation and self._is_ours():
             self._bucket.remove(self._url)
 
     def _write(self, generation: int) -> None:
-        text = self._text()
-        if not self._bucket.write(self._url, text, generation):
-            raise LeaseLost(self._url)
-        # First the generation, then what it holds: if both are ours, so is what lies between.
+        # Refused where another generation is; that may be ours, if its answer never came.
+        self._bucket.write(self._url, self._text(), generation)
+        # First the generation, then what is there: others never write our word, so both are ours.
         found = self._bucket.generation(self._url)
         if self._bucket.dry:
             return
-        if self._bucket.read(self._url) != text:
+        if not self._is_ours():
             raise LeaseLost(self._url)
         self._generation = found
+
+    def _is_ours(self) -> bool:
+        return self._read().get("nonce") == self._nonce
 
     def _insist_on_stale(self, generation: int) -> None:
         held = self._read()
