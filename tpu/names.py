@@ -2,7 +2,7 @@
 
     gs://BUCKET/bundles/<sha>.tar.gz     code, named by the sha256 of the tar
     gs://BUCKET/runs/RUN_ID/             all that there is to know about a run:
-        manifest.json                    what is run; written once
+        manifest.json                    what is run, and how it is rented
         LEASE                            who looks after the run
         run/                             the run folder, mirrored from host 0
         run/checkpoints/                 written by the trainer itself

@@ -1,10 +1,10 @@
-"""What a run is, written once into the bucket: the same id with another content is refused."""
+"""What a run is and how it is rented, in the bucket: the same id for another run is refused."""
 
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bert_jax.errors import UserError
 from bert_jax.plan.slices import Slice, find_slice
@@ -13,13 +13,28 @@ from tpu.launcher.backend import Capacity, Site
 from tpu.launcher.bucket import Bucket
 from tpu.protocol import Order, SliceShape
 
-# What two launches of one run must have in common; the rest may change between them.
-IDENTITY = ("run_id", "slice", "mode", "arguments", "data", "secrets", "bundle")
+# What two launches of one run must have in common; the rest may change between them. Slices of
+# another project or way of renting would not be seen any more.
+IDENTITY = (
+    "run_id",
+    "slice",
+    "backend",
+    "project",
+    "mode",
+    "arguments",
+    "data",
+    "secrets",
+    "bundle",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A run: what, on what, with which code and data; and how it was first rented."""
+    """A run: what, on what, with which code and data; and how it is rented.
+
+    Attributes:
+      zones: where slices of it may be: those wanted now, and then those of earlier launches.
+    """
 
     version: int = 1
     run_id: str
@@ -88,7 +103,7 @@ def settle(bucket: Bucket, folder: names.RunFolder, wanted: Manifest) -> Manifes
     """Writes the manifest of a new run; of a known one insists that it is the same run.
 
     Returns:
-      What holds: identity and creation as they were first, everything else as wanted now.
+      What holds now, to be written by `keep`: zones of both, everything else as wanted now.
 
     Raises:
       UserError: another run has this id; names the fields that differ.
@@ -107,7 +122,17 @@ def settle(bucket: Bucket, folder: names.RunFolder, wanted: Manifest) -> Manifes
             "choose another --run-id; or go on with that run, as it is, by `tpu/pod babysit "
             f"--bucket gs://{folder.url.split('/')[2]} --run-id {wanted.run_id}`"
         )
-    return wanted
+    zones = tuple(dict.fromkeys([*wanted.zones, *there.zones]))
+    return replace(wanted, zones=zones, created=there.created)
+
+
+def keep(bucket: Bucket, folder: names.RunFolder, manifest: Manifest) -> None:
+    """Writes what holds from now on; for whoever holds the lease.
+
+    Raises:
+      GcloudError: it cannot be written.
+    """
+    bucket.write(folder.manifest, strict_json.to_text(manifest))
 
 
 def load(bucket: Bucket, folder: names.RunFolder) -> Manifest:
@@ -138,11 +163,6 @@ def required_versions(root: Path) -> dict[str, str]:
 def now_text() -> str:
     """The time, for people."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def as_dict(manifest: Manifest) -> dict[str, Any]:
-    """For `status --json`."""
-    return asdict(manifest)
 
 
 def _plain(value: object) -> str:

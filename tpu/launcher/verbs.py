@@ -118,7 +118,13 @@ def launch(args: argparse.Namespace, runner: Runner) -> int:
 def babysit(args: argparse.Namespace, runner: Runner) -> int:
     """Looks after a run that was begun before."""
     run = find_run(args, runner)
-    return _look_after(args, run, "end")
+    code = names.bundle_url(run.bucket_url, run.manifest.bundle)
+    if not run.bucket.names(code) and not runner.dry:
+        raise UserError(
+            f"{code} is not there, and hosts could not fetch it: the upload of the run's code was "
+            f"cut short. From the checkout that launched it: {run.words('sync')}"
+        )
+    return _look_after(args, run, "end", run.manifest.zones)
 
 
 def sync(args: argparse.Namespace, runner: Runner) -> int:
@@ -195,17 +201,18 @@ def _begin(args: argparse.Namespace, runner: Runner, until: str) -> int:
                 print(check, file=sys.stderr)
         doctor.refuse_failures(checks)
     cost.confirm(run.manifest, args.yes or runner.dry)
-    manifest.settle(run.bucket, run.folder, run.manifest)
-    upload(run, code)
-    return _look_after(args, run, until)
+    upload(run, code)  # before anybody can go on with the run
+    holds = manifest.settle(run.bucket, run.folder, run.manifest)
+    return _look_after(args, replace(run, manifest=holds), until, run.manifest.zones)
 
 
-def _look_after(args: argparse.Namespace, run: Run, until: str) -> int:
+def _look_after(args: argparse.Namespace, run: Run, until: str, zones: tuple[str, ...]) -> int:
     timing: Timing = args.timing
     lease = Lease(run.bucket, run.folder.lease, clock=timing.clock, sleep=timing.sleep)
     lease.take(by_force=args.take_over)
-    limits = make_limits(run, run.manifest.zones, args.keep)
+    limits = make_limits(run, zones, args.keep)
     try:
+        manifest.keep(run.bucket, run.folder, run.manifest)
         run.bucket.remove(run.stop_url)
         sitter = Babysitter(run, limits, lease, clock=timing.clock, sleep=timing.sleep)
         code = sitter.look_after(until)
