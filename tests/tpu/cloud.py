@@ -145,7 +145,7 @@ class Trainers:
         """Instead of running a command on a host."""
         if "agent.py" not in command:
             return 0
-        verb, life = command.split("agent.py ")[1].split()[0], int(node.rsplit("-", 1)[1])
+        verb, life = command.rpartition("agent.py ")[2].split()[0], int(node.rsplit("-", 1)[1])
         if verb == "preflight":
             self.write(life, number, "preflight", **_FIT, ok=not self.preflight_code)
             return self.preflight_code

@@ -1,10 +1,13 @@
-"""A run that is taken up again in another way than it was begun, or that was begun half."""
+"""A run that is stopped, or taken up again in another way than it was begun, or begun half."""
 
 import json
+import os
+import subprocess
 
 import pytest
 
 from tests.tpu.cloud import DATA, LAUNCH, SLICE, WORK, FakeCloud, pod
+from tpu.launcher.remote import agent
 
 ONE = ("--bucket", "gs://bucket", "--run-id", "r1")
 WEST, EAST = "us-central1-b", "us-east1-d"
@@ -97,3 +100,38 @@ def test_without_its_code_a_run_does_not_go_on(cloud, trainers, capsys):
     assert f"gs://bucket/bundles/{bundle.name} is not there" in said
     assert "tpu/pod sync --bucket gs://bucket --run-id r1" in said
     assert pod("sync", *ONE) == 0 and pod("babysit", *ONE) == 0
+
+
+def test_stop_keeps_a_slice_that_it_could_not_ask_to_save(cloud, trainers, capsys):
+    trainers.codes = {0: -1}
+    assert launch("up") == 0 and pod("run", *ONE) == 0
+    cloud.script(ssh_drop=[{"match": "agent.py stop", "host": 2}])
+    before = cloud.slices()
+    assert pod("stop", *ONE) == 1 and cloud.slices() == before
+    said = capsys.readouterr().err
+    assert "return code [255]" in said and "the slice is kept at $21.60 an hour" in said
+    assert "tpu/pod down --bucket gs://bucket --run-id r1 takes it away" in said
+    cloud.script()
+    assert pod("stop", *ONE) == 0 and not cloud.slices()
+
+
+def test_stop_asks_an_unwell_slice_as_well(cloud, trainers):
+    trainers.codes = {0: -1}
+    assert launch("up") == 0 and pod("run", *ONE) == 0
+    cloud.script(slices={"*": {"health": "UNHEALTHY_TENSORFLOW"}})
+    assert pod("stop", *ONE) == 0 and not cloud.slices()
+    for host in range(4):
+        exit_ = json.loads(cloud.object(f"incarnations/0/host-{host}.exit.json").read_text())
+        assert exit_["code"] == 75
+
+
+def test_stop_on_hosts_without_the_code_has_nobody_to_ask(tmp_path):
+    """As after `up` alone."""
+    line = agent("stop", "0" * 64, "gs://bucket/runs/r1", 0)("auto")
+    done = subprocess.run(["sh", "-c", line], env={**os.environ, "HOME": str(tmp_path)})
+    assert done.returncode == 0
+    script = tmp_path / "bert_jax" / ("0" * 64) / "tpu/worker/agent.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("raise SystemExit(76)")
+    done = subprocess.run(["sh", "-c", line], env={**os.environ, "HOME": str(tmp_path)})
+    assert done.returncode == 76

@@ -80,20 +80,21 @@ def stop(args: argparse.Namespace, runner: Runner) -> int:
     """The trainers save and end, and the slice goes; the run can be taken up again."""
     run = find_run(args, runner)
     run.bucket.write(run.stop_url, json.dumps({"asked": now_text()}) + "\n")
-    wrong = 0
+    heard = True
     for live in observe.slices(run, run.manifest.zones):
-        if live.status == "ready":
+        if live.status in ("ready", "unwell"):
             say(f"asking the trainers of life {live.incarnation} to save")
             failure = act.agent(run, live, "stop")
             if failure is not None:
                 say(failure.text)
-                wrong = EXIT_FAILED
-    if args.keep:
-        price = run.usd_per_hour
-        each = "" if price is None else f" at ${price:.2f} an hour"
-        say(f"the slice is kept{each}; {run.words('down')} takes it away")
-        return wrong
-    return _take_down(args, run) or wrong
+                heard = False
+    if heard and not args.keep:
+        return _take_down(args, run)
+    price = run.usd_per_hour
+    each = "" if price is None else f" at ${price:.2f} an hour"
+    why = "" if heard else "not all trainers are known to have saved; `stop` again asks again; "
+    say(f"{why}the slice is kept{each}; {run.words('down')} takes it away")
+    return EXIT_DONE if heard else EXIT_FAILED
 
 
 def down(args: argparse.Namespace, runner: Runner) -> int:

@@ -37,7 +37,9 @@ def agent(verb: str, sha: str, run_url: str, incarnation: int) -> Remote:
     """`agent.py VERB` of the bundle; the folder is below the host's own $HOME."""
     script = f'"$HOME"/bert_jax/{names.sha(sha)}/tpu/worker/agent.py'
     words = shlex.join([verb, names.url(run_url), str(incarnation)])
-    return lambda host: f"python3 {script} {words} {shlex.quote(str(host))}"
+    # Where the code has not come to, nothing was started that could be stopped.
+    unless = f"[ ! -e {script} ] || " if verb == "stop" else ""
+    return lambda host: f"{unless}python3 {script} {words} {shlex.quote(str(host))}"
 
 
 def _joined(script: str) -> list[str]:
