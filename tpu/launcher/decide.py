@@ -4,8 +4,8 @@
 
 The rules, in the order in which they count:
 1. Nothing is created, stopped or deleted in a turn in which not everything could be seen.
-2. A slice of another life than the current one is deleted before anything else is done, and none
-   is made while one exists: one run never has two.
+2. A slice of another life than the current one is deleted before one is made or used: one run
+   never has two. What trains already is looked after meanwhile.
 3. Codes 2, 64 and 78 end the run: the same command would end in the same way. Code 1 does too,
    unless this life brought a new checkpoint.
 4. --max-hours and --max-usd end it, gently at first.
@@ -48,7 +48,9 @@ from tpu.launcher.transitions import (
 from tpu.protocol import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED, NOT_REPEATED, meaning
 
 BILLED = ("starting", "ready", "unwell")
-_GAP = 5 * 60  # a longer turn than this is a laptop that slept: nobody can be blamed for silence
+_GAP = 5 * 60
+"""A longer turn than this is a laptop that slept, or a launcher that was not there: nobody can be
+blamed for silence, and no patience runs out meanwhile. The bill does not stand still."""
 
 
 def decide(state: Loop, seen: Observation, clock: float, limits: Limits) -> Turn:
@@ -65,42 +67,45 @@ def decide(state: Loop, seen: Observation, clock: float, limits: Limits) -> Turn
             return state, ()
     state = _adopt(state, seen)
     old = [each for each in seen.slices if each.incarnation != state.incarnation]
-    if old and state.phase != "leaving":
-        return state, tuple(Delete(live=each) for each in old if each.status != "deleting")
+    deletions = tuple(Delete(live=each) for each in old if each.status != "deleting")
+    if old and state.phase in ("down", "asked", "ready"):
+        return state, deletions
     turn = {"down": _down, "asked": _asked, "ready": _ready, "running": _running}
     live = next((each for each in seen.slices if each.incarnation == state.incarnation), None)
     if state.phase in turn:
         state, actions = turn[state.phase](state, seen, live, limits)
         if state.phase != "leaving":
-            return state, actions
+            return state, (*deletions, *actions)
     return _leaving(state, seen, limits)
 
 
 def _advance(state: Loop, seen: Observation, clock: float) -> Loop:
-    step = max(0.0, clock - state.clock)
+    passed = max(0.0, clock - state.clock)
+    slept, step = passed > _GAP, min(passed, _GAP)
     state = replace(
         state,
         clock=clock,
         now=state.now + step,
-        billed=state.billed + (step if state.billing else 0.0),
+        billed=state.billed + (passed if state.billing else 0.0),
     )
-    if step > _GAP or not seen.seen or state.blind_since is not None:
+    if slept or not seen.seen or state.blind_since is not None:
         # Time in which we could not look does not count as their silence.
         shift = {host: since + step for host, since in state.beats_since.items()}
         unwell = None if state.unwell_at is None else state.unwell_at + step
         state = replace(state, beats_since=shift, unwell_at=unwell)
+    if slept and state.blind_since is not None:
+        state = replace(state, blind_since=state.blind_since + step)  # nobody looked
     return state
 
 
 def _blind(state: Loop, limits: Limits) -> Loop:
-    """Nothing is done; only when it has lasted far beyond all limits, the loop gives up."""
-    state = replace(
-        state, blind_since=state.now if state.blind_since is None else state.blind_since
-    )
+    """Nothing is done; only when it lasts, far beyond all limits, the loop gives up."""
+    since = state.now if state.blind_since is None else state.blind_since
+    state = replace(state, blind_since=since)
     over = limits.blind_hours * 3600
     spent = state.billing and state.billed >= limits.hours * 3600 + over
     waited = not state.billing and without(state) >= limits.wait_hours * 3600 + over
-    if spent or waited:
+    if (spent or waited) and state.now - since >= over:
         reason = (
             "the cloud cannot be asked any more; if a slice is left it costs money: tpu/pod down"
         )
@@ -130,7 +135,8 @@ def _ends(state: Loop, seen: Observation, limits: Limits) -> Loop:
     if state.billed >= seconds - min(limits.grace, 0.1 * seconds):
         reason = f"the limit of {limits.hours:.2f} hours of slices is reached"
         return leave(state, EXIT_SAVED, reason, gently=True)
-    if state.phase in ("down", "asked") and without(state) >= limits.wait_hours * 3600:
+    nothing = state.phase in ("down", "asked") and not state.billing
+    if nothing and without(state) >= limits.wait_hours * 3600:
         return leave(state, EXIT_SAVED, f"no slice to be had in {limits.wait_hours:g} hours")
     return state
 

@@ -27,7 +27,7 @@ class Limits:
       quiet: without a new heartbeat from some host before the slice counts as lost.
       settle: for the other hosts to end after the first one has.
       grace: for saving, before a slice is taken away at a limit.
-      blind_hours: beyond the limit without seeing anything, before the loop gives up.
+      blind_hours: of looking in vain, and beyond the limit, before the loop gives up.
       no_progress: lives in a row that end without a new checkpoint.
       ssh_tries: to start the trainer on one slice; also creations that fail for no known reason.
       delete_hours: for a slice to be gone after it was deleted, before we say so and leave.
@@ -136,8 +136,9 @@ FOREVER = 1e15
 class Loop:
     """All that the loop remembers; kept in the bucket, so that any machine can go on with it.
 
-    `now` is the loop's own time in seconds: the sum of the clock's steps forward. A clock that is
-    set back stands still here; it never makes a timer negative.
+    `now` is the loop's own time in seconds: the sum of the clock's steps forward, of a long one its
+    first minutes only (`decide` says why). A clock that is set back stands still here; it never
+    makes a timer negative.
 
     Attributes:
       incarnation: the latest life; -1 before the first.

@@ -1,0 +1,80 @@
+"""A launcher that was away: asleep, ended, without its memory; its slice is not lost by that."""
+
+from tests.tpu.cloud import Clock, pod
+from tests.tpu.scenario_test import ONE, asked, launch
+
+HOUR = 3600.0
+UNAVAILABLE = "UNAVAILABLE: The service is currently unavailable."
+
+
+def test_a_laptop_that_wakes_without_a_network_gives_its_slice_back(cloud, trainers, capsys):
+    trainers.codes = {0: -1}
+
+    def turn(number: int) -> None:
+        if number == 8:
+            Clock.now += 4 * HOUR
+            cloud.script(fail=[{"match": "storage ls", "times": 3, "text": UNAVAILABLE}])
+
+    trainers.each_turn = turn
+    assert launch("--max-hours", "2") == 75
+    said = capsys.readouterr().err
+    assert said.count("cannot look") == 3 and "limit of 2.00 hours" in said
+    assert not cloud.slices()
+
+
+def test_a_cloud_that_cannot_be_asked_for_an_hour_beyond_all_limits_is_given_up(
+    cloud, trainers, capsys
+):
+    trainers.codes = {0: -1}
+
+    def turn(number: int) -> None:
+        if number == 8:
+            cloud.script(fail=[{"match": "storage ls", "text": UNAVAILABLE}])
+
+    trainers.each_turn = turn
+    begun = Clock.now
+    assert launch("--max-hours", "2") == 1
+    assert "the cloud cannot be asked any more" in capsys.readouterr().err
+    assert 3 * HOUR <= Clock.now - begun < 3.2 * HOUR
+
+
+def test_a_slice_that_was_granted_while_nobody_looked_is_used(cloud, trainers):
+    cloud.script(slices={"*": {"queue": "WAITING_FOR_RESOURCES"}})
+
+    def turn(number: int) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+
+    trainers.each_turn = turn
+    assert launch() == 130
+    Clock.now += 30 * HOUR
+    cloud.script()
+    assert pod("babysit", *ONE) == 0
+    assert len(asked(cloud)) == 1 and not cloud.slices()
+
+
+def test_a_pause_does_not_count_as_waiting(cloud, trainers):
+    cloud.script(slices={"*": {"queue": "WAITING_FOR_RESOURCES"}})
+
+    def turn(number: int) -> None:
+        if number == 3:
+            Clock.now += 30 * HOUR
+        if number == 9:
+            cloud.script()
+
+    trainers.each_turn = turn
+    assert launch() == 0 and len(asked(cloud)) == 1
+
+
+def test_a_deletion_that_nobody_watched_is_asked_for_again(cloud, trainers):
+    trainers.codes = {0: 2}
+    cloud.script(
+        fail=[{"match": "queued-resources delete", "times": 1, "text": UNAVAILABLE}],
+    )
+
+    def turn(number: int) -> None:
+        if len(cloud.commands("queued-resources delete")) == 1:
+            Clock.now += 3 * HOUR
+
+    trainers.each_turn = turn
+    assert launch() == 2 and not cloud.slices()
