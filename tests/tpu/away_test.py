@@ -1,6 +1,6 @@
 """A launcher that was away: asleep, ended, without its memory; its slice is not lost by that."""
 
-from tests.tpu.cloud import Clock, pod
+from tests.tpu.cloud import DATA, LAUNCH, SLICE, WORK, Clock, pod
 from tests.tpu.scenario_test import ONE, asked, launch
 
 HOUR = 3600.0
@@ -78,3 +78,36 @@ def test_a_deletion_that_nobody_watched_is_asked_for_again(cloud, trainers):
 
     trainers.each_turn = turn
     assert launch() == 2 and not cloud.slices()
+
+
+def test_without_its_memory_it_starts_a_slice_that_is_there(cloud, trainers):
+    assert pod("up", *LAUNCH, *DATA, *WORK) == 0
+    cloud.object("babysit.json").unlink()
+    assert pod("babysit", *ONE) == 0
+    assert sorted(trainers.starts) == [(f"{SLICE}-0", host) for host in range(4)]
+    assert len(asked(cloud)) == 1
+
+
+def test_without_its_memory_it_goes_on_with_a_slice_that_trains(cloud, trainers):
+    trainers.codes = {0: -1}
+
+    def turn(number: int) -> None:
+        if number == 6:
+            raise KeyboardInterrupt
+        if number == 12:
+            trainers.codes = {}
+
+    trainers.each_turn = turn
+    assert launch() == 130
+    cloud.object("babysit.json").unlink()
+    assert pod("babysit", *ONE) == 0 and len(asked(cloud)) == 1
+
+
+def test_without_its_memory_no_life_has_an_old_ones_number(cloud, trainers):
+    trainers.codes = dict.fromkeys(range(3), 134)
+    assert launch() == 1
+    cloud.object("babysit.json").unlink()
+    trainers.codes = {}
+    assert pod("babysit", *ONE) == 0
+    created = [line.split()[4] for line in cloud.commands("queued-resources create")]
+    assert created == [f"{SLICE}-{life}" for life in range(4)]

@@ -49,7 +49,7 @@ class Babysitter:
         self._run, self._limits, self._lease = run, limits, lease
         self._clock, self._sleep, self._turn = clock, sleep, turn_seconds
         self._failure: Failure | None = None
-        self._started = -1
+        self._started: int | None = None
         self._said = ""
         self._renewed = clock()
 
@@ -101,7 +101,7 @@ class Babysitter:
             slices=there,
             hosts=hosts,
             # After a loop that died: a start that reached some hosts only is done again.
-            started=self._started == state.incarnation or len(hosts) == self._limits.hosts,
+            started=self._started == newest or len(hosts) == self._limits.hosts,
             done="DONE.json" in found,
             stop=observe.is_stopped(found),
             failure=failure,
@@ -171,16 +171,22 @@ class Babysitter:
 
 
 def load_loop(run: Run, clock: float) -> Loop:
-    """What the loop remembers; a new one when there is nothing, or its run had ended before."""
+    """What the loop remembers; a new one when there is nothing, or its run had ended before.
+
+    Raises:
+      UserError: what is there was written by other code; or the bucket cannot be read.
+    """
     text = run.bucket.read(run.loop_url)
     if text is None:
-        return Loop(clock=clock)
+        # Never a number again that has left reports: they would be taken for the new life's.
+        return Loop(clock=clock, incarnation=observe.latest_life(run))
     try:
         state = Loop(**json.loads(text))
     except (TypeError, ValueError):
         raise UserError(
             f"{run.loop_url} is not what this version of the launcher writes; use the code that "
-            "began the run, or remove the object once `tpu/pod down` has found nothing left"
+            "began the run, or remove the object once `tpu/pod down` has found nothing left: the "
+            "run goes on, and counts its hours from 0 again"
         ) from None
     if not state.ended:
         return state

@@ -38,6 +38,17 @@ def is_stopped(found: frozenset[str]) -> bool:
     return STOP in found
 
 
+def latest_life(run: Run) -> int:
+    """The highest number of a life that has left something in the run's folder; -1: none has.
+
+    Raises:
+      GcloudError: the bucket could not be asked.
+    """
+    lives = f"{run.folder.url}/incarnations/"
+    found = (name.removeprefix(lives).strip("/") for name in run.bucket.names(lives))
+    return max((int(name) for name in found if name.isdecimal()), default=-1)
+
+
 def reports(run: Run, incarnation: int) -> list[dict[str, Any]]:
     """Preflights, heartbeats and exits of one life, as they were written."""
     if incarnation < 0:
