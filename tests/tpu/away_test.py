@@ -1,4 +1,6 @@
-"""A launcher that was away: asleep, ended, without its memory; its slice is not lost by that."""
+"""A launcher that was away, asleep, ended or forgetful, and goes on: with the slice that is there."""
+
+import json
 
 from tests.tpu.cloud import DATA, LAUNCH, SLICE, WORK, Clock, pod
 from tests.tpu.scenario_test import ONE, asked, launch
@@ -111,3 +113,22 @@ def test_without_its_memory_no_life_has_an_old_ones_number(cloud, trainers):
     assert pod("babysit", *ONE) == 0
     created = [line.split()[4] for line in cloud.commands("queued-resources create")]
     assert created == [f"{SLICE}-{life}" for life in range(4)]
+
+
+def test_another_limit_does_not_cost_the_slice(cloud, trainers):
+    assert pod("up", *LAUNCH, *DATA, *WORK) == 0
+    assert pod("preflight", *ONE) == 0
+    order = cloud.object("incarnations/0/order.json")
+    assert json.loads(order.read_text())["max_hours"] == 12
+    assert launch("--max-hours", "20") == 0
+    assert len(asked(cloud)) == 1 and json.loads(order.read_text())["max_hours"] == 20
+
+
+def test_the_order_of_another_task_is_not_overwritten(cloud, trainers, capsys):
+    assert pod("up", *LAUNCH, *DATA, *WORK) == 0
+    assert pod("preflight", *ONE) == 0
+    order = cloud.object("incarnations/0/order.json")
+    changed = order.read_text().replace("pretrain", "finetune")
+    order.write_text(changed)
+    assert pod("preflight", *ONE) == 1
+    assert "another task" in capsys.readouterr().err and order.read_text() == changed

@@ -1,6 +1,7 @@
 """The actions of the restart loop, done with gcloud; each is safe to do again."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from bert_jax.errors import ConfigError, UserError
 from tpu import strict_json
@@ -79,7 +80,7 @@ def agent(run: Run, live: LiveSlice, verb: str) -> Failure | None:
 
 
 def write_order(run: Run, live: LiveSlice) -> Order:
-    """Writes what the hosts of this life have to do; once.
+    """Writes what the hosts of this life have to do; of what is there only the hours may change.
 
     Raises:
       UserError: this life has another order already.
@@ -88,11 +89,13 @@ def write_order(run: Run, live: LiveSlice) -> Order:
     order = run.manifest.order(run.folder.url, live.incarnation, live.addresses)
     if not run.bucket.write(folder.order, strict_json.to_text(order), generation=0):
         there = strict_json.from_text(Order, run.bucket.read(folder.order) or "", folder.order)
-        if there != order:
+        if replace(there, max_hours=order.max_hours) != order:
             raise UserError(
                 f"{folder.order} is the order of a slice with other hosts or another task; "
                 f"`{run.words('down')}` and launch again: the next life gets its own"
             )
+        if there != order:
+            run.bucket.write(folder.order, strict_json.to_text(order))
     return order
 
 
