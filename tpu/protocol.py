@@ -36,7 +36,7 @@ MEANINGS = {
     EXIT_HUNG: "a step, save or evaluation hung; run again to go on from the newest checkpoint",
     EXIT_SAVED: "saved after a request to stop; run again to go on",
     EXIT_PREFLIGHT: "a host is not fit to train, or absent",
-    EXIT_CONFIG: "what the order asks for cannot be had (code, data, secrets)",
+    EXIT_CONFIG: "what the order asks for cannot be had (code, data, secrets, permissions)",
     EXIT_ABORTED: "aborted: the coordinator or another host went away",
     EXIT_KILLED: "killed by SIGKILL, as by the system when memory runs out",
     EXIT_TERMINATED: "ended by SIGTERM before anything had to be saved",
@@ -175,12 +175,14 @@ class Problem:
     Attributes:
       check: its name, as "chips".
       fix: what to do about it.
+      anywhere: another slice would have it too, as data that is not there.
     """
 
     check: str
     found: str
     expected: str
     fix: str
+    anywhere: bool = False
 
     def __str__(self) -> str:
         return f"{self.check}: found {self.found}; expected {self.expected}; {self.fix}"

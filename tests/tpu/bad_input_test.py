@@ -7,6 +7,7 @@ import pytest
 from tests.tpu.cloud import DATA, LAUNCH, ROOT, WORK, FakeCloud, Trainers, pod, run_pod
 
 ONE = ("--bucket", "gs://bucket", "--run-id", "r1")
+RECIPE = ("--", "pretrain", "configs/pretrain/bert.py", "--with")
 
 
 def told(capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str]:
@@ -66,11 +67,45 @@ def test_flags(cloud: FakeCloud, trainers: Trainers, capsys, flag, value, messag
         (("--", "pretrain", "c.py", "--run", "x"), "--run is given by the hosts themselves"),
         (("--", "glue", "--lane=3"), "--lane is given by the hosts themselves"),
         (("--", "pretrain", "c.py", "--with", "prepared=@data/no"), "speaks of data 'no'"),
+        (("--", "pretrain", "--with", "prepared=x"), "pretrain needs a recipe"),
+        (
+            (*RECIPE[:2], "configs/pretrain/bret.py"),
+            "recipe configs/pretrain/bret.py: hosts will "
+            "not have it; they have files below configs/, and others that git lists as @code/FILE; "
+            "the nearest is configs/pretrain/bert.py",
+        ),
+        ((*RECIPE[:2], "tests/mine.py"), "recipe tests/mine.py: hosts will not have it"),
+        ((*RECIPE[:2], "/etc/x.py"), "recipe /etc/x.py: hosts will not have it"),
+        (
+            (*RECIPE, "prepared=@data/wiki", "siz=base"),
+            "--with siz=base: configs/pretrain/bert.py "
+            "has no argument 'siz'; the nearest is size; it has prepared, heldout, size, steps",
+        ),
+        ((*RECIPE, "prepared=@data/wiki", "tpu"), "--with tpu: expected NAME=VALUE"),
+        ((*RECIPE, "size=base"), "configs/pretrain/bert.py needs --with prepared=..."),
     ],
 )
 def test_what_is_to_run(cloud: FakeCloud, trainers: Trainers, capsys, words, message):
     code, said = told(capsys, "launch", *LAUNCH, *DATA, *words)
     assert code == 2 and message in said and not cloud.commands("create")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("./configs/pretrain/bert.py", "--with", "prepared=@data/wiki", "--set", "seed=1"),
+        ("@code/configs/pretrain/bert.py", "--with=prepared=@data/wiki"),
+        ("@data/wiki/recipe.py", "--with", "anything=1"),
+    ],
+)
+def test_recipes_that_hosts_will_have(cloud, trainers, words):
+    (cloud.folder / "gcs/bucket/data/wiki/recipe.py").touch()
+    assert pod("launch", *LAUNCH, *DATA, "--", "pretrain", *words) == 0
+
+
+@pytest.mark.parametrize("words", [("cola", "--model", "@data/wiki"), ("mine.tsv",)])
+def test_a_task_is_no_recipe(cloud, trainers, words):
+    assert pod("launch", *LAUNCH, *DATA, "--", "finetune", *words) == 0
 
 
 def test_a_backend_that_the_generation_does_not_have(cloud, trainers, capsys):
@@ -135,6 +170,75 @@ def test_what_doctor_finds_ends_a_launch(cloud, trainers, capsys, script, messag
     account = ("--service-account", "a@p.iam.gserviceaccount.com")
     code, said = told(capsys, "launch", *LAUNCH, *account, *DATA, *WORK)
     assert code == 2 and message in said and not cloud.commands("create ")
+
+
+OTHER = ("--data", "glue=gs://other/glue")
+FAR = {"bucket": "US-CENTRAL1", "other": "EUROPE-WEST4"}
+
+
+@pytest.mark.parametrize(
+    ("data", "script", "message"),
+    [
+        (("--data", "wiki=gs://bucket/data/wikki"), {}, "--data wiki: there is nothing at "
+         "gs://bucket/data/wikki; gcloud storage rsync -r FOLDER gs://bucket/data/wikki"),
+        (DATA, {"deny_storage": [["read", "gs://bucket/data"]]}, "--data wiki: gs://bucket/data/"
+         "wiki cannot be listed: ERROR: (gcloud.storage.ls) HTTPError 403: user@example.com does"),
+        (DATA, {"deny_storage": [["read", "gs://bucket/data"]]}, "roles/storage.objectViewer"),
+        ((*DATA, *OTHER), {"buckets": FAR}, "--data glue: gs://other is in europe-west4, "
+         "us-central1-b is not; gcloud storage rsync -r gs://other/glue gs://bucket/data/glue"),
+        ((*DATA, *OTHER), {"buckets": {"other": None}}, "there is nothing at gs://other/glue"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("verb", ["launch", "up", "doctor"])
+def test_data_that_hosts_could_not_have(cloud, trainers, capsys, verb, data, script, message):
+    (cloud.folder / "gcs/other/glue/RTE").mkdir(parents=True)
+    cloud.script(**script)
+    code = pod(verb, *LAUNCH, *data, *WORK)
+    said = capsys.readouterr()
+    if verb == "doctor":
+        assert code == 1
+        assert message in said.out.replace("\n       fix: ", "; ").replace("FAIL ", "")
+    else:
+        assert code == 2 and message in said.err
+    assert not cloud.commands(" cp ") and not cloud.commands("create ")
+
+
+def test_a_part_of_the_data_that_is_missing(cloud, trainers, capsys):
+    words = [*WORK[:-1], "prepared=@data/wiki/train", "heldout=@data/wiki/heldout"]
+    code, said = told(capsys, "launch", *LAUNCH, *DATA, *words)
+    assert code == 2 and not cloud.commands("create ")
+    assert "gs://bucket/data/wiki has no heldout, which @data/wiki/heldout stands for" in said
+    (cloud.folder / "gcs/bucket/data/wiki/heldout").mkdir()
+    assert told(capsys, "launch", *LAUNCH, *DATA, *words)[0] == 0
+
+
+def test_data_of_another_bucket_in_the_region(cloud, trainers, capsys):
+    (cloud.folder / "gcs/other/glue/RTE").mkdir(parents=True)
+    cloud.script(fail=[{"match": "buckets describe gs://other", "text": "HTTPError 403: no"}])
+    code, said = told(capsys, "launch", *LAUNCH, *DATA, *OTHER, *WORK)
+    assert code == 0 and "WARN --data glue: gs://other does not say where it is" in said
+
+
+CLOSED = "PERMISSION_DENIED: Permission denied on 'locations/us-central1-a' (or it may not exist)"
+LIST = "accelerator-types list .*us-central1-a"
+
+
+def test_a_zone_that_cannot_be_asked_ends_a_launch_that_names_it(cloud, trainers, capsys):
+    cloud.script(fail=[{"match": LIST, "text": CLOSED}])
+    zones = ("--zones", "us-central1-b,us-central1-a")
+    code, said = told(capsys, "launch", *LAUNCH, *zones, *DATA, *WORK)
+    assert code == 2 and not cloud.commands("create ")
+    assert "zone: us-central1-a cannot be asked: ERROR" in said and "other zones: --zones" in said
+
+
+def test_a_zone_that_nobody_named_and_cannot_be_asked_is_left_out(cloud, trainers, capsys):
+    location, closed = {"bucket": "US"}, {"match": " list .*us-east5-a", "text": CLOSED}
+    cloud.script(buckets=location, fail=[closed], types={"us-central1-b": ["v5p-32"]})
+    code, said = told(capsys, "launch", *LAUNCH, *DATA, *WORK)
+    assert code == 0, said
+    assert "does not offer v6e-16; it is left out" in said and said.count("left out") == 2
+    zones = json.loads(cloud.object("manifest.json").read_text())["zones"]
+    assert zones and not {"us-central1-b", "us-east5-a"} & set(zones)
 
 
 def test_doctor_says_what_is_well_and_what_is_not(cloud, trainers, capsys):

@@ -23,7 +23,7 @@ from tpu.launcher.bundle import Bundle  # noqa: E402
 from tpu.launcher.gcloud import Answer  # noqa: E402
 from tpu.launcher.secrecy import redact, refuse_secrets  # noqa: E402
 
-BUNDLE = Bundle("0" * 64, b"code", 1)
+BUNDLE = Bundle("0" * 64, b"code", ("configs/pretrain/bert.py", "tests/mine.py"))
 LAUNCH = ("--slice", "v6e-16", "--bucket", "gs://bucket", "--run-id", "r1", "--yes")
 WORK = ("--", "pretrain", "configs/pretrain/bert.py", "--with", "prepared=@data/wiki")
 DATA = ("--data", "wiki=gs://bucket/data/wiki")

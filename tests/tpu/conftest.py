@@ -12,13 +12,15 @@ from tpu.launcher import cli, timing, verbs
 
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
-    """An empty cloud; gcloud on PATH is the fake."""
+    """A cloud with data and nothing else; gcloud on PATH is the fake."""
     folder = tmp_path / "cloud"
     folder.mkdir()
     monkeypatch.setenv("FAKE_CLOUD", str(folder))
     monkeypatch.setenv("PATH", f"{HERE / 'bin'}{os.pathsep}{os.environ['PATH']}")
     for name in [name for name in os.environ if name.startswith("BERT_TPU_")]:
         monkeypatch.delenv(name)
+    (folder / "gcs/bucket/data/wiki/train").mkdir(parents=True)
+    (folder / "gcs/bucket/data/wiki/train/0.records").touch()
     return FakeCloud(folder)
 
 

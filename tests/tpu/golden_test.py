@@ -24,7 +24,8 @@ CASES = [
     for backend in kind.generation.backends
 ]
 WORDS = ("--data", "wiki=gs://bucket/data/wiki", "--env-secret", "HF_TOKEN=projects/p/secrets/hf")
-RUN = ("--", "pretrain", "configs/pretrain/bert.py", "--with", "prepared=@data/wiki", "name=a b")
+RUN = ("--", "pretrain", "configs/pretrain/bert.py", "--with", "prepared=@data/wiki")
+RUN += ("--set", "name=a b")
 MAKING = ("doctor", "up", "launch")
 
 

@@ -164,6 +164,12 @@ def test_preflight_that_fails_takes_another_slice_and_says_why(cloud, trainers, 
     assert len(asked(cloud)) == 3 and "failed with exit status 76" in capsys.readouterr().err
 
 
+def test_what_no_other_slice_could_mend_ends_it_at_once(cloud, trainers):
+    trainers.preflight_code = 78
+    assert launch() == 78
+    assert len(asked(cloud)) == 1 and not cloud.slices()
+
+
 def test_limits_of_hours_and_dollars_win(cloud, trainers, capsys):
     trainers.codes = dict.fromkeys(range(9), -1)
     for host in range(4):

@@ -46,7 +46,8 @@ def problems(pod: FakePod, host: int = 0, **more: str) -> dict[str, dict]:
     report = pod.read(0, f"host-{host}.preflight.json")
     assert report is not None, text
     assert (code == 0) == report["ok"] == (not report["problems"])
-    assert code in (0, 76)
+    passing = not all(each["anywhere"] for each in report["problems"])
+    assert code == (0 if report["ok"] else 76 if passing else 78)
     return {each["check"]: each for each in [*report["problems"], *report["warnings"]]}
 
 
@@ -111,6 +112,33 @@ def test_what_is_short_or_refused_is_said_with_numbers(make):
     work.parent.mkdir(exist_ok=True)
     work.write_text("in the way")
     assert "cannot be written" in problems(pod)["cache"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("script", "check"),
+    [
+        ({}, "data wiki"),
+        ({"deny_storage": [["read", "gs://bucket/data"]]}, "data wiki"),
+        ({"deny_storage": [["write", "gs://bucket/runs/try/incarnations/0/host-0.probe"]]},
+         "bucket"),
+        ({}, "secret HF_TOKEN"),
+    ],
+)  # fmt: skip
+def test_what_no_other_slice_could_mend_is_told_from_a_host_that_is_unfit(make, script, check):
+    what, name = check.split(" ") if " " in check else (check, "")
+    held = {"HF_TOKEN": "projects/p/secrets/s/versions/latest"} if what == "secret" else {}
+    pod = make(data={name: "gs://bucket/data/wiki"} if what == "data" else {}, secrets=held)
+    (pod.folder / "script.json").write_text(json.dumps(script))
+    assert problems(pod).keys() >= {check} and said(pod, "preflight")[0] == 78
+    (pod.home(0) / "dev/vfio/3").unlink()
+    assert problems(pod).keys() >= {check, "chips"} and said(pod, "preflight")[0] == 76
+
+
+def test_a_secret_that_was_not_answered_for_may_be_elsewhere(make):
+    pod = make(1, secrets={"HF_TOKEN": "projects/p/secrets/s/versions/latest"})
+    fail = {"match": "secrets versions access", "text": "UNAVAILABLE: try again"}
+    (pod.folder / "script.json").write_text(json.dumps({"fail": [fail]}))
+    assert not problems(pod)["secret HF_TOKEN"]["anywhere"]
 
 
 def test_a_wrong_clock_and_a_proxy_are_warnings(make):

@@ -23,11 +23,11 @@ _NEEDED = ("setup.py", "bert_jax/__init__.py", "tpu/worker/agent.py", "tpu/worke
 
 @dataclass(frozen=True)
 class Bundle:
-    """Packed code; `sha` is that of the tar before compression."""
+    """Packed code; `sha` is that of the tar before compression, `files` the names in it."""
 
     sha: str
     data: bytes
-    files: int
+    files: tuple[str, ...]
 
 
 def pack(root: Path) -> Bundle:
@@ -57,7 +57,8 @@ def pack(root: Path) -> Bundle:
             f"{_MOST_BYTES // 2**20}; put data into the bucket and pass --data NAME=gs://..."
         )
     packed = stream.getvalue()
-    return Bundle(hashlib.sha256(packed).hexdigest(), gzip.compress(packed, 6, mtime=0), len(files))
+    sha = hashlib.sha256(packed).hexdigest()
+    return Bundle(sha, gzip.compress(packed, 6, mtime=0), tuple(files))
 
 
 def _git(root: Path, *more: str) -> list[str]:

@@ -7,12 +7,13 @@ pools' names, so a pool that is not recognised is a warning and no failure.
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
-from bert_jax.errors import ConfigError, UserError
+from bert_jax.errors import UserError
 from tpu.launcher.bucket import Bucket
+from tpu.launcher.check import Check, short, usable
 from tpu.launcher.context import Run
+from tpu.launcher.data import data_checks
 from tpu.launcher.gce import region_of
 from tpu.launcher.gcloud import Runner
 from tpu.launcher.regions import fits
@@ -31,29 +32,16 @@ APIS = {"tpu-api": ("tpu.googleapis.com", "storage.googleapis.com")}
 APIS["gce"] = ("compute.googleapis.com", "storage.googleapis.com")
 
 
-@dataclass(frozen=True)
-class Check:
-    """One thing looked at; `fix` is a command or a sentence."""
-
-    level: Literal["OK", "WARN", "FAIL"]
-    what: str
-    found: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        line = f"{self.level:4} {self.what}: {self.found}"
-        return line + (f"\n       fix: {self.fix}" if self.fix and self.level != "OK" else "")
-
-
-def examine(run: Run, zones: tuple[str, ...]) -> Iterator[Check]:
-    """All checks of a run that is about to begin."""
+def examine(run: Run, named: bool) -> Iterator[Check]:
+    """All checks of a run that is about to begin; `named`: its zones were, by the user."""
     manifest, runner = run.manifest, run.runner
     yield account(runner)
     yield from apis(run)
-    yield bucket_region(run.bucket, run.bucket_url, zones)
-    for zone in zones:
-        yield offered(run, zone)
-    yield from quotas(run, zones)
+    yield bucket_region(run.bucket, run.bucket_url, manifest.zones)
+    yield from data_checks(run, manifest.zones)
+    zones = offers(run, named)
+    yield from zones
+    yield from quotas(run, usable(manifest.zones, zones))
     if manifest.backend == "gce":
         yield bulk_mode(runner)
     if manifest.service_account:
@@ -80,7 +68,7 @@ def apis(run: Run) -> Iterator[Check]:
     words = [f"--project={project}", "--format=value(config.name)"]
     answer = run.runner.run(["gcloud", "services", "list", "--enabled", *words])
     if not answer.ok:
-        yield Check("WARN", "APIs", f"cannot be listed: {_short(answer.err)}")
+        yield Check("WARN", "APIs", f"cannot be listed: {short(answer.err)}")
         return
     for api in wanted:
         if api in answer.out.split():
@@ -104,6 +92,19 @@ def bucket_region(bucket: Bucket, url: str, zones: tuple[str, ...]) -> Check:
     return Check("OK", "bucket", f"{url} is in {location}")
 
 
+def offers(run: Run, named: bool) -> list[Check]:
+    """All zones have such slices; one that nobody named is left out if it has not, but others."""
+    checks = [offered(run, zone) for zone in run.manifest.zones]
+    if named or all(check.level == "FAIL" for check in checks):
+        return checks
+    return [
+        replace(check, level="WARN", found=f"{check.found}; it is left out", leaves_out=zone)
+        if check.level == "FAIL"
+        else check
+        for zone, check in zip(run.manifest.zones, checks, strict=True)
+    ]
+
+
 def offered(run: Run, zone: str) -> Check:
     """The zone has such slices at all."""
     kind, project = run.manifest.kind, f"--project={run.manifest.project}"
@@ -117,7 +118,10 @@ def offered(run: Run, zone: str) -> Check:
         argv += [f"--filter=name={wanted}", "--format=value(name)"]
     answer = run.runner.run(argv)
     if not answer.ok:
-        return Check("WARN", "zone", f"{zone} cannot be asked: {_short(answer.err)}")
+        found = f"{zone} cannot be asked: {short(answer.err)}"
+        # What cannot be asked now could not be looked at later.
+        passing = answer.kind == "network"
+        return Check("WARN" if passing else "FAIL", "zone", found, "other zones: --zones")
     if wanted in {name.rsplit("/", 1)[-1] for name in answer.out.split()}:
         return Check("OK", "zone", f"{zone} has {wanted}")
     return Check("FAIL", "zone", f"{zone} does not offer {wanted}", "other zones: --zones")
@@ -135,7 +139,7 @@ def quotas(run: Run, zones: tuple[str, ...]) -> Iterator[Check]:
     except ValueError:
         rows = None
     if not isinstance(rows, list):
-        yield Check("WARN", "quota", f"cannot be read: {_short(answer.err)}")
+        yield Check("WARN", "quota", f"cannot be read: {short(answer.err)}")
         return
     spot = manifest.capacity == "spot"
     pools = [
@@ -175,7 +179,7 @@ def service_account(run: Run) -> Check:
     if answer.ok:
         return Check("OK", "service account", str(name))
     fix = "gcloud iam service-accounts create bert-tpu; roles are in tpu/README.md"
-    return Check("FAIL", "service account", _short(answer.err), fix)
+    return Check("FAIL", "service account", short(answer.err), fix)
 
 
 def secret_there(runner: Runner, variable: str, secret: str) -> Check:
@@ -186,20 +190,8 @@ def secret_there(runner: Runner, variable: str, secret: str) -> Check:
     if answer.ok and answer.out.strip().lower() == "enabled":
         return Check("OK", "secret", f"{variable} from {secret}")
     fix = f"gcloud secrets create {name} --data-file=- --project={project}"
-    found = f"{variable}: {_short(answer.err) or answer.out.strip()}"
+    found = f"{variable}: {short(answer.err) or answer.out.strip()}"
     return Check("FAIL", "secret", found, fix)
-
-
-def refuse_failures(checks: list[Check]) -> None:
-    """Raises when a check failed.
-
-    Raises:
-      ConfigError: names each with its remedy.
-    """
-    failed = [check for check in checks if check.level == "FAIL"]
-    if failed:
-        lines = "\n".join(f"  {check.what}: {check.found}; {check.fix}" for check in failed)
-        raise ConfigError(f"not ready, and nothing was created:\n{lines}")
 
 
 def _limit(row: dict, zone: str) -> int | None:
@@ -221,7 +213,3 @@ def _limit(row: dict, zone: str) -> int | None:
             rank = (len(dimensions), 2**40 if number < 0 else number)
             best = rank if best is None else max(best, rank)
     return None if best is None else best[1]
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split())[:200]

@@ -47,6 +47,7 @@ class GcloudError(UserError):
         known = recognise(answer.err)
         said = " ".join(answer.err.split()) or f"exit code {answer.code} without a word"
         super().__init__(f"{' '.join(argv[:5])} ...: {said}\n  what to do: {known.advice}")
+        self.said, self.advice = said, known.advice
         self.kind: Kind = known.kind
         self.code = answer.code
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.plan.slices import find_slice
 from tpu import names
-from tpu.launcher import act, cost, doctor, manifest, observe, options
+from tpu.launcher import act, check, cost, doctor, manifest, observe, options
 from tpu.launcher.babysit import Babysitter, load_loop, make_limits, say
 from tpu.launcher.backend import LiveSlice, backend_name
 from tpu.launcher.bucket import Bucket
@@ -19,6 +19,7 @@ from tpu.launcher.bundle import Bundle, pack
 from tpu.launcher.context import Run, make_run
 from tpu.launcher.gcloud import Runner, must
 from tpu.launcher.lease import Lease
+from tpu.launcher.recipe import check_recipe
 from tpu.launcher.regions import choose_zones
 from tpu.launcher.secrecy import refuse_secrets
 from tpu.launcher.timing import Timing
@@ -31,7 +32,7 @@ def plan_run(args: argparse.Namespace, runner: Runner) -> tuple[Run, Bundle]:
     """A run by its flags, with its code packed; nothing is written yet.
 
     Raises:
-      UserError: a flag is wrong, or the bucket is elsewhere.
+      UserError: a flag or an argument of the recipe is wrong, or the bucket is elsewhere.
     """
     words = options.checked_arguments(args.arguments)
     if not args.run_id:
@@ -76,6 +77,7 @@ def plan_run(args: argparse.Namespace, runner: Runner) -> tuple[Run, Bundle]:
     run = make_run(runner, found, folder)
     make_limits(run, zones, args.keep)  # --max-usd without a price is found out now
     run.manifest.order(folder.url, 0, tuple(f"host-{i}" for i in range(kind.hosts)))
+    check_recipe(words, code, ROOT)
     return run, code
 
 
@@ -96,10 +98,10 @@ def doctor_verb(args: argparse.Namespace, runner: Runner) -> int:
     """Prints all checks; 1 when one failed."""
     run, _ = plan_run(args, runner)
     failed = False
-    for check in doctor.examine(run, run.manifest.zones):
+    for found in doctor.examine(run, bool(args.zones)):
         if not runner.dry:
-            print(check, flush=True)
-        failed |= check.level == "FAIL"
+            print(found, flush=True)
+        failed |= found.level == "FAIL"
     if not runner.dry:
         print(cost.bill(run.manifest))
     return EXIT_FAILED if failed and not runner.dry else EXIT_DONE
@@ -185,7 +187,7 @@ def upload(run: Run, code: Bundle) -> None:
     url = names.bundle_url(run.bucket_url, code.sha)
     if run.bucket.names(url):
         return
-    say(f"uploading {code.files} files of code, {len(code.data) / 2**20:.1f} MiB")
+    say(f"uploading {len(code.files)} files of code, {len(code.data) / 2**20:.1f} MiB")
     with tempfile.NamedTemporaryFile(suffix=".tar.gz") as file:
         file.write(code.data)
         file.flush()
@@ -194,12 +196,14 @@ def upload(run: Run, code: Bundle) -> None:
 
 def _begin(args: argparse.Namespace, runner: Runner, until: str) -> int:
     run, code = plan_run(args, runner)
-    checks = list(doctor.examine(run, run.manifest.zones))
+    checks = list(doctor.examine(run, bool(args.zones)))
     if not runner.dry:
-        for check in checks:
-            if check.level == "WARN":
-                print(check, file=sys.stderr)
-        doctor.refuse_failures(checks)
+        for found in checks:
+            if found.level == "WARN":
+                print(found, file=sys.stderr)
+        check.refuse_failures(checks)
+        zones = check.usable(run.manifest.zones, checks)
+        run = replace(run, manifest=replace(run.manifest, zones=zones))
     cost.confirm(run.manifest, args.yes or runner.dry)
     upload(run, code)  # before anybody can go on with the run
     holds = manifest.settle(run.bucket, run.folder, run.manifest)

@@ -1,6 +1,7 @@
 """Started on a host by the launcher: agent.py VERB RUN_URL INCARNATION HOST.
 
-    preflight   is this host fit to train; report in the bucket; exit code 0 or 76
+    preflight   is this host fit to train; report in the bucket; exit code 0, 76 if another
+                slice may be, 78 if none would
     start       the systemd unit that trains; a second start does nothing
     status      one line of JSON
     stop        save and end
@@ -36,7 +37,8 @@ def main(words: list[str]) -> int:
         return _VERBS[verb](this, word, told)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        wrong = isinstance(error, ConfigError)
+        refused = isinstance(error, storage.StorageError) and error.lasting
+        wrong = refused or isinstance(error, ConfigError)
         return protocol.EXIT_CONFIG if wrong else protocol.EXIT_PREFLIGHT
 
 
@@ -52,7 +54,10 @@ def _preflight(this: host.Host, word: str, told: settings.Settings) -> int:
         print(f"host {report.host} ({report.address}): {problem}", file=sys.stderr)
     print(f"host {report.host} ({report.address}) is {'fit' if report.ok else 'not fit'}")
     storage.write(this.folder.preflight(report.host), strict_json.to_text(report))
-    return protocol.EXIT_DONE if report.ok else protocol.EXIT_PREFLIGHT
+    if report.ok:
+        return protocol.EXIT_DONE
+    anywhere = all(problem.anywhere for problem in report.problems)
+    return protocol.EXIT_CONFIG if anywhere else protocol.EXIT_PREFLIGHT
 
 
 def _start(this: host.Host, word: str, told: settings.Settings) -> int:

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bert_jax.errors import UserError
 from tpu.protocol import Order, Preflight, Problem
 from tpu.worker import devices, host, metadata, secret_manager, storage
 from tpu.worker.host import CODE, Host
+from tpu.worker.secret_manager import SecretError
 from tpu.worker.settings import Settings
+from tpu.worker.storage import StorageError
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy")
 SKEW_SECONDS = 10
@@ -164,23 +165,33 @@ def _bucket(this: Host, number: int, order: Order, settings: Settings) -> Iterat
     try:
         storage.write(probe, "probe")
         if storage.read(probe) != "probe":
-            raise UserError(f"{probe} does not hold what was written")
+            raise StorageError(f"{probe} does not hold what was written", lasting=False)
         storage.remove(probe)
-    except UserError as error:
+    except StorageError as error:
         yield Problem(
             check="bucket",
             found=str(error),
             expected="write, read and delete in the run's folder",
             fix="give the hosts' service account roles/storage.objectAdmin on the bucket",
+            anywhere=error.lasting,
         )
-        return
+
+
+def _data(this: Host, number: int, order: Order, settings: Settings) -> Iterator[Problem]:
     for name, place in order.data.items():
-        if not storage.names(place):
+        try:
+            found = "" if storage.names(place) else f"nothing at {place}"
+            fix, lasting = f"gcloud storage cp --recursive FOLDER {place}", True
+        except StorageError as error:
+            found, lasting = str(error), error.lasting
+            fix = "give the hosts' service account roles/storage.objectViewer on its bucket"
+        if found:
             yield Problem(
                 check=f"data {name}",
-                found=f"nothing at {place}",
+                found=found,
                 expected="the folder that the order names",
-                fix=f"gcloud storage cp --recursive FOLDER {place}",
+                fix=fix,
+                anywhere=lasting,
             )
 
 
@@ -188,12 +199,13 @@ def _secrets(this: Host, number: int, order: Order, settings: Settings) -> Itera
     for variable, secret in order.secrets.items():
         try:
             secret_manager.access(secret)
-        except UserError as error:
+        except SecretError as error:
             yield Problem(
                 check=f"secret {variable}",
                 found=str(error),
                 expected=f"to read {secret}",
                 fix="give the hosts' service account roles/secretmanager.secretAccessor on it",
+                anywhere=error.lasting,
             )
 
 
@@ -258,5 +270,8 @@ def _meminfo(key: str) -> float:
     return 0.0
 
 
-CHECKS: tuple[Check, ...] = (_code, _versions, _chips, _room, _bucket, _secrets, _identity)
+CHECKS: tuple[Check, ...] = (
+    *(_code, _versions, _chips, _room),
+    *(_bucket, _data, _secrets, _identity),
+)
 CAUTIONS: tuple[Check, ...] = (_clock, _surroundings)

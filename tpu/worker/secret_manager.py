@@ -7,13 +7,22 @@ from bert_jax.errors import UserError
 
 _SECONDS = 60
 _SHORTEST = 4  # a shorter value would black out half of a log
+_REFUSED = ("PERMISSION_DENIED", "NOT_FOUND", "FAILED_PRECONDITION")
+
+
+class SecretError(UserError):
+    """A secret cannot be read; `lasting` if asking again would not help."""
+
+    def __init__(self, message: str, *, lasting: bool):
+        super().__init__(message)
+        self.lasting = lasting
 
 
 def access(secret: str) -> str:
     """The value of projects/PROJECT/secrets/NAME/versions/VERSION.
 
     Raises:
-      UserError: it cannot be read; does not hold the value.
+      SecretError: it cannot be read; does not hold the value.
     """
     _, project, _, name, _, version = secret.split("/")
     words = ["gcloud", "secrets", "versions", "access", version]
@@ -25,10 +34,13 @@ def access(secret: str) -> str:
             timeout=_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"{secret} cannot be read: {type(error).__name__}") from None
+        why = f"{secret} cannot be read: {type(error).__name__}"
+        raise SecretError(why, lasting=False) from None
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise UserError(f"{secret} cannot be read: {said[-1] if said else 'no reason given'}")
+        said = done.stderr.decode(errors="replace").strip()
+        why = said.splitlines()[-1] if said else "no reason given"
+        refused = any(word in said for word in _REFUSED)
+        raise SecretError(f"{secret} cannot be read: {why}", lasting=refused)
     return done.stdout.decode().rstrip("\n")
 
 
