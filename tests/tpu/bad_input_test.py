@@ -313,15 +313,40 @@ def test_without_gcloud_it_says_how_to_get_it(cloud):
     assert done.returncode == 1 and "cloud.google.com/sdk/docs/install" in done.stderr
 
 
-def _python_only(cloud: FakeCloud) -> str:
-    """A folder with python3, bash and dirname, and nothing else."""
+def test_a_dry_run_is_about_the_real_project_and_region(cloud, trainers, capsys):
+    cloud.script(buckets={"bucket": "EUROPE-WEST4"})
+    assert pod("launch", *LAUNCH, "--dry-run", *DATA, *WORK) == 0
+    said = capsys.readouterr()
+    (made,) = [line for line in said.out.splitlines() if " create " in line]
+    assert "--project=test-project --zone=europe-west4-a" in made and not said.err.count("as if")
+    asked = [" ".join(words[:3]) for words in cloud.argv]
+    assert asked == ["config get-value project", "storage buckets describe"]
+
+
+@pytest.mark.parametrize("script", [{"project": "(unset)"}, {"buckets": {"bucket": None}}])
+def test_a_dry_run_makes_up_what_is_not_there_yet_and_says_so(cloud, trainers, capsys, script):
+    cloud.script(**script)
+    assert pod("launch", *LAUNCH, "--dry-run", *DATA, *WORK) == 0
+    assert capsys.readouterr().err.count("a dry run goes on, as if it were ") == 1
+
+
+def test_a_dry_run_needs_no_gcloud(cloud):
+    words = ("launch", *LAUNCH, "--dry-run", *DATA, "--zones", "us-east1-d", *WORK)
+    done = run_pod(*words, PATH="/usr/sbin:/sbin:" + _python_only(cloud, "git"))
+    assert done.returncode == 0, done.stderr
+    assert "--project=my-project --zone=us-east1-d" in done.stdout
+    assert "gcloud is not on PATH" in done.stderr and "as if it were us-east1" in done.stderr
+
+
+def _python_only(cloud: FakeCloud, *more: str) -> str:
+    """A folder with python3, bash and dirname, and nothing else but what is named."""
     import shutil
     import sys
 
     folder = cloud.folder / "bin"
     folder.mkdir()
     (folder / "python3").symlink_to(sys.executable)
-    for name in ("bash", "dirname", "env"):
+    for name in ("bash", "dirname", "env", *more):
         (folder / name).symlink_to(shutil.which(name) or name)
     return str(folder)
 

@@ -50,6 +50,8 @@ def test_no_golden_is_left_over():
 def section(verb: str, name: str, backend: str, cloud: FakeCloud, capsys) -> str:
     """A verb's words, and the commands that it would run."""
     words = [verb, "--bucket", "gs://bucket", "--run-id", "r1"]
+    region = all_slices()[name].generation.zones[0].rpartition("-")[0].upper()
+    cloud.script(project="my-project", buckets={"bucket": region})
     if verb in MAKING:
         words += ["--slice", name, "--backend", backend, *WORDS]
         words += ["--service-account", "tpu@p.iam.gserviceaccount.com"]
@@ -74,9 +76,8 @@ def write_manifest(cloud: FakeCloud, name: str, backend: str) -> None:
     args.arguments = RUN[1:]
     args.data = ["wiki=gs://bucket/data/wiki"]
     args.zones = all_slices()[name].generation.zones[0]
-    region = args.zones.rpartition("-")[0].upper()
-    cloud.script(buckets={"bucket": region})
-    run, _ = verbs.plan_run(args, InProcess())
+    args.reader = InProcess()
+    run, _ = verbs.plan_run(args, args.reader)
     file = cloud.object("manifest.json")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(strict_json.to_text(run.manifest))

@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser().parse_args(words)
         args.arguments = arguments
         _check_choices(args)
+        options.check_limits(args)
         return args.run_verb(args, make_runner(args))
     except UserError as error:
         print(f"error: {redact(str(error), os.environ)}", file=sys.stderr)
@@ -85,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def make_runner(args: argparse.Namespace) -> Runner:
-    """What runs commands, or prints them; puts the clock and the reader of manifests into args."""
+    """What runs commands, or prints them; puts the clock and what reads for a dry run into args."""
     dry = getattr(args, "dry_run", False)
     args.timing = timing.from_environment(dry)
     real = Gcloud(verbose=getattr(args, "verbose", False))
@@ -99,10 +100,9 @@ def _assumption(args: argparse.Namespace) -> Callable[[Sequence[str]], Answer]:
 
     def answer(argv: Sequence[str]) -> Answer:
         if not worlds:
-            kind = find_slice(args.slice)  # find_run puts the run's own there
-            zone = (options.checked_zones(args.zones) or kind.generation.zones)[0]
-            run_url = options.checked_place(args).url
-            worlds.append(World(kind, run_url, zone, args.verb in _THERE))
+            # Slice and zone are those of the run: plan_run and find_run put them there.
+            kind, run_url = find_slice(args.slice), options.checked_place(args).url
+            worlds.append(World(kind, run_url, args.zone, args.verb in _THERE))
         return worlds[0].answer(argv)
 
     return answer

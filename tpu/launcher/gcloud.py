@@ -1,8 +1,8 @@
 """Runs gcloud: no shell, nothing secret in or out, a time limit, and --dry-run.
 
-A dry run prints each command that would be run, quoted for a shell, one a line, and runs none of
-them; the answers it needs to go on are those of a cloud where nothing is there yet and all goes
-well (dry_run.py).
+A dry run prints each command that would be run, quoted for a shell, one a line. It runs those that
+say which project, region and run it is about, and no others; the answers it needs to go on are
+those of a cloud where nothing is there yet and all goes well (dry_run.py).
 """
 
 import os
@@ -125,7 +125,7 @@ class DryRun:
 
 
 class Reader:
-    """Prints a command and runs it all the same: the one question that a dry run needs answered."""
+    """Prints a command and runs it all the same: a question that a dry run needs answered."""
 
     dry = False
 

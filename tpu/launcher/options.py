@@ -38,7 +38,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     """Which run, and how to show what is done."""
     _add(parser, "--bucket", help="gs://NAME, where everything of the run lies")
     _add(parser, "--run-id", help="name of the run: a-z, 0-9 and -")
-    parser.add_argument("--dry-run", action="store_true", help="print commands, run none")
+    parser.add_argument("--dry-run", action="store_true", help="print commands, change nothing")
     parser.add_argument("--verbose", action="store_true", help="print commands as they are run")
 
 
@@ -128,6 +128,20 @@ def checked_zones(text: str | None) -> tuple[str, ...]:
     return zones
 
 
+def check_limits(args: argparse.Namespace) -> None:
+    """Hours and dollars, of whichever verb has them.
+
+    Raises:
+      ConfigError: names the flag.
+    """
+    for name in ("max_hours", "max_usd", "wait_hours"):
+        value = getattr(args, name, None)
+        if value is not None and not 0 < value < 1e6:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {value:g}: expected more than 0, and less than 1e6"
+            )
+
+
 def checked_rest(args: argparse.Namespace) -> None:
     """Everything else that can be wrong in itself.
 
@@ -137,10 +151,6 @@ def checked_rest(args: argparse.Namespace) -> None:
     if not args.slice:
         raise ConfigError("--slice is missing; give it as --slice v6e-16, or set BERT_TPU_SLICE")
     find_slice(args.slice)
-    for name in ("max_hours", "max_usd", "wait_hours"):
-        value = getattr(args, name)
-        if value is not None and not 0 < value < 1e6:
-            raise ConfigError(f"--{name.replace('_', '-')} {value:g}: expected more than 0")
     if args.service_account and not _ACCOUNT.fullmatch(args.service_account):
         raise ConfigError(
             f"--service-account {args.service_account!r}: expected NAME@PROJECT.iam."

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.plan.slices import find_slice
+from bert_jax.plan.slices import Slice, find_slice
 from tpu import names
 from tpu.launcher import act, check, cost, doctor, manifest, observe, options
 from tpu.launcher.babysit import Babysitter, load_loop, make_limits, say
@@ -17,6 +17,7 @@ from tpu.launcher.backend import LiveSlice, backend_name
 from tpu.launcher.bucket import Bucket
 from tpu.launcher.bundle import Bundle, pack
 from tpu.launcher.context import Run, make_run
+from tpu.launcher.gce import region_of
 from tpu.launcher.gcloud import Runner, must
 from tpu.launcher.lease import Lease
 from tpu.launcher.recipe import check_recipe
@@ -45,12 +46,9 @@ def plan_run(args: argparse.Namespace, runner: Runner) -> tuple[Run, Bundle]:
     data, held = options.pairs(args.data, "--data"), options.pairs(args.env_secret, "--env-secret")
     wanted = options.checked_zones(args.zones)
     refuse_secrets(words, os.environ, "the arguments after --")
-    project = args.project
-    if not project:
-        project = must(runner, ["gcloud", "config", "get-value", "project"]).strip()
-    project = options.checked_project(project)
-    location = Bucket(runner).location(names.url(args.bucket))
-    zones = choose_zones(kind, location, names.url(args.bucket), wanted)
+    project = _project(args)
+    zones = choose_zones(kind, _location(args, kind, wanted), names.url(args.bucket), wanted)
+    args.zone = zones[0]
     code = pack(ROOT)
     found = manifest.Manifest(
         run_id=args.run_id,
@@ -90,7 +88,7 @@ def find_run(args: argparse.Namespace, runner: Runner) -> Run:
         usd = found.max_usd if args.max_usd is None else args.max_usd
         found = replace(found, max_hours=hours, max_usd=usd)
     # The cloud of a dry run has a slice of this kind, there.
-    args.slice, args.zones = found.slice, ",".join(found.zones)
+    args.slice, args.zone = found.slice, found.zones[0]
     return make_run(runner, found, folder)
 
 
@@ -192,6 +190,33 @@ def upload(run: Run, code: Bundle) -> None:
         file.write(code.data)
         file.flush()
         run.bucket.upload("CODE.tar.gz" if run.runner.dry else file.name, url)
+
+
+def _project(args: argparse.Namespace) -> str:
+    """--project, or the one that gcloud is set to."""
+    if args.project:
+        return options.checked_project(args.project)
+    try:
+        said = must(args.reader, ["gcloud", "config", "get-value", "project"])
+        return options.checked_project(said.strip())
+    except UserError as error:
+        return _made_up(args, "my-project", error)
+
+
+def _location(args: argparse.Namespace, kind: Slice, wanted: tuple[str, ...]) -> str:
+    """Where the bucket is."""
+    try:
+        return Bucket(args.reader).location(names.url(args.bucket))
+    except UserError as error:
+        return _made_up(args, region_of((wanted or kind.generation.zones)[0]), error)
+
+
+def _made_up(args: argparse.Namespace, instead: str, error: UserError) -> str:
+    """A dry run goes on where nobody is logged in and no bucket is made yet."""
+    if not args.dry_run:
+        raise error
+    say(f"{str(error).splitlines()[0]}\n  a dry run goes on, as if it were {instead}")
+    return instead
 
 
 def _begin(args: argparse.Namespace, runner: Runner, until: str) -> int:
