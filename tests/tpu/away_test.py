@@ -1,4 +1,4 @@
-"""A launcher that was away, asleep, ended or forgetful, and goes on: with the slice that is there."""
+"""A launcher that was away, asleep or ended or forgetful, and goes on with what is there."""
 
 import json
 
@@ -132,3 +132,15 @@ def test_the_order_of_another_task_is_not_overwritten(cloud, trainers, capsys):
     order.write_text(changed)
     assert pod("preflight", *ONE) == 1
     assert "another task" in capsys.readouterr().err and order.read_text() == changed
+
+
+def test_a_slice_that_cannot_be_deleted_is_told_of_when_the_run_is_done(cloud, trainers, capsys):
+    cloud.script(fail=[{"match": "queued-resources delete", "text": UNAVAILABLE}])
+    begun = Clock.now
+
+    def turn(number: int) -> None:
+        assert Clock.now - begun < 2 * HOUR, "it tries for ever"
+
+    trainers.each_turn = turn
+    assert launch() == 1
+    assert "done; still there after 1 h of deleting" in capsys.readouterr().err

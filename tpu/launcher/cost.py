@@ -40,7 +40,11 @@ def confirm(manifest: Manifest, yes: bool, ask: Callable[[str], str] | None = No
     if ask is None and not sys.stdin.isatty():
         raise ConfigError("nobody is there to say yes to this; give --yes")
     print("go on? [y/N] ", end="", file=sys.stderr, flush=True)
-    if (ask or input)("").strip().lower() not in ("y", "yes"):
+    try:
+        said = (ask or input)("")
+    except EOFError:  # Ctrl-D
+        said = ""
+    if said.strip().lower() not in ("y", "yes"):
         raise UserError("nothing was created")
 
 

@@ -41,8 +41,9 @@ def begin(state: Loop, incarnation: int, zone: str) -> Loop:
 
 def leave(state: Loop, code: int, reason: str, gently: bool = False) -> Loop:
     """The run ends with that code as soon as no slice is left; gently: the trainers save first."""
-    if state.phase == "leaving" and state.outcome is not None and code != EXIT_DONE:
-        return state  # the first reason stands
+    leaves = state.phase == "leaving" and state.outcome is not None
+    if leaves and (code != EXIT_DONE or state.outcome == EXIT_DONE):
+        return state  # the first reason stands, unless the run is done after all
     gently = gently and state.phase == "running"
     return replace(
         state,
