@@ -72,6 +72,19 @@ def test_processes_get_no_secret_in_their_words(cloud, monkeypatch):
     assert not cloud.argv
 
 
+@pytest.mark.parametrize(
+    "word", ["multi-task-fine-tuning-experiment-1", "gs://b/data/task-descriptions-english"]
+)
+def test_a_word_that_ends_like_the_beginning_of_a_token_is_none(word):
+    assert redact(word, {}) == word
+
+
+@pytest.mark.parametrize("before", ["", "key=", "/", "-"])
+def test_a_token_after_anything_but_a_letter_is_one(before):
+    token = "sk-" + "canaryCANARY" * 3
+    assert redact(f"{before}{token}", {}) == f"{before}[redacted]"
+
+
 def test_a_path_in_a_variable_called_credentials_is_no_secret(tmp_path):
     file = tmp_path / "key.json"
     file.write_text("{}")

@@ -361,6 +361,24 @@ def test_a_secret_is_in_no_file_and_no_argv(make):
             assert CANARY.encode() not in file.read_bytes(), file
 
 
+def test_a_secret_that_a_cell_of_a_lane_says_is_in_no_file_of_the_bucket(make):
+    pod = make(1)
+    secrets = {"projects/p/secrets/s": f'{CANARY}"&'}
+    (pod.folder / "script.json").write_text(json.dumps({"secrets": secrets}))
+    words = ["glue", "--zip", "say=HF_TOKEN"]
+    held = {"HF_TOKEN": "projects/p/secrets/s/versions/latest"}
+    pod.order(0, words, mode="lanes", secrets=held)
+    pod.launch(0)
+    assert pod.await_end(0, 120) == {0: 0}, pod.tell()
+    for lane in range(4):
+        log = (pod.run / f"run/cell-{lane}/log.txt").read_text()
+        assert log == "begins\nHF_TOKEN is <HF_TOKEN>\n"
+    assert "HF_TOKEN is <HF_TOKEN>" in (pod.run / "run/results.json").read_text()
+    assert (pod.run / "run/table.md").read_text() == "HF_TOKEN is <HF_TOKEN>"
+    for file in pod.bucket.rglob("*"):
+        assert not file.is_file() or CANARY.encode() not in file.read_bytes(), file
+
+
 def test_a_secret_that_cannot_be_read_is_a_problem_by_name(make):
     pod = make(1, "end=0", secrets={"HF_TOKEN": "projects/p/secrets/s/versions/latest"})
     found = problems(pod)["secret HF_TOKEN"]

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from bert_jax.aside import written_aside
-from tpu.worker.mirror import _PASSING
+from tpu.worker import storage
+from tpu.worker.host import Host
+from tpu.worker.mirror import _PASSING, LanesRun
 
 
 def skipped(name: str) -> bool:
@@ -27,6 +29,28 @@ def test_a_folder_that_is_being_written_is_left_alone(tmp_path: Path):
         aside.mkdir()
         assert skipped(f"{aside.name}/vocab.txt")
     assert not skipped("vocabulary/vocab.txt")
+
+
+def test_what_cells_have_said_is_copied_when_it_has_changed(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    written: list[tuple[str, str]] = []
+    monkeypatch.setattr(storage, "bring", lambda source, target, **rest: None)
+    monkeypatch.setattr(storage, "write", lambda url, text: written.append((url, text)))
+    monkeypatch.setattr(storage, "copy", lambda source, target: None)
+    lanes = LanesRun(Host(run_url="gs://b/runs/r", incarnation=0), [0], 1)
+    lanes.fetch()
+    run = tmp_path / "home/bert_jax/runs/r/run"
+    (run / "lanes").mkdir()
+    (run / "lanes/lane-0-of-1.json").write_text('{"cells": ["rte/1"]}')
+    (run / "rte/1").mkdir(parents=True)
+    log, url = run / "rte/1/log.txt", "gs://b/runs/r/run/rte/1/log.txt"
+    log.write_text("one\ntw")
+    lanes.mirror()
+    lanes.mirror()
+    assert written == [(url, "one\n")]
+    log.write_text("one\ntwo\n")
+    lanes.mirror()
+    assert written[1:] == [(url, "one\ntwo\n")]
 
 
 def test_locks_are_left_alone():

@@ -7,6 +7,9 @@
     deaf=yes       does not hear SIGTERM
     say=NAME       prints the value of that variable
     die=yes        is killed
+
+With --output, as lanes have it: a cell for the lane, whose log and, in the end, whose results say
+what `say` tells.
 """
 
 import json
@@ -26,6 +29,23 @@ if sys.argv[1] == "-c":
     sys.exit(done.returncode)
 
 told = dict(word.split("=", 1) for word in sys.argv if "=" in word)
+if "--output" in sys.argv:
+    said = f"{told['say']} is {os.environ.get(told['say'])}"
+    output = Path(sys.argv[sys.argv.index("--output") + 1])
+    if "--lane" in sys.argv:
+        lane, count = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--lane", "--lanes"))
+        cell = output / f"cell-{lane}"
+        for file, text in (
+            (output / f"lanes/lane-{lane}-of-{count}.json", json.dumps({"cells": [cell.name]})),
+            (cell / "log.txt", f"begins\n{said}\n{said}"),
+            (cell / "finished.json", "{}"),
+        ):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+    else:
+        (output / "results.json").write_text(json.dumps({"failed": {"cell-0": said}}))
+        (output / "table.md").write_text(said)
+    sys.exit(0)
 run = Path(sys.argv[sys.argv.index("--run") + 1])
 checkpoints = Path(sys.argv[sys.argv.index("--checkpoints") + 1])
 checkpoints.mkdir(parents=True, exist_ok=True)

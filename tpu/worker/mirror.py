@@ -2,7 +2,8 @@
 
 One run on all chips: host 0 mirrors its folder, all but the checkpoints, which the trainer writes
 into the bucket itself. Lanes: each host mirrors the cells of its own lanes, checkpoints and all;
-which these are, each lane leaves in lanes/lane-<i>-of-<n>.json.
+which these are, each lane leaves in lanes/lane-<i>-of-<n>.json. What cells have said may hold
+secrets, so of logs and results a copy without them is mirrored.
 """
 
 import json
@@ -13,8 +14,11 @@ from pathlib import Path
 from tpu import names
 from tpu.worker import storage
 from tpu.worker.host import Host
+from tpu.worker.secret_manager import Redactor
 
 CHECKPOINTS, FINISHED, LANES = "checkpoints", "finished.json", "lanes"
+LOG = "log.txt"
+_SPOKEN = (LOG, "results.json", "table.md", "table.html")  # the others quote the last line of logs
 _PASSING = (
     r"(.*/)?lock$",
     r".*\.tmp$",
@@ -22,6 +26,7 @@ _PASSING = (
     r"(.*/)?[^/]*\.orbax-checkpoint-tmp.*",
 )
 _NO_CHECKPOINTS = (rf"(.*/)?{CHECKPOINTS}/.*",)
+_NO_SPOKEN = tuple(rf"(.*/)?{name}$" for name in _SPOKEN)
 
 
 class PodRun:
@@ -72,6 +77,9 @@ class LanesRun:
     Args:
       lanes: of this host.
       count: of the whole slice.
+
+    Attributes:
+      redact: blacks secrets out; none are known before it is set.
     """
 
     def __init__(self, this: Host, lanes: Iterable[int], count: int):
@@ -79,6 +87,8 @@ class LanesRun:
         self._bucket = names.RunFolder(this.run_url)
         self._mirrored: set[str] = set()
         self._noted: set[int] = set()
+        self._told: dict[Path, str] = {}
+        self.redact = Redactor({})
 
     def fetch(self) -> None:
         """All that is in the bucket, but checkpoints only of own cells that are not finished.
@@ -88,6 +98,7 @@ class LanesRun:
         """
         _afresh(self._run)
         storage.bring(self._bucket.run, self._run, skip=_NO_CHECKPOINTS)
+        self._note_told()
         finished = (file.parent for file in self._run.glob(f"**/{FINISHED}"))
         self._mirrored = {cell.relative_to(self._run).as_posix() for cell in finished}
         for name in self._cells():
@@ -103,6 +114,7 @@ class LanesRun:
           StorageError: the bucket cannot be read.
         """
         storage.bring(self._bucket.run, self._run, skip=_NO_CHECKPOINTS)
+        self._note_told()
 
     def mirror(self) -> None:
         """Brings the cells of own lanes in the bucket up to date.
@@ -116,13 +128,13 @@ class LanesRun:
                 storage.copy(file, f"{self._bucket.run}/{LANES}/{file.name}")
                 self._noted.add(lane)
         for name in self._cells():
-            here, there = self._run / name, f"{self._bucket.run}/{name}"
+            here = self._run / name
             if name in self._mirrored or not here.is_dir():
                 continue
             finished = self._finished(name)  # looked at first: what is copied then is all of it
-            storage.bring(here, there, skip=(*_PASSING, FINISHED))
+            self._bring(here, (*_PASSING, FINISHED))
             if finished:  # and said last
-                storage.copy(here / FINISHED, f"{there}/{FINISHED}")
+                storage.copy(here / FINISHED, self._url(here / FINISHED))
                 self._mirrored.add(name)
 
     def mirror_table(self) -> None:
@@ -131,11 +143,29 @@ class LanesRun:
         Raises:
           StorageError: they cannot be written.
         """
-        storage.bring(self._run, self._bucket.run, skip=_PASSING)
+        self._bring(self._run, _PASSING)
 
     def progress(self) -> int:
         """How many cells are finished and in the bucket, as far as this host knows."""
         return len(self._mirrored)
+
+    def _bring(self, here: Path, skip: tuple[str, ...]) -> None:
+        """What was spoken goes without secrets, and line by line: half of one would be missed."""
+        storage.bring(here, self._url(here), skip=(*skip, *_NO_SPOKEN))
+        for file in _spoken(here):
+            text = _text(file)
+            plain = self.redact(text[: text.rfind("\n") + 1] if file.name == LOG else text)
+            if self._told.get(file) != plain:
+                storage.write(self._url(file), plain)
+                self._told[file] = plain
+
+    def _note_told(self) -> None:
+        """What has just been fetched is what the bucket has."""
+        self._told = {file: _text(file) for file in _spoken(self._run)}
+
+    def _url(self, path: Path) -> str:
+        below = path.relative_to(self._run).as_posix()
+        return self._bucket.run if path == self._run else f"{self._bucket.run}/{below}"
 
     def _lane_file(self, lane: int) -> Path:
         return self._run / LANES / f"lane-{lane}-of-{self._count}.json"
@@ -146,6 +176,14 @@ class LanesRun:
 
     def _finished(self, name: str) -> bool:
         return (self._run / name / FINISHED).exists()
+
+
+def _spoken(folder: Path) -> list[Path]:
+    return sorted(file for name in _SPOKEN for file in folder.rglob(name))
+
+
+def _text(file: Path) -> str:
+    return file.read_bytes().decode("utf-8", errors="replace")  # its ends of lines as they are
 
 
 def _afresh(folder: Path) -> None:

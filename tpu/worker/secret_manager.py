@@ -1,5 +1,7 @@
 """Secrets, from Secret Manager to the trainer's environment: never on disk, in argv, in a log."""
 
+import html
+import json
 import subprocess
 from collections.abc import Mapping
 
@@ -48,7 +50,16 @@ class Redactor:
     """Blacks out the values of secrets in what a trainer says."""
 
     def __init__(self, secrets: Mapping[str, str]):
-        lines = {(name, line) for name, text in secrets.items() for line in text.splitlines()}
+        lines = {
+            (name, form)
+            for name, text in secrets.items()
+            for line in text.splitlines()
+            for form in (
+                line,
+                json.dumps(line, ensure_ascii=False)[1:-1],
+                html.escape(line),
+            )  # as files quote it
+        }
         # The longest first: one value may be part of another.
         self._lines = sorted(
             ((line, name) for name, line in lines if len(line) >= _SHORTEST),

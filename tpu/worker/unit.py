@@ -103,7 +103,7 @@ class _Life:
         run = self._lanes if order.mode == "lanes" else self._pod
         run.fetch()
         secrets = {name: secret_manager.access(place) for name, place in order.secrets.items()}
-        self._log.redact = secret_manager.Redactor(secrets)
+        self._log.redact = self._lanes.redact = secret_manager.Redactor(secrets)
         if self._asked:
             return protocol.EXIT_SAVED
         self._reporter.enter("waiting")
