@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.tpu.cloud import DATA, LAUNCH, SLICE, WORK, FakeCloud, pod
+from tests.tpu.cloud import DATA, LAUNCH, SLICE, WORK, Clock, FakeCloud, pod
 from tpu.launcher.remote import agent
 
 ONE = ("--bucket", "gs://bucket", "--run-id", "r1")
@@ -135,3 +135,14 @@ def test_stop_on_hosts_without_the_code_has_nobody_to_ask(tmp_path):
     script.write_text("raise SystemExit(76)")
     done = subprocess.run(["sh", "-c", line], env={**os.environ, "HOME": str(tmp_path)})
     assert done.returncode == 76
+
+
+def test_status_counts_on_while_nobody_looks_after_the_run(cloud, trainers, capsys):
+    trainers.codes = {0: -1}
+    assert launch("up") == 0 and pod("run", *ONE) == 0
+    Clock.now += 10 * 3600
+    capsys.readouterr()
+    assert pod("status", *ONE) == 0
+    assert "10.0 h of slices ($21" in capsys.readouterr().out
+    assert pod("down", *ONE) == 0 and pod("status", *ONE) == 0
+    assert "10.0 h" not in capsys.readouterr().out

@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="tpu/pod",
         description="TPU slices for bert-jax: rent, train, survive, give back. "
         "Start with tpu/README.md.",
-        epilog="A flag beats the variable BERT_TPU_<FLAG>, as BERT_TPU_BUCKET. "
+        epilog="Most flags have a variable BERT_TPU_<FLAG>, as BERT_TPU_BUCKET; the flag beats it. "
         "Every verb is safe to give twice.",
     )
     found = top.add_subparsers(metavar="VERB", required=True)

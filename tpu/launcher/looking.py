@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from bert_jax.errors import UserError
@@ -12,6 +12,7 @@ from tpu.launcher import act, cost, observe
 from tpu.launcher.babysit import describe, load_loop, say
 from tpu.launcher.backend import LiveSlice
 from tpu.launcher.context import Run
+from tpu.launcher.decide import BILLED
 from tpu.launcher.gcloud import Runner
 from tpu.launcher.manifest import now_text
 from tpu.launcher.verbs import find_run
@@ -23,10 +24,13 @@ _TURN = 10.0
 
 def status(args: argparse.Namespace, runner: Runner) -> int:
     """Where a run stands: slices, hosts, checkpoints, cost so far."""
-    run = find_run(args, runner)
-    state = load_loop(run, time.time())
+    run, now = find_run(args, runner), args.timing.clock()
+    state = load_loop(run, now)
     found = observe.marks(run)
     there = observe.slices(run, run.manifest.zones)
+    if any(live.status in BILLED for live in there):
+        # The loop writes seldom, and not at all if nobody looks after the run.
+        state = replace(state, billed=state.billed + max(0.0, now - state.clock))
     newest = max([state.incarnation, *(each.incarnation for each in there)])
     reports = observe.reports(run, newest)
     if runner.dry:
