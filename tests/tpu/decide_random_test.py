@@ -32,6 +32,8 @@ HOSTS = 4
 CODES = (0, 1, 2, 64, 75, 76, 78, 134, 137, 143, 3)
 FATAL = {2, 64, 78}
 CREATE_ERRORS = ("stockout", "quota", "permission", "network", "other")
+NO_QUOTA = "queued resource FAILED, Quota 'TPUV6E' exhausted"
+DENIED = "queued resource FAILED, PERMISSION_DENIED: Permission 'tpu.nodes.create' denied"
 START_ERRORS = ("ssh", "preflight", "config", "network", "other")
 
 
@@ -46,6 +48,7 @@ class Made:
     beats: dict[int, int] = field(default_factory=dict)
     exits: dict[int, int] = field(default_factory=dict)
     step: int | None = None
+    detail: str = ""
 
 
 class Cloud:
@@ -113,6 +116,7 @@ class Cloud:
         if made.status in ("waiting", "starting"):
             if bad:
                 made.status = self.dice.choice(["dead", "unwell", "waiting"])
+                made.detail = self.dice.choice(["", NO_QUOTA, DENIED])
             elif self.happens(0.3):
                 made.status = "starting" if made.status == "waiting" else "ready"
             return
@@ -205,7 +209,11 @@ class Cloud:
 
 def live(number: int, made: Made) -> LiveSlice:
     return LiveSlice(
-        incarnation=number, zone=made.zone, status=made.status, detail="", machines=("m",)
+        incarnation=number,
+        zone=made.zone,
+        status=made.status,
+        detail=made.detail,
+        machines=("m",),
     )
 
 
@@ -228,6 +236,9 @@ def check_turn(before: Loop, after: Loop, seen: Observation, actions: tuple, clo
     if after.reason.startswith("no slice to be had") and not before.ended:
         granted = [each for each in seen.slices if each.status in BILLED]
         assert before.phase == "leaving" or not granted, "gave back what it had waited for"
+    there = [(each.incarnation, each.status, each.detail) for each in seen.slices]
+    if before.phase == "asked" and there == [(before.incarnation, "dead", DENIED)]:
+        assert after.outcome is not None, "asks again for what it may not have"
     codes = {each.exit_code for each in seen.hosts}
     if before.phase == "running" and seen.seen and codes & FATAL and not seen.done:
         assert after.outcome is not None, "went on after a code that must not be repeated"

@@ -64,7 +64,7 @@ class LiveSlice:
     """A slice of this run that the cloud knows of.
 
     Attributes:
-      detail: the cloud's own words for its state.
+      detail: the cloud's own words for its state, and for what went wrong with it.
       addresses: internal ones, by host; empty until it is ready.
       machines: what ssh is told: one name for all hosts, or one for each.
       parts: which resources exist, as "queued-resource", "node", "group".

@@ -31,6 +31,7 @@ from tpu.launcher.states import (
 )  # fmt: skip
 from tpu.launcher.transitions import (
     LISTED,
+    NOWHERE,
     again,
     backoff,
     beats,
@@ -39,6 +40,7 @@ from tpu.launcher.transitions import (
     exited,
     leave,
     lost,
+    not_given,
     not_ready,
     patience,
     refused,
@@ -174,7 +176,7 @@ def _asked(state: Loop, seen: Observation, live: LiveSlice | None, limits: Limit
     if live is None:
         return (again(state, limits) if waited >= LISTED else state), ()
     if live.status in ("dead", "deleting"):
-        return again(block(state, limits.cool_down), limits, f"{live.detail} in {live.zone}"), ()
+        return not_given(state, live, limits), ()
     if live.status == "waiting":
         others = [zone for zone in limits.zones if state.blocked.get(zone, 0.0) < FOREVER]
         if waited >= limits.zone_wait and len(others) > 1:
@@ -199,7 +201,7 @@ def _ready(state: Loop, seen: Observation, live: LiveSlice | None, limits: Limit
     if failure is not None and failure.action == "start":
         if failure.kind == "config":
             return leave(state, failure.code, failure.text), ()
-        if failure.kind in ("permission", "auth", "api", "flag"):
+        if failure.kind in NOWHERE:
             return leave(state, EXIT_CONFIG, failure.text), ()
         state = replace(state, tries=state.tries + 1, reason=failure.text)
         if failure.kind == "preflight" or state.tries >= limits.ssh_tries:

@@ -118,11 +118,14 @@ class TpuApi:
         queued: Mapping[str, Any] | None,
         node: Mapping[str, Any] | None,
     ) -> LiveSlice:
-        state = str((queued or {}).get("state", {}).get("state", "ABSENT"))
+        told = (queued or {}).get("state", {})
+        state = str(told.get("state", "ABSENT"))
+        error = str(told.get("failedData", {}).get("error", {}).get("message", ""))
         node_state = str((node or {}).get("state", "ABSENT"))
         health = str((node or {}).get("health", "HEALTHY"))
         ends = [end.get("ipAddress") for end in (node or {}).get("networkEndpoints", [])]
         words = [f"queued resource {state}"] if queued else []
+        words += [" ".join(error.split())] if error else []
         words += [f"node {node_state}"] if node else []
         words += [f"health {health}"] if node and health.startswith("UNHEALTHY") else []
         parts = {"queued-resource"} if queued else set()

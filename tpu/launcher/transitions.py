@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpu.launcher.backend import LiveSlice
+from tpu.launcher.messages import recognise
 from tpu.launcher.states import FOREVER, Failure, Limits, Loop, Observation
 from tpu.protocol import (
     EXIT_CONFIG,
@@ -17,6 +18,10 @@ from tpu.protocol import (
 
 LISTED = 2 * 60
 """Seconds until a new slice must be seen."""
+NO_ZONE = ("quota", "offer")
+"""Why a zone will not have what we need."""
+NOWHERE = ("permission", "auth", "api", "flag")
+"""Why no zone will."""
 WELL = {EXIT_DONE, EXIT_SAVED, EXIT_TERMINATED}
 
 
@@ -103,15 +108,24 @@ def refused(state: Loop, failure: Failure, limits: Limits) -> Loop:
     state = replace(state, reason=failure.text)
     if failure.kind == "stockout":
         return again(block(state, limits.cool_down), limits)
-    if failure.kind in ("quota", "offer"):
+    if failure.kind in NO_ZONE:
         return again(block(state, FOREVER), limits)
-    if failure.kind in ("permission", "auth", "api", "flag", "config"):
+    if failure.kind in NOWHERE:
         return leave(state, EXIT_CONFIG, failure.text)
     state = replace(state, refusals=state.refusals + 1)
     if state.refusals >= limits.ssh_tries:
         return leave(state, EXIT_FAILED, failure.text)
     # Nobody knows whether it was made all the same: it would be seen by then.
     return again(state, limits, at_least=LISTED)
+
+
+def not_given(state: Loop, live: LiveSlice, limits: Limits) -> Loop:
+    """What was asked for has ended unused: a creation may be refused that late, too."""
+    known, text = recognise(live.detail), f"{live.detail} in {live.zone}"
+    if known.kind in (*NO_ZONE, *NOWHERE):
+        text += f"\n  what to do: {known.advice}"
+        return refused(state, Failure(action="create", kind=known.kind, text=text), limits)
+    return again(block(state, limits.cool_down), limits, text)
 
 
 def unwell(state: Loop, live: LiveSlice, limits: Limits, patience: float) -> Loop:

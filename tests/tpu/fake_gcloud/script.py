@@ -10,6 +10,7 @@
  "slices": {"bert-x-*-0": {...}, "*": {...}},   by name with wildcards, the first that fits:
      "ready_after": 5               seconds until its hosts can be used (default 0)
      "queue": "WAITING_FOR_RESOURCES", "SUSPENDED", "FAILED": where a queued resource stays
+     "error": "Quota ..."           why it is FAILED
      "health": "UNHEALTHY_TENSORFLOW"
      "preempt_after": 20            seconds from ready to being taken away
      "preempt_when": "gs://b/runs/x/run/checkpoints/5"   or when this object or folder is there

@@ -198,9 +198,11 @@ class Tpus:
         place = f"projects/test-project/locations/{row['zone']}"
         state = "DELETING" if "deleted" in row else row["state"]
         spec = {"nodeId": row["node"], "node": {"labels": row["labels"]}}
+        error = self._script.slice(row["name"]).get("error")
+        told = {"failedData": {"error": {"code": 8, "message": error}}} if error else {}
         return {
             "name": f"{place}/queuedResources/{row['name']}",
-            "state": {"state": state},
+            "state": {"state": state, **told},
             "tpu": {"nodeSpec": [spec]},
         }
 
