@@ -16,6 +16,9 @@ def written_aside(path: Path) -> Iterator[Path]:
     At the end what was written moves to `path`, a file once its bytes are on the disk; after an
     error it is removed. The path is this process's own: what another leaves behind when it is
     killed stays, as `.NAME.PID.partial`, and two threads may not write to one `path`.
+
+    Raises:
+      OSError: it cannot be written or moved; as a folder, if `path` is one that is not empty.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     _remove(aside)

@@ -73,9 +73,14 @@ class BertConfig:
                 f"model.hidden_size {self.hidden_size} is not a multiple of "
                 f"model.num_attention_heads {self.num_attention_heads}"
             )
-        for name in ("hidden_dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}, expected 0 <= rate < 1")
+        check_dropout("model.hidden_dropout", self.hidden_dropout)
+        check_dropout("model.attention_dropout", self.attention_dropout)
+
+
+def check_dropout(field: str, rate: float) -> None:
+    """Raises a ConfigError for a rate that `models/dropout.py` cannot apply: it has 256ths."""
+    if rate and not 1 <= round(256 * rate) <= 255:
+        raise ConfigError(f"{field} is {rate}, expected 0, or a rate from 1/256 to 255/256")
 
 
 # Layers, hidden size and heads of Turc et al. 2019 (tiny .. medium) and Devlin et al. 2019.

@@ -15,6 +15,7 @@ from bert_jax.models.config import (
     SpanHead,
     TaskHead,
     TokenHead,
+    check_dropout,
 )
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -67,11 +68,12 @@ class FineTuning:
     compute: Compute = Compute()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
-        for name in ("dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(
-                    f"program.{name} is {getattr(self, name)}, expected 0 <= {name} < 1"
-                )
+        check_dropout("program.dropout", self.dropout)
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(
+                f"program.label_smoothing is {self.label_smoothing}, expected 0 <= "
+                "label_smoothing < 1"
+            )
         kind = type(self.head).__name__
         if self.label_smoothing and isinstance(self.head, RegressionHead | SpanHead):
             raise ConfigError(

@@ -1,10 +1,14 @@
 """Dropout by hashing: rate, independence, scale; statistics over a million elements."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.errors import ConfigError
+from bert_jax.models.config import bert
 from bert_jax.models.dropout import dropout, keep_mask, realised, seeds
 
 SHAPE = (64, 128, 128)
@@ -91,3 +95,15 @@ def test_the_gradient_passes_where_the_value_did():
     x = jnp.ones((1000,))
     gradient = jax.grad(lambda x: jnp.sum(dropout(x, 0.3, seed)))(x)
     np.testing.assert_array_equal(gradient, dropout(x, 0.3, seed))
+
+
+@pytest.mark.parametrize("rate", [0.0, 1 / 256, 0.1, 0.5, 255 / 256])
+def test_a_rate_that_a_config_takes_is_applied(rate):
+    dataclasses.replace(bert("tiny"), hidden_dropout=rate, attention_dropout=rate)
+    assert 0 <= realised(rate) < 1 and bool(realised(rate)) == bool(rate)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 0.001, 0.999, 1.0])
+def test_a_rate_that_cannot_be_applied_is_refused_by_the_config(rate):
+    with pytest.raises(ConfigError, match=rf"attention_dropout is {rate}, expected 0, or a rate"):
+        dataclasses.replace(bert("tiny"), attention_dropout=rate)
