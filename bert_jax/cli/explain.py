@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> None:
     from bert_jax.programs.make import make_program
     from bert_jax.train.flops import step_flops
     from bert_jax.train.optimizer import DECAYED
+    from bert_jax.tuning.depth import lowest_moving
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", args.devices)
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace) -> None:
         print(f"{path:<{width}}  {leaf.shape!s:<14}  {decay:<5}  {spec}")
     total = sum(math.prod(leaf.shape) for leaf in params.values())
     print(f"\n{total:,} parameters")
+    tuning = experiment.train.tuning
+    lowest = lowest_moving(params, tuning.frozen)
     for phase in experiment.train.phases:
-        flops = step_flops(experiment.program, phase, encoder=experiment.train.tuning.encoder)
+        flops = step_flops(experiment.program, phase, encoder=tuning.encoder, lowest=lowest)
         print(f"length {phase.length}: {phase.steps:,} updates of {flops:.3g} FLOPs")

@@ -12,7 +12,8 @@ from bert_jax.errors import ConfigError
 from bert_jax.plan.slices import Slice, all_slices, find_slice
 
 if TYPE_CHECKING:
-    from bert_jax.plan.compile import Compiled
+    from bert_jax.experiment import Experiment
+    from bert_jax.plan.compiled import Compiled
     from bert_jax.plan.estimate import Plan
 
 HELP = "memory, hours and cost of a run on a TPU slice, without data, weights or a TPU"
@@ -63,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--largest-batch",
         action="store_true",
-        help="with --compile: the largest batch that fits, by bisection, a compilation each step",
+        help="with --compile: the largest batch of each phase that fits, by bisection, a "
+        "compilation each step",
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead")
     parser.epilog = _EPILOG
@@ -72,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Returns 0 when the run fits on one of the slices, else 1."""
     slices = _slices(args.slices)
+    if args.largest_batch and not args.compile:
+        raise ConfigError("--largest-batch is the compiler's answer: add --compile")
 
     import jax
 
@@ -80,8 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.plan.as_json import plan_to_json
     from bert_jax.plan.compile import compiler_versions
     from bert_jax.plan.compiled_table import describe_compiled
-    from bert_jax.plan.estimate import Plan, make_plan
-    from bert_jax.plan.inputs import make_inputs
+    from bert_jax.plan.estimate import Plan
     from bert_jax.plan.slices import prices_as_of
     from bert_jax.plan.stand_in import planned_experiment
     from bert_jax.plan.ways_out import ways_out
@@ -89,21 +92,19 @@ def run(args: argparse.Namespace) -> int:
     experiment, missing = planned_experiment(
         args.config, args.arguments, args.overrides, args.vocab_size
     )
-    inputs = make_inputs(experiment)
-    planned: list[tuple[Slice, Plan | str]] = []
-    for where in slices:
-        try:
-            planned.append((where, make_plan(experiment, where, mfu=args.mfu, inputs=inputs)))
-        except ConfigError as error:
-            if len(slices) == 1:
-                raise
-            planned.append((where, str(error)))
+    planned = _planned(experiment, slices, args.mfu)
     plans = [plan for _, plan in planned if isinstance(plan, Plan)]
     ways = {plan.where.name: ways_out(plan) for plan in plans if not plan.fits and len(slices) == 1}
-    compiled = _compiled(plans, args.largest_batch) if args.compile else {}
+    compiled = _compiled(plans) if args.compile else {}
+    largest = _largest(plans) if args.largest_batch else {}
     if args.json:
         rows = [
-            plan_to_json(plan, ways.get(where.name, ()), compiled.get(where.name, ()))
+            plan_to_json(
+                plan,
+                ways.get(where.name, ()),
+                compiled.get(where.name, ()),
+                largest.get(where.name, ()),
+            )
             if isinstance(plan, Plan)
             else {"slice": where.name, "error": plan}
             for where, plan in planned
@@ -120,20 +121,44 @@ def run(args: argparse.Namespace) -> int:
             print(table.compare(planned))
         print(table.assumptions(args.mfu))
         for plan in plans if args.compile else ():
-            print()
-            print(describe_compiled(plan, compiled[plan.where.name], compiler_versions()), end="")
+            name = plan.where.name
+            told = describe_compiled(
+                plan, compiled[name], compiler_versions(), largest.get(name, ())
+            )
+            print(f"\n{told}", end="")
     return 0 if any(_fits(plan, compiled) for plan in plans) else 1
 
 
-def _compiled(plans: Sequence["Plan"], largest: bool) -> dict[str, list["Compiled"]]:
+def _planned(
+    experiment: "Experiment", slices: Sequence[Slice], mfu: float
+) -> list[tuple[Slice, "Plan | str"]]:
+    """The plan on each slice, or why there is none; an error where only one was asked for."""
+    from bert_jax.plan.estimate import make_plan
+    from bert_jax.plan.inputs import make_inputs
+
+    inputs = make_inputs(experiment)
+    planned: list[tuple[Slice, Plan | str]] = []
+    for where in slices:
+        try:
+            planned.append((where, make_plan(experiment, where, mfu=mfu, inputs=inputs)))
+        except ConfigError as error:
+            if len(slices) == 1:
+                raise
+            planned.append((where, str(error)))
+    return planned
+
+
+def _compiled(plans: Sequence["Plan"]) -> dict[str, list["Compiled"]]:
     """Compiles every phase for every slice; progress goes to standard error."""
     from bert_jax.plan.compile import compile_phase
     from bert_jax.plan.count import check_formula
-    from bert_jax.plan.largest_batch import largest_batch
+    from bert_jax.tuning.config import ReadOnce
 
-    # The same for every slice.
+    # The same for every slice; of an encoder that has read its rows no FLOPs are counted.
     for phase in plans[0].phases if plans else ():
-        check_formula(plans[0].experiment.program, phase.inputs)
+        experiment = plans[0].experiment
+        if not isinstance(experiment.train.tuning.encoder, ReadOnce):
+            check_formula(experiment.program, phase.inputs)
     found: dict[str, list[Compiled]] = {}
     for plan in plans:
         for index, phase in enumerate(plan.phases):
@@ -143,18 +168,28 @@ def _compiled(plans: Sequence["Plan"], largest: bool) -> dict[str, list["Compile
             each = compile_phase(plan.experiment, phase.inputs, index, plan.where)
             _say(f"compiled for {what} in {time.monotonic() - begun:.0f} s")
             found.setdefault(plan.where.name, []).append(each)
-            if largest:
-                rows = largest_batch(plan.experiment, phase.inputs, index, plan.where, say=_say)
-                _say(f"{what}: the largest batch that fits is {rows:,} rows")
+    return found
+
+
+def _largest(plans: Sequence["Plan"]) -> dict[str, list[int]]:
+    """The largest batch of every phase for every slice."""
+    from bert_jax.plan.largest_batch import largest_batch
+
+    found: dict[str, list[int]] = {}
+    for plan in plans:
+        for index, phase in enumerate(plan.phases):
+            _say(f"{plan.where.name}, length {phase.inputs.phase.length}: the largest batch ...")
+            rows = largest_batch(
+                plan.experiment, phase.inputs, index, plan.where, plan.room, say=_say
+            )
+            found.setdefault(plan.where.name, []).append(rows)
     return found
 
 
 def _fits(plan: "Plan", compiled: dict[str, list["Compiled"]]) -> bool:
     """By the compiler where it was asked, else by the formula."""
     found = compiled.get(plan.where.name)
-    if found is None:
-        return plan.fits
-    return all(each.out_of_memory is None and each.peak_bytes <= plan.room for each in found)
+    return plan.fits if found is None else all(each.fits(plan.room) for each in found)
 
 
 def _say(line: str) -> None:

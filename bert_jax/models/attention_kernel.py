@@ -26,6 +26,8 @@ from bert_jax.models.dropout import SHARED, Seed, column_keys, kept, mix, realis
 LANES = 128
 LONGEST = 512
 """Rows up to this length: four score matrices of a longer one do not fit beside each other."""
+FORWARD, BACKWARD = "attention_forward", "attention_backward"
+"""The kernels' names in a compiled program."""
 _HIDDEN = -1e30
 _FLOAT32_ONLY = ("TPU v2", "TPU v3")
 
@@ -83,6 +85,7 @@ def forward(
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), log_sums],
         compiler_params=_PARALLEL,
         interpret=interpret,
+        name=FORWARD,
     )(
         _numbers(seed, rows),
         q,
@@ -125,6 +128,7 @@ def backward(
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype)] * 3,
         compiler_params=_PARALLEL,
         interpret=interpret,
+        name=BACKWARD,
     )(
         _numbers(seed, rows),
         q,

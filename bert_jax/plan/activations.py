@@ -3,17 +3,19 @@
 XLA keeps what matrix products give, and computes again, inside the fusions that need it, all that
 follows from them element by element: softmax, dropout masks (a hash of the element's index), norms,
 the non-linearity. With T = texts x L tokens on a device, s bytes a number in the compute dtype and
-t parts of a layer (the mesh's tensor axis), a layer keeps
+t parts of a layer (the mesh's tensor axis), a layer keeps on v5e and v5p
 
     scores, but of fused attention          4 texts H/t L^2     softmax is computed in float32
     queries, keys, values, context          4 s T D/t
     the sums before the two norms           2 s T D
     the wide layer before its non-linearity   s T F/t
 
-and with `RematLayer` its input alone, s T D. At the fullest moment, when the backward pass begins,
-there are besides: one such layer in full if it was kept by its input; the gradient of the last
-layer's scores, or the logits, whichever is larger; and the gradient of the table of words, to which
-the logits are tied. Then layers go faster than gradients come (see `Memory`).
+On v2 and v3 the second and the last are float32; v4 and tpu7x keep the wide layer in float32 as
+well, v6e what is behind the non-linearity as well (`slices.json`). With `RematLayer` a layer's
+input alone is kept, s T D. At the fullest moment, when the backward pass begins, there are besides:
+one such layer in full if it was kept by its input; the gradient of the last layer's scores, or the
+logits, whichever is larger; and the gradient of the table of words, to which the logits are tied.
+Then layers go faster than gradients come (see `Memory`).
 
 `RematAllButDots` keeps what `RematLayer` does: the products of `models/product.py` have their own
 gradients, which its policy does not see.
@@ -22,10 +24,11 @@ A scan keeps more, for nothing can be computed again from what has left the loop
 derivative asks for, stacked over the layers, which are (5 + s) bytes a score, (26 + 6 s) T D and
 (12 + s) T F. Kernels and their gradients are stacked as well.
 
-Held against libtpu (0.0.42, v5e 4x4, data parallel), the buffers alive at the peak of BERT-base are
-those of the table. `tests/plan/activations_test.py` has the numbers: within 4 % for unrolled
-layers in bfloat16, 3 % for scanned ones, 8 % in float32. So few rows that they lie in the chip's
-other memory (16 of 128) are put 19 % too high.
+Held against libtpu 0.0.42 in `tests/plan/activations_test.py`: BERT-base and BERT-large with fused
+attention, unrolled, on 16 chips of each generation within 3 % of the whole peak; on v5e also with
+plain attention, scanned, computed again and in float32, within a tenth. So few rows that they lie
+in the chip's other memory (16 of 128) are put 19 % too high. Scanned layers of other generations
+were not held against anything.
 """
 
 from dataclasses import dataclass
@@ -33,8 +36,10 @@ from dataclasses import dataclass
 from bert_jax.experiment import Experiment
 from bert_jax.models import attention_kernel
 from bert_jax.models.config import FusedAttention, SaveAll, Scanned
+from bert_jax.plan.slices import Generation
 from bert_jax.programs.config import LeftToRight, Pretraining, ProgramConfig
 from bert_jax.tuning.config import ReadOnce
+from bert_jax.tuning.depth import layers_with_gradients
 
 _FLOAT32 = 4
 
@@ -59,8 +64,18 @@ class Keeps:
     logits: int
 
 
-TPU = Keeps(scores=(4, 0), whole=(0, 2), split=(0, 4), wide=(0, 1), logits=4)
-TPU_SCANNED = Keeps(scores=(5, 1), whole=(26, 3), split=(0, 3), wide=(12, 1), logits=4)
+SCANNED = Keeps(scores=(5, 1), whole=(26, 3), split=(0, 3), wide=(12, 1), logits=4)
+
+
+def keeps_of(generation: Generation) -> Keeps:
+    """What XLA keeps of an unrolled layer on TPUs of a generation."""
+    return Keeps(
+        scores=(4, 0),
+        whole=generation.kept_whole,
+        split=generation.kept_split,
+        wide=generation.kept_wide,
+        logits=4,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,24 +93,22 @@ class Part:
         return self.texts * self.length
 
 
-def activation_bytes(
-    experiment: Experiment, part: Part, lowest: int = 0, keeps: Keeps | None = None
-) -> int:
+def activation_bytes(experiment: Experiment, part: Part, keeps: Keeps, lowest: int = 0) -> int:
     """Bytes of activations on one device when the backward pass begins.
 
     Args:
+      keeps: what the compiler keeps of a layer that is not scanned.
       lowest: the depth of the lowest parameter that moves; layers below it keep nothing.
-      keeps: of another compiler; XLA's on TPUs by default.
     """
     program = experiment.program
     model, compute = program.model, program.compute
     scanned = isinstance(compute.layers, Scanned)
-    keeps = keeps or (TPU_SCANNED if scanned else TPU)
     head = keeps.logits * _logits(program, part)
     if isinstance(experiment.train.tuning.encoder, ReadOnce):
         return head
-    one, scores = layer_bytes(program, part, keeps), _FLOAT32 * _scores(program, part)
-    layers = max(0, min(model.num_hidden_layers, model.num_hidden_layers + 1 - lowest))
+    one = layer_bytes(program, part, SCANNED if scanned else keeps)
+    scores = _FLOAT32 * _scores(program, part)
+    layers = layers_with_gradients(model.num_hidden_layers, lowest)
     if not layers:  # only the head moves: what a layer gave is gone when the next has read it
         return one + head
     tied = _FLOAT32 * model.vocab_size * model.hidden_size // part.tensor if head else 0
@@ -106,8 +119,7 @@ def activation_bytes(
     if isinstance(compute.remat, SaveAll):
         return layers * one + tied + max(head, scores + stacks)
     inputs = layers * itemsize(program) * part.tokens * model.hidden_size
-    again = layer_bytes(program, part, keeps if keeps is not TPU_SCANNED else TPU)
-    return inputs + tied + max(head, again + scores + stacks)
+    return inputs + tied + max(head, layer_bytes(program, part, keeps) + scores + stacks)
 
 
 def layer_bytes(program: ProgramConfig, part: Part, keeps: Keeps) -> int:
@@ -121,9 +133,11 @@ def layer_bytes(program: ProgramConfig, part: Part, keeps: Keeps) -> int:
 
 
 def gathered_bytes(program: ProgramConfig, tensor: int) -> int:
-    """Bytes of parameters that fsdp has made whole at one time: two layers, the table of words."""
+    """Bytes of parameters that fsdp has made whole: XLA keeps them for the backward pass."""
     model = program.model
-    numbers = 2 * _layer_parameters(program) + model.vocab_size * model.hidden_size
+    numbers = (
+        model.num_hidden_layers * _layer_parameters(program) + model.vocab_size * model.hidden_size
+    )
     return itemsize(program) * numbers // tensor
 
 

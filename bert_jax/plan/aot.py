@@ -6,9 +6,9 @@ facts go as JSON to a file.
 """
 
 import functools
+import gzip
 import hashlib
 import json
-import math
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,6 @@ from bert_jax.batch import spec
 from bert_jax.config import from_json
 from bert_jax.experiment import Experiment
 from bert_jax.parallel import sharding
-from bert_jax.plan import hlo
 from bert_jax.plan.slices import Slice, find_slice
 from bert_jax.programs.make import make_program
 from bert_jax.train.compiled import abstract_state, jitted_step
@@ -62,7 +61,12 @@ def lower(experiment: Experiment, request: dict[str, Any], devices: Any) -> Any:
 
 
 def facts(lowered: Any) -> dict[str, Any]:
-    """What the compiler says: its verdict on memory, FLOPs, seconds, costs of operations."""
+    """What the compiler says.
+
+    Returns:
+      {"out_of_memory": its message}, or {"out_of_memory": None, "peak_bytes": on one device,
+      "optimal_seconds": of its analysis, "text": the scheduled program}.
+    """
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -71,24 +75,12 @@ def facts(lowered: Any) -> dict[str, Any]:
         return {"out_of_memory": _memory_line(str(error))}
     analysis, memory = compiled.cost_analysis(), compiled.memory_analysis()
     analysis = analysis[0] if isinstance(analysis, list) else analysis
-    costs = hlo.read_costs(compiled.as_text())
     return {
         "out_of_memory": None,
         "peak_bytes": memory.peak_memory_in_bytes,
-        "argument_bytes": memory.argument_size_in_bytes,
-        "flops": analysis.get("flops", 0.0),
-        "roofline_seconds": roofline_seconds(analysis),
-        "costs": vars(costs),
+        "optimal_seconds": analysis.get("optimal_seconds", 0.0),
+        "text": compiled.as_text(),
     }
-
-
-def roofline_seconds(analysis: Any) -> float:
-    """`optimal_seconds` of a program's cost analysis, for a step shorter than a second.
-
-    Every operation that has no cost subtracts a whole one.
-    """
-    optimal = analysis.get("optimal_seconds", 0.0)
-    return optimal - math.floor(optimal)
 
 
 def _memory_line(message: str) -> str:
@@ -102,7 +94,11 @@ def versions() -> dict[str, str]:
 
 
 def main() -> int:
-    """Reads the request, keeps the facts under the program's fingerprint, answers with them."""
+    """Reads the request, keeps the facts under the program's fingerprint, answers with the file.
+
+    All of the program's text is kept, not what is read from it: another way to read it needs no
+    other compilation.
+    """
     request = json.load(sys.stdin)
     experiment = from_json(Experiment, request["experiment"], "the request")
     where = find_slice(request["slice"])
@@ -110,14 +106,13 @@ def main() -> int:
     if len(devices) != where.devices:
         raise RuntimeError(f"libtpu has {len(devices)} devices for {where.name}")
     lowered = lower(experiment, request, np.asarray(devices).reshape(-1).tolist())
-    reader = Path(hlo.__file__).read_text(encoding="utf-8")
-    identity = json.dumps([lowered.as_text(), where.name, versions(), reader])
+    identity = json.dumps([lowered.as_text(), where.name, versions()])
     name = hashlib.sha256(identity.encode()).hexdigest()[:24]
-    file = Path(request["cache"]) / f"{name}.json"
+    file = Path(request["cache"]) / f"{name}.json.gz"
     if not file.exists():
         content = {**facts(lowered), "slice": where.name, "versions": versions()}
-        write_aside(file, json.dumps(content))
-    Path(request["answer"]).write_bytes(file.read_bytes())
+        write_aside(file, gzip.compress(json.dumps(content).encode()))
+    Path(request["answer"]).write_text(json.dumps(str(file)), encoding="utf-8")
     return 0
 
 

@@ -4,15 +4,22 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax.plan.compile import Compiled
+from bert_jax.plan.compiled import Compiled
 from bert_jax.plan.estimate import PhasePlan, Plan
 from bert_jax.plan.ways_out import WayOut
 
 
 def plan_to_json(
-    plan: Plan, ways: Sequence[WayOut] = (), compiled: Sequence[Compiled] = ()
+    plan: Plan,
+    ways: Sequence[WayOut] = (),
+    compiled: Sequence[Compiled] = (),
+    largest: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """A plan; pairs are [compute alone, no overlap]."""
+    """A plan; pairs are [compute alone, no overlap].
+
+    Args:
+      largest: rows of the largest batch of each phase that the compiler says fits.
+    """
     where, state = plan.where, plan.state
     sizes = plan.experiment.mesh.sizes(where.devices)
     usd = {"spot": plan.usd(spot=True), "on_demand": plan.usd(spot=False)}
@@ -35,6 +42,7 @@ def plan_to_json(
             {**dataclasses.asdict(each), "seconds": each.seconds, "mfu_estimates": each.mfu}
             for each in compiled
         ],
+        "largest_batches": list(largest),
         "ways_out": [
             {
                 "what": way.what,
@@ -66,6 +74,7 @@ def _phase(phase: PhasePlan) -> dict[str, Any]:
             "tokens": step.tokens,
             "compute_seconds": step.compute,
             "links_seconds": step.links,
+            "sums_seconds": step.sums,
             "update_seconds": step.update,
         },
         "seconds": list(phase.seconds),

@@ -22,13 +22,13 @@ TOLERANCE = 0.03
 
 
 def check_formula(config: ProgramConfig, inputs: Inputs) -> float:
-    """The counted FLOPs of a step of a phase's longest batch.
+    """The counted FLOPs of a step of a phase's longest batch, with every parameter moving.
 
     Raises:
       UserError: the formula is off by more than 3 %.
     """
-    phase, length = inputs.phase, inputs.shapes[-1]["L"]
-    formula = step_flops(config, phase, length) * inputs.shapes[-1].get("A", 1)
+    sizes = inputs.shapes[-1]
+    formula = step_flops(config, inputs.phase, sizes["L"], choices=sizes.get("A", 1))
     counted = counted_flops(config, inputs)
     if abs(counted / formula - 1) > TOLERANCE:
         raise UserError(

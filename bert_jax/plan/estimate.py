@@ -100,7 +100,7 @@ def make_plan(
     phases = tuple(
         PhasePlan(
             inputs=each,
-            memory=phase_memory(experiment, each, state, where.devices),
+            memory=phase_memory(experiment, each, state, where),
             step=step_time(experiment, each, state, where, mfu),
             rows_per_device=each.phase.batch_size // (each.phase.accumulate * data * fsdp),
         )

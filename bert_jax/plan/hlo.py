@@ -11,16 +11,19 @@ pieces have one channel, and are counted once.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from bert_jax.errors import UserError
+from bert_jax.plan.device_groups import first_group
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _SHAPE = re.compile(r"\b(pred|bf16|f8\w*|[suf]\d+)\[([\d,]*)\]")
 _CALLS = re.compile(
-    r"(?:to_apply|calls|branch_computations|called_computations)=\{?([^}, ]+(?:, %[\w.\-]+)*)"
+    r"(?:to_apply|calls|branch_computations|true_computation|false_computation"
+    r"|called_computations)=\{?([^}, ]+(?:, %[\w.\-]+)*)"
 )
 _ON_CHIP = re.compile(r"S\([13]\)")  # memory spaces: VMEM, and CMEM of v4
 _BYTES = {"pred": 1, "bf16": 2}
@@ -70,6 +73,15 @@ class Op:
         return sum(_size(*match) for match in _SHAPE.findall(self.result))
 
     @property
+    def moved(self) -> int:
+        """Size of a collective's result; that of its start is (operands, results, context)."""
+        shapes = _SHAPE.findall(self.result)
+        if self.opcode.endswith("-start") and self.opcode != "all-reduce-start":
+            shapes = [each for each in shapes if each[1]]  # the context is scalars
+            shapes = shapes[len(shapes) // 2 :]
+        return sum(_size(*each) for each in shapes)
+
+    @property
     def target(self) -> str:
         """Of a custom call."""
         found = re.search(r'custom_call_target="([^"]*)"', self.text)
@@ -82,16 +94,17 @@ class Costs:
 
     Attributes:
       cycles: the compiler's estimates, summed.
-      collectives: kind -> [how many, bytes of their results].
+      collectives: (kind, first group of devices, () for all) -> [how many, bytes of results].
       kernels: name of a kernel -> how often it runs.
       copies: "copy" or "slice" -> [how many, bytes]: to and from on-chip memory.
       loops: how many loops there are.
       random_bytes: of random bits.
-      unknown: opcode -> [how many, bytes]: what nothing is known of, small as a rule.
+      unknown: opcode -> [how many, bytes of their results]: what nothing is known of, small as a
+        rule.
     """
 
     cycles: float = 0.0
-    collectives: dict[str, list[float]] = field(default_factory=dict)
+    collectives: dict[tuple[str, tuple[int, ...]], list[float]] = field(default_factory=dict)
     kernels: dict[str, int] = field(default_factory=dict)
     copies: dict[str, list[float]] = field(default_factory=dict)
     loops: int = 0
@@ -121,7 +134,7 @@ def read_costs(text: str) -> Costs:
 def operations(text: str) -> Iterator[tuple[Op, list[Op], int]]:
     """What a compiled program runs: (operation, those that are its parts, how often).
 
-    A loop comes before what it runs; calls are what they call.
+    A loop comes before what it runs; calls are what they call, conditions their dearest branch.
 
     Raises:
       UserError: as `read_costs`.
@@ -138,28 +151,31 @@ def _run(
             trips = _trips(computations, op)
             yield op, [], times
             yield from _run(computations, _named(op, "body"), times * trips)
-        elif op.opcode in ("call", "conditional"):
+        elif op.opcode == "conditional":
+            branches = [list(_run(computations, called, times)) for called in _called(op)]
+            yield from max(branches, key=_cycles, default=())
+        elif op.opcode == "call":
             for called in _called(op):
-                if called in computations:
-                    yield from _run(computations, called, times)
+                yield from _run(computations, called, times)
         else:
             # On tpu7x collectives are called beside the computation; nothing else is looked for.
             inside = _called(op) if op.opcode in ("fusion", "call-start") else ()
             yield op, [part for called in inside for part in computations.get(called, ())], times
 
 
+def _cycles(ran: list[tuple[Op, list[Op], int]]) -> int:
+    return sum((op.cycles or 0) * times for op, _, times in ran)
+
+
 def _count(op: Op, times: int, costs: Costs, channels: set[str]) -> None:
     """Adds an operation's costs; `channels` are those of collectives counted so far."""
     kind = op.opcode.removesuffix("-start")
     if kind in COLLECTIVES:
-        # The result of most starts is (operands, results): half of it is what is moved.
-        both = op.opcode.endswith("-start") and kind != "all-reduce"
-        size = op.bytes / 2 if both else op.bytes
         channel = re.search(r"channel_id=(\d+)", op.text)
         if channel and channel[1] in channels:
             return
         channels |= {channel[1]} if channel else set()
-        _add(costs.collectives, kind, times, size * times)
+        _add(costs.collectives, (kind, first_group(op.text)), times, op.moved * times)
     elif op.opcode in ("copy-start", "slice-start") and _ON_CHIP.search(op.result):
         # The result of a copy is (target, source, context), of a slice ((source), target, context).
         _add(costs.copies, kind, times, _size(*_SHAPE.findall(op.result)[-2]) * times)
@@ -177,8 +193,8 @@ def _count(op: Op, times: int, costs: Costs, channels: set[str]) -> None:
         _add(costs.unknown, op.opcode, times, op.bytes * times)
 
 
-def _add(table: dict[str, list[float]], kind: str, times: int, size: float) -> None:
-    row = table.setdefault(kind, [0, 0.0])
+def _add(table: dict[Any, list[float]], key: Hashable, times: int, size: float) -> None:
+    row = table.setdefault(key, [0, 0.0])
     row[0] += times
     row[1] += size
 

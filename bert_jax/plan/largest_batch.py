@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bert_jax.experiment import Experiment
-from bert_jax.plan.compile import Compiled, compile_phase
+from bert_jax.plan.compile import compile_phase
+from bert_jax.plan.compiled import Compiled
 from bert_jax.plan.inputs import Inputs
 from bert_jax.plan.slices import Slice
 
@@ -17,6 +18,7 @@ def largest_batch(
     inputs: Inputs,
     phase: int,
     where: Slice,
+    room: int,
     *,
     say: Callable[[str], None],
     cache: Path | None = None,
@@ -24,9 +26,10 @@ def largest_batch(
 ) -> int:
     """Rows of the whole batch; 0 if not even one row a device fits.
 
-    Rows of a device are doubled until the compiler runs out of memory, then bisected to the last.
+    Rows of a device are doubled, up to 4,096, until they do not fit, then bisected to the last.
 
     Args:
+      room: bytes of a device that a run may use.
       say: is told of each trial, which takes minutes.
       compiled: what compiles; a test's own has no compiler.
     """
@@ -39,13 +42,16 @@ def largest_batch(
         phases[phase] = changed.phase
         train = dataclasses.replace(experiment.train, phases=tuple(phases))
         tried = dataclasses.replace(experiment, train=train)
-        verdict = compiled(tried, changed, phase, where, cache).out_of_memory
-        say(f"{rows * unit:,} rows ({rows} a device): {verdict or 'fits'}")
-        return verdict is None
+        found = compiled(tried, changed, phase, where, cache)
+        needs = found.out_of_memory or f"{found.peak_bytes / 2**30:.2f} of {room / 2**30:.2f} GiB"
+        verdict = "fits" if found.fits(room) else "does not fit"
+        say(f"{rows * unit:,} rows ({rows} a device): {verdict}: {needs}")
+        return found.fits(room)
 
     low, high = 0, 1
-    while high <= _MOST and fits(high):
+    while low < _MOST and fits(high):
         low, high = high, 2 * high
+    high = min(high, _MOST + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

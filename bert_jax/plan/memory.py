@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.experiment import Experiment
-from bert_jax.plan.activations import Part, activation_bytes, gathered_bytes
+from bert_jax.plan.activations import Part, activation_bytes, gathered_bytes, keeps_of
 from bert_jax.plan.inputs import Inputs
+from bert_jax.plan.slices import Slice
 from bert_jax.plan.state import StateBytes
 
 
@@ -37,9 +38,9 @@ class Memory:
         return lasting + max(self.gradients, self.activations)
 
 
-def phase_memory(experiment: Experiment, inputs: Inputs, state: StateBytes, devices: int) -> Memory:
+def phase_memory(experiment: Experiment, inputs: Inputs, state: StateBytes, where: Slice) -> Memory:
     """What a phase needs of each device, in its longest batches."""
-    data, fsdp, tensor = experiment.mesh.sizes(devices)
+    data, fsdp, tensor = experiment.mesh.sizes(where.devices)
     program, phase, shards = experiment.program, inputs.phase, data * fsdp
     part = Part(
         texts=inputs.texts // (phase.accumulate * shards),
@@ -50,6 +51,7 @@ def phase_memory(experiment: Experiment, inputs: Inputs, state: StateBytes, devi
     batch = sum(
         math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in inputs.spec().values()
     )
+    keeps = keeps_of(where.generation)
     whole = gathered_bytes(program, tensor) if fsdp > 1 else 0
     return Memory(
         parameters=state.parameters,
@@ -57,5 +59,5 @@ def phase_memory(experiment: Experiment, inputs: Inputs, state: StateBytes, devi
         batch=batch // shards,
         summed=state.gradients if phase.accumulate > 1 else 0,
         gradients=state.gradients + whole,
-        activations=activation_bytes(experiment, part, state.lowest) + whole,
+        activations=activation_bytes(experiment, part, keeps, state.lowest) + whole,
     )

@@ -27,6 +27,8 @@ class Generation:
       devices_per_chip: how many JAX devices a chip is.
       cores_per_device: tensor cores that a JAX device has; two share a kernel's grid.
       chip_config: what libtpu has to be told to see whole chips, or None.
+      kept_whole, kept_split, kept_wide: what XLA keeps of a layer for the backward pass; see
+        `activations.Keeps`.
       usd_on_demand, usd_spot: US list price of a chip-hour; None where none is published.
       backends: how it can be rented: "tpu-api" (Cloud TPU), "gce" (Compute Engine).
       runtime_version: of Cloud TPU; machine_type, image_family: of Compute Engine.
@@ -44,6 +46,9 @@ class Generation:
     cores_per_device: int
     device_kind: str
     chip_config: str | None
+    kept_whole: tuple[int, int]
+    kept_split: tuple[int, int]
+    kept_wide: tuple[int, int]
     usd_on_demand: float | None
     usd_spot: float | None
     backends: tuple[str, ...]
@@ -114,9 +119,9 @@ def find_slice(name: str) -> Slice:
     """
     slices = all_slices()
     if name not in slices:
-        known = [*slices, *(each.accelerator_type or "" for each in slices.values())]
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
         by_type = {each.accelerator_type: each.name for each in slices.values()}
+        known = [*slices, *filter(None, by_type)]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
         raise ConfigError(
             f"slice {name!r} is not known; the nearest is {by_type.get(near, near)!r} "
             f"(known: {', '.join(slices)})"

@@ -23,7 +23,7 @@ from bert_jax.programs.config import ProgramConfig
 from bert_jax.programs.make import make_program
 from bert_jax.train.config import Phase, Train, WarmupLinear
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.tuning.depth import depth, layers_of
+from bert_jax.tuning.depth import lowest_moving
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -78,18 +78,18 @@ def _state_bytes(program: ProgramConfig, train: Train, abstract_mesh: AbstractMe
     slots = jax.eval_shape(optimizer.init, shapes)
     slots = _placed(slots, sharding.optimizer_shardings(optimizer, shapes, mesh))
     params = paths.flatten(placed)
-    layers, frozen = layers_of(params), train.tuning.frozen
-    moving = {
-        path: leaf
+    frozen = train.tuning.frozen
+    moving = [
+        leaf
         for path, leaf in params.items()
         if not any(paths.matches(pattern, path) for pattern in frozen)
-    }
+    ]
     return StateBytes(
         count=sum(math.prod(leaf.shape) for leaf in params.values()),
         parameters=sum(map(bytes_on_device, params.values())),
         optimizer=sum(map(bytes_on_device, jax.tree.leaves(slots))),
-        gradients=sum(map(bytes_on_device, moving.values())),
-        lowest=min((depth(path, layers) for path in moving), default=layers + 1),
+        gradients=sum(map(bytes_on_device, moving)),
+        lowest=lowest_moving(params, frozen),
     )
 
 

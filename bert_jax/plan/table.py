@@ -40,7 +40,8 @@ def assumptions(mfu: float) -> str:
         f"Estimates. Hours from compute alone at {mfu:.0%} of the chips' peak, which is an\n"
         "assumption (--mfu), to compute, gradients over the links and the optimizer one after\n"
         "another; without evaluation, checkpoints and compilation. Memory by formula, mostly\n"
-        f"within a tenth of what the compiler says. USD: list prices of {prices_as_of()}."
+        "within a tenth of what the compiler says (--compile asks it).\n"
+        f"USD: list prices of {prices_as_of()}."
     )
 
 
@@ -99,6 +100,7 @@ def _update(plan: Plan) -> str:
         ("model FLOPs", *(f"{step.flops:.3g}" for step in steps)),
         (f"compute at MFU {plan.mfu:.0%}, ms", *(milliseconds(step.compute) for step in steps)),
         ("gradients over the links, ms", *(milliseconds(step.links) for step in steps)),
+        ("activations over the links, ms", *(milliseconds(step.sums) for step in steps)),
         ("optimizer in HBM, ms", *(milliseconds(step.update) for step in steps)),
         ("tokens a second", *(_rate(phase) for phase in plan.phases)),
     )
@@ -130,15 +132,27 @@ def _bound(plan: Plan) -> list[str]:
     lines = []
     for index, phase in enumerate(plan.phases):
         step, sizes = phase.step, phase.inputs.phase
-        share = (step.links + step.update) / step.compute if step.compute else 0.0
+        if not step.compute:
+            continue
+        share, sums = ((step.links + step.update) / step.compute, step.sums / step.compute)
+        if sums > _BOUND:
+            lines.append(
+                f"length {sizes.length}: summing activations over the links is {sums:.0%} of "
+                "compute, whatever the\nbatch (--set mesh.tensor=1 needs none)."
+            )
         if share > _BOUND:
             enough = least_batch(step, sizes.batch_size, data * fsdp * sizes.accumulate)
-            lines.append(
+            what = (
                 f"length {sizes.length}: {sizes.batch_size:,} rows are few for these chips. What "
-                f"does not grow with\nthe batch is {share:.0%} of compute; from {enough:,} rows on "
-                f"it would be a tenth (--set\ntrain.phases.{index}.batch_size={enough}, with a "
-                "learning rate for it and fewer updates)."
+                f"does not grow with\nthe batch is {share:.0%} of compute"
             )
+            if enough is not None:
+                what += (
+                    f"; from {enough:,} rows on it would be a tenth (--set\n"
+                    f"train.phases.{index}.batch_size={enough}, with a learning rate for it and "
+                    "fewer updates)"
+                )
+            lines.append(f"{what}.")
     return lines
 
 

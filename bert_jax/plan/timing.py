@@ -9,9 +9,11 @@ No overlap: to that are added, one after another, what cannot be avoided but may
 - the links. Summing G bytes over n chips, and giving all of them the sum, moves 2 (n - 1) / n G
   bytes out of every chip (Patarasuk and Yuan 2009). Up to 16 chips a slice has no wrap-around
   links, so a corner chip has one link along each axis of the topology, and the others wait for it.
-  Sharded parameters (fsdp) are gathered too, once: 3 (n - 1) / n. All of it is half as much where
-  `mesh.exchange` is bfloat16. Layers cut in t (tensor) sum their activations twice in each
-  direction, over one axis. Devices on one chip exchange for nothing;
+  Sharded parameters (fsdp) are gathered too, once, and their gradients summed for each of m
+  microbatches: (1 + 2 m) (n - 1) / n. All of it is half as much where `mesh.exchange` is bfloat16.
+  Devices on one chip exchange for nothing, and share its links for what is apart;
+- the sums of activations of layers cut in t (tensor), twice in each direction, over one axis. They
+  alone grow with the batch;
 - the update: reading and writing parameters and optimizer state and reading gradients, in HBM.
 
 If the MFU is right the truth lies between the two; evaluation, checkpoints, compilation and waiting
@@ -40,6 +42,7 @@ class StepTime:
       tokens: input positions, padding included.
       compute: seconds of the FLOPs at the stated MFU.
       links: the least that gradients and sharded parameters take between the chips.
+      sums: likewise the activations of layers that are cut (tensor); it grows with the batch.
       update: the least that the optimizer takes in HBM.
     """
 
@@ -47,12 +50,13 @@ class StepTime:
     tokens: float
     compute: float
     links: float
+    sums: float
     update: float
 
     @property
     def no_overlap(self) -> float:
-        """Seconds when compute, links and update follow one another."""
-        return self.compute + self.links + self.update
+        """Seconds when all of it follows one another."""
+        return self.compute + self.links + self.sums + self.update
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -64,13 +68,11 @@ def step_time(
     experiment: Experiment, inputs: Inputs, state: StateBytes, where: Slice, mfu: float
 ) -> StepTime:
     """The time of one update of a phase."""
-    program, phase, encoder = experiment.program, inputs.phase, experiment.train.tuning.encoder
-    choices = inputs.shapes[-1].get("A", 1)
+    program = experiment.program
     flops = tokens = 0.0
     for sizes, share in zip(inputs.shapes, inputs.shares, strict=True):
-        length = sizes["L"]
-        flops += share * choices * step_flops(program, phase, length, encoder=encoder)
-        tokens += share * inputs.texts * length
+        flops += share * model_flops(experiment, inputs, sizes, state.lowest)
+        tokens += share * inputs.texts * sizes["L"]
     # The forward pass is a third of the FLOPs.
     again = 1.0 if isinstance(program.compute.remat, SaveAll) else 4 / 3
     moved = 2 * (state.parameters + state.optimizer) + state.gradients
@@ -78,7 +80,8 @@ def step_time(
         flops=flops,
         tokens=tokens,
         compute=again * flops / (mfu * where.bf16_flops),
-        links=_links(experiment, inputs, state, where, tokens),
+        links=_links(experiment, inputs, state, where),
+        sums=_sums(experiment, where, tokens),
         update=moved / where.generation.device_bandwidth,
     )
 
@@ -88,44 +91,58 @@ def link_axes(where: Slice) -> int:
     return sum(size != "1" for size in where.topology.split("x"))
 
 
-def _links(
-    experiment: Experiment, inputs: Inputs, state: StateBytes, where: Slice, tokens: float
+def model_flops(
+    experiment: Experiment, inputs: Inputs, sizes: dict[str, int], lowest: int
 ) -> float:
-    data, fsdp, tensor = experiment.mesh.sizes(where.devices)
-    link, axes = where.generation.link_bytes_per_second, link_axes(where)
-    # Devices of one chip are neighbours on the mesh's last axes, and count as one there.
-    here = where.generation.devices_per_chip
-    tensor_chips, here = _over_chips(tensor, here)
-    fsdp_chips, here = _over_chips(fsdp, here)
-    data_chips, _ = _over_chips(data, here)
-    summed = 2 * _share(data_chips) * state.gradients
-    # Each device holds 1 / fsdp of what is gathered; gradients are summed for every microbatch.
-    crossing = state.parameters + 2 * inputs.phase.accumulate * state.gradients
-    gathered = _share(fsdp_chips) * fsdp * crossing
+    """`step_flops` of one of the inputs' `shapes`; `lowest` as in `StateBytes`."""
+    return step_flops(
+        experiment.program,
+        inputs.phase,
+        sizes["L"],
+        choices=sizes.get("A", 1),
+        encoder=experiment.train.tuning.encoder,
+        lowest=lowest,
+    )
+
+
+def _links(experiment: Experiment, inputs: Inputs, state: StateBytes, where: Slice) -> float:
+    data, fsdp, _ = _crossings(experiment, where)
     # All but a thousandth is matrices, which are what `exchange` is for.
     width = 0.5 if experiment.mesh.exchange == "bfloat16" else 1.0
-    seconds = width * (summed + gathered) / (axes * link)
-    if tensor_chips > 1 and not isinstance(experiment.train.tuning.encoder, ReadOnce):
-        model = experiment.program.model
-        activation = tokens / (data * fsdp) * model.hidden_size * itemsize(experiment.program)
-        sums = 4 * model.num_hidden_layers
-        seconds += sums * 2 * _share(tensor_chips) * activation / link
-    return seconds
+    # Each device holds 1 / fsdp of what is gathered; gradients are summed for every microbatch.
+    shards = experiment.mesh.sizes(where.devices)[1]
+    gathered = shards * (state.parameters + 2 * inputs.phase.accumulate * state.gradients)
+    crossing = width * (2 * data * state.gradients + fsdp * gathered)
+    return crossing / (link_axes(where) * where.generation.link_bytes_per_second)
 
 
-def _over_chips(size: int, here: int) -> tuple[int, int]:
-    """How many chips a mesh axis spans, and how many devices of a chip the next one still has."""
-    together = math.gcd(size, here)
-    return size // together, here // together
+def _sums(experiment: Experiment, where: Slice, tokens: float) -> float:
+    if isinstance(experiment.train.tuning.encoder, ReadOnce):
+        return 0.0
+    model, (data, fsdp, _) = experiment.program.model, experiment.mesh.sizes(where.devices)
+    activation = tokens / (data * fsdp) * model.hidden_size * itemsize(experiment.program)
+    crossing = 4 * model.num_hidden_layers * 2 * _crossings(experiment, where)[2] * activation
+    return crossing / where.generation.link_bytes_per_second
 
 
-def _share(chips: int) -> float:
-    return (chips - 1) / chips
+def _crossings(experiment: Experiment, where: Slice) -> list[float]:
+    """What leaves a chip of each byte that its devices exchange over data, fsdp and tensor."""
+    of_chip = here = where.generation.devices_per_chip
+    found = []
+    # Devices of one chip are neighbours on the mesh's last axes.
+    for size in reversed(experiment.mesh.sizes(where.devices)):
+        together = math.gcd(size, here)
+        chips, here = size // together, here // together
+        found.append(of_chip // together * (chips - 1) / chips)
+    return found[::-1]
 
 
-def least_batch(time: StepTime, batch_size: int, parts: int, share: float = 0.1) -> int:
-    """The rows at which links and update take at most `share` of compute; a multiple of parts."""
-    if not time.compute:
-        return batch_size
-    factor = (time.links + time.update) / (share * time.compute)
-    return max(1, math.ceil(batch_size * factor / parts)) * parts
+def least_batch(time: StepTime, batch_size: int, parts: int, share: float = 0.1) -> int | None:
+    """The rows at which all but compute takes at most `share` of it; a multiple of `parts`.
+
+    None if no number of rows is enough, as `sums` grow with them.
+    """
+    room = share * time.compute - time.sums
+    if room <= 0:
+        return None
+    return max(1, math.ceil(batch_size * (time.links + time.update) / room / parts)) * parts

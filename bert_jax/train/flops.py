@@ -4,6 +4,7 @@ from bert_jax.models.config import BertConfig
 from bert_jax.programs.config import FineTuning, LeftToRight, MultiTask, Pretraining, ProgramConfig
 from bert_jax.train.config import Phase
 from bert_jax.tuning.config import ReadEachStep, ReadOnce
+from bert_jax.tuning.depth import layers_with_gradients
 
 
 def encoder_flops(model: BertConfig, length: int) -> float:
@@ -21,27 +22,38 @@ def step_flops(
     phase: Phase,
     length: int | None = None,
     *,
+    choices: int = 1,
     encoder: ReadEachStep | ReadOnce = ReadEachStep(),  # noqa: B008 (frozen)
+    lowest: int = 0,
 ) -> float:
     """FLOPs of one update: forward, and twice that for the backward pass; nothing for remat.
 
-    `length` is the batch's, where it is not the phase's own. The heads of tasks are left out: they
-    are less than a thousandth, so that nothing remains of an encoder that has read its rows.
+    The heads of tasks are left out: they are less than a thousandth, so that nothing remains of an
+    encoder that has read its rows.
+
+    Args:
+      length: of the batch, where it is not the phase's own.
+      choices: texts in a row that the encoder reads.
+      lowest: the depth of the lowest parameter that moves (`tuning.depth`): there is no backward
+        pass through the layers below it.
     """
     if isinstance(encoder, ReadOnce):
         return 0.0
     model, rows = program.model, phase.batch_size
     length = length or phase.length
+    layers = model.num_hidden_layers
+    passes = 1 + 2 * layers_with_gradients(layers, lowest) / layers
+    read = rows * choices * length * encoder_flops(model, length)
     head = 2 * model.hidden_size**2 + 2 * model.hidden_size * model.vocab_size
-    forward = rows * length * encoder_flops(model, length)
+    predicted = 0.0
     match program:
         case Pretraining():
             if program.mlm_weight:
-                forward += rows * phase.max_predictions * head
+                predicted += rows * phase.max_predictions * head
             if program.nsp_weight:
-                forward += rows * (2 * model.hidden_size**2 + 4 * model.hidden_size)
+                predicted += rows * (2 * model.hidden_size**2 + 4 * model.hidden_size)
         case LeftToRight():
-            forward += rows * (length - 1) * head
+            predicted += rows * (length - 1) * head
         case FineTuning() | MultiTask():
             pass
-    return 3.0 * forward
+    return passes * read + 3.0 * predicted

@@ -75,6 +75,7 @@ def train_phase(
     done: int,
     until: int,
     total_steps: int,
+    texts: int,
     flops: Callable[[int], float],
     put: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]],
     hooks: Sequence[Hook],
@@ -84,6 +85,7 @@ def train_phase(
     """Runs updates done + 1 .. until.
 
     Args:
+      texts: of a batch: its rows, times the choices in each.
       flops: model FLOPs of one step at a batch's length.
       put: moves a host's batch to the devices.
       after_step: called with (updates done, state, position of the next example) after the hooks;
@@ -95,7 +97,7 @@ def train_phase(
         batch = next(batches)
         state, metrics = step(state, put(batch))
         length = contract.length(batch)
-        meter.add(phase.batch_size * length, flops(length))
+        meter.add(texts * length, flops(length))
         event = StepEvent(
             step=number,
             total_steps=total_steps,

@@ -2,10 +2,12 @@
 
 import contextlib
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
+from bert_jax import paths
 from bert_jax.aside import write_json
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.parallel import sharding
@@ -14,6 +16,7 @@ from bert_jax.programs.make import make_program
 from bert_jax.train import compilation_cache, run_folder
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.compiled import abstract_state, compile_step
+from bert_jax.train.config import Phase
 from bert_jax.train.distributed import agree, say, together
 from bert_jax.train.flops import step_flops
 from bert_jax.train.fresh import fresh_state
@@ -28,8 +31,9 @@ from bert_jax.train.preemption import BEGINS, EXIT_DONE, EXIT_PREEMPTED, Preempt
 from bert_jax.train.progress import ProgressLine
 from bert_jax.train.report import write_report
 from bert_jax.train.source import Source
-from bert_jax.train.step import init_state
+from bert_jax.train.step import State, init_state
 from bert_jax.train.watchdog import Watchdog
+from bert_jax.tuning.depth import lowest_moving
 
 
 def run(experiment: Experiment, folder: Path, checkpoints_at: str | None = None) -> int:
@@ -88,6 +92,7 @@ def run(experiment: Experiment, folder: Path, checkpoints_at: str | None = None)
                 milestones.evaluator = source.evaluator(program, index, mesh)
                 loader = stack.enter_context(source.loader(index, position if done > first else 0))
                 fields, shapes = source.fields(program), source.shapes(index)
+                choices = shapes[-1].get("A", 1)
                 where = sharding.batch_sharding(mesh)
                 meter.pause()
                 watchdog.leave()
@@ -107,9 +112,8 @@ def run(experiment: Experiment, folder: Path, checkpoints_at: str | None = None)
                         done=max(done, first),
                         until=last,
                         total_steps=train.steps,
-                        flops=functools.partial(
-                            step_flops, experiment.program, phase, encoder=train.tuning.encoder
-                        ),
+                        texts=phase.batch_size * choices,
+                        flops=_flops(experiment, phase, choices, abstract),
                         put=lambda batch, fields=fields, where=where: sharding.put_batch(
                             {name: batch[name] for name in fields}, where
                         ),
@@ -158,6 +162,20 @@ def _settle(
         checkpoints=checkpoints,
     )
     return run_folder.elsewhere(folder)
+
+
+def _flops(
+    experiment: Experiment, phase: Phase, choices: int, abstract: State
+) -> Callable[[int], float]:
+    tuning = experiment.train.tuning
+    return functools.partial(
+        step_flops,
+        experiment.program,
+        phase,
+        choices=choices,
+        encoder=tuning.encoder,
+        lowest=lowest_moving(paths.flatten(abstract["params"]), tuning.frozen),
+    )
 
 
 def _checkpointer(experiment: Experiment, folder: Path, place: str | None) -> Checkpointer:

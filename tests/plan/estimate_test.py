@@ -14,7 +14,8 @@ from bert_jax.plan.estimate import Plan, make_plan
 from bert_jax.plan.inputs import make_inputs
 from bert_jax.plan.slices import all_slices, find_slice
 from bert_jax.plan.state import state_bytes
-from bert_jax.plan.timing import link_axes
+from bert_jax.plan.table import describe
+from bert_jax.plan.timing import least_batch, link_axes
 from bert_jax.plan.ways_out import ways_out
 from bert_jax.programs.config import Pretraining
 from bert_jax.train.config import Evaluation, Lamb, Phase, Train
@@ -148,9 +149,43 @@ def test_fsdp_gathers_parameters_and_sums_gradients():
 def test_tensor_parallel_layers_sum_activations():
     """48 sums over two chips of [16 rows x 2, 128, 768] in bf16, beside gradients over 8."""
     plan = make_plan(experiment(layout="tp"), find_slice("v5e-16"))
-    sums = 48 * 2 * (1 / 2) * (32 * 128 * 768 * 2) / 45e9
-    gradients = 2 * 7 / 8 * plan.state.gradients / (2 * 45e9)
-    assert plan.phases[0].step.links == pytest.approx(sums + gradients)
+    step = plan.phases[0].step
+    assert step.sums == pytest.approx(48 * 2 * (1 / 2) * (32 * 128 * 768 * 2) / 45e9)
+    assert step.links == pytest.approx(2 * 7 / 8 * plan.state.gradients / (2 * 45e9))
+    assert step.no_overlap == step.compute + step.links + step.sums + step.update
+
+
+def test_layers_cut_between_two_devices_of_a_chip_sum_for_nothing():
+    """Their gradients, half the model on each, go over the links of one chip."""
+    plan = make_plan(experiment(layout="tp"), find_slice("v3-32"))
+    step = plan.phases[0].step
+    assert step.sums == 0
+    assert step.links == pytest.approx(2 * 15 / 16 * 2 * plan.state.gradients / (2 * 100e9))
+
+
+def test_the_batch_that_is_advised_is_enough_or_none_is():
+    where = find_slice("v6e-16")
+    step = make_plan(experiment(), where).phases[0].step
+    rows = least_batch(step, 256, 16)
+    assert rows is not None and rows % 16 == 0
+    more = make_plan(experiment(batch_size=rows), where).phases[0].step
+    assert more.links + more.update <= 0.1 * more.compute
+    fewer = make_plan(experiment(batch_size=rows - 16), where).phases[0].step
+    assert fewer.links + fewer.update > 0.1 * fewer.compute
+    # Sums of activations grow with the batch: no number of rows makes them a tenth.
+    cut = make_plan(experiment(layout="tp"), where)
+    assert least_batch(cut.phases[0].step, 256, 8) is None
+    told = describe(cut)
+    assert "whatever the\nbatch (--set mesh.tensor=1" in told and "rows on it would" not in told
+
+
+def test_layers_below_the_lowest_that_moves_have_no_backward_pass():
+    tuning = Tuning(frozen=("encoder/embeddings/**", *(f"encoder/layers/{k}/**" for k in range(9))))
+    where = find_slice("v5e-16")
+    whole = make_plan(experiment(), where).phases[0].step.flops
+    some = make_plan(experiment(train={"tuning": tuning}), where).phases[0].step.flops
+    encoder = 12 * (8 * D * D + 4 * D * F + 4 * 128 * D) * 256 * 128
+    assert whole - some == pytest.approx(2 * 9 / 12 * encoder)
 
 
 def test_neighbours_of_a_chip():

@@ -43,8 +43,8 @@ def test_costs_are_counted_as_often_as_loops_run():
     assert costs.cycles == 7 + 12 * 100
     assert costs.kernels == {"jit(step)/attention": 12}
     assert costs.collectives == {
-        "all-reduce": [1, 8 * 128 * 4 + 16 * 2],
-        "all-gather": [1, (4 + 8) * 128 * 2 / 2],
+        ("all-reduce", ()): [1, 8 * 128 * 4 + 16 * 2],
+        ("all-gather", ()): [1, 8 * 128 * 2],
     }
     assert costs.copies == {"copy": [1, 8 * 128 * 4], "slice": [1, 2 * 128 * 2]}
     assert costs.loops == 1
@@ -105,10 +105,60 @@ ENTRY %main (a: bf16[8,128]) -> bf16[8,128] {
 
 def test_a_collective_on_another_core_is_counted():
     costs = read_costs(ELSEWHERE)
-    assert costs.collectives == {"all-reduce": [1, 8 * 128 * 2]} and not costs.cycles
+    assert costs.collectives == {("all-reduce", ()): [1, 8 * 128 * 2]} and not costs.cycles
 
 
 def test_a_collective_written_into_several_fusions_is_counted_once():
     costs = read_costs(BESIDE)
-    assert costs.collectives == {"all-gather": [1, 128 * 128 * 2]}
+    assert costs.collectives == {("all-gather", ()): [1, 128 * 128 * 2]}
     assert costs.cycles == 5 and list(costs.unknown) == ["fusion"]
+
+
+CHOICE = """\
+HloModule jit_step, is_scheduled=true
+
+%short (p: f32[8,128]) -> f32[8,128] {
+  %p = f32[8,128]{1,0} parameter(0)
+  ROOT %fusion.1 = f32[8,128]{1,0} fusion(%p), kind=kLoop, calls=%f, backend_config={"window_config":{"estimated_cycles":"10"}}
+}
+
+%long (p.1: f32[8,128]) -> f32[8,128] {
+  %p.1 = f32[8,128]{1,0} parameter(0)
+  ROOT %fusion.2 = f32[8,128]{1,0} fusion(%p.1), kind=kLoop, calls=%g, backend_config={"window_config":{"estimated_cycles":"20"}}
+}
+
+ENTRY %main (a: f32[8,128], c: pred[]) -> f32[8,128] {
+  %a = f32[8,128]{1,0} parameter(0)
+  %c = pred[] parameter(1)
+  ROOT %either = f32[8,128]{1,0} conditional(%c, %a, %a), BRANCHES
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        "true_computation=%long, false_computation=%short",
+        "true_computation=%short, false_computation=%long",
+        "branch_computations={%short, %long}",
+    ],
+)
+def test_of_two_branches_the_dearer_counts(branches):
+    assert read_costs(CHOICE.replace("BRANCHES", branches)).cycles == 20
+
+
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [
+        # What is moved is the result; operands and context stand beside it.
+        ("(bf16[8,128]{1,0}, bf16[128,128]{1,0}) all-gather-start(%a)", 128 * 128 * 2),
+        ("(bf16[128,128]{1,0}, bf16[8,128]{1,0}) reduce-scatter-start(%a)", 8 * 128 * 2),
+        ("(f32[8,128], f32[8,128], u32[], u32[]) collective-permute-start(%a)", 8 * 128 * 4),
+        ("((f32[8], f32[4]), (f32[128], f32[64])) all-gather-start(%a, %a)", (128 + 64) * 4),
+        ("(f32[8,128], f32[16]) all-reduce-start(%a, %a)", (8 * 128 + 16) * 4),
+    ],
+)
+def test_what_a_collective_moves_is_its_result(line, size):
+    program = f"HloModule one\n\nENTRY %main (a: f32[8]) -> f32[8] {{\n  ROOT %it = {line}\n}}\n"
+    (row,) = read_costs(program).collectives.values()
+    assert row == [1, size]
