@@ -64,6 +64,7 @@ class Cloud:
         self.step = 0
         self.failure: Failure | None = None
         self.done = self.stop = False
+        self.keep = self.happens(0.3)
         self.creations: list[int] = []
         self.late: dict[int, tuple[float, str]] = {}
         self.stuck = self.happens(self.temper / 4)
@@ -173,6 +174,7 @@ class Cloud:
             started=bool(made and made.started),
             done=self.done,
             stop=self.stop,
+            keep=self.stop and self.keep,
             failure=failure,
         )
 
@@ -236,6 +238,8 @@ def check_turn(before: Loop, after: Loop, seen: Observation, actions: tuple, clo
     if after.reason.startswith("no slice to be had") and not before.ended:
         granted = [each for each in seen.slices if each.status in BILLED]
         assert before.phase == "leaving" or not granted, "gave back what it had waited for"
+    if seen.keep and before.phase != "leaving" and not seen.done:
+        assert not actions, "touched what is to be kept"
     there = [(each.incarnation, each.status, each.detail) for each in seen.slices]
     if before.phase == "asked" and there == [(before.incarnation, "dead", DENIED)]:
         assert after.outcome is not None, "asks again for what it may not have"
@@ -279,7 +283,9 @@ def test_no_history_breaks_the_rules(part: int):
         blind = state.reason.startswith("the cloud cannot")
         if blind:
             assert cloud.in_vain >= limits.blind_hours * 3600, f"seed {seed} gave up: {state}"
-        told = blind or "still there" in state.reason
+        kept = state.reason.endswith("the slice is kept")
+        assert not kept or (cloud.stop and cloud.keep)
+        told = blind or kept or "still there" in state.reason
         assert told or not cloud.slices, f"seed {seed} left {cloud.slices}: {state}"
         check_bill(seed, state, cloud, limits)
     assert {0, 1, 75, 78} <= set(ends), f"the histories are too tame: {ends}"
@@ -301,7 +307,7 @@ def test_lives_without_progress_are_few():
         limits = Limits(hosts=HOSTS, zones=("us-central1-b",), hours=50.0)
         cloud = Barren(seed)
         state = Loop(clock=cloud.clock)
-        cloud.temper = 0.0
+        cloud.temper, cloud.stuck = 0.0, False
         for _ in range(TURNS):
             cloud.wait()
             seen = cloud.look(state.incarnation)

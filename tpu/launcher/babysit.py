@@ -93,6 +93,8 @@ class Babysitter:
             there = observe.slices(run, self._zones(state))
             newest = max([state.incarnation, *(each.incarnation for each in there)])
             hosts = observe.hosts(observe.reports(run, newest))
+            stop = observe.is_stopped(found)
+            keep = stop and observe.keeps_slice(run)
         except UserError as error:
             self._failure = failure  # told when it can be acted upon
             say(f"cannot look at the moment, so nothing is changed: {error}")
@@ -103,7 +105,8 @@ class Babysitter:
             # After a loop that died: a start that reached some hosts only is done again.
             started=self._started == newest or len(hosts) == self._limits.hosts,
             done="DONE.json" in found,
-            stop=observe.is_stopped(found),
+            stop=stop,
+            keep=keep,
             failure=failure,
         )
 

@@ -131,6 +131,10 @@ def _ends(state: Loop, seen: Observation, limits: Limits) -> Loop:
         if limits.keep:
             return replace(state, phase="ended", outcome=EXIT_DONE, reason="done")
         return leave(state, EXIT_DONE, "done")
+    if seen.stop and (limits.keep or seen.keep):
+        # Whoever asked has told the trainers, too.
+        reason = "stopped on request; the slice is kept"
+        return replace(state, phase="ended", outcome=EXIT_SAVED, reason=reason)
     if seen.stop:
         return leave(state, EXIT_SAVED, "stopped on request", gently=True)
     seconds = limits.hours * 3600

@@ -83,7 +83,8 @@ def logs(args: argparse.Namespace, runner: Runner) -> int:
 def stop(args: argparse.Namespace, runner: Runner) -> int:
     """The trainers save and end, and the slice goes; the run can be taken up again."""
     run = find_run(args, runner)
-    run.bucket.write(run.stop_url, json.dumps({"asked": now_text()}) + "\n")
+    # A babysitter goes by it, too.
+    run.bucket.write(run.stop_url, json.dumps({"asked": now_text(), "keep": args.keep}) + "\n")
     heard = True
     for live in observe.slices(run, run.manifest.zones):
         if live.status in ("ready", "unwell"):

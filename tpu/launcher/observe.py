@@ -38,6 +38,19 @@ def is_stopped(found: frozenset[str]) -> bool:
     return STOP in found
 
 
+def keeps_slice(run: Run) -> bool:
+    """Whether who asked the run to stop wants its slice to be left alone.
+
+    Raises:
+      GcloudError: the bucket could not be asked.
+    """
+    try:
+        asked = json.loads(run.bucket.read(run.stop_url) or "{}")
+    except ValueError:
+        return False
+    return isinstance(asked, dict) and asked.get("keep") is True
+
+
 def latest_life(run: Run) -> int:
     """The highest number of a life that has left something in the run's folder; -1: none has.
 

@@ -31,7 +31,7 @@ class Limits:
       no_progress: lives in a row that end without a new checkpoint.
       ssh_tries: to start the trainer on one slice; also creations that fail for no known reason.
       delete_hours: for a slice to be gone after it was deleted, before we say so and leave.
-      keep: a slice whose run has ended by itself is left alone.
+      keep: a slice whose run is done, or was asked to stop, is left alone.
     """
 
     hosts: int
@@ -86,6 +86,7 @@ class Observation:
       started: the trainers of the current life were started.
       done: the run is complete.
       stop: someone asked the run to stop.
+      keep: and wants its slice to be left alone.
       failure: of an action of the turn before.
     """
 
@@ -95,6 +96,7 @@ class Observation:
     started: bool = False
     done: bool = False
     stop: bool = False
+    keep: bool = False
     failure: Failure | None = None
 
 
