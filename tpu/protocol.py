@@ -44,7 +44,6 @@ MEANINGS = {
 NOT_REPEATED = frozenset({EXIT_USAGE, EXIT_USAGE_BSD, EXIT_CONFIG})
 """The same command would end in the same way."""
 
-VERBS = ("preflight", "start", "status", "stop", "logs", "unit")
 POD_VERBS = ("pretrain", "finetune")
 """Verbs of bert-jax that train on several hosts together."""
 

@@ -171,6 +171,14 @@ class FakePod:
         file = self.home(host) / ".fake-systemd" / "starts.txt"
         return file.read_text().split() if file.exists() else []
 
+    def unit(self, incarnation: int, host: int) -> dict[str, str]:
+        """What systemd says of a host's unit: ActiveState, MainPID."""
+        words = ["systemctl", "show", f"bert-try-{incarnation}", "--property=ActiveState,MainPID"]
+        done = subprocess.run(
+            words, env=self.environment(host), check=True, capture_output=True, text=True
+        )
+        return dict(line.split("=", 1) for line in done.stdout.splitlines())
+
     def tell(self) -> str:
         """All logs, for a failure's message."""
         files = sorted(self.folder.glob("hosts/*/bert_jax/runs/*/*.log"))

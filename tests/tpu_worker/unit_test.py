@@ -53,8 +53,7 @@ def test_two_hosts_train_to_the_end(make_pod, corpus):
     again = pod.agent("start", 0, 1)
     assert again.returncode == 0 and "has ended before (0: done)" in again.stdout
     assert pod.starts(1) == ["bert-try-0"]
-    status = json.loads(pod.agent("status", 0, 1).stdout)
-    assert (status["active"], status["code"], status["host"]) == ("inactive", 0, 1)
+    assert pod.unit(0, 1)["ActiveState"] == "inactive"
 
 
 @pytest.fixture(scope="module")

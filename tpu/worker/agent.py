@@ -3,9 +3,7 @@
     preflight   is this host fit to train; report in the bucket; exit code 0, 76 if another
                 slice may be, 78 if none would
     start       the systemd unit that trains; a second start does nothing
-    status      one line of JSON
     stop        save and end
-    logs        the end of this life's log
     unit        what the systemd unit runs
 
 HOST is its number, or `auto`. Standard library only, from Python 3.10 on.
@@ -19,17 +17,13 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from bert_jax.errors import ConfigError, UserError  # noqa: E402
 from tpu import protocol, strict_json  # noqa: E402
-from tpu.worker import host, log, preflight, service, settings, storage, unit  # noqa: E402
-
-_LOG_LINES = 200
+from tpu.worker import host, preflight, service, settings, storage, unit  # noqa: E402
 
 
 def main(words: list[str]) -> int:
     """Returns the exit code."""
-    if len(words) != 4 or words[0] not in protocol.VERBS:
-        print(
-            f"usage: agent.py {'|'.join(protocol.VERBS)} RUN_URL INCARNATION HOST", file=sys.stderr
-        )
+    if len(words) != 4 or words[0] not in _VERBS:
+        print(f"usage: agent.py {'|'.join(_VERBS)} RUN_URL INCARNATION HOST", file=sys.stderr)
         return protocol.EXIT_USAGE_BSD
     verb, run_url, incarnation, word = words
     try:
@@ -67,18 +61,8 @@ def _start(this: host.Host, word: str, told: settings.Settings) -> int:
     return protocol.EXIT_DONE
 
 
-def _status(this: host.Host, word: str, told: settings.Settings) -> int:
-    print(service.status(this))
-    return protocol.EXIT_DONE
-
-
 def _stop(this: host.Host, word: str, told: settings.Settings) -> int:
     print(service.stop(this))
-    return protocol.EXIT_DONE
-
-
-def _logs(this: host.Host, word: str, told: settings.Settings) -> int:
-    print(log.tail(this.log, _LOG_LINES), end="")
     return protocol.EXIT_DONE
 
 
@@ -88,14 +72,7 @@ def _unit(this: host.Host, word: str, told: settings.Settings) -> int:
     return unit.run(this, int(word), told)
 
 
-_VERBS = {
-    "preflight": _preflight,
-    "start": _start,
-    "status": _status,
-    "stop": _stop,
-    "logs": _logs,
-    "unit": _unit,
-}
+_VERBS = {"preflight": _preflight, "start": _start, "stop": _stop, "unit": _unit}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

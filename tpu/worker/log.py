@@ -33,10 +33,3 @@ class Log:
             self._stream.write(f"{plain}\n")
             self._stream.flush()
             self.last = plain[:500] or self.last
-
-
-def tail(file: Path, lines: int) -> str:
-    """The last lines of a log."""
-    if not file.exists():
-        return f"{file} does not exist: nothing was started in this life of the run\n"
-    return "".join(file.read_text(encoding="utf-8", errors="replace").splitlines(True)[-lines:])

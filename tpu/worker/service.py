@@ -5,7 +5,6 @@ starts it may be repeated by a connection that breaks. systemd ends everything t
 """
 
 import grp
-import json
 import os
 import pwd
 import subprocess
@@ -95,21 +94,6 @@ def state(this: Host) -> UnitState:
         raise UserError(f"systemctl show {this.unit}: {_said(done)}")
     pid = int(rows.get("MainPID") or 0)
     return UnitState(active=rows["ActiveState"], pid=pid or None)
-
-
-def status(this: Host) -> str:
-    """One line of JSON: the unit, whether it runs, its process, and how it has ended."""
-    found, ended = state(this), how_it_ended(this)
-    return json.dumps(
-        {
-            "unit": this.unit,
-            "host": None if ended is None else ended.host,
-            "active": found.active,
-            "pid": found.pid,
-            "code": None if ended is None else ended.code,
-            "meaning": None if ended is None else ended.meaning,
-        }
-    )
 
 
 def stop(this: Host) -> str:
