@@ -103,8 +103,6 @@ def block(state: Loop, seconds: float) -> Loop:
 
 def refused(state: Loop, failure: Failure, limits: Limits) -> Loop:
     """After a creation that failed."""
-    if failure.kind == "exists":
-        return state
     state = replace(state, reason=failure.text)
     if failure.kind == "stockout":
         return again(block(state, limits.cool_down), limits)
