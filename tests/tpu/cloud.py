@@ -119,6 +119,9 @@ class Clock(timing.Timing):
         Clock.now += seconds
         Clock.on_sleep()
 
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        return event.wait()
+
 
 class Trainers:
     """What happens on hosts, without processes: agents that report, and end when they are told.

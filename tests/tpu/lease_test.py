@@ -1,6 +1,8 @@
 """Who looks after a run: one launcher, whatever answers are lost and however long a turn takes."""
 
 import json
+import socket
+import subprocess
 import threading
 
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from bert_jax.errors import UserError
 from tests.tpu.cloud import DATA, LAUNCH, WORK, Clock, InProcess, pod
 from tests.tpu.scenario_test import ONE, asked, launch
+from tests.tpu_worker.fake_pod import await_true
+from tpu.launcher import act
 from tpu.launcher.bucket import Bucket
 from tpu.launcher.gcloud import Answer
 from tpu.launcher.lease import Lease, LeaseLost
@@ -102,3 +106,36 @@ def test_of_many_at_once_one_takes_the_lease(cloud, trainers):
     for thread in threads:
         thread.join()
     assert len(won) == 1
+
+
+def test_a_start_of_twenty_minutes_does_not_lose_the_lease(cloud, trainers, monkeypatch):
+    refused: list[str] = []
+
+    def slow(run, live) -> None:
+        written = cloud.object("LEASE").stat().st_mtime_ns
+        Clock.now += 20 * 60
+        await_true(lambda: cloud.object("LEASE").stat().st_mtime_ns > written, 30)
+        other = Lease(Bucket(InProcess()), URL, clock=Clock().clock, sleep=Clock().sleep)
+        other._host = "another machine"
+        with pytest.raises(UserError, match="looks after this run") as error:
+            other.take()
+        refused.append(str(error.value))
+
+    monkeypatch.setattr(act, "fetch", slow)
+    monkeypatch.setattr(Clock, "wait", lambda self, event, seconds: event.wait(0.01))
+    assert launch() == 0 and len(refused) == 1
+    assert not cloud.object("LEASE").exists()
+
+
+def test_a_process_has_died_here_only_where_it_ran(cloud, trainers):
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    dead = Lease(Bucket(InProcess()), URL, clock=Clock().clock)
+    dead._pid, dead._host = ended.pid, socket.gethostname()  # of a machine of that name
+    dead.take()
+    ours = Lease(Bucket(InProcess()), URL, clock=Clock().clock)
+    with pytest.raises(UserError, match="looks after this run"):
+        ours.take()
+    dead._host = ours._host
+    dead.renew()
+    ours.take()

@@ -14,7 +14,7 @@ from bert_jax.errors import UserError
 from tpu.launcher import act, observe
 from tpu.launcher.context import Run, slice_hours
 from tpu.launcher.decide import decide
-from tpu.launcher.lease import Lease, LeaseLost
+from tpu.launcher.lease import RENEW_SECONDS, Lease, LeaseLost
 from tpu.launcher.states import (
     Action,
     Create,
@@ -30,7 +30,6 @@ from tpu.protocol import EXIT_DONE, EXIT_FAILED, EXIT_SAVED
 
 TURN_SECONDS = 30.0
 FAST = 5.0  # while something is being done
-RENEW_SECONDS = 60.0
 
 
 class Babysitter:
@@ -77,8 +76,9 @@ class Babysitter:
                 self._show_logs(state)
             if _memorable(before, state) or actions or state.ended:
                 self._remember(state)
-            for action in actions:
-                self._do(action)
+            with self._lease.kept():
+                for action in actions:
+                    self._do(action)
             if state.ended or (until == "ready" and state.phase in ("ready", "running")):
                 code = state.outcome if state.ended else 0
                 return EXIT_FAILED if code is None else code

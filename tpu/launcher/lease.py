@@ -1,26 +1,32 @@
 """Who looks after a run: one babysitter, held by a generation-matched object in the bucket.
 
-Whoever holds it writes it anew at every turn. A holder that finds another's word in it has lost the
-run, and leaves without touching anything; its own word under a generation that it does not know is
-a write whose answer was lost. Clocks are not trusted: a lease is taken over only when it did not
-change while we watched it, or when its process is gone from this very machine.
+Whoever holds it writes it anew every minute, also while something takes long. A holder that finds
+another's word in it has lost the run, and leaves without touching anything; its own word under a
+generation that it does not know is a write whose answer was lost. Clocks are not trusted: a lease
+is taken over only when it did not change while we watched it, or when its process is gone from this
+very machine, since it started.
 """
 
+import contextlib
 import json
 import os
 import socket
+import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
 from tpu.launcher.bucket import Bucket
 
+RENEW_SECONDS = 60
+"""From one renewal to the next."""
 STALE_SECONDS = 15 * 60
 """A lease of that age, by our clock, is worth watching."""
 WATCH_SECONDS = 150
-"""How long it is watched: longer than any turn of the loop takes."""
+"""How long it is watched: longer than from one renewal to the next, with slow answers."""
 
 
 class LeaseLost(Exception):
@@ -37,11 +43,12 @@ class Lease:
         *,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
-        holder: str | None = None,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ):
-        self._bucket, self._url, self._clock, self._sleep = bucket, url, clock, sleep
-        self._host, self._pid = socket.gethostname(), os.getpid()
-        self._holder = holder or f"process {self._pid} on {self._host}"
+        self._bucket, self._url = bucket, url
+        self._clock, self._sleep, self._wait = clock, sleep, wait
+        self._host, self._pid = _machine(), os.getpid()
+        self._holder = f"process {self._pid} on {socket.gethostname()}"
         self._nonce = uuid.uuid4().hex
         self._generation = 0
 
@@ -69,6 +76,24 @@ class Lease:
           UserError: the bucket did not answer; it is not known whether this was written.
         """
         self._write(self._generation)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Renews it in a thread meanwhile; that it is lost, the next `renew` tells."""
+        over = threading.Event()
+
+        def renew_on() -> None:
+            while not self._wait(over, RENEW_SECONDS):
+                with contextlib.suppress(LeaseLost, UserError):
+                    self.renew()
+
+        thread = threading.Thread(target=renew_on, name="lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def give(self) -> None:
         """Lets go; a lease that is no longer ours is left alone."""
@@ -126,3 +151,12 @@ class Lease:
     def _text(self) -> str:
         words = {"holder": self._holder, "host": self._host, "pid": self._pid}
         return json.dumps({**words, "nonce": self._nonce, "time": self._clock()}) + "\n"
+
+
+def _machine() -> str:
+    """Where our process ids mean what they say; a name alone may be that of many machines."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return f"{socket.gethostname()} {uuid.getnode():x}"

@@ -1,6 +1,7 @@
 """The clock of the launcher; BERT_TPU_TIME_SCALE makes it run faster, for trying things out."""
 
 import os
+import threading
 import time
 
 from bert_jax.errors import ConfigError
@@ -20,6 +21,10 @@ class Timing:
         """Waits for so many of the launcher's seconds."""
         time.sleep(seconds / self._scale)
 
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Waits for an event, so many of the launcher's seconds at most; whether it has come."""
+        return event.wait(seconds / self._scale)
+
 
 class NoWaiting(Timing):
     """For dry runs: time passes only by sleeping, and that takes none."""
@@ -29,6 +34,9 @@ class NoWaiting(Timing):
 
     def sleep(self, seconds: float) -> None:
         self._begun += seconds
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        return event.wait()
 
 
 def from_environment(dry: bool) -> Timing:

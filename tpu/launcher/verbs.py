@@ -237,11 +237,13 @@ def _begin(args: argparse.Namespace, runner: Runner, until: str) -> int:
 
 def _look_after(args: argparse.Namespace, run: Run, until: str, zones: tuple[str, ...]) -> int:
     timing: Timing = args.timing
-    lease = Lease(run.bucket, run.folder.lease, clock=timing.clock, sleep=timing.sleep)
+    lease = Lease(
+        run.bucket, run.folder.lease, clock=timing.clock, sleep=timing.sleep, wait=timing.wait
+    )
     lease.take(by_force=args.take_over)
     limits = make_limits(run, zones, args.keep)
     try:
-        manifest.keep(run.bucket, run.folder, run.manifest)
+        manifest.write(run.bucket, run.folder, run.manifest)
         run.bucket.remove(run.stop_url)
         sitter = Babysitter(run, limits, lease, clock=timing.clock, sleep=timing.sleep)
         code = sitter.look_after(until)
