@@ -103,7 +103,7 @@ def settle(bucket: Bucket, folder: names.RunFolder, wanted: Manifest) -> Manifes
     """Writes the manifest of a new run; of a known one insists that it is the same run.
 
     Returns:
-      What holds now, to be written by `keep`: zones of both, everything else as wanted now.
+      What holds now, to be written by `write`: zones of both, everything else as wanted now.
 
     Raises:
       UserError: another run has this id; names the fields that differ.
@@ -126,7 +126,7 @@ def settle(bucket: Bucket, folder: names.RunFolder, wanted: Manifest) -> Manifes
     return replace(wanted, zones=zones, created=there.created)
 
 
-def keep(bucket: Bucket, folder: names.RunFolder, manifest: Manifest) -> None:
+def write(bucket: Bucket, folder: names.RunFolder, manifest: Manifest) -> None:
     """Writes what holds from now on; for whoever holds the lease.
 
     Raises:
