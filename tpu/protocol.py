@@ -13,7 +13,7 @@ from tpu import names
 VERSION = 1
 HEARTBEAT_SECONDS = 30
 RENDEZVOUS_SECONDS = 60
-"""A host whose report is not there after that long is named as absent."""
+"""A host whose report is not there after that long is named."""
 COORDINATOR_PORT = 8476
 
 EXIT_DONE = 0

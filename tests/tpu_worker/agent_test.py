@@ -293,13 +293,37 @@ def test_a_host_that_never_reports_is_named(make):
 
 def test_a_host_whose_unit_never_starts_is_named(make):
     pod = make(2, "end=0")
-    pod.extra["BERT_TPU_RENDEZVOUS"] = "3"
+    pod.extra["BERT_TPU_RENDEZVOUS"] = "1"
     pod.agent("preflight", 0, 0)
     pod.agent("preflight", 0, 1)
     pod.agent("start", 0, 0)
     await_true(lambda: 0 in pod.codes(0), 60, pod.tell)
     assert pod.codes(0) == {0: 76}
-    assert "the trainer has not started on host 1 (127.0.0.2)" in pod.log(0, 0)
+    assert "after 10 s the trainer has not started on host 1 (127.0.0.2)" in pod.log(0, 0)
+
+
+def test_a_host_whose_unit_starts_late_is_named_and_waited_for(make):
+    """As when ssh did not reach it at first; what the others have begun is not thrown away."""
+    pod = make(2, "end=0")
+    pod.extra["BERT_TPU_RENDEZVOUS"] = "3"
+    pod.agent("preflight", 0, 0)
+    pod.agent("preflight", 0, 1)
+    pod.agent("start", 0, 0)
+    late = "after 3 s the trainer has not started on host 1 (127.0.0.2); goes on waiting"
+    await_true(lambda: late in pod.log(0, 0), 30, pod.tell)
+    pod.agent("start", 0, 1)
+    assert pod.await_end(0, 60) == {0: 0, 1: 0}, pod.tell()
+
+
+def test_a_host_that_waits_for_another_can_be_stopped(make):
+    pod = make(2, "end=0")
+    pod.agent("preflight", 0, 0)
+    pod.agent("preflight", 0, 1)
+    pod.agent("start", 0, 0)
+    await_true(lambda: (pod.read(0, "host-0.state.json") or {}).get("phase") == "waiting", 30)
+    begun = time.monotonic()
+    assert "has ended (75: saved" in said(pod, "stop")[1]
+    assert time.monotonic() - begun < 30 and pod.codes(0) == {0: 75}
 
 
 def test_hosts_with_different_versions_do_not_train(make):

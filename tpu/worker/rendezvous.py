@@ -12,6 +12,9 @@ from tpu.protocol import Order, Preflight, State
 from tpu.worker import storage
 
 _LOOK_EVERY = 2.0  # seconds
+_PATIENCE = 10
+"""A host whose unit is late is waited for so many times as long as it takes to be called late: the
+launcher, whose ssh did not reach it, tries again for minutes."""
 _PRESENT = ("waiting", "training", "saving", "collecting")
 
 
@@ -54,13 +57,20 @@ def await_reports(order: Order, seconds: float) -> None:
                 )
 
 
-def await_units(order: Order, seconds: float) -> None:
+def await_units(
+    order: Order, seconds: float, stopping: Callable[[], bool], say: Callable[[str], None]
+) -> None:
     """Waits until the unit of every host has fetched what it needs.
 
     A host that is still fetching is waited for as long as its reports go on changing.
 
+    Args:
+      seconds: after which hosts that have not started are named.
+      stopping: whether to wait no more.
+      say: told their names.
+
     Raises:
-      NotReady: a host has not started, or has stopped to report.
+      NotReady: a host has not started ten times as long, or has stopped to report.
       StorageError: the bucket cannot be read.
     """
     last: dict[int, tuple[str, float]] = {}
@@ -77,13 +87,17 @@ def await_units(order: Order, seconds: float) -> None:
     def alive(host: int) -> bool:
         return host in last and time.monotonic() - last[host][1] < max(seconds, 60.0)
 
-    absent = _await(order, seconds, look, alive)
-    if absent:
+    def late(absent: list[int], after: float) -> str:
         told = "; ".join(f"{_named(order, host)}{_last_line(order, host)}" for host in absent)
-        raise NotReady(
-            f"after {seconds:.0f} s the trainer has not started on {told}: start it there too, or "
-            "make the slice anew"
-        )
+        return f"after {after:.0f} s the trainer has not started on {told}"
+
+    absent = _await(order, seconds, look, alive, stopping)
+    if absent:
+        say(f"{late(absent, seconds)}; goes on waiting")
+        longest = seconds * _PATIENCE
+        absent = _await(order, longest - seconds, look, alive, stopping)
+        if absent:
+            raise NotReady(f"{late(absent, longest)}: start it there too, or make the slice anew")
 
 
 def _await(
@@ -91,13 +105,19 @@ def _await(
     seconds: float,
     look: Callable[[int], bool],
     alive: Callable[[int], bool] = lambda host: False,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> list[int]:
-    """The hosts for which `look` was not true in time; longer for those that are `alive`."""
+    """The hosts for which `look` was not true in time; longer for those that are `alive`.
+
+    None when it is `stopping`.
+    """
     until, absent = time.monotonic() + seconds, list(range(order.slice.hosts))
     while True:
         absent = [host for host in absent if not look(host)]
         late = time.monotonic() > until
         silent = [host for host in absent if not alive(host)]
+        if stopping():
+            return []
         if not absent or (late and silent):
             return silent
         time.sleep(min(_LOOK_EVERY, seconds / 4))

@@ -24,7 +24,7 @@ class Settings:
       min_disk_gb: BERT_TPU_MIN_DISK_GB, free where runs and data lie.
       min_memory_gb: BERT_TPU_MIN_MEMORY_GB, available.
       heartbeat: BERT_TPU_HEARTBEAT, seconds from one report to the next.
-      rendezvous: BERT_TPU_RENDEZVOUS, seconds after which a silent host is absent.
+      rendezvous: BERT_TPU_RENDEZVOUS, seconds after which a silent host is named as absent.
     """
 
     metadata: str = "http://metadata.google.internal"

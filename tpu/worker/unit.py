@@ -108,7 +108,7 @@ class _Life:
             return protocol.EXIT_SAVED
         self._reporter.enter("waiting")
         rendezvous.await_reports(order, settings.rendezvous)
-        rendezvous.await_units(order, settings.rendezvous)
+        rendezvous.await_units(order, settings.rendezvous, lambda: self._asked, self._log.say)
         self._reporter.mirror, self._reporter.progress = run.mirror, run.progress
         if order.mode == "pod":
             return self._train(secrets)
