@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.tpu.cloud import DATA, LAUNCH, SLICE, WORK, Clock, pod
 from tests.tpu.scenario_test import ONE, asked, launch
 
@@ -144,3 +146,21 @@ def test_a_slice_that_cannot_be_deleted_is_told_of_when_the_run_is_done(cloud, t
     trainers.each_turn = turn
     assert launch() == 1
     assert "done; still there after 1 h of deleting" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["stop", "down"])
+def test_a_slice_that_was_given_back_by_hand_is_not_counted_on(cloud, trainers, verb):
+    trainers.codes = {0: -1}
+
+    def turn(number: int) -> None:
+        if number == 8:
+            raise KeyboardInterrupt
+
+    trainers.each_turn = turn
+    assert launch() == 130
+    trainers.each_turn = lambda number: None
+    Clock.now += HOUR
+    assert pod(verb, *ONE) == 0 and not cloud.slices()
+    Clock.now += 20 * HOUR
+    assert launch() == 0
+    assert HOUR <= cloud.loop()["billed"] < 1.5 * HOUR

@@ -147,7 +147,7 @@ class Babysitter:
 
     def _remember(self, state: Loop) -> None:
         try:
-            self._run.bucket.write(self._run.loop_url, json.dumps(asdict(state), indent=2) + "\n")
+            save_loop(self._run, state)
         except UserError as error:
             say(f"the loop's memory could not be written: {error}")
 
@@ -201,6 +201,15 @@ def load_loop(run: Run, clock: float) -> Loop:
         step=state.step,
         step_before=state.step,
     )
+
+
+def save_loop(run: Run, state: Loop) -> None:
+    """Keeps it for the next launcher.
+
+    Raises:
+      GcloudError: it cannot be written.
+    """
+    run.bucket.write(run.loop_url, json.dumps(asdict(state), indent=2) + "\n")
 
 
 def make_limits(run: Run, zones: tuple[str, ...], keep: bool) -> Limits:

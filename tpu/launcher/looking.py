@@ -9,12 +9,13 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from tpu.launcher import act, cost, observe
-from tpu.launcher.babysit import describe, load_loop, say
+from tpu.launcher.babysit import describe, load_loop, save_loop, say
 from tpu.launcher.backend import LiveSlice
 from tpu.launcher.context import Run
 from tpu.launcher.decide import BILLED
 from tpu.launcher.gcloud import Runner
 from tpu.launcher.manifest import now_text
+from tpu.launcher.states import Loop
 from tpu.launcher.verbs import find_run
 from tpu.protocol import EXIT_DONE, EXIT_FAILED, meaning
 
@@ -128,10 +129,15 @@ def _take_down(args: argparse.Namespace, run: Run) -> int:
             left = ", ".join(f"{each.detail} in {each.zone}" for each in there)
             raise UserError(f"still there after {GONE_SECONDS // 60} minutes: {left}; try again")
         args.timing.sleep(_TURN)
-    if run.manifest.backend == "gce":
-        _sweep(run)
     print("nothing of this run is left that costs by the hour; its folder in the bucket stays: "
           f"{run.folder.url}", file=sys.stderr)  # fmt: skip
+    state, now = load_loop(run, args.timing.clock()), args.timing.clock()
+    if state.billing:
+        # Whoever takes the run up again would count until then.
+        billed = state.billed + max(0.0, now - state.clock)
+        save_loop(run, replace(state, clock=now, billed=billed, billing=False))
+    if run.manifest.backend == "gce":
+        _sweep(run, state)
     return EXIT_DONE
 
 
@@ -141,9 +147,8 @@ def _delete(run: Run, live: LiveSlice) -> None:
         say(wrong)
 
 
-def _sweep(run: Run) -> None:
+def _sweep(run: Run, state: Loop) -> None:
     """Templates and policies cost nothing, but would be left over by a creation cut short."""
-    state = load_loop(run, time.time())
     for life in range(max(0, state.incarnation - 1), state.incarnation + 1):
         for wrong in act.delete(run, life, state.zone or run.manifest.zones[0], frozenset()):
             say(wrong)
