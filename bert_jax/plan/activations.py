@@ -6,6 +6,7 @@ the non-linearity. With T = texts x L tokens on a device, s bytes a number in th
 t parts of a layer (the mesh's tensor axis), a layer keeps on v5e and v5p
 
     scores, but of fused attention          4 texts H/t L^2     softmax is computed in float32
+    its weights after dropout, in bfloat16  2 texts H/t L^2     not if all is float32
     queries, keys, values, context          4 s T D/t
     the sums before the two norms           2 s T D
     the wide layer before its non-linearity   s T F/t
@@ -52,6 +53,8 @@ class Keeps:
 
     Attributes:
       scores: of [H/t, L, L] of each text.
+      rounded: bytes of the same beside it, if the compute dtype is bfloat16 and layers are neither
+        scanned nor computed again.
       whole, split: of [T, D] and of [T, D/t].
       wide: of [T, F/t].
       logits: bytes of [predictions, V/t].
@@ -62,6 +65,7 @@ class Keeps:
     split: tuple[int, int]
     wide: tuple[int, int]
     logits: int
+    rounded: int = 0
 
 
 SCANNED = Keeps(scores=(5, 1), whole=(26, 3), split=(0, 3), wide=(12, 1), logits=4)
@@ -71,6 +75,7 @@ def keeps_of(generation: Generation) -> Keeps:
     """What XLA keeps of an unrolled layer on TPUs of a generation."""
     return Keeps(
         scores=(4, 0),
+        rounded=2,
         whole=generation.kept_whole,
         split=generation.kept_split,
         wide=generation.kept_wide,
@@ -117,6 +122,8 @@ def activation_bytes(experiment: Experiment, part: Part, keeps: Keeps, lowest: i
         each = itemsize(program) + _FLOAT32
         stacks = each * layers * _layer_parameters(program) // part.tensor
     if isinstance(compute.remat, SaveAll):
+        if not scanned and itemsize(program) < _FLOAT32:
+            one += keeps.rounded * _scores(program, part)
         return layers * one + tied + max(head, scores + stacks)
     inputs = layers * itemsize(program) * part.tokens * model.hidden_size
     return inputs + tied + max(head, layer_bytes(program, part, keeps) + scores + stacks)

@@ -87,7 +87,7 @@ def test_what_does_not_fit_says_by_how_much_and_three_ways_out(capsys):
         "  2.",
         "  3.",
     ]
-    assert "--set train.phases.1.accumulate=" in out and "--slice v" in out
+    assert "--set train.phases.1.accumulate=" in out and "\n     --slice " in out
 
 
 @pytest.mark.parametrize(
