@@ -93,7 +93,7 @@ class Milestones:
         """
         train = self._experiment.train
         kept = train.checkpoints
-        leaving, final = self._preemption.reached(step), step == train.steps
+        leaving, final = self._preemption.reached(), step == train.steps
         evaluating = bool(
             self.evaluator and train.evaluation and (step % train.evaluation.every == 0 or final)
         )

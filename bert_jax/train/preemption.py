@@ -40,7 +40,7 @@ def caught(
 
 
 class Preemption:
-    """Listens while it is entered: `with Preemption() as preemption: ... preemption.reached(step)`.
+    """Listens while it is entered: `with Preemption() as preemption: ... preemption.reached()`.
 
     The first SIGTERM or SIGINT is noted; a second SIGINT stops at once. Handlers that were there
     before come back on leaving. Enter it on the main thread, after `distributed.initialize`.
@@ -48,6 +48,7 @@ class Preemption:
 
     def __init__(self) -> None:
         self._requested = False
+        self._calls = 0
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "Preemption":
@@ -65,10 +66,13 @@ class Preemption:
     ) -> None:
         self._stack.close()
 
-    def reached(self, step: int) -> bool:
-        """Whether to save after `step` and leave; every process calls it after every step."""
+    def reached(self) -> bool:
+        """Whether to save now and leave; every process calls it after every step."""
         if self._together:
-            return multihost_utils.reached_preemption_sync_point(step)
+            # The service takes the number after the highest that it has been told, and waits for
+            # that very one; a run that goes on at step 1000 would never come to its 1.
+            self._calls += 1
+            return multihost_utils.reached_preemption_sync_point(self._calls)
         return self._requested
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -14,21 +14,23 @@ from bert_jax.train import distributed
 from bert_jax.train.preemption import EXIT_PREEMPTED, Preemption
 
 LOOP = """
-import sys, time
+import os, sys, time
 import jax, numpy as np
 from jax.experimental import multihost_utils
 from bert_jax.train import distributed
 from bert_jax.train.preemption import EXIT_PREEMPTED, Preemption
 
 distributed.initialize(distributed.from_environment())
+first, tell = int(os.environ.get("FIRST", 1)), int(os.environ.get("TELL", 5))
 with Preemption() as preemption:
-    for step in range(1, 2000):
+    for step in range(first, first + 500):
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices(f"step {step}")
         time.sleep(0.02)
-        if step == 5:
+        if step == tell:
             print("running", flush=True)
-        if preemption.reached(step):
+            time.sleep(3 if step == first else 0)  # time for the notice to arrive before a call
+        if preemption.reached():
             print("stopped", step, flush=True)
             sys.exit(EXIT_PREEMPTED)
 """
@@ -52,9 +54,9 @@ def wait_until_running(process):
 def test_a_signal_is_noted_and_handlers_come_back(number, capfd):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with Preemption() as preemption:
-        assert not preemption.reached(1)
+        assert not preemption.reached()
         os.kill(os.getpid(), number)
-        assert preemption.reached(2)
+        assert preemption.reached()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     assert f"{number.name}: saving after this step" in capfd.readouterr().err
 
@@ -62,7 +64,7 @@ def test_a_signal_is_noted_and_handlers_come_back(number, capfd):
 def test_a_second_interrupt_stops_at_once():
     with Preemption() as preemption, pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
-        assert preemption.reached(1)
+        assert preemption.reached()
         os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -75,9 +77,7 @@ def test_sigterm_ends_a_process_with_the_code_of_its_own():
     assert "stopped" in out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_one_of_two_processes_stops_both_at_one_step(number):
+def two_processes(**environment):
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
@@ -87,12 +87,30 @@ def test_a_signal_to_one_of_two_processes_stops_both_at_one_step(number):
         distributed.LOCAL_DEVICES: "1",
         distributed.HEARTBEAT: "10",
     }
-    processes = [start(**common, **{distributed.PROCESS_ID: str(index)}) for index in range(2)]
+    common |= environment
+    return [start(**common, **{distributed.PROCESS_ID: str(index)}) for index in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_of_two_processes_stops_both_at_one_step(number):
+    processes = two_processes()
     wait_until_running(processes[1])
     processes[1].send_signal(number)
     ends = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [EXIT_PREEMPTED] * 2, ends
     assert len({out.splitlines()[-1] for out, _ in ends}) == 1
+
+
+def test_a_signal_before_the_first_step_of_a_run_that_goes_on_is_not_lost():
+    """JAX's service counts calls from 1, and a run that goes on counts its steps from further on."""
+    processes = two_processes(FIRST="1000", TELL="1000")
+    wait_until_running(processes[1])
+    processes[1].send_signal(signal.SIGTERM)
+    ends = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [EXIT_PREEMPTED] * 2, ends
+    (where,) = {out.splitlines()[-1] for out, _ in ends}
+    assert 1000 <= int(where.removeprefix("stopped ")) <= 1002
 
 
 def clear(monkeypatch):
