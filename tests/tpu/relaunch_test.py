@@ -144,5 +144,8 @@ def test_status_counts_on_while_nobody_looks_after_the_run(cloud, trainers, caps
     capsys.readouterr()
     assert pod("status", *ONE) == 0
     assert "10.0 h of slices ($21" in capsys.readouterr().out
-    assert pod("down", *ONE) == 0 and pod("status", *ONE) == 0
-    assert "10.0 h" not in capsys.readouterr().out
+    assert pod("down", *ONE) == 0
+    Clock.now += 5 * 3600  # of which nothing is paid
+    assert pod("status", *ONE) == 0
+    out = capsys.readouterr().out
+    assert "  no slice, 10.0 h of slices ($21" in out and "training in" not in out

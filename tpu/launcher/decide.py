@@ -139,7 +139,10 @@ def _ends(state: Loop, seen: Observation, limits: Limits) -> Loop:
         return leave(state, EXIT_SAVED, "stopped on request", gently=True)
     seconds = limits.hours * 3600
     if state.billed >= seconds - min(limits.grace, 0.1 * seconds):
-        reason = f"the limit of {limits.hours:.2f} hours of slices is reached"
+        reason = (
+            f"the limit of {limits.hours:.2f} hours of slices is reached; `tpu/pod babysit` with a "
+            "higher --max-hours or --max-usd goes on"
+        )
         return leave(state, EXIT_SAVED, reason, gently=True)
     nothing = state.phase in ("down", "asked") and not state.billing
     if nothing and without(state) >= limits.wait_hours * 3600:

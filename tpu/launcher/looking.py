@@ -42,8 +42,13 @@ def status(args: argparse.Namespace, runner: Runner) -> int:
         print(json.dumps({**known, "slices": slices, "reports": reports}))
         return EXIT_DONE
     print(f"{run.manifest.run_id}: {' '.join(run.manifest.arguments)}")
-    print(f"  {'done' if 'DONE.json' in found else describe(state, run.usd_per_hour)}")
-    if observe.is_stopped(found):
+    done = "DONE.json" in found
+    if done:
+        state = replace(state, phase="ended", outcome=EXIT_DONE, reason="done")
+    elif not there and state.phase in ("ready", "running"):
+        state = replace(state, phase="down", reason="")  # taken away, and nobody has looked since
+    print(f"  {describe(state, run.usd_per_hour)}")
+    if observe.is_stopped(found) and not done:
         print(f"  asked to stop; {run.words('babysit')} goes on")
     for live in there:
         print(f"  slice of life {live.incarnation} in {live.zone}: {live.status} ({live.detail})")
