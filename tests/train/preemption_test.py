@@ -103,7 +103,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_at_one_step(number):
 
 
 def test_a_signal_before_the_first_step_of_a_run_that_goes_on_is_not_lost():
-    """JAX's service counts calls from 1, and a run that goes on counts its steps from further on."""
+    """JAX's service counts calls from 1; a run that goes on counts its steps from further on."""
     processes = two_processes(FIRST="1000", TELL="1000")
     wait_until_running(processes[1])
     processes[1].send_signal(signal.SIGTERM)
