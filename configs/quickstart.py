@@ -9,13 +9,12 @@ runs it as one of its stages. The same run alone, with the corpora that the quic
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 from bert_jax.data.config import LoaderConfig, Masking
+from bert_jax.data.prepared import corpus_vocabulary
 from bert_jax.experiment import Experiment
 from bert_jax.models.config import Learned, SinusoidalStart, bert
 from bert_jax.programs.config import Pretraining
-from bert_jax.text.vocabulary import load_vocabulary
 from bert_jax.train.config import (
     AdamW,
     Checkpoints,
@@ -32,7 +31,7 @@ def get_config(*, prepared: str, heldout: str, steps: int = 4200, seed: int = 0)
 
     What else departs from the paper, and why, is said in configs/pretrain/small_corpus.py.
     """
-    vocabulary = load_vocabulary(Path(prepared) / "vocabulary")
+    vocabulary = corpus_vocabulary(prepared)
     every = max(1, steps // 6)
     short = max(1, 2 * steps // 3)
     sizes = bert("tiny", vocab_size=vocabulary.size)

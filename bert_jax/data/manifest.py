@@ -104,7 +104,10 @@ def read_manifest(folder: str | Path) -> Manifest:
     folder = Path(folder)
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; make it with `bert-jax prepare`")
+        raise UserError(
+            f"{folder}: this prepared corpus is missing (no such folder); "
+            "`bert-jax prepare` makes it"
+        )
     if not path.is_file():
         if (folder / PLAN).is_file():
             raise UserError(

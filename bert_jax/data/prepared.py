@@ -5,16 +5,32 @@ Needs neither TensorFlow nor JAX; grain's ArrayRecord source does the reading.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bert_jax.data.manifest import VOCABULARY, Manifest, Shard, read_manifest
 from bert_jax.data.records import DocumentPart, decode
 from bert_jax.errors import UserError
+from bert_jax.text.compatibility import Tokenization, check_same_vocabulary
+from bert_jax.text.vocabulary import Vocabulary, load_vocabulary
 
-if TYPE_CHECKING:
-    from bert_jax.text.vocabulary import Vocabulary
+
+def tokenization(folder: str | Path, manifest: Manifest) -> Tokenization:
+    """Describes the vocabulary that made the ids of the prepared corpus in `folder`."""
+    return Tokenization(str(folder), manifest.vocabulary_size, manifest.vocabulary_fingerprint)
+
+
+def corpus_vocabulary(folder: str | Path) -> Vocabulary:
+    """Opens the vocabulary of a prepared corpus without opening the corpus, as recipes do.
+
+    Raises:
+      UserError: the corpus is missing or unfinished, or its vocabulary is damaged.
+    """
+    path = Path(folder) / VOCABULARY
+    if not path.exists():
+        read_manifest(folder)  # says what is missing
+    return load_vocabulary(path)
 
 
 class PreparedCorpus:
@@ -81,27 +97,25 @@ class PreparedCorpus:
         """Number of the document that a record belongs to."""
         return int(np.searchsorted(self.first_part, record, side="right")) - 1
 
-    def vocabulary(self) -> "Vocabulary":
+    def vocabulary(self) -> Vocabulary:
         """The vocabulary that made the ids.
 
         Raises:
           UserError: the stored vocabulary is not the one in the manifest.
         """
-        from bert_jax.text.vocabulary import load_vocabulary
-
-        vocabulary = load_vocabulary(self.folder / VOCABULARY)
-        self.check_vocabulary(vocabulary, str(self.folder / VOCABULARY))
+        path = self.folder / VOCABULARY
+        vocabulary = load_vocabulary(path)
+        check_same_vocabulary(
+            self.tokenization,
+            Tokenization.of(vocabulary, str(path)),
+            "Copy the whole folder again, or prepare the corpus again with `bert-jax prepare`.",
+        )
         return vocabulary
 
-    def check_vocabulary(self, vocabulary: "Vocabulary", name: str) -> None:
-        """Raises a UserError unless `vocabulary`, called `name`, is the one that made the ids."""
-        if vocabulary.fingerprint != self.manifest.vocabulary_fingerprint:
-            raise UserError(
-                f"{self.folder} was prepared with another vocabulary than {name}: fingerprint "
-                f"{self.manifest.vocabulary_fingerprint[:12]} "
-                f"({self.manifest.vocabulary_size} ids), found {vocabulary.fingerprint[:12]} "
-                f"({vocabulary.size} ids); prepare the corpus again with {name}"
-            )
+    @property
+    def tokenization(self) -> Tokenization:
+        """The vocabulary that made the ids, as the manifest describes it."""
+        return tokenization(self.folder, self.manifest)
 
     def _read_index(self, shard: Shard) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         path = self.folder / shard.index

@@ -10,12 +10,10 @@ unlabelled text of the task itself, for many epochs: `--documents-by line` reads
 example on each line. Masked LM alone; short texts share rows without seeing each other.
 """
 
-from pathlib import Path
-
 from bert_jax.data.config import LoaderConfig, Packed
+from bert_jax.data.prepared import corpus_vocabulary
 from bert_jax.experiment import Experiment
 from bert_jax.programs.config import Pretraining
-from bert_jax.text.vocabulary import load_vocabulary
 from bert_jax.train.config import Checkpoints, Evaluation, Phase, Train, WarmupLinear
 
 
@@ -40,7 +38,7 @@ def get_config(
         seed=seed,
         program=Pretraining(
             model=load_any(model).config,
-            mask_token_id=load_vocabulary(Path(prepared) / "vocabulary").mask_id,
+            mask_token_id=corpus_vocabulary(prepared).mask_id,
             nsp_weight=0.0,
         ),
         data=LoaderConfig(prepared=prepared, examples=Packed()),

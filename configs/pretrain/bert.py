@@ -6,14 +6,12 @@
 90 % of the updates see sequences of 128 tokens, the last 10 % sequences of 512.
 """
 
-from pathlib import Path
-
 from bert_jax.data.config import LoaderConfig
+from bert_jax.data.prepared import corpus_vocabulary
 from bert_jax.experiment import Experiment
 from bert_jax.models.config import Compute, FusedAttention, PlainAttention, Size, bert
 from bert_jax.parallel.config import Preset, mesh
 from bert_jax.programs.config import Pretraining
-from bert_jax.text.vocabulary import load_vocabulary
 from bert_jax.train.config import AdamW, Checkpoints, Evaluation, Phase, Train, WarmupLinear
 
 
@@ -36,7 +34,7 @@ def get_config(
     """
     dtype = "bfloat16" if bfloat16 else "float32"
     attention = FusedAttention() if tpu else PlainAttention()
-    vocabulary = load_vocabulary(Path(prepared) / "vocabulary")
+    vocabulary = corpus_vocabulary(prepared)
     short = max(1, round(0.9 * steps))
     phases = [Phase(steps=short, length=128, batch_size=batch_size, max_predictions=20)]
     if steps > short:

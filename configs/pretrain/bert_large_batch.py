@@ -8,15 +8,14 @@ leaves 16 chips waiting for each other's gradients.
 """
 
 import math
-from pathlib import Path
 
 from bert_jax.data.config import LoaderConfig
+from bert_jax.data.prepared import corpus_vocabulary
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.models.config import Compute, FusedAttention, PlainAttention, Size, bert
 from bert_jax.parallel.config import Preset, mesh
 from bert_jax.programs.config import Pretraining
-from bert_jax.text.vocabulary import load_vocabulary
 from bert_jax.train.config import Checkpoints, Evaluation, Lamb, Phase, Train, WarmupLinear
 
 # You et al. 2020, "untuned LAMB": at 32,768 rows a peak of 5e-3 after a fifth of the updates. With
@@ -49,7 +48,7 @@ def get_config(
     steps = max(10, sequences // batch_size)
     short = round(0.9 * steps)
     share = batch_size / _ROWS
-    vocabulary = load_vocabulary(Path(prepared) / "vocabulary")
+    vocabulary = corpus_vocabulary(prepared)
     evaluation = Evaluation(prepared=heldout, every=max(1, steps // 100)) if heldout else None
     return Experiment(
         name=f"bert-{size}-{batch_size}",

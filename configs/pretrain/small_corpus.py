@@ -15,13 +15,12 @@ What differs from the paper's recipe, and why:
 """
 
 import dataclasses
-from pathlib import Path
 
 from bert_jax.data.config import LoaderConfig, Masking
+from bert_jax.data.prepared import corpus_vocabulary
 from bert_jax.experiment import Experiment
 from bert_jax.models.config import Learned, SinusoidalStart, Size, bert
 from bert_jax.programs.config import Pretraining
-from bert_jax.text.vocabulary import load_vocabulary
 from bert_jax.train.config import AdamW, Checkpoints, Evaluation, Phase, Train, WarmupLinear
 
 
@@ -36,7 +35,7 @@ def get_config(
     seed: int = 0,
 ) -> Experiment:
     """A run of `steps` updates, with twenty evaluations and checkpoints on the way."""
-    vocabulary = load_vocabulary(Path(prepared) / "vocabulary")
+    vocabulary = corpus_vocabulary(prepared)
     evaluation = None
     if heldout:
         evaluation = Evaluation(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.data.prepared import PreparedCorpus
+from bert_jax.data.prepared import PreparedCorpus, corpus_vocabulary
 from bert_jax.data.records import (
     DocumentPart,
     decode,
@@ -20,6 +20,7 @@ from bert_jax.data.records import (
 )
 from bert_jax.errors import UserError
 from bert_jax.testing.corpora import random_documents, write_corpus
+from bert_jax.testing.models import word_vocabulary
 
 
 @given(
@@ -153,14 +154,18 @@ def test_a_shard_of_another_corpus_is_refused(tmp_path: Path) -> None:
         PreparedCorpus(folder)
 
 
-def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    class Other:
-        fingerprint = "0123456789abcdef"
-        size = 30_522
-
+def test_a_stored_vocabulary_other_than_the_manifest_says_is_refused(tmp_path: Path) -> None:
     corpus = PreparedCorpus(write_corpus(tmp_path, random_documents(3)))
-    with pytest.raises(UserError, match=r"another vocabulary than vocab\.txt.*30522 ids"):
-        corpus.check_vocabulary(Other(), "vocab.txt")  # type: ignore[arg-type]
+    word_vocabulary(tmp_path / "vocabulary")
+    with pytest.raises(UserError, match=r"different vocabularies: .* 1,000 tokens.* 18 tokens"):
+        corpus.vocabulary()
+
+
+def test_a_missing_corpus_is_not_called_a_missing_vocabulary(tmp_path: Path) -> None:
+    message = r"trainx: this prepared corpus is missing .*`bert-jax prepare` makes it"
+    for open_it in (PreparedCorpus, corpus_vocabulary):
+        with pytest.raises(UserError, match=message):
+            open_it(tmp_path / "trainx")
 
 
 def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
