@@ -1,7 +1,6 @@
 """A fine-tuning run as an experiment: what it is is read off the model and the task, or tasks."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from bert_jax.data.config import Labelled, LabelledMixture, NamedTask
@@ -14,7 +13,6 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
 from bert_jax.programs.config import FineTuning, MultiTask, NamedHead, RowsAlike, Uncertainty
 from bert_jax.text.vocabulary import Vocabulary
-from bert_jax.train import run_folder
 from bert_jax.train.config import (
     Checkpoints,
     DevSplit,
@@ -23,10 +21,10 @@ from bert_jax.train.config import (
     Train,
     WarmupLinear,
 )
-from bert_jax.train.initial import load_any
+from bert_jax.train.initial import load_any, vocabulary_folder
 from bert_jax.train.labelled import task_head
 from bert_jax.train.labelled_mixture import MEAN
-from bert_jax.train.pretrained import CHECKPOINTS, VOCABULARY, LoadedModel
+from bert_jax.train.pretrained import LoadedModel
 from bert_jax.tuning.config import Tuning
 
 LENGTHS = {
@@ -70,7 +68,7 @@ def fine_tuning(
     read = _trainable(task)
     table = loaded.config.positions.max_length
     length = min(LENGTHS[read.kind], table) if max_length is None else max_length
-    data = Labelled(task=task, vocabulary=_vocabulary_of(model))
+    data = Labelled(task=task, vocabulary=str(vocabulary_folder(model)))
     rows = len(make_features(read, "train", vocabulary, length, data.stride))
     per_epoch = -(-rows // batch_size)
     steps = max(1, round(epochs * per_epoch))
@@ -125,7 +123,7 @@ def multi_task(
     length = min(longest, table) if max_length is None else max_length
     data = LabelledMixture(
         tasks=tuple(NamedTask(name=name, task=task) for name, task in tasks.items()),
-        vocabulary=_vocabulary_of(model),
+        vocabulary=str(vocabulary_folder(model)),
         mixing=mixing,
     )
     rows = (make_features(one, "train", vocabulary, length, data.stride) for one in read.values())
@@ -182,13 +180,3 @@ def _evaluated(best: str | None, every: int) -> dict[str, Any]:
     """Evaluation and checkpoints of a run: by the metric `best` on dev, where there is one."""
     kept = Checkpoints(every=every, keep_last=1, keep_best=best)
     return {"checkpoints": kept, "evaluation": DevSplit(every=every) if best else None}
-
-
-def _vocabulary_of(model: str) -> str:
-    """Where the vocabulary of a model lies: inside a run folder in a folder of its own."""
-    folder = Path(model)
-    if run_folder.is_run(folder):
-        return str(folder / VOCABULARY)
-    if folder.parent.name == CHECKPOINTS:
-        return str(folder.parent.parent / VOCABULARY)
-    return model

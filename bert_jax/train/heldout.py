@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,13 +10,40 @@ import numpy as np
 
 from bert_jax.data.config import LoaderConfig
 from bert_jax.data.loader import evaluation_batches
-from bert_jax.data.prepared import PreparedCorpus
+from bert_jax.data.manifest import VOCABULARY, read_manifest
+from bert_jax.data.prepared import PreparedCorpus, tokenization
+from bert_jax.errors import UserError
 from bert_jax.parallel.sharding import batch_sharding, put_batch
 from bert_jax.programs.program import Program
+from bert_jax.text.compatibility import check_same_vocabulary
 from bert_jax.train.config import Evaluation, Phase
 
 SEED = 0
 """Of the held-out examples and masks; the same in every run, whatever the run's own seed."""
+
+
+def check_heldout(corpus: PreparedCorpus, heldout: str) -> None:
+    """Compares the manifests of the training corpus and of the held-out corpus.
+
+    Raises:
+      UserError: the held-out corpus is not a prepared corpus, has another vocabulary than `corpus`,
+        or has the same documents.
+    """
+    manifest = read_manifest(heldout)
+    check_same_vocabulary(
+        corpus.tokenization,
+        tokenization(heldout, manifest),
+        "Prepare the held-out text again with "
+        f"`bert-jax prepare --vocab {corpus.folder / VOCABULARY}`.",
+    )
+    same_folder = Path(heldout).resolve() == corpus.folder.resolve()
+    if same_folder or manifest.fingerprint == corpus.manifest.fingerprint:
+        raise UserError(
+            f"the held-out corpus {heldout} has the same documents as the training corpus "
+            f"{corpus.folder} ({manifest.counts.documents:,} documents, fingerprint "
+            f"{manifest.fingerprint[:12]}). Prepare text that is not in the training corpus with "
+            f"`bert-jax prepare --vocab {corpus.folder / VOCABULARY}`."
+        )
 
 
 def heldout_batches(

@@ -33,11 +33,12 @@ from bert_jax.parallel import sharding
 from bert_jax.programs.config import FineTuning
 from bert_jax.programs.fine_tuning import FineTuningProgram
 from bert_jax.programs.program import Program
+from bert_jax.text.compatibility import Tokenization, check_embedding_rows
 from bert_jax.text.vocabulary import load_vocabulary
 from bert_jax.train import run_folder
 from bert_jax.train.config import DevSplit
 from bert_jax.train.encoder_states import ENCODER_STATES, FrozenEncoder, read_once
-from bert_jax.train.pretrained import check_vocabulary
+from bert_jax.train.initial import check_starting_vocabulary
 from bert_jax.train.task_evaluator import TaskEvaluator
 from bert_jax.tuning.config import ReadOnce
 
@@ -89,7 +90,12 @@ class LabelledExamples:
 
     def settle(self, folder: Path) -> None:
         """See `Source`."""
-        check_vocabulary(self._vocabulary, self._config.model, self._data.vocabulary)
+        source = self._data.vocabulary
+        used = Tokenization.of(self._vocabulary, source)
+        remedy = "Set data.vocabulary to {vocabulary}."
+        check_starting_vocabulary(self._experiment, folder, used, remedy)
+        rows = self._config.model.vocab_size
+        check_embedding_rows(used.size, rows, source, "Use the vocabulary of the model.")
         if not (folder / VOCABULARY).exists():
             with written_aside(folder / VOCABULARY) as aside:
                 self._vocabulary.save(aside)

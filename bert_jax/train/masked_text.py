@@ -19,13 +19,16 @@ from bert_jax.aside import written_aside
 from bert_jax.batch import ENCODER_FIELDS
 from bert_jax.data.config import LoaderConfig, Masking, Single
 from bert_jax.data.loader import evaluation_batches
-from bert_jax.data.prepared import PreparedCorpus
+from bert_jax.data.manifest import read_manifest
+from bert_jax.data.prepared import PreparedCorpus, tokenization
 from bert_jax.errors import UserError
 from bert_jax.models.config import BertConfig
 from bert_jax.models.heads import gather_positions
 from bert_jax.objectives.pretraining import masked_lm
 from bert_jax.programs import parts
+from bert_jax.text.compatibility import Tokenization, check_same_vocabulary
 from bert_jax.text.vocabulary import Vocabulary
+from bert_jax.train.initial import vocabulary_folder
 from bert_jax.train.pretrained import LoadedModel
 
 SEED = 0
@@ -44,12 +47,18 @@ def forgetting(
       {path: |after - before| / |before| for each parameter of the encoder}}; losses in nats.
 
     Raises:
-      UserError: `before` has no masked-LM head; encoders of two shapes; not a prepared corpus, or
-        one of another vocabulary.
+      UserError: `before` has no masked-LM head; encoders of two shapes or of two vocabularies; not
+        a prepared corpus, or one of another vocabulary.
     """
-    vocabulary = _require_head(before)
+    vocabulary = _require_head(before, prepared)
     if after.config != before.config:
         raise UserError(f"{after.origin} is not an encoder of the same shape as {before.origin}")
+    if after.vocabulary is not None:
+        check_same_vocabulary(
+            Tokenization.of(vocabulary, before.origin),
+            Tokenization.of(after.vocabulary, after.origin),
+            f"Name a model that was trained from {before.origin}.",
+        )
     start, end = (paths.flatten(model.params["encoder"]) for model in (before, after))
     result: dict[str, Any] = {}
     for name, encoder in (("before", before.params), ("after", after.params)):
@@ -72,7 +81,7 @@ def fisher(model: LoadedModel, prepared: Path, *, examples: int = 512) -> dict[s
     Raises:
       UserError: as `forgetting`.
     """
-    vocabulary, config = _require_head(model), model.config
+    vocabulary, config = _require_head(model, prepared), model.config
     head = model.params["masked_lm"]
 
     @jax.jit
@@ -85,7 +94,7 @@ def fisher(model: LoadedModel, prepared: Path, *, examples: int = 512) -> dict[s
 
     encoder = jax.device_put(model.params["encoder"])
     total, count = jax.tree.map(jnp.zeros_like, encoder), 0
-    batches = _batches(config, vocabulary, prepared, examples, batch_size=1)
+    batches = _batches(config, prepared, examples, batch_size=1)
     for batch in tqdm(batches, "Fisher information", examples, unit=" examples", disable=None):
         total, count = add(total, encoder, batch), count + 1
     mean = jax.device_get(jax.tree.map(lambda leaf: leaf / count, total))
@@ -108,10 +117,17 @@ def load_fisher(file: str) -> dict[str, np.ndarray]:
         ) from None
 
 
-def _require_head(model: LoadedModel) -> Vocabulary:
+def _require_head(model: LoadedModel, prepared: Path) -> Vocabulary:
+    """Returns the vocabulary of a model that has a masked-LM head and fits the corpus."""
     if "masked_lm" in model.missing or model.vocabulary is None:
         lacking = "vocabulary" if model.vocabulary is None else "masked-LM head"
         raise UserError(f"{model.origin} has no {lacking}; take the model as it was pretrained")
+    check_same_vocabulary(
+        Tokenization.of(model.vocabulary, model.origin),
+        tokenization(prepared, read_manifest(prepared)),
+        "Prepare the text again with "
+        f"`bert-jax prepare --vocab {vocabulary_folder(model.origin)}`.",
+    )
     return model.vocabulary
 
 
@@ -120,7 +136,7 @@ def _measure(
 ) -> tuple[dict[str, float], int]:
     step = jax.jit(lambda params, batch: _loss(params, config, batch, vocabulary)[1])
     placed, sums = jax.device_put(params), np.zeros((2, 2))
-    for batch in _batches(config, vocabulary, prepared, examples, batch_size=16):
+    for batch in _batches(config, prepared, examples, batch_size=16):
         found = jax.device_get(step(placed, batch))
         sums += [[*map(float, found[name])] for name in ("mlm_loss", "mlm_accuracy")]
     means = sums[:, 0] / np.maximum(sums[:, 1], 1)
@@ -137,11 +153,9 @@ def _loss(params: Any, config: BertConfig, batch: Any, vocabulary: Vocabulary) -
 
 
 def _batches(
-    config: BertConfig, vocabulary: Vocabulary, prepared: Path, examples: int, batch_size: int
+    config: BertConfig, prepared: Path, examples: int, batch_size: int
 ) -> Iterator[dict[str, np.ndarray]]:
     corpus = PreparedCorpus(str(prepared))
-    if corpus.manifest.vocabulary_fingerprint != vocabulary.fingerprint:
-        raise UserError(f"{prepared} was prepared with another vocabulary than the model's")
     length = min(128, config.positions.max_length)
     return evaluation_batches(
         corpus,

@@ -8,7 +8,7 @@ from bert_jax.errors import UserError
 from bert_jax.evals.baselines import NgramBaselines
 from bert_jax.experiment import Experiment
 from bert_jax.train.config import Evaluation
-from bert_jax.train.heldout import heldout_batches
+from bert_jax.train.heldout import check_heldout, heldout_batches
 
 
 def ngram_losses(experiment: Experiment) -> dict[str, float]:
@@ -18,7 +18,8 @@ def ngram_losses(experiment: Experiment) -> dict[str, float]:
       {"unigram": nats per masked token, "bigram": the same, "tokens": masked tokens}.
 
     Raises:
-      UserError: the run has no held-out corpus or masks nothing, or a corpus is not there.
+      UserError: the run has no held-out corpus or masks nothing, or a corpus is missing; the two
+        corpora have different vocabularies or the same documents.
     """
     evaluation, data = experiment.train.evaluation, experiment.data
     if not isinstance(evaluation, Evaluation) or not isinstance(data, LoaderConfig):
@@ -26,6 +27,7 @@ def ngram_losses(experiment: Experiment) -> dict[str, float]:
     if data.masking is None:
         raise UserError(f"{experiment.name} has no masked positions to compare n-gram models on")
     corpus = PreparedCorpus(data.prepared)
+    check_heldout(corpus, evaluation.prepared)
     records = tqdm(
         range(len(corpus.part_tokens)), "counting pairs", unit=" parts", leave=False, disable=None
     )

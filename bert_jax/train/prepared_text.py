@@ -13,12 +13,14 @@ from bert_jax.data.config import LoaderConfig, Packed
 from bert_jax.data.loader import PretrainLoader
 from bert_jax.data.manifest import VOCABULARY
 from bert_jax.data.prepared import PreparedCorpus
-from bert_jax.errors import ConfigError, UserError
+from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.parallel import sharding
 from bert_jax.programs.program import Program
+from bert_jax.text.compatibility import check_embedding_rows
 from bert_jax.train.config import Evaluation
-from bert_jax.train.heldout import HeldOut
+from bert_jax.train.heldout import HeldOut, check_heldout
+from bert_jax.train.initial import check_starting_vocabulary
 
 
 class PreparedText:
@@ -35,13 +37,16 @@ class PreparedText:
 
     def settle(self, folder: Path) -> None:
         """See `Source`."""
-        model = self._experiment.program.model
-        if self._corpus.manifest.vocabulary_size > model.vocab_size:
-            raise UserError(
-                f"{self._corpus.folder} was prepared with {self._corpus.manifest.vocabulary_size} "
-                f"ids, but program.model.vocab_size is {model.vocab_size}; take the corpus's "
-                "vocabulary size"
-            )
+        used = self._corpus.tokenization
+        remedy = "Prepare the text again with `bert-jax prepare --vocab {vocabulary}`."
+        check_starting_vocabulary(self._experiment, folder, used, remedy)
+        rows = self._experiment.program.model.vocab_size
+        check_embedding_rows(
+            used.size, rows, used.path, f"Set program.model.vocab_size to {used.size}."
+        )
+        evaluation = self._experiment.train.evaluation
+        if isinstance(evaluation, Evaluation):
+            check_heldout(self._corpus, evaluation.prepared)
         if not (folder / VOCABULARY).exists():
             with written_aside(folder / VOCABULARY) as aside:
                 shutil.copytree(self._corpus.folder / VOCABULARY, aside)

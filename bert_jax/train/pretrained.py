@@ -25,6 +25,7 @@ from bert_jax.models.config import BertConfig, TaskHead
 from bert_jax.programs import parts
 from bert_jax.programs.config import MultiTask
 from bert_jax.programs.multi_task import single_task
+from bert_jax.text.compatibility import check_embedding_rows
 from bert_jax.text.vocabulary import Vocabulary
 from bert_jax.train import run_folder
 from bert_jax.train.run_folder import CHECKPOINTS
@@ -119,7 +120,8 @@ def assemble(foreign: Foreign, origin: str, run: RunRecord | None = None) -> Loa
     flat, config, vocabulary, head = foreign
     parts.check(flat, config, origin, head)
     if vocabulary is not None:
-        check_vocabulary(vocabulary, config, origin)
+        advice = "Use the vocabulary that the model was trained with."
+        check_embedding_rows(vocabulary.size, config.vocab_size, origin, advice)
     return LoadedModel(
         params=paths.unflatten(flat),
         config=config,
@@ -176,20 +178,6 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
         params = single_task(params, task)
     foreign = Foreign(paths.flatten(params), config, vocabulary, head)
     return dataclasses.replace(assemble(foreign, str(folder), record), tasks=names)
-
-
-def check_vocabulary(vocabulary: Vocabulary, config: BertConfig, source: str) -> None:
-    """Raises unless the vocabulary has as many pieces as the model has word vectors.
-
-    A table may be padded with unused rows up to a multiple of 8, as some training programs do.
-    """
-    unused = config.vocab_size - vocabulary.size
-    if unused == 0 or (0 < unused < 128 and config.vocab_size % 8 == 0):
-        return
-    raise UserError(
-        f"{source}: the vocabulary has {vocabulary.size} pieces, but the model has "
-        f"{config.vocab_size} word vectors; use the vocabulary that the model was trained with"
-    )
 
 
 def _what_is_there(source: Path) -> str:

@@ -57,9 +57,7 @@ def _program_losses(loaded: Any, params, prepared, batch_size, examples):
         Pretraining(model=loaded.config, mask_token_id=loaded.vocabulary.mask_id, nsp_weight=0.0)
     )
     totals, weights = [], []
-    for batch in masked_text._batches(
-        loaded.config, loaded.vocabulary, prepared, examples, batch_size
-    ):
+    for batch in masked_text._batches(loaded.config, prepared, examples, batch_size):
         batch: Any = {name: batch[name] for name in program.fields()}
         metrics = program.losses(params, batch, program.normalisers(batch), None).metrics
         totals.append(float(metrics["mlm_loss"].total))
@@ -74,7 +72,7 @@ def test_fisher_is_the_mean_squared_gradient_of_single_examples(prepared):
         Pretraining(model=loaded.config, mask_token_id=loaded.vocabulary.mask_id, nsp_weight=0.0)
     )
     squares = []
-    for batch in masked_text._batches(loaded.config, loaded.vocabulary, prepared, 5, 1):
+    for batch in masked_text._batches(loaded.config, prepared, 5, 1):
         batch: Any = {name: batch[name] for name in program.fields()}
         gradient = jax.grad(
             lambda p, b=batch: program.losses(p, b, program.normalisers(b), None).loss

@@ -145,7 +145,7 @@ def test_a_vocabulary_of_another_size_is_refused(exported, tmp_path, words):
     for file in ("tokenizer.json", "vocabulary.json", "vocab.txt"):
         (exported / file).unlink()
     word_vocabulary(exported, words)
-    message = f"the vocabulary has {5 + len(words)} pieces, but the model has 18 word vectors"
+    message = f"vocabulary has {5 + len(words)} tokens, but the word-embedding table.* 18 rows"
     with pytest.raises(UserError, match=message):
         load_model(exported)
 
@@ -173,7 +173,7 @@ def test_a_padded_table_is_no_other_size(model, tmp_path):
     loaded = load_model(tmp_path / "exported")
     assert loaded.vocabulary
     assert (loaded.config.vocab_size, loaded.vocabulary.size) == (24, 18)
-    with pytest.raises(UserError, match="18 pieces, but the model has 25"):
+    with pytest.raises(UserError, match=r"18 tokens, but .* has 25 rows"):
         small_model(tmp_path / "odd", vocab_size=25)
 
 

@@ -158,7 +158,9 @@ def test_data_that_lacks_a_field_is_refused(corpora, tmp_path):
 
 def test_a_model_with_too_few_word_vectors_is_refused(corpora, tmp_path):
     config = override(experiment(corpora), ["program.model.vocab_size=60"])
-    with pytest.raises(UserError, match=r"78 ids, but program\.model\.vocab_size is 60"):
+    with pytest.raises(
+        UserError, match=r"78 tokens, but .* 60 rows\. Set program\.model\.vocab_size to 78"
+    ):
         run(config, tmp_path / "run")
 
 

@@ -1,0 +1,198 @@
+"""A run whose model, corpus, held-out corpus or labeled data do not belong together is refused."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bert_jax.config import load_recipe
+from bert_jax.data.labelled.config import Columns
+from bert_jax.data.prepare import prepare
+from bert_jax.data.prepared import PreparedCorpus
+from bert_jax.data.sources import TextFiles
+from bert_jax.data.workplan import PrepareConfig
+from bert_jax.errors import UserError
+from bert_jax.experiment import Experiment
+from bert_jax.interop.foreign import Foreign
+from bert_jax.models.config import Learned
+from bert_jax.testing.corpus import prepare_corpus
+from bert_jax.testing.models import random_parameters, small_config, small_model, write_run
+from bert_jax.train import masked_text
+from bert_jax.train.config import Evaluation
+from bert_jax.train.export import export
+from bert_jax.train.fine_tuning import fine_tuning, multi_task
+from bert_jax.train.initial import vocabulary_folder
+from bert_jax.train.ngrams import ngram_losses
+from bert_jax.train.open_source import open_source
+from bert_jax.train.pretrained import LoadedModel, assemble
+from bert_jax.train.run import run
+
+RECIPES = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Holds corpora, and models of their vocabulary.
+
+    train/prepared and heldout/prepared have one vocabulary; other/prepared has another order of the
+    same tokens; model/ has the vocabulary of train/, tiny/ one of 18 tokens.
+    """
+    folder = tmp_path_factory.mktemp("meet")
+    prepare_corpus(folder / "train")
+    prepare_corpus(folder / "heldout", documents=12, seed=1)
+    shutil.copytree(folder / "heldout" / "text", folder / "other" / "text")
+    lines = (folder / "train" / "vocabulary" / "vocab.txt").read_text().splitlines()
+    (folder / "other" / "vocab.txt").write_text("\n".join([*lines[:5], *lines[:4:-1]]) + "\n")
+    prepare_again(folder, folder / "other" / "prepared", folder / "other" / "vocab.txt")
+    export(corpus_model(folder), folder / "model")
+    export(small_model(folder / "v"), folder / "tiny")
+    return folder
+
+
+def prepare_again(folder: Path, output: Path, vocabulary: Path) -> None:
+    text = TextFiles(str(folder / "heldout" / "text" / "*.txt"))
+    prepare(PrepareConfig(source=text, vocabulary=str(vocabulary), output=str(output)), workers=1)
+
+
+def corpus_model(folder: Path, only: tuple[str, ...] = ()) -> LoadedModel:
+    """A model with the vocabulary of the corpora; `only` some of its parts."""
+    vocabulary = PreparedCorpus(folder / "train" / "prepared").vocabulary()
+    config = small_config(vocab_size=vocabulary.size)
+    flat = random_parameters(config)
+    chosen = {path: leaf for path, leaf in flat.items() if not only or path.split("/")[0] in only}
+    return assemble(Foreign(chosen, config, vocabulary), "model")
+
+
+def adapt(prepared: Path, model: Path, heldout: Path | None = None) -> Experiment:
+    return load_recipe(str(RECIPES / "pretrain" / "adapt.py"))(
+        prepared=str(prepared),
+        model=str(model),
+        heldout=heldout and str(heldout),
+        steps=2,
+        batch_size=8,
+        length=16,
+    )
+
+
+def refused(experiment: Experiment, run_folder: Path, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run(experiment, run_folder)
+    assert not (run_folder / "vocabulary").exists() and not (run_folder / "config.json").exists()
+
+
+def test_a_corpus_of_another_vocabulary_than_the_model_is_refused(folder, tmp_path):
+    model, corpus = folder / "model", folder / "other" / "prepared"
+    message = (
+        rf"{model} and {corpus} have different vocabularies: {model} has 78 tokens, fingerprint "
+        rf"\w{{12}}; {corpus} has 78 tokens, .*`bert-jax prepare --vocab {model}`"
+    )
+    refused(adapt(corpus, model), tmp_path / "run", message)
+
+
+def test_each_kind_of_model_is_compared(folder, tmp_path):
+    corpus = folder / "train" / "prepared"
+    trained = write_run(tmp_path / "trained", small_model(tmp_path / "v"))
+    for model, vocabulary in (
+        (folder / "tiny", folder / "tiny"),
+        (trained, trained / "vocabulary"),
+        (trained / "checkpoints" / "10", trained / "vocabulary"),
+    ):
+        message = rf"{model} has 18 tokens.* 78 tokens.*--vocab {vocabulary}`"
+        refused(adapt(corpus, model), tmp_path / "run", message)
+
+
+def test_a_tf1_checkpoint_is_compared(shared, folder, tmp_path):
+    checkpoint = shared / "checkpoints" / "tf_format_tiny"
+    for path in (checkpoint, checkpoint / "bert_model.ckpt"):
+        assert vocabulary_folder(str(path)) == checkpoint
+        refused(
+            adapt(folder / "train" / "prepared", path),
+            tmp_path / "run",
+            rf"different vocabularies: .*--vocab {checkpoint}`",
+        )
+
+
+def test_a_model_without_vocabulary_is_compared_by_its_size(folder, tmp_path, capsys):
+    bare = dataclasses.replace(small_model(tmp_path / "v"), vocabulary=None)
+    export(bare, tmp_path / "bare")
+    refused(
+        adapt(folder / "train" / "prepared", tmp_path / "bare"), tmp_path / "run", "78 tokens.* 18"
+    )
+    assert "bare has no vocabulary files, so they cannot be compared" in capsys.readouterr().err
+
+
+def test_a_corpus_prepared_anew_under_a_run_is_refused(folder, tmp_path):
+    moving = tmp_path / "prepared"
+    shutil.copytree(folder / "train" / "prepared", moving)
+    config = adapt(moving, folder / "model")
+    open_source(config).settle(tmp_path)
+    open_source(dataclasses.replace(config, init_from="a model that is gone")).settle(tmp_path)
+    shutil.rmtree(moving)
+    shutil.copytree(folder / "other" / "prepared", moving)
+    with pytest.raises(UserError, match=rf"--vocab {tmp_path / 'vocabulary'}`"):
+        open_source(config).settle(tmp_path)
+
+
+def test_a_held_out_corpus_of_another_vocabulary_is_refused(folder, tmp_path):
+    train, other = folder / "train" / "prepared", folder / "other" / "prepared"
+    message = rf"{train} and {other} have different.*held-out text.*--vocab {train}/vocabulary`"
+    config = adapt(train, folder / "model", heldout=other)
+    refused(config, tmp_path / "run", message)
+    with pytest.raises(UserError, match=message):
+        ngram_losses(config)
+
+
+def test_the_training_corpus_is_no_held_out_corpus(folder, tmp_path):
+    train = folder / "train" / "prepared"
+    shutil.copytree(train, tmp_path / "copy")
+    (tmp_path / "link").symlink_to(train)
+    for heldout in (train, tmp_path / "copy", tmp_path / "link"):
+        message = rf"{heldout} has the same documents as the training corpus {train} \(40 documents"
+        refused(adapt(train, folder / "model", heldout=heldout), tmp_path / "run", message)
+
+
+def test_a_held_out_corpus_of_other_documents_is_taken(folder, tmp_path):
+    train, heldout = (folder / name / "prepared" for name in ("train", "heldout"))
+    config = adapt(train, folder / "model", heldout=heldout)
+    assert isinstance(config.train.evaluation, Evaluation)
+    open_source(config).settle(tmp_path)
+    missing = adapt(train, folder / "model", heldout=tmp_path / "nothing")
+    with pytest.raises(UserError, match=r"nothing: this prepared corpus is missing"):
+        open_source(missing).settle(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pretrain/bert", "pretrain/small_corpus", "pretrain/adapt"])
+def test_recipes_say_that_the_corpus_is_missing(name, folder):
+    more = {"model": str(folder / "model")} if name.endswith("adapt") else {}
+    with pytest.raises(
+        UserError, match=r"trainx: this prepared corpus is missing.*bert-jax prepare"
+    ):
+        load_recipe(str(RECIPES / f"{name}.py"))(prepared=str(folder / "trainx"), **more)
+
+
+def test_labeled_data_of_another_vocabulary_is_refused(folder, tmp_path):
+    export(small_model(tmp_path / "v", positions=Learned(max_length=40)), tmp_path / "m")
+    words = (tmp_path / "v" / "vocab.txt").read_text().splitlines()
+    (tmp_path / "vocab.txt").write_text("\n".join([*words[:5], *words[:4:-1]]) + "\n")
+    (tmp_path / "train.csv").write_text("text,label\nthe sea,yes\na net,no\n")
+    task = Columns(train=str(tmp_path / "train.csv"), text="text", label="label")
+    remedy = rf"Set data\.vocabulary to {tmp_path / 'm'}\."
+    for config in (
+        fine_tuning(task, str(tmp_path / "m")),
+        multi_task({"one": task, "two": task}, str(tmp_path / "m")),
+    ):
+        open_source(config).settle(tmp_path / "run of the model's own vocabulary")
+        data = dataclasses.replace(config.data, vocabulary=str(tmp_path / "vocab.txt"))  # type: ignore[type-var]
+        other = dataclasses.replace(config, data=data)
+        refused(other, tmp_path / "run", rf"vocab\.txt have different vocabularies: .*{remedy}")
+
+
+def test_a_yardstick_text_of_another_vocabulary_is_refused(folder):
+    model, prepared = corpus_model(folder), folder / "other" / "prepared"
+    message = r"model and .*prepared have different vocabularies.*bert-jax prepare --vocab model`"
+    with pytest.raises(UserError, match=message):
+        masked_text.fisher(model, prepared)
+    after = dataclasses.replace(model, vocabulary=PreparedCorpus(prepared).vocabulary())
+    with pytest.raises(UserError, match="model and model have different vocabularies"):
+        masked_text.forgetting(model, after, folder / "train" / "prepared")
