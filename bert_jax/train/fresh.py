@@ -12,12 +12,22 @@ from bert_jax.models.config import TaskHead, head_part
 from bert_jax.programs.config import FineTuning, MultiTask, ProgramConfig
 from bert_jax.programs.multi_task import HEADS
 from bert_jax.programs.program import Program
+from bert_jax.train.distributed import say
 from bert_jax.train.initial import load_any
 from bert_jax.train.masked_text import load_fisher
 from bert_jax.train.step import State, init_state
 from bert_jax.tuning.anchors import with_importance
 from bert_jax.tuning.config import EWC
 from bert_jax.tuning.depth import depth, layers_of
+
+_HEAD_NAMES = {
+    "pooler": "pooler",
+    "masked_lm": "masked-LM head",
+    "next_sentence": "next-sentence head",
+    "classifier": "classifier head",
+    "span": "span head",
+}
+"""What a message calls the parts beside the encoder, by their names in the parameters."""
 
 
 def fresh_state(
@@ -29,8 +39,8 @@ def fresh_state(
     """The state at step 0, in the shardings of `abstract`.
 
     With `init_from` the parameters are another model's; those that it lacks, the layers that are
-    to start afresh, and the head of another task stay as drawn. The optimizer is set up after
-    that: it may remember where it started from.
+    to start afresh, and the head of another task stay as drawn; one line on stderr names the heads
+    that do. The optimizer is set up after that: it may remember where it started from.
 
     Raises:
       UserError: `init_from` cannot be read, or is a model of another shape.
@@ -55,7 +65,7 @@ def fresh_state(
 def _start_from(experiment: Experiment, source: str, drawn: dict[str, Any]) -> dict[str, Any]:
     model = load_any(source)
     loaded = paths.flatten(model.params)
-    layers, chosen = layers_of(loaded), {}
+    layers, chosen, heads = layers_of(loaded), {}, set()
     lowest_fresh = layers + 1 - experiment.train.tuning.fresh_layers
     for path, leaf in paths.flatten(drawn).items():
         head, alone = _in_one_task(experiment.program, path)
@@ -68,7 +78,14 @@ def _start_from(experiment: Experiment, source: str, drawn: dict[str, Any]) -> d
                 f"--init-from {source}: {path} has shape {list(found.shape)}, "
                 f"this model needs {list(leaf.shape)}; make program.model the same"
             )
+        if found is leaf and (name := _HEAD_NAMES.get(alone.split("/")[0])):
+            heads.add(path.partition(alone)[0].removeprefix(f"{HEADS}/") + name)
         chosen[path] = jax.device_put(found, leaf.sharding)
+    if heads and jax.process_index() == 0:
+        say(
+            f"randomly initialized, because {source} has no matching parameters: "
+            f"{', '.join(sorted(heads))}"
+        )
     return paths.unflatten(chosen)
 
 

@@ -16,17 +16,24 @@ from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
 from bert_jax.interop.foreign import Foreign
 from bert_jax.models.config import Learned
+from bert_jax.parallel import sharding
+from bert_jax.parallel.config import mesh
+from bert_jax.programs.make import make_program
 from bert_jax.testing.corpus import prepare_corpus
 from bert_jax.testing.models import random_parameters, small_config, small_model, write_run
 from bert_jax.train import masked_text
+from bert_jax.train.compiled import abstract_state
 from bert_jax.train.config import Evaluation
 from bert_jax.train.export import export
 from bert_jax.train.fine_tuning import fine_tuning, multi_task
+from bert_jax.train.fresh import fresh_state
 from bert_jax.train.initial import vocabulary_folder
 from bert_jax.train.ngrams import ngram_losses
 from bert_jax.train.open_source import open_source
+from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.pretrained import LoadedModel, assemble
 from bert_jax.train.run import run
+from bert_jax.train.step import init_state
 
 RECIPES = Path(__file__).parents[2] / "configs"
 
@@ -196,3 +203,20 @@ def test_a_yardstick_text_of_another_vocabulary_is_refused(folder):
     after = dataclasses.replace(model, vocabulary=PreparedCorpus(prepared).vocabulary())
     with pytest.raises(UserError, match="model and model have different vocabularies"):
         masked_text.forgetting(model, after, folder / "train" / "prepared")
+
+
+def test_heads_that_a_model_lacks_are_named(folder, tmp_path, capsys):
+    export(corpus_model(folder, only=("encoder", "pooler")), tmp_path / "headless")
+    for model, line in (
+        (tmp_path / "headless", "has no matching parameters: masked-LM head, next-sentence head\n"),
+        (folder / "model", ""),
+    ):
+        config = adapt(folder / "train" / "prepared", model)
+        program, optimizer = make_program(config.program), make_optimizer(config.train)
+        grid = sharding.make_mesh(mesh("dp"))
+        initialize = lambda key, p=program, o=optimizer: init_state(p, o, key)  # noqa: E731
+        abstract = abstract_state(initialize, optimizer, grid)
+        capsys.readouterr()
+        fresh_state(config, program, optimizer, abstract)
+        found = capsys.readouterr().err
+        assert found == (f"randomly initialized, because {model} {line}" if line else "")
