@@ -91,7 +91,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["bert_jax", "bert_jax.*"]),
     # The table of TPU slices is read when a run is planned, and by MFU while it trains.
-    package_data={"bert_jax.plan": ["slices.json"]},
+    package_data={"bert_jax.hardware": ["tpu_slices.json"]},
     install_requires=CORE,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["bert-jax = bert_jax.cli:main"]},

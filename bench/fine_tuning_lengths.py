@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-LENGTH = 128
+MAX_LENGTH = 128
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,81 +37,87 @@ def main(argv: Sequence[str] | None = None) -> int:
     seconds = epoch_seconds(args)
     print("| batches | seconds of an epoch | times faster | dev accuracy, each seed | mean |")
     print("|---|---|---|---|---|")
-    for name, buckets in WAYS.items():
-        found = accuracies(args, buckets)
+    for name, bucket_lengths in METHODS.items():
+        found = accuracies(args, bucket_lengths)
         each = ", ".join(f"{accuracy:.3f}" for accuracy in found)
-        faster = seconds[f"padded to {LENGTH}"] / seconds[name]
+        speedup = seconds[f"padded to {MAX_LENGTH}"] / seconds[name]
         print(
-            f"| {name} | {seconds[name]:.1f} | {faster:.2f} | {each} "
+            f"| {name} | {seconds[name]:.1f} | {speedup:.2f} | {each} "
             f"| {statistics.mean(found):.3f} |"
         )
     return 0
 
 
-WAYS: dict[str, tuple[int, ...]] = {
-    f"padded to {LENGTH}": (),
+METHODS: dict[str, tuple[int, ...]] = {
+    f"padded to {MAX_LENGTH}": (),
     "of lengths 8, 16, 32, 64, 128": (8, 16, 32, 64),
 }
 
 
-def experiment(args: argparse.Namespace, glue_dir: str, buckets: tuple[int, ...], seed: int = 0):
+def experiment(
+    args: argparse.Namespace, glue_dir: str, bucket_lengths: tuple[int, ...], seed: int = 0
+):
     """One epoch of SST-2."""
-    from bert_jax.data.labelled.config import Glue
-    from bert_jax.train.fine_tuning import fine_tuning
+    from bert_jax.data.finetuning.config import Glue
+    from bert_jax.train.presets import fine_tuning_experiment
 
-    made = fine_tuning(
+    config = fine_tuning_experiment(
         Glue(task="sst2", folder=glue_dir),
         args.model,
         epochs=1,
         learning_rate=args.learning_rate,
-        max_length=LENGTH,
+        max_length=MAX_LENGTH,
         seed=seed,
     )
-    return dataclasses.replace(made, data=dataclasses.replace(made.data, buckets=buckets))
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, bucket_lengths=bucket_lengths)
+    )
 
 
 def epoch_seconds(args: argparse.Namespace) -> dict[str, float]:
     """Seconds of all updates of an epoch, by way."""
-    ways = {name: timed_way(experiment(args, args.glue_dir, b)) for name, b in WAYS.items()}
-    taken: dict[tuple[str, int], list[float]] = {}
+    timed_methods = {
+        name: time_method(experiment(args, args.glue_dir, b)) for name, b in METHODS.items()
+    }
+    times: dict[tuple[str, int], list[float]] = {}
     for _ in range(args.rounds):
-        for name, (_, update_at) in ways.items():
+        for name, (_, update_at) in timed_methods.items():
             for length, update in update_at.items():
-                taken.setdefault((name, length), []).append(update())
+                times.setdefault((name, length), []).append(update())
     return {
-        name: sum(n * statistics.median(taken[name, length]) for length, n in counts.items())
-        for name, (counts, _) in ways.items()
+        name: sum(n * statistics.median(times[name, length]) for length, n in counts.items())
+        for name, (counts, _) in timed_methods.items()
     }
 
 
-def timed_way(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], float]]]:
+def time_method(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], float]]]:
     """How many batches of each length an epoch has, and an update at each that times itself."""
     import jax
 
     from bert_jax import batch as contract
+    from bert_jax.objectives.make import make_objective
     from bert_jax.parallel import sharding
-    from bert_jax.programs.make import make_program
-    from bert_jax.train.compiled import abstract_state, compile_step
-    from bert_jax.train.fresh import fresh_state
-    from bert_jax.train.labelled import LabelledExamples
+    from bert_jax.train.compile import abstract_state, compile_step
+    from bert_jax.train.initialize import initialize_or_load
     from bert_jax.train.optimizer import make_optimizer
+    from bert_jax.train.sources.fine_tuning import FineTuningSource
     from bert_jax.train.step import init_state
 
-    phase, source = experiment.train.phases[0], LabelledExamples(experiment, experiment.data)
+    phase, source = experiment.train.phases[0], FineTuningSource(experiment, experiment.data)
     mesh = sharding.make_mesh(experiment.mesh)
-    program, optimizer = make_program(experiment.program), make_optimizer(experiment.train)
-    abstract = abstract_state(functools.partial(init_state, program, optimizer), optimizer, mesh)
-    fields = source.fields(program)
+    objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
+    abstract = abstract_state(functools.partial(init_state, objective, optimizer), optimizer, mesh)
+    fields = source.batch_fields(objective)
     step = compile_step(
-        experiment, phase, program, optimizer, fields, source.shapes(0), abstract, mesh
+        experiment, phase, objective, optimizer, fields, source.shapes(0), abstract, mesh
     )
-    state = fresh_state(experiment, program, optimizer, abstract)
+    state = initialize_or_load(experiment, objective, optimizer, abstract)
     counts: Counter[int] = Counter()
     positions: dict[int, int] = {}
     with source.loader(0, 0) as loader:
         for _ in range(phase.steps):
             position = loader.position
-            length = contract.length(next(iter(loader)))
+            length = contract.sequence_length(next(iter(loader)))
             counts[length] += 1
             positions[length] = position
 
@@ -119,40 +125,44 @@ def timed_way(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], flo
         nonlocal state
         start = time.perf_counter()
         with source.loader(0, position) as loader:
-            made = next(iter(loader))
-        placed = sharding.put_batch({n: made[n] for n in fields}, sharding.batch_sharding(mesh))
-        state, metrics = step(state, placed)
+            config = next(iter(loader))
+        device_batch = sharding.put_batch(
+            {n: config[n] for n in fields}, sharding.batch_sharding(mesh)
+        )
+        state, metrics = step(state, device_batch)
         jax.block_until_ready((state, metrics))
         return time.perf_counter() - start
 
     return counts, {n: functools.partial(update, at) for n, at in positions.items()}
 
 
-def accuracies(args: argparse.Namespace, buckets: tuple[int, ...]) -> list[float]:
+def accuracies(args: argparse.Namespace, bucket_lengths: tuple[int, ...]) -> list[float]:
     """Accuracy on dev after one epoch over the first rows, for each seed."""
     from bert_jax.train.run import run
 
     with tempfile.TemporaryDirectory() as folder:
-        cut = Path(folder) / "glue" / "SST-2"
-        cut.mkdir(parents=True)
-        for split, rows in (("train", args.rows), ("dev", None)):
-            (cut / f"{split}.tsv").write_text("".join(lines(args.glue_dir, split, rows)))
+        sst2_folder = Path(folder) / "glue" / "SST-2"
+        sst2_folder.mkdir(parents=True)
+        for split, num_examples in (("train", args.rows), ("dev", None)):
+            (sst2_folder / f"{split}.tsv").write_text(
+                "".join(lines(args.glue_dir, split, num_examples))
+            )
         found = []
         for seed in range(args.seeds):
-            made = experiment(args, str(cut.parent), buckets, seed)
-            run(made, Path(folder) / f"seed-{seed}")
+            config = experiment(args, str(sst2_folder.parent), bucket_lengths, seed)
+            run(config, Path(folder) / f"seed-{seed}")
             results = json.loads((Path(folder) / f"seed-{seed}" / "evaluation.json").read_text())
             found.append(results["dev"]["accuracy"])
     return found
 
 
-def lines(glue_dir: str, split: str, rows: int | None) -> list[str]:
+def lines(glue_dir: str, split: str, num_examples: int | None) -> list[str]:
     """The header and the first `rows` rows of a file of SST-2, gzipped or not."""
     from bert_jax.text.files import read_text
 
     file = Path(glue_dir) / "SST-2" / f"{split}.tsv"
     text = read_text(file if file.exists() else file.with_suffix(".tsv.gz"))
-    return text.splitlines(keepends=True)[: None if rows is None else rows + 1]
+    return text.splitlines(keepends=True)[: None if num_examples is None else num_examples + 1]
 
 
 if __name__ == "__main__":

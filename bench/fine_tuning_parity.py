@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 TASKS = ("rte", "mrpc", "cola", "stsb", "conll")
-SIDES = ("bert_jax", "huggingface")
-WARMUP, CLIP, DECAY = 0.1, 1.0, 0.01
+LIBRARIES = ("bert_jax", "huggingface")
+WARMUP_FRACTION, MAX_GRAD_NORM, WEIGHT_DECAY = 0.1, 1.0, 0.01
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,9 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.worker:
-        side, task, seed = args.worker
-        work = train_ours if side == "bert_jax" else train_theirs
-        result = work(args, task, int(seed))
+        library, task, seed = args.worker
+        train_fn = train_bert_jax if library == "bert_jax" else train_huggingface
+        result = train_fn(args, task, int(seed))
         result["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps(result))
         return 0
@@ -55,44 +55,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("| task | metric | bert_jax | Hugging Face | s/epoch | s/epoch | MB | MB |")
     print("|---|---|---|---|---|---|---|---|")
     for task in args.tasks:
-        results[task] = {side: [] for side in SIDES}
+        results[task] = {library: [] for library in LIBRARIES}
         for seed in range(args.seeds):
-            for side in SIDES:
-                results[task][side].append(in_process(argv or sys.argv[1:], side, task, seed))
-        print(as_line(task, results[task]), flush=True)
+            for library in LIBRARIES:
+                results[task][library].append(in_process(argv or sys.argv[1:], library, task, seed))
+        print(markdown_row(task, results[task]), flush=True)
         if args.output:
             args.output.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 
-def in_process(argv: Sequence[str], side: str, task: str, seed: int) -> dict[str, float]:
+def in_process(argv: Sequence[str], library: str, task: str, seed: int) -> dict[str, float]:
     """One training, alone in its process."""
-    done = subprocess.run(
-        [sys.executable, __file__, *argv, "--worker", side, task, str(seed)],
+    process = subprocess.run(
+        [sys.executable, __file__, *argv, "--worker", library, task, str(seed)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(process.stdout.splitlines()[-1])
 
 
-def as_line(task: str, sides: dict[str, list[dict[str, float]]]) -> str:
+def markdown_row(task: str, results: dict[str, list[dict[str, float]]]) -> str:
     """Mean and standard deviation over seeds; medians of seconds and memory."""
     names = {"rte": "accuracy", "mrpc": "f1", "cola": "matthews", "stsb": "pearson", "conll": "f1"}
     cells = []
-    for side in SIDES:
-        found = [100 * run["metric"] for run in sides[side]]
-        spread = statistics.stdev(found) if len(found) > 1 else 0.0
-        cells.append(f"{statistics.mean(found):.1f} ± {spread:.1f}")
+    for library in LIBRARIES:
+        found = [100 * run["metric"] for run in results[library]]
+        deviation = statistics.stdev(found) if len(found) > 1 else 0.0
+        cells.append(f"{statistics.mean(found):.1f} ± {deviation:.1f}")
     for name in ("seconds_per_epoch", "peak_mb"):
-        cells += [f"{statistics.median(r[name] for r in sides[side]):,.0f}" for side in SIDES]
+        cells += [
+            f"{statistics.median(r[name] for r in results[library]):,.0f}" for library in LIBRARIES
+        ]
     return f"| {task} | {names[task]} | {' | '.join(cells)} |"
 
 
 def task_config(args: argparse.Namespace, task: str) -> Any:
     """The task, from the official files."""
-    from bert_jax.data.labelled.config import Conll, Glue
+    from bert_jax.data.finetuning.config import Conll, Glue
 
     if task != "conll":
         return Glue(task=task, folder=args.glue_dir)  # type: ignore[arg-type]
@@ -104,57 +106,63 @@ def task_config(args: argparse.Namespace, task: str) -> Any:
     )
 
 
-def cut_task(args: argparse.Namespace, task: str) -> Any:
+def truncated_task(args: argparse.Namespace, task: str) -> Any:
     """The task with the first `--rows` rows of train, the same on both sides."""
-    from bert_jax.data.labelled.read import read_task
+    from bert_jax.data.finetuning.readers.load_task import load_task
 
-    read = read_task(task_config(args, task))
-    read.splits["train"] = read.splits["train"][: args.rows]
-    return read
+    task_data = load_task(task_config(args, task))
+    task_data.splits["train"] = task_data.splits["train"][: args.rows]
+    return task_data
 
 
-def score(read: Any, decided: Any) -> float:
+def score(task_data: Any, predictions: Any) -> float:
     """The task's first metric on dev."""
-    from bert_jax.evals import verdicts
+    from bert_jax.evals import decode_predictions
 
-    return verdicts.metrics(read, read.splits["dev"], decided)[read.metrics[0]]
+    return decode_predictions.compute_metrics(task_data, task_data.splits["dev"], predictions)[
+        task_data.metrics[0]
+    ]
 
 
-def train_ours(args: argparse.Namespace, task: str, seed: int) -> dict[str, float]:
+def train_bert_jax(args: argparse.Namespace, task: str, seed: int) -> dict[str, float]:
     """`bert_jax`'s own run, without its dev evaluations."""
     import dataclasses
     from unittest import mock
 
-    from bert_jax.train import fine_tuning, labelled
-    from bert_jax.train.metrics_log import read_metrics
+    from bert_jax.runs.metrics import read_metrics
+    from bert_jax.train import presets
     from bert_jax.train.run import run
+    from bert_jax.train.sources import fine_tuning
 
-    read = cut_task(args, task)
-    for name in read.splits.keys() - {"train", "dev"}:
-        del read.splits[name]
+    task_data = truncated_task(args, task)
+    for name in task_data.splits.keys() - {"train", "dev"}:
+        del task_data.splits[name]
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(fine_tuning, "read_task", lambda _: read),
-        mock.patch.object(labelled, "read_task", lambda _: read),
+        mock.patch.object(presets, "load_task", lambda _: task_data),
+        mock.patch.object(fine_tuning, "load_task", lambda _: task_data),
     ):
-        made = fine_tuning.fine_tuning(
+        experiment = presets.fine_tuning_experiment(
             task_config(args, task),
             args.model,
             epochs=args.epochs,
             batch_size=args.batch_size,
             learning_rate=args.learning_rate,
-            warmup_share=WARMUP,
+            warmup_ratio=WARMUP_FRACTION,
             seed=seed,
         )
-        kept = dataclasses.replace(made.train.checkpoints, keep_best=None)
-        train = dataclasses.replace(made.train, evaluation=None, checkpoints=kept)
-        run(dataclasses.replace(made, train=train), Path(folder) / "run")
+        checkpoints = dataclasses.replace(experiment.train.checkpoints, best_metric=None)
+        train = dataclasses.replace(experiment.train, evaluation=None, checkpoints=checkpoints)
+        run(dataclasses.replace(experiment, train=train), Path(folder) / "run")
         results = json.loads((Path(folder) / "run" / "evaluation.json").read_text())
         seconds = read_metrics(Path(folder) / "run" / "metrics.jsonl")[-1]["seconds"]
-    return {"metric": results["dev"][read.metrics[0]], "seconds_per_epoch": seconds / args.epochs}
+    return {
+        "metric": results["dev"][task_data.metrics[0]],
+        "seconds_per_epoch": seconds / args.epochs,
+    }
 
 
-def train_theirs(args: argparse.Namespace, task: str, seed: int) -> dict[str, float]:
+def train_huggingface(args: argparse.Namespace, task: str, seed: int) -> dict[str, float]:
     """A plain loop over transformers' model."""
     import torch
     from transformers import (
@@ -165,67 +173,78 @@ def train_theirs(args: argparse.Namespace, task: str, seed: int) -> dict[str, fl
     )
 
     torch.manual_seed(seed)
-    read, tokenizer = cut_task(args, task), AutoTokenizer.from_pretrained(args.model)
-    tagging = read.kind == "tagging"
-    family = AutoModelForTokenClassification if tagging else AutoModelForSequenceClassification
-    model = family.from_pretrained(args.model, num_labels=max(1, len(read.labels)))
-    rows = [encode(tokenizer, read, example) for example in read.splits["train"]]
+    task_data, tokenizer = truncated_task(args, task), AutoTokenizer.from_pretrained(args.model)
+    is_token_classification = task_data.kind == "token_classification"
+    model_class = (
+        AutoModelForTokenClassification
+        if is_token_classification
+        else AutoModelForSequenceClassification
+    )
+    model = model_class.from_pretrained(args.model, num_labels=max(1, len(task_data.labels)))
+    rows = [encode(tokenizer, task_data, example) for example in task_data.splits["train"]]
     loader = torch.utils.data.DataLoader(
         rows,  # type: ignore[arg-type]
         batch_size=args.batch_size,
         shuffle=True,
-        collate_fn=lambda batch: padded(batch, tokenizer.pad_token_id),
+        collate_fn=lambda batch: collate(batch, tokenizer.pad_token_id),
     )
     steps = args.epochs * len(loader)
-    plain = ("bias", "LayerNorm.weight")
+    no_decay = ("bias", "LayerNorm.weight")
     groups = [
-        {"params": [p for n, p in model.named_parameters() if not n.endswith(plain)]},
+        {"params": [p for n, p in model.named_parameters() if not n.endswith(no_decay)]},
         {
-            "params": [p for n, p in model.named_parameters() if n.endswith(plain)],
+            "params": [p for n, p in model.named_parameters() if n.endswith(no_decay)],
             "weight_decay": 0.0,
         },
     ]
-    optimizer = torch.optim.AdamW(groups, args.learning_rate, eps=1e-6, weight_decay=DECAY)
-    schedule = get_linear_schedule_with_warmup(optimizer, round(WARMUP * steps), steps)
+    optimizer = torch.optim.AdamW(groups, args.learning_rate, eps=1e-6, weight_decay=WEIGHT_DECAY)
+    schedule = get_linear_schedule_with_warmup(optimizer, round(WARMUP_FRACTION * steps), steps)
     model.train()
     start = time.monotonic()
     for _ in range(args.epochs):
         for batch in loader:
             loss = model(**batch).loss
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
     seconds = (time.monotonic() - start) / args.epochs
-    return {"metric": score(read, judge(model, tokenizer, read)), "seconds_per_epoch": seconds}
+    return {
+        "metric": score(task_data, predict(model, tokenizer, task_data)),
+        "seconds_per_epoch": seconds,
+    }
 
 
-def encode(tokenizer: Any, read: Any, example: Any) -> dict[str, Any]:
+def encode(tokenizer: Any, task_data: Any, example: Any) -> dict[str, Any]:
     """One row as transformers' examples make it."""
-    if read.kind != "tagging":
+    if task_data.kind != "token_classification":
         row = tokenizer(example.text, example.text_pair, truncation=True, max_length=128)
-        value = example.label if read.kind == "regression" else read.labels.index(example.label)
+        value = (
+            example.label
+            if task_data.kind == "regression"
+            else task_data.labels.index(example.label)
+        )
         return {**row, "labels": value}
     row = tokenizer(list(example.words), is_split_into_words=True, truncation=True, max_length=128)
     labels, previous = [], None
     for word in row.word_ids():
         first = word is not None and word != previous
-        labels.append(read.labels.index(example.tags[word]) if first else -100)
+        labels.append(task_data.labels.index(example.tags[word]) if first else -100)
         previous = word
     return {**row, "labels": labels}
 
 
-def padded(rows: list[dict[str, Any]], pad_id: int) -> dict[str, Any]:
+def collate(rows: list[dict[str, Any]], pad_id: int) -> dict[str, Any]:
     """A batch padded to its longest row."""
     import torch
 
     longest = max(len(row["input_ids"]) for row in rows)
-    fill = {"input_ids": pad_id, "token_type_ids": 0, "attention_mask": 0, "labels": -100}
+    padding = {"input_ids": pad_id, "token_type_ids": 0, "attention_mask": 0, "labels": -100}
     return {
         name: torch.tensor(
             [
-                row[name] + [fill[name]] * (longest - len(row[name]))
+                row[name] + [padding[name]] * (longest - len(row[name]))
                 if isinstance(row[name], list)
                 else row[name]
                 for row in rows
@@ -235,28 +254,28 @@ def padded(rows: list[dict[str, Any]], pad_id: int) -> dict[str, Any]:
     }
 
 
-def judge(model: Any, tokenizer: Any, read: Any) -> Any:
+def predict(model: Any, tokenizer: Any, task_data: Any) -> Any:
     """What their model decides for every dev example, in the form that the metrics take."""
     import numpy as np
     import torch
 
-    from bert_jax.evals.tags import repair_iob2
+    from bert_jax.evals.ner_metrics import repair_iob2
 
     model.eval()
-    decided: list[Any] = []
+    predictions: list[Any] = []
     with torch.no_grad():
-        for example in read.splits["dev"]:
-            row = encode(tokenizer, read, example)
+        for example in task_data.splits["dev"]:
+            row = encode(tokenizer, task_data, example)
             labels = row.pop("labels")
             logits = model(**{n: torch.tensor([v]) for n, v in row.items()}).logits[0].numpy()
-            if read.kind == "tagging":
-                firsts = [place for place, label in enumerate(labels) if label >= 0]
-                tags = [read.labels[number] for number in logits[firsts].argmax(-1)]
+            if task_data.kind == "token_classification":
+                first_subwords = [index for index, label in enumerate(labels) if label >= 0]
+                tags = [task_data.labels[number] for number in logits[first_subwords].argmax(-1)]
                 tags += ["O"] * (len(example.words) - len(tags))
-                decided.append(repair_iob2(tags))
+                predictions.append(repair_iob2(tags))
             else:
-                decided.append(logits[0] if read.kind == "regression" else logits)
-    return decided if read.kind == "tagging" else np.stack(decided)
+                predictions.append(logits[0] if task_data.kind == "regression" else logits)
+    return predictions if task_data.kind == "token_classification" else np.stack(predictions)
 
 
 if __name__ == "__main__":

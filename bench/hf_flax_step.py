@@ -17,21 +17,24 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformers import BertConfig, FlaxBertForPreTraining  # type: ignore[attr-defined]
 
-from bert_jax.plan.aot import facts, topology
-from bert_jax.plan.slices import find_slice
+from bert_jax.hardware.tpu_slices import find_slice
+from bert_jax.plan.xla.compile_worker import compile_report, topology
 
 
 def main() -> None:
-    """Reads the request from standard input, writes facts to its `answer` file."""
+    """Reads the request from standard input, writes facts to its `output` file."""
     request = json.load(sys.stdin)
-    rows, length = request["rows"], request["length"]
+    batch_size, seq_length = request["batch_size"], request["seq_length"]
     model = FlaxBertForPreTraining(
         BertConfig(**request["config"]), _do_init=False, dtype=jnp.bfloat16
     )
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4, weight_decay=0.01))
     devices = np.asarray(topology(find_slice(request["slice"])).devices).reshape(-1)
     mesh = Mesh(devices, ("data",))
-    whole, cut = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    replicated, data_sharded = (
+        NamedSharding(mesh, PartitionSpec()),
+        NamedSharding(mesh, PartitionSpec("data")),
+    )
 
     def loss(params, batch, key):
         out = model(
@@ -43,34 +46,37 @@ def main() -> None:
             train=True,
         )
         labels = batch["labels"]
-        chosen = (labels >= 0).astype(jnp.float32)
+        label_mask = (labels >= 0).astype(jnp.float32)
         one_hot = jax.nn.one_hot(labels, out.prediction_logits.shape[-1])
-        masked = optax.softmax_cross_entropy(out.prediction_logits.astype(jnp.float32), one_hot)
-        following = optax.softmax_cross_entropy_with_integer_labels(
+        mlm_loss = optax.softmax_cross_entropy(out.prediction_logits.astype(jnp.float32), one_hot)
+        nsp_loss = optax.softmax_cross_entropy_with_integer_labels(
             out.seq_relationship_logits.astype(jnp.float32), batch["next_sentence_label"]
         )
-        return (masked * chosen).sum() / chosen.sum() + following.mean()
+        return (mlm_loss * label_mask).sum() / label_mask.sum() + nsp_loss.mean()
 
     def step(params, state, batch, seed):
         grads = jax.grad(loss)(params, batch, jax.random.key(seed))
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
-    def placed(tree, where):
+    def with_sharding(tree, leaf_sharding):
         return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf_sharding), tree
         )
 
-    params = jax.eval_shape(lambda key: model.init_weights(key, (1, length)), jax.random.key(0))
+    params = jax.eval_shape(lambda key: model.init_weights(key, (1, seq_length)), jax.random.key(0))
     state = jax.eval_shape(optimizer.init, params)
-    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    ids = jax.ShapeDtypeStruct((batch_size, seq_length), jnp.int32)
     names = ("input_ids", "attention_mask", "token_type_ids", "labels")
     batch = {name: ids for name in names}
-    batch["next_sentence_label"] = jax.ShapeDtypeStruct((rows,), jnp.int32)
-    lowered = jax.jit(step, donate_argnums=(0, 1), out_shardings=(whole, whole)).lower(
-        placed(params, whole), placed(state, whole), placed(batch, cut), np.int32(0)
+    batch["next_sentence_label"] = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+    lowered = jax.jit(step, donate_argnums=(0, 1), out_shardings=(replicated, replicated)).lower(
+        with_sharding(params, replicated),
+        with_sharding(state, replicated),
+        with_sharding(batch, data_sharded),
+        np.int32(0),
     )
-    Path(request["answer"]).write_text(json.dumps(facts(lowered)), encoding="utf-8")
+    Path(request["output"]).write_text(json.dumps(compile_report(lowered)), encoding="utf-8")
 
 
 if __name__ == "__main__":

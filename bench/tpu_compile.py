@@ -7,7 +7,7 @@ Estimates of XLA's TPU compiler (libtpu): nothing here runs on a TPU. All rows a
 AdamW, in bfloat16, of 256 rows of 512 if nothing else is said, and the same model FLOPs are held
 against the chips' peak:
 
-    tpu      configs/pretrain/bert.py --with tpu=true layout=fsdp (--with ... instead)
+    tpu      configs/pretrain/bert.py --with tpu=true parallelism=fsdp (--with ... instead)
     plain    the same recipe as it is: attention by plain operations, copies of the parameters
     hf-flax  Hugging Face's (`bench/hf_flax_step.py`), in an environment with transformers 4.x, jax
              and optax; left out without --hf-python
@@ -22,16 +22,16 @@ from pathlib import Path
 
 from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import bert
-from bert_jax.plan.compile import answer_of, compile_phase, compiler_versions
-from bert_jax.plan.compiled import Compiled, estimate
+from bert_jax.hardware.tpu_slices import all_slices, find_slice
+from bert_jax.models.config import bert_config
 from bert_jax.plan.inputs import make_inputs
-from bert_jax.plan.slices import all_slices, find_slice
-from bert_jax.plan.stand_in import planned_experiment
+from bert_jax.plan.placeholder_corpus import planned_experiment
+from bert_jax.plan.xla.compile_phase import compile_phase, compiler_versions, run_worker
+from bert_jax.plan.xla.compile_report import CompiledEstimate, estimate_compiled
 from bert_jax.train.flops import step_flops
 
 RECIPE = "configs/pretrain/bert.py"
-VOCABULARY = 30522
+VOCAB_SIZE = 30522
 VARIANTS = ("tpu", "plain", "hf-flax")
 
 
@@ -40,17 +40,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    sixteen = [name for name, where in all_slices().items() if where.chips == 16]
-    parser.add_argument("--slices", nargs="+", default=sixteen)
+    slices_of_16_chips = [name for name, tpu_slice in all_slices().items() if tpu_slice.chips == 16]
+    parser.add_argument("--slices", nargs="+", default=slices_of_16_chips)
     parser.add_argument("--sizes", nargs="+", default=["tiny", "base", "large"])
     parser.add_argument("--variants", nargs="+", default=VARIANTS, choices=VARIANTS)
     parser.add_argument(
         "--with",
         nargs="*",
-        default=["tpu=true", "layout=fsdp"],
+        default=["tpu=true", "parallelism=fsdp"],
         dest="arguments",
         metavar="NAME=VALUE",
-        help="of the variant tpu (default: tpu=true layout=fsdp)",
+        help="of the variant tpu (default: tpu=true parallelism=fsdp)",
     )
     parser.add_argument("--set", nargs="*", default=[], dest="overrides", metavar="PATH=VALUE")
     parser.add_argument("--phase", type=int, default=1, help="from 0 (default: 1, rows of 512)")
@@ -67,53 +67,61 @@ def main() -> int:
             for name in args.slices:
                 for variant in args.variants:
                     if variant != "hf-flax" or args.hf_python:
-                        found = compiled(args, variant, size, name)
-                        print(f"| {size} | {name} | {variant} | {cells(found)} |", flush=True)
+                        result = compile_variant(args, variant, size, name)
+                        print(
+                            f"| {size} | {name} | {variant} | {table_cells(result)} |", flush=True
+                        )
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def compiled(args: argparse.Namespace, variant: str, size: str, name: str) -> Compiled:
+def compile_variant(
+    args: argparse.Namespace, variant: str, size: str, name: str
+) -> CompiledEstimate:
     """One row."""
-    mine = args.arguments if variant == "tpu" else []
-    experiment, _ = planned_experiment(RECIPE, [f"size={size}", *mine], args.overrides, VOCABULARY)
+    recipe_arguments = args.arguments if variant == "tpu" else []
+    experiment, _ = planned_experiment(
+        RECIPE, [f"size={size}", *recipe_arguments], args.overrides, VOCAB_SIZE
+    )
     if variant == "hf-flax":
-        return hugging_face(experiment, args.phase, size, name, args.hf_python)
+        return compile_hf_flax(experiment, args.phase, size, name, args.hf_python)
     inputs = make_inputs(experiment)[args.phase]
     return compile_phase(experiment, inputs, args.phase, find_slice(name))
 
 
-def hugging_face(experiment: Experiment, index: int, size: str, name: str, python: str) -> Compiled:
+def compile_hf_flax(
+    experiment: Experiment, phase_index: int, size: str, name: str, python: str
+) -> CompiledEstimate:
     """Of Hugging Face's Flax BERT, with our count of the model's FLOPs."""
-    phase, model = experiment.train.phases[index], bert(size)  # type: ignore[arg-type]
+    phase, model = experiment.train.phases[phase_index], bert_config(size)  # type: ignore[arg-type]
     fields = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     request = {
         "slice": name,
-        "rows": phase.batch_size,
-        "length": phase.length,
+        "batch_size": phase.batch_size,
+        "seq_length": phase.seq_length,
         "config": {field: getattr(model, field) for field in fields},
     }
     root = Path(__file__).parents[1]
     # Not all of sys.path, which has another transformers.
     paths = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    answer = answer_of(
+    report = run_worker(
         [python, str(root / "bench/hf_flax_step.py")], request, {"PYTHONPATH": paths}
     )
-    flops = step_flops(experiment.program, phase, phase.length)
-    return estimate(json.loads(answer), find_slice(name), flops)
+    flops = step_flops(experiment.objective, phase, phase.seq_length)
+    return estimate_compiled(json.loads(report), find_slice(name), flops)
 
 
-def cells(found: Compiled) -> str:
+def table_cells(result: CompiledEstimate) -> str:
     """The columns of a row from the fourth on."""
-    if found.out_of_memory is not None:
+    if result.out_of_memory is not None:
         return "does not fit | - | - | - | - | -"
-    roofline = "-" if found.roofline is None else f"{found.roofline * 1e3:.1f}"
-    mfu = " / ".join(f"{share:.2f}" for share in found.mfu.values())
+    roofline = "-" if result.roofline_seconds is None else f"{result.roofline_seconds * 1e3:.1f}"
+    mfu = " / ".join(f"{fraction:.2f}" for fraction in result.mfu.values())
     return (
-        f"{found.schedule * 1e3:.1f} | {found.kernels * 1e3:.1f} | {roofline} | "
-        f"{found.links * 1e3:.1f} | {mfu} | {found.peak_bytes / 2**30:.2f}"
+        f"{result.schedule_seconds * 1e3:.1f} | {result.kernel_seconds * 1e3:.1f} | {roofline} | "
+        f"{result.collective_seconds * 1e3:.1f} | {mfu} | {result.peak_bytes / 2**30:.2f}"
     )
 
 

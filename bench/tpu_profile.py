@@ -1,6 +1,6 @@
 """What a step compiled for a TPU slice spends its time on, by the compiler's schedule.
 
-    python bench/tpu_profile.py v6e-16 --with size=base tpu=true layout=fsdp
+    python bench/tpu_profile.py v6e-16 --with size=base tpu=true parallelism=fsdp
 
 Estimates of XLA's TPU compiler (libtpu): nothing here runs on a TPU. Operations alike are one row,
 with the time that the matrix units would take for their products at the chip's peak. Attention
@@ -22,13 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.experiment import Experiment
-from bert_jax.plan import aot, hlo
-from bert_jax.plan.compile import ENVIRONMENT, compiler_versions
+from bert_jax.hardware.tpu_slices import Slice, find_slice
 from bert_jax.plan.inputs import make_inputs
-from bert_jax.plan.slices import Slice, find_slice
-from bert_jax.plan.stand_in import planned_experiment
+from bert_jax.plan.placeholder_corpus import planned_experiment
+from bert_jax.plan.xla import compile_worker, hlo
+from bert_jax.plan.xla.compile_phase import LIBTPU_ENVIRONMENT, compiler_versions
 
-VOCABULARY = 30522
+VOCAB_SIZE = 30522
 
 
 def main() -> int:
@@ -42,90 +42,108 @@ def main() -> int:
     parser.add_argument("--phase", type=int, default=-1, help="of the recipe, from 0 (the last)")
     parser.add_argument("--rows", type=int, default=16, help="how many kinds of fusion to print")
     args = parser.parse_args()
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(LIBTPU_ENVIRONMENT)
     jax.config.update("jax_platforms", "cpu")
-    where = find_slice(args.slice)
-    experiment, _ = planned_experiment(args.config, args.arguments, [], VOCABULARY)
-    print(f"{where.name}, {compiler_versions()}, {time.strftime('%Y-%m-%d')}\n")
-    print_kinds(compiled_text(experiment, args.phase, where), where, args.rows)
+    tpu_slice = find_slice(args.slice)
+    experiment, _ = planned_experiment(args.config, args.arguments, [], VOCAB_SIZE)
+    print(f"{tpu_slice.name}, {compiler_versions()}, {time.strftime('%Y-%m-%d')}\n")
+    print_op_kinds(compiled_text(experiment, args.phase, tpu_slice), tpu_slice, args.rows)
     print()
-    print_products(experiment, args.phase, where)
+    print_matmuls(experiment, args.phase, tpu_slice)
     return 0
 
 
-def compiled_text(experiment: Experiment, phase: int, where: Slice) -> str:
+def compiled_text(experiment: Experiment, phase_index: int, tpu_slice: Slice) -> str:
     """The scheduled program of a phase's longest batch."""
-    inputs = make_inputs(experiment)[phase]
-    request = {"phase": phase, "fields": list(inputs.fields), "sizes": inputs.shapes[-1]}
-    devices = np.asarray(aot.topology(where).devices).reshape(-1).tolist()
-    return aot.lower(experiment, request, devices).compile().as_text()
+    inputs = make_inputs(experiment)[phase_index]
+    request = {"phase": phase_index, "fields": list(inputs.fields), "sizes": inputs.shapes[-1]}
+    devices = np.asarray(compile_worker.topology(tpu_slice).devices).reshape(-1).tolist()
+    return compile_worker.lower(experiment, request, devices).compile().as_text()
 
 
-def print_kinds(text: str, where: Slice, rows: int) -> None:
+def print_op_kinds(text: str, tpu_slice: Slice, top_k: int) -> None:
     """A row for operations of the same origin and result, the longest first."""
     kinds: dict[tuple[str, str], list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
     for op, parts, times in hlo.operations(text):
         if op.cycles is None:
             continue
         origin = re.search(r'op_name="(?:jit\([^)]*\)/)?([^"]*)"', op.text)
-        kind = (origin[1] if origin else op.name, re.sub(r"\{[^}]*\}|/\*.*?\*/", "", op.result))
-        seconds = op.cycles / where.generation.clock_hz
-        for place, more in enumerate((seconds, 1, products(parts) / where.generation.device_flops)):
-            kinds[kind][place] += times * more
+        kind = (
+            origin[1] if origin else op.name,
+            re.sub(r"\{[^}]*\}|/\*.*?\*/", "", op.result_type),
+        )
+        seconds = op.cycles / tpu_slice.generation.clock_hz
+        for column_index, value in enumerate(
+            (seconds, 1, matmul_flops(parts) / tpu_slice.generation.device_flops)
+        ):
+            kinds[kind][column_index] += times * value
     print("| ms | times | matrix units alone, ms | operation | result |")
     print("|---|---|---|---|---|")
     ranked = sorted(kinds.items(), key=lambda item: -item[1][0])
-    rest = [sum(column) for column in zip(*(row for _, row in ranked[rows:]), strict=True)]
-    for (origin, result), row in [*ranked[:rows], (("the rest", ""), rest or [0.0, 0.0, 0.0])]:
+    rest = [sum(column) for column in zip(*(row for _, row in ranked[top_k:]), strict=True)]
+    for (origin, result), row in [*ranked[:top_k], (("the rest", ""), rest or [0.0, 0.0, 0.0])]:
         print(f"| {row[0] * 1e3:.2f} | {row[1]:.0f} | {row[2] * 1e3:.2f} | {origin} | {result} |")
 
 
-def products(parts: list[hlo.Op]) -> float:
+def matmul_flops(fused_ops: list[hlo.Op]) -> float:
     """FLOPs of the matrix products among fused operations: 2 m n k, from the sizes of all three.
 
     Of products without batch dimensions: with `tpu=true` there are no others.
     """
-    named = {part.name: part for part in parts}
+    ops_by_name = {part.name: part for part in fused_ops}
     total = 0.0
-    for part in parts:
+    for part in fused_ops:
         if part.opcode in ("convolution", "dot"):
-            inside = part.text.split(f"{part.opcode}(", 1)[1].split(")", 1)[0]
-            left, right = (named[name] for name in re.findall(r"%([\w.\-]+)", inside))
-            total += 2 * math.sqrt(math.prod(elements(each) for each in (part, left, right)))
+            operands = part.text.split(f"{part.opcode}(", 1)[1].split(")", 1)[0]
+            lhs, rhs = (ops_by_name[name] for name in re.findall(r"%([\w.\-]+)", operands))
+            total += 2 * math.sqrt(math.prod(num_elements(each) for each in (part, lhs, rhs)))
     return total
 
 
-def elements(op: hlo.Op) -> int:
+def num_elements(op: hlo.Op) -> int:
     """Of the result, which is one array."""
-    dims = re.search(r"\[([\d,]*)\]", op.result)
+    dims = re.search(r"\[([\d,]*)\]", op.result_type)
     assert dims is not None
     return math.prod(int(size) for size in dims[1].split(",") if size)
 
 
-def print_products(experiment: Experiment, phase: int, where: Slice) -> None:
+def print_matmuls(experiment: Experiment, phase_index: int, tpu_slice: Slice) -> None:
     """The products of a layer's forward pass and of its kernels' gradients, on one device."""
-    inputs, model = make_inputs(experiment)[phase], experiment.program.model
-    data, fsdp, _ = experiment.mesh.sizes(where.devices)
-    rows = inputs.texts // (inputs.phase.accumulate * data * fsdp) * inputs.shapes[-1]["L"]
-    wide, narrow = model.intermediate_size, model.hidden_size
+    inputs, model = make_inputs(experiment)[phase_index], experiment.objective.model
+    data, fsdp, _ = experiment.mesh.axis_sizes(tpu_slice.devices)
+    num_tokens = (
+        inputs.num_sequences
+        // (inputs.phase.gradient_accumulation_steps * data * fsdp)
+        * inputs.shapes[-1]["L"]
+    )
+    intermediate_size, hidden_size = model.intermediate_size, model.hidden_size
     shapes = [
-        *((rows, narrow, narrow), (rows, narrow, wide), (rows, wide, narrow)),
-        *((narrow, rows, narrow), (narrow, rows, wide), (wide, rows, narrow), (8192, 8192, 8192)),
+        *(
+            (num_tokens, hidden_size, hidden_size),
+            (num_tokens, hidden_size, intermediate_size),
+            (num_tokens, intermediate_size, hidden_size),
+        ),
+        *(
+            (hidden_size, num_tokens, hidden_size),
+            (hidden_size, num_tokens, intermediate_size),
+            (intermediate_size, num_tokens, hidden_size),
+            (8192, 8192, 8192),
+        ),
     ]
-    device = jax.sharding.SingleDeviceSharding(aot.topology(where).devices[0])
+    device = jax.sharding.SingleDeviceSharding(compile_worker.topology(tpu_slice).devices[0])
     print("| product by itself | us | share of the peak |")
     print("|---|---|---|")
     for m, k, n in shapes:
         pair: list[Any] = [
             jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=device) for shape in ((m, k), (k, n))
         ]
-        compiled: Any = jax.jit(product).lower(*pair).compile()
-        seconds = hlo.read_costs(compiled.as_text()).cycles / where.generation.clock_hz
-        share = 2 * m * k * n / where.generation.device_flops / seconds
-        print(f"| [{m}, {k}] x [{k}, {n}] | {seconds * 1e6:.1f} | {share:.2f} |")
+        compiled: Any = jax.jit(matmul).lower(*pair).compile()
+        seconds = hlo.read_costs(compiled.as_text()).cycles / tpu_slice.generation.clock_hz
+        fraction = 2 * m * k * n / tpu_slice.generation.device_flops / seconds
+        print(f"| [{m}, {k}] x [{k}, {n}] | {seconds * 1e6:.1f} | {fraction:.2f} |")
 
 
-def product(x: jax.Array, y: jax.Array) -> jax.Array:
+def matmul(x: jax.Array, y: jax.Array) -> jax.Array:
     """With its sums in float32, rounded."""
     return jnp.dot(x, y, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
 

@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-WAYS: dict[str, dict[str, Any]] = {
+METHODS: dict[str, dict[str, Any]] = {
     "all weights": {},
-    "layer-wise decay 0.5": {"layer_decay": 0.5},
+    "layer-wise decay 0.5": {"layerwise_lr_decay": 0.5},
     "embeddings frozen": {"frozen": ["encoder/embeddings/**"]},
     "encoder frozen": {"frozen": ["encoder/**"]},
     "unfreezing from the top": {"unfreeze_every": "a quarter of the updates"},
-    "top layer fresh": {"fresh_layers": 1},
-    "L2-SP": {"anchor": {"type": "L2SP"}},
-    "EWC": {"anchor": {"type": "EWC"}},
+    "top layer fresh": {"reinit_layers": 1},
+    "L2-SP": {"weight_anchor": {"type": "L2SP"}},
+    "EWC": {"weight_anchor": {"type": "EWC"}},
 }
 
 
@@ -44,82 +44,87 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ewc", type=float, default=1e4, help="its strength")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=1024, help="of the general text")
-    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--ways", nargs="+", choices=list(METHODS), default=list(METHODS))
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        importance = Path(folder) / "fisher.safetensors"
-        measure_fisher(args, importance)
-        for place, way in enumerate(args.ways):
-            runs = [one(args, way, seed, importance) for seed in range(args.seeds)]
-            if not place:
+        fisher_file = Path(folder) / "fisher.safetensors"
+        measure_fisher(args, fisher_file)
+        for index, method in enumerate(args.ways):
+            runs = [run_method(args, method, seed, fisher_file) for seed in range(args.seeds)]
+            if not index:
                 print(heading(args, runs[0]))
-            print(as_line(way, runs), flush=True)
+            print(markdown_row(method, runs), flush=True)
     return 0
 
 
 def measure_fisher(args: argparse.Namespace, file: Path) -> None:
     """What `bert-jax fisher` writes."""
-    from bert_jax.train.masked_text import fisher, save_fisher
-    from bert_jax.train.pretrained import load_model
+    from bert_jax.pretrained.load import load_model
+    from bert_jax.tuning.fisher import fisher_information, save_fisher
 
-    save_fisher(fisher(load_model(args.model), args.prepared), file)
+    save_fisher(fisher_information(load_model(args.model), args.prepared), file)
 
 
-def one(args: argparse.Namespace, way: str, seed: int, importance: Path) -> dict[str, Any]:
+def run_method(
+    args: argparse.Namespace, method: str, seed: int, fisher_file: Path
+) -> dict[str, Any]:
     """One fine-tuning run and what came of it."""
-    from bert_jax.config import override
-    from bert_jax.data.labelled.config import Glue
-    from bert_jax.train.fine_tuning import fine_tuning
-    from bert_jax.train.masked_text import forgetting
-    from bert_jax.train.pretrained import load_model
+    from bert_jax.config_lib import override
+    from bert_jax.data.finetuning.config import Glue
+    from bert_jax.pretrained.load import load_model
+    from bert_jax.train.presets import fine_tuning_experiment
     from bert_jax.train.run import run
+    from bert_jax.tuning.fisher import measure_forgetting
 
-    experiment = fine_tuning(
+    experiment = fine_tuning_experiment(
         Glue(task=args.task, folder=args.glue_dir),
         args.model,
         epochs=args.epochs,
         learning_rate=args.learning_rate,
         seed=seed,
     )
-    settings = dict(WAYS[way])
+    settings = dict(METHODS[method])
     if "unfreeze_every" in settings:
         settings["unfreeze_every"] = experiment.train.steps // 4
-    if anchor := settings.get("anchor"):
+    if weight_anchor := settings.get("weight_anchor"):
         strength = (
-            {"encoder": args.l2sp, "head": 0.0}
-            if anchor["type"] == "L2SP"
-            else {"fisher": str(importance), "strength": args.ewc}
+            {"encoder_strength": args.l2sp, "head_strength": 0.0}
+            if weight_anchor["type"] == "L2SP"
+            else {"fisher": str(fisher_file), "strength": args.ewc}
         )
-        settings["anchor"] = {**anchor, **strength}
+        settings["weight_anchor"] = {**weight_anchor, **strength}
     changes = [f"train.tuning.{name}={json.dumps(value)}" for name, value in settings.items()]
     with tempfile.TemporaryDirectory() as folder:
-        where = Path(folder) / "run"
-        run(override(experiment, changes), where)
-        metrics = json.loads((where / "evaluation.json").read_text())["dev"]
-        lost = forgetting(
-            load_model(args.model), load_model(str(where)), args.prepared, examples=args.texts
+        run_path = Path(folder) / "run"
+        run(override(experiment, changes), run_path)
+        metrics = json.loads((run_path / "evaluation.json").read_text())["dev"]
+        forgetting_result = measure_forgetting(
+            load_model(args.model),
+            load_model(str(run_path)),
+            args.prepared,
+            num_examples=args.texts,
         )
-    first = experiment.train.checkpoints.keep_best
-    return {"name": first, "metric": metrics[first], **lost}
+    first = experiment.train.checkpoints.best_metric
+    return {"name": first, "metric": metrics[first], **forgetting_result}
 
 
-def moved(result: dict[str, Any]) -> list[float]:
+def depth_distances(result: dict[str, Any]) -> list[float]:
     """The mean relative distance of the weights of each depth, embeddings first."""
-    from bert_jax.tuning.depth import depth, layers_of
+    from bert_jax.tuning.depth import count_layers, param_depth
 
-    distances = {f"encoder/{path}": moved for path, moved in result["distance"].items()}
-    layers = layers_of(distances)
+    distances = {f"encoder/{path}": value for path, value in result["distance"].items()}
+    layers = count_layers(distances)
     found: dict[int, list[float]] = collections.defaultdict(list)
     for path, distance in distances.items():
         if path.endswith(("kernel", "embedding")):
-            found[depth(path, layers)].append(distance)
-    return [statistics.mean(found[place]) for place in range(layers + 1)]
+            found[param_depth(path, layers)].append(distance)
+    return [statistics.mean(found[layer_depth]) for layer_depth in range(layers + 1)]
 
 
 def heading(args: argparse.Namespace, result: dict[str, Any]) -> str:
     """The table's head, with the loss before anything was done."""
     before = result["before"]["mlm_loss"]
-    layers = [f"layer {number}" for number in range(1, len(moved(result)))]
+    layers = [f"layer {number}" for number in range(1, len(depth_distances(result)))]
     names = [
         "way",
         f"{args.task} {result['name']}, each seed",
@@ -131,13 +136,21 @@ def heading(args: argparse.Namespace, result: dict[str, Any]) -> str:
     return f"| {' | '.join(names)} |\n|{'---|' * len(names)}"
 
 
-def as_line(way: str, runs: list[dict[str, Any]]) -> str:
+def markdown_row(method: str, runs: list[dict[str, Any]]) -> str:
     """One way: metrics of each seed, and means over the seeds."""
     each = ", ".join(f"{100 * run['metric']:.1f}" for run in runs)
     mean = 100 * statistics.mean(run["metric"] for run in runs)
     loss = statistics.mean(run["after"]["mlm_loss"] for run in runs)
-    depths = [statistics.mean(at) for at in zip(*map(moved, runs), strict=True)]
-    cells = [way, each, f"{mean:.1f}", f"{loss:.3f}", *(f"{distance:.4f}" for distance in depths)]
+    depths = [
+        statistics.mean(distances) for distances in zip(*map(depth_distances, runs), strict=True)
+    ]
+    cells = [
+        method,
+        each,
+        f"{mean:.1f}",
+        f"{loss:.3f}",
+        *(f"{distance:.4f}" for distance in depths),
+    ]
     return f"| {' | '.join(cells)} |"
 
 

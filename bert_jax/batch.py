@@ -22,7 +22,7 @@ class Field:
 
     dims: str
     dtype: str
-    meaning: str
+    description: str
 
 
 FIELDS: dict[str, Field] = {
@@ -48,9 +48,9 @@ FIELDS: dict[str, Field] = {
     "choice_input_ids": Field("BAL", "int32", "token ids of context and choice, for each choice"),
     "choice_token_type_ids": Field("BAL", "int32", "0 in the context, 1 in the choice"),
     "choice_attention_mask": Field("BAL", "int32", "1 = real token, 0 = padding"),
-    "encoder_states": Field("BLD", "float32", "of a frozen encoder, computed beforehand"),
-    "first_states": Field("BD", "float32", "of a frozen encoder, at the first token"),
-    "choice_first_states": Field("BAD", "float32", "likewise, for each choice"),
+    "encoder_features": Field("BLD", "float32", "of a frozen encoder, computed beforehand"),
+    "cls_encoder_features": Field("BD", "float32", "of a frozen encoder, at the first token"),
+    "choice_cls_encoder_features": Field("BAD", "float32", "likewise, for each choice"),
 }
 
 BATCH_AXES = ("data", "fsdp")
@@ -64,10 +64,10 @@ CHOICE_FIELDS = ("choice_input_ids", "choice_token_type_ids", "choice_attention_
 TOKEN_LABEL_FIELDS = ("token_labels", "token_label_weights")
 SPAN_FIELDS = ("start_positions", "end_positions")
 
-Spec = dict[str, tuple[tuple[int, ...], str]]
+BatchSpec = dict[str, tuple[tuple[int, ...], str]]
 
 
-def spec(fields: tuple[str, ...], sizes: Mapping[str, int]) -> Spec:
+def batch_spec(fields: tuple[str, ...], sizes: Mapping[str, int]) -> BatchSpec:
     """Shape and dtype of each of `fields`; `sizes` gives the letters, as {"B": 32, "L": 128}."""
     return {
         name: (tuple(sizes[dim] for dim in FIELDS[name].dims), FIELDS[name].dtype)
@@ -75,13 +75,13 @@ def spec(fields: tuple[str, ...], sizes: Mapping[str, int]) -> Spec:
     }
 
 
-def length(batch: Mapping[str, Any]) -> int:
+def sequence_length(batch: Mapping[str, Any]) -> int:
     """L of a batch: the places for tokens in each of its texts."""
     name = "input_ids" if "input_ids" in batch else "choice_input_ids"
     return batch[name].shape[-1]
 
 
-def check(batch: Mapping[str, np.ndarray], expected: Spec) -> None:
+def check_batch(batch: Mapping[str, np.ndarray], expected: BatchSpec) -> None:
     """Raises a UserError that names the first field which is missing, foreign or misshapen."""
     for name in expected.keys() - batch.keys():
         raise UserError(f"batch lacks the field {name!r}; expected {sorted(expected)}")

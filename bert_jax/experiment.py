@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from bert_jax.data.config import Labelled, LabelledMixture, LoaderConfig
+from bert_jax.data.config import FineTuningData, MultiTaskData, PretrainingData
 from bert_jax.errors import ConfigError
-from bert_jax.parallel.config import Mesh
-from bert_jax.programs.config import ProgramConfig
-from bert_jax.train.config import Train
+from bert_jax.objectives.config import ObjectiveConfig
+from bert_jax.parallel.config import MeshConfig
+from bert_jax.train.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,26 +14,27 @@ class Experiment:
     """What `configs/` return and `bert_jax.train.run` runs."""
 
     name: str
-    program: ProgramConfig
-    data: LoaderConfig | Labelled | LabelledMixture
-    train: Train
-    mesh: Mesh = Mesh()  # noqa: RUF009 (frozen)
+    objective: ObjectiveConfig
+    data: PretrainingData | FineTuningData | MultiTaskData
+    train: TrainConfig
+    mesh: MeshConfig = MeshConfig()  # noqa: RUF009 (frozen)
     seed: int = 0
     init_from: str | None = None  # run folder, Hugging Face folder or TF1 checkpoint to start from
 
     def __post_init__(self) -> None:
-        exchange, dtype = self.mesh.exchange, self.program.compute.dtype
-        if exchange == "bfloat16" and dtype != "bfloat16":
+        communication_dtype, dtype = self.mesh.communication_dtype, self.objective.compute.dtype
+        if communication_dtype == "bfloat16" and dtype != "bfloat16":
             raise ConfigError(
-                f"mesh.exchange is bfloat16, but program.compute.dtype is {dtype}; "
+                f"mesh.communication_dtype is bfloat16, but objective.compute.dtype is {dtype}; "
                 "expected float32, or bfloat16 for both"
             )
-        longest = max(phase.length for phase in self.train.phases)
-        table = self.program.model.positions.max_length
-        if longest > table:
+        max_seq_length = max(phase.seq_length for phase in self.train.phases)
+        max_position_embeddings = self.objective.model.positions.max_position_embeddings
+        if max_seq_length > max_position_embeddings:
             raise ConfigError(
-                f"train.phases has length {longest}, beyond the position table: "
-                f"program.model.positions.max_length is {table}"
+                f"train.phases has seq_length {max_seq_length}, beyond the position table: "
+                "objective.model.positions.max_position_embeddings is "
+                f"{max_position_embeddings}"
             )
 
 
@@ -43,9 +44,9 @@ MAY_CHANGE_ON_RESUME = (
     "train.evaluation.*",
     "mesh.*",
     "data.prefetch_batches",
-    "data.workers",
-    "program.compute.layers.*",
-    "program.compute.remat.*",
-    "program.compute.attention.*",
+    "data.num_workers",
+    "objective.compute.layer_loop.*",
+    "objective.compute.remat.*",
+    "objective.compute.attention.*",
 )
 """Fields that say where and how often, not what: a run may be resumed with others."""

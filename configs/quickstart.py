@@ -5,57 +5,62 @@
 runs it as one of its stages. The same run alone, with the corpora that the quickstart prepares:
 
     bert-jax pretrain configs/quickstart.py --run runs/quickstart \\
-        --with prepared=quickstart/prepared/train heldout=quickstart/prepared/heldout
+        --with corpus=quickstart/prepared/train heldout=quickstart/prepared/heldout
 """
 
 from dataclasses import replace
 
-from bert_jax.data.config import LoaderConfig, Masking
-from bert_jax.data.prepared import corpus_vocabulary
+from bert_jax.data.config import Masking, PretrainingData
+from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import Learned, SinusoidalStart, bert
-from bert_jax.programs.config import Pretraining
+from bert_jax.models.config import LearnedPositions, SinusoidalInit, bert_config
+from bert_jax.objectives.config import Pretraining
 from bert_jax.train.config import (
     AdamW,
-    Checkpoints,
-    Evaluation,
-    Logging,
+    CheckpointConfig,
+    HeldOutEval,
+    LoggingConfig,
     Phase,
-    Train,
+    TrainConfig,
     WarmupLinear,
 )
 
 
-def get_config(*, prepared: str, heldout: str, steps: int = 4200, seed: int = 0) -> Experiment:
+def get_config(*, corpus: str, heldout: str, steps: int = 4200, seed: int = 0) -> Experiment:
     """Short rows, a high learning rate, no dropout: the text is seen once or twice only.
 
     What else departs from the paper, and why, is said in configs/pretrain/small_corpus.py.
     """
-    vocabulary = corpus_vocabulary(prepared)
-    every = max(1, steps // 6)
-    short = max(1, 2 * steps // 3)
-    sizes = bert("tiny", vocab_size=vocabulary.size)
+    tokenizer = corpus_tokenizer(corpus)
+    eval_every = max(1, steps // 6)
+    short_steps = max(1, 2 * steps // 3)
+    base_config = bert_config("tiny", vocab_size=tokenizer.vocab_size)
     model = replace(
-        sizes,
-        positions=Learned(max_length=128, start=SinusoidalStart()),
-        initializer_range=round(sizes.hidden_size**-0.5, 3),
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
+        base_config,
+        positions=LearnedPositions(max_position_embeddings=128, init=SinusoidalInit()),
+        initializer_range=round(base_config.hidden_size**-0.5, 3),
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
     return Experiment(
         name="quickstart",
         seed=seed,
-        program=Pretraining(model=model, mask_token_id=vocabulary.mask_id, nsp_weight=2.0),
-        data=LoaderConfig(prepared=prepared, masking=Masking(rate=0.3)),
-        train=Train(
+        objective=Pretraining(model=model, mask_token_id=tokenizer.mask_id, nsp_weight=2.0),
+        data=PretrainingData(corpus=corpus, masking=Masking(mlm_probability=0.3)),
+        train=TrainConfig(
             phases=(
-                Phase(steps=short, length=64, batch_size=32, max_predictions=20),
-                Phase(steps=steps - short, length=128, batch_size=16, max_predictions=40),
+                Phase(steps=short_steps, seq_length=64, batch_size=32, max_predictions_per_seq=20),
+                Phase(
+                    steps=steps - short_steps,
+                    seq_length=128,
+                    batch_size=16,
+                    max_predictions_per_seq=40,
+                ),
             ),
             optimizer=AdamW(b2=0.98),  # a second moment that forgets within a short run
-            schedule=WarmupLinear(peak=2e-3, warmup_steps=max(1, steps // 30)),
-            checkpoints=Checkpoints(every=every, keep_last=2),
-            evaluation=Evaluation(prepared=heldout, every=every, examples=2048),
-            logging=Logging(every=200),
+            schedule=WarmupLinear(peak_learning_rate=2e-3, warmup_steps=max(1, steps // 30)),
+            checkpoints=CheckpointConfig(save_every=eval_every, keep_last=2),
+            evaluation=HeldOutEval(corpus=heldout, eval_every=eval_every, num_examples=2048),
+            logging=LoggingConfig(log_every=200),
         ),
     )

@@ -16,90 +16,86 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "bert_jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# Room (folder or file of bert_jax/) -> the rooms that it may import besides itself.
-# Two storeys up and no way back: ground, then parts, then what puts parts together.
-GROUND = {"errors", "aside", "config", "batch", "paths"}
-PARTS = {"text", "nn", "models", "objectives", "data", "parallel", "interop"}
-WHOLES = {"programs", "tuning", "train", "evals", "predict", "studies", "plan", "experiment"}
-MAY_IMPORT = {
-    "__init__": set(),
-    "__main__": {"cli"},
-    "errors": set(),
-    "aside": set(),
-    "config": {"errors"},
-    "batch": {"errors"},
-    "paths": {"errors"},
-    "nn": {"errors", "paths"},
-    "text": GROUND | {"__init__"},
-    "models": GROUND | {"nn"},
-    "objectives": GROUND,
-    "data": GROUND | {"text", "__init__"},
-    "parallel": GROUND,
-    "interop": GROUND | {"models", "text", "__init__"},
-    "programs": GROUND | {"nn", "models", "objectives"},
-    "experiment": GROUND | {"data", "parallel", "programs", "train"},
-    "evals": GROUND | {"text", "nn", "models", "objectives", "data", "parallel", "programs"},
-    "tuning": GROUND | {"nn", "programs"},
-    "train": GROUND | PARTS | {"programs", "tuning", "evals", "experiment", "__init__"},
-    "predict": GROUND | PARTS | {"programs", "evals", "train", "experiment"},
-    "studies": GROUND | {"data", "evals", "train"},
-    "plan": GROUND
-    | {"nn", "models", "data", "parallel", "programs", "tuning", "train", "experiment", "__init__"},
-    # It starts processes; what they do it knows by their exit codes and what they say.
-    "pod": GROUND | {"train"},
-    "testing": GROUND | PARTS | WHOLES,
-    "cli": GROUND | PARTS | WHOLES | {"pod", "testing", "__init__"},
+# Layers from the bottom up. A package may import what stands in lower layers, and its own modules;
+# within a layer only the arrows of SAME_LAYER are allowed. A `config.py` belongs to no layer: it
+# imports `errors` and other configs only (test_configs_import_errors_and_other_configs_only), so
+# everything may import it.
+LAYERS: tuple[set[str], ...] = (
+    {"errors"},
+    {"atomic_io", "config_lib", "batch", "params", "hardware", "__init__"},
+    {"functional", "text", "runs"},
+    {"models", "objectives", "data", "parallel", "distributed", "checkpoints", "interop"},
+    {"experiment"},
+    {"pretrained"},
+    {"evals", "predict", "tuning", "report"},
+    {"train", "export"},
+    {"studies", "plan", "simulate", "quickstart", "testing"},
+    {"cli"},
+    {"__main__"},
+)
+SAME_LAYER = {
+    "objectives": {"models"},
+    "parallel": {"models", "objectives"},
+    "interop": {"models"},
+    "checkpoints": {"distributed"},
+    "predict": {"evals"},
+    "export": {"train"},
+    "testing": {"studies"},
 }
-# The places where everything meets.
-MEETS_ALL = {"train/run.py"}
 
-# Heavy library -> the only places of bert_jax/ that may import it, even inside a function.
-JAX_ROOMS = {
-    "nn",
+# Heavy library -> the only packages or modules of bert_jax/ that may import it.
+JAX_PACKAGES = {
+    "functional",
     "models",
     "objectives",
     "parallel",
-    "programs",
     "tuning",
     "evals",
     "train",
     "predict",
     "plan",
+    "checkpoints",
+    "distributed",
+    "hardware",
+    "pretrained",
+    "export",
+    "report",
+    "runs",
 }
 TENSORFLOW_FILES = {
-    "data/tasks.py",
-    "data/converter.py",
-    "data/preprocessors.py",
-    "data/numpy_steps.py",
-    "data/pair_preprocessor.py",
-    "data/seqio_vocabulary.py",
-    "data/labelled/seqio_tasks.py",
-    "data/labelled/tfds_glue.py",
+    "data/seqio/text_tasks.py",
+    "data/seqio/feature_converter.py",
+    "data/seqio/preprocessors.py",
+    "data/seqio/tf_numpy.py",
+    "data/seqio/pair_preprocessor.py",
+    "data/seqio/vocabulary.py",
+    "data/seqio/labeled_tasks.py",
+    "data/finetuning/readers/tfds_glue.py",
     "interop/tf1.py",
 }
 MAY_USE = {
-    "jax": JAX_ROOMS | {"cli", "testing"},
-    "flax": {"nn", "models", "programs"},
+    "jax": JAX_PACKAGES | {"cli", "testing"},
+    "flax": {"functional", "models", "objectives"},
     "optax": {"train", "tuning", "parallel"},
-    "orbax": {"train"},
+    "orbax": {"checkpoints", "distributed", "train"},
     "grain": {"data"},
     "tensorflow": TENSORFLOW_FILES,
     "tensorflow_text": TENSORFLOW_FILES,
     "tensorflow_datasets": TENSORFLOW_FILES,
     "seqio": TENSORFLOW_FILES,
-    "apache_beam": {"data/beam_pipeline.py"},
+    "apache_beam": {"data/corpus/beam.py"},
     # Reading `pytorch_model.bin`, with weights_only; torch is not a dependency.
     "torch": {"interop/torch_file.py"},
     "transformers": set(),
     "pickle": set(),
 }
-# Files that run a Python file which the user names: a recipe, and seqio tasks of one's own.
-RUNS_USER_FILES = {"config.py", "data/tasks.py"}
+# Modules that run a Python file which the user names: a recipe, and seqio tasks of one's own.
+RUNS_USER_FILES = {"config_lib.py", "data/seqio/text_tasks.py"}
 
-MAX_FILE_LINES = 300
-MAX_FUNCTION_LINES = 60
+MAX_FILE_LINES = 375
+MAX_FUNCTION_LINES = 66
 # The whole of a run on one page, which is worth more than short functions.
-LONGER_FUNCTIONS = {"train/run.py:run": 105}
+LONGER_FUNCTIONS = {"train/run.py:run": 120}
 # What must stay out of a process that only asks for help, reads a config or a recipe.
 HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "tensorflow", "seqio", "torch", "grain")
 
@@ -133,16 +129,22 @@ def parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
-def test_rooms_import_only_what_stands_below_them():
-    assert {room_of(f) for f in FILES} <= set(MAY_IMPORT), "a new room: say what it may import"
+def allowed_imports(package: str) -> set[str]:
+    """The packages that a package may import, itself included."""
+    level = next(i for i, layer in enumerate(LAYERS) if package in layer)
+    return {package}.union(*LAYERS[:level]) | SAME_LAYER.get(package, set())
+
+
+def test_packages_import_lower_layers_only():
+    assert {room_of(f) for f in FILES} <= set().union(*LAYERS), "a new package: give it a layer"
     wrong = [
         f"{name_of(file)}:{line} imports {name}; {room_of(file)} may import {sorted(allowed)}"
         for file in FILES
-        for allowed in [MAY_IMPORT[room_of(file)] | {room_of(file)}]
+        for allowed in [allowed_imports(room_of(file))]
         for line, name in imports(parse(file))
         if name.startswith("bert_jax.")
         and imported_room(name) not in allowed
-        and name_of(file) not in MEETS_ALL
+        and name.split(".")[2:3] != ["config"]
     ]
     assert not wrong
 
@@ -183,7 +185,7 @@ def test_no_recipe_imports_another():
 
 
 def test_modules_and_what_runs_meet_in_nn_only():
-    """NNX describes; what runs is a pure dict. nn.py is the one door between the two."""
+    """NNX describes; what runs is a pure dict. functional.py is the one door between the two."""
     door = {"split", "merge", "eval_shape", "state", "to_pure_dict", "replace_by_pure_dict"}
     never = {"jit", "grad", "scan", "vmap", "remat", "Optimizer", "StateAxes", "Intermediate"}
     wrong = [
@@ -193,7 +195,7 @@ def test_modules_and_what_runs_meet_in_nn_only():
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "nnx"
-        and node.attr in (never if name_of(file) == "nn.py" else door | never)
+        and node.attr in (never if name_of(file) == "functional.py" else door | never)
     ]
     assert not wrong
 
@@ -253,7 +255,10 @@ def test_every_room_is_tested():
 def test_nothing_reads_tensorflow_on_the_way_to_training_or_predicting():
     """Follows all imports of modules, also those inside functions, from the loader and predict/."""
     graph = {name_of(f): {n for _, n in imports(parse(f))} for f in FILES}
-    pending = ["data/loader.py", *(name for name in graph if name.startswith("predict/"))]
+    pending = [
+        "data/pretraining/loader.py",
+        *(name for name in graph if name.startswith("predict/")),
+    ]
     seen: set[str] = set()
     while pending:
         current = pending.pop()
@@ -265,7 +270,7 @@ def test_nothing_reads_tensorflow_on_the_way_to_training_or_predicting():
             parts = dotted.split(".")
             if parts[0] == "bert_jax":
                 pending += ["/".join(parts[1:]) + ".py", "/".join(parts[1:-1]) + ".py"]
-    assert "text/vocabulary.py" in seen  # the walk does walk
+    assert "text/tokenizer.py" in seen  # the walk does walk
 
 
 @pytest.mark.parametrize(
@@ -278,7 +283,7 @@ def test_nothing_reads_tensorflow_on_the_way_to_training_or_predicting():
         "for verb in VERBS:\n"
         "    try: main([*verb.split(), '--help'])\n"
         "    except SystemExit as done: assert done.code == 0",
-        "from bert_jax.config import load_recipe\n"
+        "from bert_jax.config_lib import load_recipe\n"
         "from pathlib import Path\n"
         "for recipe in Path('configs').rglob('*.py'): load_recipe(recipe)",
     ],
@@ -296,16 +301,3 @@ atexit.register(heavy)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "HEAVY []"
-
-
-def test_the_readme_has_a_line_for_every_file():
-    readme = (ROOT / "README.md").read_text()
-    shown = [f for f in FILES if f.name != "__init__.py" or f.parent.name == "cli"]
-    shown += [f for folder in ("configs", "bench") for f in (ROOT / folder).rglob("*.py")]
-    shown += [f for f in (ROOT / "tpu").rglob("*.py") if f.name != "__init__.py"]
-    missing = []
-    for file in shown:
-        first = " ".join((ast.get_docstring(parse(file)) or "").split("\n\n")[0].split())
-        if f"{file.name}`: {first}\n" not in readme:
-            missing.append(f"- `{file.name}`: {first}")
-    assert not missing, "lines that README.md should have under Map:\n" + "\n".join(missing)

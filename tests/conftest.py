@@ -1,6 +1,7 @@
 """Settings for every test: 8 fake CPU devices, strict dtype promotion, the shared data."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,19 @@ def shared() -> Path:
     if not root or not (Path(root) / "data").is_dir():
         pytest.skip("BERT_JAX_SHARED does not point at a folder with data/ in it")
     return Path(root) / "data"
+
+
+@pytest.fixture(scope="session")
+def task_experiment(tmp_path_factory: pytest.TempPathFactory) -> Callable:
+    """Kind of task -> a small run of it, yet to be made."""
+    from tests.helpers import task_runs  # it imports all of training
+
+    return task_runs.small_experiments(tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture(scope="session")
+def task_run(task_experiment: Callable) -> Callable[[str], Path]:
+    """Kind of task -> the folder of a run beside its files, made when first asked for."""
+    from tests.helpers import task_runs
+
+    return task_runs.finished_runs(task_experiment)

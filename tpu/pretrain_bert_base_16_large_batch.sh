@@ -15,5 +15,5 @@ MAX_HOURS="${MAX_HOURS:-12}"            # of slices, all restarts together
 tpu/pod launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
   --data "corpus=$CORPUS" "$@" -- \
   pretrain configs/pretrain/bert_large_batch.py --with size=base "batch_size=$BATCH" \
-  tpu=true layout=fsdp accumulate=1 accumulate_long=4 \
-  prepared=@data/corpus/train heldout=@data/corpus/heldout
+  tpu=true parallelism=fsdp gradient_accumulation_steps=1 gradient_accumulation_steps_long=4 \
+  corpus=@data/corpus/train heldout=@data/corpus/heldout

@@ -13,5 +13,5 @@ MAX_HOURS="${MAX_HOURS:-24}"            # of slices, all restarts together
 
 tpu/pod launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
   --data "corpus=$CORPUS" "$@" -- \
-  pretrain configs/pretrain/bert.py --with size=large tpu=true layout=fsdp \
-  prepared=@data/corpus/train heldout=@data/corpus/heldout
+  pretrain configs/pretrain/bert.py --with size=large tpu=true parallelism=fsdp \
+  corpus=@data/corpus/train heldout=@data/corpus/heldout

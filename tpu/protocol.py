@@ -50,7 +50,7 @@ POD_VERBS = ("pretrain", "finetune")
 
 @dataclass(frozen=True, kw_only=True)
 class SliceShape:
-    """As much of a slice as a host has to know; see bert_jax/plan/slices.json."""
+    """As much of a slice as a host has to know; see bert_jax/hardware/tpu_slices.json."""
 
     name: str
     hosts: int

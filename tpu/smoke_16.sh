@@ -16,4 +16,4 @@ MAX_HOURS="${MAX_HOURS:-1}"             # of slices, all restarts together
 tpu/pod launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
   --data "corpus=$CORPUS" "$@" -- \
   pretrain configs/pretrain/bert.py --with size=tiny "steps=$STEPS" "batch_size=$BATCH" \
-  prepared=@data/corpus/train
+  corpus=@data/corpus/train

@@ -17,43 +17,43 @@ from typing import Any
 from bert_jax import __version__
 from bert_jax.cli import (
     baselines,
-    data_show,
+    convert,
     embed,
-    explain,
     export,
     fill_mask,
     finetune,
     fisher,
     forgetting,
     glue,
-    import_,
+    inspect_data,
     plan,
     predict,
     prepare,
     pretrain,
     quickstart,
+    show_config,
     simulate,
     sweep,
     vocab_learn,
 )
-from bert_jax.cli.huge_pages import restart_with_huge_pages
+from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
 from bert_jax.errors import UserError
 
 VERBS: dict[str, Any] = {
     "quickstart": quickstart,
     "vocab learn": vocab_learn,
     "prepare": prepare,
-    "data show": data_show,
+    "data show": inspect_data,
     "plan": plan,
     "pretrain": pretrain,
     "finetune": finetune,
     "simulate": simulate,
     "glue": glue,
     "sweep": sweep,
-    "explain": explain,
+    "explain": show_config,
     "baselines": baselines,
     "export": export,
-    "import": import_,
+    "import": convert,
     "predict": predict,
     "fill-mask": fill_mask,
     "embed": embed,
@@ -68,7 +68,7 @@ EPILOG = """\
 example: learn a vocabulary, prepare documents, train, export, use
   bert-jax vocab learn --size 8192 --output vocabulary 'books/*.txt'
   bert-jax prepare --files 'books/*.txt' --vocab vocabulary --output prepared
-  bert-jax pretrain configs/pretrain/bert.py --run runs/tiny --with size=tiny prepared=prepared
+  bert-jax pretrain configs/pretrain/bert.py --run runs/tiny --with size=tiny corpus=prepared
   bert-jax export runs/tiny --output exported
   bert-jax fill-mask exported "It was a [MASK] night."
 """
@@ -97,15 +97,15 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line; a name of two words (`vocab learn`) is a verb inside a group."""
     parser = _Parser(prog="bert-jax", description="BERT encoders in JAX.", epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")
-    top = parser.add_subparsers(metavar="VERB", required=True)
+    subparsers = parser.add_subparsers(metavar="VERB", required=True)
     groups: dict[str, argparse._SubParsersAction] = {}
     for name, module in VERBS.items():
         *group, leaf = name.split()
-        parent = top
+        parent = subparsers
         if group:
             (group_name,) = group
             if group_name not in groups:
-                group_parser = top.add_parser(group_name, help=f"verbs about: {group_name}")
+                group_parser = subparsers.add_parser(group_name, help=f"verbs about: {group_name}")
                 groups[group_name] = group_parser.add_subparsers(metavar="VERB", required=True)
             parent = groups[group_name]
         verb = parent.add_parser(leaf, help=module.HELP, description=module.HELP)

@@ -23,28 +23,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Prints the losses."""
-    print(json.dumps(beside_ngrams(Path(args.run_folder))))
+    print(json.dumps(compare_with_ngrams(Path(args.run_folder))))
 
 
-def beside_ngrams(folder: Path) -> dict[str, float | None]:
+def compare_with_ngrams(folder: Path) -> dict[str, float | None]:
     """The n-gram losses and the run's last held-out results (None before its end).
 
     Raises:
       UserError: not a run folder, or a run without a held-out corpus.
     """
-    from bert_jax.config import from_json
+    from bert_jax.config_lib import from_json
     from bert_jax.experiment import Experiment
-    from bert_jax.train import run_folder
-    from bert_jax.train.ngrams import ngram_losses
+    from bert_jax.runs import run_folder
+    from bert_jax.studies.ngram_comparison import ngram_baseline_losses
 
     experiment = from_json(Experiment, run_folder.read_json(folder / run_folder.CONFIG)["config"])
-    losses = ngram_losses(experiment)
+    losses = ngram_baseline_losses(experiment)
     file = folder / run_folder.EVALUATION
-    found = run_folder.read_json(file) if file.exists() else {}
+    evaluation = run_folder.read_json(file) if file.exists() else {}
     return {
-        "mlm_loss": found.get("mlm_loss"),
+        "mlm_loss": evaluation.get("mlm_loss"),
         "bigram": losses["bigram"],
         "unigram": losses["unigram"],
         "masked_tokens": losses["tokens"],
-        "nsp_accuracy": found.get("nsp_accuracy"),
+        "nsp_accuracy": evaluation.get("nsp_accuracy"),
     }

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from bert_jax.cli.texts import add_text_arguments, text_groups
+from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
 
 HELP = "turn texts into vectors"
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--layers",
-        type=_layers,
+        type=_parse_layers,
         default=(-1,),
         metavar="N,N",
         help="layers whose vectors are set one after another: 0 embeddings, 1 first layer, -1 last "
@@ -40,14 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prints one JSON line for each text, in their order."""
     from bert_jax.predict.embedder import Embedder
-    from bert_jax.train.pretrained import load_model
+    from bert_jax.pretrained.load import load_model
 
     embed = Embedder(load_model(args.model), pooling=args.pooling, layers=args.layers)
-    for group in text_groups(args):
-        for text, (vector, truncated) in zip(group, embed(group), strict=True):
-            answer = {"text": text, "truncated": truncated, "embedding": vector.tolist()}
-            print(json.dumps(answer, ensure_ascii=False), flush=True)
+    for text_batch in text_groups(args):
+        for text, (vector, truncated) in zip(text_batch, embed(text_batch), strict=True):
+            record = {"text": text, "truncated": truncated, "embedding": vector.tolist()}
+            print(json.dumps(record, ensure_ascii=False), flush=True)
 
 
-def _layers(text: str) -> tuple[int, ...]:
+def _parse_layers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exports, and says how closely the folder gives back the model."""
-    from bert_jax.train.export import export
-    from bert_jax.train.pretrained import load_model
+    from bert_jax.export.export import export
+    from bert_jax.pretrained.load import load_model
 
     model = load_model(args.run_folder, args.task)
     difference = export(model, Path(args.output))

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from bert_jax.cli.texts import add_text_arguments, text_groups
+from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
 
 HELP = "fill the masks of texts"
 
@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prints one JSON line for each text, in their order."""
     from bert_jax.predict.fill_mask import FillMask
-    from bert_jax.train.pretrained import load_model
+    from bert_jax.pretrained.load import load_model
 
-    fill = FillMask(load_model(args.model), top=args.top)
-    for group in text_groups(args):
-        for answer in fill(group):
-            print(json.dumps(answer, ensure_ascii=False), flush=True)
+    fill = FillMask(load_model(args.model), top_k=args.top)
+    for text_batch in text_groups(args):
+        for prediction in fill(text_batch):
+            print(json.dumps(prediction, ensure_ascii=False), flush=True)

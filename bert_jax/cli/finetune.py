@@ -4,9 +4,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.recipe import add_changes, add_checkpoints, from_recipe
-from bert_jax.cli.task_arguments import add_task_arguments, task_command, task_config
-from bert_jax.config import override
+from bert_jax.cli.arguments.recipe import (
+    add_checkpoints_argument,
+    add_override_arguments,
+    experiment_from_recipe,
+)
+from bert_jax.cli.arguments.task import add_task_arguments, task_command, task_config
+from bert_jax.config_lib import override
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 
@@ -39,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to start from: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
     )
     parser.add_argument("--run", metavar="FOLDER", required=True, help="the run folder")
-    add_checkpoints(parser)
+    add_checkpoints_argument(parser)
     parser.add_argument("--epochs", type=float, help="default: 3")
     parser.add_argument("--batch-size", type=int, metavar="ROWS", help="default: 32")
     parser.add_argument("--learning-rate", type=float, metavar="RATE", help="peak; default: 5e-5")
@@ -56,46 +60,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train the head alone, on states that the encoder computes once: epochs of seconds, "
         "at a lower quality; try --learning-rate 1e-3 and more epochs",
     )
-    add_changes(parser)
+    add_override_arguments(parser)
     parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
     """Returns the exit code of the run."""
-    experiment = _from_recipe(args) if args.task.endswith(".py") else _from_flags(args)
-    from bert_jax.train.distributed import from_environment, initialize
+    experiment = (
+        _experiment_from_recipe(args) if args.task.endswith(".py") else _experiment_from_flags(args)
+    )
+    from bert_jax.distributed.processes import config_from_environment, initialize
 
-    initialize(from_environment())
+    initialize(config_from_environment())
     from bert_jax.train.run import run as train
 
     return train(experiment, Path(args.run), args.checkpoints)
 
 
-def _from_recipe(args: argparse.Namespace) -> Experiment:
-    flags = [f"--{name.replace('_', '-')}" for name in _given(args)] + task_command(args)[1:]
+def _experiment_from_recipe(args: argparse.Namespace) -> Experiment:
+    flags = [f"--{name.replace('_', '-')}" for name in _given_settings(args)] + task_command(args)[
+        1:
+    ]
     flags += ["--frozen-encoder"] if args.frozen_encoder else []
     if flags:
         raise ConfigError(
             f"{flags[0]} does not go with a recipe; give the recipe's arguments by --with "
             "NAME=VALUE, and fields of its config by --set"
         )
-    return from_recipe(args.task, args)
+    return experiment_from_recipe(args.task, args)
 
 
-def _from_flags(args: argparse.Namespace) -> Experiment:
-    from bert_jax.train.fine_tuning import fine_tuning
-    from bert_jax.tuning.config import FROZEN_ENCODER, Tuning
+def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
+    from bert_jax.train.presets import fine_tuning_experiment
+    from bert_jax.tuning.config import FROZEN_ENCODER, TuningConfig
 
-    config, given = task_config(args), _given(args)
+    config, given = task_config(args), _given_settings(args)
     if args.arguments:
         raise ConfigError(f"--with goes with a recipe, which ends in .py, not with {args.task}")
     if "model" not in given:
         raise ConfigError(f"{args.task} needs --model, what to start from")
-    tuning = FROZEN_ENCODER if args.frozen_encoder else Tuning()
-    experiment = fine_tuning(config, **given, tuning=tuning)
+    tuning = FROZEN_ENCODER if args.frozen_encoder else TuningConfig()
+    experiment = fine_tuning_experiment(config, **given, tuning=tuning)
     return override(experiment, args.overrides)
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
+def _given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given; the others have the defaults of `fine_tuning`."""
     return {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}

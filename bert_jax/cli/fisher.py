@@ -8,7 +8,7 @@ HELP = "measure which weights matter for a model's own text, to hold them in fin
 _EPILOG = """example:
   bert-jax fisher exported --prepared prepared --output fisher.safetensors
   bert-jax finetune glue/rte --glue-dir glue_data --model exported --run runs/rte \\
-      --set 'train.tuning.anchor={"type": "EWC", "fisher": "fisher.safetensors"}'
+      --set 'train.tuning.weight_anchor={"type": "EWC", "fisher": "fisher.safetensors"}'
 """
 
 
@@ -25,9 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Writes the file."""
-    from bert_jax.train.masked_text import fisher, save_fisher
-    from bert_jax.train.pretrained import load_model
+    from bert_jax.pretrained.load import load_model
+    from bert_jax.tuning.fisher import fisher_information, save_fisher
 
-    measured = fisher(load_model(args.model), Path(args.prepared), examples=args.texts)
+    measured = fisher_information(
+        load_model(args.model), Path(args.prepared), num_examples=args.texts
+    )
     save_fisher(measured, Path(args.output))
     print(f"{args.output}: {len(measured)} arrays")

@@ -27,8 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Prints the line."""
-    from bert_jax.train.masked_text import forgetting
-    from bert_jax.train.pretrained import load_model
+    from bert_jax.pretrained.load import load_model
+    from bert_jax.tuning.fisher import measure_forgetting
 
     before, after = load_model(args.before), load_model(args.after)
-    print(json.dumps(forgetting(before, after, Path(args.prepared), examples=args.texts)))
+    print(
+        json.dumps(measure_forgetting(before, after, Path(args.prepared), num_examples=args.texts))
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bert_jax.studies.lanes import Lane
+    from bert_jax.studies.job_shards import JobShard
 
 HELP = "fine-tune and evaluate a model on all tasks of GLUE, over several seeds"
 
@@ -36,7 +36,7 @@ majority class. Exit codes: 0 done, 1 some run failed, 2 usage, 75 stopped by SI
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Data, model and output; the protocol."""
     # The tasks' names are in a config file, which is light.
-    from bert_jax.data.labelled.config import GLUE_NAMES
+    from bert_jax.data.finetuning.config import GLUE_NAMES
 
     tasks = [name for name in GLUE_NAMES if name != "ax"]
     parser.add_argument(
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD=VALUE",
         nargs="+",
         default=[],
-        help="fields of every run's config, as train.tuning.layer_decay=0.9",
+        help="fields of every run's config, as train.tuning.layerwise_lr_decay=0.9",
     )
     parser.epilog = _EPILOG
 
@@ -93,13 +93,13 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0, 1 when a run failed, 75 when stopped."""
     from dataclasses import asdict
 
-    from bert_jax.aside import write_json
+    from bert_jax.atomic_io import write_json
     from bert_jax.studies import benchmark_table, leaderboard
-    from bert_jax.studies.benchmark import OWN_MNLI, Benchmark, Protocol
-    from bert_jax.studies.cells import CellRunner, Stopped
+    from bert_jax.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfig
+    from bert_jax.studies.job_runner import Interrupted, JobRunner
     from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
 
-    protocol = Protocol(
+    benchmark_config = BenchmarkConfig(
         glue_dir=args.glue_dir,
         model=args.model,
         tasks=tuple(args.tasks),
@@ -108,37 +108,39 @@ def run(args: argparse.Namespace) -> int:
         batch_size=tuple(args.batch_size),
         learning_rate=tuple(args.learning_rate),
         max_length=args.max_length,
-        mnli_init=OWN_MNLI if args.mnli_init == "" else args.mnli_init,
+        mnli_init=SAME_SEED_MNLI if args.mnli_init == "" else args.mnli_init,
         overrides=tuple(args.overrides),
     )
-    output, lane = Path(args.output), _lane(args)
-    with CellRunner(output, lane=lane) as runner:
-        benchmark = Benchmark(protocol, output)
-        shared = {k: v for k, v in asdict(protocol).items() if k not in ("tasks", "seeds")}
-        runner.settle(shared)
+    output, shard = Path(args.output), _parse_shard(args)
+    with JobRunner(output, shard=shard) as runner:
+        benchmark = Benchmark(benchmark_config, output)
+        fixed_settings = {
+            k: v for k, v in asdict(benchmark_config).items() if k not in ("tasks", "seeds")
+        }
+        runner.write_or_check_settings(fixed_settings)
         for task, reason in benchmark.skipped.items():
-            _say(f"{task} is skipped: {reason}")
+            _log(f"{task} is skipped: {reason}")
         try:
             failed = benchmark.run(runner)
-        except Stopped:
-            _say("stopped; the same command goes on from here")
+        except Interrupted:
+            _log("stopped; the same command goes on from here")
             return EXIT_PREEMPTED
-        if lane is None:
+        if shard is None:
             results = benchmark.results(failed)
             write_json(output / "results.json", results)
             print(benchmark_table.write_table(output, results).markdown(), end="")
-        if args.zip and lane is None:
+        if args.zip and shard is None:
             file = output / leaderboard.FILE
-            wrong = leaderboard.write_zip(file, benchmark.best_run, args.glue_dir)
-            for name, why in wrong.items():
-                _say(f"{file}: {name} {why}")
-    for cell, reason in failed.items():
-        _say(f"{cell} failed: {reason}")
+            file_errors = leaderboard.write_submission(file, benchmark.best_run, args.glue_dir)
+            for name, reason in file_errors.items():
+                _log(f"{file}: {name} {reason}")
+    for job, reason in failed.items():
+        _log(f"{job} failed: {reason}")
     return EXIT_USER_ERROR if failed else EXIT_DONE
 
 
-def _lane(args: argparse.Namespace) -> "Lane | None":
-    from bert_jax.studies.lanes import Lane
+def _parse_shard(args: argparse.Namespace) -> "JobShard | None":
+    from bert_jax.studies.job_shards import JobShard
 
     if (args.lanes is None) != (args.lane is None):
         raise ConfigError("--lanes N and --lane I go together: how many, and which one this is")
@@ -150,8 +152,8 @@ def _lane(args: argparse.Namespace) -> "Lane | None":
             "come first: run --tasks mnli on lanes, then the others with --mnli-init "
             f"{args.output}/mnli/seed-{args.seeds[0]} and another --output"
         )
-    return Lane(number=args.lane, count=args.lanes)
+    return JobShard(index=args.lane, count=args.lanes)
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _log(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

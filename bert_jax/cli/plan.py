@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bert_jax.cli.recipe import add_recipe_arguments
+from bert_jax.cli.arguments.recipe import add_recipe_arguments
 from bert_jax.errors import ConfigError
-from bert_jax.plan.slices import Slice, all_slices, find_slice
+from bert_jax.hardware.tpu_slices import Slice, all_slices, find_slice
 
 if TYPE_CHECKING:
     from bert_jax.experiment import Experiment
-    from bert_jax.plan.compiled import Compiled
-    from bert_jax.plan.estimate import Plan
+    from bert_jax.plan.estimate import RunPlan
+    from bert_jax.plan.xla.compile_report import CompiledEstimate
 
 HELP = "memory, hours and cost of a run on a TPU slice, without data, weights or a TPU"
 
@@ -24,7 +24,7 @@ _EPILOG = """examples:
   bert-jax plan configs/finetune/multi_task.py --slice v6e-4 \\
       --with model=exported glue_dir=glue_data conll=conll2003
 
-A corpus that the recipe asks for (prepared=, heldout=) may be left out, or be one of a launch
+A corpus that the recipe asks for (corpus=, heldout=) may be left out, or be one of a launch
 (@data/wiki, gs://...): what the plan needs of it is the size of its vocabulary. Labelled data is
 read, for how long its rows are. Hours lie between two bounds: compute alone at a stated share of
 the chips' peak, and compute, gradients over the links and the optimizer one after another.
@@ -73,136 +73,143 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 when the run fits on one of the slices, else 1."""
-    slices = _slices(args.slices)
+    slices = _resolve_slices(args.slices)
     if args.largest_batch and not args.compile:
         raise ConfigError("--largest-batch is the compiler's answer: add --compile")
 
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # not the TPU of the machine, if it has one
+    from bert_jax.hardware.tpu_slices import prices_as_of
     from bert_jax.plan import table
-    from bert_jax.plan.as_json import plan_to_json
-    from bert_jax.plan.compile import compiler_versions
-    from bert_jax.plan.compiled_table import describe_compiled
-    from bert_jax.plan.estimate import Plan
-    from bert_jax.plan.slices import prices_as_of
-    from bert_jax.plan.stand_in import planned_experiment
-    from bert_jax.plan.ways_out import ways_out
+    from bert_jax.plan.estimate import RunPlan
+    from bert_jax.plan.placeholder_corpus import planned_experiment
+    from bert_jax.plan.plan_json import plan_to_json
+    from bert_jax.plan.suggestions import suggest
+    from bert_jax.plan.xla.compile_phase import compiler_versions
+    from bert_jax.plan.xla.compile_table import describe_compiled
 
-    experiment, missing = planned_experiment(
+    experiment, missing_corpora = planned_experiment(
         args.config, args.arguments, args.overrides, args.vocab_size
     )
-    planned = _planned(experiment, slices, args.mfu)
-    plans = [plan for _, plan in planned if isinstance(plan, Plan)]
-    ways = {plan.where.name: ways_out(plan) for plan in plans if not plan.fits and len(slices) == 1}
-    compiled = _compiled(plans) if args.compile else {}
-    largest = _largest(plans) if args.largest_batch else {}
+    planned = _plan_slices(experiment, slices, args.mfu)
+    plans = [plan for _, plan in planned if isinstance(plan, RunPlan)]
+    suggestions = {
+        plan.tpu_slice.name: suggest(plan) for plan in plans if not plan.fits and len(slices) == 1
+    }
+    compiled = _compile_plans(plans) if args.compile else {}
+    largest_batches = _find_largest_batches(plans) if args.largest_batch else {}
     if args.json:
-        rows = [
+        slice_entries = [
             plan_to_json(
                 plan,
-                ways.get(where.name, ()),
-                compiled.get(where.name, ()),
-                largest.get(where.name, ()),
+                suggestions.get(slice_.name, ()),
+                compiled.get(slice_.name, ()),
+                largest_batches.get(slice_.name, ()),
             )
-            if isinstance(plan, Plan)
-            else {"slice": where.name, "error": plan}
-            for where, plan in planned
+            if isinstance(plan, RunPlan)
+            else {"slice": slice_.name, "error": plan}
+            for slice_, plan in planned
         ]
-        content = {"name": experiment.name, "prices_as_of": prices_as_of(), "slices": rows}
-        print(json.dumps({**content, "stands_in_for": list(missing)}, indent=2))
+        content = {"name": experiment.name, "prices_as_of": prices_as_of(), "slices": slice_entries}
+        print(json.dumps({**content, "placeholder_corpora": list(missing_corpora)}, indent=2))
     else:
-        if missing:
-            names = " and ".join(missing)
+        if missing_corpora:
+            names = " and ".join(missing_corpora)
             print(f"{names} not at hand: planned for a vocabulary of {args.vocab_size:,}\n")
         if len(slices) == 1:
-            print(table.describe(plans[0], ways.get(slices[0].name, ())))
+            print(table.describe_plan(plans[0], suggestions.get(slices[0].name, ())))
         else:
-            print(table.compare(planned))
+            print(table.compare_plans(planned))
         print(table.assumptions(args.mfu))
         for plan in plans if args.compile else ():
-            name = plan.where.name
-            told = describe_compiled(
-                plan, compiled[name], compiler_versions(), largest.get(name, ())
+            name = plan.tpu_slice.name
+            report = describe_compiled(
+                plan, compiled[name], compiler_versions(), largest_batches.get(name, ())
             )
-            print(f"\n{told}", end="")
+            print(f"\n{report}", end="")
     return 0 if any(_fits(plan, compiled) for plan in plans) else 1
 
 
-def _planned(
+def _plan_slices(
     experiment: "Experiment", slices: Sequence[Slice], mfu: float
-) -> list[tuple[Slice, "Plan | str"]]:
+) -> list[tuple[Slice, "RunPlan | str"]]:
     """The plan on each slice, or why there is none; an error where only one was asked for."""
     from bert_jax.plan.estimate import make_plan
     from bert_jax.plan.inputs import make_inputs
 
     inputs = make_inputs(experiment)
-    planned: list[tuple[Slice, Plan | str]] = []
-    for where in slices:
+    planned: list[tuple[Slice, RunPlan | str]] = []
+    for slice_ in slices:
         try:
-            planned.append((where, make_plan(experiment, where, mfu=mfu, inputs=inputs)))
+            planned.append((slice_, make_plan(experiment, slice_, mfu=mfu, inputs=inputs)))
         except ConfigError as error:
             if len(slices) == 1:
                 raise
-            planned.append((where, str(error)))
+            planned.append((slice_, str(error)))
     return planned
 
 
-def _compiled(plans: Sequence["Plan"]) -> dict[str, list["Compiled"]]:
+def _compile_plans(plans: Sequence["RunPlan"]) -> dict[str, list["CompiledEstimate"]]:
     """Compiles every phase for every slice; progress goes to standard error."""
-    from bert_jax.plan.compile import compile_phase
-    from bert_jax.plan.count import check_formula
-    from bert_jax.tuning.config import ReadOnce
+    from bert_jax.plan.xla.compile_phase import compile_phase
+    from bert_jax.plan.xla.count_flops import check_formula
+    from bert_jax.tuning.config import CachedFeatures
 
     # The same for every slice; of an encoder that has read its rows no FLOPs are counted.
     for phase in plans[0].phases if plans else ():
         experiment = plans[0].experiment
-        if not isinstance(experiment.train.tuning.encoder, ReadOnce):
-            check_formula(experiment.program, phase.inputs)
-    found: dict[str, list[Compiled]] = {}
+        if not isinstance(experiment.train.tuning.features, CachedFeatures):
+            check_formula(experiment.objective, phase.inputs)
+    by_slice: dict[str, list[CompiledEstimate]] = {}
     for plan in plans:
         for index, phase in enumerate(plan.phases):
-            what = f"{plan.where.name}, length {phase.inputs.phase.length}"
-            _say(f"compiling for {what}; this takes minutes ...")
-            begun = time.monotonic()
-            each = compile_phase(plan.experiment, phase.inputs, index, plan.where)
-            _say(f"compiled for {what} in {time.monotonic() - begun:.0f} s")
-            found.setdefault(plan.where.name, []).append(each)
-    return found
+            label = f"{plan.tpu_slice.name}, length {phase.inputs.phase.seq_length}"
+            _log(f"compiling for {label}; this takes minutes ...")
+            start = time.monotonic()
+            compiled_phase = compile_phase(plan.experiment, phase.inputs, index, plan.tpu_slice)
+            _log(f"compiled for {label} in {time.monotonic() - start:.0f} s")
+            by_slice.setdefault(plan.tpu_slice.name, []).append(compiled_phase)
+    return by_slice
 
 
-def _largest(plans: Sequence["Plan"]) -> dict[str, list[int]]:
+def _find_largest_batches(plans: Sequence["RunPlan"]) -> dict[str, list[int]]:
     """The largest batch of every phase for every slice."""
-    from bert_jax.plan.largest_batch import largest_batch
+    from bert_jax.plan.xla.largest_batch import largest_batch
 
-    found: dict[str, list[int]] = {}
+    by_slice: dict[str, list[int]] = {}
     for plan in plans:
         for index, phase in enumerate(plan.phases):
-            _say(f"{plan.where.name}, length {phase.inputs.phase.length}: the largest batch ...")
-            rows = largest_batch(
-                plan.experiment, phase.inputs, index, plan.where, plan.room, say=_say
+            label = f"{plan.tpu_slice.name}, length {phase.inputs.phase.seq_length}"
+            _log(f"{label}: the largest batch ...")
+            batch_size = largest_batch(
+                plan.experiment, phase.inputs, index, plan.tpu_slice, plan.usable_bytes, log=_log
             )
-            found.setdefault(plan.where.name, []).append(rows)
-    return found
+            by_slice.setdefault(plan.tpu_slice.name, []).append(batch_size)
+    return by_slice
 
 
-def _fits(plan: "Plan", compiled: dict[str, list["Compiled"]]) -> bool:
+def _fits(plan: "RunPlan", compiled: dict[str, list["CompiledEstimate"]]) -> bool:
     """By the compiler where it was asked, else by the formula."""
-    found = compiled.get(plan.where.name)
-    return plan.fits if found is None else all(each.fits(plan.room) for each in found)
+    by_slice = compiled.get(plan.tpu_slice.name)
+    return (
+        plan.fits
+        if by_slice is None
+        else all(compiled_phase.fits(plan.usable_bytes) for compiled_phase in by_slice)
+    )
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _log(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
 
 
-def _slices(names: Sequence[str]) -> list[Slice]:
+def _resolve_slices(names: Sequence[str]) -> list[Slice]:
     """The slices of these names, each once; "all16" and "all" are many."""
-    found: dict[str, Slice] = {}
+    by_slice: dict[str, Slice] = {}
     for name in names:
         if name in ("all", "all16"):
-            found |= {k: v for k, v in all_slices().items() if name == "all" or v.chips == 16}
+            by_slice |= {k: v for k, v in all_slices().items() if name == "all" or v.chips == 16}
         else:
-            where = find_slice(name)
-            found[where.name] = where
-    return list(found.values())
+            slice_ = find_slice(name)
+            by_slice[slice_.name] = slice_
+    return list(by_slice.values())

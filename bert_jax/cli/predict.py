@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bert_jax.aside import written_aside
-from bert_jax.cli.texts import text_groups
+from bert_jax.atomic_io import atomic_path
+from bert_jax.cli.arguments.text_inputs import text_groups
 from bert_jax.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from bert_jax.predict.inputs import Input
-    from bert_jax.predict.task import Predictor
+    from bert_jax.predict.predictor import Predictor
 
 HELP = "labels, values, entities, answers or choices of a fine-tuned model, as JSON lines"
 
@@ -40,7 +40,7 @@ Each answer is one line, with the text, or for rows of tables the id, that it is
 Answers, and entities of texts, start and end at characters; entities of CoNLL's words at words.
 """
 _COLUMNS = ("text", "text_pair", "question", "context", "id")
-_TOGETHER = 1024
+_GROUP_SIZE = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,20 +71,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="strict",
         help="what to do with bytes that are not text (default: strict)",
     )
-    long = parser.add_argument_group("long texts")
-    long.add_argument(
+    long_texts = parser.add_argument_group("long texts")
+    long_texts.add_argument(
         "--long",
         choices=("head", "tail", "head+tail", "windows"),
         default="head",
         help="what is read of a text that is too long (default: head)",
     )
-    long.add_argument(
+    long_texts.add_argument(
         "--pool", choices=("mean", "max", "first"), help="of the windows (default: mean)"
     )
-    long.add_argument(
+    long_texts.add_argument(
         "--max-length", type=int, metavar="PIECES", help="of a row (default: as in training)"
     )
-    long.add_argument("--stride", type=int, metavar="PIECES", help="that two windows share")
+    long_texts.add_argument("--stride", type=int, metavar="PIECES", help="that two windows share")
     parser.add_argument(
         "--no-answer",
         action="store_true",
@@ -99,47 +99,47 @@ def run(args: argparse.Namespace) -> None:
     """Writes one JSON line for each input, in their order."""
     from tqdm import tqdm
 
-    from bert_jax.predict.task import Predictor
-    from bert_jax.train.pretrained import load_model
+    from bert_jax.predict.predictor import Predictor
+    from bert_jax.pretrained.load import load_model
 
-    predict = Predictor(
+    predictor = Predictor(
         load_model(args.model, args.task),
-        long=args.long,
-        pool=args.pool,
+        truncation=args.long,
+        window_pooling=args.pool,
         max_length=args.max_length,
-        stride=args.stride,
+        window_overlap=args.stride,
         batch_size=args.batch_size,
-        no_answer=args.no_answer,
+        allow_no_answer=args.no_answer,
     )
-    groups, total = _inputs(args, predict)
+    groups, total = _grouped_inputs(args, predictor)
     # A bar and lines on one terminal would write over each other.
-    quiet = None if args.output or not sys.stdout.isatty() else True
+    disable_bar = None if args.output or not sys.stdout.isatty() else True
     with (
-        _output(args.output) as stream,
-        tqdm(desc="predicting", total=total, unit=" texts", disable=quiet) as bar,
+        _open_output(args.output) as stream,
+        tqdm(desc="predicting", total=total, unit=" texts", disable=disable_bar) as bar,
     ):
         for group in groups:
-            for answer in predict(group, advance=bar.update):
-                stream.write(json.dumps(answer, ensure_ascii=False) + "\n")
+            for prediction in predictor(group, on_progress=bar.update):
+                stream.write(json.dumps(prediction, ensure_ascii=False) + "\n")
             stream.flush()
-    if predict.truncated:
+    if predictor.num_truncated:
         print(
-            f"{predict.truncated:,} of the inputs did not fit in {predict.max_length} pieces and "
-            "were not read whole; see --long and --max-length",
+            f"{predictor.num_truncated:,} of the inputs did not fit in {predictor.max_length} "
+            "tokens and were not read whole; see --long and --max-length",
             file=sys.stderr,
         )
 
 
-def _inputs(
-    args: argparse.Namespace, predict: "Predictor"
+def _grouped_inputs(
+    args: argparse.Namespace, predictor: "Predictor"
 ) -> tuple[Iterator[Sequence["Input"]], int | None]:
     """Inputs in groups, and their number where it is known."""
-    from bert_jax.predict.files import from_arguments, from_line, read_inputs
+    from bert_jax.predict.files import group_arguments, parse_line, read_inputs
     from bert_jax.text.files import expand_globs
 
-    kind = predict.kind
+    kind = predictor.kind
     columns = {name: value for name in _COLUMNS if (value := getattr(args, name)) is not None}
-    if args.pairs and kind in ("tagging", "multiple_choice"):
+    if args.pairs and kind in ("token_classification", "multiple_choice"):
         raise ConfigError(f"--pairs does not go with a model for {kind}")
     if args.texts and args.file:
         raise ConfigError("TEXT and --file are both given; expected one of them")
@@ -147,30 +147,30 @@ def _inputs(
         raise ConfigError("--format and the names of columns go with --file, which is not given")
     if not args.file and not args.texts:
         groups = text_groups(args)
-        return ([from_line(line, kind, args.pairs) for line in group] for group in groups), None
-    inputs: list[Any] = from_arguments(args.texts, kind, args.pairs) if args.texts else []
+        return ([parse_line(line, kind, args.pairs) for line in group] for group in groups), None
+    inputs: list[Any] = group_arguments(args.texts, kind, args.pairs) if args.texts else []
     for path in expand_globs(args.file) if args.file else ():
         inputs += read_inputs(
             path,
             kind,
-            form=args.format,
+            file_format=args.format,
             columns=columns,
             pairs=args.pairs,
             encoding=args.encoding,
             errors=args.errors,
         )
-    starts = range(0, len(inputs), _TOGETHER)
-    return (inputs[start : start + _TOGETHER] for start in starts), len(inputs)
+    starts = range(0, len(inputs), _GROUP_SIZE)
+    return (inputs[start : start + _GROUP_SIZE] for start in starts), len(inputs)
 
 
 @contextlib.contextmanager
-def _output(path: str | None) -> Iterator[TextIO]:
+def _open_output(path: str | None) -> Iterator[TextIO]:
     """Standard output, or a file that appears under its name when all of it is written."""
     if path is None:
         yield sys.stdout
         return
     try:
-        with written_aside(Path(path)) as aside, aside.open("w", encoding="utf-8") as stream:
+        with atomic_path(Path(path)) as tmp_path, tmp_path.open("w", encoding="utf-8") as stream:
             yield stream
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None

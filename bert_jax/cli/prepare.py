@@ -3,16 +3,16 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from bert_jax.data.command import (
+from bert_jax.data.corpus.prepare_flags import (
     add_reading_arguments,
     add_writing_arguments,
-    file_config,
-    summary,
+    format_summary,
+    prepare_config_from_args,
 )
 from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bert_jax.data.workplan import PrepareConfig
+    from bert_jax.data.corpus.plan import PrepareConfig
 
 HELP = "clean, split and tokenise documents into a prepared corpus"
 
@@ -23,7 +23,7 @@ examples:
     bert-jax prepare --files 'held_out/*.txt.gz' --vocab vocabulary --output prepared/held_out
   JSON lines, one document each:
     bert-jax prepare --files 'wiki/*.jsonl.gz' --vocab vocabulary --output prepared
-  a seqio task, registered in a file of your own (see bert_jax/data/tasks.py):
+  a seqio task, registered in a file of your own (see bert_jax/data/seqio/text_tasks.py):
     bert-jax prepare --task books --module my_tasks.py --split validation --output prepared
 
 A run that was stopped goes on where it was when the same command is given again. The result is
@@ -60,21 +60,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.workers is not None and args.workers < 1:
         raise ConfigError(f"--workers {args.workers}: expected at least 1")
-    config = file_config(args) if args.files else _task_config(args)
+    config = prepare_config_from_args(args) if args.files else _task_config(args)
     if args.files:
         for flag in ("module", "split"):
             if getattr(args, flag) is not None:
                 raise ConfigError(f"--{flag} goes with --task")
-    from bert_jax.data.prepare import prepare
+    from bert_jax.data.corpus.prepare import prepare
 
-    manifest = prepare(config, workers=args.workers, overwrite=args.overwrite)
-    print(summary(manifest, args.output))
+    manifest = prepare(config, num_workers=args.workers, overwrite=args.overwrite)
+    print(format_summary(manifest, args.output))
 
 
 def _task_config(args: argparse.Namespace) -> "PrepareConfig":
-    from bert_jax.data.documents import DocumentsConfig
-    from bert_jax.data.sources import RegisteredTask
-    from bert_jax.data.workplan import PrepareConfig
+    from bert_jax.data.corpus.documents import DocumentsConfig
+    from bert_jax.data.corpus.plan import PrepareConfig
+    from bert_jax.data.corpus.sources import RegisteredTask
 
     for name in FILE_FLAGS:
         if getattr(args, name) is not None:
@@ -85,5 +85,5 @@ def _task_config(args: argparse.Namespace) -> "PrepareConfig":
         output=args.output,
         split=args.split or "train",
         documents=DocumentsConfig(max_part_tokens=args.max_part_tokens),
-        shards=args.shards,
+        num_shards=args.shards,
     )

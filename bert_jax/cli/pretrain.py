@@ -4,13 +4,17 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from bert_jax.cli.recipe import add_checkpoints, add_recipe_arguments, experiment_from
+from bert_jax.cli.arguments.recipe import (
+    add_checkpoints_argument,
+    add_recipe_arguments,
+    load_experiment,
+)
 
 HELP = "pretrain an encoder; goes on from the run folder's newest checkpoint"
 
 _EPILOG = """example:
   bert-jax pretrain configs/pretrain/bert.py --run runs/tiny \\
-      --with size=tiny prepared=data/train heldout=data/heldout steps=10000 \\
+      --with size=tiny corpus=data/train heldout=data/heldout steps=10000 \\
       --set train.logging.tensorboard=true
 
 Started again with the same arguments it goes on where it stopped. Exit codes: 0 done, 1 failure,
@@ -25,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """CONFIG, --with, --set, --run, --checkpoints, --init-from."""
     add_recipe_arguments(parser)
     parser.add_argument("--run", metavar="FOLDER", required=True, help="the run folder")
-    add_checkpoints(parser)
+    add_checkpoints_argument(parser)
     parser.add_argument(
         "--init-from",
         metavar="MODEL",
@@ -36,12 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns the exit code of the run."""
-    experiment = experiment_from(args)
+    experiment = load_experiment(args)
     if args.init_from:
         experiment = dataclasses.replace(experiment, init_from=args.init_from)
-    from bert_jax.train.distributed import from_environment, initialize
+    from bert_jax.distributed.processes import config_from_environment, initialize
 
-    initialize(from_environment())
+    initialize(config_from_environment())
     from bert_jax.train.run import run as train
 
     return train(experiment, Path(args.run), args.checkpoints)

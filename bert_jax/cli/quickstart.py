@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.aside import write_aside, write_json
+from bert_jax.atomic_io import atomic_write, write_json
 from bert_jax.errors import UserError
 
 HELP = "from the documentation on this machine to a trained, exported BERT"
@@ -24,8 +24,8 @@ stopped.
 """
 
 STAGES_FILE, SUMMARY_FILE = "stages.json", "summary.txt"
-VOCABULARY_SIZE = 8192
-TEXTS = (
+VOCAB_SIZE = 8192
+MASKED_TEXTS = (
     "Returns the [MASK] of the array.",
     "The default [MASK] is None.",
     "Raises an error if the file does not [MASK].",
@@ -52,7 +52,7 @@ class Stage:
     """One step on the way. `run` returns what the summary needs, or an exit code to leave with."""
 
     name: str
-    written: Path
+    output: Path
     run: Callable[[], Any]
 
 
@@ -60,77 +60,87 @@ def run(args: argparse.Namespace) -> int:
     """Does the stages that are not done yet, then prints the summary."""
     folder = Path(args.output)
     settings = {"recipe": args.recipe, "steps": args.steps, "seed": args.seed}
-    done = _open(folder, settings)
+    progress = _load_progress(folder, settings)
     stages = _stages(folder, settings)
     for number, stage in enumerate(stages, start=1):
-        skipped = stage.name in done["seconds"]
-        told = "done before" if skipped else f"-> {stage.written}"
-        print(f"[{number}/{len(stages)}] {stage.name} {told}", file=sys.stderr, flush=True)
+        skipped = stage.name in progress["seconds"]
+        status = "done before" if skipped else f"-> {stage.output}"
+        print(f"[{number}/{len(stages)}] {stage.name} {status}", file=sys.stderr, flush=True)
         if skipped:
             continue
         start = time.monotonic()
         result = stage.run()
         # A stage that was cut short and resumed counts the last stretch only.
-        done["seconds"][stage.name] = time.monotonic() - start
+        progress["seconds"][stage.name] = time.monotonic() - start
         if isinstance(result, int) and result != 0:
             return result
         if isinstance(result, dict):
-            done["results"].update(result)
-        write_json(folder / STAGES_FILE, done)
-    summary = _summary(folder, stages, done)
-    write_aside(folder / SUMMARY_FILE, summary)
+            progress["results"].update(result)
+        write_json(folder / STAGES_FILE, progress)
+    summary = _summary(folder, stages, progress)
+    atomic_write(folder / SUMMARY_FILE, summary)
     print(summary, end="")
     return 0
 
 
 def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
-    from bert_jax.data.docstrings import gather
-    from bert_jax.data.prepare import prepare
-    from bert_jax.data.sources import TextFiles
-    from bert_jax.data.workplan import PrepareConfig
-    from bert_jax.text.config import LearnConfig
-    from bert_jax.text.learn import learn_from_files
+    from bert_jax.data.corpus.plan import PrepareConfig
+    from bert_jax.data.corpus.prepare import prepare
+    from bert_jax.data.corpus.sources import TextFiles
+    from bert_jax.quickstart.docstring_corpus import write_docstring_corpus
+    from bert_jax.text.config import TokenizerTrainingConfig
+    from bert_jax.text.learn import train_tokenizer_from_files
 
-    corpus, vocabulary, prepared = folder / "corpus", folder / "vocabulary", folder / "prepared"
+    corpus, tokenizer_folder, prepared = (
+        folder / "corpus",
+        folder / "vocabulary",
+        folder / "prepared",
+    )
     trained, exported, libraries = folder / "run", folder / "exported", folder / "libraries"
 
     def learn() -> None:
-        config = LearnConfig(kind="wordpiece", size=VOCABULARY_SIZE, cased=False)
-        learn_from_files([str(corpus / "train.jsonl")], vocabulary, config)
+        config = TokenizerTrainingConfig(kind="wordpiece", vocab_size=VOCAB_SIZE, cased=False)
+        train_tokenizer_from_files([str(corpus / "train.jsonl")], tokenizer_folder, config)
 
     def prepare_both() -> None:
         for split in ("train", "heldout"):
             source = TextFiles(str(corpus / f"{split}.jsonl"))
             output = str(prepared / split)
-            prepare(PrepareConfig(source=source, output=output, vocabulary=str(vocabulary)))
+            prepare(PrepareConfig(source=source, output=output, tokenizer=str(tokenizer_folder)))
 
     return [
-        Stage(name="gather documentation", written=corpus, run=lambda: _counts(gather(corpus))),
-        Stage(name="learn a vocabulary", written=vocabulary, run=learn),
-        Stage(name="prepare", written=prepared, run=prepare_both),
-        Stage(name="pretrain", written=trained, run=lambda: _pretrain(prepared, trained, settings)),
-        Stage(name="compare with n-grams", written=trained, run=lambda: _compare(trained)),
-        Stage(name="export", written=exported, run=lambda: _export(trained, exported)),
-        Stage(name="fill masks", written=exported, run=lambda: _fill_masks(exported)),
         Stage(
-            name="tell libraries apart",
-            written=libraries,
-            run=lambda: _tell_apart(corpus, exported, libraries, settings["seed"]),
+            name="gather documentation",
+            output=corpus,
+            run=lambda: _corpus_counts(write_docstring_corpus(corpus)),
+        ),
+        Stage(name="learn a vocabulary", output=tokenizer_folder, run=learn),
+        Stage(name="prepare", output=prepared, run=prepare_both),
+        Stage(name="pretrain", output=trained, run=lambda: _pretrain(prepared, trained, settings)),
+        Stage(
+            name="compare with n-grams", output=trained, run=lambda: _compare_with_ngrams(trained)
+        ),
+        Stage(name="export", output=exported, run=lambda: _export(trained, exported)),
+        Stage(name="fill masks", output=exported, run=lambda: _fill_masks(exported)),
+        Stage(
+            name="classify libraries",
+            output=libraries,
+            run=lambda: _classify_libraries(corpus, exported, libraries, settings["seed"]),
         ),
     ]
 
 
-def _counts(corpus: Any) -> dict[str, Any]:
+def _corpus_counts(corpus: Any) -> dict[str, Any]:
     return {"corpus": corpus.counts}
 
 
 def _pretrain(prepared: Path, folder: Path, settings: dict[str, Any]) -> int:
-    from bert_jax.config import load_recipe
+    from bert_jax.config_lib import load_recipe
     from bert_jax.train.run import run as train
 
     steps = {} if settings["steps"] is None else {"steps": settings["steps"]}
     experiment = load_recipe(settings["recipe"])(
-        prepared=str(prepared / "train"),
+        corpus=str(prepared / "train"),
         heldout=str(prepared / "heldout"),
         seed=settings["seed"],
         **steps,
@@ -138,24 +148,24 @@ def _pretrain(prepared: Path, folder: Path, settings: dict[str, Any]) -> int:
     return train(experiment, folder)
 
 
-def _compare(folder: Path) -> dict[str, Any]:
-    from bert_jax.cli.baselines import beside_ngrams
+def _compare_with_ngrams(folder: Path) -> dict[str, Any]:
+    from bert_jax.cli.baselines import compare_with_ngrams
 
-    return {"heldout": beside_ngrams(folder)}
+    return {"held_out": compare_with_ngrams(folder)}
 
 
 def _export(trained: Path, exported: Path) -> dict[str, Any]:
-    from bert_jax.train.export import export
-    from bert_jax.train.pretrained import load_model
+    from bert_jax.export.export import export
+    from bert_jax.pretrained.load import load_model
 
-    return {"export difference": export(load_model(str(trained)), exported)}
+    return {"export_difference": export(load_model(str(trained)), exported)}
 
 
 def _fill_masks(exported: Path) -> dict[str, Any]:
     from bert_jax.predict.fill_mask import FillMask
-    from bert_jax.train.pretrained import load_model
+    from bert_jax.pretrained.load import load_model
 
-    answers = FillMask(load_model(str(exported)), top=4)(TEXTS)
+    answers = FillMask(load_model(str(exported)), top_k=4)(MASKED_TEXTS)
     return {
         "filled": [
             [answer["text"], [c["token"] for c in answer["masks"][0]["candidates"]]]
@@ -164,57 +174,59 @@ def _fill_masks(exported: Path) -> dict[str, Any]:
     }
 
 
-def _tell_apart(corpus: Path, exported: Path, folder: Path, seed: int) -> dict[str, Any] | int:
-    from bert_jax.studies.library_contest import library_contest
+def _classify_libraries(
+    corpus: Path, exported: Path, folder: Path, seed: int
+) -> dict[str, Any] | int:
+    from bert_jax.quickstart.classification import classify_docstrings
 
-    scores = library_contest(corpus / "heldout.jsonl", exported, folder, seed)
+    scores = classify_docstrings(corpus / "heldout.jsonl", exported, folder, seed)
     return scores if isinstance(scores, int) else {"libraries": scores}
 
 
-def _open(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _load_progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """What earlier calls have done in this folder; refuses one made with other settings."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / STAGES_FILE
     if not file.is_file():
         return {"settings": settings, "seconds": {}, "results": {}}
-    done = json.loads(file.read_text())
-    if done["settings"] != settings:
+    progress = json.loads(file.read_text())
+    if progress["settings"] != settings:
         raise UserError(
-            f"{folder} was made with {done['settings']}, now asked for with {settings}; "
+            f"{folder} was made with {progress['settings']}, now asked for with {settings}; "
             "choose another --output"
         )
-    return done
+    return progress
 
 
-def _summary(folder: Path, stages: list[Stage], done: dict[str, Any]) -> str:
-    heldout, counts = done["results"]["heldout"], done["results"]["corpus"]
-    told = done["results"]["libraries"]
+def _summary(folder: Path, stages: list[Stage], progress: dict[str, Any]) -> str:
+    held_out, counts = progress["results"]["held_out"], progress["results"]["corpus"]
+    libraries = progress["results"]["libraries"]
     lines = ["", "masks filled by the exported model"]
-    for text, tokens in done["results"]["filled"]:
+    for text, tokens in progress["results"]["filled"]:
         lines.append(f"  {text:<66} {', '.join(tokens)}")
     lines += [
         "",
-        f"held-out text: {counts['heldout']['packages']} packages that training has not seen, "
-        f"{heldout['masked_tokens']:,.0f} masked tokens",
+        f"held-out text: {counts['held_out']['packages']} packages that training has not seen, "
+        f"{held_out['masked_tokens']:,.0f} masked tokens",
         f"  {'':<32}{'model':>10}{'bigram':>10}{'unigram':>10}",
-        f"  {'masked LM loss, nats per token':<32}{heldout['mlm_loss']:>10.3f}"
-        f"{heldout['bigram']:>10.3f}{heldout['unigram']:>10.3f}",
+        f"  {'masked LM loss, nats per token':<32}{held_out['mlm_loss']:>10.3f}"
+        f"{held_out['bigram']:>10.3f}{held_out['unigram']:>10.3f}",
         f"  {'':<32}{'model':>10}{'chance':>10}",
-        f"  {'next sentence, accuracy':<32}{heldout['nsp_accuracy']:>10.1%}{0.5:>10.1%}",
+        f"  {'next sentence, accuracy':<32}{held_out['nsp_accuracy']:>10.1%}{0.5:>10.1%}",
         "",
-        f"which of {told['libraries']} libraries a docstring of that text comes from: "
-        f"{told['train']:,} to learn from, {told['dev']:,} of other modules to tell",
+        f"which of {libraries['libraries']} libraries a docstring of that text comes from: "
+        f"{libraries['train']:,} to learn from, {libraries['dev']:,} of other modules to tell",
         f"  {'':<20}{'fine-tuned':>12}{'not pretrained':>16}{'TF-IDF':>10}{'majority':>10}",
-        f"  {'accuracy':<20}{told['fine-tuned']:>12.1%}{told['not pretrained']:>16.1%}"
-        f"{told['tf-idf']:>10.1%}{told['majority']:>10.1%}",
+        f"  {'accuracy':<20}{libraries['fine-tuned']:>12.1%}{libraries['not pretrained']:>16.1%}"
+        f"{libraries['tf-idf']:>10.1%}{libraries['majority']:>10.1%}",
         "  (both networks: the best of their epochs on these texts; TF-IDF: logistic regression)",
         "",
         f"  {'stage':<24}{'seconds':>8}  written to",
     ]
     for stage in stages:
-        lines.append(f"  {stage.name:<24}{done['seconds'][stage.name]:>8.0f}  {stage.written}")
+        lines.append(f"  {stage.name:<24}{progress['seconds'][stage.name]:>8.0f}  {stage.output}")
     lines += [
-        f"  {'all':<24}{sum(done['seconds'].values()):>8.0f}  {folder}",
+        f"  {'all':<24}{sum(progress['seconds'].values()):>8.0f}  {folder}",
         "",
         f"curves: {folder / 'run' / 'report.html'}",
         f"errors: {folder / 'libraries' / 'fine-tuned' / 'report.html'}",

@@ -5,13 +5,13 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from bert_jax.cli.recipe import add_recipe_arguments, experiment_from
+from bert_jax.cli.arguments.recipe import add_recipe_arguments, load_experiment
 
 HELP = "train a recipe on several hosts simulated on this machine, and kill some of them"
 
 _EPILOG = """examples:
   bert-jax simulate --hosts 4 --devices 2 configs/pretrain/small_corpus.py --run runs/pod \\
-      --with prepared=prepared steps=300 --kill host=2@step=50
+      --with corpus=prepared steps=300 --kill host=2@step=50
   bert-jax simulate --hosts 1 --hosts-after 4 2 --devices 1 ... --kill host=0@step=50 host=3@step=80
   bert-jax simulate --hosts 4 --devices 2 ... --drop host=3
 
@@ -30,7 +30,7 @@ What hosts print goes to stderr, marked [host N]; an account of what happened to
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The pod's shape and accidents; the recipe's arguments, --run and --init-from."""
-    from bert_jax.pod.plan import SIGNALS
+    from bert_jax.simulate.scenario import SIGNALS
 
     add_recipe_arguments(parser)
     parser.add_argument("--run", metavar="FOLDER", required=True, help="the run folder")
@@ -67,36 +67,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns the exit code of the run."""
-    from bert_jax.pod.account import account, disagreements
-    from bert_jax.pod.plan import Plan, logging_every, parse_drop, parse_kill
-    from bert_jax.pod.supervisor import Supervisor
+    from bert_jax.simulate.scenario import (
+        Scenario,
+        logging_interval,
+        parse_kill,
+        parse_missing_host,
+    )
+    from bert_jax.simulate.summary import disagreements, summarize
+    from bert_jax.simulate.supervisor import Supervisor
     from bert_jax.train.preemption import EXIT_USER_ERROR
 
-    train = experiment_from(args).train
+    train_config = load_experiment(args).train
     kills = tuple(parse_kill(text, args.signal) for text in args.kill)
-    every = logging_every(train.logging.every, kills)
-    plan = Plan(
-        command=(sys.executable, "-m", "bert_jax", *_pretrain(args, every)),
+    log_every = logging_interval(train_config.logging.log_every, kills)
+    scenario = Scenario(
+        command=(sys.executable, "-m", "bert_jax", *_host_command(args, log_every)),
         run=Path(args.run),
-        hosts=(args.hosts, *args.hosts_after),
-        devices=args.devices,
+        hosts_per_attempt=(args.hosts, *args.hosts_after),
+        devices_per_host=args.devices,
         kills=kills,
-        dropped=frozenset(map(parse_drop, args.drop)),
-        steps=train.steps,
+        missing_hosts=frozenset(map(parse_missing_host, args.drop)),
+        steps=train_config.steps,
     )
-    if every != train.logging.every:
-        print(f"[pod] train.logging.every={every}, to see the steps of --kill", file=sys.stderr)
-    with Supervisor(plan) as supervisor:
+    if log_every != train_config.logging.log_every:
+        message = f"train.logging.log_every={log_every}, to see the steps of --kill"
+        print(f"[pod] {message}", file=sys.stderr)
+    with Supervisor(scenario) as supervisor:
         outcome = supervisor.run()
-    if disagreements(outcome) and outcome.code == 0:
-        outcome = dataclasses.replace(outcome, code=EXIT_USER_ERROR)
-    print(account(plan, outcome))
-    return outcome.code
+    if disagreements(outcome) and outcome.exit_code == 0:
+        outcome = dataclasses.replace(outcome, exit_code=EXIT_USER_ERROR)
+    print(summarize(scenario, outcome))
+    return outcome.exit_code
 
 
-def _pretrain(args: argparse.Namespace, every: int) -> list[str]:
+def _host_command(args: argparse.Namespace, log_every: int) -> list[str]:
     """The command of each host, which trains any recipe, those of fine-tuning as well."""
-    changes = [*args.overrides, f"train.logging.every={every}"]
-    command = ["pretrain", args.config, "--run", args.run, "--set", *changes]
+    overrides = [*args.overrides, f"train.logging.log_every={log_every}"]
+    command = ["pretrain", args.config, "--run", args.run, "--set", *overrides]
     command += ["--with", *args.arguments] if args.arguments else []
     return command + (["--init-from", args.init_from] if args.init_from else [])

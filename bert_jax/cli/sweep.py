@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.task_arguments import add_task_arguments, task_command, task_config
+from bert_jax.cli.arguments.task import add_task_arguments, task_command, task_config
 from bert_jax.errors import ConfigError
 
 HELP = "search over settings of a fine-tuning run, as a grid or at random"
@@ -15,11 +15,11 @@ _EPILOG = """examples:
       --grid batch_size=16,32 learning_rate=5e-5,3e-5,2e-5 epochs=2,3,4
   bert-jax sweep glue/rte --glue-dir glue_data --model exported --output runs/rte-random \\
       --random 20 --range learning_rate=1e-6..1e-4:log \\
-      --grid epochs=2,3,4 train.tuning.layer_decay=0.8,0.9,1.0
+      --grid epochs=2,3,4 train.tuning.layerwise_lr_decay=0.8,0.9,1.0
 
 The first is the grid of Devlin et al. 2019, appendix A.3. FIELD is epochs, batch_size,
 learning_rate, max_length, or any field of the config as `bert-jax finetune --set` takes it
-(train.optimizer.weight_decay, program.dropout, ...).
+(train.optimizer.weight_decay, objective.classifier_dropout, ...).
 
 Each run is a process of its own, with a folder of its own under --output. Stopped or killed, the
 same command goes on where it was; more values, draws and --seeds may be asked for later, and what
@@ -76,53 +76,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0, 1 when a run failed, 75 when stopped."""
-    from bert_jax.aside import write_json
-    from bert_jax.config import to_json
-    from bert_jax.data.labelled.read import read_task
+    from bert_jax.atomic_io import write_json
+    from bert_jax.config_lib import to_json
+    from bert_jax.data.finetuning.readers.load_task import load_task
     from bert_jax.errors import UserError
     from bert_jax.studies import sweep
-    from bert_jax.studies.cells import CellRunner, Stopped
+    from bert_jax.studies.job_runner import Interrupted, JobRunner
     from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
 
-    config, shared = task_config(args), _shared(args)
+    config, shared = task_config(args), _shared_settings(args)
     search = sweep.Search(
         values=sweep.parse_values(args.grid),
         ranges=sweep.parse_ranges(args.ranges),
-        random=args.random,
+        num_samples=args.random,
         seed=args.search_seed,
     )
-    _check_once(search, shared, args.overrides)
+    _check_not_set_twice(search, shared, args.overrides)
     output = Path(args.output)
-    with CellRunner(output) as runner:
-        task = read_task(config)
+    with JobRunner(output) as runner:
+        task = load_task(config)
         for split in ("train", "dev"):
             if split not in task.splits:
                 raise UserError(f"{task.name} has no rows of {split}, which a sweep needs")
-        same = {"task": args.task, "data": to_json(config), "model": args.model}
-        same |= {"shared": shared, "overrides": args.overrides}
-        runner.settle(same)
-        tried = _trials(args, search.settings(), shared, len(task.splits["train"]))
+        fixed_settings = {"task": args.task, "data": to_json(config), "model": args.model}
+        fixed_settings |= {"shared": shared, "overrides": args.overrides}
+        runner.write_or_check_settings(fixed_settings)
+        trials = _trials(args, search.settings(), shared, len(task.splits["train"]))
         try:
-            failed = runner.run([cell for trial in tried for cell in trial.cells()])
-        except Stopped:
-            _say("stopped; the same command goes on from here")
+            failed = runner.run([job for trial in trials for job in trial.jobs()])
+        except Interrupted:
+            _log("stopped; the same command goes on from here")
             return EXIT_PREEMPTED
-        protocol = {**same, "search": sweep.search_json(search), "seeds": args.seeds}
-        results = sweep.collect(output, tried, task.metrics, protocol, failed)
+        study_config = {**fixed_settings, "search": sweep.search_json(search), "seeds": args.seeds}
+        results = sweep.collect_results(output, trials, task.metrics, study_config, failed)
         write_json(output / "results.json", results)
         print(sweep.write_table(output, results).markdown(), end="")
-    for cell, reason in failed.items():
-        _say(f"{cell} failed: {reason}")
+    for job, reason in failed.items():
+        _log(f"{job} failed: {reason}")
     return EXIT_USER_ERROR if failed else EXIT_DONE
 
 
-def _shared(args: argparse.Namespace) -> dict[str, Any]:
-    from bert_jax.studies.trials import FLAGS
+def _shared_settings(args: argparse.Namespace) -> dict[str, Any]:
+    from bert_jax.studies.sweep_trials import FLAG_SETTINGS
 
-    return {flag: value for flag in FLAGS if (value := getattr(args, flag)) is not None}
+    return {flag: value for flag in FLAG_SETTINGS if (value := getattr(args, flag)) is not None}
 
 
-def _check_once(search: Any, shared: dict[str, Any], overrides: list[str]) -> None:
+def _check_not_set_twice(search: Any, shared: dict[str, Any], overrides: list[str]) -> None:
     """Refuses a field that is both searched over and set for all runs."""
     fixed = {*shared, *(assignment.partition("=")[0] for assignment in overrides)}
     for field in (*search.values, *search.ranges):
@@ -131,9 +131,12 @@ def _check_once(search: Any, shared: dict[str, Any], overrides: list[str]) -> No
 
 
 def _trials(
-    args: argparse.Namespace, settings: list[dict[str, Any]], shared: dict[str, Any], rows: int
+    args: argparse.Namespace,
+    settings: list[dict[str, Any]],
+    shared: dict[str, Any],
+    num_examples: int,
 ) -> list[Any]:
-    from bert_jax.studies.trials import Trial, setting_name
+    from bert_jax.studies.sweep_trials import Trial, setting_name
 
     if len(set(args.seeds)) < len(args.seeds):
         raise ConfigError(f"--seeds has {args.seeds}, expected each once")
@@ -145,10 +148,10 @@ def _trials(
             folder=setting_name(setting),
             setting=setting,
             seeds=tuple(args.seeds),
-            base=tuple(base),
+            base_arguments=tuple(base),
             overrides=tuple(args.overrides),
             models={seed: args.model for seed in args.seeds},
-            work=rows * _epochs(setting.get("epochs", shared.get("epochs", 3.0))),
+            cost=num_examples * _epochs(setting.get("epochs", shared.get("epochs", 3.0))),
         )
         for setting in settings
     ]
@@ -160,5 +163,5 @@ def _epochs(value: Any) -> float:
     return float(value)
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _log(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from bert_jax.text.config import KINDS
+from bert_jax.text.config import TOKENIZER_KINDS
 
 HELP = "learn a WordPiece, byte-level BPE or Unigram vocabulary from text files"
 
@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files", nargs="+", metavar="FILE", help="text or .jsonl files, .gz or not; names or globs"
     )
     parser.add_argument("--output", required=True, metavar="DIR", help="folder to make")
-    parser.add_argument("--kind", choices=KINDS, default="wordpiece", help="default: wordpiece")
+    parser.add_argument(
+        "--kind", choices=TOKENIZER_KINDS, default="wordpiece", help="default: wordpiece"
+    )
     parser.add_argument(
         "--size", type=int, default=30522, help="ids, special tokens included (default: 30522)"
     )
@@ -51,20 +53,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Learns, writes, says what was made."""
-    from bert_jax.text.config import LearnConfig
-    from bert_jax.text.learn import learn_from_files
+    from bert_jax.text.config import TokenizerTrainingConfig
+    from bert_jax.text.learn import train_tokenizer_from_files
 
-    config = LearnConfig(kind=args.kind, size=args.size, cased=args.cased)
-    vocabulary = learn_from_files(
+    config = TokenizerTrainingConfig(kind=args.kind, vocab_size=args.size, cased=args.cased)
+    tokenizer = train_tokenizer_from_files(
         args.files,
         args.output,
         config,
         encoding=args.encoding,
         errors=args.errors,
         json_field=args.json_field,
-        documents_by=args.documents_by,
+        document_unit=args.documents_by,
     )
-    print(f"{args.output}: {vocabulary.kind}, {vocabulary.size} pieces", end="")
-    if vocabulary.size < args.size:
+    print(f"{args.output}: {tokenizer.kind}, {tokenizer.vocab_size} tokens", end="")
+    if tokenizer.vocab_size < args.size:
         print(f" (the text gives no more; {args.size} were asked for)", end="")
-    print(f", fingerprint {vocabulary.fingerprint[:12]}")
+    print(f", fingerprint {tokenizer.fingerprint[:12]}")

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.labelled.task import Task
-from bert_jax.evals import answers, classification, tags, verdicts
+from bert_jax.data.finetuning.task import Task
+from bert_jax.evals import classification, decode_predictions, ner_metrics, squad_metrics
+from bert_jax.evals.error_examples import top_errors
 from bert_jax.evals.task_metrics import question_scores, task_interval
-from bert_jax.evals.worst import worst_errors
 
-MOST_PAIRS = 500
+MAX_PAIRS = 500
 """Of a regression's examples in an analysis, evenly spread."""
 
 
@@ -26,8 +26,11 @@ def describe_task(task: Task) -> dict[str, Any]:
     }
 
 
-def analyse(
-    task: Task, examples: verdicts.Examples, decided: Any, metrics: Mapping[str, float]
+def analyze(
+    task: Task,
+    examples: decode_predictions.Examples,
+    predictions: Any,
+    metrics: Mapping[str, float],
 ) -> dict[str, Any]:
     """JSON values that describe how the labelled examples of a split were decided.
 
@@ -37,67 +40,81 @@ def analyse(
 
     Returns:
       examples        their number
-      headline        for each metric that the task reports {"metric", "value", "low", "high"}: a
+      metrics_with_intervals
+                      for each metric that the task reports {"metric", "value", "low", "high"}: a
                       95 % bootstrap interval over the examples
-      worst           see `worst_errors`
+      top_errors      see `top_errors`
       classes         classification: {"name", "precision", "recall", "f1", "support"} of each
                       class; tagging: of each type of entity
-      confusions      classification: [gold class, predicted class, count], where there are any
+      confusion_matrix
+                      classification: [reference class, predicted class, count], where there are any
       calibration     classification, choice: {"error", "bins": see `CalibrationBin`}
       entity_errors   tagging: see `EntityErrors`
-      question_words  questions: see `QuestionWordScores`
-      pairs           regression: [gold, predicted] of at most `MOST_PAIRS` examples
+      by_question_word
+                      questions: see `QuestionWordScores`
+      reference_vs_predicted
+                      regression: [reference, predicted] of at most `MAX_PAIRS` examples
 
     Raises:
       UserError: as `task_interval`.
     """
-    gold = verdicts.gold(task, examples)
-    headline = []
+    references = decode_predictions.get_references(task, examples)
+    metrics_with_intervals = []
     for metric in task.metrics:
         if metric not in metrics:  # undefined on this split, such as the area under a curve
             continue
-        low, high = task_interval(metric, task.kind, task.labels, gold, decided)
-        headline.append({"metric": metric, "value": metrics[metric], "low": low, "high": high})
+        low, high = task_interval(metric, task.kind, task.labels, references, predictions)
+        metrics_with_intervals.append(
+            {"metric": metric, "value": metrics[metric], "low": low, "high": high}
+        )
     return {
         "examples": len(examples),
-        "headline": headline,
-        **_tables(task, examples, gold, decided),
-        "worst": worst_errors(task, examples, gold, decided),
+        "metrics_with_intervals": metrics_with_intervals,
+        **_kind_specific_tables(task, examples, references, predictions),
+        "top_errors": top_errors(task, examples, references, predictions),
     }
 
 
-def _tables(task: Task, examples: Any, gold: Any, decided: Any) -> dict[str, Any]:
+def _kind_specific_tables(
+    task: Task, examples: Any, references: Any, predictions: Any
+) -> dict[str, Any]:
     match task.kind:
         case "classification":
-            matrix = classification.confusion_matrix(gold, decided, task.labels)
-            places = np.argwhere(matrix)
+            matrix = classification.confusion_matrix(references, predictions, task.labels)
+            nonzero_cells = np.argwhere(matrix)
             return {
-                "classes": _rows(classification.per_class_table(gold, decided, task.labels)),
-                "confusions": [[*place, int(matrix[tuple(place)])] for place in places.tolist()],
-                "calibration": _calibration(gold, decided),
+                "classes": _as_dicts(
+                    classification.per_class_table(references, predictions, task.labels)
+                ),
+                "confusion_matrix": [
+                    [*cell, int(matrix[tuple(cell)])] for cell in nonzero_cells.tolist()
+                ],
+                "calibration": _calibration(references, predictions),
             }
         case "multiple_choice":
-            return {"calibration": _calibration(gold, decided)}
+            return {"calibration": _calibration(references, predictions)}
         case "regression":
-            step = -(-len(gold) // MOST_PAIRS)
-            pairs = np.stack([gold, decided], axis=1)[::step]
-            return {"pairs": pairs.astype(np.float64).tolist()}
-        case "tagging":
+            step = -(-len(references) // MAX_PAIRS)
+            pairs = np.stack([references, predictions], axis=1)[::step]
+            return {"reference_vs_predicted": pairs.astype(np.float64).tolist()}
+        case "token_classification":
             return {
-                "classes": _rows(tags.entity_table(gold, decided)),
-                "entity_errors": _rows(tags.entity_errors(gold, decided)),
+                "classes": _as_dicts(ner_metrics.entity_table(references, predictions)),
+                "entity_errors": _as_dicts(ner_metrics.entity_errors(references, predictions)),
             }
         case "question_answering":
             questions = [example.question for example in examples]
-            table = answers.question_word_table(questions, question_scores(gold, decided))
-            return {"question_words": _rows(table)}
+            table = squad_metrics.question_word_table(
+                questions, question_scores(references, predictions)
+            )
+            return {"by_question_word": _as_dicts(table)}
 
 
-def _calibration(gold: np.ndarray, logits: np.ndarray) -> dict[str, Any]:
-    bins = classification.calibration_bins(gold, logits.astype(np.float64))
-    error = sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / len(gold)
-    return {"error": error, "bins": _rows(bins)}
+def _calibration(references: np.ndarray, logits: np.ndarray) -> dict[str, Any]:
+    bins = classification.calibration_bins(references, logits.astype(np.float64))
+    error = sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / len(references)
+    return {"error": error, "bins": _as_dicts(bins)}
 
 
-def _rows(table: Any) -> list[dict[str, Any]]:
+def _as_dicts(table: Any) -> list[dict[str, Any]]:
     return [asdict(row) for row in table]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.evals.checks import require_rows
+from bert_jax.evals.validate_inputs import require_matching_counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +24,8 @@ class SeedSummary:
 
 def bootstrap_interval(
     metric: Callable[..., float],
-    *rows: Sequence[Any] | np.ndarray,
-    samples: int = 1000,
+    *arrays: Sequence[Any] | np.ndarray,
+    n_resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
     """A 95 % interval of a metric: percentiles over resampled examples (Efron 1979).
@@ -46,14 +46,14 @@ def bootstrap_interval(
     Raises:
       UserError: no examples, or the metric is undefined on every resample.
     """
-    count = len(rows[0])
-    for other in rows:
-        require_rows("examples", count, len(other))
+    count = len(arrays[0])
+    for other in arrays:
+        require_matching_counts("examples", count, len(other))
     generator = np.random.default_rng(seed)
     values = []
-    for _ in range(samples):
-        chosen = generator.integers(0, count, count)
-        values.append(metric(*(_take(row, chosen) for row in rows)))
+    for _ in range(n_resamples):
+        indices = generator.integers(0, count, count)
+        values.append(metric(*(_take_indices(array, indices) for array in arrays)))
     defined = np.array(values, np.float64)
     defined = defined[~np.isnan(defined)]
     if not len(defined):
@@ -62,7 +62,7 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def summarise_seeds(values: Sequence[float]) -> SeedSummary:
+def summarize_seeds(values: Sequence[float]) -> SeedSummary:
     """Median, mean, standard deviation and best of a metric of which more is better.
 
     Raises:
@@ -79,5 +79,7 @@ def summarise_seeds(values: Sequence[float]) -> SeedSummary:
     )
 
 
-def _take(rows: Sequence[Any] | np.ndarray, chosen: np.ndarray) -> Any:
-    return rows[chosen] if isinstance(rows, np.ndarray) else [rows[place] for place in chosen]
+def _take_indices(values: Sequence[Any] | np.ndarray, indices: np.ndarray) -> Any:
+    return (
+        values[indices] if isinstance(values, np.ndarray) else [values[index] for index in indices]
+    )

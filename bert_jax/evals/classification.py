@@ -15,7 +15,11 @@ import numpy as np
 from scipy.special import log_softmax, softmax
 
 from bert_jax.errors import UserError
-from bert_jax.evals.checks import require_labels, require_numbers, require_rows
+from bert_jax.evals.validate_inputs import (
+    require_finite,
+    require_matching_counts,
+    require_valid_class_ids,
+)
 
 CALIBRATION_BINS = 15
 
@@ -43,7 +47,7 @@ class CalibrationBin:
 
 
 def classification_metrics(
-    labels: np.ndarray, logits: np.ndarray, names: Sequence[str]
+    labels: np.ndarray, logits: np.ndarray, class_names: Sequence[str]
 ) -> dict[str, float]:
     """All metrics of a classifier that predicts the class of its greatest logit.
 
@@ -66,23 +70,26 @@ def classification_metrics(
     Raises:
       UserError: no rows, logits that are not finite, labels and names that do not fit the logits.
     """
-    labels, logits = _checked(labels, logits, names)
-    matrix = _matrix(_cells(labels, logits), len(names))
-    scores = {name: score(matrix) for name, score in FROM_MATRIX.items()}
-    scores |= {name: score(labels, logits) for name, score in FROM_LOGITS.items()}
+    labels, logits = _check_inputs(labels, logits, class_names)
+    matrix = _matrix_from_cells(_confusion_cells(labels, logits), len(class_names))
+    scores = {name: score(matrix) for name, score in CONFUSION_MATRIX_METRICS.items()}
+    scores |= {name: score(labels, logits) for name, score in LOGIT_METRICS.items()}
     return {name: value for name, value in scores.items() if not np.isnan(value)}
 
 
 def per_class_table(
-    labels: np.ndarray, logits: np.ndarray, names: Sequence[str]
+    labels: np.ndarray, logits: np.ndarray, class_names: Sequence[str]
 ) -> tuple[ClassScores, ...]:
     """Precision, recall, F1 and support of each of the C classes, in order."""
     from sklearn import metrics
 
-    labels, logits = _checked(labels, logits, names)
-    zero: Any = 0  # scikit-learn's default makes a string of it to a type checker
+    labels, logits = _check_inputs(labels, logits, class_names)
+    zero_division: Any = 0  # scikit-learn's default makes a string of it to a type checker
     columns: Any = metrics.precision_recall_fscore_support(
-        labels, predicted_classes(logits), labels=range(len(names)), zero_division=zero
+        labels,
+        predicted_classes(logits),
+        labels=range(len(class_names)),
+        zero_division=zero_division,
     )
     return tuple(
         ClassScores(
@@ -92,17 +99,19 @@ def per_class_table(
             f1=float(f1),
             support=int(support),
         )
-        for name, precision, recall, f1, support in zip(names, *columns, strict=True)
+        for name, precision, recall, f1, support in zip(class_names, *columns, strict=True)
     )
 
 
-def confusion_matrix(labels: np.ndarray, logits: np.ndarray, names: Sequence[str]) -> np.ndarray:
+def confusion_matrix(
+    labels: np.ndarray, logits: np.ndarray, class_names: Sequence[str]
+) -> np.ndarray:
     """int64 [C, C]: rows are gold classes, columns predicted ones."""
-    labels, logits = _checked(labels, logits, names)
-    return _matrix(_cells(labels, logits), len(names))
+    labels, logits = _check_inputs(labels, logits, class_names)
+    return _matrix_from_cells(_confusion_cells(labels, logits), len(class_names))
 
 
-def for_resampling(
+def metric_for_resampling(
     metric: str, labels: np.ndarray, logits: np.ndarray
 ) -> tuple[tuple[np.ndarray, ...], Callable[..., float]]:
     """(rows, score) such that score(*rows) is the metric, and rows may be resampled together.
@@ -110,24 +119,26 @@ def for_resampling(
     What a confusion matrix decides needs one number a row, which makes a bootstrap cheap. The
     metric is one of `classification_metrics`, its arguments are as there, and checked.
     """
-    classes = logits.shape[1]
-    if metric in FROM_MATRIX:
-        score = FROM_MATRIX[metric]
-        return (_cells(labels, logits),), lambda cells: score(_matrix(cells, classes))
-    return (labels, logits), FROM_LOGITS[metric]
+    num_classes = logits.shape[1]
+    if metric in CONFUSION_MATRIX_METRICS:
+        score = CONFUSION_MATRIX_METRICS[metric]
+        return (_confusion_cells(labels, logits),), lambda cells: score(
+            _matrix_from_cells(cells, num_classes)
+        )
+    return (labels, logits), LOGIT_METRICS[metric]
 
 
 def calibration_bins(labels: np.ndarray, logits: np.ndarray) -> tuple[CalibrationBin, ...]:
     """The 15 equal-width bins of confidence, for the error and for a reliability diagram."""
     probabilities = softmax(logits, axis=1)
     confidence = probabilities.max(axis=1)
-    right = (probabilities.argmax(axis=1) == labels).astype(np.float64)
+    is_correct = (probabilities.argmax(axis=1) == labels).astype(np.float64)
     edges = np.linspace(0, 1, CALIBRATION_BINS + 1)
     bins = np.clip(np.searchsorted(edges, confidence) - 1, 0, CALIBRATION_BINS - 1)
     counts = np.bincount(bins, minlength=CALIBRATION_BINS)
     divisors = np.maximum(counts, 1)
     confidences = np.bincount(bins, confidence, CALIBRATION_BINS) / divisors
-    accuracies = np.bincount(bins, right, CALIBRATION_BINS) / divisors
+    accuracies = np.bincount(bins, is_correct, CALIBRATION_BINS) / divisors
     return tuple(
         CalibrationBin(
             low=float(edges[b]),
@@ -146,7 +157,7 @@ def calibration_error(bins: Sequence[CalibrationBin]) -> float:
     return gaps / sum(b.count for b in bins)
 
 
-def choice_metrics(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
+def multiple_choice_metrics(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
     """Accuracy and loss of choosing one of A: int [n] and float [n, A].
 
     A row with fewer than A choices has -inf for those that it lacks.
@@ -155,10 +166,10 @@ def choice_metrics(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
       UserError: no rows, NaN, a label beyond the choices.
     """
     labels, logits = np.asarray(labels), np.asarray(logits, np.float64)
-    require_rows("examples", len(labels), len(logits))
-    require_numbers("the logits", logits, infinite=True)
-    require_labels(labels, logits.shape[1], "choices")
-    matrix = _matrix(_cells(labels, logits), logits.shape[1])
+    require_matching_counts("examples", len(labels), len(logits))
+    require_finite("the logits", logits, allow_infinite=True)
+    require_valid_class_ids(labels, logits.shape[1], "choices")
+    matrix = _matrix_from_cells(_confusion_cells(labels, logits), logits.shape[1])
     return {"accuracy": _accuracy(matrix), "loss": _loss(labels, logits)}
 
 
@@ -167,13 +178,13 @@ def predicted_classes(logits: np.ndarray) -> np.ndarray:
     return np.argmax(logits, axis=1)
 
 
-def _cells(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
+def _confusion_cells(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
     """int [n]: which cell of the flattened confusion matrix each row counts in."""
     return labels * logits.shape[1] + predicted_classes(logits)
 
 
-def _matrix(cells: np.ndarray, classes: int) -> np.ndarray:
-    return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
+def _matrix_from_cells(cells: np.ndarray, num_classes: int) -> np.ndarray:
+    return np.bincount(cells, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
 def _accuracy(matrix: np.ndarray) -> float:
@@ -196,12 +207,20 @@ def _f1_by_class(matrix: np.ndarray) -> np.ndarray:
 
 
 def _matthews(matrix: np.ndarray) -> float:
-    rows = float(matrix.sum())
-    gold, predicted = matrix.sum(axis=1) / rows, matrix.sum(axis=0) / rows
-    spread = (1 - gold @ gold) * (1 - predicted @ predicted)
-    if np.count_nonzero(gold) < 2 or np.count_nonzero(predicted) < 2:
+    num_examples = float(matrix.sum())
+    label_fractions, predicted_fractions = (
+        matrix.sum(axis=1) / num_examples,
+        matrix.sum(axis=0) / num_examples,
+    )
+    variance_product = (1 - label_fractions @ label_fractions) * (
+        1 - predicted_fractions @ predicted_fractions
+    )
+    if np.count_nonzero(label_fractions) < 2 or np.count_nonzero(predicted_fractions) < 2:
         return 0.0
-    return float((np.trace(matrix) / rows - gold @ predicted) / np.sqrt(spread))
+    return float(
+        (np.trace(matrix) / num_examples - label_fractions @ predicted_fractions)
+        / np.sqrt(variance_product)
+    )
 
 
 def _roc_auc(labels: np.ndarray, logits: np.ndarray) -> float:
@@ -223,7 +242,7 @@ def _loss(labels: np.ndarray, logits: np.ndarray) -> float:
 
 
 # Metric -> function of a confusion matrix, int [C, C].
-FROM_MATRIX: dict[str, Callable[[np.ndarray], float]] = {
+CONFUSION_MATRIX_METRICS: dict[str, Callable[[np.ndarray], float]] = {
     "accuracy": _accuracy,
     "f1": _f1,
     "f1_macro": _f1_macro,
@@ -231,24 +250,24 @@ FROM_MATRIX: dict[str, Callable[[np.ndarray], float]] = {
     "matthews": _matthews,
 }
 # Metric -> function of labels int [n] and logits float64 [n, C]; NaN where it is undefined.
-FROM_LOGITS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+LOGIT_METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "roc_auc": _roc_auc,
     "calibration_error": _calibration_error,
     "loss": _loss,
 }
 
 
-def _checked(
-    labels: np.ndarray, logits: np.ndarray, names: Sequence[str]
+def _check_inputs(
+    labels: np.ndarray, logits: np.ndarray, class_names: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
     labels, logits = np.asarray(labels), np.asarray(logits, np.float64)
-    require_rows("examples", len(labels), len(logits))
-    listed = ", ".join(names)
-    if logits.ndim != 2 or logits.shape[1] != len(names):
+    require_matching_counts("examples", len(labels), len(logits))
+    class_list = ", ".join(class_names)
+    if logits.ndim != 2 or logits.shape[1] != len(class_names):
         raise UserError(
-            f"logits of shape {list(logits.shape)} for {len(names)} classes ({listed}): "
+            f"logits of shape {list(logits.shape)} for {len(class_names)} classes ({class_list}): "
             "the model's head was made for another set of labels"
         )
-    require_numbers("the logits", logits)
-    require_labels(labels, len(names), listed)
+    require_finite("the logits", logits)
+    require_valid_class_ids(labels, len(class_names), class_list)
     return labels, logits

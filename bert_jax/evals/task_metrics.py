@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.labelled.task import Kind
+from bert_jax.data.finetuning.task import TaskKind
 from bert_jax.errors import UserError
-from bert_jax.evals import answers, classification, regression, tags
-from bert_jax.evals.answer_decoding import PredictedAnswer
+from bert_jax.evals import classification, ner_metrics, regression, squad_metrics
 from bert_jax.evals.bootstrap import bootstrap_interval
+from bert_jax.evals.squad_decoding import PredictedAnswer
 
-FROM_COUNTS = ("precision", "recall", "f1", "f1_macro")
+ENTITY_COUNT_METRICS = ("precision", "recall", "f1", "f1_macro")
 
 
 def task_metrics(
-    kind: Kind,
+    kind: TaskKind,
     labels: Sequence[str],
-    gold: Any,
-    outputs: Any,
+    references: Any,
+    predictions: Any,
     *,
     no_answer_threshold: float = 0.0,
 ) -> dict[str, float]:
@@ -50,27 +50,27 @@ def task_metrics(
     """
     match kind:
         case "classification":
-            return classification.classification_metrics(gold, outputs, labels)
+            return classification.classification_metrics(references, predictions, labels)
         case "regression":
-            return regression.regression_metrics(gold, outputs)
-        case "tagging":
-            _require_tags(labels, gold)
-            return tags.entity_metrics(gold, outputs)
+            return regression.regression_metrics(references, predictions)
+        case "token_classification":
+            _require_known_tags(labels, references)
+            return ner_metrics.entity_metrics(references, predictions)
         case "question_answering":
-            return _answer_metrics(gold, outputs, no_answer_threshold)
+            return _answer_metrics(references, predictions, no_answer_threshold)
         case "multiple_choice":
-            return classification.choice_metrics(gold, outputs)
+            return classification.multiple_choice_metrics(references, predictions)
 
 
 def task_interval(
     metric: str,
-    kind: Kind,
+    kind: TaskKind,
     labels: Sequence[str],
-    gold: Any,
-    outputs: Any,
+    references: Any,
+    predictions: Any,
     *,
     no_answer_threshold: float = 0.0,
-    samples: int = 1000,
+    n_resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
     """The 95 % bootstrap interval (low, high) of one metric over the examples of a split.
@@ -83,73 +83,82 @@ def task_interval(
       UserError: as `task_metrics`, or for a metric that has no interval.
     """
     # Refuses whatever cannot be measured, before anything is resampled.
-    known = task_metrics(kind, labels, gold, outputs, no_answer_threshold=no_answer_threshold)
+    metrics = task_metrics(
+        kind, labels, references, predictions, no_answer_threshold=no_answer_threshold
+    )
     score: Callable[..., float]
     match kind:
-        case "classification" | "multiple_choice" if metric in known:
-            rows, score = classification.for_resampling(
-                metric, np.asarray(gold), np.asarray(outputs, np.float64)
+        case "classification" | "multiple_choice" if metric in metrics:
+            arrays, score = classification.metric_for_resampling(
+                metric, np.asarray(references), np.asarray(predictions, np.float64)
             )
-        case "regression" if metric in known:
-            score = regression.SCORES[metric]
-            rows = [np.asarray(gold, np.float64), np.asarray(outputs, np.float64)]
-        case "tagging" if metric == "token_accuracy":
-            score, rows = tags.token_accuracy, [tags.token_counts(gold, outputs)]
-        case "tagging" if metric in FROM_COUNTS:
-            types = tags.entity_types(gold, outputs)
-            score = _entity_score(metric)
-            rows = [tags.entity_counts(gold, outputs, types)]
+        case "regression" if metric in metrics:
+            score = regression.REGRESSION_METRICS[metric]
+            arrays = [np.asarray(references, np.float64), np.asarray(predictions, np.float64)]
+        case "token_classification" if metric == "token_accuracy":
+            score, arrays = (
+                ner_metrics.token_accuracy,
+                [ner_metrics.token_counts(references, predictions)],
+            )
+        case "token_classification" if metric in ENTITY_COUNT_METRICS:
+            types = ner_metrics.entity_types(references, predictions)
+            score = _entity_metric(metric)
+            arrays = [ner_metrics.entity_counts(references, predictions, types)]
         case "question_answering" if metric in ("exact_match", "f1"):
-            scores = question_scores(gold, outputs, no_answer_threshold)
+            scores = question_scores(references, predictions, no_answer_threshold)
             score = np.mean
-            rows = [100 * (scores.f1 if metric == "f1" else scores.exact)]
+            arrays = [100 * (scores.f1 if metric == "f1" else scores.exact)]
         case _:
             raise UserError(
                 f"no interval can be made for {metric!r} of a task of kind {kind}; its metrics "
-                f"are {', '.join(known)}"
+                f"are {', '.join(metrics)}"
             )
-    return bootstrap_interval(score, *rows, samples=samples, seed=seed)
+    return bootstrap_interval(score, *arrays, n_resamples=n_resamples, seed=seed)
 
 
 def question_scores(
-    gold: Sequence[answers.GoldAnswers],
-    outputs: Sequence[PredictedAnswer],
+    references: Sequence[squad_metrics.ReferenceAnswers],
+    predictions: Sequence[PredictedAnswer],
     no_answer_threshold: float = 0.0,
-) -> answers.AnswerScores:
+) -> squad_metrics.AnswerScores:
     """Exact match and F1 of each question, by SQuAD 2.0 if one of them has no answer, else 1.1."""
-    texts = [answer.best.text for answer in outputs]
-    if all(gold):
-        return answers.scores_v1(gold, texts)
-    return answers.apply_threshold(
-        answers.scores_v2(gold, texts),
-        np.array([bool(texts) for texts in gold]),
-        _no_answer_scores(outputs),
+    texts = [answer.best.text for answer in predictions]
+    if all(references):
+        return squad_metrics.squad1_scores(references, texts)
+    return squad_metrics.apply_threshold(
+        squad_metrics.squad2_scores(references, texts),
+        np.array([bool(answers) for answers in references]),
+        _no_answer_scores(predictions),
         no_answer_threshold,
     )
 
 
 def _answer_metrics(
-    gold: Sequence[answers.GoldAnswers], outputs: Sequence[PredictedAnswer], threshold: float
+    references: Sequence[squad_metrics.ReferenceAnswers],
+    predictions: Sequence[PredictedAnswer],
+    threshold: float,
 ) -> dict[str, float]:
-    texts = [answer.best.text for answer in outputs]
-    if all(gold):
-        return answers.squad1_metrics(gold, texts)
-    metrics = answers.squad2_metrics(gold, texts, _no_answer_scores(outputs), threshold)
+    texts = [answer.best.text for answer in predictions]
+    if all(references):
+        return squad_metrics.squad1_metrics(references, texts)
+    metrics = squad_metrics.squad2_metrics(
+        references, texts, _no_answer_scores(predictions), threshold
+    )
     return {"exact_match": metrics["exact"], **metrics}
 
 
-def _entity_score(metric: str) -> Callable[[np.ndarray], float]:
-    return lambda counts: tags.entity_scores(counts)[metric]
+def _entity_metric(metric: str) -> Callable[[np.ndarray], float]:
+    return lambda counts: ner_metrics.entity_scores(counts)[metric]
 
 
-def _no_answer_scores(outputs: Sequence[PredictedAnswer]) -> np.ndarray:
-    return np.array([answer.no_answer_score for answer in outputs], np.float64)
+def _no_answer_scores(predictions: Sequence[PredictedAnswer]) -> np.ndarray:
+    return np.array([answer.no_answer_score for answer in predictions], np.float64)
 
 
-def _require_tags(labels: Sequence[str], gold: Sequence[tags.Tags]) -> None:
-    unknown = sorted({tag for sentence in gold for tag in sentence} - set(labels))
+def _require_known_tags(labels: Sequence[str], references: Sequence[ner_metrics.Tags]) -> None:
+    unknown = sorted({tag for sentence in references for tag in sentence} - set(labels))
     if unknown:
         raise UserError(
-            f"the gold tags hold {', '.join(unknown)}, but the model chooses among "
+            f"the reference tags hold {', '.join(unknown)}, but the model chooses among "
             f"{', '.join(labels)}: its labels and those of the data differ"
         )

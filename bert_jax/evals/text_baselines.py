@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 def majority_accuracy(train: Sequence[str], dev: Sequence[str]) -> float:
     """Accuracy on dev of the class that is commonest in train; both are lists of labels."""
-    (commonest, _), *_ = Counter(train).most_common(1)
-    return sum(label == commonest for label in dev) / len(dev)
+    (most_common_label, _), *_ = Counter(train).most_common(1)
+    return sum(label == most_common_label for label in dev) / len(dev)
 
 
 def tfidf_accuracy(
@@ -21,7 +21,7 @@ def tfidf_accuracy(
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
-    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
-    classifier = make_pipeline(words, LogisticRegression(C=10.0, max_iter=1000))
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    classifier = make_pipeline(vectorizer, LogisticRegression(C=10.0, max_iter=1000))
     classifier.fit(*train)
     return float(classifier.score(*dev))

@@ -7,7 +7,14 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_heads as heads
-from bert_jax.models.config import Activation, BertConfig, Gelu, GeluTanh, Learned, TaskHead
+from bert_jax.models.config import (
+    Activation,
+    BertConfig,
+    Gelu,
+    GeluTanh,
+    LearnedPositions,
+    TaskHead,
+)
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": Gelu(),
@@ -16,7 +23,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 """Their names of what we can compute; of several for one, the first is written."""
 
-HEADS = {
+PRETRAINING_ARCHITECTURES = {
     "BertModel": ("pooler",),
     "BertForMaskedLM": ("masked_lm",),
     "BertForNextSentencePrediction": ("pooler", "next_sentence"),
@@ -24,23 +31,23 @@ HEADS = {
 }
 """Their architectures without a task's head, with the parts each has beside the encoder."""
 
-_REQUIRED = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_hidden_layers",
-    "num_attention_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-}
-_OPTIONAL = {
-    "type_vocab_size": "type_vocab_size",
-    "hidden_dropout_prob": "hidden_dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "layer_norm_eps": "layer_norm_epsilon",
-    "initializer_range": "initializer_range",
-    "tie_word_embeddings": "tie_word_embeddings",
-}
+_REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
+_OPTIONAL = (
+    "type_vocab_size",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "layer_norm_eps",
+    "initializer_range",
+    "tie_word_embeddings",
+)
 # What BERT does not have: these fields must be absent or hold this value.
-_FIXED: dict[str, Any] = {
+_REQUIRED_VALUES: dict[str, Any] = {
     "model_type": "bert",
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -57,30 +64,31 @@ def read_config(file: Path) -> BertConfig:
       UserError: the file is absent, damaged, or of a model other than BERT; names the field.
     """
     data = _read_object(file)
-    known = (*HEADS, *heads.ARCHITECTURES)
+    known = (*PRETRAINING_ARCHITECTURES, *heads.HEAD_ARCHITECTURES)
     for architecture in data.get("architectures") or ():
         if architecture not in known:
             raise UserError(
                 f"{file}: the architecture is {architecture!r}; expected one of {', '.join(known)}"
             )
-    for field, value in _FIXED.items():
+    for field, value in _REQUIRED_VALUES.items():
         if data.get(field, value) != value:
             raise UserError(
                 f"{file}: {field} is {data[field]!r}; only {value!r} is supported, as in BERT"
             )
     values: dict[str, Any] = {}
-    for theirs, ours in _REQUIRED.items():
-        values[ours] = _number(file, data, theirs)
-    for theirs, ours in _OPTIONAL.items():
-        if theirs in data:
-            values[ours] = _number(file, data, theirs)
+    for field in (*_REQUIRED, *(field for field in _OPTIONAL if field in data)):
+        values[field] = _read_number(file, data, field)
     act = data.get("hidden_act", "gelu")
     if act not in ACTIVATIONS:
         raise UserError(
             f"{file}: hidden_act is {act!r}; supported are {', '.join(map(repr, ACTIVATIONS))}"
         )
-    length = _number(file, data, "max_position_embeddings")
-    return BertConfig(positions=Learned(max_length=length), activation=ACTIVATIONS[act], **values)
+    length = _read_number(file, data, "max_position_embeddings")
+    return BertConfig(
+        positions=LearnedPositions(max_position_embeddings=length),
+        hidden_act=ACTIVATIONS[act],
+        **values,
+    )
 
 
 def read_head(file: Path) -> TaskHead | None:
@@ -89,21 +97,20 @@ def read_head(file: Path) -> TaskHead | None:
     Raises:
       UserError: the file is absent or damaged, or its head is none of ours; names the field.
     """
-    return heads.head_from(_read_object(file), str(file))
+    return heads.head_from_config(_read_object(file), str(file))
 
 
-def to_config(config: BertConfig, *, architecture: str, pad_token_id: int) -> dict[str, Any]:
+def to_hf_config(config: BertConfig, *, architecture: str, pad_token_id: int) -> dict[str, Any]:
     """The content of the `config.json` that describes `config` to Hugging Face."""
-    named = {**_REQUIRED, **_OPTIONAL}
-    act = next(name for name, kind in ACTIVATIONS.items() if kind == config.activation)
+    act = next(name for name, kind in ACTIVATIONS.items() if kind == config.hidden_act)
     return {
         "architectures": [architecture],
         "model_type": "bert",
         "dtype": "float32",
         "hidden_act": act,
-        "max_position_embeddings": config.positions.max_length,
+        "max_position_embeddings": config.positions.max_position_embeddings,
         "pad_token_id": pad_token_id,
-        **{theirs: getattr(config, ours) for theirs, ours in named.items()},
+        **{field: getattr(config, field) for field in (*_REQUIRED, *_OPTIONAL)},
     }
 
 
@@ -119,7 +126,7 @@ def _read_object(file: Path) -> Mapping[str, Any]:
     return data
 
 
-def _number(file: Path, data: Mapping[str, Any], field: str) -> Any:
+def _read_number(file: Path, data: Mapping[str, Any], field: str) -> Any:
     value = data.get(field)
     if not isinstance(value, (int, float)):
         found = f"found {value!r}" if field in data else "it is absent"

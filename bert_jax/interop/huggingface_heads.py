@@ -9,25 +9,30 @@ from typing import Any
 
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.config import (
-    ChoiceHead,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
     RegressionHead,
-    SequenceHead,
-    SpanHead,
+    SequenceClassificationHead,
     TaskHead,
-    TokenHead,
+    TokenClassificationHead,
 )
 
-SEQUENCE = "BertForSequenceClassification"
-TOKEN = "BertForTokenClassification"
-SPAN = "BertForQuestionAnswering"
-CHOICE = "BertForMultipleChoice"
-ARCHITECTURES = (SEQUENCE, TOKEN, SPAN, CHOICE)
+SEQUENCE_CLASSIFICATION = "BertForSequenceClassification"
+TOKEN_CLASSIFICATION = "BertForTokenClassification"
+QUESTION_ANSWERING = "BertForQuestionAnswering"
+MULTIPLE_CHOICE = "BertForMultipleChoice"
+HEAD_ARCHITECTURES = (
+    SEQUENCE_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    MULTIPLE_CHOICE,
+)
 """Their classes with a task's head."""
 
 _REGRESSION, _CLASSIFICATION = "regression", "single_label_classification"
 
 
-def head_from(data: Mapping[str, Any], source: str) -> TaskHead | None:
+def head_from_config(data: Mapping[str, Any], source: str) -> TaskHead | None:
     """The head that the content of a `config.json` describes; None for a class without one.
 
     Args:
@@ -36,29 +41,35 @@ def head_from(data: Mapping[str, Any], source: str) -> TaskHead | None:
     Raises:
       UserError: labels or a problem type that no head here has; names the field.
     """
-    named = [name for name in data.get("architectures") or () if name in ARCHITECTURES]
-    if not named:
+    head_classes = [name for name in data.get("architectures") or () if name in HEAD_ARCHITECTURES]
+    if not head_classes:
         return None
     try:
-        return _READERS[named[0]](data, source)
+        return _HEAD_READERS[head_classes[0]](data, source)
     except ConfigError as error:
         raise UserError(f"{source}: {error}") from None
 
 
-def _span_head(data: Mapping[str, Any], source: str) -> SpanHead:
-    if (count := len(_labels(data, source))) != 2:
-        raise UserError(f"{source}: a {SPAN} with {count} labels; expected 2, start and end")
-    return SpanHead()
-
-
-def _sequence_head(data: Mapping[str, Any], source: str) -> SequenceHead | RegressionHead:
-    labels = _labels(data, source)
-    problem = data.get("problem_type") or (_REGRESSION if len(labels) == 1 else _CLASSIFICATION)
-    if problem == _CLASSIFICATION:
-        return SequenceHead(labels=labels)
-    if problem != _REGRESSION:
+def _question_answering_head(data: Mapping[str, Any], source: str) -> QuestionAnsweringHead:
+    if (count := len(_read_labels(data, source))) != 2:
         raise UserError(
-            f"{source}: problem_type is {problem!r}; supported are {_CLASSIFICATION!r} and "
+            f"{source}: a {QUESTION_ANSWERING} with {count} labels; expected 2, start and end"
+        )
+    return QuestionAnsweringHead()
+
+
+def _sequence_classification_head(
+    data: Mapping[str, Any], source: str
+) -> SequenceClassificationHead | RegressionHead:
+    labels = _read_labels(data, source)
+    problem_type = data.get("problem_type") or (
+        _REGRESSION if len(labels) == 1 else _CLASSIFICATION
+    )
+    if problem_type == _CLASSIFICATION:
+        return SequenceClassificationHead(labels=labels)
+    if problem_type != _REGRESSION:
+        raise UserError(
+            f"{source}: problem_type is {problem_type!r}; supported are {_CLASSIFICATION!r} and "
             f"{_REGRESSION!r}"
         )
     if len(labels) != 1:
@@ -66,60 +77,62 @@ def _sequence_head(data: Mapping[str, Any], source: str) -> SequenceHead | Regre
     return RegressionHead()
 
 
-def _labels(data: Mapping[str, Any], source: str) -> tuple[str, ...]:
+def _read_labels(data: Mapping[str, Any], source: str) -> tuple[str, ...]:
     """The labels in the order of their numbers; theirs are LABEL_0 .. where a file has none."""
-    given = data.get("id2label")
-    if given is None:
+    id2label = data.get("id2label")
+    if id2label is None:
         count = data.get("num_labels", 2)
         if not isinstance(count, int):
             raise UserError(f"{source}: num_labels is {count!r}; expected a number")
         return tuple(f"LABEL_{index}" for index in range(count))
-    numbers = {str(index) for index in range(len(given))}
-    if not isinstance(given, Mapping) or set(given) != numbers:
+    numbers = {str(index) for index in range(len(id2label))}
+    if not isinstance(id2label, Mapping) or set(id2label) != numbers:
         raise UserError(
-            f"{source}: id2label is {given!r}; expected a label for each of the numbers 0, 1, .."
+            f"{source}: id2label is {id2label!r}; expected a label for each of the numbers 0, 1, .."
         )
-    labels = tuple(given[str(index)] for index in range(len(given)))
+    labels = tuple(id2label[str(index)] for index in range(len(id2label)))
     if not all(isinstance(label, str) for label in labels):
-        raise UserError(f"{source}: id2label is {given!r}; expected text for every label")
+        raise UserError(f"{source}: id2label is {id2label!r}; expected text for every label")
     return labels
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any], str], TaskHead]] = {
-    SEQUENCE: _sequence_head,
-    TOKEN: lambda data, source: TokenHead(labels=_labels(data, source)),
-    SPAN: _span_head,
-    CHOICE: lambda data, source: ChoiceHead(),
+_HEAD_READERS: dict[str, Callable[[Mapping[str, Any], str], TaskHead]] = {
+    SEQUENCE_CLASSIFICATION: _sequence_classification_head,
+    TOKEN_CLASSIFICATION: lambda data, source: TokenClassificationHead(
+        labels=_read_labels(data, source)
+    ),
+    QUESTION_ANSWERING: _question_answering_head,
+    MULTIPLE_CHOICE: lambda data, source: MultipleChoiceHead(),
 }
 
 
 def architecture_of_head(head: TaskHead) -> str:
     """Their class for a head."""
     match head:
-        case SequenceHead() | RegressionHead():
-            return SEQUENCE
-        case TokenHead():
-            return TOKEN
-        case SpanHead():
-            return SPAN
-        case ChoiceHead():
-            return CHOICE
+        case SequenceClassificationHead() | RegressionHead():
+            return SEQUENCE_CLASSIFICATION
+        case TokenClassificationHead():
+            return TOKEN_CLASSIFICATION
+        case QuestionAnsweringHead():
+            return QUESTION_ANSWERING
+        case MultipleChoiceHead():
+            return MULTIPLE_CHOICE
 
 
-def to_fields(head: TaskHead) -> dict[str, Any]:
+def head_to_config(head: TaskHead) -> dict[str, Any]:
     """What `config.json` says of a head, beside the architecture; the inverse of `head_from`."""
     match head:
-        case SequenceHead():
-            return {**_numbered(head.labels), "problem_type": _CLASSIFICATION}
+        case SequenceClassificationHead():
+            return {**_label_maps(head.labels), "problem_type": _CLASSIFICATION}
         case RegressionHead():
-            return {**_numbered(("LABEL_0",)), "problem_type": _REGRESSION}
-        case TokenHead():
-            return _numbered(head.labels)
-        case SpanHead() | ChoiceHead():
+            return {**_label_maps(("LABEL_0",)), "problem_type": _REGRESSION}
+        case TokenClassificationHead():
+            return _label_maps(head.labels)
+        case QuestionAnsweringHead() | MultipleChoiceHead():
             return {}
 
 
-def _numbered(labels: tuple[str, ...]) -> dict[str, Any]:
+def _label_maps(labels: tuple[str, ...]) -> dict[str, Any]:
     return {
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},

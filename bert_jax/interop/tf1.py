@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.interop.foreign import Foreign, find_vocabulary
 from bert_jax.interop.huggingface_config import read_config
-from bert_jax.interop.tf1_names import TF1
+from bert_jax.interop.imported_model import ImportedModel, find_tokenizer
+from bert_jax.models.bert.tf1 import TF1
 
 CONFIG = "bert_config.json"
-_INDEX = ".index"
+_INDEX_SUFFIX = ".index"
 
 
 def find_checkpoint(path: Path) -> Path | None:
@@ -25,18 +25,18 @@ def find_checkpoint(path: Path) -> Path | None:
     Raises:
       UserError: the folder holds several checkpoints.
     """
-    if path.with_name(path.name + _INDEX).is_file():
+    if path.with_name(path.name + _INDEX_SUFFIX).is_file():
         return path
     if not path.is_dir():
         return None
-    found = sorted(path.glob(f"*.ckpt*{_INDEX}"))
+    found = sorted(path.glob(f"*.ckpt*{_INDEX_SUFFIX}"))
     if len(found) > 1:
-        names = ", ".join(file.name.removesuffix(_INDEX) for file in found)
+        names = ", ".join(file.name.removesuffix(_INDEX_SUFFIX) for file in found)
         raise UserError(f"{path} holds several checkpoints; name one of {names} after the folder")
-    return found[0].with_name(found[0].name.removesuffix(_INDEX)) if found else None
+    return found[0].with_name(found[0].name.removesuffix(_INDEX_SUFFIX)) if found else None
 
 
-def read_checkpoint(path: Path) -> Foreign:
+def read_checkpoint(path: Path) -> ImportedModel:
     """The model at a folder or prefix that `find_checkpoint` accepts.
 
     Raises:
@@ -46,7 +46,9 @@ def read_checkpoint(path: Path) -> Foreign:
     if prefix is None:
         raise UserError(f"{path}: expected {CONFIG} and *.ckpt.index of Google's release there")
     folder = prefix.parent
-    return Foreign(_read_weights(prefix), read_config(folder / CONFIG), find_vocabulary(folder))
+    return ImportedModel(
+        _read_weights(prefix), read_config(folder / CONFIG), find_tokenizer(folder)
+    )
 
 
 def _read_weights(prefix: Path) -> dict[str, np.ndarray]:
@@ -60,12 +62,12 @@ def _read_weights(prefix: Path) -> dict[str, np.ndarray]:
 
     try:
         reader = tf.train.load_checkpoint(str(prefix))
-        names = TF1.kept(reader.get_variable_to_shape_map(), str(prefix))
+        names = TF1.parameter_names(reader.get_variable_to_shape_map(), str(prefix))
         tensors = {name: reader.get_tensor(name) for name in names}
     except (tf.errors.OpError, RuntimeError, ValueError, LookupError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{prefix}: this TensorFlow checkpoint cannot be read ({reason}); fetch it again"
         ) from None
-    flat = TF1.from_theirs(tensors, str(prefix))
+    flat = TF1.from_external(tensors, str(prefix))
     return {path: np.asarray(tensor, np.float32) for path, tensor in flat.items()}

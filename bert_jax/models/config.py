@@ -11,12 +11,12 @@ from bert_jax.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomStart:
+class NormalInit:
     """A table that starts from random vectors, as in BERT."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinusoidalStart:
+class SinusoidalInit:
     """A table that starts from sines and cosines (Vaswani et al. 2017, 3.5) of BERT's variance.
 
     "One place to the left" is then the same rotation everywhere, which attention learns long before
@@ -25,11 +25,11 @@ class SinusoidalStart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
+class LearnedPositions:
     """One learned vector for each absolute position, as in BERT."""
 
-    max_length: int = 512
-    start: RandomStart | SinusoidalStart = RandomStart()
+    max_position_embeddings: int = 512
+    init: NormalInit | SinusoidalInit = NormalInit()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class GeluTanh:
     """Feed-forward with the tanh approximation of GELU; "gelu_new" at Hugging Face."""
 
 
-Positions = Learned
+Positions = LearnedPositions
 Activation = Gelu | GeluTanh
 
 
@@ -55,12 +55,12 @@ class BertConfig:
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    positions: Positions = Learned()
-    activation: Activation = Gelu()
+    positions: Positions = LearnedPositions()
+    hidden_act: Activation = Gelu()
     type_vocab_size: int = 2
-    hidden_dropout: float = 0.1
-    attention_dropout: float = 0.1
-    layer_norm_epsilon: float = 1e-12
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
 
@@ -73,12 +73,12 @@ class BertConfig:
                 f"model.hidden_size {self.hidden_size} is not a multiple of "
                 f"model.num_attention_heads {self.num_attention_heads}"
             )
-        check_dropout("model.hidden_dropout", self.hidden_dropout)
-        check_dropout("model.attention_dropout", self.attention_dropout)
+        check_dropout("model.hidden_dropout_prob", self.hidden_dropout_prob)
+        check_dropout("model.attention_probs_dropout_prob", self.attention_probs_dropout_prob)
 
 
 def check_dropout(field: str, rate: float) -> None:
-    """Raises a ConfigError for a rate that `models/dropout.py` cannot apply: it has 256ths."""
+    """Raises a ConfigError for a rate that `layers/dropout.py` cannot apply: it has 256ths."""
     if rate and not 1 <= round(256 * rate) <= 255:
         raise ConfigError(f"{field} is {rate}, expected 0, or a rate from 1/256 to 255/256")
 
@@ -92,10 +92,12 @@ _SIZES = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
-Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
+BertSize = Literal["tiny", "mini", "small", "medium", "base", "large"]
 
 
-def bert(size: Size, *, vocab_size: int = 30522, max_length: int = 512) -> BertConfig:
+def bert_config(
+    size: BertSize, *, vocab_size: int = 30522, max_position_embeddings: int = 512
+) -> BertConfig:
     """The published BERT of that size: tiny, mini, small, medium, base or large."""
     layers, hidden, heads = _SIZES[size]
     return BertConfig(
@@ -104,12 +106,12 @@ def bert(size: Size, *, vocab_size: int = 30522, max_length: int = 512) -> BertC
         num_hidden_layers=layers,
         num_attention_heads=heads,
         intermediate_size=4 * hidden,
-        positions=Learned(max_length=max_length),
+        positions=LearnedPositions(max_position_embeddings=max_position_embeddings),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceHead:
+class SequenceClassificationHead:
     """One of C classes for a text or a pair: pooler, dropout, linear."""
 
     labels: tuple[str, ...]  # in the order of their numbers
@@ -124,7 +126,7 @@ class RegressionHead:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenHead:
+class TokenClassificationHead:
     """One of C tags for every token: dropout, linear."""
 
     labels: tuple[str, ...]  # in the order of their numbers
@@ -134,44 +136,52 @@ class TokenHead:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanHead:
+class QuestionAnsweringHead:
     """Where an answer starts and ends: two scores for every token, linear."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoiceHead:
+class MultipleChoiceHead:
     """One of A texts, each scored by itself: pooler, dropout, linear to one score."""
 
 
-TaskHead = SequenceHead | RegressionHead | TokenHead | SpanHead | ChoiceHead
+TaskHead = (
+    SequenceClassificationHead
+    | RegressionHead
+    | TokenClassificationHead
+    | QuestionAnsweringHead
+    | MultipleChoiceHead
+)
 
 
-def head_part(head: TaskHead) -> str:
+def head_param_name(head: TaskHead) -> str:
     """The name of a head's linear layer in the parameters, as in "classifier/kernel"."""
-    return "span" if isinstance(head, SpanHead) else "classifier"
+    return "span" if isinstance(head, QuestionAnsweringHead) else "classifier"
 
 
-def head_outputs(head: TaskHead) -> int:
+def num_outputs(head: TaskHead) -> int:
     """How many numbers a head's linear layer gives for a text, or for each of its tokens."""
     match head:
-        case SequenceHead() | TokenHead():
+        case SequenceClassificationHead() | TokenClassificationHead():
             return len(head.labels)
-        case SpanHead():
+        case QuestionAnsweringHead():
             return 2
-        case RegressionHead() | ChoiceHead():
+        case RegressionHead() | MultipleChoiceHead():
             return 1
 
 
-def reads_pooled(head: TaskHead) -> bool:
+def uses_pooler(head: TaskHead) -> bool:
     """Whether a head reads the pooled first token; otherwise it reads every token's state."""
-    return not isinstance(head, TokenHead | SpanHead)
+    return not isinstance(head, TokenClassificationHead | QuestionAnsweringHead)
 
 
 def _check_labels(labels: tuple[str, ...]) -> None:
     if len(labels) < 2:
         raise ConfigError(f"head.labels is {labels}, expected at least two labels")
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
-        raise ConfigError(f"head.labels has {twice[0]!r} more than once, expected different labels")
+    if duplicates := sorted({label for label in labels if labels.count(label) > 1}):
+        raise ConfigError(
+            f"head.labels has {duplicates[0]!r} more than once, expected different labels"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,27 +195,27 @@ class Scanned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveAll:
+class NoRemat:
     """Keep every activation for the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RematLayer:
+class FullRemat:
     """Keep only each layer's input and compute the layer again in the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RematAllButDots:
+class SaveDots:
     """Keep the results of matrix products, compute everything between them again."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlainAttention:
+class XlaAttention:
     """Scores, softmax and context as operations of their own; XLA fuses what it can."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusedAttention:
+class PallasAttention:
     """Keeps nothing of size L x L for the backward pass; on TPUs, one kernel for all of it.
 
     Where the kernel does not fit (a causal mask, attention maps asked for, rows of more than 512
@@ -214,7 +224,7 @@ class FusedAttention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compute:
+class ComputeConfig:
     """How a network is computed; changes speed and memory, never what is computed.
 
     Parameters are float32 always; `dtype` is that of activations and matrix products, while
@@ -222,6 +232,6 @@ class Compute:
     """
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    layers: Unrolled | Scanned = Unrolled()
-    remat: SaveAll | RematLayer | RematAllButDots = SaveAll()
-    attention: PlainAttention | FusedAttention = PlainAttention()
+    layer_loop: Unrolled | Scanned = Unrolled()
+    remat: NoRemat | FullRemat | SaveDots = NoRemat()
+    attention: XlaAttention | PallasAttention = XlaAttention()

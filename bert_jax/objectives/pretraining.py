@@ -1,69 +1,109 @@
-"""The objectives of BERT's pretraining, as pure functions of logits and batch fields.
-
-Each returns its loss and its metrics as `Mean`s. Sources: Devlin et al. 2019, section 3.1 (masked
-LM, next sentence) and section 5.1 (the left-to-right ablation).
-"""
+"""BERT pretraining: encoder, pooler and the two heads, with masked LM and next sentence."""
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
-from bert_jax.objectives.mean import Mean, cross_entropy, hits, mean
-
-Batch = dict[str, jax.Array]
-Metrics = dict[str, Mean]
-
-
-def masked_lm(logits_BPV: jax.Array, batch: Batch, mask_token_id: int) -> tuple[Mean, Metrics]:
-    """Cross-entropy over every selected position, whether masked, replaced or kept.
-
-    Metrics: loss and accuracy over all selected positions, and split by what the model saw there.
-    """
-    labels, weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
-    losses = cross_entropy(logits_BPV, labels)
-    correct = hits(logits_BPV, labels)
-    seen = jnp.take_along_axis(batch["input_ids"], batch["masked_lm_positions"], axis=1)
-    split = {
-        "masked": seen == mask_token_id,
-        "kept": seen == labels,
-        "random": (seen != mask_token_id) & (seen != labels),
-    }
-    loss = mean(losses, weights)
-    metrics = {"mlm_loss": loss, "mlm_accuracy": mean(correct, weights)}
-    for name, chosen in split.items():
-        shown = jnp.where(chosen, weights, 0.0)
-        metrics[f"mlm_loss_{name}"] = mean(losses, shown)
-        metrics[f"mlm_accuracy_{name}"] = mean(correct, shown)
-    return loss, metrics
+from bert_jax.batch import ENCODER_FIELDS, MASKED_LM_FIELDS, NEXT_SENTENCE_FIELDS
+from bert_jax.functional import Network, Params
+from bert_jax.models.bert.model import BertEncoder, EncoderOutput
+from bert_jax.models.config import BertConfig, ComputeConfig
+from bert_jax.models.layers.heads import LMHead, Pooler, gather_positions
+from bert_jax.models.layers.linear import linear
+from bert_jax.objectives import pretraining_losses as objectives
+from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.config import Pretraining
+from bert_jax.objectives.weighted_mean import WeightedMean
 
 
-def next_sentence(logits_BC: jax.Array, batch: Batch) -> tuple[Mean, Metrics]:
-    """Cross-entropy of IsNext (0) against NotNext (1); each row weighs 1."""
-    labels = batch["next_sentence_labels"]
-    ones = jnp.ones(labels.shape, jnp.float32)
-    loss = mean(cross_entropy(logits_BC, labels), ones)
-    correct = hits(logits_BC, labels)
-    return loss, {"nsp_loss": loss, "nsp_accuracy": mean(correct, ones)}
+class BertForPreTraining(nnx.Module):
+    """Encoder, pooler, masked-LM head and next-sentence classifier."""
+
+    def __init__(self, config: BertConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+        self.encoder = BertEncoder(config, compute, rngs)
+        self.pooler = Pooler(config, compute, rngs)
+        self.masked_lm = LMHead(config, compute, rngs)
+        self.next_sentence = linear(config.hidden_size, 2, config, compute, rngs)
+
+    def encode(
+        self, batch: Batch, dropout_key: jax.Array | None = None, **capture: bool
+    ) -> EncoderOutput:
+        """The encoder on a batch's fields; see `BertEncoder.__call__`."""
+        return self.encoder(
+            *(batch[name] for name in ENCODER_FIELDS),
+            position_ids=batch.get("position_ids"),
+            packing_ids=batch.get("packing_ids"),
+            dropout_key=dropout_key,
+            **capture,
+        )
+
+    def masked_lm_logits(self, hidden: jax.Array) -> jax.Array:
+        """[..., D] -> float32 [..., V]."""
+        word_embeddings = self.encoder.embeddings.word_embeddings.embedding[...]
+        return self.masked_lm(hidden, word_embeddings)
+
+    def next_sentence_logits(self, hidden_BLD: jax.Array) -> jax.Array:
+        """[B, L, D] -> float32 [B, 2]."""
+        return self.next_sentence(self.pooler(hidden_BLD)).astype(jnp.float32)
 
 
-def next_token(logits_BLV: jax.Array, batch: Batch) -> tuple[Mean, Metrics]:
-    """Cross-entropy of each next token of the same example, for logits at positions 0 .. L-2."""
-    labels, weights = batch["input_ids"][:, 1:], next_token_weights(batch)
-    losses = cross_entropy(logits_BLV, labels)
-    correct = hits(logits_BLV, labels)
-    loss = mean(losses, weights)
-    return loss, {"lm_loss": loss, "lm_accuracy": mean(correct, weights)}
+class PretrainingObjective:
+    """The `Program` of a `Pretraining` config."""
 
+    def __init__(self, config: Pretraining):
+        self.config = config
+        self.network = Network(lambda rngs: BertForPreTraining(config.model, config.compute, rngs))
 
-def next_token_weights(batch: Batch) -> jax.Array:
-    """float32 [B, L-1]: 1 where the next token is real and of the same packed example."""
-    weights = batch["attention_mask"][:, 1:].astype(jnp.float32)
-    if "packing_ids" in batch:
-        ids = batch["packing_ids"]
-        weights *= (ids[:, 1:] == ids[:, :-1]).astype(jnp.float32)
-    return weights
+    def abstract(self) -> Params:
+        """Parameters as shapes and dtypes."""
+        return self.network.abstract()
 
+    def init(self, key: jax.Array) -> Params:
+        """Fresh parameters, float32."""
+        return self.network.init(key)
 
-def padding_share(batch: Batch) -> Mean:
-    """The share of positions that hold padding."""
-    padding = 1 - batch["attention_mask"]
-    return mean(padding, jnp.ones(padding.shape, jnp.float32))
+    def batch_fields(self) -> tuple[str, ...]:
+        """Encoder fields, and those of each objective that has a weight."""
+        fields = ENCODER_FIELDS
+        if self.config.mlm_weight:
+            fields += MASKED_LM_FIELDS
+        if self.config.nsp_weight:
+            fields += NEXT_SENTENCE_FIELDS
+        return fields
+
+    def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Selected positions for masked LM, rows for next sentence."""
+        denominators = {}
+        if self.config.mlm_weight:
+            denominators["mlm"] = jnp.maximum(jnp.sum(batch["masked_lm_weights"]), 1.0)
+        if self.config.nsp_weight:
+            denominators["nsp"] = jnp.float32(batch["next_sentence_labels"].shape[0])
+        return denominators
+
+    def compute_loss(
+        self,
+        params: Params,
+        batch: Batch,
+        loss_denominators: dict[str, jax.Array],
+        dropout_key: jax.Array | None,
+    ) -> LossOutput:
+        """loss = mlm_weight * MLM + nsp_weight * NSP; one without weight is not computed."""
+        network = self.network.merge(params)
+        hidden = network.encode(batch, dropout_key).last_hidden_state
+        loss = jnp.float32(0)
+        metrics: dict[str, WeightedMean] = {"padding_fraction": objectives.padding_fraction(batch)}
+        if self.config.mlm_weight:
+            selected_hidden = gather_positions(hidden, batch["masked_lm_positions"])
+            logits = network.masked_lm_logits(selected_hidden)
+            weighted_loss, objective_metrics = objectives.masked_lm(
+                logits, batch, self.config.mask_token_id
+            )
+            loss += self.config.mlm_weight * weighted_loss.total / loss_denominators["mlm"]
+            metrics |= objective_metrics
+        if self.config.nsp_weight:
+            weighted_loss, objective_metrics = objectives.next_sentence(
+                network.next_sentence_logits(hidden), batch
+            )
+            loss += self.config.nsp_weight * weighted_loss.total / loss_denominators["nsp"]
+            metrics |= objective_metrics
+        return LossOutput(loss, metrics)

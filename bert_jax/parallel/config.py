@@ -5,12 +5,12 @@ from typing import Literal
 
 from bert_jax.errors import ConfigError
 
-Preset = Literal["dp", "fsdp", "tp", "fsdp_tp"]
-Exchange = Literal["float32", "bfloat16"]
+Parallelism = Literal["dp", "fsdp", "tp", "fsdp_tp"]
+CommunicationDtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mesh:
+class MeshConfig:
     """Devices along three axes; one size may be -1: all devices that the others leave.
 
     `data` splits the batch; `fsdp` splits the batch and, beside it, parameters and optimizer state;
@@ -18,20 +18,21 @@ class Mesh:
 
     `exchange` is the dtype in which matrices go between devices, as gradients that are summed and
     as parameters that are gathered. bfloat16 halves what the links carry; each device's part of a
-    gradient is then rounded to 8 bits before it is added to the others' (see `train/exchanged.py`).
+    gradient is then rounded to 8 bits before it is added to the others' (see
+    `parallel/communication.py`).
     """
 
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
-    exchange: Exchange = "float32"
+    communication_dtype: CommunicationDtype = "float32"
 
     def __post_init__(self) -> None:
         sizes = (self.data, self.fsdp, self.tensor)
         if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
             raise ConfigError(f"mesh {sizes}: expected sizes >= 1, and -1 at most once")
 
-    def sizes(self, devices: int) -> tuple[int, int, int]:
+    def axis_sizes(self, num_devices: int) -> tuple[int, int, int]:
         """(data, fsdp, tensor) on that many devices.
 
         Raises:
@@ -41,22 +42,24 @@ class Mesh:
         known = 1
         for size in sizes:
             known *= max(size, 1)
-        if -1 in sizes and devices % known == 0:
-            sizes[sizes.index(-1)] = devices // known
-            known = devices
-        if known != devices or -1 in sizes:
+        if -1 in sizes and num_devices % known == 0:
+            sizes[sizes.index(-1)] = num_devices // known
+            known = num_devices
+        if known != num_devices or -1 in sizes:
             raise ConfigError(
                 f"mesh data={self.data} fsdp={self.fsdp} tensor={self.tensor} does not fit "
-                f"{devices} devices: the product must be {devices} (-1 fills one axis)"
+                f"{num_devices} devices: the product must be {num_devices} (-1 fills one axis)"
             )
         return sizes[0], sizes[1], sizes[2]
 
 
-def mesh(preset: Preset, exchange: Exchange = "float32") -> Mesh:
+def make_mesh_config(
+    parallelism: Parallelism, communication_dtype: CommunicationDtype = "float32"
+) -> MeshConfig:
     """The mesh of a preset: dp copies the model, fsdp splits it, tp and fsdp_tp cut layers in 2."""
     return {
-        "dp": Mesh(exchange=exchange),
-        "fsdp": Mesh(data=1, fsdp=-1, exchange=exchange),
-        "tp": Mesh(tensor=2, exchange=exchange),
-        "fsdp_tp": Mesh(data=1, fsdp=-1, tensor=2, exchange=exchange),
-    }[preset]
+        "dp": MeshConfig(communication_dtype=communication_dtype),
+        "fsdp": MeshConfig(data=1, fsdp=-1, communication_dtype=communication_dtype),
+        "tp": MeshConfig(tensor=2, communication_dtype=communication_dtype),
+        "fsdp_tp": MeshConfig(data=1, fsdp=-1, tensor=2, communication_dtype=communication_dtype),
+    }[parallelism]

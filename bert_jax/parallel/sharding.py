@@ -9,17 +9,19 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import DictKey, tree_map_with_path
 
-from bert_jax import paths
 from bert_jax.batch import BATCH_AXES
 from bert_jax.errors import ConfigError
+from bert_jax.models.bert.sharding import LOGICAL_TO_MESH, PARAMETER_AXES
 from bert_jax.parallel import config
-from bert_jax.parallel.axes import MESH_AXIS, PARAMETER_AXES
+from bert_jax.params import paths
 
 
-def make_mesh(mesh: config.Mesh, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
+def make_mesh(
+    mesh_config: config.MeshConfig, devices: Sequence[Any] | None = None
+) -> jax.sharding.Mesh:
     """The device mesh (data, fsdp, tensor), by default over all devices of all processes."""
     devices = jax.devices() if devices is None else devices
-    sizes = mesh.sizes(len(devices))
+    sizes = mesh_config.axis_sizes(len(devices))
     return jax.make_mesh(
         sizes, ("data", "fsdp", "tensor"), devices=devices, axis_types=(AxisType.Auto,) * 3
     )
@@ -30,11 +32,11 @@ def parameter_spec(path: str, shape: tuple[int, ...], mesh: jax.sharding.Mesh) -
     axes = PARAMETER_AXES[path]
     if len(axes) != len(shape):
         raise KeyError(f"parameter {path!r} has shape {shape}, but the table names axes {axes}")
-    split = []
+    mesh_axes = []
     for name, size in zip(axes, shape, strict=True):
-        axis = None if name is None else MESH_AXIS[name]
-        split.append(axis if axis and size % mesh.shape[axis] == 0 else None)
-    return PartitionSpec(*split)
+        axis = None if name is None else LOGICAL_TO_MESH[name]
+        mesh_axes.append(axis if axis and size % mesh.shape[axis] == 0 else None)
+    return PartitionSpec(*mesh_axes)
 
 
 def parameter_shardings(params: dict[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:
@@ -51,17 +53,17 @@ def optimizer_shardings(
 
     Such leaves are known by their place: a path of dict keys that is a parameter's own path.
     """
-    table = paths.flatten(params)
+    params_by_path = paths.flatten(params)
 
-    def where(keys: tuple[Any, ...], leaf: Any) -> NamedSharding:
+    def leaf_sharding(keys: tuple[Any, ...], leaf: Any) -> NamedSharding:
         names = [key.key if isinstance(key, DictKey) else None for key in keys]
         start = max((i + 1 for i, name in enumerate(names) if name is None), default=0)
         path = "/".join(str(name) for name in names[start:])
-        if path in table and table[path].shape == leaf.shape:
+        if path in params_by_path and params_by_path[path].shape == leaf.shape:
             return NamedSharding(mesh, parameter_spec(path, leaf.shape, mesh))
         return replicated(mesh)
 
-    return tree_map_with_path(where, jax.eval_shape(optimizer.init, params))
+    return tree_map_with_path(leaf_sharding, jax.eval_shape(optimizer.init, params))
 
 
 def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
@@ -74,17 +76,26 @@ def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def check_batch_size(batch_size: int, accumulate: int, mesh: jax.sharding.Mesh) -> None:
+def check_batch_size(
+    batch_size: int, gradient_accumulation_steps: int, mesh: jax.sharding.Mesh
+) -> None:
     """Raises a ConfigError unless every device gets the same number of rows in each microbatch."""
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    if batch_size % (accumulate * shards):
-        per = f"{accumulate} microbatches x {shards} devices (data x fsdp)"
-        near = max(1, round(batch_size / (accumulate * shards))) * accumulate * shards
-        raise ConfigError(f"batch_size {batch_size} is not divisible by {per}; {near} would be")
+    if batch_size % (gradient_accumulation_steps * shards):
+        divisor = f"{gradient_accumulation_steps} microbatches x {shards} devices (data x fsdp)"
+        nearest = (
+            max(1, round(batch_size / (gradient_accumulation_steps * shards)))
+            * gradient_accumulation_steps
+            * shards
+        )
+        raise ConfigError(
+            f"batch_size {batch_size} is not divisible by {divisor}; {nearest} would be"
+        )
 
 
-def put_batch(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
+def put_batch(local_batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
     """Global arrays from this process's rows of each field."""
     return {
-        name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
+        name: jax.make_array_from_process_local_data(sharding, local_rows)
+        for name, local_rows in local_batch.items()
     }

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
+from bert_jax.hardware.tpu_slices import Slice
+from bert_jax.plan.device_memory import Memory, phase_memory
 from bert_jax.plan.inputs import Inputs, make_inputs
-from bert_jax.plan.memory import Memory, phase_memory
-from bert_jax.plan.slices import Slice
-from bert_jax.plan.state import StateBytes, state_bytes
+from bert_jax.plan.state_bytes import StateBytes, state_bytes
 from bert_jax.plan.timing import StepTime, step_time
 
-MFU = 0.4
+DEFAULT_MFU = 0.4
 """The share of the chips' peak that is assumed where none is stated."""
 
-MARGIN = 0.08
+MEMORY_MARGIN = 0.08
 """Share of a device's memory to be left free: collectives and fragmentation take some of it."""
 
 Bounds = tuple[float, float]
@@ -30,7 +30,7 @@ class PhasePlan:
     inputs: Inputs
     memory: Memory
     step: StepTime
-    rows_per_device: int  # of a microbatch
+    per_device_batch_size: int  # of a microbatch
 
     @property
     def seconds(self) -> Bounds:
@@ -40,11 +40,11 @@ class PhasePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RunPlan:
     """A whole run on one slice."""
 
     experiment: Experiment
-    where: Slice
+    tpu_slice: Slice
     mfu: float
     state: StateBytes
     phases: tuple[PhasePlan, ...]
@@ -55,14 +55,14 @@ class Plan:
         return max((phase.memory for phase in self.phases), key=lambda memory: memory.total)
 
     @property
-    def room(self) -> int:
+    def usable_bytes(self) -> int:
         """Bytes of a device that a run may use: all but the margin."""
-        return int((1 - MARGIN) * self.where.device_hbm_gib * 2**30)
+        return int((1 - MEMORY_MARGIN) * self.tpu_slice.device_hbm_gib * 2**30)
 
     @property
     def fits(self) -> bool:
         """Whether every phase does, by the estimate and with the margin."""
-        return self.memory.total <= self.room
+        return self.memory.total <= self.usable_bytes
 
     @property
     def hours(self) -> Bounds:
@@ -72,17 +72,17 @@ class Plan:
 
     def usd(self, *, spot: bool) -> Bounds | None:
         """List price of these hours; None where there is none."""
-        price = self.where.usd_per_hour(spot=spot)
+        price = self.tpu_slice.usd_per_hour(spot=spot)
         return None if price is None else (price * self.hours[0], price * self.hours[1])
 
 
 def make_plan(
     experiment: Experiment,
-    where: Slice,
+    tpu_slice: Slice,
     *,
-    mfu: float = MFU,
+    mfu: float = DEFAULT_MFU,
     inputs: tuple[Inputs, ...] | None = None,
-) -> Plan:
+) -> RunPlan:
     """The plan of a run on a slice.
 
     Args:
@@ -94,42 +94,47 @@ def make_plan(
     """
     if not 0 < mfu <= 1:
         raise ConfigError(f"--mfu {mfu}: expected a share of the peak, above 0 and at most 1")
-    check_rows(experiment, where)
-    state = state_bytes(experiment, where.devices)
-    data, fsdp, _ = experiment.mesh.sizes(where.devices)
+    check_batch_sizes(experiment, tpu_slice)
+    state = state_bytes(experiment, tpu_slice.devices)
+    data, fsdp, _ = experiment.mesh.axis_sizes(tpu_slice.devices)
     phases = tuple(
         PhasePlan(
             inputs=each,
-            memory=phase_memory(experiment, each, state, where),
-            step=step_time(experiment, each, state, where, mfu),
-            rows_per_device=each.phase.batch_size // (each.phase.accumulate * data * fsdp),
+            memory=phase_memory(experiment, each, state, tpu_slice),
+            step=step_time(experiment, each, state, tpu_slice, mfu),
+            per_device_batch_size=each.phase.batch_size
+            // (each.phase.gradient_accumulation_steps * data * fsdp),
         )
         for each in inputs or make_inputs(experiment)
     )
-    return Plan(experiment=experiment, where=where, mfu=mfu, state=state, phases=phases)
+    return RunPlan(experiment=experiment, tpu_slice=tpu_slice, mfu=mfu, state=state, phases=phases)
 
 
-def check_rows(experiment: Experiment, where: Slice) -> None:
+def check_batch_sizes(experiment: Experiment, tpu_slice: Slice) -> None:
     """Raises a ConfigError unless every batch gives each device as many rows as the others.
 
     It names the nearest sizes below and above that do, and what to set.
     """
-    data, fsdp, _ = experiment.mesh.sizes(where.devices)
+    data, fsdp, _ = experiment.mesh.axis_sizes(tpu_slice.devices)
     shards = data * fsdp
-    asked = [
-        (f"train.phases.{index}.batch_size", phase.batch_size, phase.accumulate)
+    batch_sizes = [
+        (f"train.phases.{index}.batch_size", phase.batch_size, phase.gradient_accumulation_steps)
         for index, phase in enumerate(experiment.train.phases)
     ]
     evaluation = experiment.train.evaluation
-    asked += [("train.evaluation.batch_size", evaluation.batch_size, 1)] if evaluation else []
-    for field, size, accumulate in asked:
-        parts = shards * accumulate
-        if size % parts:
-            below, above = size // parts * parts, -(-size // parts) * parts
-            nearest = f"{below} or {above}" if below else f"{above}"
-            each = f"{accumulate} microbatches on {shards}" if accumulate > 1 else f"{shards}"
+    batch_sizes += [("train.evaluation.batch_size", evaluation.batch_size, 1)] if evaluation else []
+    for field, size, accumulation_steps in batch_sizes:
+        divisor = shards * accumulation_steps
+        if size % divisor:
+            smaller, larger = size // divisor * divisor, -(-size // divisor) * divisor
+            nearest = f"{smaller} or {larger}" if smaller else f"{larger}"
+            each = (
+                f"{accumulation_steps} microbatches on {shards}"
+                if accumulation_steps > 1
+                else f"{shards}"
+            )
             raise ConfigError(
-                f"{field} is {size}, which {where.name} cannot share evenly: {each} groups of "
+                f"{field} is {size}, which {tpu_slice.name} cannot share evenly: {each} groups of "
                 f"devices hold rows (mesh data {data} x fsdp {fsdp}). The nearest that can: "
-                f"{nearest} (--set {field}={above})"
+                f"{nearest} (--set {field}={larger})"
             )

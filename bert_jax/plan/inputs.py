@@ -7,18 +7,18 @@ not be there; labelled files are read.
 import collections
 from dataclasses import dataclass
 
-from bert_jax.batch import PACKED_FIELDS, Spec, spec
-from bert_jax.data.batches import batch_fields
-from bert_jax.data.config import LoaderConfig, Packed
-from bert_jax.data.labelled.loader import LabelledLoader
+from bert_jax.batch import PACKED_FIELDS, BatchSpec, batch_spec
+from bert_jax.data.config import PackedSegments, PretrainingData
+from bert_jax.data.finetuning.loader import FineTuningLoader
+from bert_jax.data.pretraining.batch_builder import batch_fields
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
-from bert_jax.programs.config import FineTuning
-from bert_jax.programs.fine_tuning import states_field
-from bert_jax.programs.make import make_program
+from bert_jax.objectives.config import FineTuning
+from bert_jax.objectives.fine_tuning import encoder_features_field
+from bert_jax.objectives.make import make_objective
 from bert_jax.train.config import Phase
-from bert_jax.train.open_source import open_source
-from bert_jax.tuning.config import ReadOnce
+from bert_jax.train.sources.make import make_source
+from bert_jax.tuning.config import CachedFeatures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +34,16 @@ class Inputs:
     phase: Phase
     fields: tuple[str, ...]
     shapes: tuple[dict[str, int], ...]
-    shares: tuple[float, ...]
+    step_fractions: tuple[float, ...]
 
     @property
-    def texts(self) -> int:
+    def num_sequences(self) -> int:
         """Texts of a batch that the encoder reads: its rows, times the choices in each."""
         return self.phase.batch_size * self.shapes[-1].get("A", 1)
 
-    def spec(self, shape: int = -1) -> Spec:
+    def batch_spec(self, shape_index: int = -1) -> BatchSpec:
         """Shape and dtype of each field of a batch; the longest batch by default."""
-        return spec(self.fields, self.shapes[shape])
+        return batch_spec(self.fields, self.shapes[shape_index])
 
 
 def make_inputs(experiment: Experiment) -> tuple[Inputs, ...]:
@@ -53,33 +53,38 @@ def make_inputs(experiment: Experiment) -> tuple[Inputs, ...]:
       UserError: labelled data is missing or damaged, or does not go with the program.
     """
     data, phases = experiment.data, experiment.train.phases
-    if isinstance(data, LoaderConfig):
-        fields = _text_fields(experiment, data)
+    if isinstance(data, PretrainingData):
+        fields = _pretraining_fields(experiment, data)
         return tuple(
-            Inputs(phase=phase, fields=fields, shapes=(phase.sizes,), shares=(1.0,))
+            Inputs(phase=phase, fields=fields, shapes=(phase.sizes,), step_fractions=(1.0,))
             for phase in phases
         )
-    source = open_source(experiment)
-    fields = source.fields(make_program(experiment.program))
-    if isinstance(experiment.train.tuning.encoder, ReadOnce):
-        assert isinstance(experiment.program, FineTuning)
-        fields += (states_field(experiment.program.head),)
-    made = []
+    source = make_source(experiment)
+    fields = source.batch_fields(make_objective(experiment.objective))
+    if isinstance(experiment.train.tuning.features, CachedFeatures):
+        assert isinstance(experiment.objective, FineTuning)
+        fields += (encoder_features_field(experiment.objective.head),)
+    phase_inputs = []
     for index, phase in enumerate(phases):
         shapes = tuple(sorted(source.shapes(index), key=lambda sizes: sizes["L"]))
         with source.loader(index, 0) as loader:
-            assert isinstance(loader, LabelledLoader)
+            assert isinstance(loader, FineTuningLoader)
             lengths = collections.Counter(loader.batch_lengths())
-        shares = tuple(lengths[sizes["L"]] / lengths.total() for sizes in shapes)
-        made.append(Inputs(phase=phase, fields=fields, shapes=shapes, shares=shares))
-    return tuple(made)
-
-
-def _text_fields(experiment: Experiment, data: LoaderConfig) -> tuple[str, ...]:
-    made, fields = batch_fields(data), make_program(experiment.program).fields()
-    if missing := sorted(set(fields) - set(made)):
-        raise ConfigError(
-            f"the program needs the field {missing[0]!r}, which data.examples "
-            f"{type(data.examples).__name__} does not make"
+        step_fractions = tuple(lengths[sizes["L"]] / lengths.total() for sizes in shapes)
+        phase_inputs.append(
+            Inputs(phase=phase, fields=fields, shapes=shapes, step_fractions=step_fractions)
         )
-    return fields + (PACKED_FIELDS if isinstance(data.examples, Packed) else ())
+    return tuple(phase_inputs)
+
+
+def _pretraining_fields(experiment: Experiment, data: PretrainingData) -> tuple[str, ...]:
+    available_fields, fields = (
+        batch_fields(data),
+        make_objective(experiment.objective).batch_fields(),
+    )
+    if missing := sorted(set(fields) - set(available_fields)):
+        raise ConfigError(
+            f"the program needs the field {missing[0]!r}, which data.input_format "
+            f"{type(data.input_format).__name__} does not make"
+        )
+    return fields + (PACKED_FIELDS if isinstance(data.input_format, PackedSegments) else ())

@@ -2,35 +2,45 @@
 
 from collections.abc import Sequence
 
-from bert_jax.models.config import SaveAll, Scanned
-from bert_jax.plan.estimate import MARGIN, Bounds, PhasePlan, Plan
-from bert_jax.plan.slices import Slice, prices_as_of
-from bert_jax.plan.timing import least_batch
-from bert_jax.plan.ways_out import WayOut
+from bert_jax.hardware.tpu_slices import Slice, prices_as_of
+from bert_jax.models.config import NoRemat, Scanned
+from bert_jax.plan.estimate import MEMORY_MARGIN, Bounds, PhasePlan, RunPlan
+from bert_jax.plan.suggestions import Suggestion
+from bert_jax.plan.timing import min_batch_size
 
-_LABEL, _COLUMN = 34, 16
-_BOUND = 0.25
+_LABEL_WIDTH, _COLUMN_WIDTH = 34, 16
+_BOTTLENECK_FRACTION = 0.25
 """Links and update as a share of compute from which on the plan says that they bind the run."""
 
 
-def describe(plan: Plan, ways: Sequence[WayOut] = ()) -> str:
+def describe_plan(plan: RunPlan, suggestions: Sequence[Suggestion] = ()) -> str:
     """A run on one slice, on one screen; `ways` are what to change when it does not fit."""
-    sections = [_head(plan), _memory(plan), _update(plan), _run(plan), *_bound(plan)]
+    sections = [
+        _header_section(plan),
+        _memory_section(plan),
+        _step_section(plan),
+        _totals_section(plan),
+        *_bottleneck_lines(plan),
+    ]
     if not plan.fits:
-        sections.append(_way_lines(ways))
+        sections.append(_suggestion_lines(suggestions))
     return "\n\n".join(sections) + "\n"
 
 
-def compare(plans: Sequence[tuple[Slice, Plan | str]]) -> str:
+def compare_plans(plans: Sequence[tuple[Slice, RunPlan | str]]) -> str:
     """A row for each slice: its plan, or why there is none."""
     rows = [("slice", "devices", "GiB / room", "fits", "hours", "USD spot", "USD on demand")]
-    rows += [_row(where, plan) for where, plan in plans if isinstance(plan, Plan)]
-    wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    rows += [_slice_row(tpu_slice, plan) for tpu_slice, plan in plans if isinstance(plan, RunPlan)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
-        "  ".join(f"{cell:>{wide[i]}}" if i else f"{cell:<{wide[i]}}" for i, cell in enumerate(row))
+        "  ".join(
+            f"{cell:>{widths[i]}}" if i else f"{cell:<{widths[i]}}" for i, cell in enumerate(row)
+        )
         for row in rows
     ]
-    lines += [f"{where.name}: {why}" for where, why in plans if isinstance(why, str)]
+    lines += [
+        f"{tpu_slice.name}: {reason}" for tpu_slice, reason in plans if isinstance(reason, str)
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -45,185 +55,231 @@ def assumptions(mfu: float) -> str:
     )
 
 
-def _row(where: Slice, plan: Plan) -> tuple[str, ...]:
+def _slice_row(tpu_slice: Slice, plan: RunPlan) -> tuple[str, ...]:
     return (
-        where.name,
-        str(where.devices),
-        f"{gib(plan.memory.total)} / {gib(plan.room)}",
+        tpu_slice.name,
+        str(tpu_slice.devices),
+        f"{format_gib(plan.memory.total)} / {format_gib(plan.usable_bytes)}",
         "yes" if plan.fits else "NO",
-        _range(plan.hours),
-        _usd(plan, spot=True),
-        _usd(plan, spot=False),
+        _format_range(plan.hours),
+        _format_usd(plan, spot=True),
+        _format_usd(plan, spot=False),
     )
 
 
-def _head(plan: Plan) -> str:
-    where, compute = plan.where, plan.experiment.program.compute
-    data, fsdp, tensor = plan.experiment.mesh.sizes(where.devices)
-    loop = "scanned" if isinstance(compute.layers, Scanned) else "unrolled"
-    kept = "all kept" if isinstance(compute.remat, SaveAll) else "computed again (remat)"
+def _header_section(plan: RunPlan) -> str:
+    tpu_slice, compute = plan.tpu_slice, plan.experiment.objective.compute
+    data, fsdp, tensor = plan.experiment.mesh.axis_sizes(tpu_slice.devices)
+    layer_loop = "scanned" if isinstance(compute.layer_loop, Scanned) else "unrolled"
+    remat_text = "all kept" if isinstance(compute.remat, NoRemat) else "computed again (remat)"
     return (
-        f"{plan.experiment.name} on {where.name}: {where.chips} chips on {where.hosts} hosts, "
-        f"{where.devices} devices of {where.device_hbm_gib:.2f} GiB "
-        f"({where.generation.device_kind})\n"
-        f"{plan.state.count:,} parameters; mesh data {data}, fsdp {fsdp}, tensor {tensor}; "
-        f"{compute.dtype}, layers {loop}, {kept}"
+        f"{plan.experiment.name} on {tpu_slice.name}: {tpu_slice.chips} chips on "
+        f"{tpu_slice.hosts} hosts, {tpu_slice.devices} devices of "
+        f"{tpu_slice.device_hbm_gib:.2f} GiB ({tpu_slice.generation.device_kind})\n"
+        f"{plan.state.num_parameters:,} parameters; mesh data {data}, fsdp {fsdp}, "
+        f"tensor {tensor}; {compute.dtype}, layers {layer_loop}, {remat_text}"
     )
 
 
-def _memory(plan: Plan) -> str:
+def _memory_section(plan: RunPlan) -> str:
     memories = [phase.memory for phase in plan.phases]
-    verdicts = [
-        "fits" if each.total <= plan.room else f"{gib(each.total - plan.room)} too much"
+    fit_cells = [
+        "fits"
+        if each.total <= plan.usable_bytes
+        else f"{format_gib(each.total - plan.usable_bytes)} too much"
         for each in memories
     ]
-    return columns(
-        ("one device, GiB", *_lengths(plan)),
-        ("parameters", *(gib(each.parameters) for each in memories)),
-        ("optimizer state", *(gib(each.optimizer) for each in memories)),
-        ("batch, microbatches' gradients", *(gib(each.batch + each.summed) for each in memories)),
-        ("activations at their most, or", *(gib(each.activations) for each in memories)),
-        ("gradients, if they are more", *(gib(each.gradients) for each in memories)),
-        ("together", *(gib(each.total) for each in memories)),
-        (f"room, {MARGIN:.0%} left free", *(gib(plan.room) for _ in memories)),
-        ("verdict", *verdicts),
+    return format_columns(
+        ("one device, GiB", *_length_headers(plan)),
+        ("parameters", *(format_gib(each.parameters) for each in memories)),
+        ("optimizer state", *(format_gib(each.optimizer) for each in memories)),
+        (
+            "batch, microbatches' gradients",
+            *(format_gib(each.batch + each.accumulated_gradients) for each in memories),
+        ),
+        ("activations at their most, or", *(format_gib(each.activations) for each in memories)),
+        ("gradients, if they are more", *(format_gib(each.gradients) for each in memories)),
+        ("together", *(format_gib(each.total) for each in memories)),
+        (
+            f"room, {MEMORY_MARGIN:.0%} left free",
+            *(format_gib(plan.usable_bytes) for _ in memories),
+        ),
+        ("verdict", *fit_cells),
     )
 
 
-def _update(plan: Plan) -> str:
+def _step_section(plan: RunPlan) -> str:
     steps = [phase.step for phase in plan.phases]
-    return columns(
-        ("one update", *_lengths(plan)),
+    return format_columns(
+        ("one update", *_length_headers(plan)),
         ("rows", *(f"{phase.inputs.phase.batch_size:,}" for phase in plan.phases)),
-        ("rows of a device at a time", *map(_device_rows, plan.phases)),
+        ("rows of a device at a time", *map(_per_device_batch_size, plan.phases)),
         ("tokens", *(f"{step.tokens:,.0f}" for step in steps)),
         ("model FLOPs", *(f"{step.flops:.3g}" for step in steps)),
-        (f"compute at MFU {plan.mfu:.0%}, ms", *(milliseconds(step.compute) for step in steps)),
-        ("gradients over the links, ms", *(milliseconds(step.links) for step in steps)),
-        ("activations over the links, ms", *(milliseconds(step.sums) for step in steps)),
-        ("optimizer in HBM, ms", *(milliseconds(step.update) for step in steps)),
-        ("tokens a second", *(_rate(phase) for phase in plan.phases)),
+        (
+            f"compute at MFU {plan.mfu:.0%}, ms",
+            *(format_milliseconds(step.compute) for step in steps),
+        ),
+        (
+            "gradients over the links, ms",
+            *(format_milliseconds(step.gradient_comm) for step in steps),
+        ),
+        (
+            "activations over the links, ms",
+            *(format_milliseconds(step.activation_comm) for step in steps),
+        ),
+        ("optimizer in HBM, ms", *(format_milliseconds(step.optimizer) for step in steps)),
+        ("tokens a second", *(_tokens_per_second(phase) for phase in plan.phases)),
     )
 
 
-def _run(plan: Plan) -> str:
-    several = len(plan.phases) > 1
+def _totals_section(plan: RunPlan) -> str:
+    has_several_phases = len(plan.phases) > 1
     hours: list[Bounds] = [
         (low / 3600, high / 3600) for low, high in (phase.seconds for phase in plan.phases)
     ]
     steps = [phase.inputs.phase.steps for phase in plan.phases]
     rows = [
-        ("the run", *_lengths(plan), *(["all"] if several else [])),
-        ("updates", *(f"{n:,}" for n in [*steps, *([sum(steps)] if several else [])])),
-        ("hours", *(_range(each) for each in [*hours, *([plan.hours] if several else [])])),
+        ("the run", *_length_headers(plan), *(["all"] if has_several_phases else [])),
+        ("updates", *(f"{n:,}" for n in [*steps, *([sum(steps)] if has_several_phases else [])])),
+        (
+            "hours",
+            *(
+                _format_range(each)
+                for each in [*hours, *([plan.hours] if has_several_phases else [])]
+            ),
+        ),
     ]
-    for words, spot in (("USD, spot", True), ("USD, on demand", False)):
-        price = plan.where.usd_per_hour(spot=spot)
-        each = [] if price is None else [_range((low * price, high * price)) for low, high in hours]
-        lacking = ["no list price"] if not each else []
-        total = [_usd(plan, spot=spot)] if several and each else []
-        rows.append((words, *each, *total, *lacking))
-    return columns(*rows)
+    for label, spot in (("USD, spot", True), ("USD, on demand", False)):
+        price = plan.tpu_slice.usd_per_hour(spot=spot)
+        each = (
+            []
+            if price is None
+            else [_format_range((low * price, high * price)) for low, high in hours]
+        )
+        missing_price = ["no list price"] if not each else []
+        total = [_format_usd(plan, spot=spot)] if has_several_phases and each else []
+        rows.append((label, *each, *total, *missing_price))
+    return format_columns(*rows)
 
 
-def _bound(plan: Plan) -> list[str]:
+def _bottleneck_lines(plan: RunPlan) -> list[str]:
     """A line for each phase that waits for links and memory rather than for its products."""
-    data, fsdp, _ = plan.experiment.mesh.sizes(plan.where.devices)
+    data, fsdp, _ = plan.experiment.mesh.axis_sizes(plan.tpu_slice.devices)
     lines = []
     for index, phase in enumerate(plan.phases):
-        step, sizes = phase.step, phase.inputs.phase
+        step, phase_config = phase.step, phase.inputs.phase
         if not step.compute:
             continue
-        share, sums = ((step.links + step.update) / step.compute, step.sums / step.compute)
-        if sums > _BOUND:
+        overhead_fraction, activation_comm_fraction = (
+            (step.gradient_comm + step.optimizer) / step.compute,
+            step.activation_comm / step.compute,
+        )
+        if activation_comm_fraction > _BOTTLENECK_FRACTION:
             lines.append(
-                f"length {sizes.length}: summing activations over the links is {sums:.0%} of "
-                "compute, whatever the\nbatch (--set mesh.tensor=1 needs none)."
+                f"length {phase_config.seq_length}: summing activations over the links is "
+                f"{activation_comm_fraction:.0%} of compute, "
+                "whatever the\nbatch (--set mesh.tensor=1 needs none)."
             )
-        if share > _BOUND:
-            enough = least_batch(step, sizes.batch_size, data * fsdp * sizes.accumulate)
-            what = (
-                f"length {sizes.length}: {sizes.batch_size:,} rows are few for these chips. What "
-                f"does not grow with\nthe batch is {share:.0%} of compute"
+        if overhead_fraction > _BOTTLENECK_FRACTION:
+            sufficient_batch_size = min_batch_size(
+                step,
+                phase_config.batch_size,
+                data * fsdp * phase_config.gradient_accumulation_steps,
             )
-            if enough is not None:
-                what += (
-                    f"; from {enough:,} rows on it would be a tenth (--set\n"
-                    f"train.phases.{index}.batch_size={enough}, with a learning rate for it and "
-                    "fewer updates)"
+            message = (
+                f"length {phase_config.seq_length}: {phase_config.batch_size:,} rows are few for "
+                f"these chips. What does not grow "
+                f"with\nthe batch is {overhead_fraction:.0%} of compute"
+            )
+            if sufficient_batch_size is not None:
+                message += (
+                    f"; from {sufficient_batch_size:,} rows on it would be a tenth (--set\n"
+                    f"train.phases.{index}.batch_size={sufficient_batch_size}, with a learning "
+                    "rate for it and fewer updates)"
                 )
-            lines.append(f"{what}.")
+            lines.append(f"{message}.")
     return lines
 
 
-def _way_lines(ways: Sequence[WayOut]) -> str:
-    if not ways:
+def _suggestion_lines(suggestions: Sequence[Suggestion]) -> str:
+    if not suggestions:
         return (
             "No way out was found: not with microbatches, layers computed again and state shared "
             "out,\nnor on another slice. Take a smaller model or shorter rows."
         )
     lines = ["It does not fit. What would, the cheapest first:"]
-    for number, way in enumerate(ways, 1):
-        plan = way.plan
+    for number, suggestion in enumerate(suggestions, 1):
+        plan = suggestion.plan
         lines.append(
-            f"  {number}. {way.what}: {gib(plan.memory.total)} of {gib(plan.room)} GiB, "
-            f"{_range(plan.hours)} hours, on demand {_usd(plan, spot=False)}"
+            f"  {number}. {suggestion.description}: {format_gib(plan.memory.total)} of "
+            f"{format_gib(plan.usable_bytes)} GiB, {_format_range(plan.hours)} hours, "
+            f"on demand {_format_usd(plan, spot=False)}"
         )
-        how = " ".join(f"'{each}'" if " " in each else each for each in way.overrides)
-        lines.append(f"     --set {how}" if how else f"     --slice {plan.where.name}")
+        overrides = " ".join(f"'{each}'" if " " in each else each for each in suggestion.overrides)
+        lines.append(
+            f"     --set {overrides}" if overrides else f"     --slice {plan.tpu_slice.name}"
+        )
     return "\n".join(lines)
 
 
-def columns(*rows: tuple[str, ...]) -> str:
+def format_columns(*rows: tuple[str, ...]) -> str:
     """A block of labelled rows under a row of heads."""
-    head, *rest = rows
-    lines = [f"{head[0]:<{_LABEL}}" + "".join(f"{cell:>{_COLUMN}}" for cell in head[1:])]
+    header, *rest = rows
+    lines = [
+        f"{header[0]:<{_LABEL_WIDTH}}" + "".join(f"{cell:>{_COLUMN_WIDTH}}" for cell in header[1:])
+    ]
     lines += [
-        f"  {row[0]:<{_LABEL - 2}}" + "".join(f"{cell:>{_COLUMN}}" for cell in row[1:])
+        f"  {row[0]:<{_LABEL_WIDTH - 2}}" + "".join(f"{cell:>{_COLUMN_WIDTH}}" for cell in row[1:])
         for row in rest
     ]
     return "\n".join(lines)
 
 
-def _lengths(plan: Plan) -> list[str]:
-    return [f"length {phase.inputs.phase.length}" for phase in plan.phases]
+def _length_headers(plan: RunPlan) -> list[str]:
+    return [f"length {phase.inputs.phase.seq_length}" for phase in plan.phases]
 
 
-def _device_rows(phase: PhasePlan) -> str:
-    accumulate = phase.inputs.phase.accumulate
+def _per_device_batch_size(phase: PhasePlan) -> str:
+    accumulation_steps = phase.inputs.phase.gradient_accumulation_steps
     return (
-        f"{accumulate} x {phase.rows_per_device}" if accumulate > 1 else f"{phase.rows_per_device}"
+        f"{accumulation_steps} x {phase.per_device_batch_size}"
+        if accumulation_steps > 1
+        else f"{phase.per_device_batch_size}"
     )
 
 
-def _rate(phase: PhasePlan) -> str:
+def _tokens_per_second(phase: PhasePlan) -> str:
     compute, no_overlap = phase.step.bounds
     if not compute:
         return "-"
-    return _range((phase.step.tokens / no_overlap / 1e6, phase.step.tokens / compute / 1e6)) + " M"
+    return (
+        _format_range((phase.step.tokens / no_overlap / 1e6, phase.step.tokens / compute / 1e6))
+        + " M"
+    )
 
 
-def _usd(plan: Plan, *, spot: bool) -> str:
+def _format_usd(plan: RunPlan, *, spot: bool) -> str:
     usd = plan.usd(spot=spot)
-    return "no list price" if usd is None else _range(usd)
+    return "no list price" if usd is None else _format_range(usd)
 
 
-def _range(bounds: Bounds) -> str:
-    low, high = map(_figure, bounds)
+def _format_range(bounds: Bounds) -> str:
+    low, high = map(_format_number, bounds)
     return low if low == high else f"{low} - {high}"
 
 
-def _figure(value: float) -> str:
+def _format_number(value: float) -> str:
     if 0 < value < 0.01:
         return "<0.01"
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def gib(size: float) -> str:
+def format_gib(size: float) -> str:
     """Bytes in GiB."""
     return f"{size / 2**30:.2f}"
 
 
-def milliseconds(seconds: float) -> str:
+def format_milliseconds(seconds: float) -> str:
     """Seconds in ms, three digits."""
     return f"{1e3 * seconds:.3g}"

@@ -24,13 +24,13 @@ import math
 from dataclasses import dataclass
 
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import SaveAll
+from bert_jax.hardware.tpu_slices import Slice
+from bert_jax.models.config import NoRemat
 from bert_jax.plan.activations import itemsize
 from bert_jax.plan.inputs import Inputs
-from bert_jax.plan.slices import Slice
-from bert_jax.plan.state import StateBytes
+from bert_jax.plan.state_bytes import StateBytes
 from bert_jax.train.flops import step_flops
-from bert_jax.tuning.config import ReadOnce
+from bert_jax.tuning.config import CachedFeatures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +49,14 @@ class StepTime:
     flops: float
     tokens: float
     compute: float
-    links: float
-    sums: float
-    update: float
+    gradient_comm: float
+    activation_comm: float
+    optimizer: float
 
     @property
     def no_overlap(self) -> float:
         """Seconds when all of it follows one another."""
-        return self.compute + self.links + self.sums + self.update
+        return self.compute + self.gradient_comm + self.activation_comm + self.optimizer
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -65,84 +65,103 @@ class StepTime:
 
 
 def step_time(
-    experiment: Experiment, inputs: Inputs, state: StateBytes, where: Slice, mfu: float
+    experiment: Experiment, inputs: Inputs, state: StateBytes, tpu_slice: Slice, mfu: float
 ) -> StepTime:
     """The time of one update of a phase."""
-    program = experiment.program
+    objective = experiment.objective
     flops = tokens = 0.0
-    for sizes, share in zip(inputs.shapes, inputs.shares, strict=True):
-        flops += share * model_flops(experiment, inputs, sizes, state.lowest)
-        tokens += share * inputs.texts * sizes["L"]
+    for sizes, fraction in zip(inputs.shapes, inputs.step_fractions, strict=True):
+        flops += fraction * model_flops(experiment, inputs, sizes, state.lowest_trainable_layer)
+        tokens += fraction * inputs.num_sequences * sizes["L"]
     # The forward pass is a third of the FLOPs.
-    again = 1.0 if isinstance(program.compute.remat, SaveAll) else 4 / 3
-    moved = 2 * (state.parameters + state.optimizer) + state.gradients
+    remat_factor = 1.0 if isinstance(objective.compute.remat, NoRemat) else 4 / 3
+    hbm_bytes = 2 * (state.parameters + state.optimizer) + state.gradients
     return StepTime(
         flops=flops,
         tokens=tokens,
-        compute=again * flops / (mfu * where.bf16_flops),
-        links=_links(experiment, inputs, state, where),
-        sums=_sums(experiment, where, tokens),
-        update=moved / where.generation.device_bandwidth,
+        compute=remat_factor * flops / (mfu * tpu_slice.bf16_flops),
+        gradient_comm=_gradient_comm(experiment, inputs, state, tpu_slice),
+        activation_comm=_activation_comm(experiment, tpu_slice, tokens),
+        optimizer=hbm_bytes / tpu_slice.generation.device_bandwidth,
     )
 
 
-def link_axes(where: Slice) -> int:
+def link_axes(tpu_slice: Slice) -> int:
     """Along how many axes a chip of the slice has neighbours: 2 in a 4x4 and in a 2x2x1."""
-    return sum(size != "1" for size in where.topology.split("x"))
+    return sum(size != "1" for size in tpu_slice.topology.split("x"))
 
 
 def model_flops(
-    experiment: Experiment, inputs: Inputs, sizes: dict[str, int], lowest: int
+    experiment: Experiment, inputs: Inputs, sizes: dict[str, int], lowest_trainable_layer: int
 ) -> float:
     """`step_flops` of one of the inputs' `shapes`; `lowest` as in `StateBytes`."""
     return step_flops(
-        experiment.program,
+        experiment.objective,
         inputs.phase,
         sizes["L"],
-        choices=sizes.get("A", 1),
-        encoder=experiment.train.tuning.encoder,
-        lowest=lowest,
+        num_choices=sizes.get("A", 1),
+        features=experiment.train.tuning.features,
+        lowest_trainable_layer=lowest_trainable_layer,
     )
 
 
-def _links(experiment: Experiment, inputs: Inputs, state: StateBytes, where: Slice) -> float:
-    data, fsdp, _ = _crossings(experiment, where)
+def _gradient_comm(
+    experiment: Experiment, inputs: Inputs, state: StateBytes, tpu_slice: Slice
+) -> float:
+    data, fsdp, _ = _bytes_leaving_chip(experiment, tpu_slice)
     # All but a thousandth is matrices, which are what `exchange` is for.
-    width = 0.5 if experiment.mesh.exchange == "bfloat16" else 1.0
+    dtype_scale = 0.5 if experiment.mesh.communication_dtype == "bfloat16" else 1.0
     # Each device holds 1 / fsdp of what is gathered; gradients are summed for every microbatch.
-    shards = experiment.mesh.sizes(where.devices)[1]
-    gathered = shards * (state.parameters + 2 * inputs.phase.accumulate * state.gradients)
-    crossing = width * (2 * data * state.gradients + fsdp * gathered)
-    return crossing / (link_axes(where) * where.generation.link_bytes_per_second)
+    shards = experiment.mesh.axis_sizes(tpu_slice.devices)[1]
+    gathered = shards * (
+        state.parameters + 2 * inputs.phase.gradient_accumulation_steps * state.gradients
+    )
+    link_bytes = dtype_scale * (2 * data * state.gradients + fsdp * gathered)
+    return link_bytes / (link_axes(tpu_slice) * tpu_slice.generation.link_bytes_per_second)
 
 
-def _sums(experiment: Experiment, where: Slice, tokens: float) -> float:
-    if isinstance(experiment.train.tuning.encoder, ReadOnce):
+def _activation_comm(experiment: Experiment, tpu_slice: Slice, tokens: float) -> float:
+    if isinstance(experiment.train.tuning.features, CachedFeatures):
         return 0.0
-    model, (data, fsdp, _) = experiment.program.model, experiment.mesh.sizes(where.devices)
-    activation = tokens / (data * fsdp) * model.hidden_size * itemsize(experiment.program)
-    crossing = 4 * model.num_hidden_layers * 2 * _crossings(experiment, where)[2] * activation
-    return crossing / where.generation.link_bytes_per_second
+    model, (data, fsdp, _) = (
+        experiment.objective.model,
+        experiment.mesh.axis_sizes(tpu_slice.devices),
+    )
+    activation = tokens / (data * fsdp) * model.hidden_size * itemsize(experiment.objective)
+    link_bytes = (
+        4 * model.num_hidden_layers * 2 * _bytes_leaving_chip(experiment, tpu_slice)[2] * activation
+    )
+    return link_bytes / tpu_slice.generation.link_bytes_per_second
 
 
-def _crossings(experiment: Experiment, where: Slice) -> list[float]:
+def _bytes_leaving_chip(experiment: Experiment, tpu_slice: Slice) -> list[float]:
     """What leaves a chip of each byte that its devices exchange over data, fsdp and tensor."""
-    of_chip = here = where.generation.devices_per_chip
+    devices_per_chip = devices_left = tpu_slice.generation.devices_per_chip
     found = []
     # Devices of one chip are neighbours on the mesh's last axes.
-    for size in reversed(experiment.mesh.sizes(where.devices)):
-        together = math.gcd(size, here)
-        chips, here = size // together, here // together
-        found.append(of_chip // together * (chips - 1) / chips)
+    for size in reversed(experiment.mesh.axis_sizes(tpu_slice.devices)):
+        devices_on_chip = math.gcd(size, devices_left)
+        chips, devices_left = size // devices_on_chip, devices_left // devices_on_chip
+        found.append(devices_per_chip // devices_on_chip * (chips - 1) / chips)
     return found[::-1]
 
 
-def least_batch(time: StepTime, batch_size: int, parts: int, share: float = 0.1) -> int | None:
+def min_batch_size(
+    step: StepTime, batch_size: int, multiple: int, max_fraction: float = 0.1
+) -> int | None:
     """The rows at which all but compute takes at most `share` of it; a multiple of `parts`.
 
     None if no number of rows is enough, as `sums` grow with them.
     """
-    room = share * time.compute - time.sums
-    if room <= 0:
+    allowed_seconds = max_fraction * step.compute - step.activation_comm
+    if allowed_seconds <= 0:
         return None
-    return max(1, math.ceil(batch_size * (time.links + time.update) / room / parts)) * parts
+    return (
+        max(
+            1,
+            math.ceil(
+                batch_size * (step.gradient_comm + step.optimizer) / allowed_seconds / multiple
+            ),
+        )
+        * multiple
+    )

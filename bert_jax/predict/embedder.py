@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.models import model_parts
 from bert_jax.models.config import BertConfig
-from bert_jax.predict.batching import batches
-from bert_jax.predict.model import encode, on_device, require_vocabulary
-from bert_jax.programs import parts
-from bert_jax.train.pretrained import LoadedModel
+from bert_jax.predict.batching import padded_batches
+from bert_jax.predict.model import encode_texts, params_to_device, require_tokenizer
+from bert_jax.pretrained.load import LoadedModel
 
 Pooling = Literal["cls", "mean", "max"]
 """The state of [CLS], or the mean or maximum over all tokens, [CLS] and [SEP] among them."""
@@ -45,35 +45,42 @@ class Embedder:
         Raises:
           UserError: no vocabulary, a pooling or a layer that does not exist.
         """
-        self._vocabulary = require_vocabulary(model)
-        count = model.config.num_hidden_layers
+        self._tokenizer = require_tokenizer(model)
+        num_layers = model.config.num_hidden_layers
         for layer in layers:
-            if not -count - 1 <= layer <= count:
+            if not -num_layers - 1 <= layer <= num_layers:
                 raise UserError(
                     f"there is no layer {layer}: this model has the embeddings, 0, and layers 1 to "
-                    f"{count} (or -1 to -{count} from the end)"
+                    f"{num_layers} (or -1 to -{num_layers} from the end)"
                 )
         if not layers:
             raise UserError("no layer is chosen; expected at least one, such as -1")
         if pooling not in POOLINGS:
             raise UserError(f"pooling is {pooling!r}; expected one of {', '.join(POOLINGS)}")
-        self._longest = model.config.positions.max_length
-        self._params = on_device(model, "encoder")
-        self._embed = jax.jit(
+        self._max_length = model.config.positions.max_position_embeddings
+        self._params = params_to_device(model, "encoder")
+        self._embed_batch = jax.jit(
             functools.partial(_embed, config=model.config, pooling=pooling, layers=tuple(layers))
         )
 
     def __call__(self, texts: Sequence[str]) -> list[Embedding]:
         """One embedding for each text; what is beyond the position table is left out."""
-        longest, sep_id = self._longest, self._vocabulary.sep_id
-        whole = encode(texts, self._vocabulary, longest)
-        rows = [row if len(row) <= longest else [*row[: longest - 1], sep_id] for row in whole]
-        found: dict[int, Embedding] = {}
-        for indices, batch in batches(rows, pad_id=self._vocabulary.pad_id, max_length=longest):
-            vectors = np.asarray(self._embed(self._params, batch))
-            for place, index in enumerate(indices):
-                found[index] = Embedding(vectors[place], len(whole[index]) > longest)
-        return [found[index] for index in range(len(texts))]
+        max_length, sep_id = self._max_length, self._tokenizer.sep_id
+        encoded_texts = encode_texts(texts, self._tokenizer, max_length)
+        sequences = [
+            sequence if len(sequence) <= max_length else [*sequence[: max_length - 1], sep_id]
+            for sequence in encoded_texts
+        ]
+        embeddings: dict[int, Embedding] = {}
+        for indices, batch in padded_batches(
+            sequences, pad_id=self._tokenizer.pad_id, max_length=max_length
+        ):
+            vectors = np.asarray(self._embed_batch(self._params, batch))
+            for batch_index, index in enumerate(indices):
+                embeddings[index] = Embedding(
+                    vectors[batch_index], len(encoded_texts[index]) > max_length
+                )
+        return [embeddings[index] for index in range(len(texts))]
 
 
 def _embed(
@@ -84,11 +91,13 @@ def _embed(
     pooling: Pooling,
     layers: tuple[int, ...],
 ) -> jax.Array:
-    encoder = parts.network("encoder", config).bind(dict(params))
-    fields = ("input_ids", "token_type_ids", "attention_mask")
-    states = encoder(*(batch[name] for name in fields), output_hidden_states=True).hidden_states
+    encoder = model_parts.build_part("encoder", config).merge(dict(params))
+    field_names = ("input_ids", "token_type_ids", "attention_mask")
+    hidden_states = encoder(
+        *(batch[name] for name in field_names), output_hidden_states=True
+    ).hidden_states
     mask = batch["attention_mask"] > 0
-    pooled = [_pool(states[layer], mask, pooling) for layer in layers]
+    pooled = [_pool(hidden_states[layer], mask, pooling) for layer in layers]
     return jnp.concatenate(pooled, axis=-1)
 
 

@@ -4,27 +4,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from bert_jax.data.labelled.columns import cell_text, read_columns, require_columns
-from bert_jax.data.labelled.config import Columns, Conll, Squad, Swag
-from bert_jax.data.labelled.conll import read_conll
-from bert_jax.data.labelled.example import QuestionExample
-from bert_jax.data.labelled.squad import read_squad
-from bert_jax.data.labelled.swag import read_swag
-from bert_jax.data.labelled.tables import ENDINGS, read_table
-from bert_jax.data.labelled.task import Kind
+from bert_jax.data.finetuning.config import Columns, Conll, Squad, Swag
+from bert_jax.data.finetuning.example import QuestionExample
+from bert_jax.data.finetuning.readers.columns import cell_text, read_columns, require_columns
+from bert_jax.data.finetuning.readers.conll import read_conll
+from bert_jax.data.finetuning.readers.squad import read_squad
+from bert_jax.data.finetuning.readers.swag import read_swag
+from bert_jax.data.finetuning.readers.tabular_files import FILE_EXTENSIONS, read_table
+from bert_jax.data.finetuning.task import TaskKind
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.predict.inputs import Input
 from bert_jax.text.files import read_documents
 
-Format = Literal["lines", "table", "conll", "squad", "swag"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-CONLL_ENDINGS = (".conll", ".iob", ".iob2", ".bio")
+FileFormat = Literal["lines", "table", "conll", "squad", "swag"]
+FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
+CONLL_SUFFIXES = (".conll", ".iob", ".iob2", ".bio")
 
 # The columns that a table's rows are read from, and their names where none are given.
-_COLUMNS: dict[Kind, dict[str, str | None]] = {
+_DEFAULT_COLUMNS: dict[TaskKind, dict[str, str | None]] = {
     "classification": {"text": "text", "text_pair": None, "id": None},
     "regression": {"text": "text", "text_pair": None, "id": None},
-    "tagging": {"text": "text", "id": None},
+    "token_classification": {"text": "text", "id": None},
     "question_answering": {"question": "question", "context": "context", "id": None},
     "multiple_choice": {},
 }
@@ -33,9 +33,9 @@ _SPLIT = "test"
 
 def read_inputs(
     path: str,
-    kind: Kind,
+    kind: TaskKind,
     *,
-    form: Format | None = None,
+    file_format: FileFormat | None = None,
     columns: Mapping[str, str] = {},
     pairs: bool = False,
     encoding: str = "utf-8",
@@ -56,17 +56,17 @@ def read_inputs(
       UserError: a file that is missing or damaged, a column that does not exist (the nearest is
         named), an empty text; or the file does not go with the model.
     """
-    form = form or _format(path, kind)
-    if columns and form != "table":
-        raise ConfigError(f"{path}: --{_flag(columns)} goes with a table, not with {form}")
-    if pairs and form != "lines":
+    file_format = file_format or _infer_format(path, kind)
+    if columns and file_format != "table":
+        raise ConfigError(f"{path}: --{_flag(columns)} goes with a table, not with {file_format}")
+    if pairs and file_format != "lines":
         raise ConfigError(f"{path}: --pairs goes with lines; a table's second text has a column")
-    match form:
+    match file_format:
         case "lines":
-            lines = read_documents(path, documents_by="line", encoding=encoding, errors=errors)
-            return [from_line(text, kind, pairs) for _, text in lines]
+            lines = read_documents(path, document_unit="line", encoding=encoding, errors=errors)
+            return [parse_line(text, kind, pairs) for _, text in lines]
         case "table":
-            return _rows(path, kind, columns)
+            return _read_table_inputs(path, kind, columns)
         case "conll":
             return [*read_conll(Conll(test=path)).splits[_SPLIT]]
         case "squad":
@@ -75,14 +75,14 @@ def read_inputs(
             return [*read_swag(Swag(test=path)).splits[_SPLIT]]
 
 
-def from_line(line: str, kind: Kind, pairs: bool) -> Input:
+def parse_line(line: str, kind: TaskKind, pairs: bool) -> Input:
     """A line as an input: several texts, where the model reads several, have tabs between them."""
     if pairs or kind in ("question_answering", "multiple_choice"):
         return tuple(part.strip() for part in line.split("\t"))
     return line.strip()
 
 
-def from_arguments(texts: Sequence[str], kind: Kind, pairs: bool) -> list[Input]:
+def group_arguments(texts: Sequence[str], kind: TaskKind, pairs: bool) -> list[Input]:
     """Texts one after another as inputs: each, every two, or all as a context and its choices.
 
     Raises:
@@ -93,20 +93,24 @@ def from_arguments(texts: Sequence[str], kind: Kind, pairs: bool) -> list[Input]
     if not (pairs or kind == "question_answering"):
         return list(texts)
     if len(texts) % 2:
-        what = "question, context" if kind == "question_answering" else "first text, second text"
-        raise ConfigError(f"{len(texts)} texts; expected pairs one after another: {what}, ...")
+        expected_pair = (
+            "question, context" if kind == "question_answering" else "first text, second text"
+        )
+        raise ConfigError(
+            f"{len(texts)} texts; expected pairs one after another: {expected_pair}, ..."
+        )
     return list(zip(texts[::2], texts[1::2], strict=True))
 
 
-def _format(path: str, kind: Kind) -> Format:
-    ending = Path(path.removesuffix(".gz")).suffix.lower()
-    if ending in ENDINGS:
+def _infer_format(path: str, kind: TaskKind) -> FileFormat:
+    suffix = Path(path.removesuffix(".gz")).suffix.lower()
+    if suffix in FILE_EXTENSIONS:
         return "swag" if kind == "multiple_choice" else "table"
-    if ending == ".json":
+    if suffix == ".json":
         return "squad"
-    if ending in CONLL_ENDINGS:
+    if suffix in CONLL_SUFFIXES:
         return "conll"
-    if kind == "tagging":
+    if kind == "token_classification":
         raise UserError(
             f"{path}: its name does not tell whether it has a text or a word on each line; say "
             "--format lines or --format conll"
@@ -114,16 +118,19 @@ def _format(path: str, kind: Kind) -> Format:
     return "lines"
 
 
-def _rows(path: str, kind: Kind, columns: Mapping[str, str]) -> list[Input]:
-    possible = _COLUMNS[kind]
-    if foreign := [name for name in columns if name not in possible]:
-        takes = ", ".join(f"--{_flag([name])}" for name in possible) or "--format swag"
-        raise ConfigError(
-            f"--{_flag(foreign)} does not go with a model for {kind}, which takes {takes}"
+def _read_table_inputs(path: str, kind: TaskKind, columns: Mapping[str, str]) -> list[Input]:
+    allowed_columns = _DEFAULT_COLUMNS[kind]
+    if unknown_columns := [name for name in columns if name not in allowed_columns]:
+        allowed_flags = (
+            ", ".join(f"--{_flag([name])}" for name in allowed_columns) or "--format swag"
         )
-    names = {**possible, **columns}
+        raise ConfigError(
+            f"--{_flag(unknown_columns)} does not go with a model for {kind}, which takes "
+            f"{allowed_flags}"
+        )
+    names = {**allowed_columns, **columns}
     if kind == "question_answering":
-        return [*_questions(path, str(names["question"]), str(names["context"]), names["id"])]
+        return [*_read_questions(path, str(names["question"]), str(names["context"]), names["id"])]
     if kind == "multiple_choice":
         raise ConfigError(f"{path}: a model for {kind} reads tables as --format swag")
     config = Columns(
@@ -132,16 +139,18 @@ def _rows(path: str, kind: Kind, columns: Mapping[str, str]) -> list[Input]:
     return [*read_columns(config).splits[_SPLIT]]
 
 
-def _questions(path: str, question: str, context: str, id: str | None) -> list[QuestionExample]:
+def _read_questions(
+    path: str, question_column: str, context_column: str, id_column: str | None
+) -> list[QuestionExample]:
     table = read_table(path)
-    require_columns(table, path, [question, context, id])
+    require_columns(table, path, [question_column, context_column, id_column])
     if not table.rows:
         raise UserError(f"{path}: no rows; expected at least one")
     return [
         QuestionExample(
-            id=str(number) if id is None else cell_text(row, id, "id"),
-            question=cell_text(row, question, "question"),
-            context=cell_text(row, context, "context"),
+            id=str(number) if id_column is None else cell_text(row, id_column, "id"),
+            question=cell_text(row, question_column, "question"),
+            context=cell_text(row, context_column, "context"),
         )
         for number, row in enumerate(table.rows)
     ]

@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.models import model_parts
 from bert_jax.models.config import BertConfig
-from bert_jax.models.heads import gather_positions
-from bert_jax.predict.batching import batches, round_up
-from bert_jax.predict.model import encode, on_device, require_vocabulary
-from bert_jax.programs import parts
-from bert_jax.train.pretrained import LoadedModel
+from bert_jax.models.layers.heads import gather_positions
+from bert_jax.predict.batching import next_power_of_two, padded_batches
+from bert_jax.predict.model import encode_texts, params_to_device, require_tokenizer
+from bert_jax.pretrained.load import LoadedModel
 
 
 class FillMask:
     """Fills masks: `FillMask(load_model("exported"))(["Paris is the [MASK] of France."])`."""
 
-    def __init__(self, model: LoadedModel, *, top: int = 5):
+    def __init__(self, model: LoadedModel, *, top_k: int = 5):
         """Puts the model on the device.
 
         Args:
@@ -30,15 +30,19 @@ class FillMask:
         Raises:
           UserError: the model has no masked-LM head or no vocabulary, or `top` is out of range.
         """
-        self._vocabulary = require_vocabulary(model)
+        self._tokenizer = require_tokenizer(model)
         if "masked_lm" in model.missing:
-            raise UserError(f"{model.origin} has no masked-LM head, so it cannot fill masks")
-        if not 1 <= top <= self._vocabulary.size:
-            raise UserError(f"top is {top}; expected 1 to {self._vocabulary.size}, the vocabulary")
+            raise UserError(f"{model.path} has no masked-LM head, so it cannot fill masks")
+        if not 1 <= top_k <= self._tokenizer.vocab_size:
+            raise UserError(
+                f"top_k is {top_k}; expected 1 to {self._tokenizer.vocab_size}, the vocabulary"
+            )
         self._config = model.config
-        self._params = {part: on_device(model, part) for part in ("encoder", "masked_lm")}
-        self._candidates = jax.jit(
-            functools.partial(_candidates, config=model.config, size=self._vocabulary.size, top=top)
+        self._params = {part: params_to_device(model, part) for part in ("encoder", "masked_lm")}
+        self._predict_candidates = jax.jit(
+            functools.partial(
+                _candidates, config=model.config, vocab_size=self._tokenizer.vocab_size, top_k=top_k
+            )
         )
 
     def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -47,33 +51,43 @@ class FillMask:
         Raises:
           UserError: a text without a mask, or longer than the model reads (named).
         """
-        vocabulary, longest = self._vocabulary, self._config.positions.max_length
-        rows = encode(texts, vocabulary, longest)
-        for text, row in zip(texts, rows, strict=True):
-            if vocabulary.mask_id not in row:
-                raise UserError(f"no {vocabulary.special.mask} in the text {_short(text)}")
-            if len(row) > longest:
+        tokenizer, max_length = self._tokenizer, self._config.positions.max_position_embeddings
+        sequences = encode_texts(texts, tokenizer, max_length)
+        for text, sequence in zip(texts, sequences, strict=True):
+            if tokenizer.mask_id not in sequence:
+                raise UserError(f"no {tokenizer.special_tokens.mask} in the text {_shorten(text)}")
+            if len(sequence) > max_length:
                 raise UserError(
-                    f"the text {_short(text)} has {len(row)} tokens, this model reads {longest}; "
-                    "shorten it around its mask"
+                    f"the text {_shorten(text)} has {len(sequence)} tokens, this model reads "
+                    f"{max_length}; shorten it around its mask"
                 )
-        answers: list[dict[str, Any]] = [{}] * len(texts)
-        for indices, batch in batches(rows, pad_id=vocabulary.pad_id, max_length=longest):
-            positions = _positions(batch["input_ids"] == vocabulary.mask_id)
-            ids, shares = jax.device_get(self._candidates(self._params, batch, positions))
-            for place, index in enumerate(indices):
-                count = rows[index].count(vocabulary.mask_id)
+        predictions: list[dict[str, Any]] = [{}] * len(texts)
+        for indices, batch in padded_batches(
+            sequences, pad_id=tokenizer.pad_id, max_length=max_length
+        ):
+            positions = _mask_positions(batch["input_ids"] == tokenizer.mask_id)
+            ids, probabilities = jax.device_get(
+                self._predict_candidates(self._params, batch, positions)
+            )
+            for batch_index, index in enumerate(indices):
+                count = sequences[index].count(tokenizer.mask_id)
                 masks = [
-                    self._mask(*pair)
-                    for pair in zip(ids[place, :count], shares[place, :count], strict=True)
+                    self._format_candidates(*pair)
+                    for pair in zip(
+                        ids[batch_index, :count], probabilities[batch_index, :count], strict=True
+                    )
                 ]
-                answers[index] = {"text": texts[index], "masks": masks}
-        return answers
+                predictions[index] = {"text": texts[index], "masks": masks}
+        return predictions
 
-    def _mask(self, ids: np.ndarray, shares: np.ndarray) -> dict[str, Any]:
+    def _format_candidates(self, ids: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
         candidates = [
-            {"token": self._vocabulary.token(int(i)), "id": int(i), "probability": float(share)}
-            for i, share in zip(ids, shares, strict=True)
+            {
+                "token": self._tokenizer.id_to_token(int(i)),
+                "id": int(i),
+                "probability": float(probability),
+            }
+            for i, probability in zip(ids, probabilities, strict=True)
         ]
         return {"candidates": candidates}
 
@@ -84,30 +98,30 @@ def _candidates(
     positions: jax.Array,
     *,
     config: BertConfig,
-    size: int,
-    top: int,
+    vocab_size: int,
+    top_k: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Ids and probabilities, int32 and float32 [B, P, top], best first, at `positions` [B, P]."""
-    encoder = parts.network("encoder", config).bind(params["encoder"])
-    fields = ("input_ids", "token_type_ids", "attention_mask")
-    hidden = encoder(*(batch[name] for name in fields)).last_hidden_state
-    head = parts.network("masked_lm", config).bind(params["masked_lm"])
-    table = encoder.embeddings.word_embeddings.embedding[...]
-    logits = head(gather_positions(hidden, positions), table)
+    encoder = model_parts.build_part("encoder", config).merge(params["encoder"])
+    field_names = ("input_ids", "token_type_ids", "attention_mask")
+    hidden = encoder(*(batch[name] for name in field_names)).last_hidden_state
+    head = model_parts.build_part("masked_lm", config).merge(params["masked_lm"])
+    token_embeddings = encoder.embeddings.word_embeddings.embedding[...]
+    logits = head(gather_positions(hidden, positions), token_embeddings)
     # Rows of the table beyond the vocabulary are padding: they stand for no token.
-    shares, ids = jax.lax.top_k(jax.nn.softmax(logits[..., :size]), top)
-    return ids.astype(jnp.int32), shares
+    probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits[..., :vocab_size]), top_k)
+    return ids.astype(jnp.int32), probabilities
 
 
-def _positions(masked: np.ndarray) -> np.ndarray:
+def _mask_positions(is_mask: np.ndarray) -> np.ndarray:
     """Where each row is True, int32 [B, P], filled up with 0; P is a power of two."""
-    width = round_up(int(masked.sum(axis=1).max()))
-    positions = np.zeros((len(masked), width), np.int32)
-    for row, places in zip(positions, masked, strict=True):
-        found = np.flatnonzero(places)
-        row[: len(found)] = found
+    width = next_power_of_two(int(is_mask.sum(axis=1).max()))
+    positions = np.zeros((len(is_mask), width), np.int32)
+    for row, row_is_mask in zip(positions, is_mask, strict=True):
+        row_positions = np.flatnonzero(row_is_mask)
+        row[: len(row_positions)] = row_positions
     return positions
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")

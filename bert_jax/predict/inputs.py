@@ -4,24 +4,24 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_jax.data.labelled.example import (
+from bert_jax.data.finetuning.example import (
     ChoiceExample,
     Example,
     QuestionExample,
     TaggedExample,
     TextExample,
 )
-from bert_jax.data.labelled.task import Kind
+from bert_jax.data.finetuning.task import TaskKind
 from bert_jax.errors import UserError
 from bert_jax.models.config import (
-    ChoiceHead,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
     RegressionHead,
-    SequenceHead,
-    SpanHead,
+    SequenceClassificationHead,
     TaskHead,
-    TokenHead,
+    TokenClassificationHead,
 )
-from bert_jax.text.words import word_offsets
+from bert_jax.text.word_offsets import word_offsets
 
 Input = str | Sequence[str] | Example
 """By the kind of task:
@@ -34,109 +34,115 @@ multiple_choice              (context, choice, choice, ...), or a `ChoiceExample
 Labels of examples are not looked at.
 """
 
-TEXT_KINDS: tuple[Kind, ...] = ("classification", "regression")
-_READS: dict[Kind, str] = {
+TEXT_KINDS: tuple[TaskKind, ...] = ("classification", "regression")
+_EXPECTED_INPUT: dict[TaskKind, str] = {
     "classification": "a text or a pair of texts",
     "regression": "a text or a pair of texts",
-    "tagging": "one text, or its words",
+    "token_classification": "one text, or its words",
     "question_answering": "a question and a context",
     "multiple_choice": "a context and two choices or more",
 }
 
 
-def kind_of(head: TaskHead) -> Kind:
+def task_kind(head: TaskHead) -> TaskKind:
     """The kind of task that a head is for."""
     match head:
-        case SequenceHead():
+        case SequenceClassificationHead():
             return "classification"
         case RegressionHead():
             return "regression"
-        case TokenHead():
-            return "tagging"
-        case SpanHead():
+        case TokenClassificationHead():
+            return "token_classification"
+        case QuestionAnsweringHead():
             return "question_answering"
-        case ChoiceHead():
+        case MultipleChoiceHead():
             return "multiple_choice"
 
 
-def to_example(given: Input, number: int, kind: Kind) -> Example:
+def to_example(model_input: Input, index: int, kind: TaskKind) -> Example:
     """The unlabelled example that is meant; `number` names what has no id.
 
     Raises:
       UserError: a text in it is empty, or it is not what this kind of task reads.
     """
-    name = str(number)
-    match kind, given:
+    name = str(index)
+    match kind, model_input:
         case "classification" | "regression", str() as text:
             example: Example = TextExample(id=name, text=text)
         case "classification" | "regression", [str() as text, str() as pair]:
             example = TextExample(id=name, text=text, text_pair=pair)
         case "classification" | "regression", TextExample():
-            example = dataclasses.replace(given, label=None)
-        case "tagging", str() as text:
-            example = TaggedExample(id=name, words=words_of(text))
-        case "tagging", TextExample(text_pair=None):
-            example = TaggedExample(id=given.id, words=words_of(given.text))
-        case "tagging", TaggedExample():
-            example = dataclasses.replace(given, tags=None)
-        case "tagging", [*words]:
+            example = dataclasses.replace(model_input, label=None)
+        case "token_classification", str() as text:
+            example = TaggedExample(id=name, words=split_words(text))
+        case "token_classification", TextExample(text_pair=None):
+            example = TaggedExample(id=model_input.id, words=split_words(model_input.text))
+        case "token_classification", TaggedExample():
+            example = dataclasses.replace(model_input, tags=None)
+        case "token_classification", [*words]:
             example = TaggedExample(id=name, words=tuple(words))
         case "question_answering", [str() as question, str() as context]:
             example = QuestionExample(id=name, question=question, context=context)
         case "question_answering", QuestionExample():
-            example = dataclasses.replace(given, answers=(), is_impossible=False)
+            example = dataclasses.replace(model_input, answers=(), is_impossible=False)
         case "multiple_choice", [str() as context, *choices] if len(choices) > 1:
             example = ChoiceExample(id=name, context=context, choices=tuple(choices))
         case "multiple_choice", ChoiceExample():
-            example = dataclasses.replace(given, label=None)
+            example = dataclasses.replace(model_input, label=None)
         case _:
-            raise UserError(f"{_short(given)}: a model for {kind} reads {_READS[kind]}")
-    _refuse_empty(example, given)
+            raise UserError(
+                f"{_shorten(model_input)}: a model for {kind} reads {_EXPECTED_INPUT[kind]}"
+            )
+    _check_not_empty(example, model_input)
     return example
 
 
-def words_of(text: str) -> tuple[str, ...]:
+def split_words(text: str) -> tuple[str, ...]:
     """The words of a text, as `word_offsets` finds them."""
     return tuple(text[start:end] for start, end in word_offsets([text])[0])
 
 
-def described(given: Input, kind: Kind, row: Mapping[str, Any]) -> dict[str, Any]:
+def format_prediction(
+    model_input: Input, kind: TaskKind, prediction: Mapping[str, Any]
+) -> dict[str, Any]:
     """A prediction with what it is for: the texts that were given, or the id of an example.
 
     Args:
       row: one of `verdicts.predictions`; in an untagged text's, the entities then get characters
         [start, end) of the text in place of words.
     """
-    said = {key: value for key, value in row.items() if key != "id"}
-    if kind == "tagging" and isinstance(given, (str, TextExample)):
-        text = given if isinstance(given, str) else given.text
-        places = word_offsets([text])[0]
-        said["entities"] = [_in_characters(e, text, places) for e in row["entities"]]
-        said["words"] = [text[start:end] for start, end in places]
-    match given:
+    result = {key: value for key, value in prediction.items() if key != "id"}
+    if kind == "token_classification" and isinstance(model_input, (str, TextExample)):
+        text = model_input if isinstance(model_input, str) else model_input.text
+        offsets = word_offsets([text])[0]
+        result["entities"] = [
+            _to_character_offsets(e, text, offsets) for e in prediction["entities"]
+        ]
+        result["words"] = [text[start:end] for start, end in offsets]
+    match model_input:
         case str():
-            return {"text": given, **said}
+            return {"text": model_input, **result}
         case TextExample() | TaggedExample() | QuestionExample() | ChoiceExample():
-            return {"id": given.id, **said}
+            return {"id": model_input.id, **result}
     match kind:
-        case "tagging":
-            return {"words": list(given), **said}
+        case "token_classification":
+            return {"words": list(model_input), **result}
         case "question_answering":
-            return {"question": given[0], "context": given[1], **said}
+            return {"question": model_input[0], "context": model_input[1], **result}
         case "multiple_choice":
-            return {"context": given[0], "choices": list(given[1:]), **said}
+            return {"context": model_input[0], "choices": list(model_input[1:]), **result}
         case _:
-            return {"text": given[0], "text_pair": given[1], **said}
+            return {"text": model_input[0], "text_pair": model_input[1], **result}
 
 
-def _in_characters(
-    entity: Mapping[str, Any], text: str, places: Sequence[tuple[int, int]]
+def _to_character_offsets(
+    entity: Mapping[str, Any], text: str, offsets: Sequence[tuple[int, int]]
 ) -> dict[str, Any]:
-    start, end = places[entity["start"]][0], places[entity["end"] - 1][1]
+    start, end = offsets[entity["start"]][0], offsets[entity["end"] - 1][1]
     return {**entity, "start": start, "end": end, "text": text[start:end]}
 
 
-def _refuse_empty(example: Example, given: Input) -> None:
+def _check_not_empty(example: Example, model_input: Input) -> None:
     match example:
         case TextExample():
             texts = [example.text] + ([] if example.text_pair is None else [example.text_pair])
@@ -147,9 +153,11 @@ def _refuse_empty(example: Example, given: Input) -> None:
         case ChoiceExample():
             texts = [example.context, *example.choices]
     if not all(isinstance(text, str) and text.strip() for text in texts):
-        raise UserError(f"{_short(given)}: a text is empty; expected something to predict on")
+        raise UserError(
+            f"{_shorten(model_input)}: a text is empty; expected something to predict on"
+        )
 
 
-def _short(given: Input) -> str:
-    shown = repr(given)
-    return shown if len(shown) <= 100 else f"{shown[:97]}..."
+def _shorten(model_input: Input) -> str:
+    text = repr(model_input)
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -5,26 +5,26 @@ from collections.abc import Sequence
 import jax
 
 from bert_jax.errors import UserError
-from bert_jax.text.vocabulary import Vocabulary
-from bert_jax.train.pretrained import LoadedModel
+from bert_jax.pretrained.load import LoadedModel
+from bert_jax.text.tokenizer import Tokenizer
 
 
-def require_vocabulary(model: LoadedModel) -> Vocabulary:
+def require_tokenizer(model: LoadedModel) -> Tokenizer:
     """The model's vocabulary; UserError when its folder has none."""
-    if model.vocabulary is None:
+    if model.tokenizer is None:
         raise UserError(
-            f"{model.origin} has no vocabulary files (vocab.txt, tokenizer.json, vocab.json or a "
+            f"{model.path} has no vocabulary files (vocab.txt, tokenizer.json, vocab.json or a "
             ".model); put those that the model was trained with beside it"
         )
-    return model.vocabulary
+    return model.tokenizer
 
 
-def on_device(model: LoadedModel, part: str) -> dict[str, jax.Array]:
+def params_to_device(model: LoadedModel, part: str) -> dict[str, jax.Array]:
     """The parameters of one part, put where they will be used."""
     return jax.device_put(model.params[part])
 
 
-def encode(texts: Sequence[str], vocabulary: Vocabulary, max_length: int) -> list[list[int]]:
+def encode_texts(texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
     """[CLS] text [SEP] as ids for each text, at whatever length it has.
 
     Raises:
@@ -32,5 +32,5 @@ def encode(texts: Sequence[str], vocabulary: Vocabulary, max_length: int) -> lis
     """
     if max_length < 3:
         raise UserError(f"this model reads {max_length} tokens; a text needs at least 3")
-    encodings = vocabulary.encode_batch(texts)
-    return [[vocabulary.cls_id, *e.ids, vocabulary.sep_id] for e in encodings]
+    encodings = tokenizer.encode_batch(texts)
+    return [[tokenizer.cls_id, *e.ids, tokenizer.sep_id] for e in encodings]

@@ -11,26 +11,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from bert_jax.data.labelled.config import Glue, GlueName
-from bert_jax.data.labelled.glue import GLUE_TASKS, find_file
-from bert_jax.data.labelled.read import read_task
-from bert_jax.data.labelled.task import Task
+from bert_jax.data.finetuning.config import Glue, GlueName
+from bert_jax.data.finetuning.readers.glue import GLUE_TASKS, find_file
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.finetuning.task import Task
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.studies import trials
-from bert_jax.studies.cells import Cell, CellRunner
-from bert_jax.studies.finished_run import interval
-from bert_jax.studies.trials import Trial
+from bert_jax.studies import sweep_trials
+from bert_jax.studies.finished_run import bootstrap_interval
+from bert_jax.studies.job_runner import Job, JobRunner
+from bert_jax.studies.sweep_trials import Trial
 
-TRAINED = tuple(name for name in GLUE_TASKS if name != "ax")
+TRAINABLE_TASKS = tuple(name for name in GLUE_TASKS if name != "ax")
 """The tasks with training data; the diagnostic set AX is read by the MNLI models."""
-HELPED_BY_MNLI = ("rte", "mrpc", "stsb")
+MNLI_INIT_TASKS = ("rte", "mrpc", "stsb")
 """The tasks that Liu et al. 2019 (RoBERTa, section 5.1) start from a model of MNLI."""
-OWN_MNLI = "<runs of mnli>"
-LABELLED_SPLITS = ("dev", "dev_mismatched")
+SAME_SEED_MNLI = "<runs of mnli>"
+LABELED_SPLITS = ("dev", "dev_mismatched")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Protocol:
+class BenchmarkConfig:
     """What is run: the product of tasks, settings and seeds.
 
     Attributes:
@@ -46,7 +46,7 @@ class Protocol:
 
     glue_dir: str
     model: str
-    tasks: tuple[str, ...] = TRAINED
+    tasks: tuple[str, ...] = TRAINABLE_TASKS
     seeds: tuple[int, ...] = (0, 1, 2)
     epochs: tuple[float, ...] = (3.0,)
     batch_size: tuple[int, ...] = (32,)
@@ -61,16 +61,16 @@ class Protocol:
             if not values or len(set(values)) < len(values):
                 raise ConfigError(f"{name} is {list(values)}, expected one or more, each once")
         for task in self.tasks:
-            if task not in TRAINED:
+            if task not in TRAINABLE_TASKS:
                 raise ConfigError(
-                    f"tasks has {task!r}; expected some of {', '.join(TRAINED)} "
+                    f"tasks has {task!r}; expected some of {', '.join(TRAINABLE_TASKS)} "
                     "(AX comes with mnli)"
                 )
 
     @property
     def settings(self) -> list[dict[str, Any]]:
         """Every combination of batch size, learning rate and epochs."""
-        return trials.grid(
+        return sweep_trials.grid(
             {
                 "batch_size": self.batch_size,
                 "learning_rate": self.learning_rate,
@@ -82,26 +82,30 @@ class Protocol:
 class Benchmark:
     """Runs a protocol in a folder, and reads what its runs have left there."""
 
-    def __init__(self, protocol: Protocol, output: Path):
+    def __init__(self, config: BenchmarkConfig, output: Path):
         """Reads every task once, so that damaged data is known before anything runs.
 
         Raises:
           UserError: a task's files are damaged, no task can be trained, or MNLI cannot be though
             others shall start from it.
         """
-        self.protocol, self._output = protocol, output
+        self.config, self._output = config, output
         self.skipped: dict[str, str] = {}
-        self._rows: dict[str, int] = {}
-        for name in protocol.tasks:
-            reason = _untrainable(protocol.glue_dir, name)
+        self._num_train_examples: dict[str, int] = {}
+        for name in config.tasks:
+            reason = _untrainable_reason(config.glue_dir, name)
             if reason:
                 self.skipped[name] = reason
             else:
-                self._rows[name] = len(self._read(name).splits["train"])
-        if not self._rows:
-            told = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
-            raise UserError(f"no task of --tasks can be trained ({told})")
-        if self._stage_two() and protocol.mnli_init == OWN_MNLI and "mnli" not in self._rows:
+                self._num_train_examples[name] = len(self._read_task(name).splits["train"])
+        if not self._num_train_examples:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
+            raise UserError(f"no task of --tasks can be trained ({reasons})")
+        if (
+            self._mnli_init_tasks()
+            and config.mnli_init == SAME_SEED_MNLI
+            and "mnli" not in self._num_train_examples
+        ):
             raise UserError(
                 "--mnli-init needs runs of mnli: "
                 + self.skipped.get("mnli", "it is not among --tasks")
@@ -111,30 +115,30 @@ class Benchmark:
     @property
     def tasks(self) -> list[str]:
         """Those that can be trained."""
-        return list(self._rows)
+        return list(self._num_train_examples)
 
-    def run(self, runner: CellRunner) -> dict[str, str]:
+    def run(self, runner: JobRunner) -> dict[str, str]:
         """Runs what is not finished; {cell: why} of those that failed.
 
         Raises:
           Stopped: a signal came.
         """
-        second = self._stage_two()
-        first = [name for name in self._rows if name not in second]
-        if self.protocol.mnli_init != OWN_MNLI:
-            return runner.run(self._cells([*first, *second]))
-        failed = runner.run(self._cells(first))
-        for name in second:
-            for seed in self.protocol.seeds:
+        mnli_init_tasks = self._mnli_init_tasks()
+        other_tasks = [name for name in self._num_train_examples if name not in mnli_init_tasks]
+        if self.config.mnli_init != SAME_SEED_MNLI:
+            return runner.run(self._jobs([*other_tasks, *mnli_init_tasks]))
+        failed = runner.run(self._jobs(other_tasks))
+        for name in mnli_init_tasks:
+            for seed in self.config.seeds:
                 if seed not in self._models(name):
                     failed[f"{name}/seed-{seed}"] = "its start, the run of mnli, has failed"
-        return failed | runner.run(self._cells(second))
+        return failed | runner.run(self._jobs(mnli_init_tasks))
 
     def results(self, failed: Mapping[str, str]) -> dict[str, Any]:
         """All numbers of the finished runs, as JSON values; the same runs give the same bytes."""
-        tasks = {name: self._task_results(name) for name in self._rows}
+        tasks = {name: self._task_results(name) for name in self._num_train_examples}
         return {
-            "protocol": asdict(self.protocol),
+            "config": asdict(self.config),
             "tasks": {name: found for name, found in tasks.items() if found is not None},
             "skipped": self.skipped,
             "failed": dict(failed),
@@ -142,109 +146,111 @@ class Benchmark:
 
     def best_run(self, name: str) -> Path | None:
         """The folder of a task's best run on dev, in the chosen setting; None if there is none."""
-        chosen = self._chosen(name)
-        if chosen is None:
+        best_trial = self._best_trial(name)
+        if best_trial is None:
             return None
-        trial, values = chosen
-        return self._output / trial.cell(trials.best_seed(values)).name
+        trial, values = best_trial
+        return self._output / trial.job(sweep_trials.best_seed(values)).name
 
     def _task_results(self, name: str) -> dict[str, Any] | None:
-        chosen = self._chosen(name)
-        if chosen is None:
+        best_trial = self._best_trial(name)
+        if best_trial is None:
             return None
-        trial, headline = chosen
-        runs = trials.measured(self._output, trial)
-        task, middle = self._read(name), trials.median_seed(headline)
+        trial, metric_by_seed = best_trial
+        runs = sweep_trials.read_evaluations(self._output, trial)
+        task, median_seed = self._read_task(name), sweep_trials.median_seed(metric_by_seed)
         splits: dict[str, dict[str, Any]] = {}
-        for split in LABELLED_SPLITS:
+        for split in LABELED_SPLITS:
             for metric in task.metrics:
-                values = trials.values_of(runs, split, metric)
-                if middle in values:
-                    run = self._output / trial.cell(middle).name
+                values = sweep_trials.metric_by_seed(runs, split, metric)
+                if median_seed in values:
+                    run = self._output / trial.job(median_seed).name
                     splits.setdefault(split, {})[metric] = {
-                        **trials.over_seeds(values),
-                        "interval": list(interval(run, task, split, metric)),
+                        **sweep_trials.seed_statistics(values),
+                        "confidence_interval": list(bootstrap_interval(run, task, split, metric)),
                     }
         return {
-            "chosen": dict(trial.setting),
-            "start": sorted({trial.models[seed] for seed in trial.seeds}),
-            "train_examples": self._rows[name],
-            "headline": task.metrics[0],
-            "median_seed": middle,
-            "best_seed": trials.best_seed(headline),
+            "best_setting": dict(trial.setting),
+            "init_from": sorted({trial.models[seed] for seed in trial.seeds}),
+            "num_train_examples": self._num_train_examples[name],
+            "best_metric": task.metrics[0],
+            "median_seed": median_seed,
+            "best_seed": sweep_trials.best_seed(metric_by_seed),
             "splits": splits,
             "settings": [
-                {**each.setting, "median": _median(self._headline(name, each))}
+                {**each.setting, "median": _median(self._first_metric_by_seed(name, each))}
                 for each in self._trials(name)
             ],
         }
 
-    def _chosen(self, name: str) -> tuple[Trial, dict[int, float]] | None:
+    def _best_trial(self, name: str) -> tuple[Trial, dict[int, float]] | None:
         """The trial of the best median on dev, with its values of the first metric by seed."""
-        tried = self._trials(name) if name in self._rows else []
-        values = [self._headline(name, trial) for trial in tried]
+        candidates = self._trials(name) if name in self._num_train_examples else []
+        values = [self._first_metric_by_seed(name, trial) for trial in candidates]
         if not any(values):
             return None
-        best = trials.best_trial([_median(each) for each in values])
-        return tried[best], values[best]
+        best = sweep_trials.best_trial_index([_median(each) for each in values])
+        return candidates[best], values[best]
 
-    def _headline(self, name: str, trial: Trial) -> dict[int, float]:
-        runs = trials.measured(self._output, trial)
-        return trials.values_of(runs, "dev", GLUE_TASKS[name].metrics[0])
+    def _first_metric_by_seed(self, name: str, trial: Trial) -> dict[int, float]:
+        runs = sweep_trials.read_evaluations(self._output, trial)
+        return sweep_trials.metric_by_seed(runs, "dev", GLUE_TASKS[name].metrics[0])
 
-    def _cells(self, names: Iterable[str]) -> list[Cell]:
-        tried = [trial for name in names for trial in self._trials(name)]
-        return [cell for trial in tried for cell in trial.cells()]
+    def _jobs(self, names: Iterable[str]) -> list[Job]:
+        candidates = [trial for name in names for trial in self._trials(name)]
+        return [job for trial in candidates for job in trial.jobs()]
 
     def _trials(self, name: str) -> list[Trial]:
-        protocol, settings = self.protocol, self.protocol.settings
-        base = [f"glue/{name}", "--glue-dir", protocol.glue_dir]
-        if protocol.max_length is not None:
-            base += ["--max-length", str(protocol.max_length)]
+        config, settings = self.config, self.config.settings
+        base = [f"glue/{name}", "--glue-dir", config.glue_dir]
+        if config.max_length is not None:
+            base += ["--max-length", str(config.max_length)]
         models = self._models(name)
         return [
             Trial(
-                folder=name if len(settings) == 1 else f"{name}/{trials.setting_name(setting)}",
+                folder=name
+                if len(settings) == 1
+                else f"{name}/{sweep_trials.setting_name(setting)}",
                 setting=setting,
-                seeds=tuple(seed for seed in protocol.seeds if seed in models),
-                base=tuple(base),
-                overrides=protocol.overrides,
+                seeds=tuple(seed for seed in config.seeds if seed in models),
+                base_arguments=tuple(base),
+                overrides=config.overrides,
                 models=models,
-                work=self._rows[name] * setting["epochs"],
+                cost=self._num_train_examples[name] * setting["epochs"],
             )
             for setting in settings
         ]
 
     def _models(self, name: str) -> dict[int, str]:
         """Seed -> what its run starts from; a seed whose run of MNLI failed is not there."""
-        protocol = self.protocol
-        if name not in self._stage_two():
-            return dict.fromkeys(protocol.seeds, protocol.model)
-        if protocol.mnli_init != OWN_MNLI:
-            return dict.fromkeys(protocol.seeds, cast(str, protocol.mnli_init))
-        chosen = self._chosen("mnli")
-        if chosen is None:
+        config = self.config
+        if name not in self._mnli_init_tasks():
+            return dict.fromkeys(config.seeds, config.model)
+        if config.mnli_init != SAME_SEED_MNLI:
+            return dict.fromkeys(config.seeds, cast(str, config.mnli_init))
+        best_trial = self._best_trial("mnli")
+        if best_trial is None:
             return {}
-        trial, values = chosen
-        return {seed: str(self._output / trial.cell(seed).name) for seed in values}
+        trial, values = best_trial
+        return {seed: str(self._output / trial.job(seed).name) for seed in values}
 
-    def _stage_two(self) -> list[str]:
-        helped = HELPED_BY_MNLI if self.protocol.mnli_init is not None else ()
-        return [name for name in self._rows if name in helped]
+    def _mnli_init_tasks(self) -> list[str]:
+        mnli_init_tasks = MNLI_INIT_TASKS if self.config.mnli_init is not None else ()
+        return [name for name in self._num_train_examples if name in mnli_init_tasks]
 
-    def _read(self, name: str) -> Task:
-        return read_task(Glue(task=cast(GlueName, name), folder=self.protocol.glue_dir))
+    def _read_task(self, name: str) -> Task:
+        return load_task(Glue(task=cast(GlueName, name), folder=self.config.glue_dir))
 
 
-def _untrainable(glue_dir: str, name: str) -> str | None:
+def _untrainable_reason(glue_dir: str, name: str) -> str | None:
     """Why a task cannot be trained and selected: a split that the folder lacks."""
     spec = GLUE_TASKS[name]
     for split in ("train", "dev"):
-        names = tuple(f"{folder}/{spec.files[split]}" for folder in spec.folders)
+        names = tuple(f"{folder}/{spec.files[split]}" for folder in spec.folder_names)
         if find_file(Path(glue_dir), names) is None:
             return f"{split} split absent: {glue_dir} has no {names[0]}"
     return None
 
 
 def _median(values: Mapping[int, float]) -> float | None:
-    return trials.over_seeds(values)["median"] if values else None
+    return sweep_trials.seed_statistics(values)["median"] if values else None

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from bert_jax.studies.benchmark import OWN_MNLI
-from bert_jax.studies.result_page import Table, write_pages
+from bert_jax.studies.benchmark import SAME_SEED_MNLI
+from bert_jax.studies.result_page import ResultTable, write_pages
 
 _COLUMNS = ("task", "split", "metric", "runs", "median", "mean", "std", "best", "95 % interval")
-_NAMES = {
+_DISPLAY_NAMES = {
     "cola": "CoLA",
     "sst2": "SST-2",
     "mrpc": "MRPC",
@@ -20,34 +20,44 @@ _NAMES = {
 }
 
 
-def write_table(folder: Path, results: dict[str, Any]) -> Table:
+def write_table(folder: Path, results: dict[str, Any]) -> ResultTable:
     """Writes table.md and table.html from what `Benchmark.results` gives; returns the table."""
-    several = any(len(task["settings"]) > 1 for task in results["tasks"].values())
+    has_several_settings = any(len(task["settings"]) > 1 for task in results["tasks"].values())
     rows = []
     for name, task in results["tasks"].items():
-        chosen = ", ".join(f"{field} {value:g}" for field, value in task["chosen"].items())
+        best_setting = ", ".join(
+            f"{field} {value:g}" for field, value in task["best_setting"].items()
+        )
         for split, metrics in task["splits"].items():
-            for metric, found in metrics.items():
-                low, high = found["interval"]
-                numbers = [found[part] for part in ("median", "mean", "std", "best")]
-                row = [_NAMES[name], split, metric, str(found["runs"]), *map(_hundred, numbers)]
-                row.append(f"{_hundred(low)} to {_hundred(high)}")
-                rows.append([*row, chosen] if several else row)
-    columns = (*_COLUMNS, "chosen setting") if several else _COLUMNS
-    table = Table(columns=columns, rows=rows, words=3)
+            for metric, summary in metrics.items():
+                low, high = summary["confidence_interval"]
+                numbers = [summary[statistic] for statistic in ("median", "mean", "std", "best")]
+                row = [
+                    _DISPLAY_NAMES[name],
+                    split,
+                    metric,
+                    str(summary["runs"]),
+                    *map(_percent, numbers),
+                ]
+                row.append(f"{_percent(low)} to {_percent(high)}")
+                rows.append([*row, best_setting] if has_several_settings else row)
+    columns = (*_COLUMNS, "chosen setting") if has_several_settings else _COLUMNS
+    table = ResultTable(columns=columns, rows=rows, num_text_columns=3)
     write_pages(folder, "GLUE, development sets", table, _notes(results))
     return table
 
 
 def _notes(results: dict[str, Any]) -> list[str]:
-    protocol = results["protocol"]
+    config = results["config"]
     notes = [
-        f"Every run starts from {protocol['model']}"
-        + (_mnli(protocol["mnli_init"]) if protocol["mnli_init"] else "")
-        + f". Data: the official files in {protocol['glue_dir']}.",
-        f"Epochs {_listed(protocol['epochs'])}; batch size {_listed(protocol['batch_size'])}; "
-        f"learning rate {_listed(protocol['learning_rate'])}; seeds {_listed(protocol['seeds'])}."
-        + (f" Set for all: {' '.join(protocol['overrides'])}." if protocol["overrides"] else ""),
+        f"Every run starts from {config['model']}"
+        + (_mnli_init_text(config["mnli_init"]) if config["mnli_init"] else "")
+        + f". Data: the official files in {config['glue_dir']}.",
+        f"Epochs {_join_numbers(config['epochs'])}; "
+        f"batch size {_join_numbers(config['batch_size'])}; "
+        f"learning rate {_join_numbers(config['learning_rate'])}; "
+        f"seeds {_join_numbers(config['seeds'])}."
+        + (f" Set for all: {' '.join(config['overrides'])}." if config["overrides"] else ""),
         "Dev is evaluated after every epoch, and the checkpoint that is best in the task's first "
         "metric counts. Dev thus selects and measures: expect somewhat less on test.",
         "Median, mean, std (n - 1) and best are over the seeds; all are times 100.",
@@ -60,19 +70,22 @@ def _notes(results: dict[str, Any]) -> list[str]:
             f"For each task the one of {settings} settings with the best median on dev is shown; "
             "results.json has the medians of all."
         )
-    notes += [f"{_NAMES[name]} was skipped: {why}." for name, why in results["skipped"].items()]
-    notes += [f"{cell} failed: {why}" for cell, why in results["failed"].items()]
+    notes += [
+        f"{_DISPLAY_NAMES[name]} was skipped: {reason}."
+        for name, reason in results["skipped"].items()
+    ]
+    notes += [f"{job} failed: {reason}" for job, reason in results["failed"].items()]
     return notes
 
 
-def _mnli(start: str) -> str:
-    what = "the MNLI run of the same seed" if start == OWN_MNLI else start
-    return f", but RTE, MRPC and STS-B from {what}"
+def _mnli_init_text(mnli_init: str) -> str:
+    init = "the MNLI run of the same seed" if mnli_init == SAME_SEED_MNLI else mnli_init
+    return f", but RTE, MRPC and STS-B from {init}"
 
 
-def _listed(values: list[Any]) -> str:
+def _join_numbers(values: list[Any]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def _hundred(value: float | None) -> str:
+def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f}"

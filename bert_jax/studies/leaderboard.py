@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.aside import written_aside
-from bert_jax.data.labelled.config import Glue
-from bert_jax.data.labelled.example import TextExample
-from bert_jax.data.labelled.glue import GLUE_TASKS
-from bert_jax.data.labelled.read import read_task
+from bert_jax.atomic_io import atomic_path
+from bert_jax.data.finetuning.config import Glue
+from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
+from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import UserError
 from bert_jax.studies.finished_run import read_predictions
 
@@ -32,25 +32,27 @@ class TestSet:
 
     task: str
     split: str
-    rows: int
+    num_examples: int
 
 
 TEST_SETS = {
-    "CoLA.tsv": TestSet(task="cola", split="test", rows=1_063),
-    "SST-2.tsv": TestSet(task="sst2", split="test", rows=1_821),
-    "MRPC.tsv": TestSet(task="mrpc", split="test", rows=1_725),
-    "STS-B.tsv": TestSet(task="stsb", split="test", rows=1_379),
-    "QQP.tsv": TestSet(task="qqp", split="test", rows=390_965),
-    "MNLI-m.tsv": TestSet(task="mnli", split="test", rows=9_796),
-    "MNLI-mm.tsv": TestSet(task="mnli", split="test_mismatched", rows=9_847),
-    "QNLI.tsv": TestSet(task="qnli", split="test", rows=5_463),
-    "RTE.tsv": TestSet(task="rte", split="test", rows=3_000),
-    "WNLI.tsv": TestSet(task="wnli", split="test", rows=146),
-    "AX.tsv": TestSet(task="mnli", split="ax", rows=1_104),
+    "CoLA.tsv": TestSet(task="cola", split="test", num_examples=1_063),
+    "SST-2.tsv": TestSet(task="sst2", split="test", num_examples=1_821),
+    "MRPC.tsv": TestSet(task="mrpc", split="test", num_examples=1_725),
+    "STS-B.tsv": TestSet(task="stsb", split="test", num_examples=1_379),
+    "QQP.tsv": TestSet(task="qqp", split="test", num_examples=390_965),
+    "MNLI-m.tsv": TestSet(task="mnli", split="test", num_examples=9_796),
+    "MNLI-mm.tsv": TestSet(task="mnli", split="test_mismatched", num_examples=9_847),
+    "QNLI.tsv": TestSet(task="qnli", split="test", num_examples=5_463),
+    "RTE.tsv": TestSet(task="rte", split="test", num_examples=3_000),
+    "WNLI.tsv": TestSet(task="wnli", split="test", num_examples=146),
+    "AX.tsv": TestSet(task="mnli", split="ax", num_examples=1_104),
 }
 
 
-def write_zip(file: Path, best_run: Callable[[str], Path | None], glue_dir: str) -> dict[str, str]:
+def write_submission(
+    file: Path, best_run: Callable[[str], Path | None], glue_dir: str
+) -> dict[str, str]:
     """Writes the test sets of which there are predictions.
 
     WNLI is the majority class of its training data, as in most submissions: its dev and test sets
@@ -62,51 +64,54 @@ def write_zip(file: Path, best_run: Callable[[str], Path | None], glue_dir: str)
     Returns:
       {name of a file that is missing or not as the leaderboard wants it: why}.
     """
-    wrong: dict[str, str] = {}
-    with written_aside(file) as aside, zipfile.ZipFile(aside, "w") as archive:
-        for name, wanted in TEST_SETS.items():
+    problems: dict[str, str] = {}
+    with atomic_path(file) as temporary_file, zipfile.ZipFile(temporary_file, "w") as archive:
+        for name, test_set in TEST_SETS.items():
             try:
-                rows = _rows(wanted, best_run, glue_dir)
+                predictions = _test_set_predictions(test_set, best_run, glue_dir)
             except UserError as error:
-                wrong[name] = f"missing: {error}"
+                problems[name] = f"missing: {error}"
                 continue
-            if len(rows) != wanted.rows:
-                wrong[name] = f"{len(rows):,} rows; the official test set has {wanted.rows:,}"
+            if len(predictions) != test_set.num_examples:
+                problems[name] = (
+                    f"{len(predictions):,} rows; "
+                    f"the official test set has {test_set.num_examples:,}"
+                )
             info = zipfile.ZipInfo(name, _DATE)
             info.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(info, submission_file(wanted.task, rows))
-    return wrong
+            archive.writestr(info, submission_file(test_set.task, predictions))
+    return problems
 
 
-def submission_file(task: str, rows: Sequence[dict[str, Any]]) -> str:
+def submission_file(task: str, predictions: Sequence[dict[str, Any]]) -> str:
     """One file of the zip, from predictions as a run leaves them."""
     spec = GLUE_TASKS[task]
-    spelled = {label: spelling for spelling, label in spec.class_names().items()}
+    class_names = {label: class_name for class_name, label in spec.labels_by_alias().items()}
     text = io.StringIO()
     text.write(HEADER)
-    for row in rows:
+    for row in predictions:
         if spec.labels:
-            prediction = spelled[row["label"]]
+            prediction = class_names[row["label"]]
         else:
             prediction = f"{min(max(row['value'], 0.0), 5.0):.3f}"
         text.write(f"{row['id']}\t{prediction}\n")
     return text.getvalue()
 
 
-def _rows(
-    wanted: TestSet, best_run: Callable[[str], Path | None], glue_dir: str
+def _test_set_predictions(
+    test_set: TestSet, best_run: Callable[[str], Path | None], glue_dir: str
 ) -> list[dict[str, Any]]:
-    if wanted.task == "wnli":
-        return _majority(glue_dir)
-    run = best_run(wanted.task)
-    if run is None:
-        raise UserError(f"no finished run of {wanted.task}")
-    return read_predictions(run, wanted.split)
+    if test_set.task == "wnli":
+        return _majority_predictions(glue_dir)
+    run_path = best_run(test_set.task)
+    if run_path is None:
+        raise UserError(f"no finished run of {test_set.task}")
+    return read_predictions(run_path, test_set.split)
 
 
-def _majority(glue_dir: str) -> list[dict[str, Any]]:
+def _majority_predictions(glue_dir: str) -> list[dict[str, Any]]:
     """WNLI's test set with the most frequent label of its training set."""
-    splits = read_task(Glue(task="wnli", folder=glue_dir)).splits
+    splits = load_task(Glue(task="wnli", folder=glue_dir)).splits
     for split in ("train", "test"):
         if split not in splits:
             raise UserError(f"{glue_dir} has no {split} split of wnli")

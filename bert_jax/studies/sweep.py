@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import ConfigError
-from bert_jax.studies import trials
-from bert_jax.studies.result_page import Table, write_pages
+from bert_jax.studies import sweep_trials
+from bert_jax.studies.result_page import ResultTable, write_pages
 from bert_jax.studies.sweep_chart import sweep_chart
 
-_DIGITS = 4  # of a drawn number
-_SUMMARY = ("median", "mean", "std", "best")
+_SIGNIFICANT_DIGITS = 4  # of a drawn number
+_STATISTICS = ("median", "mean", "std", "best")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Range:
             above = ", above 0 for a logarithmic one" if self.log else ""
             raise ConfigError(f"a range from {self.low} to {self.high}; expected ascending{above}")
 
-    def draw(self, generator: np.random.Generator) -> float:
+    def sample(self, generator: np.random.Generator) -> float:
         """One number, floats to 4 significant digits."""
         if isinstance(self.low, int) and isinstance(self.high, int):
             if not self.log:
@@ -47,10 +47,10 @@ class Range:
             low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
             return min(self.high, max(self.low, round(math.exp(generator.uniform(low, high)))))
         if self.log:
-            drawn = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
+            sampled = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
         else:
-            drawn = generator.uniform(self.low, self.high)
-        return float(f"{drawn:.{_DIGITS}g}")
+            sampled = generator.uniform(self.low, self.high)
+        return float(f"{sampled:.{_SIGNIFICANT_DIGITS}g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +66,16 @@ class Search:
 
     values: Mapping[str, tuple[Any, ...]]
     ranges: Mapping[str, Range]
-    random: int | None = None
+    num_samples: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.values and not self.ranges:
             raise ConfigError("nothing to search over; give --grid or --range")
-        if self.ranges and self.random is None:
+        if self.ranges and self.num_samples is None:
             raise ConfigError("--range needs --random N, the number of draws")
-        if self.random is not None and self.random < 1:
-            raise ConfigError(f"--random is {self.random}, expected 1 or more")
+        if self.num_samples is not None and self.num_samples < 1:
+            raise ConfigError(f"--random is {self.num_samples}, expected 1 or more")
         for field in self.values.keys() & self.ranges.keys():
             raise ConfigError(f"{field} is both in --grid and in --range")
         for field in (*self.values, *self.ranges):
@@ -84,12 +84,12 @@ class Search:
 
     def settings(self) -> list[dict[str, Any]]:
         """The settings to try, each once."""
-        if self.random is None:
-            return trials.grid(self.values)
-        drawn = [self._draw(number) for number in range(self.random)]
-        return list({trials.setting_name(setting): setting for setting in drawn}.values())
+        if self.num_samples is None:
+            return sweep_trials.grid(self.values)
+        sampled = [self._sample_setting(number) for number in range(self.num_samples)]
+        return list({sweep_trials.setting_name(setting): setting for setting in sampled}.values())
 
-    def _draw(self, number: int) -> dict[str, Any]:
+    def _sample_setting(self, number: int) -> dict[str, Any]:
         setting: dict[str, Any] = {}
         for field in (*self.values, *self.ranges):
             generator = np.random.default_rng([self.seed, number, zlib.crc32(field.encode())])
@@ -97,7 +97,7 @@ class Search:
                 choices = self.values[field]
                 setting[field] = choices[int(generator.integers(len(choices)))]
             else:
-                setting[field] = self.ranges[field].draw(generator)
+                setting[field] = self.ranges[field].sample(generator)
         return setting
 
 
@@ -109,10 +109,10 @@ def parse_values(assignments: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """
     found: dict[str, tuple[Any, ...]] = {}
     for assignment in assignments:
-        field, text = _parts("--grid", "epochs=2,3", assignment, found)
+        field, text = _split_assignment("--grid", "epochs=2,3", assignment, found)
         # Commas inside brackets and quotes belong to a value.
-        cut = [v for v in re.split(r',(?![^\[]*\])(?=(?:[^"]*"[^"]*")*[^"]*$)', text) if v]
-        values = tuple(map(_value, cut))
+        parts = [v for v in re.split(r',(?![^\[]*\])(?=(?:[^"]*"[^"]*")*[^"]*$)', text) if v]
+        values = tuple(map(_parse_value, parts))
         if not values or len({json.dumps(value) for value in values}) < len(values):
             raise ConfigError(f"--grid {assignment}: expected values, each once, between commas")
         found[field] = values
@@ -128,110 +128,119 @@ def parse_ranges(assignments: Sequence[str]) -> dict[str, Range]:
     found: dict[str, Range] = {}
     example = "learning_rate=1e-6..1e-4:log"
     for assignment in assignments:
-        field, text = _parts("--range", example, assignment, found)
+        field, text = _split_assignment("--range", example, assignment, found)
         bounds, colon, scale = text.partition(":")
-        low, _, high = (_value(part) for part in bounds.partition(".."))
-        numbers = all(type(bound) in (int, float) for bound in (low, high))
-        if not numbers or scale not in ("", "log") or (colon and not scale):
+        low, _, high = (_parse_value(part) for part in bounds.partition(".."))
+        are_numbers = all(type(bound) in (int, float) for bound in (low, high))
+        if not are_numbers or scale not in ("", "log") or (colon and not scale):
             raise ConfigError(f"--range {assignment}: expected FIELD=LOW..HIGH, as in {example}")
         found[field] = Range(low=low, high=high, log=scale == "log")
     return found
 
 
-def collect(
+def collect_results(
     output: Path,
-    tried: Sequence[trials.Trial],
+    all_trials: Sequence[sweep_trials.Trial],
     metrics: Sequence[str],
-    protocol: Mapping[str, Any],
+    config: Mapping[str, Any],
     failed: Mapping[str, str],
 ) -> dict[str, Any]:
     """All numbers of the finished runs as JSON values; the same runs give the same bytes."""
     rows, medians = [], []
-    for trial in tried:
-        runs = trials.measured(output, trial)
-        values = {metric: trials.values_of(runs, "dev", metric) for metric in metrics}
-        dev = {metric: trials.over_seeds(found) for metric, found in values.items() if found}
+    for trial in all_trials:
+        runs = sweep_trials.read_evaluations(output, trial)
+        values = {metric: sweep_trials.metric_by_seed(runs, "dev", metric) for metric in metrics}
+        dev = {
+            metric: sweep_trials.seed_statistics(found) for metric, found in values.items() if found
+        }
         rows.append({"setting": dict(trial.setting), "dev": dev})
         medians.append(dev[metrics[0]]["median"] if metrics[0] in dev else None)
-    finished = any(median is not None for median in medians)
+    best_setting = None
+    if any(median is not None for median in medians):
+        best_setting = rows[sweep_trials.best_trial_index(medians)]["setting"]
     return {
-        "protocol": dict(protocol),
-        "headline": metrics[0],
-        "best": rows[trials.best_trial(medians)]["setting"] if finished else None,
+        "config": dict(config),
+        "best_metric": metrics[0],
+        "best_setting": best_setting,
         "trials": rows,
         "failed": dict(failed),
     }
 
 
-def write_table(output: Path, results: dict[str, Any]) -> Table:
+def write_table(output: Path, results: dict[str, Any]) -> ResultTable:
     """Writes table.md and table.html from what `collect` gives; returns the table."""
-    headline, protocol = results["headline"], results["protocol"]
-    done = [row for row in results["trials"] if headline in row["dev"]]
-    done.sort(key=lambda row: -row["dev"][headline]["median"])
+    best_metric, config = results["best_metric"], results["config"]
+    finished_rows = [row for row in results["trials"] if best_metric in row["dev"]]
+    finished_rows.sort(key=lambda row: -row["dev"][best_metric]["median"])
     fields = list(results["trials"][0]["setting"])
-    others = sorted({metric for row in done for metric in row["dev"]} - {headline})
+    other_metrics = sorted(
+        {metric for row in finished_rows for metric in row["dev"]} - {best_metric}
+    )
     rows = []
-    for row in done:
-        found = row["dev"][headline]
-        numbers = [found[part] for part in _SUMMARY]
-        numbers += [row["dev"].get(metric, {}).get("median") for metric in others]
-        named = [_shown(row["setting"][field]) for field in fields]
-        rows.append([*named, str(found["runs"]), *map(_number, numbers)])
+    for row in finished_rows:
+        summary = row["dev"][best_metric]
+        numbers = [summary[part] for part in _STATISTICS]
+        numbers += [row["dev"].get(metric, {}).get("median") for metric in other_metrics]
+        setting_cells = [_format_value(row["setting"][field]) for field in fields]
+        rows.append([*setting_cells, str(summary["runs"]), *map(_format_number, numbers)])
     columns = (
         *fields,
         "runs",
-        *(f"{part} {headline}" for part in ("median", "mean", "std", "best")),
+        *(f"{part} {best_metric}" for part in ("median", "mean", "std", "best")),
     )
-    table = Table(
-        columns=(*columns, *(f"median {metric}" for metric in others)),
+    table = ResultTable(
+        columns=(*columns, *(f"median {metric}" for metric in other_metrics)),
         rows=rows,
-        words=len(fields),
+        num_text_columns=len(fields),
     )
     charts = [
         (
-            f"{headline} by {field}",
+            f"{best_metric} by {field}",
             sweep_chart(
                 [
                     (row["setting"][field], value)
-                    for row in done
-                    for value in row["dev"][headline]["values"].values()
+                    for row in finished_rows
+                    for value in row["dev"][best_metric]["values"].values()
                 ],
-                title=f"dev {headline} by {field}: a dot for each run, a line of medians",
+                title=f"dev {best_metric} by {field}: a dot for each run, a line of medians",
                 field=field,
             ),
         )
         for field in fields
-        if done
+        if finished_rows
     ]
-    write_pages(output, f"Sweep of {protocol['task']}", table, _notes(results), charts)
+    write_pages(output, f"Sweep of {config['task']}", table, _notes(results), charts)
     return table
 
 
 def _notes(results: dict[str, Any]) -> list[str]:
-    protocol, tried = results["protocol"], len(results["trials"])
-    way = "every combination" if protocol["search"]["random"] is None else "random draws"
+    config, num_settings = results["config"], len(results["trials"])
+    drawn = config["search"]["num_samples"] is not None
+    search_method = "random draws" if drawn else "every combination"
     notes = [
-        f"{tried} settings ({way}) of {protocol['task']}, each with the seeds "
-        f"{', '.join(map(str, protocol['seeds']))}; every run starts from {protocol['model']}.",
+        f"{num_settings} settings ({search_method}) of {config['task']}, each with the seeds "
+        f"{', '.join(map(str, config['seeds']))}; every run starts from {config['model']}.",
         f"All numbers are of dev, on which the checkpoint of each run was chosen by "
-        f"{results['headline']} too. The best of {tried} settings is better on dev than it will be "
-        "on other data: measure it again on test.",
+        f"{results['best_metric']} too. The best of {num_settings} settings is better on dev than "
+        "it will be on other data: measure it again on test.",
         "Median, mean, std (n - 1) and best are over the seeds.",
     ]
-    return [*notes, *(f"{cell} failed: {why}" for cell, why in results["failed"].items())]
+    return [*notes, *(f"{job} failed: {reason}" for job, reason in results["failed"].items())]
 
 
 def search_json(search: Search) -> dict[str, Any]:
     """A search as JSON values."""
     return {
         "values": {field: list(values) for field, values in search.values.items()},
-        "ranges": {field: asdict(span) for field, span in search.ranges.items()},
-        "random": search.random,
+        "ranges": {field: asdict(value_range) for field, value_range in search.ranges.items()},
+        "num_samples": search.num_samples,
         "seed": search.seed,
     }
 
 
-def _parts(flag: str, example: str, assignment: str, found: Mapping[str, Any]) -> tuple[str, str]:
+def _split_assignment(
+    flag: str, example: str, assignment: str, found: Mapping[str, Any]
+) -> tuple[str, str]:
     field, separator, text = assignment.partition("=")
     if not separator or not field:
         raise ConfigError(f"{flag} {assignment}: expected FIELD=..., as in {example}")
@@ -241,16 +250,16 @@ def _parts(flag: str, example: str, assignment: str, found: Mapping[str, Any]) -
     return field, text
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"

@@ -6,11 +6,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax.train.charts import COLOURS, Frame, svg, ticks
-from bert_jax.train.page import text
+from bert_jax.report.html import escape
+from bert_jax.report.svg_charts import COLORS, PlotArea, svg, ticks
 
-_LOG_FROM = 10.0  # a field whose greatest value is so many times its least has a logarithmic axis
-_MOST_LABELS = 6
+_MIN_LOG_RATIO = (
+    10.0  # a field whose greatest value is so many times its least has a logarithmic axis
+)
+_MAX_LABELS = 6
 
 
 def sweep_chart(points: Sequence[tuple[Any, float]], *, title: str, field: str) -> str:
@@ -22,43 +24,44 @@ def sweep_chart(points: Sequence[tuple[Any, float]], *, title: str, field: str) 
     Args:
       title: what a screen reader says.
     """
-    place = _places([value for value, _ in points])
-    at = [(place[_label(value)], y) for value, y in points]
-    marks = ticks(min(y for _, y in at), max(y for _, y in at))
-    low, high = min(place.values()), max(place.values())
-    edge = 0.06 * (high - low) or 1.0
-    frame = Frame(low_x=low - edge, high_x=high + edge, low_y=marks[0], high_y=marks[-1])
-    labels = {x: label for label, x in place.items()}
-    shown = _spread(sorted(labels))
-    parts = [frame.axes(shown, marks, field, lambda x: labels[x], lambda y: f"{y:.4g}")]
+    position_of = _x_positions([value for value, _ in points])
+    coordinates = [(position_of[_label(value)], y) for value, y in points]
+    y_ticks = ticks(min(y for _, y in coordinates), max(y for _, y in coordinates))
+    low, high = min(position_of.values()), max(position_of.values())
+    margin = 0.06 * (high - low) or 1.0
+    frame = PlotArea(low_x=low - margin, high_x=high + margin, low_y=y_ticks[0], high_y=y_ticks[-1])
+    labels = {x: label for label, x in position_of.items()}
+    x_ticks = _evenly_spaced(sorted(labels))
+    parts = [frame.axes(x_ticks, y_ticks, field, lambda x: labels[x], lambda y: f"{y:.4g}")]
     if len(labels) > 1:
         medians = [
-            (x, statistics.median(y for other, y in at if other == x)) for x in sorted(labels)
+            (x, statistics.median(y for other, y in coordinates if other == x))
+            for x in sorted(labels)
         ]
         line = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in medians)
-        parts.append(f'<polyline points="{line}" stroke="{COLOURS[0]}"/>')
+        parts.append(f'<polyline points="{line}" stroke="{COLORS[0]}"/>')
     parts += [
-        f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3.5" fill="{COLOURS[1]}" '
-        f'fill-opacity="0.7"><title>{text(labels[x])}: {y:.4g}</title></circle>'
-        for x, y in at
+        f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3.5" fill="{COLORS[1]}" '
+        f'fill-opacity="0.7"><title>{escape(labels[x])}: {y:.4g}</title></circle>'
+        for x, y in coordinates
     ]
     return svg(title, parts)
 
 
-def _places(values: Sequence[Any]) -> dict[str, float]:
+def _x_positions(values: Sequence[Any]) -> dict[str, float]:
     """Where each value stands on the axis, by its label."""
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return {label: float(n) for n, label in enumerate(dict.fromkeys(map(_label, values)))}
-    logarithmic = min(values) > 0 and max(values) >= _LOG_FROM * min(values)
+    logarithmic = min(values) > 0 and max(values) >= _MIN_LOG_RATIO * min(values)
     return {_label(v): math.log10(v) if logarithmic else float(v) for v in values}
 
 
-def _spread(places: Sequence[float]) -> list[float]:
+def _evenly_spaced(positions: Sequence[float]) -> list[float]:
     """Some of the places, evenly over their order, the first and the last among them."""
-    if len(places) <= _MOST_LABELS:
-        return list(places)
-    last = len(places) - 1
-    return [places[round(n * last / (_MOST_LABELS - 1))] for n in range(_MOST_LABELS)]
+    if len(positions) <= _MAX_LABELS:
+        return list(positions)
+    last = len(positions) - 1
+    return [positions[round(n * last / (_MAX_LABELS - 1))] for n in range(_MAX_LABELS)]
 
 
 def _label(value: Any) -> str:

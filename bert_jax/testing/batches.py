@@ -4,55 +4,55 @@ import numpy as np
 
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
 from bert_jax.models.config import (
-    ChoiceHead,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
     RegressionHead,
-    SequenceHead,
-    SpanHead,
+    SequenceClassificationHead,
     TaskHead,
-    TokenHead,
+    TokenClassificationHead,
 )
 
 
 def pretraining_batch(
     *,
     batch_size: int,
-    length: int,
-    max_predictions: int,
+    seq_length: int,
+    max_predictions_per_seq: int,
     vocab_size: int,
     padding: bool = True,
-    first_ordinary_id: int = 5,
-    mask_id: int = 4,
+    first_maskable_id: int = 5,
+    mask_token_id: int = 4,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
     """Pairs of random ids with ragged lengths, 80/10/10 masks and ragged numbers of predictions."""
-    random = np.random.default_rng(seed)
-    shape = (batch_size, length)
-    lengths = np.full(batch_size, length)
+    rng = np.random.default_rng(seed)
+    shape = (batch_size, seq_length)
+    lengths = np.full(batch_size, seq_length)
     if padding:
-        lengths = random.integers(length // 2, length + 1, batch_size)
-    real = np.arange(length) < lengths[:, None]
-    ids = np.where(real, random.integers(first_ordinary_id, vocab_size, shape), 0)
-    types = np.where(real, np.arange(length) >= (lengths // 2)[:, None], 0)
-    positions = np.zeros((batch_size, max_predictions), np.int32)
+        lengths = rng.integers(seq_length // 2, seq_length + 1, batch_size)
+    is_real = np.arange(seq_length) < lengths[:, None]
+    ids = np.where(is_real, rng.integers(first_maskable_id, vocab_size, shape), 0)
+    token_type_ids = np.where(is_real, np.arange(seq_length) >= (lengths // 2)[:, None], 0)
+    positions = np.zeros((batch_size, max_predictions_per_seq), np.int32)
     labels, weights = np.zeros_like(positions), np.zeros(positions.shape, np.float32)
-    seen = ids.copy()
+    masked_ids = ids.copy()
     for row in range(batch_size):
-        count = int(random.integers(1, min(max_predictions, lengths[row] - 1) + 1))
-        chosen = np.sort(random.choice(np.arange(1, lengths[row]), count, replace=False))
+        count = int(rng.integers(1, min(max_predictions_per_seq, lengths[row] - 1) + 1))
+        chosen = np.sort(rng.choice(np.arange(1, lengths[row]), count, replace=False))
         positions[row, :count], labels[row, :count] = chosen, ids[row, chosen]
         weights[row, :count] = 1.0
-        draw = random.random(count)
-        seen[row, chosen[draw < 0.8]] = mask_id
-        swapped = chosen[draw > 0.9]
-        seen[row, swapped] = random.integers(first_ordinary_id, vocab_size, len(swapped))
+        draw = rng.random(count)
+        masked_ids[row, chosen[draw < 0.8]] = mask_token_id
+        replaced = chosen[draw > 0.9]
+        masked_ids[row, replaced] = rng.integers(first_maskable_id, vocab_size, len(replaced))
     return {
-        "input_ids": seen.astype(np.int32),
-        "token_type_ids": types.astype(np.int32),
-        "attention_mask": real.astype(np.int32),
+        "input_ids": masked_ids.astype(np.int32),
+        "token_type_ids": token_type_ids.astype(np.int32),
+        "attention_mask": is_real.astype(np.int32),
         "masked_lm_positions": positions,
         "masked_lm_ids": labels,
         "masked_lm_weights": weights,
-        "next_sentence_labels": random.integers(0, 2, batch_size).astype(np.int32),
+        "next_sentence_labels": rng.integers(0, 2, batch_size).astype(np.int32),
     }
 
 
@@ -60,53 +60,57 @@ def fine_tuning_batch(
     head: TaskHead,
     *,
     batch_size: int,
-    length: int,
+    seq_length: int,
     vocab_size: int,
-    choices: int = 3,
-    filling: int = 0,
+    num_choices: int = 3,
+    num_padding_examples: int = 0,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
     """Pairs of random ids with ragged lengths and random labels for a task's head.
 
     The last `filling` rows have no real token and weigh nothing.
     """
-    random = np.random.default_rng(seed)
-    chosen = isinstance(head, ChoiceHead)
-    rows = (batch_size, choices) if chosen else (batch_size,)
-    lengths = random.integers(length // 2, length + 1, rows)
-    lengths[batch_size - filling :] = 0
-    place = np.arange(length)
-    real = place < lengths[..., None]
-    ids = np.where(real, random.integers(5, vocab_size, (*rows, length)), 0)
-    types = real & (place >= (lengths // 2)[..., None])
-    names = CHOICE_FIELDS if chosen else ENCODER_FIELDS
-    batch = {n: a.astype(np.int32) for n, a in zip(names, (ids, types, real), strict=True)}
-    batch |= _labels(head, lengths, length, choices, random)
-    weights = np.arange(batch_size) < batch_size - filling
+    rng = np.random.default_rng(seed)
+    is_multiple_choice = isinstance(head, MultipleChoiceHead)
+    batch_shape = (batch_size, num_choices) if is_multiple_choice else (batch_size,)
+    lengths = rng.integers(seq_length // 2, seq_length + 1, batch_shape)
+    lengths[batch_size - num_padding_examples :] = 0
+    positions = np.arange(seq_length)
+    is_real = positions < lengths[..., None]
+    ids = np.where(is_real, rng.integers(5, vocab_size, (*batch_shape, seq_length)), 0)
+    token_type_ids = is_real & (positions >= (lengths // 2)[..., None])
+    names = CHOICE_FIELDS if is_multiple_choice else ENCODER_FIELDS
+    batch = {
+        n: a.astype(np.int32) for n, a in zip(names, (ids, token_type_ids, is_real), strict=True)
+    }
+    batch |= _random_labels(head, lengths, seq_length, num_choices, rng)
+    weights = np.arange(batch_size) < batch_size - num_padding_examples
     return {**batch, "example_weights": weights.astype(np.float32)}
 
 
-def _labels(
-    head: TaskHead, lengths: np.ndarray, length: int, choices: int, random: np.random.Generator
+def _random_labels(
+    head: TaskHead, lengths: np.ndarray, seq_length: int, num_choices: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    rows = len(lengths)
+    batch_size = len(lengths)
     match head:
-        case SequenceHead():
-            return {"labels": random.integers(0, len(head.labels), rows, np.int32)}
-        case ChoiceHead():
-            return {"labels": random.integers(0, choices, rows, np.int32)}
+        case SequenceClassificationHead():
+            return {"labels": rng.integers(0, len(head.labels), batch_size, np.int32)}
+        case MultipleChoiceHead():
+            return {"labels": rng.integers(0, num_choices, batch_size, np.int32)}
         case RegressionHead():
-            return {"label_values": random.uniform(0, 5, rows).astype(np.float32)}
-        case TokenHead():
-            first = (random.random((rows, length)) < 0.6) & (np.arange(length) < lengths[:, None])
-            tags = random.integers(0, len(head.labels), (rows, length))
+            return {"label_values": rng.uniform(0, 5, batch_size).astype(np.float32)}
+        case TokenClassificationHead():
+            is_first_token = (rng.random((batch_size, seq_length)) < 0.6) & (
+                np.arange(seq_length) < lengths[:, None]
+            )
+            tags = rng.integers(0, len(head.labels), (batch_size, seq_length))
             return {
-                "token_labels": np.where(first, tags, 0).astype(np.int32),
-                "token_label_weights": first.astype(np.float32),
+                "token_labels": np.where(is_first_token, tags, 0).astype(np.int32),
+                "token_label_weights": is_first_token.astype(np.float32),
             }
-        case SpanHead():
-            starts = random.integers(0, np.maximum(lengths, 1))
-            ends = random.integers(starts, np.maximum(lengths, 1))
+        case QuestionAnsweringHead():
+            starts = rng.integers(0, np.maximum(lengths, 1))
+            ends = rng.integers(starts, np.maximum(lengths, 1))
             return {
                 "start_positions": starts.astype(np.int32),
                 "end_positions": ends.astype(np.int32),

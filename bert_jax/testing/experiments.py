@@ -1,18 +1,18 @@
 """A pretraining run that takes seconds, for tests of what is round the training. No jax here."""
 
-from bert_jax.data.config import LoaderConfig
+from bert_jax.data.config import PretrainingData
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import BertConfig, Learned
-from bert_jax.programs.config import Pretraining
-from bert_jax.train.config import Checkpoints, Logging, Phase, Train, WarmupLinear
+from bert_jax.models.config import BertConfig, LearnedPositions
+from bert_jax.objectives.config import Pretraining
+from bert_jax.train.config import CheckpointConfig, LoggingConfig, Phase, TrainConfig, WarmupLinear
 
 
 def tiny_experiment(
     name: str,
-    prepared: str,
+    corpus: str,
     phases: tuple[Phase, ...],
     *,
-    layers: int = 1,
+    num_hidden_layers: int = 1,
     save_every: int = 5,
     warmup_steps: int = 2,
 ) -> Experiment:
@@ -20,28 +20,28 @@ def tiny_experiment(
     model = BertConfig(
         vocab_size=78,
         hidden_size=16,
-        num_hidden_layers=layers,
+        num_hidden_layers=num_hidden_layers,
         num_attention_heads=2,
         intermediate_size=32,
-        positions=Learned(max_length=64),
+        positions=LearnedPositions(max_position_embeddings=64),
     )
     return Experiment(
         name=name,
-        program=Pretraining(model=model, mask_token_id=4),
-        data=LoaderConfig(prepared=prepared),
-        train=Train(
+        objective=Pretraining(model=model, mask_token_id=4),
+        data=PretrainingData(corpus=corpus),
+        train=TrainConfig(
             phases=phases,
-            schedule=WarmupLinear(peak=1e-2, warmup_steps=warmup_steps),
-            checkpoints=Checkpoints(every=save_every),
-            logging=Logging(every=1),
+            schedule=WarmupLinear(peak_learning_rate=1e-2, warmup_steps=warmup_steps),
+            checkpoints=CheckpointConfig(save_every=save_every),
+            logging=LoggingConfig(log_every=1),
         ),
     )
 
 
-def two_lengths(steps: int) -> tuple[Phase, ...]:
+def two_length_phases(steps: int) -> tuple[Phase, ...]:
     """Three quarters of the steps with rows of 32, the rest with rows of 64."""
-    first = steps * 3 // 4
+    first_steps = steps * 3 // 4
     return (
-        Phase(steps=first, length=32, batch_size=8, max_predictions=5),
-        Phase(steps=steps - first, length=64, batch_size=8, max_predictions=10),
+        Phase(steps=first_steps, seq_length=32, batch_size=8, max_predictions_per_seq=5),
+        Phase(steps=steps - first_steps, seq_length=64, batch_size=8, max_predictions_per_seq=10),
     )

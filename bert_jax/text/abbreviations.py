@@ -12,12 +12,12 @@ _ABBREVIATIONS = """
 ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
 
 # Abbreviations before a number, plain words elsewhere ("No. I will not.").
-_BEFORE_NUMBER = """
+_ABBREVIATIONS_BEFORE_NUMBER = """
     No no Nos nos Vol vol Vols vols Ch ch Chap chap Sec sec Sect sect Art art Fig fig Figs figs Eq
     eq Eqs eqs p pp P Pp Par par Pt pt Bk bk Ex ex Op op Ver ver Rev Ps Cor Matt Gen Deut
     Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec
 """
-BEFORE_NUMBER = frozenset(_BEFORE_NUMBER.split())
+ABBREVIATIONS_BEFORE_NUMBER = frozenset(_ABBREVIATIONS_BEFORE_NUMBER.split())
 
 # After "U.S." or an initial these begin a new sentence rather than continue a name.
 _SENTENCE_STARTERS = """

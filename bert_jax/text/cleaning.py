@@ -20,13 +20,13 @@ _SENTENCE_END = re.compile(r"[.!?:;…。！？][\"'”’»)\]]*$")
 _MAX_WRAP_WIDTH = 120
 # Prose breaks mid-sentence before a small letter at about half of its line ends; lists, verse and
 # one sentence a line hardly ever do.
-_MIN_CONTINUED_SHARE = 0.25
+_MIN_CONTINUED_FRACTION = 0.25
 # A line that is shorter than this share of the width, next word included, was ended on purpose.
-_FULL_LINE = 0.85
+_FULL_LINE_FRACTION = 0.85
 
 # Below these a document is not text.
-_MIN_LETTER_SHARE = 0.4
-_MAX_REPLACEMENT_SHARE = 0.01
+_MIN_LETTER_FRACTION = 0.4
+_MAX_REPLACEMENT_FRACTION = 0.01
 
 
 def clean_text(text: str) -> str:
@@ -37,10 +37,10 @@ def clean_text(text: str) -> str:
     clean text changes nothing.
     """
     text = _INVISIBLE.sub("", _NEWLINES.sub("\n", text).replace("\t", " "))
-    return "\n\n".join(paragraphs(text))
+    return "\n\n".join(split_paragraphs(text))
 
 
-def paragraphs(text: str) -> list[str]:
+def split_paragraphs(text: str) -> list[str]:
     """The paragraphs of a text, each on one line, hard-wrapped lines joined.
 
     Where lines are hard-wrapped (many break inside sentences), a paragraph ends at a blank line,
@@ -50,24 +50,24 @@ def paragraphs(text: str) -> list[str]:
     """
     blocks = _BLANK_LINES.split(text.strip("\n"))
     if "\n" not in text.strip().replace("\n\n", ""):
-        return [line for block in blocks if (line := _one_line(block))]
+        return [line for block in blocks if (line := _collapse_spaces(block))]
     cased = text != text.lower()
     lines = [block.split("\n") for block in blocks]
     width = _wrap_width(lines) if cased else 0
-    found: list[str] = []
+    cleaned_paragraphs: list[str] = []
     for block in lines:
         start = 0
         for n in range(1, len(block) + 1):
             if n < len(block):
-                line, following = block[n - 1], block[n]
-                if width and not _ends_paragraph(line, following, width):
+                line, next_line = block[n - 1], block[n]
+                if width and not _ends_paragraph(line, next_line, width):
                     continue
-                if cased and not width and _continues(line, following):
+                if cased and not width and _breaks_mid_sentence(line, next_line):
                     continue
-            if joined := _join(block[start:n]):
-                found.append(joined)
+            if joined := _join_lines(block[start:n]):
+                cleaned_paragraphs.append(joined)
             start = n
-    return found
+    return cleaned_paragraphs
 
 
 def drop_reason(text: str) -> str | None:
@@ -79,20 +79,20 @@ def drop_reason(text: str) -> str | None:
     visible = len(text) - text.count(" ") - text.count("\n")
     if not visible:
         return "empty"
-    if text.count("\ufffd") > _MAX_REPLACEMENT_SHARE * visible:
+    if text.count("\ufffd") > _MAX_REPLACEMENT_FRACTION * visible:
         return "undecodable characters"
     letters = sum(map(str.isalpha, text))
     # Vowel signs and accents of many scripts are marks, not letters, but are no digits or signs.
     marks = 0 if text.isascii() else sum(not c.isascii() and not c.isalnum() for c in text)
-    if letters == 0 or letters + marks < _MIN_LETTER_SHARE * visible:
+    if letters == 0 or letters + marks < _MIN_LETTER_FRACTION * visible:
         return "few letters"
     return None
 
 
-def _continues(line: str, following: str) -> bool:
+def _breaks_mid_sentence(line: str, next_line: str) -> bool:
     """Whether the break between two lines is inside a sentence."""
     return (
-        following.lstrip()[:1].islower()
+        next_line.lstrip()[:1].islower()
         and len(line) <= _MAX_WRAP_WIDTH
         and not _SENTENCE_END.search(line.rstrip())
     )
@@ -100,42 +100,42 @@ def _continues(line: str, following: str) -> bool:
 
 def _wrap_width(blocks: list[list[str]]) -> int:
     """The width at which lines were wrapped, or 0 when they were not."""
-    ends = 0
-    continued: list[int] = []
+    num_line_breaks = 0
+    continued_widths: list[int] = []
     for block in blocks:
-        for line, following in pairwise(block):
-            ends += 1
-            if _continues(line, following):
-                continued.append(len(line))
-    if not continued or len(continued) < _MIN_CONTINUED_SHARE * ends:
+        for line, next_line in pairwise(block):
+            num_line_breaks += 1
+            if _breaks_mid_sentence(line, next_line):
+                continued_widths.append(len(line))
+    if not continued_widths or len(continued_widths) < _MIN_CONTINUED_FRACTION * num_line_breaks:
         return 0
-    continued.sort()
-    return continued[min(int(0.98 * len(continued)), len(continued) - 1)]
+    continued_widths.sort()
+    return continued_widths[min(int(0.98 * len(continued_widths)), len(continued_widths) - 1)]
 
 
-def _ends_paragraph(line: str, following: str, width: int) -> bool:
-    text, next_text = line.rstrip(), following.lstrip()
+def _ends_paragraph(line: str, next_line: str, width: int) -> bool:
+    text, next_text = line.rstrip(), next_line.lstrip()
     if not next_text or next_text[0].islower():
         return not next_text
-    indented = len(following) - len(next_text) >= 2 and not line.startswith(" ")
+    indented = len(next_line) - len(next_text) >= 2 and not line.startswith(" ")
     if indented or len(text) > _MAX_WRAP_WIDTH:
         return True
     word = _WORD.match(next_text)
-    room = len(text) + 1 + (word.end() if word else 0)
-    return room <= _FULL_LINE * width
+    needed_width = len(text) + 1 + (word.end() if word else 0)
+    return needed_width <= _FULL_LINE_FRACTION * width
 
 
-def _join(lines: list[str]) -> str:
+def _join_lines(lines: list[str]) -> str:
     if len(lines) == 1:
-        return _one_line(lines[0])
+        return _collapse_spaces(lines[0])
     joined = ""
     for line in lines:
         line = line.strip()
         # "well-" / "known" and "word--" / "word" were broken at the hyphen, not at a space.
         hyphen = joined.endswith("-") and joined[-2:-1].strip() != ""
         joined += line if hyphen or not joined else f" {line}"
-    return _one_line(joined)
+    return _collapse_spaces(joined)
 
 
-def _one_line(text: str) -> str:
+def _collapse_spaces(text: str) -> str:
     return _SPACES.sub(" ", text).strip()

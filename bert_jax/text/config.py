@@ -5,11 +5,11 @@ from typing import Literal
 
 from bert_jax.errors import ConfigError
 
-KINDS = ("wordpiece", "bpe", "unigram")
+TOKENIZER_KINDS = ("wordpiece", "bpe", "unigram")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnConfig:
+class TokenizerTrainingConfig:
     """How to learn a vocabulary.
 
     Attributes:
@@ -22,16 +22,18 @@ class LearnConfig:
     """
 
     kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
-    size: int = 30522
+    vocab_size: int = 30522
     cased: bool = False
     min_frequency: int = 2
     character_coverage: float = 0.99998
 
     def __post_init__(self):
-        if self.kind not in KINDS:
-            raise ConfigError(f"kind is {self.kind!r}; expected {', '.join(KINDS)}.")
-        if self.size < 16:
-            raise ConfigError(f"size is {self.size}; expected at least 16 (BERT: 30522).")
+        if self.kind not in TOKENIZER_KINDS:
+            raise ConfigError(f"kind is {self.kind!r}; expected {', '.join(TOKENIZER_KINDS)}.")
+        if self.vocab_size < 16:
+            raise ConfigError(
+                f"vocab_size is {self.vocab_size}; expected at least 16 (BERT: 30522)."
+            )
         if self.min_frequency < 1:
             raise ConfigError(f"min_frequency is {self.min_frequency}; expected at least 1.")
         if not 0 < self.character_coverage <= 1:

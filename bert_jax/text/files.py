@@ -16,7 +16,7 @@ from typing import Literal
 
 from bert_jax.errors import UserError
 
-DocumentsBy = Literal["file", "blank-line", "line"]
+DocumentUnit = Literal["file", "blank-line", "line"]
 
 _CHUNK_BYTES = 1 << 20
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -35,8 +35,10 @@ def expand_globs(patterns: Sequence[str]) -> list[str]:
         matched = [name for name in found if os.path.isfile(name)]
         if not matched:
             if os.path.isdir(pattern):
-                inside = os.path.join(pattern, "*.txt")
-                raise UserError(f"{pattern} is a folder; expected files: try '{inside}'.")
+                suggested_pattern = os.path.join(pattern, "*.txt")
+                raise UserError(
+                    f"{pattern} is a folder; expected files: try '{suggested_pattern}'."
+                )
             raise UserError(
                 f"no file matches {pattern!r}: check the spelling and the working folder "
                 "(quote patterns that hold ** so that the shell leaves them alone)."
@@ -57,7 +59,7 @@ def read_text(path: str | Path, *, encoding: str = "utf-8", errors: str = "stric
       UserError: missing or unreadable file; bytes that are not text, with their offset; unknown
         encoding.
     """
-    return "".join(_decoded(path, encoding, errors))
+    return "".join(_decode_chunks(path, encoding, errors))
 
 
 def read_documents(
@@ -66,7 +68,7 @@ def read_documents(
     encoding: str = "utf-8",
     errors: str = "strict",
     json_field: str = "text",
-    documents_by: DocumentsBy = "file",
+    document_unit: DocumentUnit = "file",
 ) -> Iterator[tuple[str, str]]:
     """The documents of one file, in order; empty ones are left out.
 
@@ -86,14 +88,14 @@ def read_documents(
     """
     name = os.path.basename(path)
     if name.removesuffix(".gz").endswith((".jsonl", ".ndjson")):
-        lines = _lines(path, encoding, errors)
+        lines = _read_lines(path, encoding, errors)
         documents = ((n, _json_text(path, n, line, json_field)) for n, line in lines)
-    elif documents_by == "file":
+    elif document_unit == "file":
         documents = iter([(1, read_text(path, encoding=encoding, errors=errors))])
-    elif documents_by == "line":
-        documents = _lines(path, encoding, errors)
+    elif document_unit == "line":
+        documents = _read_lines(path, encoding, errors)
     else:
-        documents = enumerate(_blocks(_lines(path, encoding, errors)), start=1)
+        documents = enumerate(_split_blocks(_read_lines(path, encoding, errors)), start=1)
     for number, text in documents:
         if text and not text.isspace():
             yield f"{name}:{number}", text
@@ -103,22 +105,24 @@ def _json_text(path: str | Path, number: int, line: str, field: str) -> str:
     if not line.strip():
         return ""
     try:
-        row = json.loads(line)
+        record = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path}, line {number}: not valid JSON ({error.msg} at column {error.colno}); "
             "expected one JSON object on each line."
         ) from None
-    if not isinstance(row, dict) or not isinstance(row.get(field), str):
-        found = f"fields {sorted(row)}" if isinstance(row, dict) else f"a {type(row).__name__}"
+    if not isinstance(record, dict) or not isinstance(record.get(field), str):
+        found = (
+            f"fields {sorted(record)}" if isinstance(record, dict) else f"a {type(record).__name__}"
+        )
         raise UserError(
             f"{path}, line {number}: no text in the field {field!r} (found {found}); "
             "name the field that holds the text."
         )
-    return row[field]
+    return record[field]
 
 
-def _blocks(lines: Iterator[tuple[int, str]]) -> Iterator[str]:
+def _split_blocks(lines: Iterator[tuple[int, str]]) -> Iterator[str]:
     block: list[str] = []
     for _, line in lines:
         if line.strip():
@@ -130,19 +134,19 @@ def _blocks(lines: Iterator[tuple[int, str]]) -> Iterator[str]:
         yield "\n".join(block)
 
 
-def _lines(path: str | Path, encoding: str, errors: str) -> Iterator[tuple[int, str]]:
+def _read_lines(path: str | Path, encoding: str, errors: str) -> Iterator[tuple[int, str]]:
     """(number from 1, line without its end) one at a time, however big the file."""
-    number, rest = 0, ""
-    for chunk in _decoded(path, encoding, errors):
-        *whole, rest = (rest + chunk).split("\n")
-        for line in whole:
+    number, remainder = 0, ""
+    for chunk in _decode_chunks(path, encoding, errors):
+        *complete_lines, remainder = (remainder + chunk).split("\n")
+        for line in complete_lines:
             number += 1
             yield number, line.removesuffix("\r")
-    if rest:
-        yield number + 1, rest.removesuffix("\r")
+    if remainder:
+        yield number + 1, remainder.removesuffix("\r")
 
 
-def _decoded(path: str | Path, encoding: str, errors: str) -> Iterator[str]:
+def _decode_chunks(path: str | Path, encoding: str, errors: str) -> Iterator[str]:
     """Chunks of text. Decodes step by step, so that an error knows its offset in the whole file."""
     try:
         # bytes -> str codecs only: "hex" or "rot13" would be found by getincrementaldecoder too.
@@ -154,35 +158,37 @@ def _decoded(path: str | Path, encoding: str, errors: str) -> Iterator[str]:
             f"{error}: expected an encoding such as utf-8, latin-1 or cp1252, and strict, replace "
             "or ignore for its errors."
         ) from None
-    done, first = 0, True
-    for raw in _chunks(path):
+    bytes_read, first = 0, True
+    for raw in _read_chunks(path):
         pending = len(decoder.getstate()[0])
         try:
             text = decoder.decode(raw, final=not raw)
         except UnicodeDecodeError as error:
-            raise _not_text(path, encoding, done - pending + error.start, error, raw) from None
-        done += len(raw)
+            raise _decode_error(
+                path, encoding, bytes_read - pending + error.start, error, raw
+            ) from None
+        bytes_read += len(raw)
         if first and text:
             text, first = text.removeprefix("\ufeff"), False
         yield text
 
 
-def _not_text(
+def _decode_error(
     path: str | Path, encoding: str, offset: int, error: UnicodeDecodeError, raw: bytes
 ) -> UserError:
-    where = f"byte {offset}" + (" (after unzipping)" if str(path).endswith(".gz") else "")
+    location = f"byte {offset}" + (" (after unzipping)" if str(path).endswith(".gz") else "")
     value = error.object[error.start] if error.start < len(error.object) else 0
     hint = "latin-1"
     if offset == 0 and raw.startswith(_UTF16_MARKS):
         hint = "utf-16"
     return UserError(
-        f"{path}: not {encoding} text at {where}: 0x{value:02x}, {error.reason}. If the file is in "
-        f"another encoding, name it (--encoding {hint}); to go on with a mark in place of such "
+        f"{path}: not {encoding} text at {location}: 0x{value:02x}, {error.reason}. If the file is "
+        f"in another encoding, name it (--encoding {hint}); to go on with a mark in place of such "
         "bytes, use --errors replace."
     )
 
 
-def _chunks(path: str | Path) -> Iterator[bytes]:
+def _read_chunks(path: str | Path) -> Iterator[bytes]:
     """The bytes of a file, unzipped; a last empty chunk ends it."""
     try:
         with gzip.open(path) if str(path).endswith(".gz") else open(path, "rb") as file:

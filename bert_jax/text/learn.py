@@ -22,14 +22,14 @@ from typing import Any
 from tqdm import tqdm
 
 from bert_jax import __version__
-from bert_jax.aside import written_aside
-from bert_jax.config import to_json
+from bert_jax.atomic_io import atomic_path
+from bert_jax.config_lib import to_json
 from bert_jax.errors import UserError
 from bert_jax.text.cleaning import clean_text
-from bert_jax.text.config import LearnConfig
-from bert_jax.text.files import DocumentsBy, expand_globs, read_documents
-from bert_jax.text.saving import as_json
-from bert_jax.text.vocabulary import SpecialTokens, Vocabulary
+from bert_jax.text.config import TokenizerTrainingConfig
+from bert_jax.text.files import DocumentUnit, expand_globs, read_documents
+from bert_jax.text.saving import format_json
+from bert_jax.text.tokenizer import SpecialTokens, Tokenizer
 
 MANIFEST_FILE = "manifest.json"
 BERT_TOKENS = SpecialTokens(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
@@ -38,11 +38,11 @@ ROBERTA_TOKENS = SpecialTokens(pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", 
 # WordPiece takes longer words as unknown anyway.
 _MAX_WORD_LENGTH = 100
 # SentencePiece skips sentences of more than 4192 bytes; a character has at most four.
-_MAX_CHUNK = 1000
+_MAX_CHUNK_LENGTH = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus:
+class CorpusStats:
     """What was read: enough to tell whether another corpus is the same."""
 
     documents: int
@@ -50,16 +50,16 @@ class Corpus:
     sha256: str
 
 
-def learn_from_files(
+def train_tokenizer_from_files(
     patterns: Sequence[str],
     output: str | Path,
-    config: LearnConfig,
+    config: TokenizerTrainingConfig,
     *,
     encoding: str = "utf-8",
     errors: str = "strict",
     json_field: str = "text",
-    documents_by: DocumentsBy = "file",
-) -> Vocabulary:
+    document_unit: DocumentUnit = "file",
+) -> Tokenizer:
     """Learns from cleaned text files and writes a vocabulary's folder with a manifest.
 
     Args:
@@ -86,24 +86,26 @@ def learn_from_files(
             encoding=encoding,
             errors=errors,
             json_field=json_field,
-            documents_by=documents_by,
+            document_unit=document_unit,
         )
     )
-    vocabulary, corpus = learn_vocabulary(texts, config)
+    tokenizer, corpus_stats = train_tokenizer(texts, config)
     manifest = {
         "settings": to_json(config),
-        "corpus": {"files": [os.path.basename(file) for file in files], **vars(corpus)},
-        "vocabulary": {"size": vocabulary.size, "fingerprint": vocabulary.fingerprint},
+        "corpus": {"files": [os.path.basename(file) for file in files], **vars(corpus_stats)},
+        "tokenizer": {"vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint},
         "versions": _versions(),
     }
     output.parent.mkdir(parents=True, exist_ok=True)
-    with written_aside(output) as aside:
-        vocabulary.save(aside)
-        (aside / MANIFEST_FILE).write_text(as_json(manifest), encoding="utf-8")
-    return vocabulary
+    with atomic_path(output) as tmp_path:
+        tokenizer.save(tmp_path)
+        (tmp_path / MANIFEST_FILE).write_text(format_json(manifest), encoding="utf-8")
+    return tokenizer
 
 
-def learn_vocabulary(texts: Iterable[str], config: LearnConfig) -> tuple[Vocabulary, Corpus]:
+def train_tokenizer(
+    texts: Iterable[str], config: TokenizerTrainingConfig
+) -> tuple[Tokenizer, CorpusStats]:
     """Learns from documents in the order given; says what was read.
 
     Special tokens get the ids 0 to 4: [PAD], [UNK], [CLS], [SEP], [MASK] (byte-level BPE: <s>,
@@ -112,56 +114,56 @@ def learn_vocabulary(texts: Iterable[str], config: LearnConfig) -> tuple[Vocabul
     Raises:
       UserError: no text; a size too small for the alphabet.
     """
-    reader = _Reader(texts)
-    learn = {"wordpiece": _learn_wordpiece, "bpe": _learn_bpe, "unigram": _learn_unigram}
-    vocabulary = learn[config.kind](reader, config)
-    return vocabulary, reader.corpus()
+    reader = _CorpusReader(texts)
+    train_functions = {"wordpiece": _train_wordpiece, "bpe": _train_bpe, "unigram": _train_unigram}
+    tokenizer = train_functions[config.kind](reader, config)
+    return tokenizer, reader.stats()
 
 
-class _Reader:
+class _CorpusReader:
     """Passes texts on, counts and hashes them, shows the progress."""
 
     def __init__(self, texts: Iterable[str]):
         self._texts = texts
         self._hash = hashlib.sha256()
-        self._documents = self._characters = 0
+        self._num_documents = self._num_characters = 0
 
     def __iter__(self) -> Iterator[str]:
         with tqdm(desc="reading", unit="char", unit_scale=True, disable=None) as bar:
             for text in self._texts:
-                self._documents += 1
-                self._characters += len(text)
+                self._num_documents += 1
+                self._num_characters += len(text)
                 self._hash.update(text.encode("utf-8", "surrogatepass") + b"\0")
                 bar.update(len(text))
                 yield text
-        if not self._characters:
-            raise UserError(f"no text in {self._documents} documents: nothing to learn from.")
+        if not self._num_characters:
+            raise UserError(f"no text in {self._num_documents} documents: nothing to learn from.")
 
-    def corpus(self) -> Corpus:
-        return Corpus(
-            documents=self._documents,
-            characters=self._characters,
+    def stats(self) -> CorpusStats:
+        return CorpusStats(
+            documents=self._num_documents,
+            characters=self._num_characters,
             sha256=self._hash.hexdigest(),
         )
 
 
-def _learn_wordpiece(texts: Iterable[str], config: LearnConfig) -> Vocabulary:
-    from bert_jax.text.tokenizers_vocabulary import TokenizersVocabulary, wordpiece_tokenizer
-    from bert_jax.text.wordpiece_learner import learn_pieces
+def _train_wordpiece(texts: Iterable[str], config: TokenizerTrainingConfig) -> Tokenizer:
+    from bert_jax.text.fast_tokenizer import HuggingFaceTokenizer, wordpiece_backend
+    from bert_jax.text.wordpiece_learner import train_wordpiece_vocab
 
-    special = list(BERT_TOKENS.as_dict().values())
+    special_tokens = list(BERT_TOKENS.as_dict().values())
     if not (counts := _word_counts(texts, lowercase=not config.cased)):
         raise UserError("no words in the text: nothing to learn from.")
-    with tqdm(desc="merging", total=config.size, unit="piece", disable=None) as bar:
-        pieces = learn_pieces(
+    with tqdm(desc="merging", total=config.vocab_size, unit="token", disable=None) as bar:
+        tokens = train_wordpiece_vocab(
             counts,
-            size=config.size - len(special),
+            vocab_size=config.vocab_size - len(special_tokens),
             min_frequency=config.min_frequency,
             character_coverage=config.character_coverage,
             progress=lambda done: bar.update(done - bar.n),
         )
-    tokenizer = wordpiece_tokenizer(special + pieces, BERT_TOKENS, lowercase=not config.cased)
-    return TokenizersVocabulary(tokenizer, BERT_TOKENS, "learned")
+    backend = wordpiece_backend(special_tokens + tokens, BERT_TOKENS, lowercase=not config.cased)
+    return HuggingFaceTokenizer(backend, BERT_TOKENS, "trained")
 
 
 def _word_counts(texts: Iterable[str], *, lowercase: bool) -> Counter[str]:
@@ -181,49 +183,50 @@ def _word_counts(texts: Iterable[str], *, lowercase: bool) -> Counter[str]:
     return counts
 
 
-def _learn_bpe(texts: Iterable[str], config: LearnConfig) -> Vocabulary:
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+def _train_bpe(texts: Iterable[str], config: TokenizerTrainingConfig) -> Tokenizer:
+    from tokenizers import Tokenizer as BackendTokenizer
+    from tokenizers import models, pre_tokenizers, trainers
 
+    from bert_jax.text.fast_tokenizer import HuggingFaceTokenizer, byte_level_bpe_backend
     from bert_jax.text.tokenizer_json import merge_pairs
-    from bert_jax.text.tokenizers_vocabulary import TokenizersVocabulary, byte_level_bpe_tokenizer
 
-    tokens = ROBERTA_TOKENS
+    roles = ROBERTA_TOKENS
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = [tokens.cls, tokens.pad, tokens.sep, tokens.unk, tokens.mask]
-    if config.size < len(alphabet) + len(special):
+    special_tokens = [roles.cls, roles.pad, roles.sep, roles.unk, roles.mask]
+    if config.vocab_size < len(alphabet) + len(special_tokens):
         raise UserError(
-            f"size {config.size} is too small for byte-level BPE: 256 bytes and {len(special)} "
-            "special tokens come first. Use a larger --size."
+            f"vocab_size {config.vocab_size} is too small for byte-level BPE: 256 bytes and "
+            f"{len(special_tokens)} special tokens come first. Use a larger --size."
         )
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend = BackendTokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=config.size,
+        vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
-        special_tokens=special,
+        special_tokens=special_tokens,
         initial_alphabet=alphabet,
         show_progress=sys.stderr.isatty(),
     )
-    tokenizer.train_from_iterator(iter(texts), trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    learned = byte_level_bpe_tokenizer(model["vocab"], merge_pairs(model), tokens)
-    return TokenizersVocabulary(learned, tokens, "learned")
+    backend.train_from_iterator(iter(texts), trainer)
+    model = json.loads(backend.to_str())["model"]
+    trained_backend = byte_level_bpe_backend(model["vocab"], merge_pairs(model), ROBERTA_TOKENS)
+    return HuggingFaceTokenizer(trained_backend, ROBERTA_TOKENS, "trained")
 
 
-def _learn_unigram(texts: Iterable[str], config: LearnConfig) -> Vocabulary:
+def _train_unigram(texts: Iterable[str], config: TokenizerTrainingConfig) -> Tokenizer:
     import sentencepiece
 
+    from bert_jax.text.fast_tokenizer import HuggingFaceTokenizer
     from bert_jax.text.sentencepiece_model import parse_model
-    from bert_jax.text.sentencepiece_vocabulary import unigram_tokenizer
-    from bert_jax.text.tokenizers_vocabulary import TokenizersVocabulary
+    from bert_jax.text.sentencepiece_tokenizer import unigram_backend
 
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_chunks(texts),
+            sentence_iterator=_split_long_lines(texts),
             model_writer=model,
             model_type="unigram",
-            vocab_size=config.size,
+            vocab_size=config.vocab_size,
             hard_vocab_limit=False,
             character_coverage=config.character_coverage,
             normalization_rule_name="nmt_nfkc" if config.cased else "nmt_nfkc_cf",
@@ -241,18 +244,18 @@ def _learn_unigram(texts: Iterable[str], config: LearnConfig) -> Vocabulary:
     except RuntimeError as error:
         raise UserError(f"SentencePiece could not learn from this text: {error}") from None
     # Encoded by `tokenizers` from here on: what AutoTokenizer opens then gives the very same ids.
-    tokenizer = unigram_tokenizer(parse_model(model.getvalue()), BERT_TOKENS)
-    return TokenizersVocabulary(tokenizer, BERT_TOKENS, "learned")
+    backend = unigram_backend(parse_model(model.getvalue()), BERT_TOKENS)
+    return HuggingFaceTokenizer(backend, BERT_TOKENS, "trained")
 
 
-def _chunks(texts: Iterable[str]) -> Iterator[str]:
+def _split_long_lines(texts: Iterable[str]) -> Iterator[str]:
     """Lines, long ones cut at spaces."""
     for text in texts:
         for line in text.split("\n"):
             start = 0
-            while len(line) - start > _MAX_CHUNK:
-                space = line.rfind(" ", start + 1, start + _MAX_CHUNK)
-                end = space if space > 0 else start + _MAX_CHUNK
+            while len(line) - start > _MAX_CHUNK_LENGTH:
+                space = line.rfind(" ", start + 1, start + _MAX_CHUNK_LENGTH)
+                end = space if space > 0 else start + _MAX_CHUNK_LENGTH
                 yield line[start:end]
                 start = end
             if start < len(line):

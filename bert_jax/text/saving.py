@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_jax.aside import write_aside
-from bert_jax.text.vocabulary import DESCRIPTION_FILE, TOKENIZER_CONFIG_FILE, Vocabulary
+from bert_jax.atomic_io import atomic_write
+from bert_jax.text.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_INFO_FILE, Tokenizer
 
 
-def save_folder(
+def save_tokenizer(
     folder: str | Path,
     *,
     files: Mapping[str, str | bytes],
     tokenizer_config: Mapping[str, Any],
-    vocabulary: Vocabulary,
-    main: str,
+    tokenizer: Tokenizer,
+    main_file: str,
 ) -> None:
     """Writes what `load_vocabulary` and `AutoTokenizer.from_pretrained` read.
 
@@ -29,24 +29,24 @@ def save_folder(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     description = {
-        "kind": vocabulary.kind,
-        "size": vocabulary.size,
-        "file": main,
-        "fingerprint": vocabulary.fingerprint,
+        "kind": tokenizer.kind,
+        "vocab_size": tokenizer.vocab_size,
+        "file": main_file,
+        "fingerprint": tokenizer.fingerprint,
     }
-    (folder / DESCRIPTION_FILE).unlink(missing_ok=True)
+    (folder / TOKENIZER_INFO_FILE).unlink(missing_ok=True)
     for name, content in {
         **files,
-        TOKENIZER_CONFIG_FILE: as_json(tokenizer_config),
+        TOKENIZER_CONFIG_FILE: format_json(tokenizer_config),
         # What releases of transformers before 5 read beside it.
-        "special_tokens_map.json": as_json(
-            {f"{role}_token": token for role, token in vocabulary.special.as_dict().items()}
+        "special_tokens_map.json": format_json(
+            {f"{role}_token": token for role, token in tokenizer.special_tokens.as_dict().items()}
         ),
-        DESCRIPTION_FILE: as_json(description),
+        TOKENIZER_INFO_FILE: format_json(description),
     }.items():
-        write_aside(folder / name, content)
+        atomic_write(folder / name, content)
 
 
-def as_json(value: Any) -> str:
+def format_json(value: Any) -> str:
     """Indented JSON that ends in a newline."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

@@ -32,7 +32,7 @@ class SentencePieceModel:
     model_type: str
     unk_id: int
     byte_fallback: bool
-    charsmap: bytes
+    precompiled_charsmap: bytes
     add_dummy_prefix: bool
     remove_extra_whitespaces: bool
 
@@ -42,55 +42,57 @@ def parse_model(data: bytes) -> SentencePieceModel:
     pieces: list[tuple[str, float]] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
-    for number, value in _fields(data):
-        if number == 1 and isinstance(value, bytes):
-            piece = dict(_fields(value))
+    for field_number, value in _read_fields(data):
+        if field_number == 1 and isinstance(value, bytes):
+            piece = dict(_read_fields(value))
             score = piece.get(2, b"\0\0\0\0")
-            pieces.append((_as_bytes(piece[1]).decode(), struct.unpack("<f", _as_bytes(score))[0]))
-        elif number == 2 and isinstance(value, bytes):
-            trainer = dict(_fields(value))
-        elif number == 3 and isinstance(value, bytes):
-            normalizer = dict(_fields(value))
+            pieces.append(
+                (_require_bytes(piece[1]).decode(), struct.unpack("<f", _require_bytes(score))[0])
+            )
+        elif field_number == 2 and isinstance(value, bytes):
+            trainer = dict(_read_fields(value))
+        elif field_number == 3 and isinstance(value, bytes):
+            normalizer = dict(_read_fields(value))
     return SentencePieceModel(
         pieces=pieces,
         model_type=_MODEL_TYPES[int(trainer.get(3, 1))],
         unk_id=int(trainer.get(40, 0)),
         byte_fallback=bool(trainer.get(35, 0)),
-        charsmap=_as_bytes(normalizer.get(2, b"")),
+        precompiled_charsmap=_require_bytes(normalizer.get(2, b"")),
         add_dummy_prefix=bool(normalizer.get(3, 1)),
         remove_extra_whitespaces=bool(normalizer.get(4, 1)),
     )
 
 
-def _as_bytes(value: int | bytes) -> bytes:
+def _require_bytes(value: int | bytes) -> bytes:
     if not isinstance(value, bytes):
         raise ValueError("a number where bytes were expected")
     return value
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """(field number, value) in file order; fixed-width values stay bytes."""
     position = 0
     while position < len(data):
-        tag, position = _varint(data, position)
-        number, wire_type = tag >> 3, tag & 7
+        tag, position = _read_varint(data, position)
+        field_number, wire_type = tag >> 3, tag & 7
         if wire_type == _VARINT:
-            value, position = _varint(data, position)
-            yield number, value
+            value, position = _read_varint(data, position)
+            yield field_number, value
             continue
         if wire_type == _BYTES:
-            length, position = _varint(data, position)
+            length, position = _read_varint(data, position)
         elif wire_type in (_FIXED32, _FIXED64):
             length = 4 if wire_type == _FIXED32 else 8
         else:
             raise ValueError(f"unknown wire type {wire_type}")
         if position + length > len(data):
             raise ValueError("the data end inside a field")
-        yield number, data[position : position + length]
+        yield field_number, data[position : position + length]
         position += length
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if position >= len(data):

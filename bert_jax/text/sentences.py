@@ -12,14 +12,14 @@ from typing import Protocol
 from bert_jax.errors import UserError
 from bert_jax.text.abbreviations import (
     ABBREVIATIONS,
-    BEFORE_NUMBER,
+    ABBREVIATIONS_BEFORE_NUMBER,
     SENTENCE_STARTERS,
     SPEECH_VERBS,
 )
-from bert_jax.text.cleaning import paragraphs
+from bert_jax.text.cleaning import split_paragraphs
 
 
-class Splitter(Protocol):
+class SentenceSplitter(Protocol):
     """Cuts a text into sentences, in order; together they hold all but the white space between."""
 
     @property
@@ -32,12 +32,12 @@ class Splitter(Protocol):
         ...
 
 
-def split_sentences(text: str, splitter: Splitter | None = None) -> list[str]:
+def split_sentences(text: str, splitter: SentenceSplitter | None = None) -> list[str]:
     """The sentences of a text, by `RuleSplitter` unless another splitter is given."""
     return (splitter or RuleSplitter()).split(text)
 
 
-def get_splitter(name: str) -> Splitter:
+def get_sentence_splitter(name: str) -> SentenceSplitter:
     """A splitter by its name: "rules", "lines", "sentencex" or "sentencex:de".
 
     Raises:
@@ -85,7 +85,7 @@ class SentencexSplitter:
     def split(self, text: str) -> list[str]:
         return [
             sentence
-            for paragraph in paragraphs(text)
+            for paragraph in split_paragraphs(text)
             for part in self._segment(self._language, paragraph)
             if (sentence := part.strip())
         ]
@@ -94,14 +94,14 @@ class SentencexSplitter:
 _CLOSING = r"[\"'”’»›)\]}*_]*"
 # A run of full stops, exclamation and question marks with what closes around it, and a space; CJK
 # ends need no space. Group "end" is where the sentence ends.
-_CANDIDATE = re.compile(
+_BOUNDARY_CANDIDATE = re.compile(
     rf"(?:(?P<mark>\.(?: \.)+|[.!?…]+){_CLOSING}(?P<end>)\s+"
     r"|[。！？｡]+[”’」』）\])]*(?P<cjk>)\s*)(?=\S)"
 )
 # What may stand before the first letter of a sentence.
 _OPENING = re.compile(r"[\"'“‘«‹(\[{*_¿¡\-–—\s]*")
 _LAST_WORD = re.compile(r"[^\s\"'“‘«(\[{—–\-]*$")
-_DOTTED = re.compile(r"(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}$")
+_DOTTED_ABBREVIATION = re.compile(r"(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}$")
 _FIRST_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 _ENUMERATOR = re.compile(r"\W*(?:\d{1,3}|[IVXLCivxlc]{1,7}|[A-Za-z])$")
 # "Why?" Mrs. Ramsay asked.
@@ -123,11 +123,11 @@ class RuleSplitter:
 
     def split(self, text: str) -> list[str]:
         sentences: list[str] = []
-        for paragraph in paragraphs(text):
+        for paragraph in split_paragraphs(text):
             start = 0
-            for match in _CANDIDATE.finditer(paragraph):
+            for match in _BOUNDARY_CANDIDATE.finditer(paragraph):
                 end = match.start("cjk") if match["mark"] is None else match.start("end")
-                if match["mark"] is None or _is_end(paragraph, start, match, end):
+                if match["mark"] is None or _is_sentence_end(paragraph, start, match, end):
                     sentences.append(paragraph[start:end])
                     start = match.end()
             if start < len(paragraph):
@@ -135,43 +135,47 @@ class RuleSplitter:
         return sentences
 
 
-def _is_end(text: str, start: int, match: re.Match[str], end: int) -> bool:
+def _is_sentence_end(text: str, start: int, match: re.Match[str], end: int) -> bool:
     """Whether the sentence that began at `start` ends at this candidate."""
-    next_start = match.end()
-    first = text[next_start]
-    if not first.isalnum():
-        opening = _OPENING.match(text, next_start)
-        next_start = opening.end() if opening else next_start
-        first = text[next_start : next_start + 1]
-    if first.islower():
+    next_sentence_start = match.end()
+    first_char = text[next_sentence_start]
+    if not first_char.isalnum():
+        opening = _OPENING.match(text, next_sentence_start)
+        next_sentence_start = opening.end() if opening else next_sentence_start
+        first_char = text[next_sentence_start : next_sentence_start + 1]
+    if first_char.islower():
         return False
-    mark = match["mark"]
-    if mark == ".":
-        if first and match.start() > start and end == match.start() + 1:
-            return _is_full_stop(text, start, match.start(), next_start, first)
+    punctuation = match["mark"]
+    if punctuation == ".":
+        if first_char and match.start() > start and end == match.start() + 1:
+            return _period_ends_sentence(
+                text, start, match.start(), next_sentence_start, first_char
+            )
         return True
-    word = _FIRST_WORD.match(text, next_start)
-    if mark[-1] in ".…" and len(mark) > 1:
+    word = _FIRST_WORD.match(text, next_sentence_start)
+    if punctuation[-1] in ".…" and len(punctuation) > 1:
         # "Well ... I do not know": a pause, not an end.
         return not (word and word[0].split("'")[0].split("’")[0] == "I")
     quoted = end > match.end("mark")
-    return not (quoted and _SPEAKER.match(text, next_start))
+    return not (quoted and _SPEAKER.match(text, next_sentence_start))
 
 
-def _is_full_stop(text: str, start: int, stop: int, next_start: int, first: str) -> bool:
+def _period_ends_sentence(
+    text: str, start: int, period: int, next_sentence_start: int, first_char: str
+) -> bool:
     """Whether the full stop at `stop` ends a sentence rather than an abbreviation."""
-    last = _LAST_WORD.search(text, max(start, stop - 40), stop)
-    word = last[0] if last else ""
+    last_word = _LAST_WORD.search(text, max(start, period - 40), period)
+    word = last_word[0] if last_word else ""
     if word in ABBREVIATIONS:
         return False
-    if word in BEFORE_NUMBER and first.isdigit():
+    if word in ABBREVIATIONS_BEFORE_NUMBER and first_char.isdigit():
         return False
-    if stop - start <= 12 and _ENUMERATOR.match(text, start, stop):
+    if period - start <= 12 and _ENUMERATOR.match(text, start, period):
         # "1. The text", "IV. The text": a number belongs to what it numbers. "I." is a word too.
         return word == "I" and start > 0
     is_initial = len(word) == 1 and word.isupper() and word != "I"
-    if not is_initial and not _DOTTED.match(word):
+    if not is_initial and not _DOTTED_ABBREVIATION.match(word):
         return True
     # "J. R. Smith", "the U.S. Army", but "He left the U.S. It was late."
-    following = _FIRST_WORD.match(text, next_start)
-    return bool(following and following[0] in SENTENCE_STARTERS)
+    next_word = _FIRST_WORD.match(text, next_sentence_start)
+    return bool(next_word and next_word[0] in SENTENCE_STARTERS)

@@ -7,27 +7,29 @@ from collections.abc import Mapping
 from typing import Any
 
 # Parts that do not decide the ids of a text.
-_NOT_RULES = ("version", "truncation", "padding", "post_processor", "decoder")
-CONTINUATION = "##"
+_KEYS_WITHOUT_EFFECT_ON_IDS = ("version", "truncation", "padding", "post_processor", "decoder")
+CONTINUING_SUBWORD_PREFIX = "##"
 
 
 def canonical(rules: dict[str, Any]) -> dict[str, Any]:
     """What decides ids, in a form that does not hang on the library's version."""
-    kept = {key: value for key, value in rules.items() if key not in _NOT_RULES}
-    model = {key: value for key, value in kept["model"].items() if key != "vocab"}
-    if kept["model"].get("type") == "Unigram":
+    relevant = {
+        key: value for key, value in rules.items() if key not in _KEYS_WITHOUT_EFFECT_ON_IDS
+    }
+    model = {key: value for key, value in relevant["model"].items() if key != "vocab"}
+    if relevant["model"].get("type") == "Unigram":
         # The library reads some doubles back with another last bit.
-        model["scores"] = [round(score, 6) for _, score in kept["model"]["vocab"]]
+        model["scores"] = [round(score, 6) for _, score in relevant["model"]["vocab"]]
     if "merges" in model:
         model["merges"] = merge_pairs(model)
-    kept["model"] = model
-    return _without_none(kept)
+    relevant["model"] = model
+    return _drop_none(relevant)
 
 
-def _without_none(value: Any) -> Any:
+def _drop_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_none(entry) for key, entry in value.items() if entry is not None}
-    return [_without_none(entry) for entry in value] if isinstance(value, list) else value
+        return {key: _drop_none(entry) for key, entry in value.items() if entry is not None}
+    return [_drop_none(entry) for entry in value] if isinstance(value, list) else value
 
 
 def merge_pairs(model: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -36,17 +38,17 @@ def merge_pairs(model: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(left, right) for left, right in pairs]
 
 
-def is_bert(rules: Mapping[str, Any]) -> bool:
+def is_bert_tokenizer(rules: Mapping[str, Any]) -> bool:
     """Whether Hugging Face's BertTokenizer, which builds its rules anew, would build the same."""
     return (
         rules["model"].get("type") == "WordPiece"
-        and rules["model"]["continuing_subword_prefix"] == CONTINUATION
+        and rules["model"]["continuing_subword_prefix"] == CONTINUING_SUBWORD_PREFIX
         and (rules["normalizer"] or {}).get("type") == "BertNormalizer"
         and (rules["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
     )
 
 
-def is_roberta(rules: Mapping[str, Any]) -> bool:
+def is_roberta_tokenizer(rules: Mapping[str, Any]) -> bool:
     """Likewise for RobertaTokenizer."""
     return (
         rules["model"].get("type") == "BPE"

@@ -12,13 +12,13 @@ from itertools import pairwise
 
 from bert_jax.errors import UserError
 
-CONTINUATION = "##"
+CONTINUING_SUBWORD_PREFIX = "##"
 
 
-def learn_pieces(
+def train_wordpiece_vocab(
     word_counts: Mapping[str, int],
     *,
-    size: int,
+    vocab_size: int,
     min_frequency: int,
     character_coverage: float,
     progress: Callable[[int], object] = lambda done: None,
@@ -41,18 +41,18 @@ def learn_pieces(
       UserError: `size` does not even hold the letters.
     """
     alphabet = _alphabet(word_counts, character_coverage)
-    words, counts, letters = _spell(word_counts, alphabet)
-    if len(letters) > size:
+    words, counts, letters = _split_into_letters(word_counts, alphabet)
+    if len(letters) > vocab_size:
         raise UserError(
             f"the vocabulary is too small: the corpus alone has {len(letters)} letters (within and "
-            f"at the start of words) for {size} pieces. Use a larger --size."
+            f"at the start of words) for {vocab_size} tokens. Use a larger --size."
         )
     merger = _Merger(words, counts, letters)
-    while len(merger.pieces) < size and merger.merge(min_frequency):
-        if len(merger.pieces) % 100 == 0:
-            progress(len(merger.pieces))
-    progress(len(merger.pieces))
-    return merger.pieces
+    while len(merger.tokens) < vocab_size and merger.merge(min_frequency):
+        if len(merger.tokens) % 100 == 0:
+            progress(len(merger.tokens))
+    progress(len(merger.tokens))
+    return merger.tokens
 
 
 def _alphabet(word_counts: Mapping[str, int], coverage: float) -> set[str]:
@@ -61,97 +61,101 @@ def _alphabet(word_counts: Mapping[str, int], coverage: float) -> set[str]:
     for word, count in word_counts.items():
         for character in word:
             counts[character] += count
-    wanted = coverage * counts.total()
-    kept: set[str] = set()
+    target_count = coverage * counts.total()
+    selected: set[str] = set()
     covered = 0
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if covered >= wanted:
+        if covered >= target_count:
             break
-        kept.add(character)
+        selected.add(character)
         covered += count
-    return kept
+    return selected
 
 
-def _spell(
+def _split_into_letters(
     word_counts: Mapping[str, int], alphabet: set[str]
 ) -> tuple[list[list[int]], list[int], list[str]]:
     """(words as ids of letters, their counts, the letters); in an order that is always the same."""
-    kept = sorted(word for word in word_counts if alphabet.issuperset(word))
-    seen = {word[0] for word in kept}
-    seen.update(CONTINUATION + character for word in kept for character in word[1:])
+    selected = sorted(word for word in word_counts if alphabet.issuperset(word))
+    letter_tokens = {word[0] for word in selected}
+    letter_tokens.update(
+        CONTINUING_SUBWORD_PREFIX + character for word in selected for character in word[1:]
+    )
     # Plain letters and digits may stand anywhere in text to come.
     for character in alphabet:
         if character.isascii() and character.isalnum():
-            seen.update((character, CONTINUATION + character))
-    letters = sorted(seen, key=lambda letter: (len(letter), letter))
+            letter_tokens.update((character, CONTINUING_SUBWORD_PREFIX + character))
+    letters = sorted(letter_tokens, key=lambda letter: (len(letter), letter))
     ids = {letter: i for i, letter in enumerate(letters)}
-    words = [[ids[word[0]], *(ids[CONTINUATION + c] for c in word[1:])] for word in kept]
-    return words, [word_counts[word] for word in kept], letters
+    words = [
+        [ids[word[0]], *(ids[CONTINUING_SUBWORD_PREFIX + c] for c in word[1:])] for word in selected
+    ]
+    return words, [word_counts[word] for word in selected], letters
 
 
 class _Merger:
     """Words as lists of pieces, the counts of neighbours, and a heap of the most frequent ones."""
 
     def __init__(self, words: list[list[int]], counts: list[int], letters: list[str]):
-        self.pieces = list(letters)
-        self._known = {piece: i for i, piece in enumerate(letters)}
+        self.tokens = list(letters)
+        self._token_ids = {token: i for i, token in enumerate(letters)}
         self._words, self._counts = words, counts
-        self._pairs: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._pair_counts: defaultdict[tuple[int, int], int] = defaultdict(int)
         # Which words hold a pair; may name words that have lost it since, and a word twice.
-        self._places: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        self._words_with_pair: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for n, word in enumerate(words):
             for pair in pairwise(word):
-                self._pairs[pair] += counts[n]
-                self._places[pair].append(n)
-        self._heap = [(-count, pair) for pair, count in self._pairs.items()]
+                self._pair_counts[pair] += counts[n]
+                self._words_with_pair[pair].append(n)
+        self._heap = [(-count, pair) for pair, count in self._pair_counts.items()]
         heapq.heapify(self._heap)
 
     def merge(self, min_frequency: int) -> bool:
         """Merges the most frequent pair everywhere; False when none occurs often enough."""
         while self._heap:
             count, pair = heapq.heappop(self._heap)
-            if self._pairs.get(pair) != -count:
+            if self._pair_counts.get(pair) != -count:
                 continue  # An old entry: the pair has been counted anew since.
             if -count < min_frequency:
                 return False
-            self._apply(pair, self._piece(pair))
+            self._apply_merge(pair, self._merged_token_id(pair))
             return True
         return False
 
-    def _piece(self, pair: tuple[int, int]) -> int:
+    def _merged_token_id(self, pair: tuple[int, int]) -> int:
         """The id of the merged piece; the same letters may have been merged another way before."""
-        piece = self.pieces[pair[0]] + self.pieces[pair[1]].removeprefix(CONTINUATION)
-        if piece not in self._known:
-            self._known[piece] = len(self.pieces)
-            self.pieces.append(piece)
-        return self._known[piece]
+        token = self.tokens[pair[0]] + self.tokens[pair[1]].removeprefix(CONTINUING_SUBWORD_PREFIX)
+        if token not in self._token_ids:
+            self._token_ids[token] = len(self.tokens)
+            self.tokens.append(token)
+        return self._token_ids[token]
 
-    def _apply(self, pair: tuple[int, int], merged: int) -> None:
-        changed: set[tuple[int, int]] = set()
+    def _apply_merge(self, pair: tuple[int, int], merged_id: int) -> None:
+        changed_pairs: set[tuple[int, int]] = set()
         left, right = pair
-        for n in sorted(set(self._places.pop(pair))):
+        for n in sorted(set(self._words_with_pair.pop(pair))):
             word, count = self._words[n], self._counts[n]
-            before = list(pairwise(word))
+            old_pairs = list(pairwise(word))
             position = 0
             while position < len(word) - 1:
                 if word[position] == left and word[position + 1] == right:
-                    word[position : position + 2] = [merged]
+                    word[position : position + 2] = [merged_id]
                 position += 1
-            after = list(pairwise(word))
-            if len(before) == len(after):
+            new_pairs = list(pairwise(word))
+            if len(old_pairs) == len(new_pairs):
                 continue
-            for old in before:
-                self._pairs[old] -= count
-            for new in after:
-                self._pairs[new] += count
-                if merged in new:
-                    self._places[new].append(n)
-            changed.update(before)
-            changed.update(after)
-        self._pairs.pop(pair, None)
-        changed.discard(pair)
-        for other in changed:
-            if self._pairs[other] > 0:
-                heapq.heappush(self._heap, (-self._pairs[other], other))
+            for old in old_pairs:
+                self._pair_counts[old] -= count
+            for new in new_pairs:
+                self._pair_counts[new] += count
+                if merged_id in new:
+                    self._words_with_pair[new].append(n)
+            changed_pairs.update(old_pairs)
+            changed_pairs.update(new_pairs)
+        self._pair_counts.pop(pair, None)
+        changed_pairs.discard(pair)
+        for other in changed_pairs:
+            if self._pair_counts[other] > 0:
+                heapq.heappush(self._heap, (-self._pair_counts[other], other))
             else:
-                del self._pairs[other]
+                del self._pair_counts[other]

@@ -20,31 +20,31 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-VARIABLE, OFF, FOLDER = "BERT_JAX_COMPILATION_CACHE", "off", "compiled"
-_DIR, _WORTH_SECONDS = "jax_compilation_cache_dir", 0.5
+ENVIRONMENT_VARIABLE, OFF, FOLDER = "BERT_JAX_COMPILATION_CACHE", "off", "compiled"
+_CACHE_DIR_OPTION, _MIN_COMPILE_SECONDS = "jax_compilation_cache_dir", 0.5
 
 
 @contextlib.contextmanager
-def kept(run: Path) -> Iterator[None]:
+def persistent_compilation_cache(run_folder: Path) -> Iterator[None]:
     """Programs compiled inside are kept, and found again; JAX's settings come back afterwards."""
-    chosen = os.environ.get(VARIABLE) or str(run / FOLDER)
-    in_vain = jax.process_count() > 1 and jax.default_backend() == "cpu"
-    if chosen == OFF or in_vain or getattr(jax.config, _DIR) is not None:
+    cache_folder = os.environ.get(ENVIRONMENT_VARIABLE) or str(run_folder / FOLDER)
+    is_useless = jax.process_count() > 1 and jax.default_backend() == "cpu"
+    if cache_folder == OFF or is_useless or getattr(jax.config, _CACHE_DIR_OPTION) is not None:
         yield
         return
     settings = {
-        _DIR: os.path.abspath(chosen),
-        "jax_persistent_cache_min_compile_time_secs": _WORTH_SECONDS,
+        _CACHE_DIR_OPTION: os.path.abspath(cache_folder),
+        "jax_persistent_cache_min_compile_time_secs": _MIN_COMPILE_SECONDS,
     }
-    before = {name: getattr(jax.config, name) for name in settings}
-    _apply(settings)
+    previous_settings = {name: getattr(jax.config, name) for name in settings}
+    _apply_settings(settings)
     try:
         yield
     finally:
-        _apply(before)
+        _apply_settings(previous_settings)
 
 
-def _apply(settings: dict[str, object]) -> None:
+def _apply_settings(settings: dict[str, object]) -> None:
     for name, value in settings.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()  # it looks at its settings once

@@ -5,7 +5,7 @@ from typing import Literal
 
 from bert_jax.data.config import Masking
 from bert_jax.errors import ConfigError
-from bert_jax.tuning.config import Tuning
+from bert_jax.tuning.config import TuningConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,14 @@ class Lamb:
 class WarmupLinear:
     """From 0 up to `peak` in `warmup_steps`, then straight down to 0 at the end of the run."""
 
-    peak: float = 1e-4
+    peak_learning_rate: float = 1e-4
     warmup_steps: int = 10_000
 
     def __post_init__(self) -> None:
-        if self.warmup_steps < 0 or self.peak <= 0:
+        if self.warmup_steps < 0 or self.peak_learning_rate <= 0:
             raise ConfigError(
-                f"schedule: peak {self.peak} and warmup_steps {self.warmup_steps}; "
-                "expected peak > 0 and warmup_steps >= 0"
+                f"schedule: peak_learning_rate {self.peak_learning_rate} and warmup_steps "
+                f"{self.warmup_steps}; expected peak_learning_rate > 0 and warmup_steps >= 0"
             )
 
 
@@ -49,93 +49,97 @@ class Phase:
     """A stretch of the run with fixed shapes; each phase compiles its step once."""
 
     steps: int
-    length: int
+    seq_length: int
     batch_size: int
-    max_predictions: int = 0  # of masked LM, in each row
-    accumulate: int = 1  # microbatches whose gradients are added up to one update
+    max_predictions_per_seq: int = 0  # of masked LM, in each row
+    gradient_accumulation_steps: int = 1  # microbatches whose gradients are added up to one update
 
     def __post_init__(self) -> None:
-        for name in ("steps", "length", "batch_size", "accumulate"):
+        for name in ("steps", "seq_length", "batch_size", "gradient_accumulation_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"phase.{name} is {getattr(self, name)}, expected at least 1")
-        if self.batch_size % self.accumulate:
+        if self.batch_size % self.gradient_accumulation_steps:
             raise ConfigError(
                 f"phase.batch_size {self.batch_size} is not a multiple of "
-                f"phase.accumulate {self.accumulate}"
+                f"phase.gradient_accumulation_steps {self.gradient_accumulation_steps}"
             )
 
     @property
     def sizes(self) -> dict[str, int]:
         """Sizes of the letters of `bert_jax.batch`."""
-        return {"B": self.batch_size, "L": self.length, "P": self.max_predictions}
+        return {"B": self.batch_size, "L": self.seq_length, "P": self.max_predictions_per_seq}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoints:
+class CheckpointConfig:
     """A checkpoint every so many steps and at the end; the last few are kept, and the best one."""
 
-    every: int = 1000
+    save_every: int = 1000
     keep_last: int = 3
-    keep_best: str | None = None  # a metric of the evaluation, as "loss"; each one is then saved
-    patience: int | None = None  # evaluations without a better one before the run ends early
+    best_metric: str | None = None  # a metric of the evaluation, as "loss"; each one is then saved
+    # Evaluations without a better one before the run ends early.
+    early_stopping_patience: int | None = None
 
     def __post_init__(self) -> None:
-        if self.patience is not None and (self.keep_best is None or self.patience < 1):
+        if self.early_stopping_patience is not None and (
+            self.best_metric is None or self.early_stopping_patience < 1
+        ):
             raise ConfigError(
-                f"checkpoints.patience is {self.patience} and keep_best is {self.keep_best!r}; "
-                "expected at least 1, and the metric to watch in keep_best"
+                f"checkpoints.early_stopping_patience is {self.early_stopping_patience} and "
+                f"best_metric is {self.best_metric!r}; expected at least 1, and the metric to "
+                "watch in best_metric"
             )
 
     @property
     def best_mode(self) -> Literal["min", "max"]:
         """Whether a small or a large value of `keep_best` is best: losses and errors are small."""
-        falls = any(word in (self.keep_best or "") for word in ("loss", "error", "mse"))
-        return "min" if falls else "max"
+        lower_is_better = any(word in (self.best_metric or "") for word in ("loss", "error", "mse"))
+        return "min" if lower_is_better else "max"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class HeldOutEval:
     """A pass over a fixed number of held-out examples, with the same masks every time.
 
     `masking` is that of the pass, whatever the training's: runs with other rates still compare.
     """
 
-    prepared: str  # folder of the held-out corpus, written by `bert-jax prepare`
-    every: int = 1000
-    examples: int = 1024
+    corpus: str  # folder of the held-out corpus, written by `bert-jax prepare`
+    eval_every: int = 1000
+    num_examples: int = 1024
     batch_size: int = 64
     masking: Masking = Masking()  # noqa: RUF009 (frozen)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DevSplit:
+class LabeledEval:
     """Evaluation on the whole of a labelled split, by the metrics of its task."""
 
     split: str = "dev"
-    every: int = 1000
+    eval_every: int = 1000
     batch_size: int = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Logging:
+class LoggingConfig:
     """How often numbers are looked at; each look waits for the device."""
 
-    every: int = 50
+    log_every: int = 50
     tensorboard: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
+class TrainConfig:
     """One run: phases one after another under one optimizer and one schedule."""
 
     phases: tuple[Phase, ...]
     optimizer: AdamW | Lamb = AdamW()
     schedule: WarmupLinear = WarmupLinear()
-    clip_norm: float = 1.0
-    checkpoints: Checkpoints = Checkpoints()
-    evaluation: Evaluation | DevSplit | None = None
-    logging: Logging = Logging()
-    tuning: Tuning = Tuning()  # noqa: RUF009 (frozen)
+    max_grad_norm: float = 1.0
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    evaluation: HeldOutEval | LabeledEval | None = None
+    logging: LoggingConfig = LoggingConfig()
+    tuning: TuningConfig = TuningConfig()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
         if not self.phases:

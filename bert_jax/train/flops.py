@@ -1,30 +1,30 @@
 """Model FLOPs by formula, to be held against the peak of the devices (MFU)."""
 
 from bert_jax.models.config import BertConfig
-from bert_jax.programs.config import FineTuning, LeftToRight, MultiTask, Pretraining, ProgramConfig
+from bert_jax.objectives.config import CausalLM, FineTuning, MultiTask, ObjectiveConfig, Pretraining
 from bert_jax.train.config import Phase
-from bert_jax.tuning.config import ReadEachStep, ReadOnce
-from bert_jax.tuning.depth import layers_with_gradients
+from bert_jax.tuning.config import CachedFeatures, ComputedFeatures
+from bert_jax.tuning.depth import num_layers_with_gradients
 
 
-def encoder_flops(model: BertConfig, length: int) -> float:
+def encoder_flops(model: BertConfig, seq_length: int) -> float:
     """Forward FLOPs of the encoder for one token: 2 for each multiply-add, matrix products only.
 
     Four D x D projections, two D x F, and for attention 2 L D each for scores and context
     (Chowdhery et al. 2022, appendix B, without the causal half).
     """
     width, layers = model.hidden_size, model.num_hidden_layers
-    return layers * (8 * width**2 + 4 * width * model.intermediate_size + 4 * length * width)
+    return layers * (8 * width**2 + 4 * width * model.intermediate_size + 4 * seq_length * width)
 
 
 def step_flops(
-    program: ProgramConfig,
+    objective: ObjectiveConfig,
     phase: Phase,
-    length: int | None = None,
+    seq_length: int | None = None,
     *,
-    choices: int = 1,
-    encoder: ReadEachStep | ReadOnce = ReadEachStep(),  # noqa: B008 (frozen)
-    lowest: int = 0,
+    num_choices: int = 1,
+    features: ComputedFeatures | CachedFeatures = ComputedFeatures(),  # noqa: B008 (frozen)
+    lowest_trainable_layer: int = 0,
 ) -> float:
     """FLOPs of one update: forward, and twice that for the backward pass; nothing for remat.
 
@@ -37,23 +37,29 @@ def step_flops(
       lowest: the depth of the lowest parameter that moves (`tuning.depth`): there is no backward
         pass through the layers below it.
     """
-    if isinstance(encoder, ReadOnce):
+    if isinstance(features, CachedFeatures):
         return 0.0
-    model, rows = program.model, phase.batch_size
-    length = length or phase.length
+    model, batch_size = objective.model, phase.batch_size
+    seq_length = seq_length or phase.seq_length
     layers = model.num_hidden_layers
-    passes = 1 + 2 * layers_with_gradients(layers, lowest) / layers
-    read = rows * choices * length * encoder_flops(model, length)
-    head = 2 * model.hidden_size**2 + 2 * model.hidden_size * model.vocab_size
-    predicted = 0.0
-    match program:
+    forward_backward_factor = (
+        1 + 2 * num_layers_with_gradients(layers, lowest_trainable_layer) / layers
+    )
+    encoder_forward_flops = batch_size * num_choices * seq_length * encoder_flops(model, seq_length)
+    flops_per_prediction = 2 * model.hidden_size**2 + 2 * model.hidden_size * model.vocab_size
+    head_forward_flops = 0.0
+    match objective:
         case Pretraining():
-            if program.mlm_weight:
-                predicted += rows * phase.max_predictions * head
-            if program.nsp_weight:
-                predicted += rows * (2 * model.hidden_size**2 + 4 * model.hidden_size)
-        case LeftToRight():
-            predicted += rows * (length - 1) * head
+            if objective.mlm_weight:
+                head_forward_flops += (
+                    batch_size * phase.max_predictions_per_seq * flops_per_prediction
+                )
+            if objective.nsp_weight:
+                head_forward_flops += batch_size * (
+                    2 * model.hidden_size**2 + 4 * model.hidden_size
+                )
+        case CausalLM():
+            head_forward_flops += batch_size * (seq_length - 1) * flops_per_prediction
         case FineTuning() | MultiTask():
             pass
-    return passes * read + 3.0 * predicted
+    return forward_backward_factor * encoder_forward_flops + 3.0 * head_forward_flops

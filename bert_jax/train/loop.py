@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from bert_jax import batch as contract
-from bert_jax.train import hooks as hooks_lib
+from bert_jax.runs import hooks as hooks_lib
+from bert_jax.runs.hooks import Hook, StepEvent
 from bert_jax.train.config import Phase
-from bert_jax.train.hooks import Hook, StepEvent
 from bert_jax.train.step import State
 
 CompiledStep = Callable[[State, dict[str, jax.Array]], tuple[State, dict[str, jax.Array]]]
@@ -42,22 +42,22 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._spent, self._since = 0.0, time.monotonic()
+        self._elapsed, self._resumed_at = 0.0, time.monotonic()
         self.tokens, self.flops = 0, 0.0
 
     @property
     def seconds(self) -> float:
         """Seconds so far."""
-        return self._spent + time.monotonic() - self._since
+        return self._elapsed + time.monotonic() - self._resumed_at
 
     def pause(self) -> None:
         """Stops the clock until `go`."""
-        self._spent = self.seconds
-        self._since = time.monotonic()
+        self._elapsed = self.seconds
+        self._resumed_at = time.monotonic()
 
-    def go(self) -> None:
+    def resume(self) -> None:
         """Starts it again."""
-        self._since = time.monotonic()
+        self._resumed_at = time.monotonic()
 
     def add(self, tokens: int, flops: float) -> None:
         """Counts one step."""
@@ -66,18 +66,18 @@ class Meter:
 
 
 def train_phase(
-    step: CompiledStep,
+    compiled_step: CompiledStep,
     state: State,
     loader: Loader,
     phase: Phase,
     *,
-    name: str,
-    done: int,
-    until: int,
+    phase_name: str,
+    start_step: int,
+    last_step: int,
     total_steps: int,
-    texts: int,
-    flops: Callable[[int], float],
-    put: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]],
+    sequences_per_batch: int,
+    step_flops: Callable[[int], float],
+    to_device: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]],
     hooks: Sequence[Hook],
     meter: Meter,
     after_step: Callable[[int, State, int], None],
@@ -92,16 +92,16 @@ def train_phase(
         evaluates and saves where due. Whatever it raises ends the loop.
     """
     batches = iter(loader)
-    for number in range(done + 1, until + 1):
+    for step_number in range(start_step + 1, last_step + 1):
         position = loader.position
         batch = next(batches)
-        state, metrics = step(state, put(batch))
-        length = contract.length(batch)
-        meter.add(texts * length, flops(length))
+        state, metrics = compiled_step(state, to_device(batch))
+        seq_length = contract.sequence_length(batch)
+        meter.add(sequences_per_batch * seq_length, step_flops(seq_length))
         event = StepEvent(
-            step=number,
+            step=step_number,
             total_steps=total_steps,
-            phase=name,
+            phase=phase_name,
             position=position,
             batch_size=phase.batch_size,
             seconds=meter.seconds,
@@ -109,6 +109,6 @@ def train_phase(
             flops=meter.flops,
             device_metrics=metrics,
         )
-        hooks_lib.call(hooks, event)
-        after_step(number, state, loader.position)
+        hooks_lib.call_hooks(hooks, event)
+        after_step(step_number, state, loader.position)
     return state

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax import paths
-from bert_jax.paths import PathTable
-from bert_jax.train.config import AdamW, Lamb, Train
-from bert_jax.train.schedule import learning_rate
-from bert_jax.tuning.anchors import pull_to_start
-from bert_jax.tuning.rates import freeze, scale_by_depth
+from bert_jax.params import paths
+from bert_jax.params.paths import PathTable
+from bert_jax.train.config import AdamW, Lamb, TrainConfig
+from bert_jax.train.schedule import learning_rate_schedule
+from bert_jax.tuning.layerwise_lr import freeze, scale_by_depth
+from bert_jax.tuning.weight_anchors import l2_to_init
 
-DECAYED: PathTable[bool] = PathTable(
+WEIGHT_DECAY: PathTable[bool] = PathTable(
     "weight decay",
     [
         ("**/kernel", True),
@@ -29,7 +29,7 @@ DECAYED: PathTable[bool] = PathTable(
 
 def decay_mask(params: Any) -> Any:
     """True for each parameter that decays."""
-    return paths.map_with_path(lambda path, _: DECAYED[path], params)
+    return paths.map_with_path(lambda path, _: WEIGHT_DECAY[path], params)
 
 
 class UncorrectedAdamState(NamedTuple):
@@ -59,31 +59,35 @@ def scale_by_uncorrected_adam(b1: float, b2: float, epsilon: float) -> optax.Gra
     return optax.GradientTransformation(init, update)
 
 
-def make_optimizer(train: Train) -> optax.GradientTransformation:
+def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
     """The optax chain of a `Train` config; its updates are to be added to the parameters."""
-    choice = train.optimizer
-    match choice:
+    config = train.optimizer
+    match config:
         case AdamW(bias_correction=False):
-            adam = scale_by_uncorrected_adam(choice.b1, choice.b2, choice.epsilon)
+            adam = scale_by_uncorrected_adam(config.b1, config.b2, config.epsilon)
         case _:
-            adam = optax.scale_by_adam(choice.b1, choice.b2, choice.epsilon)
-    tuning, anchor = train.tuning, train.tuning.anchor
-    parts = [
-        *([pull_to_start(anchor)] if anchor else []),
-        optax.clip_by_global_norm(train.clip_norm),
+            adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
+    tuning, weight_anchor = train.tuning, train.tuning.weight_anchor
+    transforms = [
+        *([l2_to_init(weight_anchor)] if weight_anchor else []),
+        optax.clip_by_global_norm(train.max_grad_norm),
         adam,
-        optax.add_decayed_weights(choice.weight_decay, mask=decay_mask),
+        optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
     ]
-    if isinstance(choice, Lamb):  # biases and norms keep their plain update, as in the release
-        parts.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
-    if (tuning.layer_decay, tuning.head_rate, tuning.unfreeze_every) != (1.0, 1.0, 0):
-        parts.append(scale_by_depth(tuning))
-    rate = learning_rate(train.schedule, train.steps)
-    chain = optax.chain(*parts, optax.scale_by_learning_rate(rate))
-    return _leniently_typed(freeze(tuning, chain))
+    if isinstance(config, Lamb):  # biases and norms keep their plain update, as in the release
+        transforms.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
+    if (tuning.layerwise_lr_decay, tuning.head_lr_multiplier, tuning.unfreeze_every) != (
+        1.0,
+        1.0,
+        0,
+    ):
+        transforms.append(scale_by_depth(tuning))
+    schedule = learning_rate_schedule(train.schedule, train.steps)
+    chain = optax.chain(*transforms, optax.scale_by_learning_rate(schedule))
+    return _allow_promotion(freeze(tuning, chain))
 
 
-def _leniently_typed(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+def _allow_promotion(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     # optax raises a float to an integer power, which strict dtype promotion forbids.
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         with jax.numpy_dtype_promotion("standard"):

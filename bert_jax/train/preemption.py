@@ -23,20 +23,20 @@ EXIT_HUNG = 70
 EXIT_PREEMPTED = 75
 # What each process says when it begins and when it has saved and leaves, before " step N": whoever
 # supervises several processes sees by these lines whether they agree.
-BEGINS, SAVED = "begins after", "saved"
+START_MESSAGE, SAVED_MESSAGE = "begins after", "saved"
 
 
 @contextlib.contextmanager
-def caught(
-    numbers: Iterable[signal.Signals], note: Callable[[int, FrameType | None], None]
+def signal_handlers(
+    signals: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
     """Lets `note` have these signals; the handlers that were there before come back at the end."""
-    previous = {number: signal.signal(number, note) for number in numbers}
+    previous = {signum: signal.signal(signum, handler) for signum in signals}
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for signum, previous_handler in previous.items():
+            signal.signal(signum, previous_handler)
 
 
 class Preemption:
@@ -48,14 +48,14 @@ class Preemption:
 
     def __init__(self) -> None:
         self._requested = False
-        self._calls = 0
+        self._num_calls = 0
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "Preemption":
-        self._together = jax.process_count() > 1
+        self._is_distributed = jax.process_count() > 1
         # JAX's own SIGTERM handler must stay in place for the processes to stop together.
-        numbers = (signal.SIGINT,) if self._together else (signal.SIGTERM, signal.SIGINT)
-        self._stack.enter_context(caught(numbers, self._note))
+        signals = (signal.SIGINT,) if self._is_distributed else (signal.SIGTERM, signal.SIGINT)
+        self._stack.enter_context(signal_handlers(signals, self._on_signal))
         return self
 
     def __exit__(
@@ -66,21 +66,21 @@ class Preemption:
     ) -> None:
         self._stack.close()
 
-    def reached(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether to save now and leave; every process calls it after every step."""
-        if self._together:
+        if self._is_distributed:
             # The service takes the number after the highest that it has been told, and waits for
             # that very one; a run that goes on at step 1000 would never come to its 1.
-            self._calls += 1
-            return multihost_utils.reached_preemption_sync_point(self._calls)
+            self._num_calls += 1
+            return multihost_utils.reached_preemption_sync_point(self._num_calls)
         return self._requested
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self._requested = True
-        name = signal.Signals(number).name
+        name = signal.Signals(signum).name
         # os.write, because a print that the signal interrupted cannot be entered again.
         os.write(2, f"\n{name}: saving after this step, then leaving\n".encode())
-        if number == signal.SIGINT:
+        if signum == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            if self._together:
+            if self._is_distributed:
                 os.kill(os.getpid(), signal.SIGTERM)

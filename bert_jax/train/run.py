@@ -7,36 +7,37 @@ from pathlib import Path
 
 import jax
 
-from bert_jax import paths
-from bert_jax.aside import write_json
+from bert_jax.atomic_io import write_json
+from bert_jax.checkpoints.checkpointer import Checkpointer
+from bert_jax.distributed.processes import barrier, log, run_on_process_0
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
+from bert_jax.hardware.host import hardware_info
+from bert_jax.hardware.peak_flops import peak_flops
+from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
-from bert_jax.plan.peak import peak_flops
-from bert_jax.programs.make import make_program
-from bert_jax.train import compilation_cache, run_folder
-from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.compiled import abstract_state, compile_step
+from bert_jax.params import paths
+from bert_jax.report.run_report import write_report
+from bert_jax.runs import run_folder
+from bert_jax.runs.hooks import Hook, LimitInFlightSteps, SpikeGuard
+from bert_jax.runs.metrics import MetricsLog, TensorBoard
+from bert_jax.runs.progress import ProgressLine
+from bert_jax.train import compilation_cache
+from bert_jax.train.compile import abstract_state, compile_step
 from bert_jax.train.config import Phase
-from bert_jax.train.distributed import agree, say, together
+from bert_jax.train.evaluate_and_save import BestEvaluation, EarlyStop, EvalAndCheckpoint, Preempted
 from bert_jax.train.flops import step_flops
-from bert_jax.train.fresh import fresh_state
-from bert_jax.train.hardware import hardware
-from bert_jax.train.hooks import Hook, Pace, SpikeGuard
+from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.loop import Meter, train_phase
-from bert_jax.train.metrics_log import MetricsLog, TensorBoard
-from bert_jax.train.milestones import Best, Milestones, OutOfPatience, Preempted
-from bert_jax.train.open_source import open_source
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.preemption import BEGINS, EXIT_DONE, EXIT_PREEMPTED, Preemption
-from bert_jax.train.progress import ProgressLine
-from bert_jax.train.report import write_report
-from bert_jax.train.source import Source
+from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, START_MESSAGE, Preemption
+from bert_jax.train.sources.base import Source
+from bert_jax.train.sources.make import make_source
 from bert_jax.train.step import State, init_state
 from bert_jax.train.watchdog import Watchdog
-from bert_jax.tuning.depth import lowest_moving
+from bert_jax.tuning.depth import lowest_trainable_depth
 
 
-def run(experiment: Experiment, folder: Path, checkpoints_at: str | None = None) -> int:
+def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | None = None) -> int:
     """Trains `experiment` in `folder`, going on from its newest good checkpoint if it has one.
 
     Args:
@@ -51,155 +52,185 @@ def run(experiment: Experiment, folder: Path, checkpoints_at: str | None = None)
     train = experiment.train
     with contextlib.ExitStack() as stack:
         # The folder, the data and the mesh
-        source = open_source(experiment)
-        place = agree(lambda: _settle(stack, experiment, folder, source, checkpoints_at))
-        stack.enter_context(compilation_cache.kept(folder))
+        source = make_source(experiment)
+        external_dir = run_on_process_0(
+            lambda: _prepare_run_folder(stack, experiment, folder, source, requested_checkpoint_dir)
+        )
+        stack.enter_context(compilation_cache.persistent_compilation_cache(folder))
         watchdog = stack.enter_context(Watchdog())
         mesh = sharding.make_mesh(experiment.mesh)
         stack.enter_context(jax.set_mesh(mesh))  # for kernels that XLA cannot cut up
         for phase in train.phases:
-            sharding.check_batch_size(phase.batch_size, phase.accumulate, mesh)
+            sharding.check_batch_size(phase.batch_size, phase.gradient_accumulation_steps, mesh)
 
         # Program, abstract state, shardings, and then the state itself: restored or fresh
-        program = make_program(experiment.program)
+        objective = make_objective(experiment.objective)
         optimizer = make_optimizer(train)
-        initialise = functools.partial(init_state, program, optimizer)
-        abstract = abstract_state(initialise, optimizer, mesh)
-        checkpoints = stack.enter_context(_checkpointer(experiment, folder, place))
-        if checkpoints.latest_verified() is not None:
-            with watchdog.doing("restore", 0):
-                state, info, done = checkpoints.restore(abstract)
-            position, best = info["position"], Best(**info.get("best", {}))
+        init_fn = functools.partial(init_state, objective, optimizer)
+        abstract = abstract_state(init_fn, optimizer, mesh)
+        checkpointer = stack.enter_context(_make_checkpointer(experiment, folder, external_dir))
+        if checkpointer.latest_valid_step() is not None:
+            with watchdog.watching("restore", 0):
+                state, info, start_step = checkpointer.restore(abstract)
+            position, best = info["position"], BestEvaluation(**info.get("best", {}))
         else:
-            state, done = fresh_state(experiment, program, optimizer, abstract), 0
-            position, best = 0, Best()
-        source.begin(program, state["params"], mesh, folder)
+            state, start_step = initialize_or_load(experiment, objective, optimizer, abstract), 0
+            position, best = 0, BestEvaluation()
+        source.on_train_start(objective, state["params"], mesh, folder)
 
         # Who watches the loop
-        hooks = [*_hooks(experiment, folder, done, checkpoints), Pace(), watchdog]
+        hooks = [
+            *_make_hooks(experiment, folder, start_step, checkpointer),
+            LimitInFlightSteps(),
+            watchdog,
+        ]
         for hook in hooks:
             stack.callback(hook.close)
         preemption, meter = stack.enter_context(Preemption()), Meter()
-        milestones = Milestones(experiment, checkpoints, preemption, hooks, meter, best, watchdog)
-        if done or jax.process_count() > 1:
-            say(f"{BEGINS} step {done} of {train.steps}")
+        eval_and_checkpoint = EvalAndCheckpoint(
+            experiment, checkpointer, preemption, hooks, meter, best, watchdog
+        )
+        if start_step or jax.process_count() > 1:
+            log(f"{START_MESSAGE} step {start_step} of {train.steps}")
 
         # The phases
-        first = 0
-        for index, phase in enumerate(train.phases):
-            last = first + phase.steps
-            if done < last and not milestones.out_of_patience:
-                milestones.evaluator = source.evaluator(program, index, mesh)
-                loader = stack.enter_context(source.loader(index, position if done > first else 0))
-                fields, shapes = source.fields(program), source.shapes(index)
-                choices = shapes[-1].get("A", 1)
-                where = sharding.batch_sharding(mesh)
-                meter.pause()
-                watchdog.leave()
-                step = compile_step(
-                    experiment, phase, program, optimizer, fields, shapes, abstract, mesh
+        phase_start = 0
+        for phase_index, phase in enumerate(train.phases):
+            phase_end = phase_start + phase.steps
+            if start_step < phase_end and not eval_and_checkpoint.should_stop_early:
+                eval_and_checkpoint.evaluator = source.evaluator(objective, phase_index, mesh)
+                loader = stack.enter_context(
+                    source.loader(phase_index, position if start_step > phase_start else 0)
                 )
-                together(f"the first step of phase {index + 1}")
-                meter.go()
-                watchdog.enter("step", max(done, first) + 1)
+                fields, shapes = source.batch_fields(objective), source.shapes(phase_index)
+                num_choices = shapes[-1].get("A", 1)
+                input_sharding = sharding.batch_sharding(mesh)
+                meter.pause()
+                watchdog.pause()
+                compiled_step = compile_step(
+                    experiment, phase, objective, optimizer, fields, shapes, abstract, mesh
+                )
+                barrier(f"the first step of phase {phase_index + 1}")
+                meter.resume()
+                watchdog.start("step", max(start_step, phase_start) + 1)
                 try:
                     state = train_phase(
-                        step,
+                        compiled_step,
                         state,
                         loader,
                         phase,
-                        name=f"length-{phase.length}",
-                        done=max(done, first),
-                        until=last,
+                        phase_name=f"length-{phase.seq_length}",
+                        start_step=max(start_step, phase_start),
+                        last_step=phase_end,
                         total_steps=train.steps,
-                        texts=phase.batch_size * choices,
-                        flops=_flops(experiment, phase, choices, abstract),
-                        put=lambda batch, fields=fields, where=where: sharding.put_batch(
-                            {name: batch[name] for name in fields}, where
+                        sequences_per_batch=phase.batch_size * num_choices,
+                        step_flops=_make_step_flops(experiment, phase, num_choices, abstract),
+                        to_device=lambda batch, fields=fields, input_sharding=input_sharding: (
+                            sharding.put_batch(
+                                {name: batch[name] for name in fields}, input_sharding
+                            )
                         ),
                         hooks=hooks,
                         meter=meter,
-                        after_step=milestones,
+                        after_step=eval_and_checkpoint,
                     )
                 except Preempted:
                     return EXIT_PREEMPTED
-                except OutOfPatience:
+                except EarlyStop:
                     pass
-            first = last
+            phase_start = phase_end
 
         # The end
-        with watchdog.doing("conclude", train.steps):
-            checkpoints.wait()
-            if jax.process_index() == 0 and milestones.metrics:
-                write_json(folder / run_folder.EVALUATION, milestones.metrics)
+        with watchdog.watching("conclude", train.steps):
+            checkpointer.wait()
+            if jax.process_index() == 0 and eval_and_checkpoint.metrics:
+                write_json(folder / run_folder.EVALUATION, eval_and_checkpoint.metrics)
             if best.step is not None:
-                state, _, _ = checkpoints.restore(abstract, best.step)
-            source.conclude(program, state["params"], mesh, folder, int(state["step"]))
+                state, _, _ = checkpointer.restore(abstract, best.step)
+            source.on_train_end(objective, state["params"], mesh, folder, int(state["step"]))
         if jax.process_index() == 0:
             write_report(folder)
     return EXIT_DONE
 
 
-def _settle(
+def _prepare_run_folder(
     stack: contextlib.ExitStack,
     experiment: Experiment,
     folder: Path,
     source: Source,
-    checkpoints: str | None,
+    requested_checkpoint_dir: str | None,
 ) -> str | None:
     """Locks the folder, checks that data, model and folder belong together, leaves the config.
 
     Returns:
       Where the checkpoints are; None: in the folder.
     """
-    stack.enter_context(run_folder.locked(folder))
-    source.settle(folder)
-    run_folder.settle_config(
+    stack.enter_context(run_folder.lock_run_folder(folder))
+    source.prepare_run_folder(folder)
+    run_folder.write_or_check_config(
         folder,
         experiment,
-        may_differ=MAY_CHANGE_ON_RESUME,
-        hardware=hardware(),
-        checkpoints=checkpoints,
+        mutable_fields=MAY_CHANGE_ON_RESUME,
+        hardware=hardware_info(),
+        external_dir=requested_checkpoint_dir,
     )
-    return run_folder.elsewhere(folder)
+    return run_folder.external_checkpoint_dir(folder)
 
 
-def _flops(
-    experiment: Experiment, phase: Phase, choices: int, abstract: State
+def _make_step_flops(
+    experiment: Experiment, phase: Phase, num_choices: int, abstract: State
 ) -> Callable[[int], float]:
     tuning = experiment.train.tuning
     return functools.partial(
         step_flops,
-        experiment.program,
+        experiment.objective,
         phase,
-        choices=choices,
-        encoder=tuning.encoder,
-        lowest=lowest_moving(paths.flatten(abstract["params"]), tuning.frozen),
+        num_choices=num_choices,
+        features=tuning.features,
+        lowest_trainable_layer=lowest_trainable_depth(
+            paths.flatten(abstract["params"]), tuning.frozen
+        ),
     )
 
 
-def _checkpointer(experiment: Experiment, folder: Path, place: str | None) -> Checkpointer:
-    kept = experiment.train.checkpoints
+def _make_checkpointer(
+    experiment: Experiment, folder: Path, external_dir: str | None
+) -> Checkpointer:
+    config = experiment.train.checkpoints
     return Checkpointer(
-        place or folder / run_folder.CHECKPOINTS,
-        keep_last=kept.keep_last,
-        keep_best=kept.keep_best,
-        best_mode=kept.best_mode,
+        external_dir or folder / run_folder.CHECKPOINTS,
+        keep_last=config.keep_last,
+        best_metric=config.best_metric,
+        best_mode=config.best_mode,
     )
 
 
-def _hooks(
-    experiment: Experiment, folder: Path, done: int, checkpoints: Checkpointer
+def _make_hooks(
+    experiment: Experiment, folder: Path, start_step: int, checkpointer: Checkpointer
 ) -> list[Hook]:
-    logging = experiment.train.logging
-    guard = SpikeGuard(every=logging.every, last_good=checkpoints.latest_verified)
+    logging_config = experiment.train.logging
+    guard = SpikeGuard(
+        every=logging_config.log_every, last_good_step=checkpointer.latest_valid_step
+    )
     if jax.process_index() != 0:
         return [guard]
-    peak = peak_flops(jax.devices())
+    device_peak_flops = peak_flops(jax.devices())
     hooks: list[Hook] = [
-        ProgressLine(every=logging.every, peak_flops=peak),
-        MetricsLog(folder, every=logging.every, resume_step=done, peak_flops=peak),
+        ProgressLine(every=logging_config.log_every, peak_flops=device_peak_flops),
+        MetricsLog(
+            folder,
+            every=logging_config.log_every,
+            resume_step=start_step,
+            peak_flops=device_peak_flops,
+        ),
     ]
-    if logging.tensorboard:
-        hooks.append(TensorBoard(folder, every=logging.every, resume_step=done, peak_flops=peak))
+    if logging_config.tensorboard:
+        hooks.append(
+            TensorBoard(
+                folder,
+                every=logging_config.log_every,
+                resume_step=start_step,
+                peak_flops=device_peak_flops,
+            )
+        )
     return [*hooks, guard]

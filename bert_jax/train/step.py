@@ -10,26 +10,28 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.programs.program import Batch, Losses, Program
+from bert_jax.objectives.base import Batch, LossOutput, Objective
 
 State = dict[str, Any]
 """{"step": int32 scalar, updates done; "params"; "opt_state"}"""
 Metrics = dict[str, jax.Array]
 
 
-def init_state(program: Program, optimizer: optax.GradientTransformation, key: jax.Array) -> State:
+def init_state(
+    objective: Objective, optimizer: optax.GradientTransformation, key: jax.Array
+) -> State:
     """The state before the first update. Pure: trace it for shapes, or jit it with shardings."""
-    params = program.init(key)
+    params = objective.init(key)
     return {"step": jnp.int32(0), "params": params, "opt_state": optimizer.init(params)}
 
 
 def make_train_step(
-    program: Program,
+    objective: Objective,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
     *,
     seed: int,
-    accumulate: int = 1,
+    gradient_accumulation_steps: int = 1,
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """The pure function (state, batch) -> (state, metrics); metrics are float32 scalars.
 
@@ -41,7 +43,9 @@ def make_train_step(
 
     def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state["step"])
-        grads, losses = _accumulate(program, state["params"], batch, key, accumulate)
+        grads, losses = _accumulate_gradients(
+            objective, state["params"], batch, key, gradient_accumulation_steps
+        )
         updates, opt_state = optimizer.update(grads, state["opt_state"], state["params"])
         params = optax.apply_updates(state["params"], updates)
         metrics = {
@@ -58,28 +62,28 @@ def make_train_step(
     return train_step
 
 
-def _accumulate(
-    program: Program, params: Any, batch: Batch, key: jax.Array, parts: int
-) -> tuple[Any, Losses]:
-    normalisers = program.normalisers(batch)
+def _accumulate_gradients(
+    objective: Objective, params: Any, batch: Batch, key: jax.Array, num_microbatches: int
+) -> tuple[Any, LossOutput]:
+    loss_denominators = objective.loss_denominators(batch)
 
-    def loss(params: Any, part: Batch, key: jax.Array) -> tuple[jax.Array, Losses]:
-        losses = program.losses(params, part, normalisers, key)
+    def loss_fn(params: Any, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, LossOutput]:
+        losses = objective.compute_loss(params, microbatch, loss_denominators, key)
         return losses.loss, losses
 
-    gradient = jax.grad(loss, has_aux=True)
-    if parts == 1:
-        return gradient(params, batch, key)
+    grad_fn = jax.grad(loss_fn, has_aux=True)
+    if num_microbatches == 1:
+        return grad_fn(params, batch, key)
 
     def add(total: Any, inputs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, gradient(params, *inputs)), None
+        return jax.tree.map(jnp.add, total, grad_fn(params, *inputs)), None
 
     # Microbatch i takes rows i, i + parts, ...: each device cuts up its own rows, none are moved.
-    cut = {
-        name: jnp.swapaxes(rows.reshape(-1, parts, *rows.shape[1:]), 0, 1)
-        for name, rows in batch.items()
+    microbatches = {
+        name: jnp.swapaxes(values.reshape(-1, num_microbatches, *values.shape[1:]), 0, 1)
+        for name, values in batch.items()
     }
-    inputs = (cut, jax.random.split(key, parts))
-    first = jax.eval_shape(gradient, params, *jax.tree.map(lambda x: x[0], inputs))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
+    inputs = (microbatches, jax.random.split(key, num_microbatches))
+    grad_shapes = jax.eval_shape(grad_fn, params, *jax.tree.map(lambda x: x[0], inputs))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), grad_shapes)
     return jax.lax.scan(add, zeros, inputs)[0]

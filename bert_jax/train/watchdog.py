@@ -25,25 +25,25 @@ from types import TracebackType
 import jax
 
 from bert_jax.errors import UserError
-from bert_jax.train.hooks import StepEvent
+from bert_jax.runs.hooks import StepEvent
 from bert_jax.train.preemption import EXIT_HUNG
 
-SECONDS = "BERT_JAX_WATCHDOG_SECONDS"
-DEFAULT_SECONDS = 600.0
-LONGER = {"evaluate": 6.0, "conclude": 6.0}
+TIMEOUT_VARIABLE = "BERT_JAX_WATCHDOG_SECONDS"
+DEFAULT_TIMEOUT_SECONDS = 600.0
+TIMEOUT_FACTORS = {"evaluate": 6.0, "conclude": 6.0}
 """Phases of many steps, which may take so many times as long; until then a line says so."""
-_LONGEST_TICK = 5.0
+_MAX_TICK = 5.0
 # Between what this process says and its end: the others, if they hang with it, speak as well.
 # Process 0 ends last, because JAX aborts whoever finds it gone.
 _GRACE_TICKS, _GRACE_TICKS_OF_PROCESS_0 = 2, 3
 
 
 @dataclass
-class _Place:
-    phase: str
+class _Activity:
+    name: str
     step: int
-    waited: float = 0.0
-    told: bool = False
+    seconds: float = 0.0
+    reported: bool = False
 
 
 class Watchdog:
@@ -59,16 +59,18 @@ class Watchdog:
 
     every = 1
 
-    def __init__(self, seconds: float | None = None):
-        self.seconds = _seconds() if seconds is None else seconds
-        self._tick = min(_LONGEST_TICK, max(0.05, self.seconds / 10))
-        self._place: _Place | None = None
-        self._last = "nothing yet"
-        self._end = threading.Event()
-        self._gave_up = False
+    def __init__(self, timeout_seconds: float | None = None):
+        self.timeout_seconds = (
+            _timeout_from_environment() if timeout_seconds is None else timeout_seconds
+        )
+        self._tick = min(_MAX_TICK, max(0.05, self.timeout_seconds / 10))
+        self._activity: _Activity | None = None
+        self._last_completed = "nothing yet"
+        self._stop_event = threading.Event()
+        self._timed_out = False
 
     def __enter__(self) -> "Watchdog":
-        if self.seconds > 0:
+        if self.timeout_seconds > 0:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
@@ -80,83 +82,88 @@ class Watchdog:
     ) -> None:
         self.close()
 
-    def enter(self, phase: str, step: int) -> None:
+    def start(self, name: str, step: int) -> None:
         """From here on the process is at `phase` of `step`; the seconds begin anew."""
-        self._place = _Place(phase, step)
+        self._activity = _Activity(name, step)
 
-    def leave(self) -> None:
+    def pause(self) -> None:
         """From here on nothing is watched, until `enter`."""
-        self._place = None
+        self._activity = None
 
     @contextlib.contextmanager
-    def doing(self, phase: str, step: int) -> Iterator[None]:
+    def watching(self, name: str, step: int) -> Iterator[None]:
         """Watches what is done inside; after it, what was watched before begins anew."""
-        before = self._place
-        self.enter(phase, step)
+        previous = self._activity
+        self.start(name, step)
         yield
-        self._last = f"{phase} {step}"
-        self._place = _Place(before.phase, before.step) if before else None
+        self._last_completed = f"{name} {step}"
+        self._activity = _Activity(previous.name, previous.step) if previous else None
 
     def __call__(self, event: StepEvent) -> None:
         """A step has ended, and the next one begins."""
-        self._last = f"step {event.step}"
+        self._last_completed = f"step {event.step}"
         if event.step < event.total_steps:
-            self.enter("step", event.step + 1)
+            self.start("step", event.step + 1)
         else:
-            self.leave()
+            self.pause()
 
     def close(self) -> None:
         """Watches no longer. If it has given up, the process fails of that and of nothing else."""
-        if self._gave_up:
+        if self._timed_out:
             os._exit(EXIT_HUNG)
-        self._end.set()
+        self._stop_event.set()
 
     def _watch(self) -> None:
-        before = time.monotonic()
-        while not self._end.wait(self._tick):
+        last_tick = time.monotonic()
+        while not self._stop_event.wait(self._tick):
             now = time.monotonic()
             # A tick that took much longer was not spent at the step: the process stood still.
-            passed, before = min(now - before, 3 * self._tick), now
-            place = self._place
-            if place is None:
+            elapsed, last_tick = min(now - last_tick, 3 * self._tick), now
+            activity = self._activity
+            if activity is None:
                 continue
-            place.waited += passed
-            if place.waited > self.seconds * LONGER.get(place.phase, 1.0):
-                self._give_up(place)
-            elif place.waited > self.seconds and not place.told:
-                place.told = True  # if this is a hang, another host may give up before this one
-                self._say(place, "has been at")
+            activity.seconds += elapsed
+            if activity.seconds > self.timeout_seconds * TIMEOUT_FACTORS.get(activity.name, 1.0):
+                self._exit_hung(activity)
+            elif activity.seconds > self.timeout_seconds and not activity.reported:
+                # If this is a hang, another host may give up before this one.
+                activity.reported = True
+                self._log(activity, "has been at")
 
-    def _say(self, place: _Place, what: str) -> None:
-        here = f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()}"
+    def _log(self, activity: _Activity, status: str) -> None:
+        process_text = (
+            f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()}"
+        )
         print(
-            f"watchdog: {here} {what}: {place.phase} {place.step}, for {place.waited:.0f} s; the "
-            f"last thing that ended: {self._last} ({SECONDS}={self.seconds:g})",
+            f"watchdog: {process_text} {status}: {activity.name} {activity.step}, "
+            f"for {activity.seconds:.0f} s; the last thing that ended: {self._last_completed} "
+            f"({TIMEOUT_VARIABLE}={self.timeout_seconds:g})",
             file=sys.stderr,
             flush=True,
         )
 
-    def _give_up(self, place: _Place) -> None:
-        self._say(place, "hangs in")
+    def _exit_hung(self, activity: _Activity) -> None:
+        self._log(activity, "hangs in")
         print(f"exit code {EXIT_HUNG}; stacks of all threads:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
-        self._gave_up = True
-        first = jax.process_index() == 0
-        time.sleep(self._tick * (_GRACE_TICKS_OF_PROCESS_0 if first else _GRACE_TICKS))
+        self._timed_out = True
+        is_process_0 = jax.process_index() == 0
+        time.sleep(self._tick * (_GRACE_TICKS_OF_PROCESS_0 if is_process_0 else _GRACE_TICKS))
         os._exit(EXIT_HUNG)
 
 
-def _seconds() -> float:
-    text = os.environ.get(SECONDS, "")
+def _timeout_from_environment() -> float:
+    text = os.environ.get(TIMEOUT_VARIABLE, "")
     if not text:
-        alone = jax.process_count() == 1 and jax.default_backend() == "cpu"
-        return 0.0 if alone else DEFAULT_SECONDS
+        is_single_cpu_process = jax.process_count() == 1 and jax.default_backend() == "cpu"
+        return 0.0 if is_single_cpu_process else DEFAULT_TIMEOUT_SECONDS
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
         raise UserError(
-            f"{SECONDS}={text!r}: expected a number of seconds, as in {SECONDS}=600; 0 is no watch"
+            f"{TIMEOUT_VARIABLE}={text!r}: expected a number of seconds, "
+            f"as in {TIMEOUT_VARIABLE}=600; 0 is no watch"
         )
     return seconds

@@ -12,14 +12,15 @@ WHOLE_ENCODER = "encoder/**"
 class L2SP:
     """Pulls the encoder to where it started, the head to zero (Li et al. 2018, equation 3)."""
 
-    encoder: float = 0.1  # alpha: half of it times the squared distance is added to the loss
-    head: float = 0.01  # beta
+    # alpha: half of it times the squared distance is added to the loss
+    encoder_strength: float = 0.1
+    head_strength: float = 0.01  # beta
 
     def __post_init__(self) -> None:
-        if min(self.encoder, self.head) < 0:
+        if min(self.encoder_strength, self.head_strength) < 0:
             raise ConfigError(
-                f"tuning.anchor has encoder {self.encoder} and head {self.head}; "
-                "expected at least 0"
+                f"tuning.weight_anchor has encoder_strength {self.encoder_strength} and "
+                f"head_strength {self.head_strength}; expected at least 0"
             )
 
 
@@ -36,26 +37,28 @@ class EWC:
 
     def __post_init__(self) -> None:
         if self.strength < 0:
-            raise ConfigError(f"tuning.anchor.strength is {self.strength}, expected at least 0")
+            raise ConfigError(
+                f"tuning.weight_anchor.strength is {self.strength}, expected at least 0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadEachStep:
+class ComputedFeatures:
     """The encoder reads each batch anew, with its dropout."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOnce:
+class CachedFeatures:
     """The frozen encoder reads each row once, before the first step (Devlin et al. 2019, 5.3).
 
     This is the feature-based approach: its states are kept in the run folder, and a step computes
     the head and its pooler alone. The encoder's dropout has no part in states that are computed
-    once; `program.dropout`, which is the head's, has.
+    once; `objective.classifier_dropout`, which is the head's, has.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuning:
+class TuningConfig:
     """How the parameters move; the defaults move all of them alike.
 
     Parameters are counted by depth: the embeddings are 0, layer k (from 0) is k + 1, and the head
@@ -63,44 +66,55 @@ class Tuning:
     """
 
     frozen: tuple[str, ...] = ()  # path patterns, as "encoder/embeddings/**": these do not move
-    layer_decay: float = 1.0  # each depth moves at this multiple of the rate of the one above it
-    head_rate: float = 1.0  # multiple of the learning rate for the head
+    # Each depth moves at this multiple of the rate of the one above it.
+    layerwise_lr_decay: float = 1.0
+    head_lr_multiplier: float = 1.0  # multiple of the learning rate for the head
     unfreeze_every: int = 0  # steps after which one more depth moves, from the top; 0: all at once
-    fresh_layers: int = 0  # layers from the top that start from random values (Zhang et al. 2021)
-    anchor: L2SP | EWC | None = None
-    encoder: ReadEachStep | ReadOnce = ReadEachStep()
+    reinit_layers: int = 0  # layers from the top that start from random values (Zhang et al. 2021)
+    weight_anchor: L2SP | EWC | None = None
+    features: ComputedFeatures | CachedFeatures = ComputedFeatures()
 
     def __post_init__(self) -> None:
-        if not 0 < self.layer_decay <= 1:
-            raise ConfigError(f"tuning.layer_decay is {self.layer_decay}, expected 0 < rate <= 1")
-        if self.head_rate <= 0:
-            raise ConfigError(f"tuning.head_rate is {self.head_rate}, expected above 0")
-        for name in ("unfreeze_every", "fresh_layers"):
+        if not 0 < self.layerwise_lr_decay <= 1:
+            raise ConfigError(
+                f"tuning.layerwise_lr_decay is {self.layerwise_lr_decay}, "
+                "expected 0 < layerwise_lr_decay <= 1"
+            )
+        if self.head_lr_multiplier <= 0:
+            raise ConfigError(
+                f"tuning.head_lr_multiplier is {self.head_lr_multiplier}, expected above 0"
+            )
+        for name in ("unfreeze_every", "reinit_layers"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"tuning.{name} is {getattr(self, name)}, expected at least 0")
-        if isinstance(self.encoder, ReadOnce):
-            self._check_still()
+        if isinstance(self.features, CachedFeatures):
+            self._check_encoder_frozen()
 
-    def _check_still(self) -> None:
+    def _check_encoder_frozen(self) -> None:
         """Raises if a parameter of an encoder that is read once could move."""
-        once = "tuning.encoder is ReadOnce, which needs an encoder that does not move"
+        requirement = "tuning.features is CachedFeatures, which needs an encoder that does not move"
         if WHOLE_ENCODER not in self.frozen:
             raise ConfigError(
-                f"{once}, but tuning.frozen is {list(self.frozen)}; put {WHOLE_ENCODER!r} there"
+                f"{requirement}, but tuning.frozen is {list(self.frozen)}; "
+                f"put {WHOLE_ENCODER!r} there"
             )
-        for name in ("unfreeze_every", "fresh_layers"):
+        for name in ("unfreeze_every", "reinit_layers"):
             if getattr(self, name):
                 raise ConfigError(
-                    f"{once}, but tuning.{name} is {getattr(self, name)}; expected 0, "
-                    "or ReadEachStep as tuning.encoder"
+                    f"{requirement}, but tuning.{name} is {getattr(self, name)}; expected 0, "
+                    "or ComputedFeatures as tuning.features"
                 )
-        pulls = self.anchor.encoder if isinstance(self.anchor, L2SP) else self.anchor is not None
-        if pulls:
+        anchors_encoder = (
+            self.weight_anchor.encoder_strength
+            if isinstance(self.weight_anchor, L2SP)
+            else self.weight_anchor is not None
+        )
+        if anchors_encoder:
             raise ConfigError(
-                f"{once}, but tuning.anchor is {self.anchor}, which holds one that does; expected "
-                "null, or L2SP with encoder 0.0 to pull the head alone"
+                f"{requirement}, but tuning.weight_anchor is {self.weight_anchor}, which holds one "
+                "that does; expected null, or L2SP with encoder_strength 0.0 to pull the head alone"
             )
 
 
-FROZEN_ENCODER = Tuning(frozen=(WHOLE_ENCODER,), encoder=ReadOnce())
+FROZEN_ENCODER = TuningConfig(frozen=(WHOLE_ENCODER,), features=CachedFeatures())
 """Head and pooler alone are trained, on states that the encoder computes once."""

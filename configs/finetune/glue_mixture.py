@@ -10,16 +10,16 @@ Each task with seeds of its own, on a chip of its own, is `bert-jax glue --lanes
 
 from typing import Literal, cast
 
-from bert_jax.data.labelled.config import (
+from bert_jax.data.finetuning.config import (
     GLUE_NAMES,
-    Capped,
-    Equal,
+    CappedMixing,
+    EqualMixing,
     Glue,
     GlueName,
     Mixing,
-    Proportional,
+    ProportionalMixing,
     TaskConfig,
-    Temperature,
+    TemperatureMixing,
 )
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
@@ -27,7 +27,7 @@ from bert_jax.experiment import Experiment
 # The diagnostic set has no rows to train on.
 TASKS = tuple(name for name in GLUE_NAMES if name != "ax")
 # What every slice's number of devices divides, where it has 16 chips.
-MULTIPLE = 32
+BATCH_SIZE_MULTIPLE = 32
 
 
 def get_config(
@@ -37,7 +37,7 @@ def get_config(
     tasks: str = "all",
     mixing: Literal["equal", "proportional", "temperature", "capped"] = "temperature",
     temperature: float = 2.0,
-    capped: int = 65536,
+    max_examples: int = 65536,
     epochs: float = 3.0,
     batch_size: int = 128,
     learning_rate: float = 5e-5,
@@ -50,18 +50,19 @@ def get_config(
     small tasks more often, by its value; capped: as if none had more than so many rows; equal.
     """
     # Here, because looking at a recipe (`bert-jax --help`) needs no jax.
-    from bert_jax.train.fine_tuning import multi_task
+    from bert_jax.train.presets import multi_task_experiment
 
-    if batch_size < 1 or batch_size % MULTIPLE:
+    if batch_size < 1 or batch_size % BATCH_SIZE_MULTIPLE:
+        next_multiple = -(-max(batch_size, 1) // BATCH_SIZE_MULTIPLE) * BATCH_SIZE_MULTIPLE
         raise ConfigError(
-            f"--with batch_size={batch_size}: expected a multiple of {MULTIPLE}, the devices of 16 "
-            f"chips; the next is {-(-max(batch_size, 1) // MULTIPLE) * MULTIPLE}"
+            f"--with batch_size={batch_size}: expected a multiple of {BATCH_SIZE_MULTIPLE}, "
+            f"the devices of 16 chips; the next is {next_multiple}"
         )
     mixings: dict[str, Mixing] = {
-        "equal": Equal(),
-        "proportional": Proportional(),
-        "temperature": Temperature(temperature=temperature),
-        "capped": Capped(examples=capped),
+        "equal": EqualMixing(),
+        "proportional": ProportionalMixing(),
+        "temperature": TemperatureMixing(temperature=temperature),
+        "capped": CappedMixing(max_examples=max_examples),
     }
     chosen = list(TASKS) if tasks == "all" else tasks.split(",")
     for name in chosen:
@@ -69,11 +70,11 @@ def get_config(
             raise ConfigError(
                 f"--with tasks={tasks}: {name!r} is not one of {', '.join(TASKS)}, each once"
             )
-    read: dict[str, TaskConfig] = {
+    task_configs: dict[str, TaskConfig] = {
         name: Glue(task=cast(GlueName, name), folder=glue_dir) for name in chosen
     }
-    return multi_task(
-        read,
+    return multi_task_experiment(
+        task_configs,
         model,
         mixing=mixings[mixing],
         epochs=epochs,

@@ -11,15 +11,26 @@ A recipe to copy: put your own tasks into `tasks`, as `Columns(train=..., dev=..
 from pathlib import Path
 from typing import Literal
 
-from bert_jax.data.labelled.config import Conll, Equal, Glue, Proportional, TaskConfig, Temperature
+from bert_jax.data.finetuning.config import (
+    Conll,
+    EqualMixing,
+    Glue,
+    ProportionalMixing,
+    TaskConfig,
+    TemperatureMixing,
+)
 from bert_jax.experiment import Experiment
-from bert_jax.programs.config import RowsAlike, Uncertainty
+from bert_jax.objectives.config import UncertaintyWeighting, UniformWeighting
 
 # How often a task is drawn. Proportional: in an epoch each row comes once. Temperature draws small
 # tasks more often than that and large ones less, Equal even more so.
-MIXINGS = {"proportional": Proportional(), "temperature": Temperature(), "equal": Equal()}
-# How its loss weighs. Rows: all rows alike. Uncertainty: by a variance that each task learns.
-WEIGHTINGS = {"rows": RowsAlike(), "uncertainty": Uncertainty()}
+MIXINGS = {
+    "proportional": ProportionalMixing(),
+    "temperature": TemperatureMixing(),
+    "equal": EqualMixing(),
+}
+# How its loss weighs. Uniform: all rows alike. Uncertainty: by a variance that each task learns.
+WEIGHTINGS = {"uniform": UniformWeighting(), "uncertainty": UncertaintyWeighting()}
 
 
 def get_config(
@@ -28,7 +39,7 @@ def get_config(
     glue_dir: str,
     conll: str,
     mixing: Literal["proportional", "temperature", "equal"] = "proportional",
-    weighting: Literal["rows", "uncertainty"] = "rows",
+    weighting: Literal["uniform", "uncertainty"] = "uniform",
     epochs: float = 3.0,
     batch_size: int = 32,
     learning_rate: float = 5e-5,
@@ -36,7 +47,7 @@ def get_config(
 ) -> Experiment:
     """Three epochs over all; `conll` holds eng.train, eng.testa and eng.testb, .gz or not."""
     # Here, because looking at a recipe (`bert-jax --help`) needs no jax.
-    from bert_jax.train.fine_tuning import multi_task
+    from bert_jax.train.presets import multi_task_experiment
 
     train, dev, test = (_file(conll, name) for name in ("eng.train", "eng.testa", "eng.testb"))
     tasks: dict[str, TaskConfig] = {
@@ -45,7 +56,7 @@ def get_config(
         "stsb": Glue(task="stsb", folder=glue_dir),
         "conll": Conll(train=train, dev=dev, test=test),
     }
-    return multi_task(
+    return multi_task_experiment(
         tasks,
         model,
         mixing=MIXINGS[mixing],
@@ -58,5 +69,5 @@ def get_config(
 
 
 def _file(folder: str, name: str) -> str:
-    packed = Path(folder) / f"{name}.gz"
-    return str(packed if packed.exists() else Path(folder) / name)
+    gzipped = Path(folder) / f"{name}.gz"
+    return str(gzipped if gzipped.exists() else Path(folder) / name)

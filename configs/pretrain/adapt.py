@@ -2,7 +2,7 @@
 
     bert-jax prepare --files domain/*.txt --vocab exported --output prepared
     bert-jax pretrain configs/pretrain/adapt.py --run runs/adapted \\
-        --with prepared=prepared model=exported
+        --with corpus=prepared model=exported
     bert-jax finetune columns --model runs/adapted ...
 
 Domain-adaptive pretraining takes all text of the domain at hand, task-adaptive pretraining the
@@ -10,50 +10,52 @@ unlabelled text of the task itself, for many epochs: `--documents-by line` reads
 example on each line. Masked LM alone; short texts share rows without seeing each other.
 """
 
-from bert_jax.data.config import LoaderConfig, Packed
-from bert_jax.data.prepared import corpus_vocabulary
+from bert_jax.data.config import PackedSegments, PretrainingData
+from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.experiment import Experiment
-from bert_jax.programs.config import Pretraining
-from bert_jax.train.config import Checkpoints, Evaluation, Phase, Train, WarmupLinear
+from bert_jax.objectives.config import Pretraining
+from bert_jax.train.config import CheckpointConfig, HeldOutEval, Phase, TrainConfig, WarmupLinear
 
 
 def get_config(
     *,
-    prepared: str,
+    corpus: str,
     model: str,
     heldout: str | None = None,
     steps: int = 12_500,
     batch_size: int = 256,
-    length: int = 128,
+    seq_length: int = 128,
     learning_rate: float = 1e-4,
     seed: int = 0,
 ) -> Experiment:
     """The paper's 12,500 updates of 256 rows for a domain; a task's text needs far fewer."""
     # Here, because looking at a recipe needs no jax.
-    from bert_jax.train.initial import load_any
+    from bert_jax.pretrained.initial import load_model_or_tf1
 
-    evaluation = Evaluation(prepared=heldout, every=max(1, steps // 10)) if heldout else None
+    evaluation = HeldOutEval(corpus=heldout, eval_every=max(1, steps // 10)) if heldout else None
     return Experiment(
         name="adapt",
         seed=seed,
-        program=Pretraining(
-            model=load_any(model).config,
-            mask_token_id=corpus_vocabulary(prepared).mask_id,
+        objective=Pretraining(
+            model=load_model_or_tf1(model).config,
+            mask_token_id=corpus_tokenizer(corpus).mask_id,
             nsp_weight=0.0,
         ),
-        data=LoaderConfig(prepared=prepared, examples=Packed()),
+        data=PretrainingData(corpus=corpus, input_format=PackedSegments()),
         init_from=model,
-        train=Train(
+        train=TrainConfig(
             phases=(
                 Phase(
                     steps=steps,
-                    length=length,
+                    seq_length=seq_length,
                     batch_size=batch_size,
-                    max_predictions=round(0.16 * length),
+                    max_predictions_per_seq=round(0.16 * seq_length),
                 ),
             ),
-            schedule=WarmupLinear(peak=learning_rate, warmup_steps=round(0.06 * steps)),
-            checkpoints=Checkpoints(every=max(1, steps // 10), keep_last=1),
+            schedule=WarmupLinear(
+                peak_learning_rate=learning_rate, warmup_steps=round(0.06 * steps)
+            ),
+            checkpoints=CheckpointConfig(save_every=max(1, steps // 10), keep_last=1),
             evaluation=evaluation,
         ),
     )

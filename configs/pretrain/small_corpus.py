@@ -1,7 +1,7 @@
 """A small BERT on a small corpus, at home: hours on a laptop's CPU instead of days on a TPU.
 
     bert-jax pretrain configs/pretrain/small_corpus.py --run runs/novels \\
-        --with prepared=data/train heldout=data/heldout
+        --with corpus=data/train heldout=data/heldout
 
 What differs from the paper's recipe, and why:
 
@@ -16,57 +16,73 @@ What differs from the paper's recipe, and why:
 
 import dataclasses
 
-from bert_jax.data.config import LoaderConfig, Masking
-from bert_jax.data.prepared import corpus_vocabulary
+from bert_jax.data.config import Masking, PretrainingData
+from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import Learned, SinusoidalStart, Size, bert
-from bert_jax.programs.config import Pretraining
-from bert_jax.train.config import AdamW, Checkpoints, Evaluation, Phase, Train, WarmupLinear
+from bert_jax.models.config import BertSize, LearnedPositions, SinusoidalInit, bert_config
+from bert_jax.objectives.config import Pretraining
+from bert_jax.train.config import (
+    AdamW,
+    CheckpointConfig,
+    HeldOutEval,
+    Phase,
+    TrainConfig,
+    WarmupLinear,
+)
 
 
 def get_config(
     *,
-    prepared: str,
+    corpus: str,
     heldout: str | None = None,
-    size: Size = "tiny",
+    size: BertSize = "tiny",
     steps: int = 9_000,
     batch_size: int = 16,
     learning_rate: float = 2e-3,
     seed: int = 0,
 ) -> Experiment:
     """A run of `steps` updates, with twenty evaluations and checkpoints on the way."""
-    vocabulary = corpus_vocabulary(prepared)
+    tokenizer = corpus_tokenizer(corpus)
     evaluation = None
     if heldout:
-        evaluation = Evaluation(
-            prepared=heldout, every=max(1, steps // 20), examples=2048, batch_size=64
+        evaluation = HeldOutEval(
+            corpus=heldout, eval_every=max(1, steps // 20), num_examples=2048, batch_size=64
         )
-    sizes = bert(size, vocab_size=vocabulary.size)
+    base_config = bert_config(size, vocab_size=tokenizer.vocab_size)
     model = dataclasses.replace(
-        sizes,
-        positions=Learned(max_length=128, start=SinusoidalStart()),
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        initializer_range=round(sizes.hidden_size**-0.5, 3),
+        base_config,
+        positions=LearnedPositions(max_position_embeddings=128, init=SinusoidalInit()),
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        initializer_range=round(base_config.hidden_size**-0.5, 3),
     )
-    short = max(1, 2 * steps // 3)
+    short_steps = max(1, 2 * steps // 3)
     phases = (
-        Phase(steps=short, length=64, batch_size=2 * batch_size, max_predictions=20),
-        Phase(steps=steps - short, length=128, batch_size=batch_size, max_predictions=40),
+        Phase(
+            steps=short_steps, seq_length=64, batch_size=2 * batch_size, max_predictions_per_seq=20
+        ),
+        Phase(
+            steps=steps - short_steps,
+            seq_length=128,
+            batch_size=batch_size,
+            max_predictions_per_seq=40,
+        ),
     )
     return Experiment(
         name=f"small-corpus-{size}",
         seed=seed,
-        program=Pretraining(
+        objective=Pretraining(
             model=model,
-            mask_token_id=vocabulary.mask_id,
+            mask_token_id=tokenizer.mask_id,
         ),
-        data=LoaderConfig(prepared=prepared, masking=Masking(rate=0.3)),
-        train=Train(
+        data=PretrainingData(corpus=corpus, masking=Masking(mlm_probability=0.3)),
+        train=TrainConfig(
             phases=phases,
             optimizer=AdamW(b2=0.98),
-            schedule=WarmupLinear(peak=learning_rate, warmup_steps=max(1, steps // 30)),
-            checkpoints=Checkpoints(every=max(1, steps // 20), keep_best="mlm_loss"),
+            schedule=WarmupLinear(
+                peak_learning_rate=learning_rate, warmup_steps=max(1, steps // 30)
+            ),
+            checkpoints=CheckpointConfig(save_every=max(1, steps // 20), best_metric="mlm_loss"),
             evaluation=evaluation,
         ),
     )

@@ -9,15 +9,20 @@ from pathlib import Path
 import pytest
 
 from bert_jax.cli import main
-from bert_jax.models.config import ChoiceHead, SequenceHead, SpanHead, TokenHead
+from bert_jax.export.export import export
+from bert_jax.models.config import (
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
 from bert_jax.testing.models import small_model
-from bert_jax.train.export import export
 
 HEADS = {
-    "texts": SequenceHead(labels=("no", "yes")),
-    "words": TokenHead(labels=("O", "B-X", "I-X")),
-    "questions": SpanHead(),
-    "choices": ChoiceHead(),
+    "texts": SequenceClassificationHead(labels=("no", "yes")),
+    "words": TokenClassificationHead(labels=("O", "B-X", "I-X")),
+    "questions": QuestionAnsweringHead(),
+    "choices": MultipleChoiceHead(),
     "headless": None,
 }
 
@@ -177,6 +182,6 @@ def test_mistakes_are_told(refused, tmp_path):
     )
     assert "no file matches" in refused("texts", "--file", str(tmp_path / "none.csv"))
     pairs = refused("words", "--pairs", "a", "b", code=2)
-    assert "--pairs does not go with a model for tagging" in pairs
+    assert "--pairs does not go with a model for token_classification" in pairs
     pairs = refused("texts", "--file", table, "--pairs", code=2)
     assert "--pairs goes with lines; a table's second text has a column" in pairs

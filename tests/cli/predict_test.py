@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bert_jax.cli import main
+from bert_jax.export.export import export
 from bert_jax.testing.models import small_model
-from bert_jax.train.export import export
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ import textwrap
 import pytest
 
 from bert_jax.cli import main
-from bert_jax.data.manifest import read_manifest
-from bert_jax.testing.corpus import write_text, write_vocabulary
+from bert_jax.data.corpus.manifest import read_manifest
+from bert_jax.testing.text_corpus import write_text, write_vocabulary
 
 
 @pytest.fixture
 def files(tmp_path) -> list[str]:
-    write_text(tmp_path / "text", documents=4)
+    write_text(tmp_path / "text", num_documents=4)
     vocabulary = write_vocabulary(tmp_path / "vocabulary")
     return ["--files", str(tmp_path / "text" / "*"), "--vocab", str(vocabulary)]
 
@@ -31,7 +31,7 @@ def test_flags_reach_the_settings(tmp_path, files):
     assert main(["prepare", *files, *flags, "--output", str(output)]) == 0
     manifest = read_manifest(output)
     assert manifest.settings == {"split": "train", "splitter": "lines", "max_part_tokens": 64}
-    told = ("documents_by", "encoding", "errors")
+    told = ("document_unit", "encoding", "errors")
     assert [manifest.source[name] for name in told] == ["line", "latin-1", "ignore"]
     assert len(manifest.shards) == 2 and manifest.counts.sentences == 4
 
@@ -42,11 +42,11 @@ def test_a_task_of_the_users_own(tmp_path, files, capsys):
     module.write_text(
         textwrap.dedent(
             f"""
-            from bert_jax.data.sources import TextFiles
-            from bert_jax.data.tasks import register_text_task
+            from bert_jax.data.corpus.sources import TextFiles
+            from bert_jax.data.seqio.text_tasks import register_text_task
 
             books = TextFiles({{"train": "{tmp_path}/text/*", "validation": "{tmp_path}/text/*1*"}})
-            register_text_task("my_books", books, vocabulary="{files[-1]}")
+            register_text_task("my_books", books, tokenizer="{files[-1]}")
             """
         )
     )

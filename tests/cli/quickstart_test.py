@@ -7,33 +7,33 @@ import numpy as np
 import pytest
 
 from bert_jax.cli import main
-from bert_jax.data import docstrings
+from bert_jax.quickstart import docstring_corpus
 
 RECIPE = """
-from bert_jax.data.config import LoaderConfig
+from bert_jax.data.config import PretrainingData
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import BertConfig, Learned
-from bert_jax.programs.config import Pretraining
-from bert_jax.text.vocabulary import load_vocabulary
-from bert_jax.train.config import Checkpoints, Evaluation, Phase, Train, WarmupLinear
+from bert_jax.models.config import BertConfig, LearnedPositions
+from bert_jax.objectives.config import Pretraining
+from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.train.config import CheckpointConfig, HeldOutEval, Phase, TrainConfig, WarmupLinear
 
 
-def get_config(*, prepared, heldout, steps=4, seed=0):
-    vocabulary = load_vocabulary(prepared + "/vocabulary")
+def get_config(*, corpus, heldout, steps=4, seed=0):
+    tokenizer = load_tokenizer(corpus + "/vocabulary")
     model = BertConfig(
-        vocab_size=vocabulary.size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, positions=Learned(max_length=64),
+        vocab_size=tokenizer.vocab_size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, positions=LearnedPositions(max_position_embeddings=64),
     )
     return Experiment(
         name="tiny",
         seed=seed,
-        program=Pretraining(model=model, mask_token_id=vocabulary.mask_id),
-        data=LoaderConfig(prepared=prepared),
-        train=Train(
-            phases=(Phase(steps=steps, length=64, batch_size=8, max_predictions=10),),
-            schedule=WarmupLinear(peak=1e-3, warmup_steps=1),
-            checkpoints=Checkpoints(every=2),
-            evaluation=Evaluation(prepared=heldout, every=2, examples=16, batch_size=8),
+        objective=Pretraining(model=model, mask_token_id=tokenizer.mask_id),
+        data=PretrainingData(corpus=corpus),
+        train=TrainConfig(
+            phases=(Phase(steps=steps, seq_length=64, batch_size=8, max_predictions_per_seq=10),),
+            schedule=WarmupLinear(peak_learning_rate=1e-3, warmup_steps=1),
+            checkpoints=CheckpointConfig(save_every=2),
+            evaluation=HeldOutEval(corpus=heldout, eval_every=2, num_examples=16, batch_size=8),
         ),
     )
 """
@@ -65,7 +65,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     output = folder / "quickstart"
     command = ["quickstart", "--recipe", str(folder / "recipe.py"), "--output", str(output)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(docstrings, "default_roots", lambda: [folder / "library"])
+        patch.setattr(docstring_corpus, "default_roots", lambda: [folder / "library"])
         assert main(command) == 0
     return command
 
@@ -113,7 +113,7 @@ def test_the_verb_for_any_run_says_what_the_summary_says(command, capsys):
     output = Path(command[-1])
     assert main(["baselines", str(output / "run")]) == 0
     beside = json.loads(capsys.readouterr().out)
-    assert beside == json.loads((output / "stages.json").read_text())["results"]["heldout"]
+    assert beside == json.loads((output / "stages.json").read_text())["results"]["held_out"]
     assert 0 < beside["bigram"] < 10 and beside["mlm_loss"] > 0
     assert beside["masked_tokens"] > 16
 

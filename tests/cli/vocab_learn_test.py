@@ -3,7 +3,7 @@
 import pytest
 
 from bert_jax.cli import main
-from bert_jax.text.vocabulary import load_vocabulary
+from bert_jax.text.tokenizer import load_tokenizer
 
 
 def test_learns_and_says_so(tmp_path, capsys):
@@ -12,11 +12,14 @@ def test_learns_and_says_so(tmp_path, capsys):
     code = main(
         ["vocab", "learn", "--size", "64", "--output", str(output), str(tmp_path / "*.txt")]
     )
-    vocabulary = load_vocabulary(output)
+    vocabulary = load_tokenizer(output)
     assert code == 0
-    assert vocabulary.encode("SOME words") == [vocabulary.id("some"), vocabulary.id("words")]
+    assert vocabulary.encode("SOME words") == [
+        vocabulary.token_to_id("some"),
+        vocabulary.token_to_id("words"),
+    ]
     shown = capsys.readouterr().out
-    assert f"{vocabulary.size} pieces" in shown and vocabulary.fingerprint[:12] in shown
+    assert f"{vocabulary.vocab_size} tokens" in shown and vocabulary.fingerprint[:12] in shown
 
 
 @pytest.mark.parametrize(
@@ -26,7 +29,7 @@ def test_learns_and_says_so(tmp_path, capsys):
         (["{tmp}/bad.txt"], 1, "bad.txt: not utf-8 text at byte 3"),
         (["{tmp}/empty.txt"], 1, "nothing to learn from"),
         (["{tmp}/bad.txt", "--encoding", "klingon"], 1, "unknown encoding"),
-        (["{tmp}/bad.txt", "--size", "2"], 2, "size is 2"),
+        (["{tmp}/bad.txt", "--size", "2"], 2, "vocab_size is 2"),
     ],
 )
 def test_mistakes(tmp_path, capsys, arguments, code, message):
@@ -45,8 +48,8 @@ def test_other_encodings_can_be_read(tmp_path):
     for name, flags in (("a", ["--encoding", "latin-1"]), ("b", ["--errors", "replace"])):
         command = ["vocab", "learn", "--size", "100", "--cased", "--output", str(tmp_path / name)]
         assert main([*command, str(tmp_path / "bad.txt"), *flags]) == 0
-    assert "café" in load_vocabulary(tmp_path / "a")
-    assert "café" not in load_vocabulary(tmp_path / "b")
+    assert "café" in load_tokenizer(tmp_path / "a")
+    assert "café" not in load_tokenizer(tmp_path / "b")
 
 
 def test_usage_errors_and_help(capsys):

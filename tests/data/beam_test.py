@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data.prepare import prepare
-from bert_jax.data.shards import write_shard
-from bert_jax.data.sources import TextFiles
-from bert_jax.data.workplan import PrepareConfig, make_plan
-from bert_jax.testing.corpus import write_text, write_vocabulary
-from bert_jax.text.vocabulary import load_vocabulary
+from bert_jax.data.corpus.plan import PrepareConfig, make_prepare_plan
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.shards import write_shard
+from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.testing.text_corpus import write_text, write_vocabulary
+from bert_jax.text.tokenizer import load_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -52,8 +52,8 @@ for name in ("create", "open", "rename", "delete", "exists", "last_updated"):
 Store.match = lambda self, patterns, limits=None: [
     stored(result) for result in LocalFileSystem.match(self, local(patterns), limits)
 ]
-from bert_jax.data import beam_pipeline
-sys.exit(beam_pipeline.main(sys.argv[1:]))
+from bert_jax.data.corpus import beam
+sys.exit(beam.main(sys.argv[1:]))
 """
 
 
@@ -72,27 +72,29 @@ def _shards(folder: Path) -> dict[str, bytes]:
 
 
 def _config(folder: Path, output: str) -> PrepareConfig:
-    write_text(folder / "text", documents=9)
+    write_text(folder / "text", num_documents=9)
     vocabulary = write_vocabulary(folder / "vocabulary")
     return PrepareConfig(
         source=TextFiles(str(folder / "text" / "*")),
-        vocabulary=str(vocabulary),
+        tokenizer=str(vocabulary),
         output=str(folder / output),
-        shards=4,
+        num_shards=4,
     )
 
 
 def test_a_unit_that_has_travelled_makes_the_same_shard(tmp_path):
     """What each Beam worker does, without Beam."""
     config = _config(tmp_path, "local")
-    prepare(config, workers=1)
-    plan = make_plan(config)
+    prepare(config, num_workers=1)
+    plan = make_prepare_plan(config)
     (tmp_path / "elsewhere").mkdir()
-    vocabulary = load_vocabulary(tmp_path / "local" / "vocabulary")
+    vocabulary = load_tokenizer(tmp_path / "local" / "vocabulary")
     for name, unit in reversed(list(zip(plan.shard_files, plan.units, strict=True))):
         write_shard(
             tmp_path / "elsewhere" / name,
-            pickle.loads(pickle.dumps(unit)).documents(vocabulary, plan.documents, lambda *_: None),
+            pickle.loads(pickle.dumps(unit)).encoded_documents(
+                vocabulary, plan.documents, lambda *_: None
+            ),
             max_part_tokens=plan.documents.max_part_tokens,
             plan_fingerprint=plan.fingerprint,
         )
@@ -108,7 +110,7 @@ for name in ("", ".io", ".io.filesystem", ".io.filesystems", ".options",
              ".options.pipeline_options"):
     sys.modules["apache_beam" + name] = MagicMock()
 sys.modules["apache_beam"].DoFn = object
-import bert_jax.data.beam_pipeline
+import bert_jax.data.corpus.beam
 heavy = {"seqio", "tensorflow", "tensorflow_datasets", "jax", "flax", "grain"} & set(sys.modules)
 assert not heavy, heavy
 """
@@ -116,8 +118,8 @@ assert not heavy, heavy
 
 
 def _run(command: list[str], config: PrepareConfig, files: str, output: str):
-    assert config.vocabulary is not None
-    flags = ["--files", files, "--vocab", config.vocabulary, "--output", output, "--shards", "4"]
+    assert config.tokenizer is not None
+    flags = ["--files", files, "--vocab", config.tokenizer, "--output", output, "--shards", "4"]
     return subprocess.run(
         [*command, *flags, "--runner", "DirectRunner"],
         cwd=REPOSITORY,
@@ -128,22 +130,22 @@ def _run(command: list[str], config: PrepareConfig, files: str, output: str):
 
 def test_beam_writes_the_same_bytes(tmp_path, beam_python):
     config = _config(tmp_path, "local")
-    prepare(config, workers=1)
+    prepare(config, num_workers=1)
     files, output = str(tmp_path / "text" / "*"), tmp_path / "beam"
-    command = [beam_python, "-m", "bert_jax.data.beam_pipeline"]
+    command = [beam_python, "-m", "bert_jax.data.corpus.beam"]
     done = _run(command, config, files, str(output))
     assert done.returncode == 0, done.stderr
     assert len(_shards(output)) == 8 and _shards(output) == _shards(tmp_path / "local")
     # The local command takes the corpus over, whole or not.
     (output / "manifest.json").unlink()
     (output / "documents-00002-of-00004.json").unlink()
-    manifest = prepare(dataclasses.replace(config, output=str(output)), workers=1)
+    manifest = prepare(dataclasses.replace(config, output=str(output)), num_workers=1)
     assert manifest.counts.documents == 9 and _shards(output) == _shards(tmp_path / "local")
 
 
 def test_beam_reads_and_writes_elsewhere(tmp_path, beam_python):
     config = _config(tmp_path, "local")
-    prepare(config, workers=1)
+    prepare(config, num_workers=1)
     output = tmp_path / "beam"
     command = [beam_python, "-c", STORE]
     for _ in range(2):  # the second time finds everything there
@@ -156,7 +158,7 @@ def test_beam_reads_and_writes_elsewhere(tmp_path, beam_python):
 
 def test_beam_tells_of_bad_input(tmp_path, beam_python):
     config = _config(tmp_path, "local")
-    command = [beam_python, "-m", "bert_jax.data.beam_pipeline"]
+    command = [beam_python, "-m", "bert_jax.data.corpus.beam"]
     done = _run(command, config, str(tmp_path / "none*"), str(tmp_path / "x"))
     assert done.returncode == 1 and "error: no file matches" in done.stderr
     (tmp_path / "text" / "bad.txt").write_bytes(b"caf\xe9" + 40 * b" Baba.")

@@ -7,28 +7,30 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax.data.labelled.example import (
+from bert_jax.data.finetuning.example import (
     Answer,
     ChoiceExample,
     QuestionExample,
     TaggedExample,
     TextExample,
 )
-from bert_jax.data.labelled.task import Kind, Task
-from bert_jax.evals import verdicts
-from bert_jax.evals.analysis import MOST_PAIRS, analyse, describe_task
-from bert_jax.evals.answer_decoding import Candidate, PredictedAnswer
-from bert_jax.evals.worst import MOST_CHARACTERS, WORST, excerpt
+from bert_jax.data.finetuning.task import Task, TaskKind
+from bert_jax.evals import decode_predictions
+from bert_jax.evals.analysis import MAX_PAIRS, analyze, describe_task
+from bert_jax.evals.error_examples import MAX_CHARACTERS, MAX_ERRORS, excerpt
+from bert_jax.evals.squad_decoding import Candidate, PredictedAnswer
 
 
-def make_task(kind: Kind, examples: Any, labels=(), metrics=("accuracy",)) -> Task:
+def make_task(kind: TaskKind, examples: Any, labels=(), metrics=("accuracy",)) -> Task:
     splits = {"dev": tuple(examples)}
     return Task(name="made", kind=kind, labels=labels, metrics=metrics, splits=splits)
 
 
 def analysed(task: Task, decided: Any) -> dict[str, Any]:
     examples = task.splits["dev"]
-    found = analyse(task, examples, decided, verdicts.metrics(task, examples, decided))
+    found = analyze(
+        task, examples, decided, decode_predictions.compute_metrics(task, examples, decided)
+    )
     assert json.loads(json.dumps(found)) == found  # JSON values, and nothing else
     return found
 
@@ -47,25 +49,29 @@ def texts(count: int, labels=("no", "yes"), seed: int = 0) -> tuple[Task, np.nda
 def test_intervals_of_accuracy_are_those_of_the_binomial():
     task, logits = texts(600)
     found = analysed(task, logits)
-    assert [row["metric"] for row in found["headline"]] == ["accuracy", "f1", "matthews"]
-    accuracy = found["headline"][0]
+    metrics = [row["metric"] for row in found["metrics_with_intervals"]]
+    assert metrics == ["accuracy", "f1", "matthews"]
+    accuracy = found["metrics_with_intervals"][0]
     low, high = stats.binom(600, accuracy["value"]).ppf([0.025, 0.975]) / 600
     assert accuracy["low"] == pytest.approx(low, abs=0.01)
     assert accuracy["high"] == pytest.approx(high, abs=0.01)
-    for row in found["headline"]:
+    for row in found["metrics_with_intervals"]:
         assert row["low"] < row["value"] < row["high"]
 
 
 def test_tables_of_a_classification_add_up():
     task, logits = texts(300, ("a", "b", "c"))
-    found, gold = analysed(task, logits), verdicts.gold(task, task.splits["dev"])
+    found, gold = (
+        analysed(task, logits),
+        decode_predictions.get_references(task, task.splits["dev"]),
+    )
     guess = logits.argmax(axis=1)
-    counts = {(g, p): n for g, p, n in found["confusions"]}
-    assert len(counts) == len(found["confusions"]) and sum(counts.values()) == 300
+    counts = {(g, p): n for g, p, n in found["confusion_matrix"]}
+    assert len(counts) == len(found["confusion_matrix"]) and sum(counts.values()) == 300
     for (g, p), n in counts.items():
         assert n == np.sum((gold == g) & (guess == p)) > 0
     assert [row["support"] for row in found["classes"]] == np.bincount(gold).tolist()
-    metrics = verdicts.metrics(task, task.splits["dev"], logits)
+    metrics = decode_predictions.compute_metrics(task, task.splits["dev"], logits)
     assert found["calibration"]["error"] == pytest.approx(metrics["calibration_error"], abs=1e-12)
     assert sum(b["count"] for b in found["calibration"]["bins"]) == 300
 
@@ -74,23 +80,23 @@ def test_a_split_with_one_class_has_what_can_be_had():
     examples = [TextExample(id=str(i), text="t", label="yes") for i in range(8)]
     task = make_task("classification", examples, ("no", "yes"), ("roc_auc", "matthews", "accuracy"))
     found = analysed(task, np.tile(np.array([0, 1], np.float32), (8, 1)))
-    assert [row["metric"] for row in found["headline"]] == ["matthews", "accuracy"]
-    assert found["worst"] == []
+    assert [row["metric"] for row in found["metrics_with_intervals"]] == ["matthews", "accuracy"]
+    assert found["top_errors"] == []
 
 
 def test_errors_come_by_falling_loss_and_are_errors():
     task, logits = texts(400)
     found, examples = analysed(task, logits), task.splits["dev"]
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    gold = verdicts.gold(task, examples)
+    gold = decode_predictions.get_references(task, examples)
     losses = -np.log(shares[np.arange(400), gold])
     wrong = np.flatnonzero(logits.argmax(axis=1) != gold)
-    expected = wrong[np.argsort(-losses[wrong])][:WORST]
-    assert [row["id"] for row in found["worst"]] == [f"n{place}" for place in expected]
-    for row, place in zip(found["worst"], expected, strict=True):
+    expected = wrong[np.argsort(-losses[wrong])][:MAX_ERRORS]
+    assert [row["id"] for row in found["top_errors"]] == [f"n{place}" for place in expected]
+    for row, place in zip(found["top_errors"], expected, strict=True):
         assert row["loss"] == pytest.approx(losses[place], rel=1e-5)
         assert row["probability"] == pytest.approx(shares[place].max(), rel=1e-5)
-        assert row["gold"] == examples[place].label != row["predicted"]
+        assert row["reference"] == examples[place].label != row["predicted"]
 
 
 def test_regression_shows_pairs_and_distances():
@@ -98,9 +104,9 @@ def test_regression_shows_pairs_and_distances():
     values = (gold + np.sin(40 * gold)).astype(np.float32)
     examples = [TextExample(id=str(i), text="t", label=float(g)) for i, g in enumerate(gold)]
     found = analysed(make_task("regression", examples, metrics=("pearson", "spearman")), values)
-    assert 0.8 * MOST_PAIRS < len(found["pairs"]) <= MOST_PAIRS
-    assert found["pairs"][0] == [0.0, 0.0]
-    distances = [row["loss"] for row in found["worst"]]
+    assert 0.8 * MAX_PAIRS < len(found["reference_vs_predicted"]) <= MAX_PAIRS
+    assert found["reference_vs_predicted"][0] == [0.0, 0.0]
+    distances = [row["loss"] for row in found["top_errors"]]
     assert distances == sorted(distances, reverse=True)
     assert distances[0] == pytest.approx(np.abs(values - gold).max())
 
@@ -109,16 +115,18 @@ def test_taggings_show_what_became_of_each_entity():
     words = ("Ann", "Lee", "left", "Rome")
     tags = ("B-PER", "I-PER", "O", "B-LOC")
     examples = [TaggedExample(id=f"s{i}", words=words, tags=tags) for i in range(3)]
-    task = make_task("tagging", examples, ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), ("f1",))
+    task = make_task(
+        "token_classification", examples, ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), ("f1",)
+    )
     decided = [list(tags), ["B-PER", "O", "O", "O"], ["B-PER", "I-PER", "B-LOC", "B-LOC"]]
     found = analysed(task, decided)
     errors = {row.pop("type"): row for row in found["entity_errors"]}
     assert errors["PER"]["wrong_boundary"] == 1 and errors["PER"]["correct"] == 2
     assert errors["LOC"]["missed"] == 1 and errors["LOC"]["spurious"] == 1
-    assert [row["id"] for row in found["worst"]] == ["s1", "s2"]
-    assert found["worst"][0]["loss"] == 3  # two persons that differ, and a place
-    assert found["worst"][0]["gold"] == "PER Ann Lee; LOC Rome"
-    assert found["worst"][0]["predicted"] == "PER Ann"
+    assert [row["id"] for row in found["top_errors"]] == ["s1", "s2"]
+    assert found["top_errors"][0]["loss"] == 3  # two persons that differ, and a place
+    assert found["top_errors"][0]["reference"] == "PER Ann Lee; LOC Rome"
+    assert found["top_errors"][0]["predicted"] == "PER Ann"
 
 
 def answer(text: str, start: int, probability: float, declined: float = 0.0) -> PredictedAnswer:
@@ -149,19 +157,19 @@ def test_questions_show_words_and_the_surest_wrong_answers():
         answer("Rome", place, 0.3, declined=0.5),
     ]
     found = analysed(task, decided)
-    assert {row["word"]: row["count"] for row in found["question_words"]} == {
+    assert {row["word"]: row["count"] for row in found["by_question_word"]} == {
         "where": 2,
         "who": 1,
         "which": 1,
     }
-    assert [row["id"] for row in found["worst"]] == ["sure", "shy", "half"]
-    assert [row["loss"] for row in found["worst"]] == pytest.approx([0.8, 0.5, 0.6 / 3])
-    sure, shy, half = found["worst"]
-    assert (sure["gold"], sure["predicted"]) == ("no answer", "Ann Lee")
-    assert (shy["gold"], shy["predicted"]) == ("Rome", "no answer")
+    assert [row["id"] for row in found["top_errors"]] == ["sure", "shy", "half"]
+    assert [row["loss"] for row in found["top_errors"]] == pytest.approx([0.8, 0.5, 0.6 / 3])
+    sure, shy, half = found["top_errors"]
+    assert (sure["reference"], sure["predicted"]) == ("no answer", "Ann Lee")
+    assert (shy["reference"], shy["predicted"]) == ("Rome", "no answer")
     for row in (sure, shy, half):
         assert "Ann Lee left Rome" in row["texts"]["context"]
-        assert len(row["texts"]["context"]) <= MOST_CHARACTERS + 2
+        assert len(row["texts"]["context"]) <= MAX_CHARACTERS + 2
 
 
 def test_choices_are_shown_as_their_texts():
@@ -170,8 +178,8 @@ def test_choices_are_shown_as_their_texts():
         for i in range(2)
     ]
     found = analysed(make_task("multiple_choice", examples), np.array([[1, 0], [0, 2]], np.float32))
-    (row,) = found["worst"]
-    assert (row["id"], row["gold"], row["predicted"]) == ("1", "a", "b")
+    (row,) = found["top_errors"]
+    assert (row["id"], row["reference"], row["predicted"]) == ("1", "a", "b")
     assert row["texts"] == {"context": "It rains. She"}
     assert found["calibration"]["error"] > 0
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.evals.bootstrap import bootstrap_interval, summarise_seeds
+from bert_jax.evals.bootstrap import bootstrap_interval, summarize_seeds
 
 
 def test_an_interval_of_the_mean_is_that_of_normal_theory():
     rows = np.random.default_rng(0).normal(2, 3, 400)
-    low, high = bootstrap_interval(np.mean, rows, samples=4000)
+    low, high = bootstrap_interval(np.mean, rows, n_resamples=4000)
     error = rows.std() / np.sqrt(len(rows))
     assert low == pytest.approx(rows.mean() - 1.96 * error, abs=0.1 * error)
     assert high == pytest.approx(rows.mean() + 1.96 * error, abs=0.1 * error)
@@ -20,7 +20,7 @@ def test_intervals_hold_the_truth_nineteen_times_in_twenty():
     inside = 0
     for seed in range(200):
         rows = random.random(150) < 0.7
-        low, high = bootstrap_interval(np.mean, rows, samples=300, seed=seed)
+        low, high = bootstrap_interval(np.mean, rows, n_resamples=300, seed=seed)
         inside += low <= 0.7 <= high
     # 190 expected; three standard deviations are 9.
     assert 181 <= inside <= 199
@@ -35,10 +35,10 @@ def test_rows_are_resampled_together_and_repeatably():
         seen.append(set(zip(names, numbers.tolist(), strict=True)))
         return float(numbers.mean())
 
-    first = bootstrap_interval(metric, labels, values, samples=20, seed=3)
+    first = bootstrap_interval(metric, labels, values, n_resamples=20, seed=3)
     assert all(drawn < set(zip(labels, values.tolist(), strict=True)) for drawn in seen)
-    assert first == bootstrap_interval(metric, labels, values, samples=20, seed=3)
-    assert first != bootstrap_interval(metric, labels, values, samples=20, seed=4)
+    assert first == bootstrap_interval(metric, labels, values, n_resamples=20, seed=3)
+    assert first != bootstrap_interval(metric, labels, values, n_resamples=20, seed=4)
 
 
 def test_undefined_resamples_are_left_out():
@@ -56,11 +56,11 @@ def test_undefined_resamples_are_left_out():
 
 def test_summary_over_seeds():
     values = [0.71, 0.66, 0.69, 0.73]
-    summary = summarise_seeds(values)
+    summary = summarize_seeds(values)
     assert summary.runs == 4 and summary.best == 0.73
     assert summary.mean == pytest.approx(np.mean(values))
     assert summary.median == pytest.approx(np.median(values))
     assert summary.std == pytest.approx(np.std(values, ddof=1))
-    assert summarise_seeds([0.5]).std is None and summarise_seeds([0.5]).median == 0.5
+    assert summarize_seeds([0.5]).std is None and summarize_seeds([0.5]).median == 0.5
     with pytest.raises(UserError, match="no finished runs"):
-        summarise_seeds([])
+        summarize_seeds([])

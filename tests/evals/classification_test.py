@@ -16,9 +16,9 @@ from sklearn import metrics
 from bert_jax.errors import UserError
 from bert_jax.evals.classification import (
     calibration_bins,
-    choice_metrics,
     classification_metrics,
     confusion_matrix,
+    multiple_choice_metrics,
     per_class_table,
 )
 
@@ -174,7 +174,7 @@ def test_bins_of_confidence():
 
 def test_choices():
     logits = np.array([[1.0, 2.0, 0.0], [3.0, -np.inf, 1.0]])
-    found = choice_metrics(np.array([1, 2]), logits)
+    found = multiple_choice_metrics(np.array([1, 2]), logits)
     assert found["accuracy"] == 0.5
     losses = [-math.log(softmax([1.0, 2.0, 0.0])[1]), -math.log(softmax([3.0, 1.0])[1])]
     assert found["loss"] == pytest.approx(np.mean(losses))
@@ -183,11 +183,11 @@ def test_choices():
 @pytest.mark.parametrize(
     "labels, logits, message",
     [
-        ([], np.zeros((0, 2)), "no examples with gold labels"),
+        ([], np.zeros((0, 2)), "no examples with labels"),
         ([0, 1], [[0, 1], [np.nan, 1]], "the logits hold nan, first at 1, 0"),
         ([0, 1], [[0, 1], [np.inf, 1]], "the logits hold inf, first at 1, 0"),
-        ([0, 2], [[0, 1], [0, 1]], r"row 1 has the label number 2, .* among 2 \(a, b\)"),
-        ([0, -1], [[0, 1], [0, 1]], "row 1 has the label number -1"),
+        ([0, 2], [[0, 1], [0, 1]], r"row 1 has the class id 2, .* among 2 \(a, b\)"),
+        ([0, -1], [[0, 1], [0, 1]], "row 1 has the class id -1"),
         ([0, 1], [[0, 1, 2], [0, 1, 2]], r"logits of shape \[2, 3\] for 2 classes \(a, b\)"),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_constant_side_has_no_correlation_and_no_warning(constant: float):
 @pytest.mark.parametrize(
     "targets, values, message",
     [
-        ([], [], "no examples with gold labels"),
+        ([], [], "no examples with labels"),
         ([1.0, 2.0], [1.0, np.nan], "the predictions hold nan, first at 1"),
         ([np.inf, 2.0], [1.0, 2.0], "the labels hold inf, first at 0"),
     ],

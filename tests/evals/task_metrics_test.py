@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.evals.answer_decoding import Candidate, PredictedAnswer
 from bert_jax.evals.bootstrap import bootstrap_interval
+from bert_jax.evals.squad_decoding import Candidate, PredictedAnswer
 from bert_jax.evals.task_metrics import question_scores, task_interval, task_metrics
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -32,7 +32,7 @@ def cases() -> dict[str, tuple]:
     return {
         "classification": (("a", "b", "c"), classes, logits),
         "regression": ((), numbers, numbers + random.normal(size=40)),
-        "tagging": (TAGS, tags, guesses),
+        "token_classification": (TAGS, tags, guesses),
         "question_answering": ((), gold, answers),
         "multiple_choice": ((), classes, logits),
     }
@@ -41,7 +41,7 @@ def cases() -> dict[str, tuple]:
 HEADLINES = {
     "classification": ("accuracy", "f1", "matthews", "roc_auc", "loss"),
     "regression": ("pearson", "spearman", "mse"),
-    "tagging": ("f1", "f1_macro", "precision", "recall", "token_accuracy"),
+    "token_classification": ("f1", "f1_macro", "precision", "recall", "token_accuracy"),
     "question_answering": ("exact_match", "f1"),
     "multiple_choice": ("accuracy", "loss"),
 }
@@ -52,13 +52,13 @@ def test_intervals_are_those_of_the_metric_itself(kind):
     labels, gold, outputs = cases()[kind]
     found = task_metrics(kind, labels, gold, outputs)
     for metric in HEADLINES[kind]:
-        low, high = task_interval(metric, kind, labels, gold, outputs, samples=20)
+        low, high = task_interval(metric, kind, labels, gold, outputs, n_resamples=20)
         assert low < found[metric] < high
         slow = bootstrap_interval(
             lambda g, o, metric=metric: task_metrics(kind, labels, g, o)[metric],
             gold,
             outputs,
-            samples=20,
+            n_resamples=20,
         )
         assert (low, high) == pytest.approx(slow, abs=1e-9)
 
@@ -82,9 +82,9 @@ def test_questions_without_an_answer_are_scored_by_squad_2():
 
 
 def test_what_cannot_be_measured():
-    with pytest.raises(UserError, match="gold tags hold B-ORG, but the model chooses among O, B-P"):
-        task_metrics("tagging", TAGS, [["B-ORG"]], [["O"]])
-    with pytest.raises(UserError, match=r"row 0 has the label number 7, .* 4 \(choices\)"):
+    with pytest.raises(UserError, match="reference tags hold B-ORG, but the model chooses among O"):
+        task_metrics("token_classification", TAGS, [["B-ORG"]], [["O"]])
+    with pytest.raises(UserError, match=r"row 0 has the class id 7, .* 4 \(choices\)"):
         task_metrics("multiple_choice", (), np.array([7]), np.zeros((1, 4)))
     labels, gold, outputs = cases()["classification"]
     with pytest.raises(UserError, match=r"no interval can be made for 'f2' .* metrics are accur"):

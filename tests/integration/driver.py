@@ -21,13 +21,18 @@ from pathlib import Path
 
 from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
-from bert_jax.testing.experiments import tiny_experiment, two_lengths
+from bert_jax.testing.experiments import tiny_experiment, two_length_phases
 
 
 def experiment(corpus: str, steps: int) -> Experiment:
     """Two phases of a BERT of width 16, with dropout, a checkpoint every 10 steps."""
     return tiny_experiment(
-        "accidents", corpus, two_lengths(steps), layers=2, save_every=10, warmup_steps=4
+        "accidents",
+        corpus,
+        two_length_phases(steps),
+        num_hidden_layers=2,
+        save_every=10,
+        warmup_steps=4,
     )
 
 
@@ -44,9 +49,9 @@ def main() -> int:
     parser.add_argument("--hang-at", type=int)
     args = parser.parse_args()
 
-    from bert_jax.train.distributed import from_environment, initialize
+    from bert_jax.distributed.processes import config_from_environment, initialize
 
-    initialize(from_environment())
+    initialize(config_from_environment())
     lay_accidents(args)
     from bert_jax.train.run import run
 
@@ -61,12 +66,13 @@ def lay_accidents(args: argparse.Namespace) -> None:
     """Wraps what the loop calls: batches are written down, steps and saves may be cut short."""
     import jax
 
+    from bert_jax.checkpoints import checksums
     from bert_jax.parallel import sharding
-    from bert_jax.train import checksums, hooks
+    from bert_jax.runs import hooks
 
     args.run.mkdir(parents=True, exist_ok=True)
     here = f"{jax.process_count()}-{jax.process_index()}"
-    put_batch, call, write = sharding.put_batch, hooks.call, checksums.write
+    put_batch, call, write = sharding.put_batch, hooks.call_hooks, checksums.write_checksums
 
     def recording(batch, where):
         rows = [hashlib.sha256(r.tobytes()).hexdigest()[:12] for r in batch["input_ids"]]
@@ -91,7 +97,11 @@ def lay_accidents(args: argparse.Namespace) -> None:
             time.sleep(1)
         write(folder)
 
-    sharding.put_batch, hooks.call, checksums.write = recording, accident, half_written
+    sharding.put_batch, hooks.call_hooks, checksums.write_checksums = (
+        recording,
+        accident,
+        half_written,
+    )
 
 
 if __name__ == "__main__":

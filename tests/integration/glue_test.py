@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.interop.foreign import Foreign
-from bert_jax.models.config import Learned
-from bert_jax.testing.models import SPECIAL, random_parameters, small_config, word_vocabulary
-from bert_jax.train.export import export
+from bert_jax.export.export import export
+from bert_jax.interop.imported_model import ImportedModel
+from bert_jax.models.config import LearnedPositions
+from bert_jax.pretrained.load import build_model
+from bert_jax.testing.models import SPECIAL_TOKENS, random_parameters, small_config, word_tokenizer
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
-from bert_jax.train.pretrained import assemble
 
 ROOT = str(Path(__file__).parents[2])
 ROWS = {"train": 96, "dev": 40, "test": 20}
@@ -34,9 +34,14 @@ def made(shared, tmp_path_factory) -> Path:
             text = "\n".join(lines[: count + 1]) + "\n"
             (folder / "glue" / task / f"{split}.tsv").write_text(text, "utf-8")
             words.update(word for word in text.lower().split() if word.isalpha())
-    known = word_vocabulary(folder / "vocabulary", sorted(words))
-    config = small_config(vocab_size=len(SPECIAL) + len(words), positions=Learned(max_length=64))
-    model = assemble(Foreign(random_parameters(config), config, known, None), "a small model")
+    known = word_tokenizer(folder / "vocabulary", sorted(words))
+    config = small_config(
+        vocab_size=len(SPECIAL_TOKENS) + len(words),
+        positions=LearnedPositions(max_position_embeddings=64),
+    )
+    model = build_model(
+        ImportedModel(random_parameters(config), config, known, None), "a small model"
+    )
     export(model, folder / "model")
     return folder
 

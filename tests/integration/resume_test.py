@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax import paths
-from bert_jax.testing.corpus import prepare_corpus
-from bert_jax.train.checkpoint import restore_params
+from bert_jax.checkpoints.checkpointer import restore_params
+from bert_jax.params import paths
+from bert_jax.testing.text_corpus import prepare_corpus
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
 
 DRIVER = Path(__file__).with_name("driver.py")

@@ -8,7 +8,13 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface_config import read_head
-from bert_jax.models.config import ChoiceHead, RegressionHead, SequenceHead, SpanHead, TokenHead
+from bert_jax.models.config import (
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    RegressionHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
 from bert_jax.testing.models import random_parameters, small_config
 
 SEQUENCE, TOKEN = "BertForSequenceClassification", "BertForTokenClassification"
@@ -25,12 +31,12 @@ def describe(folder: Path, architecture: str | None, **fields) -> Path:
 @pytest.mark.parametrize(
     "head, architecture",
     [
-        (SequenceHead(labels=("not_entailment", "entailment")), SEQUENCE),
-        (SequenceHead(labels=tuple(f"{n}" for n in range(12))), SEQUENCE),
+        (SequenceClassificationHead(labels=("not_entailment", "entailment")), SEQUENCE),
+        (SequenceClassificationHead(labels=tuple(f"{n}" for n in range(12))), SEQUENCE),
         (RegressionHead(), SEQUENCE),
-        (TokenHead(labels=("O", "B-PER", "I-PER")), TOKEN),
-        (SpanHead(), SPAN),
-        (ChoiceHead(), CHOICE),
+        (TokenClassificationHead(labels=("O", "B-PER", "I-PER")), TOKEN),
+        (QuestionAnsweringHead(), SPAN),
+        (MultipleChoiceHead(), CHOICE),
     ],
 )
 def test_what_is_written_is_read(tmp_path, head, architecture):
@@ -42,20 +48,28 @@ def test_what_is_written_is_read(tmp_path, head, architecture):
     assert data["architectures"] == [architecture]
     foreign = huggingface.read_folder(tmp_path)
     assert foreign.head == head and foreign.config == config
-    assert foreign.flat.keys() == flat.keys()
+    assert foreign.flat_params.keys() == flat.keys()
 
 
 @pytest.mark.parametrize(
     "architecture, fields, expected",
     [
-        (SEQUENCE, {}, SequenceHead(labels=("LABEL_0", "LABEL_1"))),
-        (SEQUENCE, {"num_labels": 3}, SequenceHead(labels=("LABEL_0", "LABEL_1", "LABEL_2"))),
-        (SEQUENCE, {"id2label": {"1": "good", "0": "bad"}}, SequenceHead(labels=("bad", "good"))),
+        (SEQUENCE, {}, SequenceClassificationHead(labels=("LABEL_0", "LABEL_1"))),
+        (
+            SEQUENCE,
+            {"num_labels": 3},
+            SequenceClassificationHead(labels=("LABEL_0", "LABEL_1", "LABEL_2")),
+        ),
+        (
+            SEQUENCE,
+            {"id2label": {"1": "good", "0": "bad"}},
+            SequenceClassificationHead(labels=("bad", "good")),
+        ),
         (SEQUENCE, {"id2label": {"0": "LABEL_0"}}, RegressionHead()),
         (SEQUENCE, {"num_labels": 1, "problem_type": "regression"}, RegressionHead()),
-        (TOKEN, {"id2label": {"0": "O", "1": "B-X"}}, TokenHead(labels=("O", "B-X"))),
-        (SPAN, {}, SpanHead()),
-        (CHOICE, {"id2label": {"0": "x"}}, ChoiceHead()),
+        (TOKEN, {"id2label": {"0": "O", "1": "B-X"}}, TokenClassificationHead(labels=("O", "B-X"))),
+        (SPAN, {}, QuestionAnsweringHead()),
+        (CHOICE, {"id2label": {"0": "x"}}, MultipleChoiceHead()),
         ("BertForMaskedLM", {"id2label": {"0": "x", "1": "y"}}, None),
         (None, {}, None),
     ],

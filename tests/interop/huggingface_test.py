@@ -39,26 +39,28 @@ def change_weights(folder: Path, change) -> None:
 def test_what_is_written_is_read_bit_identical(folder):
     foreign = huggingface.read_folder(folder)
     assert foreign.config == small_config()
-    assert foreign.vocabulary is None
+    assert foreign.tokenizer is None
     expected = random_parameters(small_config())
-    assert foreign.flat.keys() == expected.keys()
+    assert foreign.flat_params.keys() == expected.keys()
     for path, leaf in expected.items():
-        np.testing.assert_array_equal(foreign.flat[path], leaf, err_msg=path)
+        np.testing.assert_array_equal(foreign.flat_params[path], leaf, err_msg=path)
 
 
 def test_an_untied_head_keeps_its_table_and_its_bias(tmp_path):
-    config = small_config(tie_word_embeddings=False, activation=GeluTanh())
+    config = small_config(tie_word_embeddings=False, hidden_act=GeluTanh())
     flat = random_parameters(config)
     huggingface.write_config(tmp_path, config, frozenset({"encoder", "masked_lm"}), pad_id=0)
     huggingface.write_weights(tmp_path, flat, config)
     foreign = huggingface.read_folder(tmp_path)
     assert foreign.config == config
-    np.testing.assert_array_equal(foreign.flat["masked_lm/decoder"], flat["masked_lm/decoder"])
+    np.testing.assert_array_equal(
+        foreign.flat_params["masked_lm/decoder"], flat["masked_lm/decoder"]
+    )
     assert load_file(tmp_path / "model.safetensors")["cls.predictions.decoder.bias"].any()
     # An untied model of transformers has learned the decoder's bias, and left the other as it was.
     change_weights(tmp_path, lambda t: {**t, "cls.predictions.bias": np.zeros(18, np.float32)})
     again = huggingface.read_folder(tmp_path)
-    np.testing.assert_array_equal(again.flat["masked_lm/bias"], flat["masked_lm/bias"])
+    np.testing.assert_array_equal(again.flat_params["masked_lm/bias"], flat["masked_lm/bias"])
 
 
 def test_older_files_with_copies_buffers_and_no_prefix(folder):
@@ -72,22 +74,24 @@ def test_older_files_with_copies_buffers_and_no_prefix(folder):
         old["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
         return old
 
-    expected = huggingface.read_folder(folder).flat
+    expected = huggingface.read_folder(folder).flat_params
     change_weights(folder, age)
-    found = huggingface.read_folder(folder).flat
+    found = huggingface.read_folder(folder).flat_params
     assert found.keys() == expected.keys()
     for path in expected:
         np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
 
 
 def test_a_bias_that_only_the_decoder_has_is_found(folder):
-    expected = huggingface.read_folder(folder).flat["masked_lm/bias"]
+    expected = huggingface.read_folder(folder).flat_params["masked_lm/bias"]
 
     def move(tensors):
         return {**tensors, "cls.predictions.decoder.bias": tensors.pop("cls.predictions.bias")}
 
     change_weights(folder, move)
-    np.testing.assert_array_equal(huggingface.read_folder(folder).flat["masked_lm/bias"], expected)
+    np.testing.assert_array_equal(
+        huggingface.read_folder(folder).flat_params["masked_lm/bias"], expected
+    )
 
 
 def test_copies_that_differ_are_refused(folder):
@@ -100,7 +104,7 @@ def test_copies_that_differ_are_refused(folder):
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_half_precision_files_become_float32(folder, dtype):
     change_weights(folder, lambda t: {name: tensor.astype(dtype) for name, tensor in t.items()})
-    flat = huggingface.read_folder(folder).flat
+    flat = huggingface.read_folder(folder).flat_params
     assert {leaf.dtype for leaf in flat.values()} == {np.dtype(np.float32)}
     path = "encoder/layers/0/attention/query/kernel"
     expected = random_parameters(small_config())[path].astype(dtype).astype(np.float32)
@@ -155,13 +159,13 @@ def test_a_bin_file_without_torch(folder, monkeypatch):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_a_bin_file_is_read_as_tensors_only(folder, tmp_path):
     torch = pytest.importorskip("torch")
-    expected = huggingface.read_folder(folder).flat
+    expected = huggingface.read_folder(folder).flat_params
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     state = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
     state["bert.pooler.dense.bias"] = state["bert.pooler.dense.bias"].bfloat16()
     torch.save(state, folder / "pytorch_model.bin")
-    flat = huggingface.read_folder(folder).flat
+    flat = huggingface.read_folder(folder).flat_params
     np.testing.assert_array_equal(flat["next_sentence/kernel"], expected["next_sentence/kernel"])
     assert flat["pooler/dense/bias"].dtype == np.float32
 

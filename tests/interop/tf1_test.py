@@ -7,8 +7,8 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.interop import tf1
+from bert_jax.pretrained.initial import load_model_or_tf1
 from bert_jax.testing.models import random_parameters
-from bert_jax.train.initial import load_any
 
 
 @pytest.fixture
@@ -20,12 +20,14 @@ def folder(shared: Path, tmp_path: Path) -> Path:
 
 
 def test_all_weights_and_no_moments_are_read_from_folder_or_prefix(folder):
-    model = load_any(folder)
+    model = load_model_or_tf1(folder)
     assert model.missing == ()
-    assert model.vocabulary is not None and model.vocabulary.size == model.config.vocab_size == 15
+    assert (
+        model.tokenizer is not None and model.tokenizer.vocab_size == model.config.vocab_size == 15
+    )
     by_prefix = tf1.read_checkpoint(folder / "bert_model.ckpt")
-    assert by_prefix.flat.keys() == random_parameters(model.config).keys()
-    assert len(by_prefix.flat) == 46
+    assert by_prefix.flat_params.keys() == random_parameters(model.config).keys()
+    assert len(by_prefix.flat_params) == 46
 
 
 def test_a_damaged_checkpoint_is_named(folder):
@@ -34,22 +36,22 @@ def test_a_damaged_checkpoint_is_named(folder):
     data.chmod(0o644)
     data.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"bert_model\.ckpt: this TensorFlow checkpoint cannot be"):
-        load_any(folder)
+        load_model_or_tf1(folder)
     data.write_bytes(b"\0\0\0\0" + whole[4:])
     with pytest.raises(UserError, match=r"bert_model\.ckpt: this TensorFlow checkpoint cannot be"):
-        load_any(folder)
+        load_model_or_tf1(folder)
     data.unlink()
     with pytest.raises(UserError, match=r"bert_model\.ckpt: this TensorFlow checkpoint cannot be"):
-        load_any(folder)
+        load_model_or_tf1(folder)
 
 
 def test_several_checkpoints_and_none(folder, tmp_path):
     shutil.copy(folder / "bert_model.ckpt.index", folder / "other.ckpt.index")
     with pytest.raises(UserError, match=r"several checkpoints; name one of bert_model\.ckpt, oth"):
-        load_any(folder)
+        load_model_or_tf1(folder)
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(UserError, match="the folder holds nothing; expected a run folder"):
-        load_any(empty)
+        load_model_or_tf1(empty)
     with pytest.raises(UserError, match=r"bert_config\.json and \*\.ckpt\.index"):
         tf1.read_checkpoint(empty)

@@ -1,112 +1,283 @@
-"""Objectives of fine-tuning against plain NumPy in float64."""
+"""Fine-tuning programs: sums that add up, rows and lengths that change nothing, refusals."""
 
+import dataclasses
+import functools
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.models.config import ChoiceHead, RegressionHead, SequenceHead, SpanHead, TokenHead
-from bert_jax.objectives import fine_tuning as objectives
+from bert_jax import batch as contract
+from bert_jax.config_lib import from_json, to_json
+from bert_jax.errors import ConfigError
+from bert_jax.models import model_parts
+from bert_jax.models.config import (
+    ComputeConfig,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    RegressionHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+from bert_jax.objectives.config import FineTuning, ObjectiveConfig
+from bert_jax.objectives.fine_tuning import FineTuningObjective
+from bert_jax.objectives.make import make_objective
+from bert_jax.parallel import sharding
+from bert_jax.parallel.config import make_mesh_config
+from bert_jax.params import paths
 from bert_jax.testing.batches import fine_tuning_batch
+from bert_jax.testing.models import random_parameters, small_config
+from bert_jax.train.optimizer import decay_mask
 
-SIZES = {"batch_size": 7, "length": 12, "vocab_size": 30, "filling": 2}
-LABELS = ("a", "b", "c", "d")
-CLASS_WEIGHTS = (0.5, 2.0, 0.0, 1.0)
-
-
-def make(head):
-    batch = fine_tuning_batch(head, **SIZES)
-    return batch, {name: jnp.asarray(field) for name, field in batch.items()}
-
-
-def scores(*shape):
-    return np.random.default_rng(1).normal(0, 3, shape)
-
-
-def log_softmax(logits):
-    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+HEADS = [
+    SequenceClassificationHead(labels=("no", "yes", "perhaps")),
+    RegressionHead(),
+    TokenClassificationHead(labels=("O", "B-PER", "I-PER")),
+    QuestionAnsweringHead(),
+    MultipleChoiceHead(),
+]
+each_head = pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
+MODEL = small_config(num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+WEIGHTS = (0.25, 1.0, 3.0)
 
 
-def reference(logits, labels, weights, class_weights=None, smoothing=0.0):
-    """(sum of losses, sum of weights) by a loop over labels, straight from the definition."""
-    classes = logits.shape[-1]
-    per_class = np.ones(classes) if class_weights is None else np.asarray(class_weights)
-    total = norm = 0.0
-    for index in np.ndindex(labels.shape):
-        target = np.full(classes, smoothing / classes)
-        target[labels[index]] += 1 - smoothing
-        total -= weights[index] * (per_class * target * log_softmax(logits[index])).sum()
-        norm += weights[index] * per_class[labels[index]]
-    return total, norm
+@functools.cache
+def program(head, **fields):
+    """With class weights and smoothing where the head has classes, without dropout."""
+    values: dict = {"classifier_dropout": 0.0}
+    if isinstance(head, SequenceClassificationHead | TokenClassificationHead):
+        values |= {"class_weights": WEIGHTS, "label_smoothing": 0.1}
+    return FineTuningObjective(FineTuning(model=MODEL, head=head, **{**values, **fields}))
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("class_weights", [(), CLASS_WEIGHTS], ids=["plain", "weighted"])
-def test_classification(class_weights, smoothing):
-    raw, batch = make(SequenceHead(labels=LABELS))
-    logits = scores(7, 4)
-    loss, metrics = objectives.classification(
-        jnp.asarray(logits, jnp.float32), batch, class_weights, smoothing
+def parameters(head):
+    return paths.unflatten(random_parameters(MODEL, head=head))
+
+
+def make(head, **fields) -> Any:
+    sizes = {"batch_size": 8, "seq_length": 16, "vocab_size": 18, **fields}
+    return fine_tuning_batch(head, **sizes)
+
+
+@functools.cache
+def gradient_of(program):
+    """(params, batch, loss_denominators, key) -> gradient and losses, as NumPy arrays."""
+
+    def loss(params, batch, loss_denominators, key):
+        losses = program.compute_loss(params, batch, loss_denominators, key)
+        return losses.loss, losses
+
+    compiled = jax.jit(jax.grad(loss, has_aux=True))
+    return lambda *arguments: jax.device_get(compiled(*arguments))
+
+
+def whole(program, params, batch, key=None):
+    """The gradient and the losses of a batch in one pass."""
+    return gradient_of(program)(params, batch, program.loss_denominators(batch), key)
+
+
+def assert_same_tree(found, expected, tolerance=1e-6):
+    expected = paths.flatten(expected)
+    assert paths.flatten(found).keys() == expected.keys()
+    for path, leaf in paths.flatten(found).items():
+        np.testing.assert_allclose(leaf, expected[path], atol=tolerance, err_msg=path)
+
+
+@each_head
+def test_parameters_have_their_parts_and_stand_in_every_table(head):
+    made = make_objective(program(head).config)
+    assert isinstance(made, FineTuningObjective)
+    flat = paths.flatten(made.abstract())
+    model_parts.validate_params(flat, MODEL, "a program", head)
+    pooled = not isinstance(head, TokenClassificationHead | QuestionAnsweringHead)
+    linear = "span" if isinstance(head, QuestionAnsweringHead) else "classifier"
+    assert model_parts.parts_in(flat) == {"encoder", linear} | ({"pooler"} if pooled else set())
+    decay = paths.flatten(decay_mask(made.abstract()))
+    assert decay[f"{linear}/kernel"] and not decay[f"{linear}/bias"]
+    grid = sharding.make_mesh(make_mesh_config("fsdp_tp"))
+    assert sharding.parameter_shardings(made.abstract(), grid)
+    fresh = paths.flatten(made.init(jax.random.key(0)))
+    assert {p: (x.shape, x.dtype) for p, x in fresh.items()} == {
+        p: (x.shape, x.dtype) for p, x in flat.items()
+    }
+    assert not fresh[f"{linear}/bias"].any() and 0.01 < fresh[f"{linear}/kernel"].std() < 0.03
+
+
+@each_head
+def test_batches_keep_the_contract(head):
+    made = program(head)
+    batch = make(head)
+    sizes = {"B": 8, "L": 16, "A": 3}
+    contract.check_batch(batch, contract.batch_spec(made.batch_fields(), sizes))
+    assert set(made.input_fields()) < set(made.batch_fields()) == set(batch)
+
+
+@each_head
+def test_rows_that_fill_the_batch_up_change_nothing(head):
+    made, params = program(head), parameters(head)
+    filled = make(head, num_padding_examples=4)
+    cut = {name: rows[:4] for name, rows in filled.items()}
+    found, losses = whole(made, params, filled)
+    expected, alone = whole(made, params, cut)
+    assert float(losses.loss) == pytest.approx(float(alone.loss), rel=1e-6)
+    assert_same_tree(found, expected)
+    for name in losses.metrics.keys() - {"padding_fraction"}:
+        np.testing.assert_allclose(losses.metrics[name], alone.metrics[name], rtol=1e-6)
+
+
+@each_head
+def test_a_batch_of_filling_alone_is_zero_and_not_nan(head):
+    found, losses = whole(program(head), parameters(head), make(head, num_padding_examples=8))
+    assert float(losses.loss) == 0
+    assert not any(leaf.any() for leaf in paths.flatten(found).values())
+
+
+@each_head
+def test_microbatches_add_up_to_the_whole(head):
+    made, params = program(head), parameters(head)
+    batch = make(head, num_padding_examples=3)
+    loss_denominators = made.loss_denominators(batch)
+    shares = [
+        gradient_of(made)(
+            params, {name: rows[part::2] for name, rows in batch.items()}, loss_denominators, None
+        )
+        for part in range(2)
+    ]
+    total = jax.tree.map(np.add, *shares)
+    expected = whole(made, params, batch)
+    assert float(total[1].loss) == pytest.approx(float(expected[1].loss), rel=1e-6)
+    assert_same_tree(total[0], expected[0])
+    # The shares differ, so that a mean of means would be another number.
+    assert abs(shares[0][1].loss - shares[1][1].loss) > 0.01
+
+
+@each_head
+def test_the_padded_length_does_not_change_what_is_predicted(head):
+    made, params = program(head), parameters(head)
+    short = make(head, seq_length=10)
+    long = {
+        name: np.pad(field, [(0, 0)] * (field.ndim - 1) + [(0, 10)]) if field.ndim > 1 else field
+        for name, field in short.items()
+    }
+    assert long[made.input_fields()[0]].shape[-1] == 20
+    predict = jax.jit(made.predict)
+    for name, values in predict(params, short).items():
+        found = predict(params, long)[name]
+        assert found.dtype == jnp.float32
+        if isinstance(head, TokenClassificationHead | QuestionAnsweringHead):
+            found = found[:, :10]
+        np.testing.assert_allclose(found, values, atol=1e-6, err_msg=name)
+
+
+@each_head
+def test_predictions_need_no_labels_and_loss_is_theirs(head):
+    made, params = program(head), parameters(head)
+    batch = make(head)
+    inputs = {name: batch[name] for name in made.input_fields()}
+    found = jax.jit(made.predict)(params, inputs)
+    shapes = {name: values.shape for name, values in found.items()}
+    match head:
+        case SequenceClassificationHead():
+            assert shapes == {"logits": (8, 3)}
+        case RegressionHead():
+            assert shapes == {"values": (8,)}
+            error = np.square(np.asarray(found["values"]) - batch["label_values"]).mean()
+            assert float(whole(made, params, batch)[1].loss) == pytest.approx(error, rel=1e-5)
+        case TokenClassificationHead():
+            assert shapes == {"logits": (8, 16, 3)}
+        case QuestionAnsweringHead():
+            assert shapes == {"start_logits": (8, 16), "end_logits": (8, 16)}
+        case MultipleChoiceHead():
+            assert shapes == {"logits": (8, 3)}
+            # A choice is scored by itself: turning the choices round turns the scores round.
+            turned = {name: field[:, ::-1] for name, field in inputs.items()}
+            again = jax.jit(made.predict)(params, turned)["logits"]
+            np.testing.assert_allclose(again[:, ::-1], found["logits"], atol=1e-6)
+
+
+@each_head
+def test_dropout_is_before_the_classifier_and_not_before_spans(head):
+    made, params = program(head, classifier_dropout=0.5), parameters(head)
+    batch = make(head)
+
+    @jax.jit
+    def loss(key):
+        return made.compute_loss(params, batch, made.loss_denominators(batch), key).loss
+
+    still = float(loss(None))
+    losses = [float(loss(jax.random.key(seed))) for seed in (0, 0, 1)]
+    assert losses[0] == losses[1]
+    if isinstance(head, QuestionAnsweringHead):
+        assert losses[0] == losses[2] == pytest.approx(still, rel=1e-6)
+    else:
+        assert len({*losses, still}) == 3
+
+
+@each_head
+def test_bfloat16_is_near_and_its_outputs_are_float32(head):
+    made, params = program(head), parameters(head)
+    half = program(head, compute=ComputeConfig(dtype="bfloat16"))
+    batch = make(head)
+    exact, rough = jax.jit(made.predict)(params, batch), jax.jit(half.predict)(params, batch)
+    for name, values in exact.items():
+        assert rough[name].dtype == jnp.float32
+        np.testing.assert_allclose(rough[name], values, atol=0.05)
+        assert (np.asarray(rough[name]) != np.asarray(values)).any()
+    losses = jax.eval_shape(half.compute_loss, params, batch, half.loss_denominators(batch), None)
+    assert losses.loss.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    "head", [HEADS[0], HEADS[4]], ids=["SequenceClassificationHead", "MultipleChoiceHead"]
+)
+def test_eight_devices_equal_one(head):
+    made, params = program(head, classifier_dropout=0.1), parameters(head)
+    batch, key = make(head, num_padding_examples=1), jax.random.key(3)
+    expected = whole(made, params, batch, key)
+    grid = sharding.make_mesh(make_mesh_config("fsdp"))
+    placed = jax.device_put(params, sharding.parameter_shardings(made.abstract(), grid))
+    rows = sharding.put_batch(batch, sharding.batch_sharding(grid))
+    found = whole(made, placed, rows, key)
+    assert float(found[1].loss) == pytest.approx(float(expected[1].loss), rel=1e-6)
+    assert_same_tree(found[0], expected[0])
+
+
+@each_head
+def test_configs_go_through_json(head):
+    config = program(head).config
+    assert from_json(ObjectiveConfig, to_json(config)) == config
+
+
+@pytest.mark.parametrize(
+    "head, fields, message",
+    [
+        (HEADS[0], {"class_weights": (1.0, 2.0)}, "2 weights, but objective.head has 3 labels: no"),
+        (HEADS[0], {"class_weights": (1.0, -2.0, 1.0)}, "expected numbers >= 0"),
+        (HEADS[0], {"class_weights": (0.0, 0.0, 0.0)}, "one of them > 0"),
+        (HEADS[1], {"class_weights": (1.0,)}, "a RegressionHead has no classes"),
+        (HEADS[3], {"label_smoothing": 0.1}, "a QuestionAnsweringHead has no classes; expected 0"),
+        (HEADS[0], {"label_smoothing": 1.0}, "expected 0 <= label_smoothing < 1"),
+        (HEADS[0], {"classifier_dropout": -0.1}, "expected 0, or a rate"),
+    ],
+)
+def test_impossible_programs_are_refused(head, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        FineTuning(model=MODEL, head=head, **fields)
+
+
+@pytest.mark.parametrize("kind", [SequenceClassificationHead, TokenClassificationHead])
+def test_labels_are_two_or_more_and_different(kind):
+    with pytest.raises(ConfigError, match="expected at least two labels"):
+        kind(labels=("only",))
+    with pytest.raises(ConfigError, match="'a' more than once"):
+        kind(labels=("a", "b", "a"))
+
+
+def test_a_head_is_a_field_like_any_other():
+    config = program(HEADS[0]).config
+    fewer = dataclasses.replace(
+        config, head=SequenceClassificationHead(labels=("a", "b")), class_weights=()
     )
-    labels, weights = raw["labels"], raw["example_weights"]
-    total, norm = reference(logits, labels, weights, class_weights or None, smoothing)
-    assert float(loss.total) == pytest.approx(total, rel=1e-6)
-    assert float(loss.weight) == pytest.approx(norm, rel=1e-6)
-    assert metrics["loss"] is loss
-    accuracy = metrics["accuracy"]
-    assert float(accuracy.total) == ((logits.argmax(-1) == labels) * weights).sum()
-    assert float(accuracy.weight) == 5
-
-
-def test_choices_are_classes():
-    raw, batch = make(ChoiceHead())
-    logits = scores(7, 3)
-    loss, _ = objectives.classification(jnp.asarray(logits, jnp.float32), batch)
-    total, norm = reference(logits, raw["labels"], raw["example_weights"])
-    assert float(loss.total) == pytest.approx(total, rel=1e-6)
-    assert float(loss.weight) == norm == 5
-
-
-@pytest.mark.parametrize("class_weights", [(), CLASS_WEIGHTS], ids=["plain", "weighted"])
-def test_tagging_counts_first_pieces_of_rows_that_count(class_weights):
-    raw, batch = make(TokenHead(labels=LABELS))
-    batch["token_label_weights"] = jnp.ones((7, 12), jnp.float32).at[:, ::3].set(0.0)
-    weights = np.asarray(batch["token_label_weights"]) * raw["example_weights"][:, None]
-    logits = scores(7, 12, 4)
-    loss, metrics = objectives.tagging(jnp.asarray(logits, jnp.float32), batch, class_weights, 0.1)
-    labels = raw["token_labels"]
-    total, norm = reference(logits, labels, weights, class_weights or None, 0.1)
-    assert float(loss.total) == pytest.approx(total, rel=1e-6)
-    assert float(loss.weight) == pytest.approx(norm, rel=1e-6)
-    accuracy = metrics["accuracy"]
-    assert float(accuracy.total) == ((logits.argmax(-1) == labels) * weights).sum()
-    assert float(accuracy.weight) == weights.sum() == 5 * 8
-
-
-def test_spans_are_half_start_and_half_end():
-    raw, batch = make(SpanHead())
-    starts, ends = scores(7, 12), scores(7, 12)[::-1]
-    # One row with both right: at random there may be none.
-    starts[1, raw["start_positions"][1]] = ends[1, raw["end_positions"][1]] = 20.0
-    loss, metrics = objectives.spans(
-        jnp.asarray(starts, jnp.float32), jnp.asarray(ends, jnp.float32), batch
-    )
-    weights = raw["example_weights"]
-    both = [reference(starts, raw["start_positions"], weights)]
-    both += [reference(ends, raw["end_positions"], weights)]
-    assert float(loss.total) == pytest.approx((both[0][0] + both[1][0]) / 2, rel=1e-6)
-    assert float(loss.weight) == 5
-    start_right = (starts.argmax(-1) == raw["start_positions"]) * weights
-    end_right = (ends.argmax(-1) == raw["end_positions"]) * weights
-    assert float(metrics["start_accuracy"].total) == start_right.sum()
-    assert float(metrics["end_accuracy"].total) == end_right.sum()
-    assert float(metrics["accuracy"].total) == (start_right * end_right).sum() > 0
-
-
-def test_regression_is_the_squared_error():
-    raw, batch = make(RegressionHead())
-    values = scores(7)
-    loss, metrics = objectives.regression(jnp.asarray(values, jnp.float32), batch)
-    squares = (values - raw["label_values"]) ** 2 * raw["example_weights"]
-    assert float(loss.total) == pytest.approx(squares.sum(), rel=1e-6)
-    assert float(loss.weight) == 5
-    assert metrics["mse"] == loss
+    assert paths.flatten(make_objective(fewer).abstract())["classifier/kernel"].shape == (16, 2)

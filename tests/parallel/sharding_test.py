@@ -5,19 +5,19 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from bert_jax import paths
 from bert_jax.errors import ConfigError
-from bert_jax.models.config import bert
+from bert_jax.models.bert.sharding import PARAMETER_AXES
+from bert_jax.models.config import bert_config
+from bert_jax.objectives.config import Pretraining
+from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.axes import PARAMETER_AXES
-from bert_jax.parallel.config import Mesh, mesh
-from bert_jax.programs.config import Pretraining
-from bert_jax.programs.pretraining import PretrainingProgram
+from bert_jax.parallel.config import MeshConfig, make_mesh_config
+from bert_jax.params import paths
 
 
 def program(**changes):
-    model = bert("tiny", vocab_size=104)
-    return PretrainingProgram(Pretraining(model=model, mask_token_id=4, **changes))
+    model = bert_config("tiny", vocab_size=104)
+    return PretrainingObjective(Pretraining(model=model, mask_token_id=4, **changes))
 
 
 def test_every_parameter_has_one_row_of_the_right_rank():
@@ -30,20 +30,20 @@ def test_every_parameter_has_one_row_of_the_right_rank():
     [("dp", (8, 1, 1)), ("fsdp", (1, 8, 1)), ("tp", (4, 1, 2)), ("fsdp_tp", (1, 4, 2))],
 )
 def test_presets_on_eight_devices(preset, sizes):
-    assert mesh(preset).sizes(8) == sizes
+    assert make_mesh_config(preset).axis_sizes(8) == sizes
 
 
 def test_a_mesh_that_does_not_fit_says_so():
     with pytest.raises(ConfigError, match="does not fit 8 devices"):
-        Mesh(data=3).sizes(8)
+        MeshConfig(data=3).axis_sizes(8)
     with pytest.raises(ConfigError, match="does not fit 8 devices"):
-        Mesh(tensor=3).sizes(8)
+        MeshConfig(tensor=3).axis_sizes(8)
     with pytest.raises(ConfigError, match="-1 at most once"):
-        Mesh(data=-1, fsdp=-1)
+        MeshConfig(data=-1, fsdp=-1)
 
 
 def test_fsdp_tp_splits_parameters_and_moments_alike():
-    devices = sharding.make_mesh(mesh("fsdp_tp"))
+    devices = sharding.make_mesh(make_mesh_config("fsdp_tp"))
     params = program().abstract()
     specs = {
         path: where.spec
@@ -59,7 +59,7 @@ def test_fsdp_tp_splits_parameters_and_moments_alike():
 
 
 def test_a_dimension_that_does_not_divide_stays_whole():
-    devices = sharding.make_mesh(Mesh(data=1, tensor=8))
+    devices = sharding.make_mesh(MeshConfig(data=1, tensor=8))
     spec = sharding.parameter_spec(
         "encoder/embeddings/word_embeddings/embedding", (30522, 128), devices
     )
@@ -67,14 +67,14 @@ def test_a_dimension_that_does_not_divide_stays_whole():
 
 
 def test_batch_size_must_divide():
-    devices = sharding.make_mesh(mesh("dp"))
+    devices = sharding.make_mesh(make_mesh_config("dp"))
     sharding.check_batch_size(32, 4, devices)
     with pytest.raises(ConfigError, match="batch_size 30 is not divisible by 2 microbatches x 8"):
         sharding.check_batch_size(30, 2, devices)
 
 
 def test_init_builds_parameters_where_they_live():
-    devices = sharding.make_mesh(mesh("fsdp"))
+    devices = sharding.make_mesh(make_mesh_config("fsdp"))
     made = program()
     shardings = sharding.parameter_shardings(made.abstract(), devices)
     params = jax.jit(made.init, out_shardings=shardings)(jax.random.key(0))

@@ -7,15 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import paths
-from bert_jax.interop.huggingface_names import TIED
-from bert_jax.models.config import BertConfig, GeluTanh, bert
-from bert_jax.programs.config import Pretraining
-from bert_jax.programs.pretraining import PretrainingProgram
+from bert_jax.export.export import export
+from bert_jax.models.bert.huggingface import TIED
+from bert_jax.models.config import BertConfig, GeluTanh, bert_config
+from bert_jax.objectives.config import Pretraining
+from bert_jax.objectives.pretraining import PretrainingObjective
+from bert_jax.params import paths
+from bert_jax.pretrained.load import load_model
 from bert_jax.testing.batches import pretraining_batch
 from bert_jax.testing.models import small_model
-from bert_jax.train.export import export
-from bert_jax.train.pretrained import load_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -34,8 +34,8 @@ def torch_config(config: BertConfig):
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
         intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.positions.max_length,
-        hidden_act="gelu_new" if config.activation == GeluTanh() else "gelu",
+        max_position_embeddings=config.positions.max_position_embeddings,
+        hidden_act="gelu_new" if config.hidden_act == GeluTanh() else "gelu",
         attn_implementation="eager",
     )
 
@@ -67,10 +67,10 @@ def theirs(model, batch):
 
 def ours(params, config: BertConfig, batch):
     """The same of the program that is trained."""
-    program = PretrainingProgram(Pretraining(model=config, mask_token_id=4))
+    program = PretrainingObjective(Pretraining(model=config, mask_token_id=4))
 
     def compute(params, batch):
-        network = program.network.bind(params)
+        network = program.network.merge(params)
         states = network.encode(batch, output_hidden_states=True).hidden_states
         last = states[-1]
         return states, network.masked_lm_logits(last), network.next_sentence_logits(last)
@@ -95,13 +95,13 @@ def assert_same(found, expected, batch, tolerance: float = TOLERANCE) -> None:
     ["tiny", "mini", "small", "medium", "base", pytest.param("large", marks=pytest.mark.slow)],
 )
 def test_published_sizes(size):
-    config = bert(size)
+    config = bert_config(size)
     model = transformers.BertForPreTraining(torch_config(config))
     randomise(model, seed=0)
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    params = paths.unflatten(TIED.from_theirs(state, size))
+    params = paths.unflatten(TIED.from_external(state, size))
     batch = pretraining_batch(
-        batch_size=3, length=24, max_predictions=4, vocab_size=config.vocab_size
+        batch_size=3, seq_length=24, max_predictions_per_seq=4, vocab_size=config.vocab_size
     )
     tolerance = TOLERANCE_OF_LARGE if size == "large" else TOLERANCE
     assert_same(ours(params, config, batch), theirs(model, batch), batch, tolerance)
@@ -110,30 +110,34 @@ def test_published_sizes(size):
 def test_tanh_gelu_and_a_batch_over_the_whole_position_table():
     config = BertConfig(
         vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=48, activation=GeluTanh(),
+        intermediate_size=48, hidden_act=GeluTanh(),
     )  # fmt: skip
     model = transformers.BertForPreTraining(torch_config(config))
     randomise(model, seed=1)
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    params = paths.unflatten(TIED.from_theirs(state, "tanh"))
-    batch = pretraining_batch(batch_size=2, length=512, max_predictions=4, vocab_size=200)
+    params = paths.unflatten(TIED.from_external(state, "tanh"))
+    batch = pretraining_batch(
+        batch_size=2, seq_length=512, max_predictions_per_seq=4, vocab_size=200
+    )
     assert_same(ours(params, config, batch), theirs(model, batch), batch)
 
 
 def test_a_folder_that_transformers_wrote_is_read(tmp_path):
-    config = bert("tiny", vocab_size=300, max_length=64)
+    config = bert_config("tiny", vocab_size=300, max_position_embeddings=64)
     model = transformers.BertForPreTraining(torch_config(config))
     randomise(model, seed=2)
     model.save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
     assert loaded.config == config and loaded.missing == ()
-    batch = pretraining_batch(batch_size=2, length=16, max_predictions=4, vocab_size=300)
+    batch = pretraining_batch(
+        batch_size=2, seq_length=16, max_predictions_per_seq=4, vocab_size=300
+    )
     assert_same(ours(loaded.params, config, batch), theirs(model, batch), batch)
 
 
 @pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM", "BertForNextSentencePrediction"])
 def test_folders_of_other_architectures_are_read(tmp_path, kind):
-    config = bert("tiny", vocab_size=300, max_length=64)
+    config = bert_config("tiny", vocab_size=300, max_position_embeddings=64)
     model = getattr(transformers, kind)(torch_config(config))
     model.save_pretrained(tmp_path)
     missing = {
@@ -156,7 +160,7 @@ def test_an_export_opens_with_every_auto_class(tmp_path, tied):
         folder, output_loading_info=True, attn_implementation="eager"
     )
     assert not told["missing_keys"] and not told["mismatched_keys"]
-    batch = pretraining_batch(batch_size=3, length=16, max_predictions=3, vocab_size=18)
+    batch = pretraining_batch(batch_size=3, seq_length=16, max_predictions_per_seq=3, vocab_size=18)
     assert_same(ours(made.params, made.config, batch), theirs(model, batch), batch)
 
     for kind in ("AutoModelForMaskedLM", "AutoModel"):
@@ -169,6 +173,6 @@ def test_an_export_opens_with_every_auto_class(tmp_path, tied):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokenizer.model_max_length == 20
     text = "The old man mends [MASK] net."
-    assert made.vocabulary is not None
-    row = [made.vocabulary.cls_id, *made.vocabulary.encode(text), made.vocabulary.sep_id]
+    assert made.tokenizer is not None
+    row = [made.tokenizer.cls_id, *made.tokenizer.encode(text), made.tokenizer.sep_id]
     assert tokenizer(text)["input_ids"] == row

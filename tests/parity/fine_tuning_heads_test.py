@@ -10,35 +10,35 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import paths
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
-from bert_jax.interop.huggingface_names import TIED
+from bert_jax.export.export import export
+from bert_jax.models.bert.huggingface import TIED
 from bert_jax.models.config import (
-    ChoiceHead,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
     RegressionHead,
-    SequenceHead,
-    SpanHead,
-    TokenHead,
-    bert,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+    bert_config,
 )
-from bert_jax.objectives import fine_tuning as objectives
-from bert_jax.programs.config import FineTuning
-from bert_jax.programs.fine_tuning import FineTuningProgram
+from bert_jax.objectives import fine_tuning_losses as objectives
+from bert_jax.objectives.config import FineTuning
+from bert_jax.objectives.fine_tuning import FineTuningObjective
+from bert_jax.params import paths
+from bert_jax.pretrained.load import load_model
 from bert_jax.testing.batches import fine_tuning_batch
 from bert_jax.testing.models import small_model
-from bert_jax.train.export import export
-from bert_jax.train.pretrained import load_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 TOLERANCE = 1e-5
-MODEL = bert("tiny", vocab_size=300, max_length=64)
+MODEL = bert_config("tiny", vocab_size=300, max_position_embeddings=64)
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 # Head, their class, and what their configuration says of it.
 KINDS = {
     "sequence": (
-        SequenceHead(labels=("no", "maybe", "yes")),
+        SequenceClassificationHead(labels=("no", "maybe", "yes")),
         "SequenceClassification",
         {"id2label": {0: "no", 1: "maybe", 2: "yes"}},
     ),
@@ -48,12 +48,12 @@ KINDS = {
         {"num_labels": 1, "problem_type": "regression"},
     ),
     "token": (
-        TokenHead(labels=LABELS),
+        TokenClassificationHead(labels=LABELS),
         "TokenClassification",
         {"id2label": dict(enumerate(LABELS))},
     ),
-    "span": (SpanHead(), "QuestionAnswering", {}),
-    "choice": (ChoiceHead(), "MultipleChoice", {}),
+    "span": (QuestionAnsweringHead(), "QuestionAnswering", {}),
+    "choice": (MultipleChoiceHead(), "MultipleChoice", {}),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -84,12 +84,16 @@ def their_model(kind: str):
 
 def our_params(kind: str):
     state = {name: tensor.numpy() for name, tensor in their_model(kind).state_dict().items()}
-    return paths.unflatten(TIED.from_theirs(state, kind))
+    return paths.unflatten(TIED.from_external(state, kind))
 
 
 def make_batch(kind: str, vocab_size: int = 300, length: int = 24) -> Any:
     return fine_tuning_batch(
-        KINDS[kind][0], batch_size=6, length=length, vocab_size=vocab_size, filling=1
+        KINDS[kind][0],
+        batch_size=6,
+        seq_length=length,
+        vocab_size=vocab_size,
+        num_padding_examples=1,
     )
 
 
@@ -118,7 +122,7 @@ def their_predictions(model, batch):
 
 
 def our_predictions(params, config, head, batch):
-    program = FineTuningProgram(FineTuning(model=config, head=head))
+    program = FineTuningObjective(FineTuning(model=config, head=head))
     found = jax.device_get(jax.jit(program.predict)(params, batch))
     if isinstance(head, RegressionHead):
         return {"logits": found["values"][:5, None]}
@@ -155,7 +159,7 @@ def test_an_export_of_ours_opens_there_and_predicts_the_same(tmp_path, kind):
     )
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         assert not told[problem], problem
-    if isinstance(head, SequenceHead | TokenHead):
+    if isinstance(head, SequenceClassificationHead | TokenClassificationHead):
         assert model.config.id2label == dict(enumerate(head.labels))
         assert model.config.label2id == {label: n for n, label in enumerate(head.labels)}
     if isinstance(head, RegressionHead):
@@ -172,18 +176,18 @@ def test_loss_and_gradient_are_theirs(kind):
     expected = model(**their_inputs(batch, labels=True)).loss
     expected.backward()
 
-    program = FineTuningProgram(FineTuning(model=MODEL, head=KINDS[kind][0]))
+    program = FineTuningObjective(FineTuning(model=MODEL, head=KINDS[kind][0]))
     params = our_params(kind)
 
     @jax.jit
     @jax.value_and_grad
     def ours(params):
-        return program.losses(params, batch, program.normalisers(batch), None).loss
+        return program.compute_loss(params, batch, program.loss_denominators(batch), None).loss
 
     loss, gradient = ours(params)
     assert float(loss) == pytest.approx(expected.item(), rel=1e-6)
     flat = jax.tree.map(np.array, paths.flatten(gradient))
-    mine = TIED.to_theirs(flat)
+    mine = TIED.to_external(flat)
     theirs = {name: p.grad.numpy() for name, p in model.named_parameters()}
     assert mine.keys() == theirs.keys()
     # The scores of a span are over padding too, where PyTorch's embedding keeps [PAD] as it is.
@@ -196,8 +200,12 @@ def test_loss_and_gradient_are_theirs(kind):
 @pytest.mark.parametrize("weights", [(), (0.2, 1.0, 3.0)], ids=["plain", "weighted"])
 @pytest.mark.parametrize("kind", ["sequence", "token"])
 def test_class_weights_and_smoothing_are_those_of_pytorch(kind, weights, smoothing):
-    head = {"sequence": SequenceHead, "token": TokenHead}[kind](labels=("a", "b", "c"))
-    batch: Any = fine_tuning_batch(head, batch_size=9, length=12, vocab_size=30, filling=2)
+    head = {"sequence": SequenceClassificationHead, "token": TokenClassificationHead}[kind](
+        labels=("a", "b", "c")
+    )
+    batch: Any = fine_tuning_batch(
+        head, batch_size=9, seq_length=12, vocab_size=30, num_padding_examples=2
+    )
     shape = (9, 3) if kind == "sequence" else (9, 12, 3)
     logits: Any = np.random.default_rng(5).normal(0, 3, shape).astype(np.float32)
     if kind == "sequence":
@@ -205,7 +213,7 @@ def test_class_weights_and_smoothing_are_those_of_pytorch(kind, weights, smoothi
         loss, _ = objectives.classification(logits, batch, weights, smoothing)
     else:
         labels = np.where(batch["token_label_weights"] > 0, batch["token_labels"], -100)
-        loss, _ = objectives.tagging(logits, batch, weights, smoothing)
+        loss, _ = objectives.token_classification(logits, batch, weights, smoothing)
     criterion = torch.nn.CrossEntropyLoss(
         weight=torch.tensor(weights, dtype=torch.float64) if weights else None,
         label_smoothing=smoothing,

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax import paths
-from bert_jax.models.config import BertConfig, GeluTanh, Learned
-from bert_jax.objectives.mean import cross_entropy
-from bert_jax.programs import parts
+from bert_jax.models import model_parts
+from bert_jax.models.config import BertConfig, GeluTanh, LearnedPositions
+from bert_jax.objectives.weighted_mean import cross_entropy
+from bert_jax.params import paths
 
 CONFIG = BertConfig(
     vocab_size=24,
@@ -17,8 +17,8 @@ CONFIG = BertConfig(
     num_hidden_layers=2,
     num_attention_heads=4,
     intermediate_size=64,
-    positions=Learned(max_length=20),
-    activation=GeluTanh(),
+    positions=LearnedPositions(max_position_embeddings=20),
+    hidden_act=GeluTanh(),
 )
 PAD, IGNORED = 0, -100
 
@@ -85,7 +85,7 @@ def parameters(case: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def compute(case: dict[str, np.ndarray]):
     flat = parameters(case)
-    parts.check(flat, CONFIG, "golden")
+    model_parts.validate_params(flat, CONFIG, "golden")
     ids = case["inputs/input_ids"].reshape(-1, 20).astype(np.int32)
     types = case.get("inputs/token_type_ids", np.zeros_like(ids)).reshape(-1, 20)
     mask = ids != PAD
@@ -93,7 +93,7 @@ def compute(case: dict[str, np.ndarray]):
         np.testing.assert_array_equal(case["inputs/padding_mask"].reshape(-1, 20), mask)
     batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
     fields = {name: array.astype(np.int32) for name, array in batch.items()}
-    return parts.run(paths.unflatten(flat), CONFIG, fields), ids
+    return model_parts.run_forward(paths.unflatten(flat), CONFIG, fields), ids
 
 
 @pytest.mark.parametrize("name", MASKED_LM)

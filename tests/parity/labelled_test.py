@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.data.labelled.config import Conll, Glue, Snli, Squad, Swag, TaskConfig
-from bert_jax.data.labelled.features import make_features
-from bert_jax.data.labelled.read import read_task
-from bert_jax.data.labelled.rows import Features
-from bert_jax.text.vocabulary import Vocabulary, load_vocabulary
+from bert_jax.data.finetuning.config import Conll, Glue, Snli, Squad, Swag, TaskConfig
+from bert_jax.data.finetuning.features import make_features
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.finetuning.rows import Features
+from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 
@@ -40,8 +40,8 @@ OFFICIAL = {"qqp": "dev.tsv.gz", "mnli": "dev_matched.tsv.gz"}
 
 
 @pytest.fixture(scope="module")
-def vocabulary(shared: Path) -> Vocabulary:
-    return load_vocabulary(shared / "vocab" / "bert-base-uncased" / "vocab.txt")
+def vocabulary(shared: Path) -> Tokenizer:
+    return load_tokenizer(shared / "vocab" / "bert-base-uncased" / "vocab.txt")
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,8 @@ def tab_separated(path: Path, names: list[str] | None = None) -> list[dict[str, 
         return list(rows)
 
 
-def features_of(config: TaskConfig, vocabulary: Vocabulary, length: int, stride: int = 0):
-    return make_features(read_task(config), "dev", vocabulary, length, stride)
+def features_of(config: TaskConfig, vocabulary: Tokenizer, length: int, stride: int = 0):
+    return make_features(load_task(config), "dev", vocabulary, length, stride)
 
 
 def assert_texts(features: Features, reference: Any) -> None:
@@ -124,7 +124,7 @@ def test_conll(shared: Path, vocabulary, tokenizer):
     """The first piece of each word has the word's tag; IOB1 is turned into IOB2 by its rule."""
     path = shared / "ner" / "conll2003" / "eng.testa"
     train = shared / "ner" / "conll2003" / "eng.train.gz"
-    task = read_task(Conll(train=str(train), dev=str(path)))
+    task = load_task(Conll(train=str(train), dev=str(path)))
     features = make_features(task, "dev", vocabulary, 512, 0)
     sentences = list(conll_sentences(path))
     words = [[line[0] for line in lines] for lines in sentences]
@@ -174,7 +174,7 @@ def test_squad(shared: Path, vocabulary, tokenizer, file: str, version: Any):
         return_offsets_mapping=True,
     )
     assert_texts(features, reference)
-    assert features.example.tolist() == reference["overflow_to_sample_mapping"]
+    assert features.example_index.tolist() == reference["overflow_to_sample_mapping"]
     wrong = []
     for row, number in enumerate(reference["overflow_to_sample_mapping"]):
         in_context = np.array([s == 1 for s in reference.sequence_ids(row)])
@@ -201,11 +201,11 @@ def test_choices(tmp_path: Path, vocabulary, tokenizer):
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    features = make_features(read_task(Swag(dev=str(tmp_path / "dev.csv"))), "dev", vocabulary, 40)
+    features = make_features(load_task(Swag(dev=str(tmp_path / "dev.csv"))), "dev", vocabulary, 40)
     first = [row["sent1"] for row in rows for _ in range(4)]
     second = [f"{row['sent2']} {row[f'ending{e}']}" for row in rows for e in range(4)]
     reference = encode_texts(tokenizer, first, second, 40)
-    assert features.choices == 4 and features.truncated > 0
+    assert features.num_choices == 4 and features.num_truncated > 0
     assert [row.tolist() for row in features.input_ids] == reference["input_ids"]
     assert [row.tolist() for row in features.token_type_ids] == reference["token_type_ids"]
     assert features.targets["labels"] == [int(row["label"]) for row in rows]

@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_jax.export.export import export
 from bert_jax.models.config import (
-    ChoiceHead,
-    Learned,
+    LearnedPositions,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
     RegressionHead,
-    SequenceHead,
-    SpanHead,
+    SequenceClassificationHead,
     TaskHead,
-    TokenHead,
+    TokenClassificationHead,
 )
-from bert_jax.predict.task import Predictor
+from bert_jax.predict.predictor import Predictor
+from bert_jax.pretrained.load import load_model
 from bert_jax.testing.models import small_model
-from bert_jax.train.export import export
-from bert_jax.train.pretrained import load_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -29,7 +29,10 @@ TEXTS = ["The old man mends a net.", "A net by the sea, and old!", "Sea", "the m
 
 
 def exported(folder: Path, head: TaskHead) -> Path:
-    fields: Any = {"positions": Learned(max_length=64), "initializer_range": 0.3}
+    fields: Any = {
+        "positions": LearnedPositions(max_position_embeddings=64),
+        "initializer_range": 0.3,
+    }
     export(small_model(folder / "made", head=head, **fields), folder / "exported")
     return folder / "exported"
 
@@ -46,7 +49,9 @@ def forward(model: Any, encoded: Any) -> Any:
 
 
 def test_labels_and_values(tmp_path):
-    folder = exported(tmp_path / "labels", SequenceHead(labels=("no", "perhaps", "yes")))
+    folder = exported(
+        tmp_path / "labels", SequenceClassificationHead(labels=("no", "perhaps", "yes"))
+    )
     tokenizer, model = theirs(folder, "SequenceClassification")
     pairs = [(text, "the sea .") for text in TEXTS]
     for given in (TEXTS, pairs):
@@ -64,7 +69,7 @@ def test_labels_and_values(tmp_path):
 
 
 def test_tags(tmp_path):
-    folder = exported(tmp_path, TokenHead(labels=TAGS))
+    folder = exported(tmp_path, TokenClassificationHead(labels=TAGS))
     tokenizer, model = theirs(folder, "TokenClassification")
     seen = set()
     for row in Predictor(load_model(folder))(TEXTS):
@@ -79,7 +84,7 @@ def test_tags(tmp_path):
 
 
 def test_answers(tmp_path):
-    folder = exported(tmp_path, SpanHead())
+    folder = exported(tmp_path, QuestionAnsweringHead())
     tokenizer, model = theirs(folder, "QuestionAnswering")
     given = [("the net", text) for text in TEXTS]
     for row, (question, context) in zip(Predictor(load_model(folder))(given), given, strict=True):
@@ -100,7 +105,7 @@ def test_answers(tmp_path):
 
 
 def test_choices(tmp_path):
-    folder = exported(tmp_path, ChoiceHead())
+    folder = exported(tmp_path, MultipleChoiceHead())
     tokenizer, model = theirs(folder, "MultipleChoice")
     (row,) = Predictor(load_model(folder))([("The old man", *TEXTS)])
     encoded = tokenizer(["The old man"] * len(TEXTS), TEXTS, padding=True, return_tensors="pt")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.programs import parts
-from bert_jax.train.pretrained import load_model
+from bert_jax.models import model_parts
+from bert_jax.pretrained.load import load_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -53,10 +53,10 @@ def batch_of(fasta: Path) -> dict[str, np.ndarray]:
 
 def test_hidden_states_and_logits(shared, folder):
     model = load_model(folder)
-    assert model.missing == () and model.vocabulary is None
+    assert model.missing == () and model.tokenizer is None
     assert model.config.num_attention_heads == 12 and not model.config.tie_word_embeddings
     batch = batch_of(shared / "checkpoints" / "rnabert" / "RF00001.fa")
-    found = parts.run(model.params, model.config, batch)
+    found = model_parts.run_forward(model.params, model.config, batch)
 
     config = transformers.BertConfig.from_pretrained(folder, attn_implementation="eager")
     reference = transformers.BertForPreTraining(config).eval()

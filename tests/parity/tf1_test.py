@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.programs import parts
-from bert_jax.train.initial import load_any
+from bert_jax.models import model_parts
+from bert_jax.pretrained.initial import load_model_or_tf1
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -51,19 +51,19 @@ def load_by_hand(folder: Path):
 
 def test_hidden_states_and_logits(shared):
     folder = shared / "checkpoints" / "tf_format_tiny"
-    model = load_any(folder)
-    assert model.missing == () and model.vocabulary is not None
-    text = model.vocabulary.encode("all work and no play makes jack a dull boy")
-    assert model.vocabulary.unk_id not in text
+    model = load_model_or_tf1(folder)
+    assert model.missing == () and model.tokenizer is not None
+    text = model.tokenizer.encode("all work and no play makes jack a dull boy")
+    assert model.tokenizer.unk_id not in text
     ids = np.zeros((3, 16), np.int32)
-    ids[0, :12] = [model.vocabulary.cls_id, *text, model.vocabulary.sep_id]
+    ids[0, :12] = [model.tokenizer.cls_id, *text, model.tokenizer.sep_id]
     ids[1] = np.random.default_rng(0).integers(0, 15, 16)
     ids[2, :5] = [2, 9, 4, 11, 3]
     mask = (ids != 0).astype(np.int32)
     mask[1] = 1
     types = (np.arange(16) > np.array([[6], [3], [2]])).astype(np.int32)
     batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
-    found = parts.run(model.params, model.config, batch)
+    found = model_parts.run_forward(model.params, model.config, batch)
     with torch.no_grad():
         out = load_by_hand(folder)(
             **{name: torch.from_numpy(array).long() for name, array in batch.items()},

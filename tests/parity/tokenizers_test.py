@@ -10,10 +10,10 @@ import random
 import pytest
 
 from bert_jax.text.cleaning import clean_text
-from bert_jax.text.config import LearnConfig
+from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.files import read_text
-from bert_jax.text.learn import learn_vocabulary
-from bert_jax.text.vocabulary import load_vocabulary
+from bert_jax.text.learn import train_tokenizer
+from bert_jax.text.tokenizer import load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 
@@ -104,7 +104,7 @@ def test_wordpiece_equals_bert_tokenizer(name, lines, shared):
     path = shared / f"vocab/bert-base-{name}/vocab.txt"
     table = {piece: n for n, piece in enumerate(path.read_text("utf-8").split("\n")[:-1])}
     reference = transformers.BertTokenizerFast(vocab=table, do_lower_case=name == "uncased")
-    assert_same(load_vocabulary(path), reference, lines)
+    assert_same(load_tokenizer(path), reference, lines)
 
 
 def test_byte_level_bpe_equals_roberta_tokenizer(lines, shared):
@@ -114,7 +114,7 @@ def test_byte_level_bpe_equals_roberta_tokenizer(lines, shared):
         vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"), mask_token=mask
     )
     more = ["The <mask> of", "<s>a</s> <pad>", "a<mask>b <mask>"]
-    assert_same(load_vocabulary(folder), reference, lines + more)
+    assert_same(load_tokenizer(folder), reference, lines + more)
 
 
 def test_sentencepiece_equals_t5_tokenizer(lines, real_lines, shared):
@@ -127,7 +127,7 @@ def test_sentencepiece_equals_t5_tokenizer(lines, real_lines, shared):
     sentencepiece = pytest.importorskip("sentencepiece")
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     reference = transformers.T5Tokenizer.from_pretrained(path.parent)
-    ours = load_vocabulary(path)
+    ours = load_tokenizer(path)
     assert_same(ours, reference, real_lines, offsets=False)
     normalize = reference.backend_tokenizer.normalizer.normalize_str
 
@@ -164,22 +164,22 @@ def test_sentencepiece_equals_t5_tokenizer(lines, real_lines, shared):
 )
 def test_auto_tokenizer_opens_what_is_saved(name, lines, real_lines, shared, tmp_path):
     if "/" in name:
-        vocabulary = load_vocabulary(shared / "vocab" / name)
+        vocabulary = load_tokenizer(shared / "vocab" / name)
     else:
         texts = [clean_text(read_text(f)) for f in (shared / "text/inaugural").glob("19*.txt")]
-        vocabulary, _ = learn_vocabulary(texts, LearnConfig(kind=name, size=3000))
+        vocabulary, _ = train_tokenizer(texts, TokenizerTrainingConfig(kind=name, vocab_size=3000))
     vocabulary.save(tmp_path)
     some = real_lines[:2000] if name.endswith(".model") else lines[::5] + lines[-6:]
     opened = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert_same(vocabulary, opened, some, offsets=not name.endswith(".model"))
-    assert len(opened) == vocabulary.size
-    for role, token in vocabulary.special.as_dict().items():
+    assert len(opened) == vocabulary.vocab_size
+    for role, token in vocabulary.special_tokens.as_dict().items():
         assert getattr(opened, f"{role}_token") == token
         assert getattr(opened, f"{role}_token_id") == getattr(vocabulary, f"{role}_id")
     pair = opened("One.", "Two.")["input_ids"]
     assert pair[0] == vocabulary.cls_id and pair[-1] == vocabulary.sep_id
-    masked = opened(f"The {vocabulary.special.mask}.", add_special_tokens=False)["input_ids"]
-    assert masked == vocabulary.encode(f"The {vocabulary.special.mask}.")
+    masked = opened(f"The {vocabulary.special_tokens.mask}.", add_special_tokens=False)["input_ids"]
+    assert masked == vocabulary.encode(f"The {vocabulary.special_tokens.mask}.")
     assert vocabulary.mask_id in masked
     # As part of an exported model the folder has a config.json, and AutoTokenizer looks at it.
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')

@@ -12,49 +12,49 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax import paths
-from bert_jax.data.config import LoaderConfig
-from bert_jax.data.loader import PretrainLoader
-from bert_jax.data.prepared import PreparedCorpus
-from bert_jax.interop.huggingface_names import TIED
-from bert_jax.models.config import BertConfig, bert
-from bert_jax.programs.config import Pretraining
-from bert_jax.programs.pretraining import PretrainingProgram
-from bert_jax.testing.corpora import MASK, random_documents, token_table, write_corpus
-from bert_jax.train.config import AdamW, Phase, Train, WarmupLinear
+from bert_jax.data.config import PretrainingData
+from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.pretraining.loader import PretrainingLoader
+from bert_jax.models.bert.huggingface import TIED
+from bert_jax.models.config import BertConfig, bert_config
+from bert_jax.objectives.config import Pretraining
+from bert_jax.objectives.pretraining import PretrainingObjective
+from bert_jax.params import paths
+from bert_jax.testing.random_corpus import MASK, random_documents, random_vocab_arrays, write_corpus
+from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.schedule import learning_rate
+from bert_jax.train.schedule import learning_rate_schedule
 from bert_jax.train.step import make_train_step
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 STEPS, WARMUP, PEAK, CLIP = 20, 5, 5e-4, 1.0
-PHASE = Phase(steps=STEPS, length=48, batch_size=8, max_predictions=7)
+PHASE = Phase(steps=STEPS, seq_length=48, batch_size=8, max_predictions_per_seq=7)
 ADAM = AdamW(b1=0.9, b2=0.999, epsilon=1e-6, weight_decay=0.01)
-TRAIN = Train(
+TRAIN = TrainConfig(
     phases=(PHASE,),
     optimizer=ADAM,
-    schedule=WarmupLinear(peak=PEAK, warmup_steps=WARMUP),
-    clip_norm=CLIP,
+    schedule=WarmupLinear(peak_learning_rate=PEAK, warmup_steps=WARMUP),
+    max_grad_norm=CLIP,
 )
 
 
 def no_dropout(config: BertConfig) -> BertConfig:
-    return dataclasses.replace(config, hidden_dropout=0.0, attention_dropout=0.0)
+    return dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
 def take_batches(corpus: PreparedCorpus, **settings) -> list[dict[str, np.ndarray]]:
-    sizes = {"length": 48, "batch_size": 8, "max_predictions": 7, "seed": 0}
-    config = LoaderConfig(prepared=str(corpus.folder))
-    with PretrainLoader(corpus, config, **sizes, **settings) as loader:
+    sizes = {"seq_length": 48, "batch_size": 8, "max_predictions_per_seq": 7, "seed": 0}
+    config = PretrainingData(corpus=str(corpus.folder))
+    with PretrainingLoader(corpus, config, **sizes, **settings) as loader:
         return [next(loader) for _ in range(STEPS)]
 
 
 def train_ours(config: BertConfig, mask_id: int, flat, batches) -> tuple[list[float], list[float]]:
     """Loss before each update, and the gradient's norm before clipping."""
-    program = PretrainingProgram(Pretraining(model=config, mask_token_id=mask_id))
-    optimizer, schedule = make_optimizer(TRAIN), learning_rate(TRAIN.schedule, STEPS)
+    program = PretrainingObjective(Pretraining(model=config, mask_token_id=mask_id))
+    optimizer, schedule = make_optimizer(TRAIN), learning_rate_schedule(TRAIN.schedule, STEPS)
     params = jax.tree.map(jnp.asarray, paths.unflatten(flat))
     state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(optimizer.init)(params)}
     step = jax.jit(make_train_step(program, optimizer, schedule, seed=0))
@@ -110,14 +110,14 @@ def assert_same_training(config: BertConfig, mask_id: int, batches) -> list[floa
             num_hidden_layers=config.num_hidden_layers,
             num_attention_heads=config.num_attention_heads,
             intermediate_size=config.intermediate_size,
-            max_position_embeddings=config.positions.max_length,
+            max_position_embeddings=config.positions.max_position_embeddings,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             attn_implementation="eager",
         )
     )
     state = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
-    losses, norms = train_ours(config, mask_id, TIED.from_theirs(state, "torch"), batches)
+    losses, norms = train_ours(config, mask_id, TIED.from_external(state, "torch"), batches)
     their_losses, their_norms = train_theirs(model, batches)
     np.testing.assert_allclose(losses, their_losses, rtol=0, atol=1e-4)
     np.testing.assert_allclose(norms, their_norms, rtol=1e-3)
@@ -128,25 +128,25 @@ def assert_same_training(config: BertConfig, mask_id: int, batches) -> list[floa
 def test_made_up_corpus(tmp_path):
     documents = random_documents(40, mean_tokens=12)
     corpus = PreparedCorpus(write_corpus(tmp_path, documents))
-    batches = take_batches(corpus, table=token_table())
-    config = no_dropout(bert("tiny", vocab_size=1000, max_length=48))
+    batches = take_batches(corpus, vocab_arrays=random_vocab_arrays())
+    config = no_dropout(bert_config("tiny", vocab_size=1000, max_position_embeddings=48))
     assert_same_training(config, MASK, batches)
 
 
 def test_real_text(shared: Path, tmp_path):
-    from bert_jax.data.prepare import prepare
-    from bert_jax.data.sources import TextFiles
-    from bert_jax.data.workplan import PrepareConfig
+    from bert_jax.data.corpus.plan import PrepareConfig
+    from bert_jax.data.corpus.prepare import prepare
+    from bert_jax.data.corpus.sources import TextFiles
 
     files = str(shared / "text" / "inaugural" / "19[0-4]*.txt")
     request = PrepareConfig(
         source=TextFiles({"train": (files,)}),
         output=str(tmp_path),
-        vocabulary=str(shared / "vocab" / "bert-base-uncased"),
+        tokenizer=str(shared / "vocab" / "bert-base-uncased"),
     )
-    prepare(request, workers=1)
+    prepare(request, num_workers=1)
     corpus = PreparedCorpus(tmp_path)
-    vocabulary = corpus.vocabulary()
-    config = no_dropout(bert("tiny", vocab_size=vocabulary.size))
+    vocabulary = corpus.tokenizer()
+    config = no_dropout(bert_config("tiny", vocab_size=vocabulary.vocab_size))
     losses = assert_same_training(config, vocabulary.mask_id, take_batches(corpus))
     assert losses[-1] < losses[0] - 0.5, "it learns, so the comparison is of training"

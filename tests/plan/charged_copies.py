@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from bert_jax.plan.aot import topology
-from bert_jax.plan.compiled import CHARGED, optimal_seconds
-from bert_jax.plan.hlo import read_costs
-from bert_jax.plan.slices import find_slice
+from bert_jax.hardware.tpu_slices import find_slice
+from bert_jax.plan.xla.compile_report import COPY_OVERCOUNT, optimal_seconds
+from bert_jax.plan.xla.compile_worker import topology
+from bert_jax.plan.xla.hlo import read_costs
 
 CHAINS = ((4096, 1024, 4), (2048, 2048, 6), (8192, 768, 8), (16384, 1024, 3))
 """Rows, width, products one after another."""
@@ -45,7 +45,7 @@ def main() -> None:
     assert not copies, copies
     bandwidth = 2 * 2 * size / time
     time, copies = seconds(device, chain, (8192, 8192), (8192, 8192))
-    charged = sum(CHARGED[kind] * moved for kind, (_, moved) in copies.items()) / bandwidth
+    charged = sum(COPY_OVERCOUNT[kind] * moved for kind, (_, moved) in copies.items()) / bandwidth
     peak = 2 * 8192**3 / (time - charged)
     print(json.dumps({"bandwidth": bandwidth, "peak": peak}))
     for rows, width, many in CHAINS:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bert_jax.cli import main
-from bert_jax.plan.stand_in import write_vocabulary
+from bert_jax.export.export import export
+from bert_jax.plan.placeholder_corpus import write_placeholder_vocab
 from bert_jax.testing.models import small_model
-from bert_jax.text.vocabulary import load_vocabulary
-from bert_jax.train.export import export
+from bert_jax.text.tokenizer import load_tokenizer
 
 RECIPE = "configs/pretrain/bert.py"
 TINY = [RECIPE, "--with", "size=tiny"]
@@ -25,7 +25,7 @@ def at_the_root(monkeypatch):
 def test_a_recipe_is_planned_without_its_corpus(capsys):
     assert main(["plan", *TINY, "--slice", "v5e-16"]) == 0
     out = capsys.readouterr().out
-    assert "prepared not at hand: planned for a vocabulary of 30,522" in out
+    assert "corpus not at hand: planned for a vocabulary of 30,522" in out
     assert "bert-tiny on v5e-16: 16 chips on 4 hosts, 16 devices of 15.75 GiB" in out
     assert "4,433,468 parameters" in out
     for line in ("optimizer state", "gradients over the links, ms", "USD, spot", "verdict"):
@@ -35,16 +35,16 @@ def test_a_recipe_is_planned_without_its_corpus(capsys):
 
 
 def test_other_vocabularies_and_launch_data_stand_in_too(capsys):
-    arguments = [RECIPE, "--with", "size=tiny", "prepared=@data/wiki", "heldout=@data/held"]
+    arguments = [RECIPE, "--with", "size=tiny", "corpus=@data/wiki", "heldout=@data/held"]
     assert main(["plan", *arguments, "--vocab-size", "8192", "--slice", "v6e-16", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["stands_in_for"] == ["prepared", "heldout"]
+    assert plan["placeholder_corpora"] == ["corpus", "heldout"]
     # 30522 pieces fewer 8192, each with a vector of 128 and a bias.
     assert plan["slices"][0]["parameters"] == 4_433_468 - (30522 - 8192) * 129
 
 
 def test_a_corpus_that_should_be_here_is_not_stood_in_for(capsys):
-    arguments = [RECIPE, "--with", "size=tiny", "prepared=no/such/folder", "--slice", "v6e-16"]
+    arguments = [RECIPE, "--with", "size=tiny", "corpus=no/such/folder", "--slice", "v6e-16"]
     assert main(["plan", *arguments]) == 1
     assert "no/such/folder" in capsys.readouterr().err
 
@@ -68,7 +68,7 @@ def test_json_has_everything_in_plain_units(capsys):
     assert v7["usd"]["spot"] is None and len(v7["usd"]["on_demand"]) == 2
     assert v4["mesh"] == {"data": 16, "fsdp": 1, "tensor": 1}
     short = v4["phases"][0]
-    assert short["rows_per_device"] == 16
+    assert short["per_device_batch_size"] == 16
     assert short["memory_bytes"]["parameters"] == 4 * v4["parameters"]
     step = short["step"]
     assert step["compute_seconds"] == pytest.approx(step["model_flops"] / (0.5 * 16 * 275e12))
@@ -87,7 +87,7 @@ def test_what_does_not_fit_says_by_how_much_and_three_ways_out(capsys):
         "  2.",
         "  3.",
     ]
-    assert "--set train.phases.1.accumulate=" in out and "\n     --slice " in out
+    assert "--set train.phases.1.gradient_accumulation_steps=" in out and "\n     --slice " in out
 
 
 @pytest.mark.parametrize(
@@ -111,23 +111,24 @@ def test_mistakes_are_one_line(arguments, message, capsys):
 
 
 def test_a_stand_in_is_a_vocabulary(tmp_path):
-    write_vocabulary(tmp_path / "vocabulary", 1000)
-    vocabulary = load_vocabulary(tmp_path / "vocabulary")
-    assert (vocabulary.size, vocabulary.mask_id) == (1000, 4)
+    write_placeholder_vocab(tmp_path / "vocabulary", 1000)
+    vocabulary = load_tokenizer(tmp_path / "vocabulary")
+    assert (vocabulary.vocab_size, vocabulary.mask_id) == (1000, 4)
 
 
 FINE_TUNING = """
-from bert_jax.data.labelled.config import Columns
+from bert_jax.data.finetuning.config import Columns
 from bert_jax.experiment import Experiment
 
 
 def get_config(*, model: str, folder: str, several: bool = False) -> Experiment:
-    from bert_jax.train.fine_tuning import fine_tuning, multi_task
+    from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 
     task = Columns(train=f"{folder}/train.csv", dev=f"{folder}/dev.csv", text="text", label="label")
     if several:
-        return multi_task({"one": task, "two": task}, model, batch_size=16, max_length=20)
-    return fine_tuning(task, model, epochs=2, batch_size=16, max_length=20)
+        tasks = {"one": task, "two": task}
+        return multi_task_experiment(tasks, model, batch_size=16, max_length=20)
+    return fine_tuning_experiment(task, model, epochs=2, batch_size=16, max_length=20)
 """
 
 
@@ -151,9 +152,9 @@ def test_fine_tuning_is_planned_by_the_lengths_of_its_rows(labelled, capsys):
     (phase,) = plan["phases"]
     # 40 rows are two batches of length 16; the rest of them go up to the longer rows' batches.
     assert phase["steps"] == 8
-    assert phase["batch_lengths"] == {"16": 0.5, "20": 0.5}
+    assert phase["batch_length_fractions"] == {"16": 0.5, "20": 0.5}
     assert phase["step"]["tokens"] == 16 * 18
-    assert phase["rows_per_device"] == 4
+    assert phase["per_device_batch_size"] == 4
 
 
 def test_several_tasks_are_planned(labelled, capsys):
@@ -163,10 +164,10 @@ def test_several_tasks_are_planned(labelled, capsys):
 
 def test_a_frozen_encoder_that_reads_once_costs_no_steps(labelled, capsys):
     frozen = [
-        'train.tuning={"frozen": ["encoder/**"], "encoder": {"type": "ReadOnce"}}',
+        'train.tuning={"frozen": ["encoder/**"], "features": {"type": "CachedFeatures"}}',
     ]
     assert main(["plan", *labelled, "--set", *frozen, "--slice", "v5e-4", "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)["slices"]
     step = plan["phases"][0]["step"]
-    assert step["model_flops"] == 0 and step["links_seconds"] > 0
+    assert step["model_flops"] == 0 and step["gradient_comm_seconds"] > 0
     assert plan["phases"][0]["memory_bytes"]["gradients"] < plan["parameters"]

@@ -4,22 +4,22 @@ import dataclasses
 
 import pytest
 
-from bert_jax.config import override
-from bert_jax.data.config import LoaderConfig, Packed
+from bert_jax.config_lib import override
+from bert_jax.data.config import PackedSegments, PretrainingData
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import Compute, Size, bert
-from bert_jax.parallel.config import Preset, mesh
-from bert_jax.plan.estimate import Plan, make_plan
+from bert_jax.hardware.tpu_slices import all_slices, find_slice
+from bert_jax.models.config import BertSize, ComputeConfig, bert_config
+from bert_jax.objectives.config import Pretraining
+from bert_jax.parallel.config import Parallelism, make_mesh_config
+from bert_jax.plan.estimate import RunPlan, make_plan
 from bert_jax.plan.inputs import make_inputs
-from bert_jax.plan.slices import all_slices, find_slice
-from bert_jax.plan.state import state_bytes
-from bert_jax.plan.table import describe
-from bert_jax.plan.timing import least_batch, link_axes
-from bert_jax.plan.ways_out import ways_out
-from bert_jax.programs.config import Pretraining
-from bert_jax.train.config import Evaluation, Lamb, Phase, Train
-from bert_jax.tuning.config import Tuning
+from bert_jax.plan.state_bytes import state_bytes
+from bert_jax.plan.suggestions import suggest
+from bert_jax.plan.table import describe_plan
+from bert_jax.plan.timing import link_axes, min_batch_size
+from bert_jax.train.config import HeldOutEval, Lamb, Phase, TrainConfig
+from bert_jax.tuning.config import TuningConfig
 
 GIB = 2**30
 # Of BERT-base by hand: the tables of V words, 512 positions and 2 types; 12 layers of 4 (D^2 + D)
@@ -31,24 +31,24 @@ BASE = (V + 512 + 2) * D + 2 * D + 12 * LAYER + 2 * (D * D + D) + 2 * D + V + (2
 
 
 def experiment(
-    size: Size = "base", *, layout: Preset = "dp", batch_size=256, train=None, **program
+    size: BertSize = "base", *, layout: Parallelism = "dp", batch_size=256, train=None, **program
 ) -> Experiment:
     """The paper's recipe."""
     phases = (
-        Phase(steps=900_000, length=128, batch_size=batch_size, max_predictions=20),
-        Phase(steps=100_000, length=512, batch_size=batch_size, max_predictions=77),
+        Phase(steps=900_000, seq_length=128, batch_size=batch_size, max_predictions_per_seq=20),
+        Phase(steps=100_000, seq_length=512, batch_size=batch_size, max_predictions_per_seq=77),
     )
-    program = {"compute": Compute(dtype="bfloat16"), **program}
+    program = {"compute": ComputeConfig(dtype="bfloat16"), **program}
     return Experiment(
         name=f"bert-{size}",
-        program=Pretraining(model=bert(size), mask_token_id=103, **program),
-        data=LoaderConfig(prepared="not there"),
-        train=Train(phases=phases, **(train or {})),
-        mesh=mesh(layout),
+        objective=Pretraining(model=bert_config(size), mask_token_id=103, **program),
+        data=PretrainingData(corpus="not there"),
+        train=TrainConfig(phases=phases, **(train or {})),
+        mesh=make_mesh_config(layout),
     )
 
 
-def on_demand(plan: Plan) -> tuple[float, float]:
+def on_demand(plan: RunPlan) -> tuple[float, float]:
     usd = plan.usd(spot=False)
     assert usd is not None
     return usd
@@ -57,7 +57,7 @@ def on_demand(plan: Plan) -> tuple[float, float]:
 def test_parameters_are_those_of_bert_base():
     assert BASE == 110_106_428
     state = state_bytes(experiment(), 16)
-    assert state.count == BASE
+    assert state.num_parameters == BASE
     assert state.parameters == state.gradients == 4 * BASE
     # Two moments for each parameter, and two counts of steps: Adam's and the schedule's.
     assert state.optimizer == 8 * BASE + 8
@@ -85,13 +85,13 @@ def test_lamb_has_adams_moments():
 
 
 def test_frozen_parameters_have_neither_gradients_nor_moments():
-    tuning = Tuning(frozen=("encoder/embeddings/**", "encoder/layers/0/**"))
+    tuning = TuningConfig(frozen=("encoder/embeddings/**", "encoder/layers/0/**"))
     state = state_bytes(experiment(train={"tuning": tuning}), 16)
     still = (V + 512 + 2) * D + 2 * D + LAYER
     assert state.parameters == 4 * BASE
     assert state.gradients == 4 * (BASE - still)
     assert state.optimizer == pytest.approx(8 * (BASE - still), abs=16)
-    assert state.lowest == 2
+    assert state.lowest_trainable_layer == 2
 
 
 def test_flops_tokens_and_hours_by_hand():
@@ -113,9 +113,9 @@ def test_flops_tokens_and_hours_by_hand():
 def test_gradients_over_the_links_by_hand():
     """v5e 4x4: 2 x 15/16 of 0.44 GB through two links of 45 GB/s at a corner."""
     step = make_plan(experiment(), find_slice("v5e-16")).phases[0].step
-    assert step.links == pytest.approx(2 * 15 / 16 * 4 * BASE / (2 * 45e9))
+    assert step.gradient_comm == pytest.approx(2 * 15 / 16 * 4 * BASE / (2 * 45e9))
     # 28 bytes a parameter: p, m, v read and written, g read.
-    assert step.update == pytest.approx(28 * BASE / 819e9, rel=1e-4)
+    assert step.optimizer == pytest.approx(28 * BASE / 819e9, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -132,55 +132,61 @@ def test_the_papers_recipe_costs_what_was_worked_out_elsewhere(name, hours, usd)
 def test_two_devices_of_a_chip_sum_between_themselves():
     """Half-chips share the chip's links, and its HBM's speed; 16 chips exchange, not 32 devices."""
     step = make_plan(experiment(), find_slice("v3-32")).phases[0].step
-    assert step.links == pytest.approx(2 * 15 / 16 * 4 * BASE / (2 * 100e9))
-    assert step.update == pytest.approx(2 * 28 * BASE / 900e9, rel=1e-4)
+    assert step.gradient_comm == pytest.approx(2 * 15 / 16 * 4 * BASE / (2 * 100e9))
+    assert step.optimizer == pytest.approx(2 * 28 * BASE / 900e9, rel=1e-4)
 
 
 def test_fsdp_gathers_parameters_and_sums_gradients():
     """As the compiled step does: 220 MB gathered and 222 MB summed in bfloat16 (docs/tpu.md)."""
     plan = make_plan(experiment(layout="fsdp"), find_slice("v5e-16"))
     whole = 16 * plan.state.parameters
-    assert plan.phases[0].step.links == pytest.approx(3 * 15 / 16 * whole / (2 * 45e9))
-    rounded = dataclasses.replace(experiment(), mesh=mesh("fsdp", "bfloat16"))
+    assert plan.phases[0].step.gradient_comm == pytest.approx(3 * 15 / 16 * whole / (2 * 45e9))
+    rounded = dataclasses.replace(experiment(), mesh=make_mesh_config("fsdp", "bfloat16"))
     narrow = make_plan(rounded, find_slice("v5e-16"))
-    assert narrow.phases[0].step.links == pytest.approx(plan.phases[0].step.links / 2)
+    assert narrow.phases[0].step.gradient_comm == pytest.approx(
+        plan.phases[0].step.gradient_comm / 2
+    )
 
 
 def test_tensor_parallel_layers_sum_activations():
     """48 sums over two chips of [16 rows x 2, 128, 768] in bf16, beside gradients over 8."""
     plan = make_plan(experiment(layout="tp"), find_slice("v5e-16"))
     step = plan.phases[0].step
-    assert step.sums == pytest.approx(48 * 2 * (1 / 2) * (32 * 128 * 768 * 2) / 45e9)
-    assert step.links == pytest.approx(2 * 7 / 8 * plan.state.gradients / (2 * 45e9))
-    assert step.no_overlap == step.compute + step.links + step.sums + step.update
+    assert step.activation_comm == pytest.approx(48 * 2 * (1 / 2) * (32 * 128 * 768 * 2) / 45e9)
+    assert step.gradient_comm == pytest.approx(2 * 7 / 8 * plan.state.gradients / (2 * 45e9))
+    assert (
+        step.no_overlap == step.compute + step.gradient_comm + step.activation_comm + step.optimizer
+    )
 
 
 def test_layers_cut_between_two_devices_of_a_chip_sum_for_nothing():
     """Their gradients, half the model on each, go over the links of one chip."""
     plan = make_plan(experiment(layout="tp"), find_slice("v3-32"))
     step = plan.phases[0].step
-    assert step.sums == 0
-    assert step.links == pytest.approx(2 * 15 / 16 * 2 * plan.state.gradients / (2 * 100e9))
+    assert step.activation_comm == 0
+    assert step.gradient_comm == pytest.approx(2 * 15 / 16 * 2 * plan.state.gradients / (2 * 100e9))
 
 
 def test_the_batch_that_is_advised_is_enough_or_none_is():
     where = find_slice("v6e-16")
     step = make_plan(experiment(), where).phases[0].step
-    rows = least_batch(step, 256, 16)
+    rows = min_batch_size(step, 256, 16)
     assert rows is not None and rows % 16 == 0
     more = make_plan(experiment(batch_size=rows), where).phases[0].step
-    assert more.links + more.update <= 0.1 * more.compute
+    assert more.gradient_comm + more.optimizer <= 0.1 * more.compute
     fewer = make_plan(experiment(batch_size=rows - 16), where).phases[0].step
-    assert fewer.links + fewer.update > 0.1 * fewer.compute
+    assert fewer.gradient_comm + fewer.optimizer > 0.1 * fewer.compute
     # Sums of activations grow with the batch: no number of rows makes them a tenth.
     cut = make_plan(experiment(layout="tp"), where)
-    assert least_batch(cut.phases[0].step, 256, 8) is None
-    told = describe(cut)
+    assert min_batch_size(cut.phases[0].step, 256, 8) is None
+    told = describe_plan(cut)
     assert "whatever the\nbatch (--set mesh.tensor=1" in told and "rows on it would" not in told
 
 
 def test_layers_below_the_lowest_that_moves_have_no_backward_pass():
-    tuning = Tuning(frozen=("encoder/embeddings/**", *(f"encoder/layers/{k}/**" for k in range(9))))
+    tuning = TuningConfig(
+        frozen=("encoder/embeddings/**", *(f"encoder/layers/{k}/**" for k in range(9)))
+    )
     where = find_slice("v5e-16")
     whole = make_plan(experiment(), where).phases[0].step.flops
     some = make_plan(experiment(train={"tuning": tuning}), where).phases[0].step.flops
@@ -195,7 +201,7 @@ def test_neighbours_of_a_chip():
 
 
 def test_recomputed_layers_cost_a_forward_pass():
-    again = override(experiment(), ['program.compute.remat={"type": "RematLayer"}'])
+    again = override(experiment(), ['objective.compute.remat={"type": "FullRemat"}'])
     where = find_slice("v5e-16")
     before, after = make_plan(experiment(), where), make_plan(again, where)
     assert after.phases[1].step.compute == pytest.approx(4 / 3 * before.phases[1].step.compute)
@@ -204,22 +210,26 @@ def test_recomputed_layers_cost_a_forward_pass():
 
 
 def test_microbatches_keep_less_and_add_up_gradients():
-    cut = override(experiment(), ["train.phases.1.accumulate=4"])
+    cut = override(experiment(), ["train.phases.1.gradient_accumulation_steps=4"])
     where = find_slice("v5e-16")
     before, after = make_plan(experiment(), where).phases[1], make_plan(cut, where).phases[1]
-    assert after.rows_per_device == before.rows_per_device // 4 == 4
-    assert (before.memory.summed, after.memory.summed) == (0, 4 * BASE)
+    assert after.per_device_batch_size == before.per_device_batch_size // 4 == 4
+    assert (before.memory.accumulated_gradients, after.memory.accumulated_gradients) == (
+        0,
+        4 * BASE,
+    )
     words = 4 * V * D  # their gradient does not depend on the rows
     assert after.memory.activations - words == (before.memory.activations - words) // 4
 
 
 def test_a_packed_corpus_has_the_fields_of_packing():
     packed = dataclasses.replace(
-        experiment(nsp_weight=0.0), data=LoaderConfig(prepared="not there", examples=Packed())
+        experiment(nsp_weight=0.0),
+        data=PretrainingData(corpus="not there", input_format=PackedSegments()),
     )
     (short, _) = make_inputs(packed)
     assert {"position_ids", "packing_ids"} < set(short.fields)
-    assert short.spec()["input_ids"] == ((256, 128), "int32")
+    assert short.batch_spec()["input_ids"] == ((256, 128), "int32")
     with pytest.raises(
         ConfigError, match=r"needs the field 'next_sentence_labels', which .*Packed"
     ):
@@ -253,12 +263,12 @@ def test_a_batch_that_does_not_divide_names_those_that_do(batch_size, nearest):
 
 
 def test_microbatches_and_evaluation_must_divide_too():
-    cut = override(experiment(), ["train.phases.0.accumulate=32"])
+    cut = override(experiment(), ["train.phases.0.gradient_accumulation_steps=32"])
     with pytest.raises(
         ConfigError, match=r"phases.0.batch_size is 256.*32 microbatches on 16.*512"
     ):
         make_plan(cut, find_slice("v5e-16"))
-    evaluated = experiment(train={"evaluation": Evaluation(prepared="no", batch_size=24)})
+    evaluated = experiment(train={"evaluation": HeldOutEval(corpus="no", batch_size=24)})
     with pytest.raises(ConfigError, match=r"train.evaluation.batch_size is 24.*16 or 32"):
         make_plan(evaluated, find_slice("v5e-16"))
 
@@ -274,35 +284,36 @@ def test_a_mesh_that_does_not_fit_the_slice():
 def test_each_way_out_fits_and_they_are_ordered_by_cost():
     plan = make_plan(experiment("large", batch_size=512), find_slice("v5e-16"))
     assert not plan.fits
-    ways = ways_out(plan)
+    ways = suggest(plan)
     assert len(ways) == 3
     assert all(way.plan.fits for way in ways)
     costs = [on_demand(way.plan)[1] for way in ways]
     assert costs == sorted(costs)
-    kinds = {way.what.rstrip("0123456789") for way in ways}
+    kinds = {way.description.rstrip("0123456789") for way in ways}
     assert len(kinds) == 3
     for way in ways:  # what is said to be set gives the plan that was promised
-        again = make_plan(override(plan.experiment, way.overrides), way.plan.where)
+        again = make_plan(override(plan.experiment, way.overrides), way.plan.tpu_slice)
         assert again.memory == way.plan.memory
-    assert any(way.plan.where != plan.where for way in ways)
+    assert any(way.plan.tpu_slice != plan.tpu_slice for way in ways)
 
 
 def test_microbatches_are_as_few_as_fit():
     plan = make_plan(experiment("large", batch_size=512), find_slice("v5e-16"))
-    (way,) = (way for way in ways_out(plan) if "microbatches" in way.what)
-    parts = int(way.what.split()[0])
-    assert way.overrides == (f"train.phases.1.accumulate={parts}",)  # the short phase fits
-    fewer = override(plan.experiment, [f"train.phases.1.accumulate={parts // 2}"])
-    assert not make_plan(fewer, plan.where).fits
+    (way,) = (way for way in suggest(plan) if "microbatches" in way.description)
+    parts = int(way.description.split()[0])
+    field = "train.phases.1.gradient_accumulation_steps"
+    assert way.overrides == (f"{field}={parts}",)  # the short phase fits
+    fewer = override(plan.experiment, [f"{field}={parts // 2}"])
+    assert not make_plan(fewer, plan.tpu_slice).fits
 
 
 def test_ways_are_put_together_where_one_is_not_enough():
     """A model whose state alone fills a device must be shared out, whatever else is done."""
     huge = experiment("large", batch_size=2048)
-    model = dataclasses.replace(huge.program.model, num_hidden_layers=72, hidden_dropout=0.0)
-    huge = dataclasses.replace(huge, program=dataclasses.replace(huge.program, model=model))
+    model = dataclasses.replace(huge.objective.model, num_hidden_layers=72, hidden_dropout_prob=0.0)
+    huge = dataclasses.replace(huge, objective=dataclasses.replace(huge.objective, model=model))
     plan = make_plan(huge, find_slice("v5e-16"))
-    here = [way for way in ways_out(plan) if way.plan.where == plan.where]
+    here = [way for way in suggest(plan) if way.plan.tpu_slice == plan.tpu_slice]
     assert here and all(way.plan.fits for way in here)
     assert all("mesh.fsdp=-1" in way.overrides and len(way.overrides) > 2 for way in here)
 
@@ -310,7 +321,7 @@ def test_ways_are_put_together_where_one_is_not_enough():
 def test_nothing_helps_a_model_that_no_slice_holds():
     vast = experiment("large")
     model = dataclasses.replace(
-        vast.program.model, num_hidden_layers=4, hidden_size=65536, intermediate_size=4 * 65536
+        vast.objective.model, num_hidden_layers=4, hidden_size=65536, intermediate_size=4 * 65536
     )
-    vast = dataclasses.replace(vast, program=dataclasses.replace(vast.program, model=model))
-    assert ways_out(make_plan(vast, find_slice("v5e-16"))) == []
+    vast = dataclasses.replace(vast, objective=dataclasses.replace(vast.objective, model=model))
+    assert suggest(make_plan(vast, find_slice("v5e-16"))) == []

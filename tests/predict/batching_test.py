@@ -4,17 +4,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.predict.batching import TOKENS_PER_BATCH, batches, round_up
+from bert_jax.predict.batching import TOKENS_PER_BATCH, next_power_of_two, padded_batches
 
 
 @given(st.lists(st.integers(1, 50), max_size=200))
 def test_every_row_comes_once_padded_to_one_of_a_few_shapes(lengths):
     rows = [[7 + number] * length for number, length in enumerate(lengths)]
     seen: list[int] = []
-    for indices, batch in batches(rows, pad_id=3, max_length=50):
+    for indices, batch in padded_batches(rows, pad_id=3, max_length=50):
         seen += indices
         height, width = batch["input_ids"].shape
-        assert height == round_up(len(indices)) and width in (16, 32, 50)
+        assert height == next_power_of_two(len(indices)) and width in (16, 32, 50)
         assert height * width <= TOKENS_PER_BATCH
         for place, index in enumerate(indices):
             length = len(rows[index])
@@ -27,4 +27,4 @@ def test_every_row_comes_once_padded_to_one_of_a_few_shapes(lengths):
 
 
 def test_round_up():
-    assert [round_up(n) for n in (0, 1, 2, 3, 4, 5, 64, 65)] == [1, 1, 2, 4, 4, 8, 64, 128]
+    assert [next_power_of_two(n) for n in (0, 1, 2, 3, 4, 5, 64, 65)] == [1, 1, 2, 4, 4, 8, 64, 128]

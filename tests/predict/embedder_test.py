@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
+from bert_jax.export.export import export
+from bert_jax.models import model_parts
 from bert_jax.predict.embedder import Embedder
-from bert_jax.programs import parts
+from bert_jax.pretrained.load import LoadedModel
 from bert_jax.testing.models import small_model
-from bert_jax.train.export import export
-from bert_jax.train.pretrained import LoadedModel
 
 TEXTS = ["the old man mends a net by the sea", "a net"]
 
@@ -30,7 +30,7 @@ def alone(model: LoadedModel) -> dict[str, list[np.ndarray]]:
 
 def states(model: LoadedModel, text: str) -> list[np.ndarray]:
     """Hidden states of one unpadded text, N + 1 arrays [L, D]."""
-    vocabulary = model.vocabulary
+    vocabulary = model.tokenizer
     assert vocabulary is not None
     ids = np.array([[vocabulary.cls_id, *vocabulary.encode(text), vocabulary.sep_id]], np.int32)
     batch = {
@@ -38,7 +38,9 @@ def states(model: LoadedModel, text: str) -> list[np.ndarray]:
         "token_type_ids": np.zeros_like(ids),
         "attention_mask": np.ones_like(ids),
     }
-    return [s[0] for s in parts.run(model.params, model.config, batch)["hidden_states"]]
+    return [
+        s[0] for s in model_parts.run_forward(model.params, model.config, batch)["hidden_states"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_a_text_beyond_the_position_table_is_cut_and_says_so(model):
 
 def test_heads_are_not_needed(model):
     encoder = {"encoder": model.params["encoder"]}
-    bare = dataclasses.replace(model, params=encoder, missing=parts.HEADS)
+    bare = dataclasses.replace(model, params=encoder, missing=model_parts.NON_ENCODER_PARTS)
     np.testing.assert_array_equal(Embedder(bare)(TEXTS)[0].vector, Embedder(model)(TEXTS)[0].vector)
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.models.config import Learned
+from bert_jax.models import model_parts
+from bert_jax.models.config import LearnedPositions
 from bert_jax.predict.fill_mask import FillMask
-from bert_jax.programs import parts
+from bert_jax.pretrained.load import LoadedModel
 from bert_jax.testing.models import small_model
-from bert_jax.train.pretrained import LoadedModel
 
 TEXTS = [
     "the [MASK] man mends a [MASK] by the sea",
@@ -26,7 +26,7 @@ def model(tmp_path: Path) -> LoadedModel:
 
 def reference(model: LoadedModel, text: str, top: int) -> list[list[tuple[int, float]]]:
     """The same, one text at a time, unpadded, from the logits of all positions."""
-    vocabulary = model.vocabulary
+    vocabulary = model.tokenizer
     assert vocabulary is not None
     ids = np.array([[vocabulary.cls_id, *vocabulary.encode(text), vocabulary.sep_id]], np.int32)
     batch = {
@@ -34,10 +34,12 @@ def reference(model: LoadedModel, text: str, top: int) -> list[list[tuple[int, f
         "token_type_ids": np.zeros_like(ids),
         "attention_mask": np.ones_like(ids),
     }
-    logits = parts.run(model.params, model.config, batch)["masked_lm"][0].astype(np.float64)
+    logits = model_parts.run_forward(model.params, model.config, batch)["masked_lm"][0].astype(
+        np.float64
+    )
     found = []
     for position in np.flatnonzero(ids[0] == vocabulary.mask_id):
-        shares = np.exp(logits[position, : vocabulary.size])
+        shares = np.exp(logits[position, : vocabulary.vocab_size])
         shares /= shares.sum()
         best = np.argsort(-shares)[:top]
         found.append([(int(i), float(shares[i])) for i in best])
@@ -45,7 +47,7 @@ def reference(model: LoadedModel, text: str, top: int) -> list[list[tuple[int, f
 
 
 def test_candidates_are_those_of_the_full_logits_whatever_the_batch(model):
-    answers = FillMask(model, top=3)(TEXTS)
+    answers = FillMask(model, top_k=3)(TEXTS)
     assert [answer["text"] for answer in answers] == TEXTS
     for answer, text in zip(answers, TEXTS, strict=True):
         expected = reference(model, text, top=3)
@@ -56,12 +58,12 @@ def test_candidates_are_those_of_the_full_logits_whatever_the_batch(model):
             np.testing.assert_allclose(
                 [candidate["probability"] for candidate in found], [p for _, p in best], atol=1e-6
             )
-            assert all(model.vocabulary.token(c["id"]) == c["token"] for c in found)
+            assert all(model.tokenizer.id_to_token(c["id"]) == c["token"] for c in found)
 
 
 def test_rows_of_the_table_beyond_the_vocabulary_are_no_candidates(tmp_path):
     model = small_model(tmp_path, vocab_size=24)
-    (answer,) = FillMask(model, top=18)(TEXTS[1:2])
+    (answer,) = FillMask(model, top_k=18)(TEXTS[1:2])
     candidates = answer["masks"][0]["candidates"]
     assert sorted(candidate["id"] for candidate in candidates) == list(range(18))
     assert sum(candidate["probability"] for candidate in candidates) == pytest.approx(1, abs=1e-5)
@@ -73,12 +75,12 @@ def test_what_cannot_be_filled_is_said(model, tmp_path):
         fill(["a [MASK]", "the sea"])
     with pytest.raises(UserError, match="has 23 tokens, this model reads 20"):
         fill(["the " * 20 + "[MASK]"])
-    with pytest.raises(UserError, match="top is 0; expected 1 to 18"):
-        FillMask(model, top=0)
+    with pytest.raises(UserError, match="top_k is 0; expected 1 to 18"):
+        FillMask(model, top_k=0)
     with pytest.raises(UserError, match="small model has no masked-LM head"):
         FillMask(dataclasses.replace(model, missing=("masked_lm",)))
     with pytest.raises(UserError, match="small model has no vocabulary files"):
-        FillMask(dataclasses.replace(model, vocabulary=None))
-    short = small_model(tmp_path / "short", positions=Learned(max_length=2))
+        FillMask(dataclasses.replace(model, tokenizer=None))
+    short = small_model(tmp_path / "short", positions=LearnedPositions(max_position_embeddings=2))
     with pytest.raises(UserError, match="a text needs at least 3"):
         FillMask(short)(["[MASK]"])

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from bert_jax.cli import main
-from bert_jax.config import override
-from bert_jax.data.labelled.config import Columns, Conll, Squad, Swag, TaskConfig
-from bert_jax.data.labelled.read import read_task
-from bert_jax.models.config import Learned
-from bert_jax.predict.task import Predictor
+from bert_jax.config_lib import override
+from bert_jax.data.finetuning.config import Columns, Conll, Squad, Swag, TaskConfig
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.export.export import export
+from bert_jax.models.config import LearnedPositions
+from bert_jax.predict.predictor import Predictor
+from bert_jax.pretrained.load import load_model
 from bert_jax.testing.models import WORDS, small_model
-from bert_jax.train.export import export
-from bert_jax.train.fine_tuning import fine_tuning
-from bert_jax.train.pretrained import load_model
+from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
 
 PLAIN = [word for word in WORDS if not word.startswith("##")]
@@ -80,14 +80,16 @@ TASKS = {"columns": columns, "conll": conll, "squad": squad, "swag": swag}
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_run_folder_predicts_what_the_run_left(name, tmp_path, capsys):
-    model = small_model(tmp_path / "vocabulary", positions=Learned(max_length=32))
+    model = small_model(
+        tmp_path / "vocabulary", positions=LearnedPositions(max_position_embeddings=32)
+    )
     export(model, tmp_path / "start")
     task = TASKS[name](tmp_path, random.Random(0))
-    experiment = fine_tuning(
+    experiment = fine_tuning_experiment(
         task, str(tmp_path / "start"), epochs=2, batch_size=8, learning_rate=1e-2, max_length=18
     )
     buckets = [8] if name == "columns" else []  # each costs compilations
-    experiment = override(experiment, [f"data.buckets={buckets}", "data.stride=4"])
+    experiment = override(experiment, [f"data.bucket_lengths={buckets}", "data.window_overlap=4"])
     assert run(experiment, tmp_path / "run") == 0
     capsys.readouterr()
 
@@ -96,7 +98,7 @@ def test_a_run_folder_predicts_what_the_run_left(name, tmp_path, capsys):
     assert loaded.run is not None and loaded.run.step == loaded.run.info["best"]["step"]
     predict = Predictor(loaded)
     assert predict.max_length == 18
-    assert_same(predict(read_task(task).splits["dev"]), expected)
+    assert_same(predict(load_task(task).splits["dev"]), expected)
 
     dev = next(iter(tmp_path.glob("dev.*")))
     output = tmp_path / "said.jsonl"

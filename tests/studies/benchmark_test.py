@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score
 
-from bert_jax.aside import write_json
+from bert_jax.atomic_io import write_json
 from bert_jax.cli import build_parser, main
-from bert_jax.cli.task_arguments import task_config
-from bert_jax.data.labelled.read import read_task
+from bert_jax.cli.arguments.task import task_config
+from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.evals.decode_predictions import get_references, predictions_to_json
 from bert_jax.evals.task_metrics import task_metrics
-from bert_jax.evals.verdicts import gold, predictions
-from bert_jax.studies import cells, leaderboard
-from bert_jax.studies.benchmark import OWN_MNLI, Benchmark, Protocol
-from bert_jax.studies.cells import CellRunner
+from bert_jax.studies import job_runner, leaderboard
+from bert_jax.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfig
+from bert_jax.studies.job_runner import JobRunner
 
 
 def pretended_run(arguments: Sequence[str], run: Path) -> str | None:
@@ -31,7 +31,7 @@ def pretended_run(arguments: Sequence[str], run: Path) -> str | None:
     args = build_parser().parse_args(["finetune", *arguments, "--run", str(run)])
     if args.seed == 9:
         return "no luck"
-    task = read_task(task_config(args))
+    task = load_task(task_config(args))
     draw = np.random.default_rng([args.seed, zlib.crc32(args.task.encode())])
     found = {}
     (run / "predictions").mkdir(parents=True)
@@ -40,25 +40,29 @@ def pretended_run(arguments: Sequence[str], run: Path) -> str | None:
         labelled = getattr(examples[0], "label", None) is not None
         outputs = draw.normal(2.5, 2.0, (len(examples), len(task.labels) or 1))
         if labelled and task.labels:
-            right = gold(task, examples)
+            right = get_references(task, examples)
             outputs[np.arange(len(examples)), right] += 1e4 * args.learning_rate
         outputs = outputs if task.labels else outputs[:, 0]
         if labelled and split != "train":
-            found[split] = task_metrics(task.kind, task.labels, gold(task, examples), outputs)
-        lines = "".join(json.dumps(row) + "\n" for row in predictions(task, examples, outputs))
+            found[split] = task_metrics(
+                task.kind, task.labels, get_references(task, examples), outputs
+            )
+        lines = "".join(
+            json.dumps(row) + "\n" for row in predictions_to_json(task, examples, outputs)
+        )
         (run / "predictions" / f"{split}.jsonl").write_text(lines)
     (run / "evaluation.json").write_text(json.dumps(found))
     return None
 
 
-class Pretender(CellRunner):
+class Pretender(JobRunner):
     """Runs no process."""
 
     def _run_one(self, cell, bar):
         run = self._folder / cell.name
         failure = pretended_run(cell.arguments, run)
         if failure is None:
-            write_json(run / cells.FINISHED, {"arguments": list(cell.arguments)})
+            write_json(run / job_runner.FINISHED_FILE, {"arguments": list(cell.arguments)})
         return failure
 
 
@@ -108,7 +112,7 @@ def glue_dir(tmp_path_factory) -> str:
     return str(folder)
 
 
-def run_benchmark(protocol: Protocol, output: Path) -> tuple[Benchmark, dict]:
+def run_benchmark(protocol: BenchmarkConfig, output: Path) -> tuple[Benchmark, dict]:
     benchmark = Benchmark(protocol, output)
     with Pretender(output) as runner:
         failed = benchmark.run(runner)
@@ -128,7 +132,7 @@ def gold_and_predicted(glue_dir: str, run: Path) -> tuple[list[str], list[str]]:
 
 
 def test_numbers_are_those_of_the_runs(glue_dir, tmp_path):
-    protocol = Protocol(
+    protocol = BenchmarkConfig(
         glue_dir=glue_dir,
         model="m",
         tasks=("rte", "sst2"),
@@ -152,13 +156,13 @@ def test_numbers_are_those_of_the_runs(glue_dir, tmp_path):
     # The interval, drawn again here: percentiles of resampled accuracies of the run in the middle.
     right = np.equal(*gold_and_predicted(glue_dir, runs[found["median_seed"]]))
     draws = np.random.default_rng(1).choice(right, (20_000, len(right))).mean(axis=1)
-    assert row["interval"] == pytest.approx(np.percentile(draws, [2.5, 97.5]), abs=0.04)
+    assert row["confidence_interval"] == pytest.approx(np.percentile(draws, [2.5, 97.5]), abs=0.04)
     assert results["skipped"] == {"sst2": f"train split absent: {glue_dir} has no SST-2/train.tsv"}
-    assert results["failed"] == {} and found["train_examples"] == 40
+    assert results["failed"] == {} and found["num_train_examples"] == 40
 
 
 def test_of_a_grid_the_best_median_is_chosen_and_failures_are_kept(glue_dir, tmp_path):
-    protocol = Protocol(
+    protocol = BenchmarkConfig(
         glue_dir=glue_dir,
         model="m",
         tasks=("rte", "mrpc"),
@@ -169,7 +173,7 @@ def test_of_a_grid_the_best_median_is_chosen_and_failures_are_kept(glue_dir, tmp
     benchmark, results = run_benchmark(protocol, tmp_path / "output")
     for name in ("rte", "mrpc"):
         found = results["tasks"][name]
-        assert found["chosen"] == {"batch_size": 16, "learning_rate": 1e-3, "epochs": 3.0}
+        assert found["best_setting"] == {"batch_size": 16, "learning_rate": 1e-3, "epochs": 3.0}
         assert [row["median"] for row in found["settings"]][1] == 1.0
         assert len(found["settings"]) == 4
         setting = "batch_size=16,epochs=3.0,learning_rate=0.001"
@@ -180,12 +184,12 @@ def test_of_a_grid_the_best_median_is_chosen_and_failures_are_kept(glue_dir, tmp
 
 
 def test_mnli_comes_first_and_its_runs_are_started_from(glue_dir, tmp_path):
-    protocol = Protocol(
+    protocol = BenchmarkConfig(
         glue_dir=glue_dir,
         model="m",
         tasks=("rte", "stsb", "wnli", "mnli"),
         seeds=(0, 1, 9),
-        mnli_init=OWN_MNLI,
+        mnli_init=SAME_SEED_MNLI,
     )
     output = tmp_path / "output"
     _, results = run_benchmark(protocol, output)
@@ -198,21 +202,25 @@ def test_mnli_comes_first_and_its_runs_are_started_from(glue_dir, tmp_path):
     assert results["failed"]["rte/seed-9"] == results["failed"]["stsb/seed-9"] == why
     assert set(results["tasks"]["mnli"]["splits"]) == {"dev", "dev_mismatched"}
     stsb = results["tasks"]["stsb"]["splits"]["dev"]
-    low, high = stsb["spearman"]["interval"]
+    low, high = stsb["spearman"]["confidence_interval"]
     assert set(stsb) == {"pearson", "spearman"} and low < high
-    other = Protocol(glue_dir=glue_dir, model="m", tasks=("rte", "sst2"), mnli_init=OWN_MNLI)
+    other = BenchmarkConfig(
+        glue_dir=glue_dir, model="m", tasks=("rte", "sst2"), mnli_init=SAME_SEED_MNLI
+    )
     with pytest.raises(UserError, match="needs runs of mnli: it is not among --tasks"):
         Benchmark(other, output)
-    given = Protocol(glue_dir=glue_dir, model="m", tasks=("rte",), seeds=(2,), mnli_init="n")
+    given = BenchmarkConfig(glue_dir=glue_dir, model="m", tasks=("rte",), seeds=(2,), mnli_init="n")
     run_benchmark(given, output)
     assert (output / "rte/seed-2/model.txt").read_text() == "n"
 
 
 def test_the_zip_is_as_the_leaderboard_wants_it(glue_dir, tmp_path):
-    protocol = Protocol(glue_dir=glue_dir, model="m", tasks=("rte", "stsb", "mnli"), seeds=(0, 1))
+    protocol = BenchmarkConfig(
+        glue_dir=glue_dir, model="m", tasks=("rte", "stsb", "mnli"), seeds=(0, 1)
+    )
     benchmark, results = run_benchmark(protocol, tmp_path / "output")
     file = tmp_path / "submission.zip"
-    wrong = leaderboard.write_zip(file, benchmark.best_run, glue_dir)
+    wrong = leaderboard.write_submission(file, benchmark.best_run, glue_dir)
     missing = ["CoLA.tsv", "SST-2.tsv", "MRPC.tsv", "QQP.tsv", "MNLI-mm.tsv", "QNLI.tsv"]
     assert [name for name, why in wrong.items() if why.startswith("missing: ")] == missing
     assert wrong["CoLA.tsv"] == "missing: no finished run of cola"
@@ -240,7 +248,7 @@ def test_the_zip_is_as_the_leaderboard_wants_it(glue_dir, tmp_path):
     lines = lines_of(best / "predictions/test.jsonl")
     assert [row[1] for row in content["RTE.tsv"][1:]] == [row["label"] for row in lines]
     before = file.read_bytes()
-    leaderboard.write_zip(file, benchmark.best_run, glue_dir)
+    leaderboard.write_submission(file, benchmark.best_run, glue_dir)
     assert file.read_bytes() == before
 
 
@@ -252,7 +260,7 @@ def test_classes_are_written_as_the_files_write_them():
 
 
 def test_the_verb_from_flags_to_files(glue_dir, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cells, "CellRunner", Pretender)
+    monkeypatch.setattr(job_runner, "JobRunner", Pretender)
     output = tmp_path / "output"
     flags = ["glue", "--glue-dir", glue_dir, "--model", "<m>", "--output", str(output), "--zip"]
     flags += ["--tasks", "rte", "sst2", "--learning-rate", "1e-4"]
@@ -284,15 +292,15 @@ def test_the_verb_from_flags_to_files(glue_dir, tmp_path, monkeypatch, capsys):
 
 def test_what_cannot_be_run_is_refused(glue_dir, tmp_path):
     with pytest.raises(UserError, match="no task of --tasks can be trained"):
-        Benchmark(Protocol(glue_dir=glue_dir, model="m", tasks=("sst2",)), tmp_path)
+        Benchmark(BenchmarkConfig(glue_dir=glue_dir, model="m", tasks=("sst2",)), tmp_path)
     with pytest.raises(ConfigError, match="tasks has 'ax'"):
-        Protocol(glue_dir=glue_dir, model="m", tasks=("ax",))
+        BenchmarkConfig(glue_dir=glue_dir, model="m", tasks=("ax",))
     with pytest.raises(ConfigError, match="expected one or more, each once"):
-        Protocol(glue_dir=glue_dir, model="m", seeds=(0, 0))
+        BenchmarkConfig(glue_dir=glue_dir, model="m", seeds=(0, 0))
 
 
 def test_f1_of_the_table_is_scikit_learns(glue_dir, tmp_path):
-    protocol = Protocol(glue_dir=glue_dir, model="m", tasks=("mrpc",), seeds=(0,))
+    protocol = BenchmarkConfig(glue_dir=glue_dir, model="m", tasks=("mrpc",), seeds=(0,))
     _, results = run_benchmark(protocol, tmp_path / "output")
     rows = list(
         csv.reader(io.StringIO((Path(glue_dir) / "MRPC/dev.tsv").read_text()), delimiter="\t")

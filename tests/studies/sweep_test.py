@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax.aside import write_json
+from bert_jax.atomic_io import write_json
 from bert_jax.cli import build_parser, main
-from bert_jax.cli.task_arguments import task_config
-from bert_jax.data.labelled.config import Columns
+from bert_jax.cli.arguments.task import task_config
+from bert_jax.data.finetuning.config import Columns
 from bert_jax.errors import ConfigError
-from bert_jax.studies import cells
-from bert_jax.studies.cells import CellRunner
+from bert_jax.studies import job_runner
+from bert_jax.studies.job_runner import JobRunner
 from bert_jax.studies.sweep import Range, Search, parse_ranges, parse_values
 from bert_jax.studies.sweep_chart import sweep_chart
 
 
-class Pretender(CellRunner):
+class Pretender(JobRunner):
     """Runs no process: accuracy is a function of the arguments, and of nothing else."""
 
     def _run_one(self, cell, bar):
@@ -38,13 +38,13 @@ class Pretender(CellRunner):
         write_json(run / "told.json", told)
         accuracy = 0.9 - abs(np.log10(rate) + 4) / 10 + seed / 100
         write_json(run / "evaluation.json", {"dev": {"accuracy": accuracy, "f1": accuracy / 2}})
-        write_json(run / cells.FINISHED, {"arguments": list(cell.arguments)})
+        write_json(run / job_runner.FINISHED_FILE, {"arguments": list(cell.arguments)})
         return None
 
 
 @pytest.fixture
 def flags(tmp_path, monkeypatch) -> list[str]:
-    monkeypatch.setattr(cells, "CellRunner", Pretender)
+    monkeypatch.setattr(job_runner, "JobRunner", Pretender)
     files = []
     for split in ("train", "dev"):
         file = tmp_path / f"{split}.csv"
@@ -61,19 +61,21 @@ def results_in(output: Path) -> dict:
 def test_a_grid_from_flags_to_files(flags, tmp_path, capsys):
     output = tmp_path / "output"
     grid = ["--grid", "learning_rate=1e-5,1e-4,0.9", 'train.tuning.frozen=[],["encoder/**"]']
-    shared = ["--seeds", "0", "3", "1", "--batch-size", "8", "--set", "program.dropout=0.2"]
+    shared = ["--seeds", "0", "3", "1", "--batch-size", "8"]
+    shared += ["--set", "objective.classifier_dropout=0.2"]
     assert main([*flags, *grid, *shared]) == 1
     told = capsys.readouterr()
     runs = [json.loads(file.read_text()) for file in output.glob("*/seed-3/told.json")]
     assert len(runs) == 4 and all(row["batch"] == 8 and row["epochs"] is None for row in runs)
     assert sorted(row["overrides"] for row in runs)[::2] == [
-        ["program.dropout=0.2", 'train.tuning.frozen=["encoder/**"]'],
-        ["program.dropout=0.2", "train.tuning.frozen=[]"],
+        ["objective.classifier_dropout=0.2", 'train.tuning.frozen=["encoder/**"]'],
+        ["objective.classifier_dropout=0.2", "train.tuning.frozen=[]"],
     ]
     results = results_in(output)
-    assert len(results["trials"]) == 6 and results["headline"] == "accuracy"
-    assert results["best"] == {"learning_rate": 1e-4, "train.tuning.frozen": []}
-    best = next(row for row in results["trials"] if row["setting"] == results["best"])["dev"]
+    assert len(results["trials"]) == 6 and results["best_metric"] == "accuracy"
+    assert results["best_setting"] == {"learning_rate": 1e-4, "train.tuning.frozen": []}
+    best_setting = results["best_setting"]
+    best = next(row for row in results["trials"] if row["setting"] == best_setting)["dev"]
     expected = np.array([0.9, 0.93, 0.91])
     assert best["accuracy"]["median"] == pytest.approx(np.median(expected))
     assert best["accuracy"]["mean"] == pytest.approx(expected.mean())
@@ -111,7 +113,7 @@ def test_random_draws(flags, tmp_path):
     search = Search(
         values={"epochs": (2, 3), "batch_size": (16, 32)},
         ranges={"learning_rate": Range(low=1e-6, high=1e-3, log=True)},
-        random=20,
+        num_samples=20,
     )
     more = [{k: v for k, v in s.items() if k != "batch_size"} for s in search.settings()]
     assert more[:12] == few
@@ -120,13 +122,13 @@ def test_random_draws(flags, tmp_path):
 def test_draws_follow_their_laws():
     draws = np.random.default_rng(0)
     log = Range(low=1e-6, high=1e-2, log=True)
-    drawn = [np.log10(log.draw(draws)) for _ in range(4000)]
+    drawn = [np.log10(log.sample(draws)) for _ in range(4000)]
     assert stats.kstest(drawn, stats.uniform(-6, 4).cdf).pvalue > 1e-3
-    even = [Range(low=0.1, high=0.3).draw(draws) for _ in range(4000)]
+    even = [Range(low=0.1, high=0.3).sample(draws) for _ in range(4000)]
     assert stats.kstest(even, stats.uniform(0.1, 0.2).cdf).pvalue > 1e-3
-    whole = [Range(low=2, high=5).draw(draws) for _ in range(4000)]
+    whole = [Range(low=2, high=5).sample(draws) for _ in range(4000)]
     assert stats.chisquare(np.bincount(whole)[2:]).pvalue > 1e-3 and set(whole) == {2, 3, 4, 5}
-    halves = [Range(low=1, high=64, log=True).draw(draws) for _ in range(4000)]
+    halves = [Range(low=1, high=64, log=True).sample(draws) for _ in range(4000)]
     assert {1, 64} <= set(halves) and np.median(halves) == pytest.approx(6, abs=1)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.text.cleaning import clean_text, drop_reason, paragraphs
+from bert_jax.text.cleaning import clean_text, drop_reason, split_paragraphs
 from bert_jax.text.files import read_text
 
 PROSE = (
@@ -32,36 +32,36 @@ def test_newlines_and_invisible_characters():
 @pytest.mark.parametrize("parting", ["\n\n", "\n", "\n   "])
 def test_hard_wrapped_lines_are_joined(width, parting):
     wrapped = [textwrap.fill(PROSE, width), SHORT, textwrap.fill(PROSE, width)]
-    assert paragraphs(parting.join(wrapped)) == [PROSE, SHORT, PROSE]
+    assert split_paragraphs(parting.join(wrapped)) == [PROSE, SHORT, PROSE]
 
 
 def test_headings_stay_apart_in_wrapped_text():
     text = "CHAPTER I\nIN WHICH NOTHING HAPPENS\n" + textwrap.fill(PROSE, 70)
-    assert paragraphs(text) == ["CHAPTER I", "IN WHICH NOTHING HAPPENS", PROSE]
+    assert split_paragraphs(text) == ["CHAPTER I", "IN WHICH NOTHING HAPPENS", PROSE]
 
 
 def test_lines_that_are_not_wrapped_stay_paragraphs():
     lines = [PROSE, "A second one.", SHORT, PROSE]
-    assert paragraphs("\n".join(lines)) == lines
+    assert split_paragraphs("\n".join(lines)) == lines
     verse = ["Tyger Tyger, burning bright,", "In the forests of the night;"]
-    assert paragraphs("\n".join(verse)) == verse
+    assert split_paragraphs("\n".join(verse)) == verse
 
 
 def test_lines_without_capitals_are_not_joined():
     lines = ["the movie was great", "i would see it again any day of the week", "bad acting though"]
-    assert paragraphs("\n".join(lines)) == lines
+    assert split_paragraphs("\n".join(lines)) == lines
 
 
 def test_single_breaks_inside_a_sentence_are_joined_anywhere():
     text = "\n".join(["Line one is whole."] * 8 + ["This one breaks", "inside a sentence."])
-    assert paragraphs(text)[-1] == "This one breaks inside a sentence."
+    assert split_paragraphs(text)[-1] == "This one breaks inside a sentence."
 
 
 def test_words_broken_at_a_hyphen():
-    assert paragraphs("He was a well-\nknown man of the\ntown.") == [
+    assert split_paragraphs("He was a well-\nknown man of the\ntown.") == [
         "He was a well-known man of the town."
     ]
-    assert paragraphs("He was here -\nand there in the\ntown.") == [
+    assert split_paragraphs("He was here -\nand there in the\ntown.") == [
         "He was here - and there in the town."
     ]
 
@@ -95,11 +95,11 @@ def test_drop_reason(text, reason):
 
 def test_wrapped_and_unwrapped_novels(shared):
     wrapped = read_text(shared / "text/novels/Dickens_Oliver_1839.txt.gz")
-    found = paragraphs(clean_text(wrapped))
+    found = split_paragraphs(clean_text(wrapped))
     assert found[:5] == [
         *("OLIVER TWIST", "OR", "THE PARISH BOY'S PROGRESS", "BY", "CHARLES DICKENS")
     ]
     assert len(wrapped.splitlines()) / 10 < len(found) < len(wrapped.splitlines()) / 3
     unwrapped = read_text(shared / "text/novels/Burnett_Garden_1911.txt.gz")
     lines = [line.strip() for line in unwrapped.splitlines() if line.strip()]
-    assert len(paragraphs(clean_text(unwrapped))) == pytest.approx(len(lines), rel=0.01)
+    assert len(split_paragraphs(clean_text(unwrapped))) == pytest.approx(len(lines), rel=0.01)

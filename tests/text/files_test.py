@@ -40,7 +40,7 @@ def test_other_encodings(tmp_path):
     for encoding in ("latin-1", "utf-16", "utf-16-be", "cp1252"):
         path.write_bytes("Grüße\nzwei".encode(encoding))
         assert read_text(path, encoding=encoding) == "Grüße\nzwei"
-        assert [t for _, t in read_documents(path, encoding=encoding, documents_by="line")] == [
+        assert [t for _, t in read_documents(path, encoding=encoding, document_unit="line")] == [
             "Grüße",
             "zwei",
         ]
@@ -61,7 +61,7 @@ def test_byte_offset_of_bad_bytes_in_a_long_file(tmp_path, zipped, monkeypatch):
     assert read_text(path, errors="replace") == f"{good}\ufffdt\ufffd {good}"
     assert read_text(path, encoding="latin-1").count("été") == 1
     with pytest.raises(UserError, match=where):
-        list(read_documents(path, documents_by="line"))
+        list(read_documents(path, document_unit="line"))
 
 
 def test_character_cut_off_at_the_end_of_the_file(tmp_path):
@@ -107,7 +107,7 @@ def test_documents_of_plain_text(tmp_path, documents_by, expected, monkeypatch):
     monkeypatch.setattr(files, "_CHUNK_BYTES", 2)
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\r\ntwo\n\n \nthree\n")
-    assert list(read_documents(path, documents_by=documents_by)) == expected
+    assert list(read_documents(path, document_unit=documents_by)) == expected
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.ndjson"])

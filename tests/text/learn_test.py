@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.text.config import LearnConfig
-from bert_jax.text.learn import learn_from_files, learn_vocabulary
-from bert_jax.text.vocabulary import load_vocabulary
-from bert_jax.text.wordpiece_learner import learn_pieces
+from bert_jax.text.config import TokenizerTrainingConfig
+from bert_jax.text.learn import train_tokenizer, train_tokenizer_from_files
+from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.wordpiece_learner import train_wordpiece_vocab
 
 KINDS = ("wordpiece", "bpe", "unigram")
 
@@ -65,32 +65,36 @@ def slow_merges(words: Counter[str], letters: list[str], merges: int) -> list[st
 def test_wordpiece_equals_a_slow_reference(seed):
     # One or two letters give words such as "aaaa", where pairs overlap.
     words = random_words(seed, alphabet="abcd"[: 1 + seed % 4])
-    learned = learn_pieces(words, size=60, min_frequency=2, character_coverage=1.0)
+    learned = train_wordpiece_vocab(words, vocab_size=60, min_frequency=2, character_coverage=1.0)
     letters = [piece for piece in learned if len(piece.removeprefix("##")) == 1]
     assert learned == slow_merges(words, letters, 60 - len(letters))
 
 
 def test_rare_characters_are_left_to_unknown():
     words = {"common": 99_999, "rar\u00e9": 1}
-    full = learn_pieces(words, size=100, min_frequency=1, character_coverage=1.0)
-    most = learn_pieces(words, size=100, min_frequency=1, character_coverage=0.9999)
+    full = train_wordpiece_vocab(words, vocab_size=100, min_frequency=1, character_coverage=1.0)
+    most = train_wordpiece_vocab(words, vocab_size=100, min_frequency=1, character_coverage=0.9999)
     assert "##\u00e9" in full and "rar\u00e9" in full
     assert not any("\u00e9" in piece for piece in most) and "common" in most
 
 
 def test_size_that_does_not_hold_the_letters():
     with pytest.raises(UserError, match=r"too small: the corpus alone has 8 letters"):
-        learn_pieces(random_words(0), size=6, min_frequency=1, character_coverage=1.0)
+        train_wordpiece_vocab(
+            random_words(0), vocab_size=6, min_frequency=1, character_coverage=1.0
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_learned_vocabulary(kind, speeches):
-    vocabulary, corpus = learn_vocabulary(speeches, LearnConfig(kind=kind, size=1000))
-    assert vocabulary.kind == kind and vocabulary.size == 1000
+    vocabulary, corpus = train_tokenizer(
+        speeches, TokenizerTrainingConfig(kind=kind, vocab_size=1000)
+    )
+    assert vocabulary.kind == kind and vocabulary.vocab_size == 1000
     assert vocabulary.special_ids == {0, 1, 2, 3, 4}
     assert corpus.documents == len(speeches) and corpus.characters == sum(map(len, speeches))
     if kind != "bpe":
-        assert [vocabulary.token(i) for i in range(5)] == [
+        assert [vocabulary.id_to_token(i) for i in range(5)] == [
             "[PAD]",
             "[UNK]",
             "[CLS]",
@@ -104,24 +108,30 @@ def test_learned_vocabulary(kind, speeches):
     # Without the case and the spaces, which the kinds treat in their own ways, it is the same text.
     assert "".join(vocabulary.decode(ids).lower().split()) == "".join(text.lower().split())
     if kind == "wordpiece":
-        assert [vocabulary.token(i) for i in vocabulary.encode("the [MASK]")] == ["the", "[MASK]"]
+        assert [vocabulary.id_to_token(i) for i in vocabulary.encode("the [MASK]")] == [
+            "the",
+            "[MASK]",
+        ]
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
 def test_cased(kind, speeches):
-    cased, _ = learn_vocabulary(speeches, LearnConfig(kind=kind, size=600, cased=True))
-    uncased, _ = learn_vocabulary(speeches, LearnConfig(kind=kind, size=600))
+    cased, _ = train_tokenizer(
+        speeches, TokenizerTrainingConfig(kind=kind, vocab_size=600, cased=True)
+    )
+    uncased, _ = train_tokenizer(speeches, TokenizerTrainingConfig(kind=kind, vocab_size=600))
     assert cased.encode("America") != cased.encode("america")
     assert uncased.encode("America") == uncased.encode("america")
 
 
 SCRIPT = """
 import sys
-from bert_jax.text.config import LearnConfig
-from bert_jax.text.learn import learn_vocabulary
+from bert_jax.text.config import TokenizerTrainingConfig
+from bert_jax.text.learn import train_tokenizer
 texts = [open(name, encoding="utf-8").read() for name in sys.argv[1:]]
 for kind in ("wordpiece", "bpe", "unigram"):
-    print(learn_vocabulary(texts, LearnConfig(kind=kind, size=600))[0].fingerprint)
+    config = TokenizerTrainingConfig(kind=kind, vocab_size=600)
+    print(train_tokenizer(texts, config)[0].fingerprint)
 """
 
 
@@ -149,10 +159,10 @@ def test_folder_with_manifest(kind, tmp_path):
     (tmp_path / "a.txt").write_text("\ufeffAlpha beta.\r\nGamma delta alphabet. " * 20)
     (tmp_path / "b.jsonl").write_text('{"text": "alpha beta gamma"}\n{"text": "delta"}\n')
     size = {"wordpiece": 60, "bpe": 280, "unigram": 40}[kind]
-    config = LearnConfig(kind=kind, size=size)
+    config = TokenizerTrainingConfig(kind=kind, vocab_size=size)
     patterns = [str(tmp_path / "*.txt"), str(tmp_path / "*.jsonl")]
-    learned = learn_from_files(patterns, tmp_path / "out", config)
-    loaded = load_vocabulary(tmp_path / "out")
+    learned = train_tokenizer_from_files(patterns, tmp_path / "out", config)
+    loaded = load_tokenizer(tmp_path / "out")
     assert loaded.fingerprint == learned.fingerprint
     for word in words:
         assert loaded.encode(word) == learned.encode(word)
@@ -161,19 +171,22 @@ def test_folder_with_manifest(kind, tmp_path):
     assert manifest["corpus"]["documents"] == 3
     assert len(manifest["corpus"]["sha256"]) == 64
     assert manifest["settings"]["kind"] == kind
-    assert manifest["vocabulary"] == {"size": learned.size, "fingerprint": learned.fingerprint}
+    assert manifest["tokenizer"] == {
+        "vocab_size": learned.vocab_size,
+        "fingerprint": learned.fingerprint,
+    }
     assert set(manifest["versions"]) == {"bert_jax", "python", "tokenizers", "sentencepiece"}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "b.jsonl", "out"]
     with pytest.raises(UserError, match="exists and is not empty"):
-        learn_from_files(patterns, tmp_path / "out", config)
+        train_tokenizer_from_files(patterns, tmp_path / "out", config)
 
 
 def test_nothing_to_learn_from(tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     for kind in KINDS:
         with pytest.raises(UserError, match="nothing to learn from"):
-            learn_from_files(
-                [str(tmp_path / "empty.txt")], tmp_path / "out", LearnConfig(kind=kind)
+            train_tokenizer_from_files(
+                [str(tmp_path / "empty.txt")], tmp_path / "out", TokenizerTrainingConfig(kind=kind)
             )
     assert not (tmp_path / "out").exists()
 
@@ -181,12 +194,12 @@ def test_nothing_to_learn_from(tmp_path):
 def test_impossible_settings():
     impossible: tuple[dict[str, Any], ...] = (
         {"kind": "bytes"},
-        {"size": 3},
+        {"vocab_size": 3},
         {"min_frequency": 0},
         {"character_coverage": 2.0},
     )
     for wrong in impossible:
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            LearnConfig(**wrong)
+            TokenizerTrainingConfig(**wrong)
     with pytest.raises(UserError, match="too small for byte-level BPE"):
-        learn_vocabulary(["text"], LearnConfig(kind="bpe", size=100))
+        train_tokenizer(["text"], TokenizerTrainingConfig(kind="bpe", vocab_size=100))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bert_jax.errors import UserError
 from bert_jax.text.cleaning import clean_text
 from bert_jax.text.files import read_text
-from bert_jax.text.sentences import RuleSplitter, get_splitter, split_sentences
+from bert_jax.text.sentences import RuleSplitter, get_sentence_splitter, split_sentences
 
 # One text per line; "|" marks where it is to be cut.
 CASES = """
@@ -69,7 +69,7 @@ def test_wrapped_lines_and_headings():
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="abIU. !?…。\"'()\n\t-1éM", max_size=60))
 def test_sentences_hold_everything_but_white_space(text):
-    for splitter in (RuleSplitter(), get_splitter("lines")):
+    for splitter in (RuleSplitter(), get_sentence_splitter("lines")):
         sentences = splitter.split(text)
         assert "".join("".join(sentences).split()) == "".join(text.split())
         assert all(sentence == sentence.strip() != "" for sentence in sentences)
@@ -90,7 +90,7 @@ def test_real_novels(shared):
 
 def test_sentences_of_the_bert_release(shared):
     """The sample text holds one sentence per line: what its author took for one."""
-    lines = get_splitter("lines").split(read_text(shared / "text/sample_text.txt"))
+    lines = get_sentence_splitter("lines").split(read_text(shared / "text/sample_text.txt"))
     joined = " ".join(lines[3:])
     found = set(split_sentences(joined))
     agreed = sum(line in found for line in lines[3:])
@@ -98,30 +98,30 @@ def test_sentences_of_the_bert_release(shared):
 
 
 def test_line_splitter():
-    splitter = get_splitter("lines")
+    splitter = get_sentence_splitter("lines")
     assert splitter.name == "lines"
     assert splitter.split("one. still one\n\n two \r\n") == ["one. still one", "two"]
 
 
 def test_sentencex_splitter():
     pytest.importorskip("sentencex", reason="optional library of the splitter 'sentencex'")
-    splitter = get_splitter("sentencex:de")
+    splitter = get_sentence_splitter("sentencex:de")
     assert splitter.name == "sentencex:de"
     text = "Das ist z. B. Herr Dr. Müller. Er kam.\n\nEin neuer Absatz."
     assert splitter.split(text)[-2:] == ["Er kam.", "Ein neuer Absatz."]
     assert pickle.loads(pickle.dumps(splitter)).split(text) == splitter.split(text)
-    assert get_splitter("sentencex").name == "sentencex:en"
+    assert get_sentence_splitter("sentencex").name == "sentencex:en"
 
 
 def test_unknown_splitter():
     with pytest.raises(
         UserError, match=r"unknown sentence splitter 'punkt'; expected rules, lines"
     ):
-        get_splitter("punkt")
+        get_sentence_splitter("punkt")
 
 
 def test_names_make_the_same_splitter():
     for name in ("rules", "lines"):
-        splitter = get_splitter(name)
+        splitter = get_sentence_splitter(name)
         assert splitter.name == name
         assert type(pickle.loads(pickle.dumps(splitter))) is type(splitter)

@@ -66,8 +66,8 @@ def test_flags(cloud: FakeCloud, trainers: Trainers, capsys, flag, value, messag
         (("--", "python", "train.py"), "begins with glue, pretrain, finetune; found 'python'"),
         (("--", "pretrain", "c.py", "--run", "x"), "--run is given by the hosts themselves"),
         (("--", "glue", "--lane=3"), "--lane is given by the hosts themselves"),
-        (("--", "pretrain", "c.py", "--with", "prepared=@data/no"), "speaks of data 'no'"),
-        (("--", "pretrain", "--with", "prepared=x"), "pretrain needs a recipe"),
+        (("--", "pretrain", "c.py", "--with", "corpus=@data/no"), "speaks of data 'no'"),
+        (("--", "pretrain", "--with", "corpus=x"), "pretrain needs a recipe"),
         (
             (*RECIPE[:2], "configs/pretrain/bret.py"),
             "recipe configs/pretrain/bret.py: hosts will "
@@ -77,12 +77,12 @@ def test_flags(cloud: FakeCloud, trainers: Trainers, capsys, flag, value, messag
         ((*RECIPE[:2], "tests/mine.py"), "recipe tests/mine.py: hosts will not have it"),
         ((*RECIPE[:2], "/etc/x.py"), "recipe /etc/x.py: hosts will not have it"),
         (
-            (*RECIPE, "prepared=@data/wiki", "siz=base"),
+            (*RECIPE, "corpus=@data/wiki", "siz=base"),
             "--with siz=base: configs/pretrain/bert.py "
-            "has no argument 'siz'; the nearest is size; it has prepared, heldout, size, steps",
+            "has no argument 'siz'; the nearest is size; it has corpus, heldout, size, steps",
         ),
-        ((*RECIPE, "prepared=@data/wiki", "tpu"), "--with tpu: expected NAME=VALUE"),
-        ((*RECIPE, "size=base"), "configs/pretrain/bert.py needs --with prepared=..."),
+        ((*RECIPE, "corpus=@data/wiki", "tpu"), "--with tpu: expected NAME=VALUE"),
+        ((*RECIPE, "size=base"), "configs/pretrain/bert.py needs --with corpus=..."),
     ],
 )
 def test_what_is_to_run(cloud: FakeCloud, trainers: Trainers, capsys, words, message):
@@ -93,8 +93,8 @@ def test_what_is_to_run(cloud: FakeCloud, trainers: Trainers, capsys, words, mes
 @pytest.mark.parametrize(
     "words",
     [
-        ("./configs/pretrain/bert.py", "--with", "prepared=@data/wiki", "--set", "seed=1"),
-        ("@code/configs/pretrain/bert.py", "--with=prepared=@data/wiki"),
+        ("./configs/pretrain/bert.py", "--with", "corpus=@data/wiki", "--set", "seed=1"),
+        ("@code/configs/pretrain/bert.py", "--with=corpus=@data/wiki"),
         ("@data/wiki/recipe.py", "--with", "anything=1"),
     ],
 )
@@ -204,7 +204,7 @@ def test_data_that_hosts_could_not_have(cloud, trainers, capsys, verb, data, scr
 
 
 def test_a_part_of_the_data_that_is_missing(cloud, trainers, capsys):
-    words = [*WORK[:-1], "prepared=@data/wiki/train", "heldout=@data/wiki/heldout"]
+    words = [*WORK[:-1], "corpus=@data/wiki/train", "heldout=@data/wiki/heldout"]
     code, said = told(capsys, "launch", *LAUNCH, *DATA, *words)
     assert code == 2 and not cloud.commands("create ")
     assert "gs://bucket/data/wiki has no heldout, which @data/wiki/heldout stands for" in said

@@ -25,7 +25,7 @@ from tpu.launcher.secrecy import redact, refuse_secrets  # noqa: E402
 
 BUNDLE = Bundle("0" * 64, b"code", ("configs/pretrain/bert.py", "tests/mine.py"))
 LAUNCH = ("--slice", "v6e-16", "--bucket", "gs://bucket", "--run-id", "r1", "--yes")
-WORK = ("--", "pretrain", "configs/pretrain/bert.py", "--with", "prepared=@data/wiki")
+WORK = ("--", "pretrain", "configs/pretrain/bert.py", "--with", "corpus=@data/wiki")
 DATA = ("--data", "wiki=gs://bucket/data/wiki")
 SLICE = names.slice_prefix("gs://bucket/runs/r1")
 """How the names of r1's slices begin."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.plan.slices import all_slices
+from bert_jax.hardware.tpu_slices import all_slices
 from tests.tpu.cloud import BUNDLE, FakeCloud, Trainers, pod
 from tpu.launcher.cli import VERBS
 
@@ -24,7 +24,7 @@ CASES = [
     for backend in kind.generation.backends
 ]
 WORDS = ("--data", "wiki=gs://bucket/data/wiki", "--env-secret", "HF_TOKEN=projects/p/secrets/hf")
-RUN = ("--", "pretrain", "configs/pretrain/bert.py", "--with", "prepared=@data/wiki")
+RUN = ("--", "pretrain", "configs/pretrain/bert.py", "--with", "corpus=@data/wiki")
 RUN += ("--set", "name=a b")
 MAKING = ("doctor", "up", "launch")
 

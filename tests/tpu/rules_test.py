@@ -10,7 +10,7 @@ from tests.tpu.cloud import ROOT
 from tpu.launcher.messages import CATALOGUE, recognise
 
 FILES = sorted((ROOT / "tpu/launcher").glob("*.py"))
-OURS = ("tpu", "bert_jax.errors", "bert_jax.plan.slices")
+OURS = ("tpu", "bert_jax.errors", "bert_jax.hardware.tpu_slices")
 README = (ROOT / "tpu/README.md").read_text()
 
 

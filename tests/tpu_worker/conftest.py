@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.testing.corpus import prepare_corpus
+from bert_jax.testing.text_corpus import prepare_corpus
 from tests.tpu_worker.fake_pod import FakePod
 from tests.tpu_worker.metadata_server import MetadataServer, serving
 
@@ -15,9 +15,9 @@ from bert_jax.testing.experiments import tiny_experiment
 from bert_jax.train.config import Phase
 
 
-def get_config(*, prepared: str, steps: int = 6, every: int = 3) -> Experiment:
-    phase = Phase(steps=steps, length=32, batch_size=16, max_predictions=5)
-    return tiny_experiment("pod", prepared, (phase,), save_every=every)
+def get_config(*, corpus: str, steps: int = 6, every: int = 3) -> Experiment:
+    phase = Phase(steps=steps, seq_length=32, batch_size=16, max_predictions_per_seq=5)
+    return tiny_experiment("pod", corpus, (phase,), save_every=every)
 """
 
 

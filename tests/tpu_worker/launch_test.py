@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax import paths
-from bert_jax.models.config import Learned
-from bert_jax.pod.life import free_port
-from bert_jax.testing.corpus import prepare_corpus
+from bert_jax.export.export import export
+from bert_jax.models.config import LearnedPositions
+from bert_jax.params import paths
+from bert_jax.pretrained.load import load_model
+from bert_jax.simulate.attempt import free_port
 from bert_jax.testing.models import small_model
-from bert_jax.train.export import export
-from bert_jax.train.pretrained import load_model
+from bert_jax.testing.text_corpus import prepare_corpus
 from tpu import names
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,12 @@ def glue(shared, cloud, tmp_path) -> dict[str, str]:
     """RTE, WNLI and MRPC as they are, and a tiny encoder, where the recipes look for them."""
     for name in TASKS:
         cloud.put(f"data/glue/{name.upper()}", shared / "glue" / name.upper())
-    export(small_model(tmp_path / "vocabulary", positions=Learned(max_length=40)), tmp_path / "m")
+    export(
+        small_model(
+            tmp_path / "vocabulary", positions=LearnedPositions(max_position_embeddings=40)
+        ),
+        tmp_path / "m",
+    )
     cloud.put("models/bert", tmp_path / "m")
     return {"TASKS": ",".join(TASKS), "BATCH": "64"}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.aside import written_aside
+from bert_jax.atomic_io import atomic_path
 from tpu.worker import storage
 from tpu.worker.host import Host
 from tpu.worker.mirror import _PASSING, LanesRun
@@ -18,14 +18,14 @@ def skipped(name: str) -> bool:
 @pytest.mark.parametrize("name", ["config.json", "cells/rte/1/report.html"])
 def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path, name: str):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    with written_aside(tmp_path / name) as aside:
+    with atomic_path(tmp_path / name) as aside:
         aside.touch()
         assert skipped(aside.relative_to(tmp_path).as_posix())
     assert not skipped(name)
 
 
 def test_a_folder_that_is_being_written_is_left_alone(tmp_path: Path):
-    with written_aside(tmp_path / "vocabulary") as aside:
+    with atomic_path(tmp_path / "vocabulary") as aside:
         aside.mkdir()
         assert skipped(f"{aside.name}/vocab.txt")
     assert not skipped("vocabulary/vocab.txt")
@@ -41,7 +41,7 @@ def test_what_cells_have_said_is_copied_when_it_has_changed(tmp_path: Path, monk
     lanes.fetch()
     run = tmp_path / "home/bert_jax/runs/r/run"
     (run / "lanes").mkdir()
-    (run / "lanes/lane-0-of-1.json").write_text('{"cells": ["rte/1"]}')
+    (run / "lanes/lane-0-of-1.json").write_text('{"jobs": ["rte/1"]}')
     (run / "rte/1").mkdir(parents=True)
     log, url = run / "rte/1/log.txt", "gs://b/runs/r/run/rte/1/log.txt"
     log.write_text("one\ntw")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.plan.slices import find_slice
+from bert_jax.hardware.tpu_slices import find_slice
 from tpu import names, protocol, strict_json
 from tpu.protocol import Exit, Order, Preflight, Problem, SliceShape, State
 
@@ -31,7 +31,7 @@ def order(**fields) -> Order:
             "pretrain",
             "configs/pretrain/bert.py",
             "--with",
-            "prepared=@data/wiki/train",
+            "corpus=@data/wiki/train",
         ),
         "data": {"wiki": "gs://bucket/data/wiki"},
         "secrets": {"HF_TOKEN": "projects/p/secrets/s/versions/latest"},

@@ -36,7 +36,7 @@ if "--output" in sys.argv:
         lane, count = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--lane", "--lanes"))
         cell = output / f"cell-{lane}"
         for file, text in (
-            (output / f"lanes/lane-{lane}-of-{count}.json", json.dumps({"cells": [cell.name]})),
+            (output / f"lanes/lane-{lane}-of-{count}.json", json.dumps({"jobs": [cell.name]})),
             (cell / "log.txt", f"begins\n{said}\n{said}"),
             (cell / "finished.json", "{}"),
         ):

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax import paths
-from bert_jax.train.pretrained import load_model
+from bert_jax.params import paths
+from bert_jax.pretrained.load import load_model
 from tests.tpu_worker.fake_pod import FakePod, await_true
 from tests.tpu_worker.metadata_server import serving
 
@@ -20,7 +20,7 @@ def put_corpus(pod: FakePod, corpus: Path) -> dict:
 
 
 def pretrain(steps: int, every: int = 3) -> list[str]:
-    told = ["prepared=@data/tiny/train", f"steps={steps}", f"every={every}"]
+    told = ["corpus=@data/tiny/train", f"steps={steps}", f"every={every}"]
     return ["pretrain", "@data/tiny/recipe.py", "--with", *told]
 
 
@@ -30,7 +30,7 @@ def parameters(pod: FakePod) -> dict[str, np.ndarray]:
 
 def steps_logged(pod: FakePod) -> list[int]:
     rows = (pod.run / "run" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(row)["step"] for row in rows if json.loads(row)["kind"] == "train"]
+    return [json.loads(row)["step"] for row in rows if json.loads(row)["split"] == "train"]
 
 
 @pytest.mark.slow

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax import paths
+from bert_jax.checkpoints import step_folder
 from bert_jax.cli import main
 from bert_jax.errors import UserError
-from bert_jax.testing.corpus import prepare_corpus
-from bert_jax.train import checkpoint_folder
-from bert_jax.train.pretrained import load_model
-from bert_jax.train.run_folder import checkpoints_of
+from bert_jax.params import paths
+from bert_jax.pretrained.load import load_model
+from bert_jax.runs.run_folder import checkpoint_dir
+from bert_jax.testing.text_corpus import prepare_corpus
 
 RECIPE = """
 from bert_jax.experiment import Experiment
@@ -20,9 +20,9 @@ from bert_jax.testing.experiments import tiny_experiment
 from bert_jax.train.config import Phase
 
 
-def get_config(*, prepared: str) -> Experiment:
-    phase = Phase(steps=4, length=32, batch_size=8, max_predictions=5)
-    return tiny_experiment("elsewhere", prepared, (phase,), save_every=2)
+def get_config(*, corpus: str) -> Experiment:
+    phase = Phase(steps=4, seq_length=32, batch_size=8, max_predictions_per_seq=5)
+    return tiny_experiment("elsewhere", corpus, (phase,), save_every=2)
 """
 
 
@@ -31,7 +31,7 @@ def command(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "recipe.py").write_text(RECIPE)
     prepared = prepare_corpus(folder / "train")
-    return ["pretrain", str(folder / "recipe.py"), "--with", f"prepared={prepared}"]
+    return ["pretrain", str(folder / "recipe.py"), "--with", f"corpus={prepared}"]
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def run(command, tmp_path_factory) -> tuple[Path, Path]:
 def test_checkpoints_are_written_there_and_found_from_the_folder(run):
     folder, place = run
     assert not (folder / "checkpoints").exists()
-    assert checkpoint_folder.steps(checkpoint_folder.absolute(place)) == [2, 4]
-    assert checkpoints_of(folder) == str(place)
+    assert step_folder.list_steps(step_folder.absolute_path(place)) == [2, 4]
+    assert checkpoint_dir(folder) == str(place)
     assert load_model(folder).params.keys() >= {"encoder", "masked_lm"}
 
 
@@ -84,6 +84,6 @@ def test_another_place_is_refused(run, command, tmp_path, capsys):
 
 
 def test_a_bucket_without_what_reads_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(checkpoint_folder, "find_spec", lambda name: None)
+    monkeypatch.setattr(step_folder, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"gcsfs.*pip install 'bert_jax\[tpu\]'"):
-        checkpoint_folder.absolute("gs://bucket/run/checkpoints")
+        step_folder.absolute_path("gs://bucket/run/checkpoints")

@@ -4,12 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config import call_recipe, load_recipe
-from bert_jax.data.labelled.config import Capped, Equal, Glue, Proportional, Temperature
+from bert_jax.config_lib import call_recipe, load_recipe
+from bert_jax.data.finetuning.config import (
+    CappedMixing,
+    EqualMixing,
+    Glue,
+    ProportionalMixing,
+    TemperatureMixing,
+)
 from bert_jax.errors import ConfigError
-from bert_jax.models.config import Learned
+from bert_jax.export.export import export
+from bert_jax.models.config import LearnedPositions
 from bert_jax.testing.models import small_model
-from bert_jax.train.export import export
 
 RECIPE = str(Path(__file__).parents[2] / "configs/finetune/glue_mixture.py")
 
@@ -17,7 +23,10 @@ RECIPE = str(Path(__file__).parents[2] / "configs/finetune/glue_mixture.py")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("model")
-    export(small_model(folder / "vocabulary", positions=Learned(max_length=40)), folder / "model")
+    export(
+        small_model(folder / "vocabulary", positions=LearnedPositions(max_position_embeddings=40)),
+        folder / "model",
+    )
     return str(folder / "model")
 
 
@@ -41,10 +50,10 @@ def recipe(model, tmp_path):
 @pytest.mark.parametrize(
     "said, mixing",
     [
-        ("mixing=equal", Equal()),
-        ("mixing=proportional", Proportional()),
-        ("temperature=3", Temperature(temperature=3.0)),
-        ("mixing=capped capped=20", Capped(examples=20)),
+        ("mixing=equal", EqualMixing()),
+        ("mixing=proportional", ProportionalMixing()),
+        ("temperature=3", TemperatureMixing(temperature=3.0)),
+        ("mixing=capped capped=20", CappedMixing(max_examples=20)),
     ],
 )
 def test_tasks_and_mixture_are_chosen(recipe, said, mixing):
@@ -53,7 +62,7 @@ def test_tasks_and_mixture_are_chosen(recipe, said, mixing):
     assert all(isinstance(each.task, Glue) for each in experiment.data.tasks)
     assert experiment.data.mixing == mixing
     (phase,) = experiment.train.phases
-    assert (phase.batch_size, phase.length, phase.steps) == (32, 32, 9)  # 3 epochs of 80 rows
+    assert (phase.batch_size, phase.seq_length, phase.steps) == (32, 32, 9)  # 3 epochs of 80 rows
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,24 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax import paths
-from bert_jax.models.config import bert
-from bert_jax.programs.config import Pretraining
-from bert_jax.programs.pretraining import PretrainingProgram
-from bert_jax.train.config import AdamW, Lamb, Phase, Train, WarmupLinear
-from bert_jax.train.optimizer import DECAYED, make_optimizer
-from bert_jax.train.schedule import learning_rate
+from bert_jax.models.config import bert_config
+from bert_jax.objectives.config import Pretraining
+from bert_jax.objectives.pretraining import PretrainingObjective
+from bert_jax.params import paths
+from bert_jax.train.config import AdamW, Lamb, Phase, TrainConfig, WarmupLinear
+from bert_jax.train.optimizer import WEIGHT_DECAY, make_optimizer
+from bert_jax.train.schedule import learning_rate_schedule
 
-PHASES = (Phase(steps=10, length=8, batch_size=4, max_predictions=2),)
+PHASES = (Phase(steps=10, seq_length=8, batch_size=4, max_predictions_per_seq=2),)
 
 
-def train(**changes) -> Train:
-    values = {"phases": PHASES, "schedule": WarmupLinear(peak=1e-2, warmup_steps=4), **changes}
-    return Train(**values)
+def train(**changes) -> TrainConfig:
+    values = {
+        "phases": PHASES,
+        "schedule": WarmupLinear(peak_learning_rate=1e-2, warmup_steps=4),
+        **changes,
+    }
+    return TrainConfig(**values)
 
 
 def toy_params():
@@ -39,21 +43,23 @@ def toy_grads(step):
 
 
 def test_warmup_rises_to_the_peak_and_falls_to_the_end():
-    rate = learning_rate(WarmupLinear(peak=1.0, warmup_steps=4), 10)
+    rate = learning_rate_schedule(WarmupLinear(peak_learning_rate=1.0, warmup_steps=4), 10)
     got = [np.asarray(rate(step)) for step in range(10)]
     expected = [0.25, 0.5, 0.75, 1.0] + [(10 - step) / 6 for step in range(4, 10)]
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 def test_no_warmup_starts_at_the_peak():
-    rate = learning_rate(WarmupLinear(peak=2.0, warmup_steps=0), 4)
+    rate = learning_rate_schedule(WarmupLinear(peak_learning_rate=2.0, warmup_steps=0), 4)
     np.testing.assert_allclose([np.asarray(rate(s)) for s in range(4)], [2.0, 1.5, 1.0, 0.5])
 
 
 def test_decay_table_covers_the_model_and_spares_biases_and_norms():
-    program = PretrainingProgram(Pretraining(model=bert("tiny", vocab_size=50), mask_token_id=4))
+    program = PretrainingObjective(
+        Pretraining(model=bert_config("tiny", vocab_size=50), mask_token_id=4)
+    )
     for path in paths.flatten(program.abstract()):
-        assert DECAYED[path] == (path.rsplit("/", 1)[1] not in ("bias", "scale")), path
+        assert WEIGHT_DECAY[path] == (path.rsplit("/", 1)[1] not in ("bias", "scale")), path
 
 
 def reference(choice, corrected: bool, steps: int):

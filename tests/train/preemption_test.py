@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.distributed import processes
 from bert_jax.errors import UserError
-from bert_jax.train import distributed
 from bert_jax.train.preemption import EXIT_PREEMPTED, Preemption
 
 LOOP = """
 import os, sys, time
 import jax, numpy as np
 from jax.experimental import multihost_utils
-from bert_jax.train import distributed
+from bert_jax.distributed import processes
 from bert_jax.train.preemption import EXIT_PREEMPTED, Preemption
 
-distributed.initialize(distributed.from_environment())
+processes.initialize(processes.config_from_environment())
 first, tell = int(os.environ.get("FIRST", 1)), int(os.environ.get("TELL", 5))
 with Preemption() as preemption:
     for step in range(first, first + 500):
@@ -30,7 +30,7 @@ with Preemption() as preemption:
         if step == tell:
             print("running", flush=True)
             time.sleep(3 if step == first else 0)  # time for the notice to arrive before a call
-        if preemption.reached():
+        if preemption.should_stop():
             print("stopped", step, flush=True)
             sys.exit(EXIT_PREEMPTED)
 """
@@ -54,9 +54,9 @@ def wait_until_running(process):
 def test_a_signal_is_noted_and_handlers_come_back(number, capfd):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with Preemption() as preemption:
-        assert not preemption.reached()
+        assert not preemption.should_stop()
         os.kill(os.getpid(), number)
-        assert preemption.reached()
+        assert preemption.should_stop()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     assert f"{number.name}: saving after this step" in capfd.readouterr().err
 
@@ -64,7 +64,7 @@ def test_a_signal_is_noted_and_handlers_come_back(number, capfd):
 def test_a_second_interrupt_stops_at_once():
     with Preemption() as preemption, pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
-        assert preemption.reached()
+        assert preemption.should_stop()
         os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -82,13 +82,13 @@ def two_processes(**environment):
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     common = {
-        distributed.COORDINATOR: f"localhost:{port}",
-        distributed.NUM_PROCESSES: "2",
-        distributed.LOCAL_DEVICES: "1",
-        distributed.HEARTBEAT: "10",
+        processes.COORDINATOR: f"localhost:{port}",
+        processes.NUM_PROCESSES: "2",
+        processes.LOCAL_DEVICES: "1",
+        processes.HEARTBEAT: "10",
     }
     common |= environment
-    return [start(**common, **{distributed.PROCESS_ID: str(index)}) for index in range(2)]
+    return [start(**common, **{processes.PROCESS_ID: str(index)}) for index in range(2)]
 
 
 @pytest.mark.slow
@@ -121,12 +121,12 @@ def clear(monkeypatch):
 
 def test_arguments_win_over_the_environment(monkeypatch):
     clear(monkeypatch)
-    assert distributed.from_environment() == distributed.Processes()
+    assert processes.config_from_environment() == processes.DistributedConfig()
     monkeypatch.setenv("BERT_JAX_COORDINATOR", "host:1")
     monkeypatch.setenv("BERT_JAX_NUM_PROCESSES", "4")
     monkeypatch.setenv("BERT_JAX_PROCESS_ID", "3")
-    found = distributed.from_environment(process_id=2, heartbeat_seconds=7)
-    assert found == distributed.Processes(
+    found = processes.config_from_environment(process_id=2, heartbeat_seconds=7)
+    assert found == processes.DistributedConfig(
         coordinator="host:1", num_processes=4, process_id=2, heartbeat_seconds=7
     )
 
@@ -143,15 +143,15 @@ def test_arguments_win_over_the_environment(monkeypatch):
 def test_half_told_processes_are_refused(monkeypatch, arguments, message):
     clear(monkeypatch)
     with pytest.raises(UserError, match=message):
-        distributed.from_environment(**arguments)
+        processes.config_from_environment(**arguments)
 
 
 def test_a_variable_that_is_no_number_is_named(monkeypatch):
     clear(monkeypatch)
     monkeypatch.setenv("BERT_JAX_PROCESS_ID", "two")
     with pytest.raises(UserError, match="BERT_JAX_PROCESS_ID='two'"):
-        distributed.from_environment()
+        processes.config_from_environment()
 
 
 def test_one_process_decides_for_itself():
-    assert distributed.agree(lambda: {"step": 3}) == {"step": 3}
+    assert processes.run_on_process_0(lambda: {"step": 3}) == {"step": 3}

@@ -8,18 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax import paths
-from bert_jax.config import override
-from bert_jax.data.config import LoaderConfig, Packed, Single
+from bert_jax.checkpoints.checkpointer import restore_params
+from bert_jax.config_lib import override
+from bert_jax.data.config import PackedSegments, PretrainingData, SingleSegment
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import BertConfig, Learned
-from bert_jax.parallel.config import mesh
-from bert_jax.programs.config import LeftToRight, Pretraining
-from bert_jax.testing.corpus import prepare_corpus
-from bert_jax.train.checkpoint import restore_params
-from bert_jax.train.config import Checkpoints, Evaluation, Logging, Phase, Train, WarmupLinear
-from bert_jax.train.hooks import TrainingHalted
+from bert_jax.models.config import BertConfig, LearnedPositions
+from bert_jax.objectives.config import CausalLM, Pretraining
+from bert_jax.parallel.config import make_mesh_config
+from bert_jax.params import paths
+from bert_jax.runs.hooks import TrainingHalted
+from bert_jax.testing.text_corpus import prepare_corpus
+from bert_jax.train.config import (
+    CheckpointConfig,
+    HeldOutEval,
+    LoggingConfig,
+    Phase,
+    TrainConfig,
+    WarmupLinear,
+)
 from bert_jax.train.run import run
 
 MODEL = BertConfig(
@@ -28,7 +35,7 @@ MODEL = BertConfig(
     num_hidden_layers=1,
     num_attention_heads=2,
     intermediate_size=32,
-    positions=Learned(max_length=64),
+    positions=LearnedPositions(max_position_embeddings=64),
 )
 
 
@@ -36,7 +43,7 @@ MODEL = BertConfig(
 def corpora(tmp_path_factory) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("corpora")
     train = prepare_corpus(folder / "train")
-    heldout = prepare_corpus(folder / "heldout", documents=12, seed=1)
+    heldout = prepare_corpus(folder / "heldout", num_documents=12, seed=1)
     return str(train), str(heldout)
 
 
@@ -44,19 +51,25 @@ def experiment(corpora: tuple[str, str], **data) -> Experiment:
     train, heldout = corpora
     return Experiment(
         name="test",
-        program=Pretraining(model=MODEL, mask_token_id=4),
-        data=LoaderConfig(prepared=train, **data),
-        train=Train(
+        objective=Pretraining(model=MODEL, mask_token_id=4),
+        data=PretrainingData(corpus=train, **data),
+        train=TrainConfig(
             phases=(
-                Phase(steps=8, length=32, batch_size=16, max_predictions=5),
-                Phase(steps=4, length=64, batch_size=8, max_predictions=10, accumulate=2),
+                Phase(steps=8, seq_length=32, batch_size=16, max_predictions_per_seq=5),
+                Phase(
+                    steps=4,
+                    seq_length=64,
+                    batch_size=8,
+                    max_predictions_per_seq=10,
+                    gradient_accumulation_steps=2,
+                ),
             ),
-            schedule=WarmupLinear(peak=1e-2, warmup_steps=2),
-            checkpoints=Checkpoints(every=5),
-            evaluation=Evaluation(prepared=heldout, every=6, examples=32, batch_size=16),
-            logging=Logging(every=2),
+            schedule=WarmupLinear(peak_learning_rate=1e-2, warmup_steps=2),
+            checkpoints=CheckpointConfig(save_every=5),
+            evaluation=HeldOutEval(corpus=heldout, eval_every=6, num_examples=32, batch_size=16),
+            logging=LoggingConfig(log_every=2),
         ),
-        mesh=mesh("tp"),
+        mesh=make_mesh_config("tp"),
     )
 
 
@@ -64,7 +77,9 @@ def experiment(corpora: tuple[str, str], **data) -> Experiment:
 def finished(corpora, tmp_path_factory) -> tuple[Path, int]:
     """A finished run, and how often its train step was compiled."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    config = override(experiment(corpora), ["mesh.tensor=1", "train.phases.1.accumulate=1"])
+    config = override(
+        experiment(corpora), ["mesh.tensor=1", "train.phases.1.gradient_accumulation_steps=1"]
+    )
     compilations = []
 
     class Count(logging.Handler):
@@ -91,9 +106,11 @@ def test_one_compilation_for_each_phase(finished):
 def test_a_finished_run_leaves_what_it_promises(finished):
     folder, _ = finished
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [r["step"] for r in rows if r["kind"] == "train"] == [2, 4, 6, 8, 10, 12]
-    assert [r["step"] for r in rows if r["kind"] == "evaluation"] == [6, 12]
-    assert {"loss", "grad_norm", "learning_rate", "padding_share", "nsp_accuracy"} <= set(rows[0])
+    assert [r["step"] for r in rows if r["split"] == "train"] == [2, 4, 6, 8, 10, 12]
+    assert [r["step"] for r in rows if r["split"] == "evaluation"] == [6, 12]
+    assert {"loss", "grad_norm", "learning_rate", "padding_fraction", "nsp_accuracy"} <= set(
+        rows[0]
+    )
     assert {f"mlm_accuracy_{s}" for s in ("masked", "random", "kept")} <= set(rows[0])
     evaluation = json.loads((folder / "evaluation.json").read_text())
     assert evaluation["mlm_loss"] == pytest.approx(rows[-1]["mlm_loss"])
@@ -115,20 +132,25 @@ def test_a_relative_run_folder_works(corpora, tmp_path, monkeypatch):
 def test_starting_a_finished_run_again_changes_nothing(corpora, finished):
     folder, _ = finished
     before = (folder / "metrics.jsonl").read_text()
-    config = override(experiment(corpora), ["mesh.tensor=1", "train.phases.1.accumulate=1"])
+    config = override(
+        experiment(corpora), ["mesh.tensor=1", "train.phases.1.gradient_accumulation_steps=1"]
+    )
     assert run(config, folder) == 0
     assert (folder / "metrics.jsonl").read_text() == before
 
 
 def test_another_config_in_the_same_folder_is_refused(corpora, finished):
-    changed = override(experiment(corpora), ["seed=3", "train.phases.1.accumulate=1"])
+    changed = override(
+        experiment(corpora), ["seed=3", "train.phases.1.gradient_accumulation_steps=1"]
+    )
     with pytest.raises(UserError, match="seed: 0 there, 3 now"):
         run(changed, finished[0])
 
 
 def test_training_starts_from_another_run(corpora, finished, tmp_path):
     config = dataclasses.replace(
-        override(experiment(corpora), ["train.schedule.peak=1e-12"]), init_from=str(finished[0])
+        override(experiment(corpora), ["train.schedule.peak_learning_rate=1e-12"]),
+        init_from=str(finished[0]),
     )
     assert run(config, tmp_path / "run") == 0
     expected, _, _ = restore_params(finished[0] / "checkpoints")
@@ -138,28 +160,30 @@ def test_training_starts_from_another_run(corpora, finished, tmp_path):
 
 
 def test_init_from_a_model_of_another_size_names_the_parameter(corpora, finished, tmp_path):
-    config = override(experiment(corpora), ["program.model.intermediate_size=64"])
+    config = override(experiment(corpora), ["objective.model.intermediate_size=64"])
     config = dataclasses.replace(config, init_from=str(finished[0]))
     with pytest.raises(ConfigError, match=r"feed_forward/intermediate/\w+ has shape"):
         run(config, tmp_path / "run")
 
 
 def test_a_loss_that_is_not_finite_names_examples_and_checkpoint(corpora, tmp_path):
-    config = override(experiment(corpora), ["train.schedule.peak=1e30", "train.logging.every=1"])
+    config = override(
+        experiment(corpora), ["train.schedule.peak_learning_rate=1e30", "train.logging.log_every=1"]
+    )
     with pytest.raises(TrainingHalted, match=r"examples \d+ to \d+.*no checkpoint was saved"):
         run(config, tmp_path / "run")
 
 
 def test_data_that_lacks_a_field_is_refused(corpora, tmp_path):
-    config = experiment(corpora, examples=Single())
+    config = experiment(corpora, input_format=SingleSegment())
     with pytest.raises(ConfigError, match=r"'next_sentence_labels', which data\.examples Single"):
         run(config, tmp_path / "run")
 
 
 def test_a_model_with_too_few_word_vectors_is_refused(corpora, tmp_path):
-    config = override(experiment(corpora), ["program.model.vocab_size=60"])
+    config = override(experiment(corpora), ["objective.model.vocab_size=60"])
     with pytest.raises(
-        UserError, match=r"78 tokens, but .* 60 rows\. Set program\.model\.vocab_size to 78"
+        UserError, match=r"78 tokens, but .* 60 rows\. Set objective\.model\.vocab_size to 78"
     ):
         run(config, tmp_path / "run")
 
@@ -170,16 +194,17 @@ def test_a_batch_that_does_not_divide_is_refused(corpora, tmp_path):
         run(config, tmp_path / "run")
 
 
-@pytest.mark.parametrize("examples", [Single(), Packed()], ids=["single", "packed"])
+@pytest.mark.parametrize("examples", [SingleSegment(), PackedSegments()], ids=["single", "packed"])
 def test_masked_lm_alone_and_packed(corpora, tmp_path, examples):
-    config = override(experiment(corpora, examples=examples), ["program.nsp_weight=0"])
+    config = override(experiment(corpora, input_format=examples), ["objective.nsp_weight=0"])
     assert run(config, tmp_path / "run") == 0
     assert "nsp_loss" not in json.loads((tmp_path / "run" / "evaluation.json").read_text())
 
 
 def test_left_to_right(corpora, tmp_path):
     config = dataclasses.replace(
-        experiment(corpora, examples=Single(), masking=None), program=LeftToRight(model=MODEL)
+        experiment(corpora, input_format=SingleSegment(), masking=None),
+        objective=CausalLM(model=MODEL),
     )
     assert run(config, tmp_path / "run") == 0
     evaluation = json.loads((tmp_path / "run" / "evaluation.json").read_text())

@@ -8,35 +8,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax import paths
-from bert_jax.data.config import LoaderConfig
+from bert_jax.data.config import PretrainingData
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import Compute, RematAllButDots, RematLayer, Scanned, bert
+from bert_jax.models.config import ComputeConfig, FullRemat, SaveDots, Scanned, bert_config
+from bert_jax.objectives.config import CausalLM, Pretraining
+from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import Preset, mesh
-from bert_jax.programs.config import LeftToRight, Pretraining
-from bert_jax.programs.make import make_program
+from bert_jax.parallel.config import Parallelism, make_mesh_config
+from bert_jax.params import paths
 from bert_jax.testing.batches import pretraining_batch
-from bert_jax.train.compiled import abstract_state, compile_step
-from bert_jax.train.config import Phase, Train, WarmupLinear
+from bert_jax.train.compile import abstract_state, compile_step
+from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.step import init_state
 
-PHASE = Phase(steps=10, length=32, batch_size=16, max_predictions=6)
+PHASE = Phase(steps=10, seq_length=32, batch_size=16, max_predictions_per_seq=6)
 MODEL = dataclasses.replace(
-    bert("tiny", vocab_size=104, max_length=32), hidden_dropout=0.0, attention_dropout=0.0
+    bert_config("tiny", vocab_size=104, max_position_embeddings=32),
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
 )
 STEPS = 3
-COMPUTE = Compute()
+COMPUTE = ComputeConfig()
 
 
-def experiment(phase=PHASE, model=MODEL, compute=COMPUTE, preset: Preset = "dp", program=None):
+def experiment(phase=PHASE, model=MODEL, compute=COMPUTE, preset: Parallelism = "dp", program=None):
     return Experiment(
         name="test",
-        program=program or Pretraining(model=model, mask_token_id=4, compute=compute),
-        data=LoaderConfig(prepared="unused"),
-        train=Train(phases=(phase,), schedule=WarmupLinear(peak=1e-3, warmup_steps=1)),
-        mesh=mesh(preset),
+        objective=program or Pretraining(model=model, mask_token_id=4, compute=compute),
+        data=PretrainingData(corpus="unused"),
+        train=TrainConfig(
+            phases=(phase,), schedule=WarmupLinear(peak_learning_rate=1e-3, warmup_steps=1)
+        ),
+        mesh=make_mesh_config(preset),
     )
 
 
@@ -44,24 +48,24 @@ def train(config: Experiment, devices: int, steps: int = STEPS):
     """Parameters and losses after a few steps on random batches."""
     grid = sharding.make_mesh(config.mesh, jax.devices()[:devices])
     phase = config.train.phases[0]
-    program, optimizer = make_program(config.program), make_optimizer(config.train)
+    program, optimizer = make_objective(config.objective), make_optimizer(config.train)
     initialise = functools.partial(init_state, program, optimizer)
     abstract = abstract_state(initialise, optimizer, grid)
     step = compile_step(
-        config, phase, program, optimizer, program.fields(), [phase.sizes], abstract, grid
+        config, phase, program, optimizer, program.batch_fields(), [phase.sizes], abstract, grid
     )
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    state = jax.device_put(initial_state(config.program), shardings)
+    state = jax.device_put(initial_state(config.objective), shardings)
     losses = []
     for number in range(steps):
         batch = pretraining_batch(
             batch_size=phase.batch_size,
-            length=phase.length,
-            max_predictions=phase.max_predictions,
+            seq_length=phase.seq_length,
+            max_predictions_per_seq=phase.max_predictions_per_seq,
             vocab_size=104,
             seed=number,
         )
-        fields = {name: batch[name] for name in program.fields()}
+        fields = {name: batch[name] for name in program.batch_fields()}
         placed = sharding.put_batch(fields, sharding.batch_sharding(grid))
         state, metrics = step(state, placed)
         losses.append(float(metrics["loss"]))
@@ -73,7 +77,7 @@ def initial_state(program_config):
     """Made once, on one device: the initialiser takes long to compile."""
     train_config = experiment().train
     state = init_state(
-        make_program(program_config), make_optimizer(train_config), jax.random.key(0)
+        make_objective(program_config), make_optimizer(train_config), jax.random.key(0)
     )
     return jax.device_get(state)
 
@@ -103,7 +107,7 @@ def test_eight_devices_equal_one(preset):
 
 
 def test_dropout_is_the_same_on_eight_devices():
-    model = dataclasses.replace(MODEL, hidden_dropout=0.1, attention_dropout=0.1)
+    model = dataclasses.replace(MODEL, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     one = train(experiment(model=model), 1)
     assert one[1] != one_device()[1]
     assert_same(train(experiment(model=model, preset="fsdp_tp"), 8), one, 1e-5)
@@ -111,24 +115,24 @@ def test_dropout_is_the_same_on_eight_devices():
 
 @pytest.mark.parametrize("accumulate", [2, 4])
 def test_accumulation_equals_the_big_batch(accumulate):
-    phase = dataclasses.replace(PHASE, accumulate=accumulate)
+    phase = dataclasses.replace(PHASE, gradient_accumulation_steps=accumulate)
     found, expected = train(experiment(phase), 1, steps=1), train(experiment(), 1, steps=1)
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
     assert_same(found, expected, 1e-6)
 
 
 def test_accumulation_on_a_mesh_equals_the_big_batch():
-    phase = dataclasses.replace(PHASE, accumulate=2)
+    phase = dataclasses.replace(PHASE, gradient_accumulation_steps=2)
     assert_same(train(experiment(phase, preset="fsdp"), 8), one_device(), 1e-5)
 
 
 @pytest.mark.parametrize(
     "compute",
     [
-        Compute(layers=Scanned()),
-        Compute(remat=RematLayer()),
-        Compute(layers=Scanned(), remat=RematLayer()),
-        Compute(layers=Scanned(), remat=RematAllButDots()),
+        ComputeConfig(layer_loop=Scanned()),
+        ComputeConfig(remat=FullRemat()),
+        ComputeConfig(layer_loop=Scanned(), remat=FullRemat()),
+        ComputeConfig(layer_loop=Scanned(), remat=SaveDots()),
     ],
     ids=["scan", "remat", "scan-remat", "scan-dots"],
 )
@@ -138,9 +142,9 @@ def test_loop_and_remat_change_nothing(compute):
 
 def test_an_objective_without_weight_is_left_out():
     program = Pretraining(model=MODEL, mask_token_id=4, nsp_weight=0.0)
-    assert "next_sentence_labels" not in make_program(program).fields()
+    assert "next_sentence_labels" not in make_objective(program).batch_fields()
     params, losses = train(experiment(program=program), 1, steps=2)
-    fresh = make_program(program).init(jax.random.key(0))
+    fresh = make_objective(program).init(jax.random.key(0))
     weights = fresh["next_sentence"]["kernel"]
     # Untouched by gradients: only weight decay moves it.
     np.testing.assert_allclose(params["next_sentence/kernel"], weights, rtol=1e-4)
@@ -148,7 +152,7 @@ def test_an_objective_without_weight_is_left_out():
 
 
 def test_left_to_right_trains():
-    _, losses = train(experiment(program=LeftToRight(model=MODEL)), 1)
+    _, losses = train(experiment(program=CausalLM(model=MODEL)), 1)
     assert losses[0] == pytest.approx(np.log(104), abs=0.4)
     assert losses[-1] < losses[0]
 
@@ -156,13 +160,15 @@ def test_left_to_right_trains():
 def test_a_batch_of_another_shape_is_an_error_not_a_compilation():
     config = experiment()
     grid = sharding.make_mesh(config.mesh, jax.devices()[:1])
-    program, optimizer = make_program(config.program), make_optimizer(config.train)
+    program, optimizer = make_objective(config.objective), make_optimizer(config.train)
     initialise = functools.partial(init_state, program, optimizer)
     abstract = abstract_state(initialise, optimizer, grid)
     step = compile_step(
-        config, PHASE, program, optimizer, program.fields(), [PHASE.sizes], abstract, grid
+        config, PHASE, program, optimizer, program.batch_fields(), [PHASE.sizes], abstract, grid
     )
-    state = initial_state(config.program)
-    batch = pretraining_batch(batch_size=16, length=16, max_predictions=6, vocab_size=104)
+    state = initial_state(config.objective)
+    batch = pretraining_batch(
+        batch_size=16, seq_length=16, max_predictions_per_seq=6, vocab_size=104
+    )
     with pytest.raises(ValueError, match=r"a batch of length 16; compiled are \[32\]"):
         step(state, jax.tree.map(jnp.asarray, batch))

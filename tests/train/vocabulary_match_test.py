@@ -6,34 +6,34 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config import load_recipe
-from bert_jax.data.labelled.config import Columns
-from bert_jax.data.prepare import prepare
-from bert_jax.data.prepared import PreparedCorpus
-from bert_jax.data.sources import TextFiles
-from bert_jax.data.workplan import PrepareConfig
+from bert_jax.config_lib import load_recipe
+from bert_jax.data.corpus.plan import PrepareConfig
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.data.finetuning.config import Columns
 from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
-from bert_jax.interop.foreign import Foreign
-from bert_jax.models.config import Learned
+from bert_jax.export.export import export
+from bert_jax.interop.imported_model import ImportedModel
+from bert_jax.models.config import LearnedPositions
+from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.config import mesh
-from bert_jax.programs.make import make_program
-from bert_jax.testing.corpus import prepare_corpus
+from bert_jax.parallel.config import make_mesh_config
+from bert_jax.pretrained.initial import tokenizer_folder
+from bert_jax.pretrained.load import LoadedModel, build_model
+from bert_jax.studies.ngram_comparison import ngram_baseline_losses
 from bert_jax.testing.models import random_parameters, small_config, small_model, write_run
-from bert_jax.train import masked_text
-from bert_jax.train.compiled import abstract_state
-from bert_jax.train.config import Evaluation
-from bert_jax.train.export import export
-from bert_jax.train.fine_tuning import fine_tuning, multi_task
-from bert_jax.train.fresh import fresh_state
-from bert_jax.train.initial import vocabulary_folder
-from bert_jax.train.ngrams import ngram_losses
-from bert_jax.train.open_source import open_source
+from bert_jax.testing.text_corpus import prepare_corpus
+from bert_jax.train.compile import abstract_state
+from bert_jax.train.config import HeldOutEval
+from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.pretrained import LoadedModel, assemble
+from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
+from bert_jax.train.sources.make import make_source
 from bert_jax.train.step import init_state
+from bert_jax.tuning import fisher
 
 RECIPES = Path(__file__).parents[2] / "configs"
 
@@ -47,7 +47,7 @@ def folder(tmp_path_factory) -> Path:
     """
     folder = tmp_path_factory.mktemp("meet")
     prepare_corpus(folder / "train")
-    prepare_corpus(folder / "heldout", documents=12, seed=1)
+    prepare_corpus(folder / "heldout", num_documents=12, seed=1)
     shutil.copytree(folder / "heldout" / "text", folder / "other" / "text")
     lines = (folder / "train" / "vocabulary" / "vocab.txt").read_text().splitlines()
     (folder / "other" / "vocab.txt").write_text("\n".join([*lines[:5], *lines[:4:-1]]) + "\n")
@@ -59,26 +59,28 @@ def folder(tmp_path_factory) -> Path:
 
 def prepare_again(folder: Path, output: Path, vocabulary: Path) -> None:
     text = TextFiles(str(folder / "heldout" / "text" / "*.txt"))
-    prepare(PrepareConfig(source=text, vocabulary=str(vocabulary), output=str(output)), workers=1)
+    prepare(
+        PrepareConfig(source=text, tokenizer=str(vocabulary), output=str(output)), num_workers=1
+    )
 
 
 def corpus_model(folder: Path, only: tuple[str, ...] = ()) -> LoadedModel:
     """A model with the vocabulary of the corpora; `only` some of its parts."""
-    vocabulary = PreparedCorpus(folder / "train" / "prepared").vocabulary()
-    config = small_config(vocab_size=vocabulary.size)
+    vocabulary = PreparedCorpus(folder / "train" / "prepared").tokenizer()
+    config = small_config(vocab_size=vocabulary.vocab_size)
     flat = random_parameters(config)
     chosen = {path: leaf for path, leaf in flat.items() if not only or path.split("/")[0] in only}
-    return assemble(Foreign(chosen, config, vocabulary), "model")
+    return build_model(ImportedModel(chosen, config, vocabulary), "model")
 
 
 def adapt(prepared: Path, model: Path, heldout: Path | None = None) -> Experiment:
     return load_recipe(str(RECIPES / "pretrain" / "adapt.py"))(
-        prepared=str(prepared),
+        corpus=str(prepared),
         model=str(model),
         heldout=heldout and str(heldout),
         steps=2,
         batch_size=8,
-        length=16,
+        seq_length=16,
     )
 
 
@@ -112,7 +114,7 @@ def test_each_kind_of_model_is_compared(folder, tmp_path):
 def test_a_tf1_checkpoint_is_compared(shared, folder, tmp_path):
     checkpoint = shared / "checkpoints" / "tf_format_tiny"
     for path in (checkpoint, checkpoint / "bert_model.ckpt"):
-        assert vocabulary_folder(str(path)) == checkpoint
+        assert tokenizer_folder(str(path)) == checkpoint
         refused(
             adapt(folder / "train" / "prepared", path),
             tmp_path / "run",
@@ -121,7 +123,7 @@ def test_a_tf1_checkpoint_is_compared(shared, folder, tmp_path):
 
 
 def test_a_model_without_vocabulary_is_compared_by_its_size(folder, tmp_path, capsys):
-    bare = dataclasses.replace(small_model(tmp_path / "v"), vocabulary=None)
+    bare = dataclasses.replace(small_model(tmp_path / "v"), tokenizer=None)
     export(bare, tmp_path / "bare")
     refused(
         adapt(folder / "train" / "prepared", tmp_path / "bare"), tmp_path / "run", "78 tokens.* 18"
@@ -133,12 +135,14 @@ def test_a_corpus_prepared_anew_under_a_run_is_refused(folder, tmp_path):
     moving = tmp_path / "prepared"
     shutil.copytree(folder / "train" / "prepared", moving)
     config = adapt(moving, folder / "model")
-    open_source(config).settle(tmp_path)
-    open_source(dataclasses.replace(config, init_from="a model that is gone")).settle(tmp_path)
+    make_source(config).prepare_run_folder(tmp_path)
+    make_source(dataclasses.replace(config, init_from="a model that is gone")).prepare_run_folder(
+        tmp_path
+    )
     shutil.rmtree(moving)
     shutil.copytree(folder / "other" / "prepared", moving)
     with pytest.raises(UserError, match=rf"--vocab {tmp_path / 'vocabulary'}`"):
-        open_source(config).settle(tmp_path)
+        make_source(config).prepare_run_folder(tmp_path)
 
 
 def test_a_held_out_corpus_of_another_vocabulary_is_refused(folder, tmp_path):
@@ -147,7 +151,7 @@ def test_a_held_out_corpus_of_another_vocabulary_is_refused(folder, tmp_path):
     config = adapt(train, folder / "model", heldout=other)
     refused(config, tmp_path / "run", message)
     with pytest.raises(UserError, match=message):
-        ngram_losses(config)
+        ngram_baseline_losses(config)
 
 
 def test_the_training_corpus_is_no_held_out_corpus(folder, tmp_path):
@@ -162,11 +166,11 @@ def test_the_training_corpus_is_no_held_out_corpus(folder, tmp_path):
 def test_a_held_out_corpus_of_other_documents_is_taken(folder, tmp_path):
     train, heldout = (folder / name / "prepared" for name in ("train", "heldout"))
     config = adapt(train, folder / "model", heldout=heldout)
-    assert isinstance(config.train.evaluation, Evaluation)
-    open_source(config).settle(tmp_path)
+    assert isinstance(config.train.evaluation, HeldOutEval)
+    make_source(config).prepare_run_folder(tmp_path)
     missing = adapt(train, folder / "model", heldout=tmp_path / "nothing")
     with pytest.raises(UserError, match=r"nothing: this prepared corpus is missing"):
-        open_source(missing).settle(tmp_path)
+        make_source(missing).prepare_run_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["pretrain/bert", "pretrain/small_corpus", "pretrain/adapt"])
@@ -175,22 +179,25 @@ def test_recipes_say_that_the_corpus_is_missing(name, folder):
     with pytest.raises(
         UserError, match=r"trainx: this prepared corpus is missing.*bert-jax prepare"
     ):
-        load_recipe(str(RECIPES / f"{name}.py"))(prepared=str(folder / "trainx"), **more)
+        load_recipe(str(RECIPES / f"{name}.py"))(corpus=str(folder / "trainx"), **more)
 
 
 def test_labeled_data_of_another_vocabulary_is_refused(folder, tmp_path):
-    export(small_model(tmp_path / "v", positions=Learned(max_length=40)), tmp_path / "m")
+    export(
+        small_model(tmp_path / "v", positions=LearnedPositions(max_position_embeddings=40)),
+        tmp_path / "m",
+    )
     words = (tmp_path / "v" / "vocab.txt").read_text().splitlines()
     (tmp_path / "vocab.txt").write_text("\n".join([*words[:5], *words[:4:-1]]) + "\n")
     (tmp_path / "train.csv").write_text("text,label\nthe sea,yes\na net,no\n")
     task = Columns(train=str(tmp_path / "train.csv"), text="text", label="label")
     remedy = rf"Set data\.vocabulary to {tmp_path / 'm'}\."
     for config in (
-        fine_tuning(task, str(tmp_path / "m")),
-        multi_task({"one": task, "two": task}, str(tmp_path / "m")),
+        fine_tuning_experiment(task, str(tmp_path / "m")),
+        multi_task_experiment({"one": task, "two": task}, str(tmp_path / "m")),
     ):
-        open_source(config).settle(tmp_path / "run of the model's own vocabulary")
-        data = dataclasses.replace(config.data, vocabulary=str(tmp_path / "vocab.txt"))  # type: ignore[type-var]
+        make_source(config).prepare_run_folder(tmp_path / "run of the model's own vocabulary")
+        data = dataclasses.replace(config.data, tokenizer=str(tmp_path / "vocab.txt"))  # type: ignore[type-var]
         other = dataclasses.replace(config, data=data)
         refused(other, tmp_path / "run", rf"vocab\.txt have different vocabularies: .*{remedy}")
 
@@ -199,10 +206,10 @@ def test_a_yardstick_text_of_another_vocabulary_is_refused(folder):
     model, prepared = corpus_model(folder), folder / "other" / "prepared"
     message = r"model and .*prepared have different vocabularies.*bert-jax prepare --vocab model`"
     with pytest.raises(UserError, match=message):
-        masked_text.fisher(model, prepared)
-    after = dataclasses.replace(model, vocabulary=PreparedCorpus(prepared).vocabulary())
+        fisher.fisher_information(model, prepared)
+    after = dataclasses.replace(model, tokenizer=PreparedCorpus(prepared).tokenizer())
     with pytest.raises(UserError, match="model and model have different vocabularies"):
-        masked_text.forgetting(model, after, folder / "train" / "prepared")
+        fisher.measure_forgetting(model, after, folder / "train" / "prepared")
 
 
 def test_heads_that_a_model_lacks_are_named(folder, tmp_path, capsys):
@@ -212,11 +219,11 @@ def test_heads_that_a_model_lacks_are_named(folder, tmp_path, capsys):
         (folder / "model", ""),
     ):
         config = adapt(folder / "train" / "prepared", model)
-        program, optimizer = make_program(config.program), make_optimizer(config.train)
-        grid = sharding.make_mesh(mesh("dp"))
+        program, optimizer = make_objective(config.objective), make_optimizer(config.train)
+        grid = sharding.make_mesh(make_mesh_config("dp"))
         initialize = lambda key, p=program, o=optimizer: init_state(p, o, key)  # noqa: E731
         abstract = abstract_state(initialize, optimizer, grid)
         capsys.readouterr()
-        fresh_state(config, program, optimizer, abstract)
+        initialize_or_load(config, program, optimizer, abstract)
         found = capsys.readouterr().err
         assert found == (f"randomly initialized, because {model} {line}" if line else "")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.pod.host import environment
-from bert_jax.pod.life import free_port
-from bert_jax.testing.corpus import prepare_corpus
+from bert_jax.runs.hooks import StepEvent
+from bert_jax.simulate.attempt import free_port
+from bert_jax.simulate.simulated_host import host_environment
+from bert_jax.testing.text_corpus import prepare_corpus
 from bert_jax.train import watchdog
-from bert_jax.train.hooks import StepEvent
 from bert_jax.train.preemption import EXIT_HUNG
 from bert_jax.train.watchdog import Watchdog
 
@@ -26,10 +26,10 @@ from bert_jax.train.watchdog import Watchdog
 def wait_for_nobody():
     threading.Event().wait()
 
-with Watchdog(seconds=0.5) as watchdog:
-    with watchdog.doing("evaluate", 6):
+with Watchdog(timeout_seconds=0.5) as watchdog:
+    with watchdog.watching("evaluate", 6):
         pass
-    with watchdog.doing("save", 7):
+    with watchdog.watching("save", 7):
         wait_for_nobody()
 """
 
@@ -72,11 +72,11 @@ def given_up(monkeypatch):
     """The places at which a watchdog has given up."""
     places = []
 
-    def give_up(self, place):
-        places.append((place.phase, place.step))
-        self.leave()
+    def give_up(self, activity):
+        places.append((activity.name, activity.step))
+        self.pause()
 
-    monkeypatch.setattr(Watchdog, "_give_up", give_up)
+    monkeypatch.setattr(Watchdog, "_exit_hung", give_up)
     return places
 
 
@@ -89,8 +89,8 @@ def wait_until(condition) -> bool:
 
 
 def test_steps_that_end_in_time_are_left_alone(given_up):
-    with Watchdog(seconds=0.6) as watching:
-        watching.enter("step", 1)
+    with Watchdog(timeout_seconds=0.6) as watching:
+        watching.start("step", 1)
         for step in range(1, 9):
             time.sleep(0.15)  # 1.2 s in all
             watching(event(step))
@@ -99,10 +99,10 @@ def test_steps_that_end_in_time_are_left_alone(given_up):
 
 
 def test_nothing_is_watched_before_the_loop_after_it_and_between_phases(given_up):
-    with Watchdog(seconds=0.1) as watching:
+    with Watchdog(timeout_seconds=0.1) as watching:
         time.sleep(0.4)
-        watching.enter("step", 1)
-        watching.leave()
+        watching.start("step", 1)
+        watching.pause()
         time.sleep(0.4)
         watching(event(9))  # the last one
         time.sleep(0.4)
@@ -110,16 +110,16 @@ def test_nothing_is_watched_before_the_loop_after_it_and_between_phases(given_up
 
 
 def test_after_a_save_the_step_is_watched_again(given_up):
-    with Watchdog(seconds=0.2) as watching:
+    with Watchdog(timeout_seconds=0.2) as watching:
         watching(event(3))
-        with watching.doing("save", 3):
+        with watching.watching("save", 3):
             time.sleep(0.05)
         assert wait_until(lambda: given_up == [("step", 4)])
 
 
 def test_an_evaluation_may_take_longer_but_it_is_said(given_up, monkeypatch, capsys):
-    monkeypatch.setitem(watchdog.LONGER, "evaluate", 100.0)
-    with Watchdog(seconds=0.1) as watching, watching.doing("evaluate", 3):
+    monkeypatch.setitem(watchdog.TIMEOUT_FACTORS, "evaluate", 100.0)
+    with Watchdog(timeout_seconds=0.1) as watching, watching.watching("evaluate", 3):
         time.sleep(0.6)
     assert given_up == []
     assert capsys.readouterr().err.count("process 0 of 1 on ") == 1
@@ -129,10 +129,10 @@ def test_a_process_that_was_stopped_is_not_blamed(given_up, monkeypatch):
     """Its clock jumps by an hour, as after Ctrl-Z, and then the step goes on."""
     jumps = iter([0.0, 3600.0, 3600.1])
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: next(jumps))
-    watching = Watchdog(seconds=10.0)
+    watching = Watchdog(timeout_seconds=10.0)
     ticks = iter([False, False, True])
-    monkeypatch.setattr(watching._end, "wait", lambda timeout: next(ticks))
-    watching.enter("step", 2)
+    monkeypatch.setattr(watching._stop_event, "wait", lambda timeout: next(ticks))
+    watching.start("step", 2)
     watching._watch()
     assert given_up == []
 
@@ -140,7 +140,9 @@ def test_a_process_that_was_stopped_is_not_blamed(given_up, monkeypatch):
 @pytest.mark.parametrize(("text", "seconds"), [("", 0.0), ("0", 0.0), ("2.5", 2.5)])
 def test_the_setting(monkeypatch, text, seconds):
     monkeypatch.setenv("BERT_JAX_WATCHDOG_SECONDS", text)
-    assert Watchdog().seconds == seconds  # one process on a CPU is not watched unless told to
+    assert (
+        Watchdog().timeout_seconds == seconds
+    )  # one process on a CPU is not watched unless told to
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
@@ -158,7 +160,7 @@ def test_when_one_host_hangs_each_says_its_own_place(tmp_path):
     processes = [
         start(
             *(driver, str(corpus), str(tmp_path / "run"), "--hang-at", "5"),
-            **{**environment(number, 2, 1, port), "BERT_JAX_WATCHDOG_SECONDS": "12"},
+            **{**host_environment(number, 2, 1, port), "BERT_JAX_WATCHDOG_SECONDS": "12"},
         )
         for number in range(2)
     ]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.plan.slices import find_slice
+from bert_jax.hardware.tpu_slices import find_slice
 from tpu.launcher import looking, options, timing, verbs
 from tpu.launcher.dry_run import World
 from tpu.launcher.gcloud import Answer, DryRun, Gcloud, Reader, Runner
@@ -20,7 +20,7 @@ from tpu.launcher.secrecy import redact
 MAKING = "--slice v6e-16 --bucket gs://B --run-id r1"
 WHAT = (
     "--data wiki=gs://B/data/wiki \\\n"
-    "      -- pretrain configs/pretrain/bert.py --with prepared=@data/wiki"
+    "      -- pretrain configs/pretrain/bert.py --with corpus=@data/wiki"
 )
 ONE = "--bucket gs://B --run-id r1"
 Verb = Callable[[argparse.Namespace, Runner], int]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from bert_jax.errors import ConfigError
-from bert_jax.plan.slices import find_slice
+from bert_jax.hardware.tpu_slices import find_slice
 from tpu import names
 from tpu.launcher.backend import Backend, make_backend
 from tpu.launcher.bucket import Bucket

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.plan.slices import all_slices, prices_as_of
+from bert_jax.hardware.tpu_slices import all_slices, prices_as_of
 from tpu.launcher.context import slice_hours, usd_per_hour
 from tpu.launcher.manifest import Manifest
 

@@ -7,7 +7,7 @@ as soon as it was asked for, a run is done as soon as its trainers were started.
 import json
 from collections.abc import Sequence
 
-from bert_jax.plan.slices import Slice
+from bert_jax.hardware.tpu_slices import Slice
 from tpu import names
 from tpu.launcher.backend import LABEL
 from tpu.launcher.gce import region_of

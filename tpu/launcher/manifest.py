@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from bert_jax.errors import UserError
-from bert_jax.plan.slices import Slice, find_slice
+from bert_jax.hardware.tpu_slices import Slice, find_slice
 from tpu import names, strict_json
 from tpu.launcher.backend import Capacity, Site
 from tpu.launcher.bucket import Bucket

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from bert_jax.errors import ConfigError
-from bert_jax.plan.slices import find_slice
+from bert_jax.hardware.tpu_slices import find_slice
 from tpu import names
 from tpu.protocol import COORDINATOR_PORT
 
@@ -107,7 +107,7 @@ def checked_arguments(words: tuple[str, ...]) -> tuple[str, ...]:
         found = f"found {words[0]!r}" if words else "found nothing"
         raise ConfigError(
             f"what is to run stands after --, and begins with {', '.join(MODES)}; {found}. As in: "
-            "tpu/pod launch ... -- pretrain configs/pretrain/bert.py --with prepared=@data/wiki"
+            "tpu/pod launch ... -- pretrain configs/pretrain/bert.py --with corpus=@data/wiki"
         )
     for own in ("--run", "--checkpoints", "--output", "--lanes", "--lane"):
         if any(word == own or word.startswith(f"{own}=") for word in words):

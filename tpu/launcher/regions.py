@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bert_jax.errors import ConfigError
-from bert_jax.plan.slices import Slice
+from bert_jax.hardware.tpu_slices import Slice
 from tpu.launcher.gce import region_of
 
 # Multi-regions of buckets -> the beginnings of their regions' names.

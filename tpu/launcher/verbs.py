@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.plan.slices import Slice, find_slice
+from bert_jax.hardware.tpu_slices import Slice, find_slice
 from tpu import names
 from tpu.launcher import act, check, cost, doctor, manifest, observe, options
 from tpu.launcher.babysit import Babysitter, load_loop, make_limits, say

@@ -172,7 +172,7 @@ class LanesRun:
 
     def _cells(self) -> list[str]:
         files = [file for file in map(self._lane_file, self._lanes) if file.exists()]
-        return [name for file in files for name in json.loads(file.read_text())["cells"]]
+        return [name for file in files for name in json.loads(file.read_text())["jobs"]]
 
     def _finished(self, name: str) -> bool:
         return (self._run / name / FINISHED).exists()

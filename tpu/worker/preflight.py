@@ -77,7 +77,7 @@ def _code(this: Host, number: int, order: Order, settings: Settings) -> Iterator
             check="systemd",
             found="no systemd-run on PATH",
             expected="a machine that systemd runs, as TPU VMs are",
-            fix="use the runtime version of bert_jax/plan/slices.json",
+            fix="use the runtime version of bert_jax/hardware/tpu_slices.json",
         )
 
 

@@ -1,0 +1,308 @@
+"""Saving and restoring a run: orbax beneath; names, checksums and clear errors from here.
+
+One step is one folder, committed by a rename:
+
+    <folder>/<step>/params/        the parameters, so that they can be read without the rest
+                    training/      everything else of the state: step, optimizer state
+                    info/          JSON: data position, resolved config, versions, metrics
+                    checksums.json one sum for each file, written before the rename
+
+Every array is kept under its path in the state as a string ("opt_state/0/mu/encoder/..."), so a
+checkpoint knows neither optax's classes nor the mesh or the number of processes that wrote it.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint.checkpoint_managers import preservation_policy
+
+from bert_jax.checkpoints import checksums, step_folder
+from bert_jax.checkpoints.step_folder import INFO, PARAMS, TRAINING
+from bert_jax.distributed.processes import run_on_process_0
+from bert_jax.errors import UserError
+from bert_jax.params import paths
+
+DAMAGED_SUFFIX = ".damaged"
+_TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"
+
+
+class Checkpointer:
+    """The checkpoints of one run. Every process makes one and calls every method; use `with`.
+
+    Args:
+      folder: holds one folder for each step; made if absent; may be a gs:// path.
+      keep_last: this many newest checkpoints are kept.
+      keep_best: name of a metric given to `save`; the checkpoint best in it is kept as well.
+      best_mode: whether a small or a large value of that metric is best.
+    """
+
+    def __init__(
+        self,
+        folder: epath.PathLike,
+        *,
+        keep_last: int = 3,
+        best_metric: str | None = None,
+        best_mode: Literal["min", "max"] = "min",
+    ):
+        if keep_last < 1:
+            raise ValueError(f"keep_last is {keep_last}; at least 1 checkpoint must be kept")
+        self.folder = step_folder.absolute_path(folder)
+        if run_on_process_0(lambda: self.folder.exists() and not self.folder.is_dir()):
+            raise UserError(f"{self.folder} is a file; checkpoints need a folder there")
+        self._best_metric = best_metric
+        self._saving_step: int | None = None
+        self._valid_step: int | None = None
+        _hide_tracebacks_of_background_saves()
+        self._manager = ocp.CheckpointManager(
+            self.folder, options=self._options(keep_last, best_mode)
+        )
+
+    def _options(self, keep_last: int, best_mode: str) -> ocp.CheckpointManagerOptions:
+        worst = math.inf if best_mode == "min" else -math.inf
+        policies: list[Any] = [preservation_policy.LatestN(keep_last)]
+
+        def best_metric_value(metrics: Mapping[str, float] | None) -> float:
+            return (metrics or {}).get(self._best_metric or "", worst)
+
+        if self._best_metric:
+            best_policy = preservation_policy.BestN(
+                get_metric_fn=best_metric_value,
+                reverse=best_mode == "min",
+                n=1,
+                keep_checkpoints_without_metrics=False,
+            )
+            policies.append(best_policy)
+        return ocp.CheckpointManagerOptions(
+            preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
+            best_fn=best_metric_value if self._best_metric else None,
+            best_mode=best_mode,
+            cleanup_tmp_directories=True,
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
+        )
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        info: Mapping[str, Any],
+        metrics: Mapping[str, float] | None = None,
+    ) -> bool:
+        """Starts saving; returns as soon as `state` may be donated, and writes beside training.
+
+        Args:
+          step: number of updates done; the checkpoint's name.
+          state: a dict of pytrees of arrays with the key "params".
+          info: JSON values: position, config, versions, metrics.
+          metrics: the values that `keep_best` chooses among.
+
+        Returns:
+          False when this step is saved already (nothing is written), else True.
+
+        Raises:
+          UserError: this save, or the one before it, could not be written.
+        """
+        self.wait()
+        if step in self._manager.all_steps():
+            return False
+        rankable_metrics = {
+            name: float(value)
+            for name, value in (metrics or {}).items()
+            if name == self._best_metric and math.isfinite(value)
+        }
+        trees = step_folder.by_item(step_folder.by_path(state))
+        items = {item: ocp.args.StandardSave(tree) for item, tree in trees.items()}
+        json.dumps(info)  # a value that is not JSON is our own mistake: let it raise as such
+        composite = ocp.args.Composite(**items, info=ocp.args.JsonSave(dict(info)))
+        self._saving_step, self._valid_step = step, None
+        with self._as_user_errors():
+            self._manager.save(
+                step,
+                args=composite,
+                metrics=rankable_metrics if self._best_metric else None,
+                force=True,
+            )
+        return True
+
+    def wait(self) -> None:
+        """Blocks until the save in progress, if any, is on disk.
+
+        Raises:
+          UserError: it could not be written.
+        """
+        with self._as_user_errors():
+            self._manager.wait_until_finished()
+        self._saving_step = None
+
+    def close(self) -> None:
+        """Waits, then frees the background threads."""
+        with self._as_user_errors():
+            self._manager.close()
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def latest_valid_step(self) -> int | None:
+        """The newest step whose files are as they were written; None if nothing was ever saved.
+
+        Steps passed over are warned about, with the names of the files.
+
+        Raises:
+          UserError: there are checkpoints, but none is usable; or the save in progress failed.
+        """
+        self.wait()
+        self._valid_step = run_on_process_0(
+            lambda: step_folder.latest_valid_step(self.folder, self._manager.all_steps())
+        )
+        return self._valid_step
+
+    def restore(
+        self, abstract_state: Mapping[str, Any], step: int | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any], int]:
+        """Reads a checkpoint straight into the shardings of `abstract_state`.
+
+        The mesh and the number of processes may differ from those that saved. Without `step`, the
+        newest usable one is taken, and unusable ones after it are renamed to <step>.damaged, so
+        that the run can save under these numbers again.
+
+        Args:
+          abstract_state: the state's structure, with `jax.ShapeDtypeStruct(..., sharding=...)`.
+          step: a certain step instead of the newest usable one.
+
+        Returns:
+          (state, info, step), `state` with the structure, shapes and dtypes of `abstract_state`.
+
+        Raises:
+          UserError: no usable checkpoint, or one of another model or optimizer.
+        """
+        self.wait()
+        if step is None:
+            step = self._valid_step if self._valid_step is not None else self.latest_valid_step()
+            if step is None:
+                raise UserError(f"{self.folder} holds no checkpoint to restore")
+            self._rename_steps_after(step)
+        else:
+            run_on_process_0(lambda: step_folder.verify_step(self.folder / str(step)))
+        expected_arrays = step_folder.by_path(abstract_state)
+        run_on_process_0(
+            lambda: step_folder.check_compatible(self.folder / str(step), expected_arrays)
+        )
+        trees = step_folder.by_item(expected_arrays)
+        items = {item: ocp.args.StandardRestore(tree) for item, tree in trees.items()}
+        restored = self._manager.restore(
+            step, args=ocp.args.Composite(**items, info=ocp.args.JsonRestore())
+        )
+        restored_arrays = paths.flatten({**restored[TRAINING], PARAMS: restored[PARAMS]})
+        leaves = [restored_arrays[path] for path in expected_arrays]
+        state = jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
+        return state, restored[INFO], step
+
+    def _rename_steps_after(self, step: int) -> None:
+        newer_steps = [newer_step for newer_step in self._manager.all_steps() if newer_step > step]
+
+        def rename() -> None:
+            for newer_step in newer_steps:
+                target, suffix_number = self.folder / f"{newer_step}{DAMAGED_SUFFIX}", 2
+                while target.exists():
+                    target, suffix_number = (
+                        self.folder / f"{newer_step}{DAMAGED_SUFFIX}-{suffix_number}",
+                        suffix_number + 1,
+                    )
+                (self.folder / str(newer_step)).rename(target)
+
+        if newer_steps:
+            run_on_process_0(rename)
+            self._manager.reload()
+
+    def _write_checksums(self) -> None:
+        """Called in the saving thread, when all files are written and none is committed."""
+        if jax.process_index() != 0 or self._saving_step is None:
+            return
+        temporary_folder = self.folder / f"{self._saving_step}{_TEMPORARY_SUFFIX}"
+        checksums.write_checksums(
+            temporary_folder if temporary_folder.exists() else self.folder / str(self._saving_step)
+        )
+
+    @contextmanager
+    def _as_user_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever the storage layers beneath raise
+            failed_step, self._saving_step = self._saving_step, None
+            self._manager.reload()
+            last_good_step = max(self._manager.all_steps(), default=None)
+            last_saved = (
+                "nothing was saved before"
+                if last_good_step is None
+                else f"step {last_good_step} is the last good"
+            )
+            raise UserError(
+                f"the checkpoint of step {failed_step} could not be written in {self.folder}: "
+                f"{_short_error(error)}; {last_saved}; look at the space, quota and rights there, "
+                "then run the same command to go on"
+            ) from error
+
+
+def restore_params(
+    folder: epath.PathLike, step: int | None = None
+) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Reads the parameters alone, as NumPy arrays, on every process that calls it.
+
+    Args:
+      folder: a folder of checkpoints, as given to `Checkpointer`. Nothing in it is changed.
+      step: a certain step instead of the newest usable one.
+
+    Returns:
+      (params, info, step); `params` is a nested dict with string keys.
+
+    Raises:
+      UserError: no such folder, no checkpoint in it, or none that is usable.
+    """
+    root = step_folder.absolute_path(folder)
+    steps, required_files = step_folder.list_steps(root), (f"{PARAMS}/", f"{INFO}/")
+    if step is None:
+        step = step_folder.latest_valid_step(root, steps, file_prefixes=required_files)
+    elif step not in steps:
+        raise UserError(f"{root} has no step {step}; steps there: {steps}")
+    else:
+        step_folder.verify_step(root / str(step), file_prefixes=required_files)
+    if step is None:
+        raise UserError(f"{root} holds no checkpoint")
+    step_path = root / str(step)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        array_names = step_folder.array_metadata(step_path / PARAMS)
+        restore_args = paths.unflatten(
+            {n: ocp.RestoreArgs(restore_type=np.ndarray) for n in array_names}
+        )
+        params = reader.restore(
+            step_path / PARAMS, args=ocp.args.PyTreeRestore(restore_args=restore_args)
+        )
+    return params, step_folder.read_info(step_path), step
+
+
+def _short_error(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) < 300 else f"{text[:140]} ... {text[-140:]}"
+
+
+def _hide_tracebacks_of_background_saves() -> None:
+    """Orbax logs a failed save with its traceback; we raise the same failure as one message."""
+
+    def is_not_orbax_traceback(record: logging.LogRecord) -> bool:
+        return not ("orbax" in record.pathname and record.exc_info)
+
+    logger = logging.getLogger("absl")
+    if not any(
+        getattr(f, "__name__", "") == is_not_orbax_traceback.__name__ for f in logger.filters
+    ):
+        logger.addFilter(is_not_orbax_traceback)

@@ -1,0 +1,91 @@
+"""Checksums of a checkpoint's files: a byte that flips on disk is found before it is trained on.
+
+The array format beneath a checkpoint restores such a byte without an error, as a wrong weight.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from etils import epath
+
+FILE = "checksums.json"
+_FORMAT = "bert_jax checkpoint 1"
+_CHUNK_BYTES = 1 << 20
+# Rewritten while the folder is committed, after the sums are taken; nothing is restored from them.
+_EXCLUDED_FILES = (FILE, "_CHECKPOINT_METADATA", "commit_success.txt")
+
+
+def write_checksums(folder: epath.Path) -> None:
+    """Writes `checksums.json` over all files now under `folder`: aside first, then renamed."""
+    names = sorted(_list_files(folder))
+    with ThreadPoolExecutor(4) as pool:
+        hashes = pool.map(lambda name: _hash_file(folder / name), names)
+    content = {
+        "format": _FORMAT,
+        "algorithm": "blake2b-256",
+        "files": {
+            name: {"bytes": size, "digest": digest}
+            for name, (size, digest) in zip(names, hashes, strict=True)
+        },
+    }
+    temporary_file = folder / f"{FILE}.tmp"
+    temporary_file.write_text(json.dumps(content, indent=1))
+    temporary_file.replace(folder / FILE)
+
+
+def find_problems(folder: epath.Path, file_prefixes: tuple[str, ...] = ("",)) -> list[str]:
+    """What is wrong with the files of `folder`, one line for each; empty when all is well.
+
+    Args:
+      folder: one step's folder.
+      only: look only at files whose name, relative to `folder`, begins with one of these.
+    """
+    try:
+        content = json.loads((folder / FILE).read_text())
+        if content["format"] != _FORMAT:
+            raise ValueError(f"format {content['format']!r}")
+        recorded = {
+            name: (entry["bytes"], entry["digest"]) for name, entry in content["files"].items()
+        }
+    except FileNotFoundError:
+        return [f"{folder / FILE} is missing: not a checkpoint of bert_jax, or not complete"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [f"{folder / FILE} cannot be read ({error!r})"]
+    names = sorted(name for name in recorded if name.startswith(file_prefixes))
+    with ThreadPoolExecutor(4) as pool:
+        problems_found = pool.map(lambda name: _check_file(folder / name, *recorded[name]), names)
+    return [problem for problem in problems_found if problem]
+
+
+def _check_file(file: epath.Path, size: int, digest: str) -> str | None:
+    try:
+        found_size, found_digest = _hash_file(file)
+    except FileNotFoundError:
+        return f"{file} is missing"
+    except OSError as error:
+        return f"{file} cannot be read ({error.strerror or error})"
+    if found_size != size:
+        return f"{file} has {found_size} bytes, was written with {size}"
+    if found_digest != digest:
+        return f"{file} is damaged: its checksum differs from the one that was written"
+    return None
+
+
+def _hash_file(file: epath.Path) -> tuple[int, str]:
+    hasher, size = hashlib.blake2b(digest_size=32), 0
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            hasher.update(chunk)
+            size += len(chunk)
+    return size, hasher.hexdigest()
+
+
+def _list_files(folder: epath.Path, prefix: str = "") -> Iterator[str]:
+    for path in folder.iterdir():
+        name = f"{prefix}{path.name}"
+        if path.is_dir():
+            yield from _list_files(path, f"{name}/")
+        elif name not in _EXCLUDED_FILES:
+            yield name

@@ -1,0 +1,142 @@
+"""What lies in a folder of checkpoints: steps, the newest usable one, its arrays, its info.
+
+Only reads. The layout is described in `checkpoint.py`.
+"""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from bert_jax.checkpoints import checksums
+from bert_jax.errors import UserError
+from bert_jax.params import paths
+
+LOGGER = logging.getLogger(__name__)
+
+if find_spec("gcsfs") is not None:
+    # Or epath has TensorFlow read gs://, which would then come into every training process. It
+    # decides at the first path of any kind, so this cannot wait for one of gs://.
+    os.environ.setdefault("EPATH_USE_TF", "0")
+
+PARAMS, TRAINING, INFO = "params", "training", "info"
+
+
+def read_info(step_folder: epath.Path) -> dict[str, Any]:
+    """The JSON that was saved with one step."""
+    return dict(ocp.JsonCheckpointHandler().restore(step_folder / INFO))
+
+
+def absolute_path(folder: epath.PathLike) -> epath.Path:
+    """A path that orbax takes: it wants local ones from the root on; gs:// paths stay.
+
+    Raises:
+      UserError: a gs:// path without gcsfs, which reads it.
+    """
+    text = os.fspath(folder)
+    if "://" not in text:
+        return epath.Path(os.path.abspath(text))
+    if find_spec("gcsfs") is None:
+        raise UserError(
+            f"{text} is read and written through gcsfs, which is not installed: "
+            "pip install 'bert_jax[tpu]'"
+        )
+    return epath.Path(text)
+
+
+def list_steps(folder: epath.Path) -> list[int]:
+    """The numbers of the step folders, ascending; UserError if `folder` is not a folder."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; expected one that holds checkpoints")
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def latest_valid_step(
+    folder: epath.Path, steps: Sequence[int], file_prefixes: tuple[str, ...] = ("",)
+) -> int | None:
+    """The newest of `steps` whose files are as written; warns about those passed over.
+
+    `only`: check the files alone whose names begin with one of these. None if `steps` is empty.
+
+    Raises:
+      UserError: there are steps, but none is usable; names the files.
+    """
+    rejections: list[str] = []
+    for step in sorted(steps, reverse=True):
+        problems = checksums.find_problems(folder / str(step), file_prefixes)
+        if not problems:
+            for line in rejections:
+                LOGGER.warning("checkpoint %s; using step %d instead", line, step)
+            return step
+        rejections.append(f"step {step} is not usable: {_first_lines(problems)}")
+    if rejections:
+        raise UserError(
+            f"no usable checkpoint in {folder}: {'; '.join(rejections)}; "
+            "restore these files from a copy, or move the folder away to start anew"
+        )
+    return None
+
+
+def verify_step(step_folder: epath.Path, file_prefixes: tuple[str, ...] = ("",)) -> None:
+    """Raises UserError, with the names of the files, unless this step is as it was written."""
+    problems = checksums.find_problems(step_folder, file_prefixes)
+    if problems:
+        raise UserError(f"the checkpoint {step_folder} is not usable: {_first_lines(problems)}")
+
+
+def check_compatible(step_folder: epath.Path, expected_arrays: Mapping[str, Any]) -> None:
+    """Raises unless the checkpoint holds exactly these paths, shapes and dtypes."""
+    saved_arrays = {
+        f"{PARAMS}/{path}": a for path, a in array_metadata(step_folder / PARAMS).items()
+    }
+    saved_arrays.update(array_metadata(step_folder / TRAINING))
+    differences = [
+        f"{path}: only in the checkpoint" for path in saved_arrays.keys() - expected_arrays.keys()
+    ]
+    differences += [
+        f"{path}: not in the checkpoint" for path in expected_arrays.keys() - saved_arrays.keys()
+    ]
+    for path in saved_arrays.keys() & expected_arrays.keys():
+        saved_spec = (tuple(saved_arrays[path].shape), np.dtype(saved_arrays[path].dtype))
+        expected_spec = (tuple(expected_arrays[path].shape), np.dtype(expected_arrays[path].dtype))
+        if saved_spec != expected_spec:
+            differences.append(
+                f"{path}: {saved_spec[1]}{list(saved_spec[0])} there, "
+                f"{expected_spec[1]}{list(expected_spec[0])} here"
+            )
+    if differences:
+        raise UserError(
+            f"the checkpoint {step_folder} is of another model or optimizer: "
+            f"{_first_lines(sorted(differences))}; use the config it was made with "
+            "(config.json of its run)"
+        )
+
+
+def array_metadata(item_folder: epath.Path) -> dict[str, Any]:
+    """Path -> metadata (shape, dtype) of every array saved in one item."""
+    return paths.flatten(ocp.StandardCheckpointHandler().metadata(item_folder).tree)
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """Any pytree as {"opt_state/0/mu/encoder/kernel": leaf}; fields and indices become names."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def by_item(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A state by path, as the two nested dicts that a checkpoint keeps apart."""
+    prefix = f"{PARAMS}/"
+    params = {p.removeprefix(prefix): leaf for p, leaf in flat.items() if p.startswith(prefix)}
+    training_state = {path: leaf for path, leaf in flat.items() if not path.startswith(prefix)}
+    return {PARAMS: paths.unflatten(params), TRAINING: paths.unflatten(training_state)}
+
+
+def _first_lines(lines: list[str]) -> str:
+    suffix = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+    return ", ".join(lines[:3]) + suffix

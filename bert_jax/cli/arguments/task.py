@@ -1,0 +1,132 @@
+"""The flags that name a task and its data, for all verbs that read one."""
+
+import argparse
+from typing import cast
+
+from bert_jax.data.finetuning.config import (
+    GLUE_NAMES,
+    Columns,
+    Conll,
+    Glue,
+    GlueName,
+    Snli,
+    Squad,
+    Swag,
+    TaskConfig,
+)
+from bert_jax.errors import ConfigError
+
+TASKS_HELP = """\
+TASK is one of
+  glue/NAME  with --glue-dir, the folder of the official files, or without, from TFDS
+             (NAME: cola sst2 mrpc stsb qqp mnli qnli rte wnli ax)
+  snli       with --snli-dir
+  squad      with --train, --dev, --test: JSON files; --squad-version 2.0 for unanswerable ones
+  conll      with --train, --dev, --test: a word and its tag on each line
+  swag       with --train, --dev, --test: CSV files with endings to choose from
+  columns    with --train, --dev, --test: your CSV, TSV, JSONL or Parquet; --text, --label, ...
+"""
+
+_FILES = ("train", "dev", "test")
+# Task -> the flags that it takes; the names of its config's fields, where they are not the same.
+_TASK_FLAGS: dict[str, tuple[str, ...]] = {
+    "glue": ("glue_dir",),
+    "snli": ("snli_dir",),
+    "squad": (*_FILES, "squad_version", "strict"),
+    "conll": (*_FILES, "word_column", "tag_column", "strict"),
+    "swag": _FILES,
+    "columns": (*_FILES, "text", "text_pair", "label", "id", "kind"),
+}
+_FLAG_TO_FIELD = {"glue_dir": "folder", "snli_dir": "folder", "squad_version": "version"}
+
+
+def add_task_arguments(parser: argparse.ArgumentParser) -> None:
+    """TASK and the flags of `task_config`; none of them has a default, so that all can be told."""
+    parser.add_argument("task", metavar="TASK", help="glue/NAME, snli, squad, conll, swag, columns")
+    data = parser.add_argument_group("the task's data")
+    data.add_argument("--glue-dir", metavar="DIR", help="holds CoLA/train.tsv and so on")
+    data.add_argument("--snli-dir", metavar="DIR", help="holds snli_1.0_train.jsonl and so on")
+    for split in _FILES:
+        data.add_argument(f"--{split}", metavar="FILE", help=f"the file of {split}, .gz or not")
+    data.add_argument("--squad-version", choices=("1.1", "2.0"), help="default: 1.1")
+    data.add_argument(
+        "--word-column", type=int, metavar="N", help="of the words, from 0 (default: 0)"
+    )
+    data.add_argument(
+        "--tag-column", type=int, metavar="N", help="of the tags (default: -1, the last)"
+    )
+    data.add_argument(
+        "--strict",
+        action="store_true",
+        default=None,
+        help="refuse malformed tags and answers that are not at their offset, instead of mending",
+    )
+    data.add_argument("--text", metavar="COLUMN", help="the column of the text")
+    data.add_argument("--text-pair", metavar="COLUMN", help="the column of a second text")
+    data.add_argument("--label", metavar="COLUMN", help="the column of the label")
+    data.add_argument(
+        "--id", metavar="COLUMN", help="the column of ids (default: rows are counted)"
+    )
+    data.add_argument(
+        "--kind",
+        choices=("classification", "regression"),
+        help="what the labels are (default: seen from the labels)",
+    )
+
+
+def task_config(args: argparse.Namespace) -> TaskConfig:
+    """The task that the flags name.
+
+    Raises:
+      ConfigError: an unknown task, a flag that it does not take, or one that it lacks.
+    """
+    task, _, glue_name = args.task.partition("/")
+    if task not in _TASK_FLAGS or bool(glue_name) != (task == "glue"):
+        raise ConfigError(f"no task {args.task!r}; {TASKS_HELP}".rstrip())
+    given = {
+        flag: value
+        for flag in dict.fromkeys(flag for flags in _TASK_FLAGS.values() for flag in flags)
+        if (value := getattr(args, flag)) is not None
+    }
+    for flag in given:
+        if flag not in _TASK_FLAGS[task]:
+            raise ConfigError(
+                f"{_flag_name(flag)} does not go with {args.task}, which takes "
+                f"{', '.join(map(_flag_name, _TASK_FLAGS[task]))}"
+            )
+    for required in {"snli": ("snli_dir",), "columns": ("text",)}.get(task, ()):
+        if required not in given:
+            raise ConfigError(f"{args.task} needs {_flag_name(required)}")
+    fields = {_FLAG_TO_FIELD.get(flag, flag): value for flag, value in given.items()}
+    match task:
+        case "glue":
+            if glue_name not in GLUE_NAMES:
+                raise ConfigError(
+                    f"GLUE has no task {glue_name!r}; expected one of {', '.join(GLUE_NAMES)}"
+                )
+            return Glue(task=cast(GlueName, glue_name), **fields)
+        case "snli":
+            return Snli(**fields)
+        case "squad":
+            return Squad(**fields)
+        case "conll":
+            return Conll(**fields)
+        case "swag":
+            return Swag(**fields)
+        case _:
+            return Columns(**fields)
+
+
+def task_command(args: argparse.Namespace) -> list[str]:
+    """TASK and its flags as they were given, for the command line of another process."""
+    command = [args.task]
+    for flag in dict.fromkeys(flag for flags in _TASK_FLAGS.values() for flag in flags):
+        value = getattr(args, flag)
+        if value is not None:
+            # As one word, so that a value that begins with "-" is not taken for a flag.
+            command.append(_flag_name(flag) if value is True else f"{_flag_name(flag)}={value}")
+    return command
+
+
+def _flag_name(dest: str) -> str:
+    return f"--{dest.replace('_', '-')}"

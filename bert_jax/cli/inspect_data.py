@@ -1,0 +1,110 @@
+"""`bert-jax data show`: a task's examples as the model sees them, before anything is trained."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from bert_jax.cli.arguments.task import TASKS_HELP, add_task_arguments, task_config
+
+if TYPE_CHECKING:
+    from bert_jax.data.finetuning.task import Task
+    from bert_jax.text.tokenizer import Tokenizer
+
+HELP = "show a task as the model sees it: tokens, balance of labels, what does not fit"
+
+EPILOG = f"""\
+{TASKS_HELP}
+examples:
+  bert-jax data show glue/rte --glue-dir glue --vocab vocabulary --max-length 128
+  bert-jax data show columns --train reviews.csv --dev more.csv --text review --label stars \\
+      --vocab vocabulary
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """TASK and its flags, --vocab, --max-length, --show."""
+    parser.epilog = EPILOG
+    add_task_arguments(parser)
+    parser.add_argument(
+        "--vocab", required=True, metavar="PATH", help="a vocabulary's file or folder"
+    )
+    parser.add_argument(
+        "--max-length", type=int, default=128, metavar="N", help="of a row (default: 128)"
+    )
+    parser.add_argument(
+        "--show", type=int, default=3, metavar="N", help="how many to show (default: 3)"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prints a summary, a table of splits, and examples; warns of overlap on standard error."""
+    config = task_config(args)
+
+    from bert_jax.data.finetuning.readers.load_task import load_task
+    from bert_jax.data.finetuning.stats import count_overlap
+    from bert_jax.text.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(args.vocab)
+    task = load_task(config)
+    label_names = f", labels {', '.join(task.labels)}" if task.labels else ""
+    print(f"{task.name}: {task.kind}{label_names}; measured by {', '.join(task.metrics)}")
+    for note in task.notes:
+        print(f"note: {note}")
+    for split in task.splits:
+        print(_split_summary(task, split, tokenizer, args.max_length))
+    for split in task.splits:
+        if split != "train" and (count := count_overlap(task, split)):
+            print(
+                f"warning: {count:,} of {len(task.splits[split]):,} examples of {split} have a "
+                "text that is in train too",
+                file=sys.stderr,
+            )
+    _print_examples(task, next(iter(task.splits)), tokenizer, args)
+
+
+def _split_summary(task: "Task", split: str, tokenizer: "Tokenizer", max_length: int) -> str:
+    from bert_jax.data.finetuning.stats import count_labels, length_stats, regression_labels
+
+    count = len(task.splits[split])
+    label_counts = count_labels(task, split)
+    total = sum(label_counts.values()) or 1
+    label_fractions = [f"{label} {n:,} ({n / total:.1%})" for label, n in label_counts.items()]
+    label_values = regression_labels(task, split)
+    if len(label_values):
+        label_fractions.append(
+            f"from {label_values.min():g} to {label_values.max():g}, mean {label_values.mean():.3g}"
+        )
+    lengths = length_stats(task, split, tokenizer, max_length)
+    windows = task.kind in ("token_classification", "question_answering")
+    truncation = "cut into windows" if windows else "truncated"
+    return (
+        f"\n{split}: {count:,} examples\n"
+        f"  labels: {', '.join(label_fractions)}\n"
+        f"  tokens: median {lengths.median}, 95 % within {lengths.percentile_95}, "
+        f"longest {lengths.maximum}\n"
+        f"  longer than {max_length}, {truncation}: {lengths.num_over_limit:,} "
+        f"({lengths.num_over_limit / max(count, 1):.1%})"
+    )
+
+
+def _print_examples(
+    task: "Task", split: str, tokenizer: "Tokenizer", args: argparse.Namespace
+) -> None:
+    """The first rows of a split: tokens, type ids, targets."""
+    from dataclasses import replace
+
+    from bert_jax.data.finetuning.features import make_features
+    from bert_jax.data.finetuning.stats import format_label
+
+    subset = replace(task, splits={split: task.splits[split][: args.show]})
+    features = make_features(subset, split, tokenizer, args.max_length)
+    for index, example_index in enumerate(features.example_index):
+        example = subset.splits[split][example_index]
+        print(f"\n{split}, example {example.id}: {format_label(example)}")
+        for choice_index in range(index * features.num_choices, (index + 1) * features.num_choices):
+            tokens = [tokenizer.id_to_token(int(i)) for i in features.input_ids[choice_index]]
+            print(f"  tokens:         {' '.join(tokens)}")
+            print(f"  token_type_ids: {' '.join(map(str, features.token_type_ids[choice_index]))}")
+        for name, values in features.targets.items():
+            value = values[index]
+            print(f"  {name}: {' '.join(map(str, value)) if hasattr(value, '__len__') else value}")

@@ -1,0 +1,64 @@
+"""`bert-jax explain`: what a recipe means, before anything is computed."""
+
+import argparse
+import json
+import math
+
+from bert_jax.cli.arguments.recipe import add_recipe_arguments, load_experiment
+
+HELP = "show the resolved config, and for each parameter its shape, decay and sharding"
+
+_EPILOG = """example:
+  bert-jax explain configs/pretrain/bert.py --with size=tiny corpus=data/train parallelism=fsdp \\
+      --devices 8
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """CONFIG, --with, --set, --devices."""
+    add_recipe_arguments(parser)
+    parser.add_argument(
+        "--devices", type=int, default=1, metavar="N", help="show the sharding over N devices"
+    )
+    parser.epilog = _EPILOG
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prints the config as JSON and the table of parameters."""
+    experiment = load_experiment(args)
+    import jax
+
+    from bert_jax.config_lib import fingerprint, to_json
+    from bert_jax.objectives.make import make_objective
+    from bert_jax.parallel.sharding import make_mesh, parameter_spec
+    from bert_jax.params import paths
+    from bert_jax.train.flops import step_flops
+    from bert_jax.train.optimizer import WEIGHT_DECAY
+    from bert_jax.tuning.depth import lowest_trainable_depth
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", args.devices)
+    mesh = make_mesh(experiment.mesh)
+    params = paths.flatten(make_objective(experiment.objective).abstract())
+
+    print(json.dumps(to_json(experiment), indent=2))
+    print(f"\nfingerprint {fingerprint(experiment)}")
+    print(f"mesh {dict(mesh.shape)}\n")
+    width = max(map(len, params))
+    print(f"{'parameter':<{width}}  {'shape':<14}  decay  sharding over {args.devices} devices")
+    for path, param in params.items():
+        decay = "yes" if WEIGHT_DECAY[path] else "no"
+        spec = tuple(parameter_spec(path, param.shape, mesh))
+        print(f"{path:<{width}}  {param.shape!s:<14}  {decay:<5}  {spec}")
+    total = sum(math.prod(param.shape) for param in params.values())
+    print(f"\n{total:,} parameters")
+    tuning = experiment.train.tuning
+    lowest_trainable_layer = lowest_trainable_depth(params, tuning.frozen)
+    for phase in experiment.train.phases:
+        flops = step_flops(
+            experiment.objective,
+            phase,
+            features=tuning.features,
+            lowest_trainable_layer=lowest_trainable_layer,
+        )
+        print(f"length {phase.seq_length}: {phase.steps:,} updates of {flops:.3g} FLOPs")

@@ -1,0 +1,241 @@
+"""Configs as values: to and from JSON, `--set` overrides, fingerprints, differences.
+
+A config is a tree of frozen dataclasses. Where a field may hold one of several dataclasses
+(`positions: Learned | Rotary`), JSON carries the class name under "type", and only classes named
+in the field's own annotation are accepted: a file can never name code to be imported.
+Imports neither jax nor TensorFlow.
+"""
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import importlib.util
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bert_jax.errors import ConfigError
+
+T = TypeVar("T")
+TYPE_KEY = "type"
+
+
+def to_json(config: Any) -> Any:
+    """A config as plain dicts, lists and scalars; dataclasses carry their class name as "type"."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        values = {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        return {TYPE_KEY: type(config).__name__, **values}
+    if isinstance(config, (tuple, list)):
+        return [to_json(item) for item in config]
+    if isinstance(config, Mapping):
+        return {str(key): to_json(value) for key, value in config.items()}
+    if config is None or isinstance(config, (bool, int, float, str)):
+        return config
+    raise ConfigError(f"a config holds a {type(config).__name__}; only plain values are possible")
+
+
+def from_json(annotation: Any, data: Any, path: str = "") -> Any:
+    """The inverse of `to_json` for a value annotated as `annotation`.
+
+    Raises:
+      ConfigError: an unknown key (with the nearest valid one), a missing key, or a wrong type.
+    """
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return _from_json_union(typing.get_args(annotation), data, path)
+    if dataclasses.is_dataclass(annotation):
+        return _from_json_dataclass(annotation, data, path)
+    if origin is tuple:
+        item = typing.get_args(annotation)[0]
+        if not isinstance(data, (list, tuple)):
+            raise _wrong_type(path, annotation, data)
+        return tuple(from_json(item, value, f"{path}[{i}]") for i, value in enumerate(data))
+    if annotation is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if origin is typing.Literal:
+        if data not in typing.get_args(annotation):
+            allowed = ", ".join(map(repr, typing.get_args(annotation)))
+            raise ConfigError(f"{path}: found {data!r}, expected one of {allowed}")
+        return data
+    if annotation is Any:
+        return data
+    wanted = types.NoneType if annotation is None else annotation
+    if type(data) is not wanted:
+        raise _wrong_type(path, annotation, data)
+    return data
+
+
+def _from_json_union(members: tuple[Any, ...], data: Any, path: str) -> Any:
+    classes = {m.__name__: m for m in members if isinstance(m, type)}
+    if isinstance(data, str) and dataclasses.is_dataclass(classes.get(data)):
+        data = {TYPE_KEY: data}  # a type by its name, with its defaults: --set ...=PallasAttention
+    if isinstance(data, Mapping) and TYPE_KEY in data:
+        if data[TYPE_KEY] not in classes:
+            raise ConfigError(
+                f"{path}: unknown type {data[TYPE_KEY]!r}; possible: {', '.join(sorted(classes))}"
+            )
+        return from_json(classes[data[TYPE_KEY]], data, path)
+    for member in sorted(members, key=lambda m: m is float):  # int before float keeps 3 an int
+        try:
+            return from_json(member, data, path)
+        except ConfigError:
+            continue
+    raise _wrong_type(path, typing.Union[members], data)  # noqa: UP007 (members is a value)
+
+
+def _from_json_dataclass(cls: Any, data: Any, path: str) -> Any:
+    if not isinstance(data, Mapping):
+        raise _wrong_type(path, cls, data)
+    if data.get(TYPE_KEY, cls.__name__) != cls.__name__:
+        raise ConfigError(f"{path}: found type {data[TYPE_KEY]!r}, expected {cls.__name__!r}")
+    hints = _hints(cls)
+    values = {key: value for key, value in data.items() if key != TYPE_KEY}
+    for key in values:
+        if key not in hints:
+            raise unknown_field(_join(path, key), key, hints)
+    try:
+        return cls(**{k: from_json(hints[k], v, _join(path, k)) for k, v in values.items()})
+    except TypeError as error:  # a required field is missing
+        raise ConfigError(f"{path or cls.__name__}: {error}") from None
+
+
+def override(config: T, assignments: Sequence[str]) -> T:
+    """Returns `config` with each "a.b.c=value" applied; values are JSON, or bare words for strings.
+
+    Raises:
+      ConfigError: no such field (the nearest is named), or a value of the wrong type.
+    """
+    for assignment in assignments:
+        path, separator, text = assignment.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {assignment}: expected FIELD=VALUE, as in train.steps=1000")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        config = _replace(config, path.split("."), value, path)
+    return config
+
+
+def _replace(config: Any, keys: list[str], value: Any, path: str) -> Any:
+    key, rest = keys[0], keys[1:]
+    if isinstance(config, tuple):
+        if not key.isdigit() or int(key) >= len(config):
+            raise ConfigError(f"{path}: {key!r} is not an index below {len(config)}")
+        items = list(config)
+        items[int(key)] = _replace(items[int(key)], rest, value, path) if rest else value
+        return tuple(items)
+    if not dataclasses.is_dataclass(config):
+        raise ConfigError(f"{path}: {key!r} is beyond the last field; this is a plain value")
+    hints = _hints(type(config))
+    if key not in hints:
+        raise unknown_field(path, key, hints)
+    if rest:
+        new = _replace(getattr(config, key), rest, value, path)
+    else:
+        new = from_json(hints[key], value, path)
+    return dataclasses.replace(typing.cast(Any, config), **{key: new})
+
+
+def unknown_field(path: str, key: str, known: Mapping[str, Any] | Sequence[str]) -> ConfigError:
+    """The error for a name that does not exist: it names the nearest one that does."""
+    closest = difflib.get_close_matches(key, list(known), n=1, cutoff=0.4)
+    hint = f"did you mean {closest[0]!r}?" if closest else f"fields here: {', '.join(known)}"
+    return ConfigError(f"{path}: no field {key!r}; {hint}")
+
+
+def _wrong_type(path: str, annotation: Any, data: Any) -> ConfigError:
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    members = typing.get_args(annotation) if is_union else (annotation,)
+    name = " or ".join(getattr(member, "__name__", str(member)) for member in members)
+    return ConfigError(f"{path or 'config'}: expected {name}, found {data!r}")
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def fingerprint(config: Any) -> str:
+    """The first 16 hex digits of the sha256 of the config's canonical JSON."""
+    text = json.dumps(to_json(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def flatten(data: Any, path: str = "") -> dict[str, Any]:
+    """JSON data as {"a.b.0.c": scalar}."""
+    if isinstance(data, Mapping):
+        items = [(str(key), value) for key, value in data.items()]
+    elif isinstance(data, (list, tuple)):
+        items = [(str(index), value) for index, value in enumerate(data)]
+    else:
+        return {path: data}
+    if not items:
+        return {path: data}
+    flat: dict[str, Any] = {}
+    for key, value in items:
+        flat.update(flatten(value, _join(path, key)))
+    return flat
+
+
+def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
+    """Fields in which two JSON configs differ: (path, value in a, value in b), None if absent."""
+    flat_a, flat_b = flatten(a), flatten(b)
+    return [
+        (path, flat_a.get(path), flat_b.get(path))
+        for path in sorted(flat_a.keys() | flat_b.keys())
+        if flat_a.get(path) != flat_b.get(path)
+    ]
+
+
+def load_recipe(file: str | Path) -> Callable[..., Any]:
+    """The `get_config` function of a recipe, which is a Python file of the user's own.
+
+    Raises:
+      ConfigError: no such file, or it defines no `get_config`.
+    """
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"{file}: no such recipe; shipped ones are under configs/")
+    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, "get_config", None)):
+        raise ConfigError(f"{file}: a recipe defines get_config(...) -> Experiment; none found")
+    return module.get_config
+
+
+def call_recipe(get_config: Callable[..., Any], assignments: Sequence[str], file: str) -> Any:
+    """Calls a recipe with "name=value" arguments, typed by its signature.
+
+    Raises:
+      ConfigError: an argument that the recipe does not have, lacks, or of the wrong type.
+    """
+    parameters = inspect.signature(get_config, eval_str=True).parameters
+    arguments: dict[str, Any] = {}
+    for assignment in assignments:
+        name, separator, text = assignment.partition("=")
+        if not separator:
+            raise ConfigError(f"--with {assignment}: expected NAME=VALUE, as in size=tiny")
+        if name not in parameters:
+            raise unknown_field(f"--with {assignment}", name, list(parameters))
+        annotation = parameters[name].annotation
+        try:
+            value = text if annotation is str else json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        arguments[name] = from_json(annotation, value, f"--with {name}")
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise ConfigError(f"{file} needs --with {name}=...")
+    return get_config(**arguments)

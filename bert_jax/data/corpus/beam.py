@@ -1,0 +1,251 @@
+"""The corpus of `bert-jax prepare --files`, by Apache Beam: for more text than one machine holds.
+
+    python -m bert_jax.data.corpus.beam --files 'books/*.txt.gz' --vocab vocabulary \\
+        --output prepared --runner DirectRunner
+
+Runs in an environment of its own (requirements-beam.txt) and imports neither seqio nor TensorFlow.
+One element of the pipeline is one work unit, which becomes one shard by the functions that the
+local command uses: the shards are the same bytes. Files and output may lie wherever Beam's file
+systems reach (gs://, s3://, hdfs://); a unit's files are then copied to the worker and its shard
+back. Flags that are not listed here go to Beam. Workers need this package, without its own
+dependencies, and requirements-beam.txt: in a container image, or installed beforehand.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from bert_jax.data.corpus.manifest import (
+    MANIFEST_FILE,
+    PLAN_FILE,
+    TOKENIZER_FOLDER,
+    CorpusShard,
+    Manifest,
+)
+from bert_jax.data.corpus.output_folder import lock_folder, open_output_folder
+from bert_jax.data.corpus.plan import PrepareConfig, PreparePlan, finalize_corpus, plan_from_files
+from bert_jax.data.corpus.prepare_flags import (
+    add_reading_arguments,
+    add_writing_arguments,
+    format_summary,
+    prepare_config_from_args,
+)
+from bert_jax.data.corpus.shards import (
+    finished_shard,
+    read_shard_metadata,
+    shard_metadata_path,
+    write_shard,
+)
+from bert_jax.data.corpus.sources import FileUnit, SourceFile, TextFiles
+from bert_jax.errors import UserError
+from bert_jax.text.tokenizer import load_tokenizer
+
+
+class WriteShardFn(beam.DoFn):
+    """(number, unit) -> number, after shard `number` lies in the output folder."""
+
+    def __init__(self, output: str, plan: PreparePlan, tokenizer_files: dict[str, bytes]):
+        self._output = output
+        self._shard_files = plan.shard_files
+        self._documents = plan.documents
+        self._plan_fingerprint = plan.fingerprint
+        self._tokenizer_files = tokenizer_files
+
+    def setup(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in self._tokenizer_files.items():
+                (Path(folder) / name).write_bytes(content)
+            self._tokenizer = load_tokenizer(folder)
+
+    def process(self, element: tuple[int, FileUnit]) -> Iterator[int]:
+        shard_index, unit = element
+        with tempfile.TemporaryDirectory() as scratch:
+            path = _local_folder(self._output, scratch) / self._shard_files[shard_index]
+            write_shard(
+                path,
+                _fetch_files(unit, scratch).encoded_documents(
+                    self._tokenizer, self._documents, _ignore_progress
+                ),
+                max_part_tokens=self._documents.max_part_tokens,
+                plan_fingerprint=self._plan_fingerprint,
+            )
+            shard = finished_shard(path, self._plan_fingerprint)
+            assert shard is not None
+            if _is_remote(self._output):
+                for name in (shard.records_file, shard.index_file, shard_metadata_path(path).name):
+                    _copy(str(path.with_name(name)), FileSystems.join(self._output, name))
+        yield shard_index
+
+
+def run(
+    config: PrepareConfig, beam_arguments: Sequence[str] = (), *, overwrite: bool = False
+) -> Manifest:
+    """Prepares text files as `prepare` does, on the runner that `beam_arguments` name.
+
+    Raises:
+      UserError: as for `prepare`.
+    """
+    assert isinstance(config.source, TextFiles)
+    plan = plan_from_files(config, config.source, _list_files(config.source, config.split))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _local_folder(config.output, scratch)
+        with lock_folder(folder):
+            _open_output(config.output, folder, plan, overwrite=overwrite)
+            shards = _finished_shards(config.output, folder, plan)
+            pending_units = [(k, plan.units[k]) for k, shard in enumerate(shards) if shard is None]
+            if pending_units:
+                _run_pipeline(config.output, folder, plan, pending_units, beam_arguments)
+                shards = _finished_shards(config.output, folder, plan)
+            manifest = finalize_corpus(
+                folder, plan, [shard for shard in shards if shard is not None]
+            )
+            if _is_remote(config.output):
+                _copy(str(folder / MANIFEST_FILE), FileSystems.join(config.output, MANIFEST_FILE))
+    return manifest
+
+
+def _run_pipeline(
+    output: str,
+    folder: Path,
+    plan: PreparePlan,
+    pending_units: Sequence[tuple[int, Any]],
+    beam_arguments: Sequence[str],
+) -> None:
+    tokenizer_files = {
+        path.name: path.read_bytes() for path in (folder / TOKENIZER_FOLDER).iterdir()
+    }
+    with beam.Pipeline(options=PipelineOptions(list(beam_arguments))) as pipeline:
+        _ = (
+            pipeline
+            | "units" >> beam.Create(pending_units)
+            | "spread" >> beam.Reshuffle()
+            | "write shards" >> beam.ParDo(WriteShardFn(output, plan, tokenizer_files))
+        )
+
+
+def _list_files(source: TextFiles, split: str) -> tuple[SourceFile, ...]:
+    patterns = source.patterns(split)
+    if not any(map(_is_remote, patterns)):
+        return source.list_files(split)
+    source_files = {
+        status.path: SourceFile(
+            status.path, status.size_in_bytes, int(status.last_updated_in_seconds * 1e9)
+        )
+        for result in FileSystems.match(list(patterns))
+        for status in result.metadata_list
+    }
+    if not sum(file.size_bytes for file in source_files.values()):
+        raise UserError(f"{', '.join(patterns)}: no files there, or only empty ones")
+    return tuple(source_files[path] for path in sorted(source_files))
+
+
+def _open_output(output: str, folder: Path, plan: PreparePlan, *, overwrite: bool) -> None:
+    """Makes the output folder one that this plan writes into; `folder` mirrors a remote one."""
+    if not _is_remote(output):
+        open_output_folder(folder, plan, overwrite=overwrite)
+        return
+    if overwrite and (old_files := [FileSystems.join(output, n) for n in _remote_names(output)]):
+        FileSystems.delete([path for path in old_files if not path.endswith("/")])
+    elif PLAN_FILE in _remote_names(output):
+        _copy(FileSystems.join(output, PLAN_FILE), str(folder / PLAN_FILE))
+    open_output_folder(folder, plan, overwrite=False)
+    for path in (*(folder / TOKENIZER_FOLDER).iterdir(), folder / PLAN_FILE):
+        name = path.relative_to(folder).as_posix()
+        _copy(str(path), FileSystems.join(output, name))
+
+
+def _finished_shards(output: str, folder: Path, plan: PreparePlan) -> list[CorpusShard | None]:
+    """The shards that lie whole in the output folder, None for the others."""
+    paths = [folder / name for name in plan.shard_files]
+    if not _is_remote(output):
+        return [finished_shard(path, plan.fingerprint) for path in paths]
+    remote_names = _remote_names(output)
+    for path in paths:
+        if shard_metadata_path(path).name in remote_names:
+            _copy(
+                FileSystems.join(output, shard_metadata_path(path).name),
+                str(shard_metadata_path(path)),
+            )
+    shards = [read_shard_metadata(path, plan.fingerprint) for path in paths]
+    return [s if s and {s.records_file, s.index_file} <= remote_names else None for s in shards]
+
+
+def _remote_names(output: str) -> set[str]:
+    (result,) = FileSystems.match([FileSystems.join(output, "*")])
+    return {FileSystems.split(status.path)[1] for status in result.metadata_list}
+
+
+def _fetch_files(unit: FileUnit, scratch: str) -> FileUnit:
+    """The unit with its remote files copied into `scratch`."""
+    paths = []
+    for file_index, file in enumerate(unit.files):
+        path = file.path
+        if _is_remote(path):
+            path = f"{scratch}/{file_index}/{FileSystems.split(path)[1]}"
+            Path(path).parent.mkdir()
+            _copy(file.path, path)
+        paths.append(path)
+    return unit.with_paths(paths)
+
+
+def _local_folder(output: str, scratch: str) -> Path:
+    folder = Path(scratch) / "output" if _is_remote(output) else Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _is_remote(path: str) -> bool:
+    return "://" in path
+
+
+def _copy(source: str, target: str) -> None:
+    """Copies bytes as they are; the target's name appears when all of them are there."""
+    uncompressed = CompressionTypes.UNCOMPRESSED
+    tmp_target = target + ".partial"
+    with FileSystems.open(source, compression_type=uncompressed) as reader:
+        with FileSystems.create(tmp_target, compression_type=uncompressed) as writer:
+            shutil.copyfileobj(reader, writer, 1 << 20)
+    FileSystems.rename([tmp_target], [target])
+
+
+def _ignore_progress(num_documents: int, text_size: int) -> None:
+    """Runners show progress themselves."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bert_jax.data.corpus.beam",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--files", nargs="+", required=True, metavar="GLOB")
+    parser.add_argument("--vocab", required=True, metavar="PATH", help="a local file or folder")
+    parser.add_argument("--output", required=True, metavar="DIR")
+    add_reading_arguments(parser)
+    add_writing_arguments(parser)
+    args, beam_arguments = parser.parse_known_args(arguments)
+    try:
+        manifest = run(prepare_config_from_args(args), beam_arguments, overwrite=args.overwrite)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(format_summary(manifest, args.output))
+    return 0
+
+
+if __name__ == "__main__":
+    # Under its own name, not as __main__, so that workers can import WriteShardFn.
+    from bert_jax.data.corpus.beam import main as importable_main
+
+    sys.exit(importable_main(sys.argv[1:]))

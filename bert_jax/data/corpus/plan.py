@@ -1,0 +1,215 @@
+"""What one `prepare` is going to do, and the manifest of what it has done.
+
+The plan is a function of the request and of the files found: settings, vocabulary, work units. It
+is written into the output folder first (plan.json), each shard's note names it, and the manifest
+closes the folder; so a run can stop anywhere and go on later, and a changed request is noticed.
+"""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bert_jax import __version__
+from bert_jax.data.corpus.documents import DocumentsConfig
+from bert_jax.data.corpus.manifest import (
+    CorpusCounts,
+    CorpusShard,
+    Manifest,
+    content_fingerprint,
+    write_manifest,
+)
+from bert_jax.data.corpus.records import ids_dtype, shard_file_name
+from bert_jax.data.corpus.sources import (
+    FileUnit,
+    RegisteredTask,
+    SourceFile,
+    TaskUnit,
+    TextFiles,
+    describe_files,
+    make_file_units,
+)
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.text.sentences import get_sentence_splitter
+from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig:
+    """A request: text `source` -> prepared corpus in the folder `output`.
+
+    `vocabulary` is a path for load_vocabulary; a registered task has its own. `shards` is the most
+    output shards to make (default: by the size of the corpus).
+    """
+
+    source: TextFiles | RegisteredTask
+    output: str
+    tokenizer: str | None = None
+    split: str = "train"
+    documents: DocumentsConfig = field(default_factory=DocumentsConfig)
+    num_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_shards is not None and self.num_shards < 1:
+            raise ConfigError(f"num_shards is {self.num_shards}; expected at least 1")
+        if isinstance(self.source, TextFiles) and self.tokenizer is None:
+            raise ConfigError("text files need a vocabulary; learn one with `bert-jax vocab learn`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparePlan:
+    """Everything settled: work unit k becomes shard k."""
+
+    task: str | None
+    source: dict[str, Any]
+    source_digest: str
+    settings: dict[str, Any]
+    tokenizer: Tokenizer
+    documents: DocumentsConfig
+    units: tuple[FileUnit, ...] | tuple[TaskUnit, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """What must stay the same for finished shards to be kept.
+
+        Not the patterns: the files that they find are what counts.
+        """
+        return {
+            "bert_jax": __version__,
+            "task": self.task,
+            "source": {k: v for k, v in self.source.items() if k != "patterns"},
+            "source_digest": self.source_digest,
+            "settings": self.settings,
+            "tokenizer_fingerprint": self.tokenizer.fingerprint,
+            "shards": len(self.units),
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def shard_files(self) -> list[str]:
+        """The file name of each unit's shard."""
+        return [shard_file_name(k, len(self.units)) for k in range(len(self.units))]
+
+
+def make_prepare_plan(config: PrepareConfig) -> PreparePlan:
+    """Looks at the source and settles what there is to do.
+
+    Raises:
+      UserError: files, split, task or vocabulary that are not there.
+    """
+    if isinstance(config.source, RegisteredTask):
+        return _plan_from_task(config, config.source)
+    return plan_from_files(config, config.source, config.source.list_files(config.split))
+
+
+def plan_from_files(
+    config: PrepareConfig,
+    source: TextFiles,
+    files: Sequence[SourceFile],
+    *,
+    tokenizer: str | None = None,
+    splitter: str | None = None,
+    task: str | None = None,
+) -> PreparePlan:
+    """The plan for listed text files; a task brings its own vocabulary and splitter."""
+    path = tokenizer or config.tokenizer
+    assert path is not None
+    documents = dataclasses.replace(
+        config.documents, splitter=splitter or config.documents.splitter
+    )
+    get_sentence_splitter(documents.splitter)  # an unknown name is told before any work
+    source_description, digest = describe_files(source, files, config.split)
+    return PreparePlan(
+        task=task,
+        source=source_description,
+        source_digest=digest,
+        settings=_settings(config.split, documents),
+        tokenizer=load_tokenizer(path),
+        documents=documents,
+        units=make_file_units(source, files, config.num_shards),
+    )
+
+
+def _plan_from_task(config: PrepareConfig, registered_task: RegisteredTask) -> PreparePlan:
+    from bert_jax.data.seqio.text_tasks import find_task, num_source_shards, read_task_settings
+
+    task = find_task(registered_task.name, registered_task.module)
+    task_settings = read_task_settings(task)
+    if task_settings.files is not None:
+        return plan_from_files(
+            config,
+            task_settings.files,
+            task_settings.files.list_files(config.split),
+            tokenizer=task_settings.tokenizer,
+            splitter=task_settings.splitter,
+            task=registered_task.name,
+        )
+    documents = dataclasses.replace(config.documents, splitter=task_settings.splitter)
+    num_units = num_source_shards(task, config.split, config.num_shards)
+    return PreparePlan(
+        task=registered_task.name,
+        source={"kind": "seqio", "source": str(task.source), "shards": num_units},
+        source_digest="",
+        settings=_settings(config.split, documents),
+        tokenizer=load_tokenizer(task_settings.tokenizer),
+        documents=documents,
+        units=tuple(
+            TaskUnit(
+                task=registered_task.name,
+                module=registered_task.module,
+                split=config.split,
+                shard_index=k,
+                num_shards=num_units,
+            )
+            for k in range(num_units)
+        ),
+    )
+
+
+def _settings(split: str, documents: DocumentsConfig) -> dict[str, Any]:
+    return {"split": split, **dataclasses.asdict(documents)}
+
+
+def finalize_corpus(folder: Path, plan: PreparePlan, shards: Sequence[CorpusShard]) -> Manifest:
+    """Numbers the documents through, adds up and writes the manifest.
+
+    Raises:
+      UserError: not one document is left.
+    """
+    counts, dropped, shards_with_offsets = CorpusCounts(), Counter[str](), []
+    for shard in shards:
+        shards_with_offsets.append(dataclasses.replace(shard, first_document=counts.documents))
+        counts += shard.counts
+        dropped.update(shard.dropped)
+    if not counts.documents:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(dropped.items())) or "none read"
+        raise UserError(f"no document is left to train on; dropped: {reasons}")
+    manifest = Manifest(
+        source=plan.source,
+        task=plan.task,
+        settings=plan.settings,
+        counts=counts,
+        dropped=dict(sorted(dropped.items())),
+        tokenizer_fingerprint=plan.tokenizer.fingerprint,
+        vocab_size=plan.tokenizer.vocab_size,
+        dtype=ids_dtype(plan.tokenizer.vocab_size).name,
+        max_part_tokens=plan.documents.max_part_tokens,
+        shards=tuple(shards_with_offsets),
+        fingerprint="",
+        versions=_versions(),
+    )
+    manifest = dataclasses.replace(manifest, fingerprint=content_fingerprint(manifest))
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _versions() -> dict[str, str]:
+    packages = ("array_record", "numpy", "tokenizers")
+    return {"bert_jax": __version__} | {name: importlib.metadata.version(name) for name in packages}

@@ -1,0 +1,156 @@
+"""One record of a prepared corpus: a part of a document as token ids with its sentence ends.
+
+A document is stored as one record, or, when it has more than `max_part_tokens` tokens, as
+consecutive records of whole sentences with the same document number, so that reading at random
+stays cheap. Document numbers are local to the shard that holds the document (a shard can then be
+written without knowing the others); a document never spans two shards.
+
+Layout, little-endian: header of 32 bytes (magic "BJD1", bytes per id, document, part, tokens,
+sentences), then `sentences` uint32 sentence ends, then `tokens` ids as uint16 or uint32.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.atomic_io import atomic_path
+from bert_jax.errors import UserError
+
+# Group size 1 makes each record readable on its own; the ids hardly compress.
+WRITER_OPTIONS = "group_size:1,uncompressed"
+
+_MAGIC = b"BJD1"
+_HEADER = struct.Struct("<4sB3xqIII4x")
+_ID_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_SENTENCE_END_DTYPE = np.dtype("<u4")
+
+
+class DocumentPart(NamedTuple):
+    """Whole sentences of one document.
+
+    document: number of the document in its shard; part: 0, 1, ... within the document.
+    ids: [T] uint16 or uint32 token ids without special tokens, T >= 1.
+    sentence_ends: [S] uint32, strictly increasing, the last one is T.
+    """
+
+    document: int
+    part: int
+    ids: np.ndarray
+    sentence_ends: np.ndarray
+
+
+def ids_dtype(vocab_size: int) -> np.dtype:
+    """The smallest of uint16 and uint32 that holds every id."""
+    return _ID_DTYPES[2] if vocab_size <= 1 << 16 else _ID_DTYPES[4]
+
+
+def encode_record(part: DocumentPart) -> bytes:
+    """Serialises a part; the ids keep their dtype (uint16 or uint32).
+
+    Raises:
+      ValueError: another dtype, no tokens, or sentence ends that do not partition the ids.
+    """
+    ends = np.asarray(part.sentence_ends, dtype=np.int64)
+    if part.ids.dtype not in (np.uint16, np.uint32):
+        raise ValueError(f"ids are {part.ids.dtype}, expected uint16 or uint32")
+    lengths = np.diff(ends, prepend=0)
+    if len(ends) == 0 or ends[-1] != len(part.ids) or lengths.min() < 1:
+        raise ValueError("sentence ends must increase strictly up to the number of ids")
+    bytes_per_id = part.ids.dtype.itemsize
+    header = _HEADER.pack(_MAGIC, bytes_per_id, part.document, part.part, len(part.ids), len(ends))
+    return b"".join(
+        (
+            header,
+            ends.astype(_SENTENCE_END_DTYPE).tobytes(),
+            part.ids.astype(_ID_DTYPES[bytes_per_id]).tobytes(),
+        )
+    )
+
+
+def decode_record(record: bytes) -> DocumentPart:
+    """The inverse of `encode`; the arrays are read-only views into `record`.
+
+    Raises:
+      UserError: the bytes are not a whole record of this format.
+    """
+    if len(record) < _HEADER.size:
+        raise UserError(f"a record of {len(record)} bytes is too short to hold a document")
+    magic, bytes_per_id, document, part, tokens, sentences = _HEADER.unpack_from(record)
+    if magic != _MAGIC or bytes_per_id not in _ID_DTYPES:
+        raise UserError("a record does not start like a document; prepare the corpus again")
+    expected_bytes = _HEADER.size + 4 * sentences + bytes_per_id * tokens
+    if len(record) != expected_bytes:
+        raise UserError(f"a record has {len(record)} bytes, expected {expected_bytes}")
+    ends = np.frombuffer(record, _SENTENCE_END_DTYPE, sentences, _HEADER.size)
+    ids = np.frombuffer(record, _ID_DTYPES[bytes_per_id], tokens, _HEADER.size + 4 * sentences)
+    return DocumentPart(document, part, ids, ends)
+
+
+def split_into_parts(
+    document: int, ids: np.ndarray, sentence_ends: np.ndarray, max_part_tokens: int
+) -> Iterator[DocumentPart]:
+    """Cuts a document [T] into parts of whole sentences with at most `max_part_tokens` tokens.
+
+    A single sentence that is longer than that becomes a part of its own.
+    """
+    ends = np.asarray(sentence_ends, dtype=np.int64)
+    first_sentence, first_token, part = 0, 0, 0
+    while first_sentence < len(ends):
+        stop_sentence = int(np.searchsorted(ends, first_token + max_part_tokens, side="right"))
+        stop_sentence = max(stop_sentence, first_sentence + 1)
+        end_token = int(ends[stop_sentence - 1])
+        local_ends = (ends[first_sentence:stop_sentence] - first_token).astype(_SENTENCE_END_DTYPE)
+        yield DocumentPart(document, part, ids[first_token:end_token], local_ends)
+        first_sentence, first_token, part = stop_sentence, end_token, part + 1
+
+
+def shard_file_name(shard_index: int, num_shards: int) -> str:
+    """Name of a shard's records, as in documents-00003-of-00008.arrayrecord."""
+    return f"documents-{shard_index:05d}-of-{num_shards:05d}.arrayrecord"
+
+
+def index_file_name(shard_file: str) -> str:
+    """Name of the sidecar that tells what each record of the shard file holds."""
+    return shard_file.removesuffix(".arrayrecord") + ".index.npz"
+
+
+def write_records(path: Path, parts: Iterable[DocumentPart]) -> dict[str, int]:
+    """Writes a shard and its index, each aside and then renamed; the index comes last.
+
+    The index holds, for each record, `document` (int64, local to the shard), `tokens` (int32)
+    and `sentences` (int32). An index in place therefore means that its shard is whole.
+
+    Returns:
+      The counts {"records", "documents", "tokens", "sentences"}.
+    """
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    index_rows: list[tuple[int, int, int]] = []
+    with atomic_path(path) as tmp_path:
+        writer = ArrayRecordWriter(str(tmp_path), WRITER_OPTIONS)
+        for part in parts:
+            writer.write(encode_record(part))
+            index_rows.append((part.document, len(part.ids), len(part.sentence_ends)))
+        writer.close()
+    index_table = np.array(index_rows, dtype=np.int64).reshape(-1, 3)
+    write_index(path.with_name(index_file_name(path.name)), index_table)
+    return {
+        "records": len(index_table),
+        "documents": len(np.unique(index_table[:, 0])),
+        "tokens": int(index_table[:, 1].sum()),
+        "sentences": int(index_table[:, 2].sum()),
+    }
+
+
+def write_index(path: Path, index_table: np.ndarray) -> None:
+    """Writes the index of a shard from rows [R, 3] of (document, tokens, sentences)."""
+    with atomic_path(path) as tmp_path, tmp_path.open("wb") as file:
+        np.savez(
+            file,
+            document=index_table[:, 0].astype(np.int64),
+            tokens=index_table[:, 1].astype(np.int32),
+            sentences=index_table[:, 2].astype(np.int32),
+        )

@@ -1,0 +1,120 @@
+"""Writes one shard of a prepared corpus and the note that it is whole.
+
+Records, index and note are each written aside and renamed, the note last. Whoever finds a note
+that belongs to its plan can trust the shard; what a killed writer leaves has another name, or no
+note, and is never read.
+"""
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_jax.atomic_io import write_json
+from bert_jax.data.corpus.documents import EncodedDocument
+from bert_jax.data.corpus.manifest import CorpusCounts, CorpusShard, read_json, shard_from_json
+from bert_jax.data.corpus.records import (
+    DocumentPart,
+    index_file_name,
+    split_into_parts,
+    write_records,
+)
+from bert_jax.errors import UserError
+
+
+def write_shard(
+    path: Path,
+    documents: Iterable[EncodedDocument | str],
+    *,
+    max_part_tokens: int,
+    plan_fingerprint: str,
+) -> CorpusShard:
+    """Writes records, index and note of the shard `path`; a str in `documents` is a drop's reason.
+
+    The bytes of records and index depend on `documents` and `max_part_tokens` alone.
+
+    Raises:
+      UserError: the disk is full.
+    """
+    part_counter = _PartCounter()
+    try:
+        record_counts = write_records(
+            path, part_counter.split_documents(documents, max_part_tokens)
+        )
+    except RuntimeError as error:  # how ArrayRecord tells of a full disk
+        raise UserError(
+            f"{path}: could not be written ({error}); finished shards are kept: make room and run "
+            "the same command again"
+        ) from error
+    index_path = path.with_name(index_file_name(path.name))
+    shard = CorpusShard(
+        records_file=path.name,
+        index_file=index_path.name,
+        counts=CorpusCounts(
+            documents=record_counts["documents"],
+            parts=record_counts["records"],
+            sentences=record_counts["sentences"],
+            tokens=record_counts["tokens"],
+            text_bytes=part_counter.text_bytes,
+        ),
+        dropped=dict(sorted(part_counter.dropped.items())),
+        records_sha256=_sha256(path),
+        index_sha256=_sha256(index_path),
+    )
+    write_json(
+        shard_metadata_path(path), {"plan": plan_fingerprint, "shard": dataclasses.asdict(shard)}
+    )
+    return shard
+
+
+def finished_shard(path: Path, plan_fingerprint: str) -> CorpusShard | None:
+    """The shard `path` if it was written whole under this plan, else None."""
+    shard = read_shard_metadata(path, plan_fingerprint)
+    if shard is None or not path.is_file() or not path.with_name(shard.index_file).is_file():
+        return None
+    return shard
+
+
+def read_shard_metadata(path: Path, plan_fingerprint: str) -> CorpusShard | None:
+    """What the note of the shard `path` says, if there is one and it belongs to this plan."""
+    if not shard_metadata_path(path).is_file():
+        return None
+    try:
+        metadata: dict[str, Any] = read_json(shard_metadata_path(path))
+        return shard_from_json(metadata["shard"]) if metadata["plan"] == plan_fingerprint else None
+    except (KeyError, TypeError, UserError):
+        return None
+
+
+def shard_metadata_path(path: Path) -> Path:
+    """Where the note of the shard `path` lies."""
+    return path.with_suffix(".json")
+
+
+class _PartCounter:
+    """Turns documents into parts, keeping count of what the records do not tell."""
+
+    def __init__(self) -> None:
+        self.dropped: Counter[str] = Counter()
+        self.text_bytes = 0
+
+    def split_documents(
+        self, documents: Iterable[EncodedDocument | str], max_part_tokens: int
+    ) -> Iterator[DocumentPart]:
+        document_index = 0
+        for document in documents:
+            if isinstance(document, str):
+                self.dropped[document] += 1
+                continue
+            self.text_bytes += document.text_bytes
+            yield from split_into_parts(
+                document_index, document.ids, document.sentence_ends, max_part_tokens
+            )
+            document_index += 1
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

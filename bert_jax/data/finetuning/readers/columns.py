@@ -1,0 +1,203 @@
+"""Texts of one's own, from a table by the names of its columns."""
+
+import difflib
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from bert_jax.data.finetuning.config import Columns
+from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.readers.tabular_files import DataTable, TableRow, read_table
+from bert_jax.data.finetuning.task import Task
+from bert_jax.errors import UserError
+
+METRICS = {"classification": ("accuracy", "f1_macro"), "regression": ("pearson", "spearman")}
+
+
+class _Labels(NamedTuple):
+    kind: Literal["classification", "regression"]
+    names: tuple[str, ...]
+
+
+def read_columns(config: Columns) -> Task:
+    """The task in one's own files.
+
+    Classes are those of train (without train, of dev or test): whole numbers in their order, names
+    in alphabetical order. Rows of train and dev without a label are left out, with a note; rows of
+    test keep their place, labelled or not.
+
+    Raises:
+      UserError: a column that does not exist (the nearest is named); an empty text; a label that
+        train lacks, or with decimals where classes are expected; an id that occurs twice.
+    """
+    paths = {"train": config.train, "dev": config.dev, "test": config.test}
+    notes: list[str] = []
+    rows = {
+        split: _labeled_rows(split, read_table(path), path, config, notes)
+        for split, path in paths.items()
+        if path is not None
+    }
+    labels = _infer_labels(rows, config)
+    return Task(
+        name="columns",
+        kind=labels.kind,
+        labels=labels.names,
+        metrics=METRICS[labels.kind],
+        splits={split: _examples(split_rows, labels, config) for split, split_rows in rows.items()},
+        notes=tuple(notes),
+    )
+
+
+def require_columns(table: DataTable, path: str, names: Sequence[str | None]) -> None:
+    """UserError unless the table has all columns of these names; None names nothing."""
+    for name in names:
+        if name is not None and name not in table.columns:
+            closest = difflib.get_close_matches(name, table.columns, n=1, cutoff=0.4)
+            hint = f"did you mean {closest[0]!r}? " if closest else ""
+            raise UserError(
+                f"{path}: no column {name!r}; {hint}columns here: {', '.join(table.columns)}"
+            )
+
+
+def _labeled_rows(
+    split: str, table: DataTable, path: str, config: Columns, notes: list[str]
+) -> list[TableRow]:
+    """All rows of a test set; of train and dev those that have a label."""
+    label = config.label
+    if split == "test" and label not in table.columns:
+        label = None
+    require_columns(table, path, [config.text, config.text_pair, label, config.id])
+    if not table.rows:
+        raise UserError(f"{path}: no rows; expected at least one")
+    if split == "test" or label is None:
+        return table.rows
+    labeled = [row for row in table.rows if _read_label(row, label) is not None]
+    if not labeled:
+        raise UserError(f"{path}: no row has anything in the column {label!r}")
+    if num_missing := len(table.rows) - len(labeled):
+        notes.append(f"{path}: {num_missing:,} rows without a label were left out.")
+    return labeled
+
+
+def _read_label(row: TableRow, column: str | None) -> str | int | float | None:
+    """The cell of the label as text or number; None where there is none."""
+    value: Any = None if column is None else row.cells.get(column)
+    if isinstance(value, str):
+        return value.strip() or None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and math.isnan(value):  # how pandas writes a missing number
+        return None
+    if value is None or isinstance(value, (int, float)):
+        return value
+    raise UserError(
+        f"{row.location}: the label is a {type(value).__name__}; expected a name or a number"
+    )
+
+
+def _infer_labels(rows: dict[str, list[TableRow]], config: Columns) -> _Labels:
+    """Kind and classes, from the first of train, dev and test that has labels."""
+    for split_rows in rows.values():
+        labeled = [
+            (row, label)
+            for row in split_rows
+            if (label := _read_label(row, config.label)) is not None
+        ]
+        if labeled:
+            break
+    else:
+        return _Labels(config.kind or "classification", ())
+    numbers = [_parse_number(label) for _, label in labeled]
+    decimals = [
+        (row, label)
+        for (row, label), number in zip(labeled, numbers, strict=True)
+        if isinstance(label, float) or (number is not None and not _is_integer(label))
+    ]
+    kind = config.kind
+    if kind is None:
+        all_numbers = None not in numbers
+        has_scores = all_numbers and any(n is not None and not n.is_integer() for n in numbers)
+        kind = "regression" if has_scores else "classification"
+    if kind == "regression":
+        return _Labels(kind, ())
+    if decimals:
+        row, label = decimals[0]
+        raise UserError(
+            f"{row.location}: the label {label} is a number with decimals, where classes are "
+            "expected: write whole numbers or names, or call it a regression (--kind regression)"
+        )
+    names = {str(label) for _, label in labeled}
+    all_integers = all(_is_integer(name) for name in names)
+    return _Labels(kind, tuple(sorted(names, key=int if all_integers else None)))
+
+
+def _examples(rows: list[TableRow], labels: _Labels, config: Columns) -> tuple[TextExample, ...]:
+    location_by_id: dict[str, str] = {}
+    examples = []
+    for row_index, row in enumerate(rows):
+        example_id = str(row_index) if config.id is None else cell_text(row, config.id, "id")
+        if example_id in location_by_id:
+            raise UserError(
+                f"{row.location}: the id {example_id!r} stands already in "
+                f"{location_by_id[example_id]}"
+            )
+        location_by_id[example_id] = row.location
+        text_pair = None if config.text_pair is None else cell_text(row, config.text_pair, "text")
+        examples.append(
+            TextExample(
+                id=example_id,
+                text=cell_text(row, config.text, "text"),
+                text_pair=text_pair,
+                label=_validate_label(row, labels, config),
+            )
+        )
+    return tuple(examples)
+
+
+def cell_text(row: TableRow, column: str, what: str) -> str:
+    """A cell's text; UserError, which says `what` it is, where there is none."""
+    value = row.cells.get(column)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = str(value)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise UserError(
+            f"{row.location}: the {what} in the column {column!r} is empty; fill it or "
+            "remove the row"
+        )
+    if not isinstance(value, str):
+        raise UserError(
+            f"{row.location}: the column {column!r} holds a {type(value).__name__}; expected text"
+        )
+    return value
+
+
+def _validate_label(row: TableRow, labels: _Labels, config: Columns) -> str | float | None:
+    label = _read_label(row, config.label)
+    if label is None:
+        return None
+    if labels.kind == "regression":
+        value = _parse_number(label)
+        if value is None or not math.isfinite(value):
+            raise UserError(f"{row.location}: the label {label!r} is no number; expected a score")
+        return value
+    if str(label) not in labels.names:
+        closest = difflib.get_close_matches(str(label), labels.names, n=1)
+        hint = f"did you mean {closest[0]!r}? " if closest else ""
+        shown = ", ".join(labels.names[:20]) + (", ..." if len(labels.names) > 20 else "")
+        raise UserError(
+            f"{row.location}: the label {str(label)!r} does not occur in train; {hint}"
+            f"its labels: {shown}"
+        )
+    return str(label)
+
+
+def _parse_number(label: str | int | float) -> float | None:
+    try:
+        return float(label)
+    except ValueError:
+        return None
+
+
+def _is_integer(label: str | int | float) -> bool:
+    text = str(label)
+    return text.removeprefix("-").isdecimal() and text.isascii()

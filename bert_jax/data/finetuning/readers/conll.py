@@ -1,0 +1,212 @@
+"""Words with tags in columns, as of CoNLL-2003 (Tjong Kim Sang and De Meulder 2003).
+
+Three ways to write spans as tags are read, and one comes out (IOB2):
+
+    IOB1   I-PER I-PER O  I-LOC B-LOC     B- only where a span touches another of its type
+    IOB2   B-PER I-PER O  B-LOC B-LOC     B- at the beginning of every span
+    BIOES  B-PER E-PER O  S-LOC S-LOC     E- at the end, S- for one word (also written L- and U-)
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from bert_jax.data.finetuning.config import Conll
+from bert_jax.data.finetuning.example import TaggedExample
+from bert_jax.data.finetuning.task import Task
+from bert_jax.errors import UserError
+from bert_jax.text.files import read_text
+
+TagScheme = Literal["IOB1", "IOB2", "BIOES"]
+DOCUMENT_START = "-DOCSTART-"
+_BEGIN_PREFIXES, _INSIDE_PREFIXES, _END_PREFIXES = "BSU", "IMEL", "ESLU"
+_TAG = re.compile(r"([BIESLUM])-(.+)")
+
+
+class Sentence(NamedTuple):
+    """Words and tags as they stand in a file, from the line `line` on."""
+
+    first_line: int
+    words: tuple[str, ...]
+    tags: tuple[str, ...] | None
+
+
+def read_conll(config: Conll) -> Task:
+    """The task from its files; a file with a single column has words without tags.
+
+    Raises:
+      UserError: a line with another number of columns than the first; a tag of no known scheme; a
+        type of span that train lacks; with `strict`, tags that do not follow their scheme.
+    """
+    paths = {"train": config.train, "dev": config.dev, "test": config.test}
+    sentences = {
+        split: (path, _read_sentences(path, config)) for split, path in paths.items() if path
+    }
+    scheme = detect_scheme(
+        sentence.tags
+        for _, split_sentences in sentences.values()
+        for sentence in split_sentences
+        if sentence.tags
+    )
+    labels = _labels(sentences)
+    splits: dict[str, tuple[TaggedExample, ...]] = {}
+    notes = []
+    for split, (path, split_sentences) in sentences.items():
+        splits[split], repaired = _examples(split_sentences, path, scheme, labels, config.strict)
+        if repaired:
+            tags, count = sum(repaired), len(repaired)
+            notes.append(f"{path}: {tags:,} tags of {count:,} sentences did not follow {scheme}.")
+    return Task(
+        name="conll",
+        kind="token_classification",
+        labels=labels,
+        metrics=("f1", "token_accuracy"),
+        splits={**splits},
+        notes=tuple(notes),
+    )
+
+
+def detect_scheme(sequences: Iterable[Sequence[str]]) -> TagScheme:
+    """The scheme that most spans follow."""
+    spans_without_b = redundant_b = 0
+    for tags in sequences:
+        previous_type = ""
+        for tag in tags:
+            prefix, entity_type = _split_tag(tag)
+            if prefix in "ESLUM" and prefix:
+                return "BIOES"
+            if entity_type != previous_type:
+                spans_without_b += prefix == "I"  # never in IOB2
+                redundant_b += prefix == "B"  # never in IOB1
+            previous_type = entity_type
+    return "IOB1" if spans_without_b > redundant_b else "IOB2"
+
+
+def to_iob2(tags: Sequence[str], scheme: TagScheme) -> tuple[tuple[str, ...], list[int]]:
+    """The tags in IOB2, and the places where they do not follow their scheme.
+
+    Every tag is kept for what it says of its word: a span that nothing begins, begins there.
+    """
+    converted, invalid_positions = [], []
+    open_type, is_closed = "", True  # the span before this word, and whether it may not go on
+    for position, tag in enumerate(tags):
+        prefix, entity_type = _split_tag(tag)
+        same_type = bool(entity_type) and entity_type == open_type
+        is_continuation = same_type and not is_closed and prefix in _INSIDE_PREFIXES
+        converted.append(
+            tag if not entity_type else f"{'I' if is_continuation else 'B'}-{entity_type}"
+        )
+        if scheme == "BIOES":
+            is_unfinished = not is_closed and not is_continuation
+            is_valid = (
+                is_continuation or not entity_type or prefix in _BEGIN_PREFIXES
+            ) and not is_unfinished
+        elif scheme == "IOB2":
+            is_valid = prefix != "I" or is_continuation
+        else:
+            is_valid = prefix != "B" or same_type
+        if not is_valid:
+            invalid_positions.append(position)
+        open_type = entity_type
+        is_closed = not entity_type or (scheme == "BIOES" and prefix in _END_PREFIXES)
+    if scheme == "BIOES" and not is_closed and (len(tags) - 1) not in invalid_positions:
+        invalid_positions.append(len(tags) - 1)
+    return tuple(converted), invalid_positions
+
+
+def _split_tag(tag: str) -> tuple[str, str]:
+    """("B", "PER") of "B-PER"; two empty strings of "O"."""
+    match = _TAG.fullmatch(tag)
+    return (match[1], match[2]) if match else ("", "")
+
+
+def _read_sentences(path: str, config: Conll) -> list[Sentence]:
+    sentences: list[Sentence] = []
+    lines: list[tuple[int, list[str]]] = []
+    num_columns = 0
+    for line_number, line in enumerate([*read_text(path).split("\n"), ""], start=1):
+        line = line.removesuffix("\r")
+        # Only tabs or blanks part columns: words may hold other kinds of space, such as U+00A0.
+        cells = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
+        cells = [cell.strip(" ") for cell in cells]
+        if not any(cells) or cells[0] == DOCUMENT_START:
+            if lines:
+                sentences.append(_sentence(lines, path, num_columns, config))
+            lines = []
+            continue
+        num_columns = num_columns or len(cells)
+        if len(cells) != num_columns:
+            raise UserError(
+                f"{path}, line {line_number}: {len(cells)} columns; expected {num_columns}, as in "
+                "the lines before: each word has its tag"
+            )
+        lines.append((line_number, cells))
+    if not sentences:
+        raise UserError(f"{path}: no sentences; expected a word and its tag on each line")
+    return sentences
+
+
+def _sentence(
+    lines: list[tuple[int, list[str]]], path: str, num_columns: int, config: Conll
+) -> Sentence:
+    for name in ("word_column", "tag_column"):
+        column = getattr(config, name)
+        if not -num_columns <= column < num_columns:
+            raise UserError(
+                f"{path}: {num_columns} columns, but {name} is {column} (they count from 0)"
+            )
+    words = tuple(cells[config.word_column] for _, cells in lines)
+    if config.word_column % num_columns == config.tag_column % num_columns:
+        return Sentence(lines[0][0], words, None)
+    tags = tuple(cells[config.tag_column] for _, cells in lines)
+    for (line_number, _), word, tag in zip(lines, words, tags, strict=True):
+        if not word:
+            raise UserError(f"{path}, line {line_number}: the word is empty")
+        if tag != "O" and not _TAG.fullmatch(tag):
+            raise UserError(
+                f"{path}, line {line_number}: the tag {tag!r}; expected O, or B-, I-, E-, S- "
+                "with a type, as B-PER"
+            )
+    return Sentence(lines[0][0], words, tags)
+
+
+def _labels(sentences: dict[str, tuple[str, list[Sentence]]]) -> tuple[str, ...]:
+    """ "O" and both tags of every type in train, or in all files where train is not there."""
+    label_sources = [sentences["train"]] if "train" in sentences else list(sentences.values())
+    entity_types = {
+        _split_tag(tag)[1]
+        for _, split_sentences in label_sources
+        for s in split_sentences
+        for tag in s.tags or ()
+        if tag != "O"
+    }
+    return (
+        "O",
+        *(f"{prefix}-{entity_type}" for entity_type in sorted(entity_types) for prefix in "BI"),
+    )
+
+
+def _examples(
+    sentences: list[Sentence], path: str, scheme: TagScheme, labels: tuple[str, ...], strict: bool
+) -> tuple[tuple[TaggedExample, ...], list[int]]:
+    """The examples, and how many tags were mended in each sentence that needed it."""
+    examples, repaired = [], []
+    for sentence_index, (line, words, tags) in enumerate(sentences):
+        if tags is not None:
+            tags, invalid_positions = to_iob2(tags, scheme)
+            for position, tag in enumerate(tags):
+                if tag not in labels:
+                    raise UserError(
+                        f"{path}, line {line + position}: the type {tag[2:]!r} does not occur in "
+                        f"train; its tags: {', '.join(labels)}"
+                    )
+            if invalid_positions and strict:
+                raise UserError(
+                    f"{path}, line {line + invalid_positions[0]}: the tags do not follow {scheme} "
+                    f"here (word {words[invalid_positions[0]]!r}); correct them, or leave out "
+                    "--strict to repair them"
+                )
+            if invalid_positions:
+                repaired.append(len(invalid_positions))
+        examples.append(TaggedExample(id=str(sentence_index), words=words, tags=tags))
+    return tuple(examples), repaired

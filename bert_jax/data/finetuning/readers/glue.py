@@ -1,0 +1,221 @@
+"""GLUE (Wang et al. 2019) from a folder of its official TSV files, and a table of its tasks."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bert_jax.data.finetuning.config import Glue
+from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.readers.columns import require_columns
+from bert_jax.data.finetuning.readers.tabular_files import TableRow, read_tsv
+from bert_jax.data.finetuning.task import Task
+from bert_jax.errors import UserError
+
+_FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
+_ENTAILMENT = ("entailment", "not_entailment")
+_NLI = ("entailment", "neutral", "contradiction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueTask:
+    """What is particular to one task.
+
+    Attributes:
+      folders: its folder's names within GLUE, the official one first.
+      text, text_pair, label: columns.
+      labels: the classes in official order (as in TFDS and Hugging Face's datasets); empty for a
+        regression.
+      spellings: how the files write these classes, in the same order; also what the leaderboard
+        wants to read.
+      metrics: the official ones, the headline first.
+      files: split -> file.
+      header: the columns where a file has no line of names.
+      cut_off_rows: the official files are known to have a few lines that break off.
+    """
+
+    folder_names: tuple[str, ...]
+    text: str = "sentence1"
+    text_pair: str | None = "sentence2"
+    label: str = "label"
+    labels: tuple[str, ...] = ()
+    label_aliases: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ("accuracy",)
+    files: Mapping[str, str] = field(default_factory=lambda: _FILES)
+    header: tuple[str, ...] | None = None
+    skip_short_lines: bool = False
+
+    def labels_by_alias(self) -> dict[str, str]:
+        """Spelling in the files -> class."""
+        return dict(zip(self.label_aliases or self.labels, self.labels, strict=True))
+
+
+GLUE_TASKS: dict[str, GlueTask] = {
+    "cola": GlueTask(
+        folder_names=("CoLA",),
+        text="sentence",
+        text_pair=None,
+        labels=("unacceptable", "acceptable"),
+        label_aliases=("0", "1"),
+        metrics=("matthews",),
+        header=("source", "label", "judgement", "sentence"),
+    ),
+    "sst2": GlueTask(
+        folder_names=("SST-2",),
+        text="sentence",
+        text_pair=None,
+        labels=("negative", "positive"),
+        label_aliases=("0", "1"),
+    ),
+    "mrpc": GlueTask(
+        folder_names=("MRPC",),
+        text="#1 String",
+        text_pair="#2 String",
+        label="Quality",
+        labels=("not_equivalent", "equivalent"),
+        label_aliases=("0", "1"),
+        metrics=("f1", "accuracy"),
+    ),
+    "stsb": GlueTask(folder_names=("STS-B",), label="score", metrics=("pearson", "spearman")),
+    "qqp": GlueTask(
+        folder_names=("QQP",),
+        text="question1",
+        text_pair="question2",
+        label="is_duplicate",
+        labels=("not_duplicate", "duplicate"),
+        label_aliases=("0", "1"),
+        metrics=("f1", "accuracy"),
+        skip_short_lines=True,
+    ),
+    "mnli": GlueTask(
+        folder_names=("MNLI",),
+        label="gold_label",
+        labels=_NLI,
+        files={
+            "train": "train.tsv",
+            "dev": "dev_matched.tsv",
+            "dev_mismatched": "dev_mismatched.tsv",
+            "test": "test_matched.tsv",
+            "test_mismatched": "test_mismatched.tsv",
+        },
+    ),
+    "qnli": GlueTask(
+        folder_names=("QNLI",), text="question", text_pair="sentence", labels=_ENTAILMENT
+    ),
+    "rte": GlueTask(folder_names=("RTE",), labels=_ENTAILMENT),
+    "wnli": GlueTask(
+        folder_names=("WNLI",), labels=("not_entailment", "entailment"), label_aliases=("0", "1")
+    ),
+    "ax": GlueTask(
+        folder_names=("AX", "diagnostic"),
+        labels=_NLI,
+        metrics=("matthews",),
+        files={"test": "diagnostic.tsv"},
+    ),
+}
+
+
+def read_glue(config: Glue) -> Task:
+    """The task from `config.folder`; a split without a file is not there.
+
+    MNLI has the diagnostic set as a split "ax" where its folder is there too. Ids are the numbers
+    of the rows, as the leaderboard counts them.
+
+    Raises:
+      UserError: no file at all; a row with too few columns; a label that is none of the task's.
+    """
+    assert config.folder is not None
+    folder = Path(config.folder)
+    splits, notes = _read_splits(folder, GLUE_TASKS[config.task])
+    if not splits:
+        spec = GLUE_TASKS[config.task]
+        expected_files = ", ".join(f"{spec.folder_names[0]}/{name}" for name in spec.files.values())
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder}: no such folder; expected the folder of GLUE with {expected_files}"
+            )
+        raise UserError(
+            f"{folder} has no file of {config.task}; expected {expected_files} in it (or .tsv.gz). "
+            "It is the folder that holds CoLA, SST-2, ... and not that of one task"
+        )
+    if config.task == "mnli":
+        diagnostic, _ = _read_splits(folder, GLUE_TASKS["ax"])
+        if diagnostic:
+            splits["ax"] = diagnostic["test"]
+    return make_glue_task(config, splits, notes)
+
+
+def make_glue_task(
+    config: Glue, splits: dict[str, tuple[TextExample, ...]], notes: tuple[str, ...] = ()
+) -> Task:
+    """A task of GLUE around its examples, wherever they came from."""
+    spec = GLUE_TASKS[config.task]
+    return Task(
+        name=f"glue/{config.task}",
+        kind="classification" if spec.labels else "regression",
+        labels=spec.labels,
+        metrics=spec.metrics,
+        splits={**splits},
+        notes=notes,
+    )
+
+
+def find_file(folder: Path, names: tuple[str, ...]) -> str | None:
+    """The first of these files that the folder has, plain or with .gz."""
+    candidates = [folder / (name + ending) for name in names for ending in ("", ".gz")]
+    return next((str(file) for file in candidates if file.is_file()), None)
+
+
+def _read_splits(
+    folder: Path, spec: GlueTask
+) -> tuple[dict[str, tuple[TextExample, ...]], tuple[str, ...]]:
+    splits, notes = {}, []
+    for split, name in spec.files.items():
+        path = find_file(
+            folder, tuple(f"{folder_name}/{name}" for folder_name in spec.folder_names)
+        )
+        if path is None:
+            continue
+        table = read_tsv(
+            path,
+            quotes="literal",
+            # CoLA's test set has a line of names, its other files have none.
+            header=None if split.startswith("test") else spec.header,
+            skip_short_lines=spec.skip_short_lines,
+        )
+        label = None if split.startswith("test") and spec.label not in table.columns else spec.label
+        require_columns(table, path, [spec.text, spec.text_pair, label])
+        if table.skipped_lines:
+            notes.append(f"{path}: {table.skipped_lines} lines that break off were left out.")
+        splits[split] = tuple(
+            _example(row_index, row, spec, label) for row_index, row in enumerate(table.rows)
+        )
+    return splits, tuple(notes)
+
+
+def _example(row_index: int, row: TableRow, spec: GlueTask, label: str | None) -> TextExample:
+    return TextExample(
+        id=str(row_index),
+        text=row.cells[spec.text],
+        text_pair=None if spec.text_pair is None else row.cells[spec.text_pair],
+        label=None if label is None else _parse_label(row, label, spec),
+    )
+
+
+def _parse_label(row: TableRow, column: str, spec: GlueTask) -> str | float:
+    cell = row.cells[column]
+    if spec.labels:
+        names = spec.labels_by_alias()
+        if cell not in names:
+            raise UserError(
+                f"{row.location}: the label {cell!r} in {column!r}; expected one of "
+                f"{', '.join(names)}"
+            )
+        return names[cell]
+    try:
+        score = float(cell)
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise UserError(f"{row.location}: the score {cell!r} in {column!r} is no number")
+    return score

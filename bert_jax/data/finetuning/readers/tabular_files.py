@@ -1,0 +1,186 @@
+"""Rows of a file by the names of their columns: CSV, TSV, JSON lines, Parquet; .gz beside plain.
+
+Two habits share the name TSV. GLUE's files are split at tabs and quotes are text ("literal"); a
+spreadsheet or pandas quotes a cell that holds a quote and doubles the quotes in it. A file is read
+the second way only if every cell with a quote in it is written so.
+"""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from bert_jax.errors import UserError
+from bert_jax.text.files import read_text
+
+JSON_EXTENSIONS = (".jsonl", ".ndjson")
+FILE_EXTENSIONS = (".csv", ".tsv", *JSON_EXTENSIONS, ".parquet")
+
+
+class TableRow(NamedTuple):
+    """One row: where it stands ("dev.tsv, line 7"), and its cells by column."""
+
+    location: str
+    cells: dict[str, Any]
+
+
+class DataTable(NamedTuple):
+    """A file's columns in their order, its rows, and how many lines were left out as cut off."""
+
+    columns: tuple[str, ...]
+    rows: list[TableRow]
+    skipped_lines: int = 0
+
+
+def read_table(path: str) -> DataTable:
+    """Reads a file by the ending of its name.
+
+    Raises:
+      UserError: an unknown ending; a damaged file; a row with too few or too many columns, by line.
+    """
+    extension = Path(path.removesuffix(".gz")).suffix.lower()
+    if extension == ".csv":
+        return _read_csv(path)
+    if extension in (".tsv", ".tab"):
+        return read_tsv(path, quotes="auto")
+    if extension in JSON_EXTENSIONS:
+        return _read_json_lines(path)
+    if extension == ".parquet":
+        return _read_parquet(path)
+    raise UserError(
+        f"{path}: cannot tell its format from its name; expected one that ends in "
+        f"{', '.join(FILE_EXTENSIONS)}, or those with .gz"
+    )
+
+
+def read_tsv(
+    path: str,
+    *,
+    quotes: Literal["literal", "auto"],
+    header: Sequence[str] | None = None,
+    skip_short_lines: bool = False,
+) -> DataTable:
+    """Reads lines split at tabs.
+
+    Args:
+      path: the file.
+      quotes: "literal" keeps them; "auto" removes them if the whole file is quoted as CSV is.
+      header: the columns of a file whose first line is a row already.
+      skip_cut_off: leave out and count lines with too few columns, instead of refusing the file.
+    """
+    lines = [(n, line.split("\t")) for n, line in _numbered_lines(path)]
+    if header is None:
+        if not lines:
+            raise UserError(f"{path}: the file is empty; expected a first line of column names")
+        header = [name.strip() for name in lines.pop(0)[1]]
+    if quotes == "auto" and _is_quoted(cell for _, cells in lines for cell in cells):
+        header = [_unquote(name) for name in header]
+        lines = [(n, [_unquote(cell) for cell in cells]) for n, cells in lines]
+    complete_lines = [(n, cells) for n, cells in lines if len(cells) >= len(header)]
+    rows = complete_lines if skip_short_lines else lines
+    return _make_table(path, header, rows, skipped_lines=len(lines) - len(rows))
+
+
+def _read_csv(path: str) -> DataTable:
+    text = read_text(path)
+    first_line = text.partition("\n")[0]
+    delimiter = max(",\t;", key=first_line.count)
+    csv.field_size_limit(sys.maxsize)  # Python's own limit is a long document's length
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    lines, start_line = [], 1
+    try:
+        for cells in reader:
+            if cells:
+                lines.append((start_line, cells))
+            start_line = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(
+            f"{path}, line {start_line}: not valid CSV ({error}); a cell with a quote, the "
+            "separator or a line break in it stands in quotes, and quotes within it are doubled"
+        ) from None
+    if not lines:
+        raise UserError(f"{path}: the file is empty; expected a first line of column names")
+    return _make_table(path, [name.strip() for name in lines[0][1]], lines[1:])
+
+
+def _make_table(
+    path: str, header: Sequence[str], lines: Iterable[tuple[int, list[str]]], skipped_lines: int = 0
+) -> DataTable:
+    duplicates = sorted({name for name in header if name and header.count(name) > 1})
+    if duplicates:
+        raise UserError(
+            f"{path}: the column {duplicates[0]!r} occurs twice; expected each name once"
+        )
+    rows = []
+    for line_number, cells in lines:
+        if len(cells) != len(header):
+            raise UserError(
+                f"{path}, line {line_number}: {len(cells)} columns; expected {len(header)} "
+                f"({', '.join(header)})"
+            )
+        rows.append(TableRow(f"{path}, line {line_number}", dict(zip(header, cells, strict=True))))
+    return DataTable(tuple(header), rows, skipped_lines)
+
+
+def _read_json_lines(path: str) -> DataTable:
+    rows, columns = [], {}
+    for line_number, line in _numbered_lines(path):
+        if line.isspace():
+            continue
+        location = f"{path}, line {line_number}"
+        try:
+            cells = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{location}: not valid JSON ({error.msg} at column {error.colno}); expected one "
+                "object on each line"
+            ) from None
+        if not isinstance(cells, dict):
+            raise UserError(f"{location}: expected a JSON object, found a {type(cells).__name__}")
+        columns.update(dict.fromkeys(cells))
+        rows.append(TableRow(location, cells))
+    return DataTable(tuple(columns), rows)
+
+
+def _read_parquet(path: str) -> DataTable:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(
+            f"{path}: reading Parquet needs pyarrow: pip install pyarrow, or save as .jsonl"
+        ) from None
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({error})") from None
+    rows = [
+        TableRow(f"{path}, row {n}", cells) for n, cells in enumerate(table.to_pylist(), start=1)
+    ]
+    return DataTable(tuple(table.column_names), rows)
+
+
+def _numbered_lines(path: str) -> Iterator[tuple[int, str]]:
+    """(number from 1, line without its end) of the lines that are not empty."""
+    for line_number, line in enumerate(read_text(path).split("\n"), start=1):
+        line = line.removesuffix("\r")
+        if line:
+            yield line_number, line
+
+
+def _is_quoted(cells: Iterable[str]) -> bool:
+    has_quotes = False
+    for cell in cells:
+        if '"' in cell:
+            has_quotes = True
+            inner = cell[1:-1].replace('""', "")
+            if len(cell) < 2 or cell[0] != '"' or cell[-1] != '"' or '"' in inner:
+                return False
+    return has_quotes
+
+
+def _unquote(cell: str) -> str:
+    return cell[1:-1].replace('""', '"') if cell[:1] == '"' else cell

@@ -1,0 +1,99 @@
+"""GLUE from TensorFlow Datasets, for who has no folder of its files."""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from bert_jax.data.finetuning.config import Glue
+from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.readers.glue import GLUE_TASKS, make_glue_task
+from bert_jax.data.finetuning.task import Task
+from bert_jax.errors import UserError
+
+TFDS_TO_SPLIT = {
+    "train": "train",
+    "validation": "dev",
+    "validation_matched": "dev",
+    "validation_mismatched": "dev_mismatched",
+    "test": "test",
+    "test_matched": "test",
+    "test_mismatched": "test_mismatched",
+}
+"""TFDS's names of splits -> ours."""
+
+# Fields of the texts where they are not called as in the official files.
+_TEXT_FIELDS = {
+    "mrpc": ("sentence1", "sentence2"),
+    "mnli": ("premise", "hypothesis"),
+    "ax": ("premise", "hypothesis"),
+}
+
+
+def dataset_name(task: str) -> str:
+    """The name and version in TFDS of a task of GLUE."""
+    return f"glue/{task}:2.0.0"
+
+
+def tfds_splits(task: str) -> dict[str, str]:
+    """Our names of a task's splits -> TFDS's."""
+    names = set(GLUE_TASKS[task].files)
+    is_mnli = task == "mnli"
+    return {
+        split: tfds_split
+        for tfds_split, split in TFDS_TO_SPLIT.items()
+        if split in names and (tfds_split.endswith("matched") == is_mnli or split == "train")
+    }
+
+
+def tfds_example(task: str, fields: Mapping[str, Any]) -> TextExample:
+    """An example from TFDS's fields: bytes and numbers, or arrays of rank 0. Label -1 is none."""
+    spec = GLUE_TASKS[task]
+    text_field, text_pair_field = _TEXT_FIELDS.get(task, (spec.text, spec.text_pair))
+    label_value = float(fields["label"])
+    label = label_value if not spec.labels else spec.labels[int(label_value)]
+    return TextExample(
+        id=str(int(fields["idx"])),
+        text=_decode_string(fields[text_field]),
+        text_pair=None if text_pair_field is None else _decode_string(fields[text_pair_field]),
+        label=None if label_value < 0 else label,
+    )
+
+
+def read_tfds_glue(config: Glue) -> Task:
+    """The task from TFDS, which fetches it the first time; MNLI with the diagnostic set as "ax".
+
+    Raises:
+      UserError: it is not there and cannot be fetched.
+    """
+    with contextlib.suppress(RuntimeError):  # TensorFlow has begun before this
+        tf.config.set_visible_devices([], "GPU")  # accelerators are for jax
+    splits = _read_splits(config.task)
+    if config.task == "mnli":
+        splits["ax"] = _read_splits("ax")["test"]
+    return make_glue_task(config, splits)
+
+
+def _read_splits(task: str) -> dict[str, tuple[TextExample, ...]]:
+    name = dataset_name(task)
+    try:
+        builder: Any = tfds.builder(name)
+        builder.download_and_prepare()
+    except (OSError, tfds.core.DatasetNotFoundError, tfds.download.DownloadError) as error:
+        raise UserError(
+            f"{name} is not in TFDS's folder and cannot be fetched ({error}); give the folder of "
+            "the official files with --glue-dir"
+        ) from None
+    splits = {}
+    for split, tfds_split in tfds_splits(task).items():
+        records = tfds.as_numpy(builder.as_dataset(split=tfds_split, shuffle_files=False))
+        examples = [tfds_example(task, row) for row in records]
+        splits[split] = tuple(sorted(examples, key=lambda example: int(example.id)))
+    return splits
+
+
+def _decode_string(value: Any) -> str:
+    raw = value.item() if hasattr(value, "item") else value
+    return raw.decode() if isinstance(raw, bytes) else str(raw)

@@ -1,0 +1,198 @@
+"""The batch at a position: a function of corpus, settings, seed and position alone.
+
+Global example i (0, 1, 2, ... without end) is example `permute(i mod E)` of epoch i div E, where E
+is the number of examples in an epoch. A batch holds consecutive global examples from its position
+on: as many as it has rows, or, packed, as many as fit. Hosts take contiguous slices of the rows.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.batch import ENCODER_FIELDS, MASKED_LM_FIELDS, NEXT_SENTENCE_FIELDS, PACKED_FIELDS
+from bert_jax.data.config import PackedSegments, PretrainingData, SentencePairs, StaticMasking
+from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.pretraining.dataset import SentencePairDataset, SingleSegmentDataset
+from bert_jax.data.pretraining.masking import mask_tokens
+from bert_jax.data.pretraining.packing import PackingPlan, collate_packed_segments, pack
+from bert_jax.data.pretraining.rng import epoch_key, example_keys, permute
+from bert_jax.data.pretraining.sentence_pairs import (
+    NUM_PAIR_SPECIAL_TOKENS,
+    collate_pairs,
+    collate_single_segments,
+)
+from bert_jax.data.pretraining.vocab_arrays import VocabArrays
+from bert_jax.errors import ConfigError
+
+Batch = dict[str, np.ndarray]
+
+
+class ExampleRefs(NamedTuple):
+    """Global examples: their number within the epoch, document, and key, [n] each."""
+
+    example_indices: np.ndarray
+    document_indices: np.ndarray
+    keys: np.ndarray
+
+
+def batch_fields(config: PretrainingData) -> tuple[str, ...]:
+    """The fields of the batches that a config makes, in the names of batch.py."""
+    field_names = ENCODER_FIELDS
+    if isinstance(config.input_format, PackedSegments):
+        field_names += PACKED_FIELDS
+    if config.masking is not None:
+        field_names += MASKED_LM_FIELDS
+    if isinstance(config.input_format, SentencePairs):
+        field_names += NEXT_SENTENCE_FIELDS
+    return field_names
+
+
+class BatchBuilder:
+    """Makes the batch that begins at a position. Holds no state; travels to worker processes.
+
+    length, batch_size and max_predictions are L, global B and P; hosts share out the rows.
+
+    Raises:
+      ConfigError: sizes that cannot be.
+      UserError: a corpus of one document where pairs are wanted.
+    """
+
+    def __init__(
+        self,
+        corpus: PreparedCorpus,
+        vocab_arrays: VocabArrays,
+        config: PretrainingData,
+        *,
+        seq_length: int,
+        batch_size: int,
+        max_predictions_per_seq: int,
+        seed: int,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> None:
+        _check_sizes(seq_length, batch_size, max_predictions_per_seq, process_index, process_count)
+        self.config = config
+        self.batch_size = batch_size
+        self.dataset: SentencePairDataset | SingleSegmentDataset
+        if isinstance(config.input_format, SentencePairs):
+            self.dataset = SentencePairDataset(corpus, config.input_format, seq_length)
+        else:
+            self.dataset = SingleSegmentDataset(corpus, seq_length)
+        self.vocab_arrays = vocab_arrays
+        self.seq_length = seq_length
+        self.max_predictions_per_seq = max_predictions_per_seq
+        self._seed = seed
+        rows_per_process = batch_size // process_count
+        self._process_rows = (
+            process_index * rows_per_process,
+            (process_index + 1) * rows_per_process,
+        )
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """E, the number of examples in an epoch."""
+        return self.dataset.num_examples
+
+    def resolve_examples(self, position: int, num_examples: int) -> ExampleRefs:
+        """Resolves global examples [position, position + count)."""
+        global_indices = np.arange(position, position + num_examples)
+        epochs = global_indices // self.examples_per_epoch
+        example_indices = np.empty(num_examples, dtype=np.int64)
+        epoch_keys = np.empty(num_examples, dtype=np.uint64)
+        for epoch in np.unique(epochs).tolist():
+            in_epoch = epochs == epoch
+            offsets_in_epoch = global_indices[in_epoch] - epoch * self.examples_per_epoch
+            key = epoch_key(self._seed, epoch)
+            example_indices[in_epoch] = permute(offsets_in_epoch, self.examples_per_epoch, key)
+            if isinstance(self.config.masking_schedule, StaticMasking):
+                key = epoch_key(self._seed, epoch % self.config.masking_schedule.dupe_factor)
+            epoch_keys[in_epoch] = key
+        document_indices = self.dataset.find_documents(example_indices)
+        return ExampleRefs(
+            example_indices, document_indices, example_keys(epoch_keys, example_indices)
+        )
+
+    def plan_batch(self, position: int) -> tuple[ExampleRefs, PackingPlan]:
+        """The global examples of the batch at a position, and the rows that they go to."""
+        dataset = self.dataset
+        if not (
+            isinstance(dataset, SingleSegmentDataset)
+            and isinstance(self.config.input_format, PackedSegments)
+        ):
+            rows = np.arange(self.batch_size)
+            return self.resolve_examples(position, self.batch_size), PackingPlan(
+                rows, np.zeros_like(rows)
+            )
+        num_examples = self.batch_size
+        while True:
+            refs = self.resolve_examples(position, num_examples)
+            lengths = dataset.seq_lengths(refs.document_indices)
+            if lengths.sum() > self.batch_size * self.seq_length:
+                break
+            num_examples *= 2
+        packing_plan = pack(lengths, self.batch_size, self.seq_length)
+        return ExampleRefs(*(column[: len(packing_plan.rows)] for column in refs)), packing_plan
+
+    def build_batch(self, position: int) -> tuple[Batch, int]:
+        """This host's rows of the batch that begins at a position, and the position after it."""
+        refs, packing_plan = self.plan_batch(position)
+        begin, end = self._process_rows
+        on_this_process = (packing_plan.rows >= begin) & (packing_plan.rows < end)
+        fields = self._build_fields(
+            ExampleRefs(*(column[on_this_process] for column in refs)),
+            PackingPlan(
+                packing_plan.rows[on_this_process] - begin, packing_plan.offsets[on_this_process]
+            ),
+        )
+        return fields, position + len(packing_plan.rows)
+
+    def _build_fields(self, refs: ExampleRefs, packing_plan: PackingPlan) -> Batch:
+        columns = (column.tolist() for column in refs)
+        example_contents: Any = [
+            self.dataset.read(*example) for example in zip(*columns, strict=True)
+        ]
+        token_keys = refs.keys
+        if isinstance(self.config.input_format, PackedSegments):
+            shape = (self._process_rows[1] - self._process_rows[0], self.seq_length)
+            fields, token_keys = collate_packed_segments(
+                example_contents, refs.keys, packing_plan, shape, self.vocab_arrays
+            )
+        elif isinstance(self.config.input_format, SentencePairs):
+            fields = collate_pairs(example_contents, self.seq_length, self.vocab_arrays)
+        else:
+            fields = collate_single_segments(example_contents, self.seq_length, self.vocab_arrays)
+        if self.config.masking is not None:
+            fields |= mask_tokens(
+                fields["input_ids"],
+                fields["attention_mask"],
+                token_keys,
+                self.config.masking,
+                self.max_predictions_per_seq,
+                self.vocab_arrays,
+                fields.get("position_ids"),
+            )
+        return fields
+
+
+def _check_sizes(
+    seq_length: int,
+    batch_size: int,
+    max_predictions_per_seq: int,
+    process_index: int,
+    process_count: int,
+) -> None:
+    if not NUM_PAIR_SPECIAL_TOKENS + 2 <= seq_length <= 1 << 16:
+        raise ConfigError(
+            f"seq_length is {seq_length}, expected {NUM_PAIR_SPECIAL_TOKENS + 2} to {1 << 16}"
+        )
+    if not 1 <= max_predictions_per_seq <= seq_length:
+        raise ConfigError(
+            f"max_predictions_per_seq is {max_predictions_per_seq}, expected 1 to seq_length "
+            f"{seq_length}"
+        )
+    if batch_size < 1 or batch_size % process_count:
+        raise ConfigError(
+            f"a batch of {batch_size} rows cannot be shared evenly by {process_count} hosts"
+        )
+    if not 0 <= process_index < process_count:
+        raise ConfigError(f"process_index is {process_index}, expected 0 to {process_count - 1}")

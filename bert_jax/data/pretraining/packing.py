@@ -1,0 +1,95 @@
+"""Several short examples in one row, kept apart by `packing_ids`.
+
+Which examples share a batch is decided from their lengths alone: examples are taken in order, as
+many as fit into the batch's rows by first fit decreasing, and none is skipped. The state of a
+packed stream therefore is one number too, the examples consumed so far.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data.pretraining.vocab_arrays import VocabArrays
+
+
+class PackingPlan(NamedTuple):
+    """Where the first n examples go: rows [n] and offsets [n] of their first tokens, int64."""
+
+    rows: np.ndarray
+    offsets: np.ndarray
+
+
+def pack(lengths: np.ndarray, num_rows: int, capacity: int) -> PackingPlan:
+    """Packs as many of the leading examples as fit into rows of `capacity` tokens.
+
+    Examples that are longest are placed first, each in the first row with room. When some find no
+    room, as many of the last examples are given up and the rest is placed anew.
+
+    Args:
+      lengths: [m] tokens of the coming examples with their special tokens, each at most capacity.
+    """
+    num_examples = int(np.searchsorted(np.cumsum(lengths), num_rows * capacity, side="right"))
+    while True:
+        assigned_rows, offsets = _first_fit_decreasing(lengths[:num_examples], num_rows, capacity)
+        num_unplaced = int((assigned_rows < 0).sum())
+        if not num_unplaced:
+            return PackingPlan(assigned_rows, offsets)
+        num_examples -= num_unplaced
+
+
+def _first_fit_decreasing(
+    lengths: np.ndarray, num_rows: int, capacity: int
+) -> tuple[np.ndarray, np.ndarray]:
+    free_tokens = np.full(num_rows, capacity, dtype=np.int64)
+    assigned_rows = np.full(len(lengths), -1, dtype=np.int64)
+    offsets = np.zeros(len(lengths), dtype=np.int64)
+    for example in np.argsort(-lengths, kind="stable").tolist():
+        num_tokens = lengths[example]
+        row = int((free_tokens >= num_tokens).argmax())
+        if free_tokens[row] >= num_tokens:
+            assigned_rows[example], offsets[example] = row, capacity - free_tokens[row]
+            free_tokens[row] -= num_tokens
+    return assigned_rows, offsets
+
+
+def collate_packed_segments(
+    texts: Sequence[np.ndarray],
+    keys: np.ndarray,
+    packing_plan: PackingPlan,
+    shape: tuple[int, int],
+    vocab_arrays: VocabArrays,
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Rows of several [CLS] text [SEP], unmasked.
+
+    Args:
+      texts: ids [T] of each example; keys: [n] uint64, their keys; placed: where each one goes.
+      shape: (B, L).
+
+    Returns:
+      `input_ids`, `token_type_ids`, `attention_mask`, `position_ids` (from 0 in each example) and
+      `packing_ids` (1, 2, ... along a row, 0 = padding), [B, L] int32; and each token's example
+      key [B, L] uint64, for `mask_rows`.
+    """
+    input_ids = np.full(shape, vocab_arrays.pad_id, dtype=np.int32)
+    position_ids, packing_ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    token_keys = np.zeros(shape, np.uint64)
+    num_packed = np.zeros(shape[0], dtype=np.int32)
+    for example in np.argsort(packing_plan.offsets, kind="stable").tolist():
+        text, row, begin = texts[example], packing_plan.rows[example], packing_plan.offsets[example]
+        end = begin + len(text) + 1
+        input_ids[row, begin] = vocab_arrays.cls_id
+        input_ids[row, begin + 1 : end] = text
+        input_ids[row, end] = vocab_arrays.sep_id
+        num_packed[row] += 1
+        position_ids[row, begin : end + 1] = np.arange(len(text) + 2)
+        packing_ids[row, begin : end + 1] = num_packed[row]
+        token_keys[row, begin : end + 1] = keys[example]
+    fields = {
+        "input_ids": input_ids,
+        "token_type_ids": np.zeros(shape, dtype=np.int32),
+        "attention_mask": (packing_ids > 0).astype(np.int32),
+        "position_ids": position_ids,
+        "packing_ids": packing_ids,
+    }
+    return fields, token_keys

@@ -1,0 +1,124 @@
+"""Randomness as a function of (seed, epoch, example): no state, no order, no process.
+
+SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) used as a counter generator: an example's 64-bit
+key is a hash of (seed, epoch, example), and its n-th random word is the mix of key + n * gamma.
+Each use of randomness has a `Stream` of 2^32 words of its own, so that adding a draw in one place
+changes nothing elsewhere. The same words come from plain Python (`Draws`, one word at a time) and
+from NumPy (`words`, for arrays).
+"""
+
+from enum import IntEnum
+
+import numpy as np
+
+_GAMMA = 0x9E3779B97F4A7C15
+_MULTIPLIER_1 = 0xBF58476D1CE4E5B9
+_MULTIPLIER_2 = 0x94D049BB133111EB
+_UINT64_MASK = (1 << 64) - 1
+
+
+class Stream(IntEnum):
+    """What a random word is for. The numbers are part of what a seed means: never renumber."""
+
+    ORDER = 0
+    WINDOW_OFFSET = 1
+    SHORT_SEQ = 2
+    TARGET_SEQ_LENGTH = 3
+    SEGMENT_SPLIT = 4
+    RANDOM_NEXT = 5
+    RANDOM_NEXT_SENTENCE = 6
+    TRUNCATE = 7
+    MASK_SELECTION = 8
+    MASK_ACTION = 9
+    RANDOM_TOKEN = 10
+
+
+def splitmix64(x: int) -> int:
+    """SplitMix64's finaliser: a bijection of 64-bit numbers that scatters every bit."""
+    x = ((x ^ (x >> 30)) * _MULTIPLIER_1) & _UINT64_MASK
+    x = ((x ^ (x >> 27)) * _MULTIPLIER_2) & _UINT64_MASK
+    return x ^ (x >> 31)
+
+
+def splitmix64_array(x: np.ndarray) -> np.ndarray:
+    """`mix` of each element of a uint64 array of at least one dimension."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_MULTIPLIER_2)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def epoch_key(seed: int, epoch: int) -> int:
+    """A 64-bit key for one pass over the data."""
+    return splitmix64(
+        (splitmix64((seed * _GAMMA + 1) & _UINT64_MASK) + (epoch + 1) * _GAMMA) & _UINT64_MASK
+    )
+
+
+def example_keys(epoch_keys: np.ndarray, example_indices: np.ndarray) -> np.ndarray:
+    """Keys [n] uint64 of examples [n], given the keys [n] uint64 of their epochs."""
+    return splitmix64_array(
+        epoch_keys + (example_indices.astype(np.uint64) + np.uint64(1)) * np.uint64(_GAMMA)
+    )
+
+
+def random_bits(keys: np.ndarray, stream: Stream, index: np.ndarray) -> np.ndarray:
+    """Random uint64 words number `index` of a stream; keys (uint64) and index broadcast."""
+    counter = index.astype(np.uint64) + np.uint64(stream << 32)
+    return splitmix64_array(keys + counter * np.uint64(_GAMMA))
+
+
+class ExampleRng:
+    """The random words of one example, for the few that are needed one by one."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+    def bits(self, stream: Stream, index: int = 0) -> int:
+        """A number uniform in [0, 2^64)."""
+        return splitmix64((self.key + ((stream << 32) + index) * _GAMMA) & _UINT64_MASK)
+
+    def uniform(self, stream: Stream, index: int = 0) -> float:
+        """A float uniform in [0, 1), of 53 bits."""
+        return (self.bits(stream, index) >> 11) * 2.0**-53
+
+    def randint(self, bound: int, stream: Stream, index: int = 0) -> int:
+        """An integer uniform in [0, bound)."""
+        return (self.bits(stream, index) * bound) >> 64
+
+
+def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
+    """Images of indices [n] int64 under a pseudo-random permutation of [0, size).
+
+    A Feistel network over the smallest power of two that holds `size`, walked along its cycles
+    until the image is below `size` (Black and Rogaway, CT-RSA 2002): no table is built.
+    """
+    bits = max(2, (size - 1).bit_length())
+    low_bits = bits // 2
+    low_mask, high_mask = np.uint64((1 << low_bits) - 1), np.uint64((1 << (bits - low_bits)) - 1)
+    result = np.array(indices, dtype=np.uint64, ndmin=1)
+    out_of_range = np.ones(result.shape, dtype=bool)
+    while out_of_range.any():
+        x = result[out_of_range]
+        left, right = x >> np.uint64(low_bits), x & low_mask
+        for round_index in range(0, 8, 2):
+            left ^= (
+                random_bits(np.array([key], np.uint64), Stream.ORDER, right | _round(round_index))
+                & high_mask
+            )
+            right ^= (
+                random_bits(
+                    np.array([key], np.uint64), Stream.ORDER, left | _round(round_index + 1)
+                )
+                & low_mask
+            )
+        result[out_of_range] = (left << np.uint64(low_bits)) | right
+        out_of_range = result >= np.uint64(size)
+    return result.astype(np.int64)
+
+
+def _round(round_index: int) -> np.uint64:
+    return np.uint64(round_index << 40)

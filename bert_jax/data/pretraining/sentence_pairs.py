@@ -1,0 +1,162 @@
+"""Windows -> sentence pairs and rows, as in BERT (Devlin et al., 2019, 3.1 and appendix A.2).
+
+The rules are those of BERT's create_pretraining_data.py: A is the first few sentences of the
+window; B is the rest of it (label 0) or text of another document (label 1); what is too long is
+cut token by token from the longer one, at the front or the back.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data.config import SentencePairs
+from bert_jax.data.pretraining.rng import ExampleRng, Stream
+from bert_jax.data.pretraining.vocab_arrays import VocabArrays
+from bert_jax.data.pretraining.windows import TextWindow
+
+NUM_PAIR_SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
+NUM_SINGLE_SPECIAL_TOKENS = 2  # [CLS] text [SEP]
+
+
+class SentencePair(NamedTuple):
+    """Token ids a [Ta] and b [Tb]; label 0 = b is next, 1 = b is from elsewhere."""
+
+    a: np.ndarray
+    b: np.ndarray
+    next_sentence_label: int
+
+
+def sample_target_seq_length(max_num_tokens: int, config: SentencePairs, rng: ExampleRng) -> int:
+    """Tokens to gather for a pair: `width`, or now and then uniform in [2, width]."""
+    if rng.uniform(Stream.SHORT_SEQ) < config.short_seq_prob:
+        return 2 + rng.randint(max_num_tokens - 1, Stream.TARGET_SEQ_LENGTH)
+    return max_num_tokens
+
+
+def make_pair(
+    window: TextWindow,
+    target_seq_length: int,
+    max_num_tokens: int,
+    random_next_text: Callable[[int], np.ndarray],
+    config: SentencePairs,
+    rng: ExampleRng,
+) -> SentencePair:
+    """Splits a window into A and B, or takes B from elsewhere, and truncates to `width` tokens.
+
+    Args:
+      target: the number of tokens for which the window was gathered.
+      other_text: gives ids of whole sentences of another document, at least as many as asked
+        for unless that document ends first. Called only when B comes from elsewhere.
+    """
+    num_sentences = len(window.sentence_ends)
+    num_sentences_a = (
+        1 + rng.randint(num_sentences - 1, Stream.SEGMENT_SPLIT) if num_sentences > 1 else 1
+    )
+    end = int(window.sentence_ends[num_sentences_a - 1])
+    a = window.ids[:end]
+    if num_sentences == 1 or rng.uniform(Stream.RANDOM_NEXT) < config.random_next_prob:
+        b, next_sentence_label = random_next_text(max(1, target_seq_length - end)), 1
+    else:
+        b, next_sentence_label = window.ids[end:], 0
+    a, b = truncate_seq_pair(a, b, max_num_tokens, rng)
+    return SentencePair(a, b, next_sentence_label)
+
+
+def truncate_seq_pair(
+    a: np.ndarray, b: np.ndarray, max_num_tokens: int, rng: ExampleRng
+) -> tuple[np.ndarray, np.ndarray]:
+    """Removes tokens one by one from the longer of a and b until both have `width` in all.
+
+    Of two that are equally long, b loses the next token. Each removal is at the front with
+    probability 1/2: removal number i is decided by bit i of the stream TRUNCATE.
+    """
+    excess = len(a) + len(b) - max_num_tokens
+    if excess <= 0:
+        return a, b
+    length_difference = min(excess, abs(len(a) - len(b)))
+    front_bits = 0
+    for index in range(-(-excess // 64)):
+        front_bits |= rng.bits(Stream.TRUNCATE, index) << (64 * index)
+    longer_bits = front_bits & ((1 << length_difference) - 1)
+    # Once they are equally long, b loses tokens at even and a at odd removals.
+    alternating_bits = (front_bits & ((1 << excess) - 1)) >> length_difference
+    even_bits = int.from_bytes(b"\x55" * (excess // 8 + 1), "little")
+    longer_is_a = len(a) > len(b)
+    num_removed_a, num_removed_front_a = (
+        (excess - length_difference) // 2,
+        (alternating_bits & (even_bits << 1)).bit_count(),
+    )
+    num_removed_b, num_removed_front_b = (
+        (excess - length_difference + 1) // 2,
+        (alternating_bits & even_bits).bit_count(),
+    )
+    if longer_is_a:
+        num_removed_a, num_removed_front_a = (
+            num_removed_a + length_difference,
+            num_removed_front_a + longer_bits.bit_count(),
+        )
+    else:
+        num_removed_b, num_removed_front_b = (
+            num_removed_b + length_difference,
+            num_removed_front_b + longer_bits.bit_count(),
+        )
+    return a[num_removed_front_a : len(a) - (num_removed_a - num_removed_front_a)], b[
+        num_removed_front_b : len(b) - (num_removed_b - num_removed_front_b)
+    ]
+
+
+def collate_pairs(
+    pairs: Sequence[SentencePair], seq_length: int, vocab_arrays: VocabArrays
+) -> dict[str, np.ndarray]:
+    """Rows [CLS] A [SEP] B [SEP] of `length`, unmasked.
+
+    Returns:
+      `input_ids`, `token_type_ids`, `attention_mask` [B, L] and `next_sentence_labels` [B], int32.
+    """
+    num_pairs = len(pairs)
+    input_ids = np.full((num_pairs, seq_length), vocab_arrays.pad_id, dtype=np.int32)
+    token_type_ids = np.zeros((num_pairs, seq_length), dtype=np.int32)
+    attention_mask = np.zeros((num_pairs, seq_length), dtype=np.int32)
+    for row, pair in enumerate(pairs):
+        first_sep = 1 + len(pair.a)
+        end = first_sep + 1 + len(pair.b)
+        ids = input_ids[row]
+        ids[0] = vocab_arrays.cls_id
+        ids[1:first_sep] = pair.a
+        ids[first_sep] = vocab_arrays.sep_id
+        ids[first_sep + 1 : end] = pair.b
+        ids[end] = vocab_arrays.sep_id
+        token_type_ids[row, first_sep + 1 : end + 1] = 1
+        attention_mask[row, : end + 1] = 1
+    return {
+        "input_ids": input_ids,
+        "token_type_ids": token_type_ids,
+        "attention_mask": attention_mask,
+        "next_sentence_labels": np.array(
+            [pair.next_sentence_label for pair in pairs], dtype=np.int32
+        ),
+    }
+
+
+def collate_single_segments(
+    texts: Sequence[np.ndarray], seq_length: int, vocab_arrays: VocabArrays
+) -> dict[str, np.ndarray]:
+    """Rows [CLS] text [SEP] of `length`, unmasked; texts [T] with T <= length - 2.
+
+    Returns:
+      `input_ids`, `token_type_ids`, `attention_mask` [B, L] int32.
+    """
+    input_ids = np.full((len(texts), seq_length), vocab_arrays.pad_id, dtype=np.int32)
+    attention_mask = np.zeros((len(texts), seq_length), dtype=np.int32)
+    for row, text in enumerate(texts):
+        end = 1 + len(text)
+        input_ids[row, 0] = vocab_arrays.cls_id
+        input_ids[row, 1:end] = text
+        input_ids[row, end] = vocab_arrays.sep_id
+        attention_mask[row, : end + 1] = 1
+    return {
+        "input_ids": input_ids,
+        "token_type_ids": np.zeros_like(input_ids),
+        "attention_mask": attention_mask,
+    }

@@ -1,0 +1,241 @@
+"""After a text task's cache placeholder: encoded documents -> masked sentence pairs.
+
+The pairs are made by the functions that the training loader uses; seqio gives the randomness.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from bert_jax.data.config import Masking, SentencePairs
+from bert_jax.data.pretraining.sentence_pairs import NUM_PAIR_SPECIAL_TOKENS
+from bert_jax.data.pretraining.vocab_arrays import VocabArrays
+from bert_jax.data.seqio.preprocessors import Dataset, TensorDict
+from bert_jax.data.seqio.tf_numpy import MATRIX, SCALAR, VECTOR, no_autograph, numpy_function
+from bert_jax.data.seqio.vocabulary import SeqioVocabulary
+from bert_jax.data.seqio.window_batches import (
+    WindowBatch,
+    carry_over,
+    cut_document,
+    make_masked_pairs,
+)
+from bert_jax.errors import UserError
+
+# The second reading, which random B comes from: documents shuffled, documents read side by side,
+# and windows shuffled. Few documents are enough when they are books, and short ones fill the last.
+DOCUMENT_SHUFFLE_BUFFER = 32
+INTERLEAVED_DOCUMENTS = 16
+WINDOW_SHUFFLE_BUFFER = 1024
+# Windows that pairs are made for at a time.
+WINDOW_BATCH_SIZE = 64
+# After so many groups of one document without another one, there is no other one.
+MAX_SINGLE_DOCUMENT_BATCHES = 256
+
+# What is as long as the row, and what as the predictions.
+_TOKEN_FIELDS = ("input_ids", "token_type_ids")
+_PREDICTION_FIELDS = ("masked_lm_positions", "masked_lm_ids")
+# Names, dtypes and shapes of a WindowGroup.
+_WINDOW_FIELDS = {
+    "document": (tf.int64, VECTOR),
+    "ids": (tf.int32, MATRIX),
+    "tokens": (tf.int64, VECTOR),
+    "sentence_ends": (tf.int32, MATRIX),
+    "sentences": (tf.int64, VECTOR),
+}
+
+
+@dataclass(frozen=True)
+class MaskedPairs:
+    """Encoded documents -> masked sentence pairs.
+
+    A document gives as many pairs as it has times the length; B of a random pair comes from a
+    second, shuffled reading of the documents, never from a document with the same text.
+    `sequence_length` gives "input_ids" (L) and "masked_lm_positions" (P).
+    """
+
+    vocabulary: SeqioVocabulary
+    pairs: SentencePairs
+    masking: Masking
+    sequence_length: Mapping[str, int] | None = None
+
+    def __call__(self, dataset: Dataset) -> Dataset:
+        seq_length, max_predictions_per_seq = self._lengths()
+        cut_windows = _WindowCutter(seq_length - NUM_PAIR_SPECIAL_TOKENS, self.pairs)
+        kept_documents = dataset.filter(
+            no_autograph(lambda document: tf.equal(document["dropped"], b""))
+        )
+        windows: Dataset = seqio.map_over_dataset(cut_windows, num_seeds=1)(kept_documents)
+        window_batches = tf.data.Dataset.zip(
+            (
+                windows.unbatch().padded_batch(WINDOW_BATCH_SIZE),
+                _batches_with_two_documents(_interleave(kept_documents, cut_windows)),
+            )
+        )
+        build_pairs = no_autograph(_PairBuilder(self, seq_length, max_predictions_per_seq))
+        padded_pairs = window_batches.map(
+            build_pairs, num_parallel_calls=tf.data.AUTOTUNE
+        ).unbatch()
+        return padded_pairs.map(no_autograph(_trim_padding))
+
+    def _lengths(self) -> tuple[int, int]:
+        lengths = self.sequence_length or {}
+        seq_length, max_predictions_per_seq = (
+            lengths.get("input_ids"),
+            lengths.get("masked_lm_positions"),
+        )
+        if (
+            seq_length is None
+            or max_predictions_per_seq is None
+            or seq_length < NUM_PAIR_SPECIAL_TOKENS + 2
+            or max_predictions_per_seq < 1
+        ):
+            raise UserError(
+                f"sequence_length is {dict(lengths)}; expected the row length and the most masked "
+                "positions, as in {'input_ids': 128, 'masked_lm_positions': 20}"
+            )
+        return seq_length, max_predictions_per_seq
+
+
+class _WindowCutter:
+    """A document and a seed -> all its windows."""
+
+    def __init__(self, max_num_tokens: int, pairs: SentencePairs):
+        self._max_num_tokens = max_num_tokens
+        self._pairs = pairs
+
+    def __call__(self, document: TensorDict, seed: tuple[tf.Tensor, tf.Tensor]) -> TensorDict:
+        outputs = {**_WINDOW_FIELDS, "target": (tf.int64, VECTOR), "key": (tf.int64, VECTOR)}
+        inputs = [document["ids"], document["sentence_ends"], tf.stack(seed)]
+        arrays = numpy_function(self._cut, inputs, list(outputs.values()))
+        return dict(zip(outputs, arrays, strict=True))
+
+    def _cut(self, ids: np.ndarray, ends: np.ndarray, seed: np.ndarray) -> tuple[Any, ...]:
+        # Named by its text: the same name in every epoch, shard and reading.
+        name = hashlib.blake2b(ids.tobytes(), digest_size=7).digest()
+        combined_seed = (int(seed[0]) << 32) ^ int(seed[1])
+        window_batch, targets, keys = cut_document(
+            int.from_bytes(name), ids, ends, combined_seed, self._max_num_tokens, self._pairs
+        )
+        return *window_batch, targets, keys.astype(np.int64)
+
+
+class _PairBuilder:
+    """A group of windows and one of other windows -> masked pairs, padded, and their lengths."""
+
+    def __init__(self, settings: MaskedPairs, seq_length: int, max_predictions_per_seq: int):
+        self._settings = settings
+        self._seq_length = seq_length
+        self._max_predictions_per_seq = max_predictions_per_seq
+        self._vocab_arrays = VocabArrays.from_tokenizer(settings.vocabulary.tokenizer)
+
+    def __call__(self, windows: TensorDict, others: tuple[tf.Tensor, ...]) -> TensorDict:
+        outputs = {
+            **{name: (tf.int32, (None, self._seq_length)) for name in _TOKEN_FIELDS},
+            "length": (tf.int32, VECTOR),
+            **{
+                name: (tf.int32, (None, self._max_predictions_per_seq))
+                for name in _PREDICTION_FIELDS
+            },
+            "predictions": (tf.int32, VECTOR),
+            "next_sentence_labels": (tf.int32, VECTOR),
+        }
+        inputs = [*_window_tensors(windows), windows["target"], windows["key"], *others]
+        arrays = numpy_function(self._make, inputs, list(outputs.values()))
+        return dict(zip(outputs, arrays, strict=True))
+
+    def _make(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        fields = make_masked_pairs(
+            WindowBatch(*arrays[:5]),
+            arrays[5],
+            arrays[6].astype(np.uint64),
+            WindowBatch(*arrays[7:]),
+            self._seq_length,
+            self._max_predictions_per_seq,
+            self._settings.pairs,
+            self._settings.masking,
+            self._vocab_arrays,
+        )
+        return (
+            *(fields[name] for name in _TOKEN_FIELDS),
+            fields["attention_mask"].sum(axis=1, dtype=np.int32),
+            *(fields[name] for name in _PREDICTION_FIELDS),
+            fields["masked_lm_weights"].sum(axis=1).astype(np.int32),
+            fields["next_sentence_labels"],
+        )
+
+
+def _trim_padding(pair: TensorDict) -> TensorDict:
+    """A pair without its padding."""
+    return {
+        **{name: pair[name][: pair["length"]] for name in _TOKEN_FIELDS},
+        **{name: pair[name][: pair["predictions"]] for name in _PREDICTION_FIELDS},
+        "next_sentence_labels": pair["next_sentence_labels"],
+    }
+
+
+def _interleave(documents: Dataset, cut_windows: _WindowCutter) -> Dataset:
+    """Windows of all documents, shuffled, again and again; each knows the number of its pass."""
+
+    @no_autograph
+    def one_pass(pass_index: tf.Tensor, seed: Any) -> Dataset:
+        @no_autograph
+        def cut_with_pass_index(document_index: tf.Tensor, document: TensorDict) -> TensorDict:
+            windows = cut_windows(document, (seed, document_index))
+            return {**windows, "pass": tf.ones_like(windows["target"]) * pass_index}
+
+        shuffled = documents.shuffle(DOCUMENT_SHUFFLE_BUFFER, seed=seed).enumerate()
+        interleaved = shuffled.map(cut_with_pass_index).interleave(
+            no_autograph(tf.data.Dataset.from_tensor_slices), cycle_length=INTERLEAVED_DOCUMENTS
+        )
+        return interleaved.shuffle(WINDOW_SHUFFLE_BUFFER, seed=seed + 1)
+
+    @no_autograph
+    def with_seed(
+        pass_index: tf.Tensor, seed: tuple[tf.Tensor, tf.Tensor]
+    ) -> tuple[tf.Tensor, ...]:
+        return pass_index, seed[0]
+
+    passes: Dataset = seqio.map_over_dataset(with_seed, num_seeds=1)(tf.data.Dataset.range(2**30))
+    return passes.flat_map(one_pass)
+
+
+def _batches_with_two_documents(windows: Dataset) -> Dataset:
+    """Groups of windows, each of at least two documents: spares of earlier groups help out."""
+
+    def step(*arrays: np.ndarray) -> tuple[Any, ...]:
+        carried, window_batch, passes, num_batches = (
+            WindowBatch(*arrays[:5]),
+            WindowBatch(*arrays[5:10]),
+            arrays[10],
+            int(arrays[11]),
+        )
+        window_batch, carried = carry_over(carried, window_batch)
+        ready = len(carried.document_ids) == 2
+        if not ready and (passes.max() > 0 or num_batches >= MAX_SINGLE_DOCUMENT_BATCHES):
+            raise UserError("all documents have the same text; pairs take B from another document")
+        return *window_batch, *carried, ready
+
+    @no_autograph
+    def scan(state: tuple, windows: TensorDict) -> tuple:
+        carried, num_batches = state
+        inputs = [*carried, *_window_tensors(windows), windows["pass"], num_batches]
+        shapes = list(_WINDOW_FIELDS.values())
+        *both_batches, ready = numpy_function(step, inputs, [*shapes, *shapes, (tf.bool, SCALAR)])
+        return (tuple(both_batches[5:]), num_batches + 1), (tuple(both_batches[:5]), ready)
+
+    empty = tuple(tf.zeros([0] * len(shape), dtype) for dtype, shape in _WINDOW_FIELDS.values())
+    window_batches: Dataset = windows.padded_batch(WINDOW_BATCH_SIZE).scan(
+        (empty, tf.constant(0, tf.int64)), scan
+    )
+    return window_batches.filter(no_autograph(lambda window_batch, ready: ready)).map(
+        no_autograph(lambda window_batch, ready: window_batch)
+    )
+
+
+def _window_tensors(windows: TensorDict) -> list[tf.Tensor]:
+    return [windows[name] for name in _WINDOW_FIELDS]

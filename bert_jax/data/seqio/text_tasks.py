@@ -1,0 +1,262 @@
+"""seqio tasks over text: the front door for corpora.
+
+A corpus is registered in a few lines, in a file of the user's own:
+
+    # my_tasks.py
+    import seqio
+    from bert_jax.data.corpus.sources import TextFiles, Tfds
+    from bert_jax.data.seqio.text_tasks import register_text_task
+
+    books = TextFiles({"train": "books/*.txt.gz", "validation": "held_out/*.txt.gz"})
+    register_text_task("books", books, tokenizer="vocabulary")
+    register_text_task("wiki", Tfds(dataset="wikipedia/20230601.en"), tokenizer="vocabulary")
+    seqio.MixtureRegistry.add("books_and_wiki", [("books", 1), ("wiki", 3)])
+
+`bert-jax prepare --task books --module my_tasks.py --output prepared` runs it up to its cache
+placeholder, once, for training. Masked sentence pairs come straight from it, too:
+
+    task = seqio.get_mixture_or_task("books_and_wiki")
+    lengths = {"input_ids": 128, "masked_lm_positions": 20}
+    pairs = task.get_dataset(sequence_length=lengths, split="train", seed=0)
+
+and `seqio.get_dataset(..., feature_converter=MaskedPairFeatureConverter())` pads them to batch
+fields.
+"""
+
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from bert_jax.data.config import Masking, SentencePairs
+from bert_jax.data.corpus.documents import EncodedDocument
+from bert_jax.data.corpus.records import ids_dtype
+from bert_jax.data.corpus.sources import PythonDocuments, TextFiles, Tfds
+from bert_jax.data.seqio.pair_preprocessor import MaskedPairs
+from bert_jax.data.seqio.preprocessors import CleanText, EncodeSentences, SelectText, SplitSentences
+from bert_jax.data.seqio.tf_numpy import text_dataset
+from bert_jax.data.seqio.vocabulary import SeqioVocabulary
+from bert_jax.errors import UserError
+
+# So many output shards at most when a task that is not made of text files is prepared.
+MAX_SHARDS = 256
+
+
+def register_text_task(
+    name: str,
+    source: TextFiles | Tfds | PythonDocuments,
+    *,
+    tokenizer: str,
+    splitter: str = "rules",
+    pairs: SentencePairs | None = None,
+    masking: Masking | None = None,
+) -> seqio.Task:
+    """Adds a task documents -> sentences -> token ids -> masked sentence pairs to seqio's registry.
+
+    Args:
+      name: the task's name.
+      source: where documents come from.
+      vocabulary: a path for load_vocabulary.
+      splitter: a sentence splitter of text/sentences.py.
+      pairs, masking: rates; the defaults are BERT's.
+    """
+    seqio_vocabulary = SeqioVocabulary(tokenizer)
+    first_preprocessors: list[Any] = (
+        [SelectText(source.text_key)] if isinstance(source, Tfds) else []
+    )
+    ids_feature = seqio.Feature(seqio_vocabulary, add_eos=False)
+    int_feature = seqio.Feature(seqio.PassThroughVocabulary(size=0), add_eos=False)
+    label_feature = seqio.Feature(seqio.PassThroughVocabulary(size=2), add_eos=False, rank=0)
+    return seqio.TaskRegistry.add(
+        name,
+        source=_data_source(source),
+        preprocessors=[
+            *first_preprocessors,
+            CleanText(),
+            SplitSentences(splitter),
+            EncodeSentences(seqio_vocabulary),
+            seqio.CacheDatasetPlaceholder(),
+            MaskedPairs(seqio_vocabulary, pairs or SentencePairs(), masking or Masking()),
+        ],
+        output_features={
+            "input_ids": ids_feature,
+            "token_type_ids": int_feature,
+            "masked_lm_positions": int_feature,
+            "masked_lm_ids": ids_feature,
+            "next_sentence_labels": label_feature,
+        },
+    )
+
+
+class TextFilesDataSource(seqio.DataSource):
+    """Text files as a seqio source; a shard is a share of the files."""
+
+    def __init__(self, files: TextFiles):
+        assert not isinstance(files.splits, str)
+        super().__init__(splits=tuple(files.splits))
+        self.files = files
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        return False
+
+    def list_shards(self, split: str) -> list[str]:
+        return [file.path for file in self.files.list_files(split)]
+
+    def get_dataset(
+        self,
+        split: str = "train",
+        shuffle: bool = True,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **_: Any,
+    ) -> tf.data.Dataset:
+        """Documents as {"text": scalar string}; `shuffle` shuffles the files of the shard."""
+        files = list(self.files.list_files(split))
+        if shard_info is not None:
+            files = files[shard_info.index :: shard_info.num_shards]
+        if shuffle:
+            order = np.random.default_rng(seed).permutation(len(files))
+            files = [files[i] for i in order]
+        return text_dataset(lambda: self.files.read_texts(files))
+
+    def __repr__(self) -> str:
+        return f"TextFilesDataSource({self.files!r})"
+
+
+def _data_source(source: TextFiles | Tfds | PythonDocuments) -> Any:
+    if isinstance(source, TextFiles):
+        return TextFilesDataSource(source)
+    if isinstance(source, Tfds):
+        return seqio.TfdsDataSource(
+            tfds_name=source.dataset,
+            tfds_data_dir=source.data_dir,
+            splits=dict(source.splits) if source.splits else None,
+        )
+
+    def dataset(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+        del shuffle_files, seed  # the order is the function's own
+        return text_dataset(source.splits[split])
+
+    return seqio.FunctionDataSource(dataset, splits=tuple(source.splits))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What `prepare` wants to know of a task.
+
+    `files` are its text files if its steps up to the cache placeholder are just the ones that
+    `register_text_task` puts there: then it can be prepared without TensorFlow.
+    """
+
+    tokenizer: str
+    splitter: str
+    files: TextFiles | None
+
+
+def find_task(name: str, module: str | None) -> seqio.Task:
+    """A registered task, after running the Python file `module` that registers it.
+
+    Raises:
+      UserError: no such file, no such task, a mixture, or a task without a cache placeholder.
+    """
+    if module is not None and name not in seqio.TaskRegistry.names():
+        _run_module(module)
+    if name in seqio.MixtureRegistry.names():
+        raise UserError(f"{name} is a mixture; prepare each of its tasks")
+    if name not in seqio.TaskRegistry.names():
+        registered = ", ".join(sorted(seqio.TaskRegistry.names())) or "none"
+        raise UserError(
+            f"no task {name!r} is registered (registered: {registered}); name the file that "
+            "registers it with --module"
+        )
+    task = seqio.TaskRegistry.get(name)
+    if not task.supports_caching:
+        raise UserError(
+            f"task {name!r} has no seqio.CacheDatasetPlaceholder() among its preprocessors, so "
+            "there is nothing to prepare; see register_text_task"
+        )
+    return task
+
+
+def read_task_settings(task: seqio.Task) -> TaskSettings:
+    """Looks at the steps of a task up to its cache placeholder.
+
+    Raises:
+      UserError: its ids are not made by one of our vocabularies.
+    """
+    preprocessors = _precache_preprocessors(task)
+    encoders = [step for step in preprocessors if isinstance(step, EncodeSentences)]
+    splitters = [step for step in preprocessors if isinstance(step, SplitSentences)]
+    if len(encoders) != 1:
+        raise UserError(
+            f"task {task.name!r} does not make ids and sentence_ends with EncodeSentences before "
+            "its cache placeholder; see register_text_task"
+        )
+    is_text_task = [type(step) for step in preprocessors] == [
+        CleanText,
+        SplitSentences,
+        EncodeSentences,
+    ]
+    source = task.source
+    return TaskSettings(
+        tokenizer=encoders[0].vocabulary.path,
+        splitter=splitters[0].splitter if splitters else "none",
+        files=source.files if is_text_task and isinstance(source, TextFilesDataSource) else None,
+    )
+
+
+def num_source_shards(task: seqio.Task, split: str, max_shards: int | None) -> int:
+    """In how many parts the source of a task can be read, at most `wanted`.
+
+    Raises:
+      UserError: there is no such split.
+    """
+    if split not in task.splits:
+        raise UserError(f"task {task.name!r} has no split {split!r}; splits: {list(task.splits)}")
+    return min(max_shards or MAX_SHARDS, len(task.source.list_shards(split)))
+
+
+def precache_documents(
+    task: seqio.Task, split: str, shard_index: int, num_shards: int
+) -> Iterable[EncodedDocument | str]:
+    """Part `number` of `total` of what a task has at its cache placeholder, in a fixed order."""
+    shard_info = (
+        seqio.ShardInfo(index=shard_index, num_shards=num_shards) if num_shards > 1 else None
+    )
+    dataset = task.source.get_dataset(split=split, shuffle=False, shard_info=shard_info)
+    dtype = ids_dtype(_encoder_vocab_size(task))
+    for document in task.preprocess_precache(dataset).as_numpy_iterator():
+        dropped = document["dropped"].decode()
+        yield dropped or EncodedDocument(
+            document["ids"].astype(dtype),
+            document["sentence_ends"].astype(np.uint32),
+            int(document["text_bytes"]),
+        )
+
+
+def _encoder_vocab_size(task: seqio.Task) -> int:
+    (encoder,) = [s for s in _precache_preprocessors(task) if isinstance(s, EncodeSentences)]
+    return encoder.vocabulary.vocab_size
+
+
+def _precache_preprocessors(task: seqio.Task) -> list[Any]:
+    preprocessors = list(task.preprocessors)
+    (cache_index,) = [
+        i for i, s in enumerate(preprocessors) if isinstance(s, seqio.CacheDatasetPlaceholder)
+    ]
+    return preprocessors[:cache_index]
+
+
+def _run_module(module: str) -> None:
+    path = Path(module)
+    if not path.is_file():
+        raise UserError(f"--module {module}: no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -1,0 +1,218 @@
+"""Starting several processes as one run, and letting process 0 decide for all of them.
+
+A run of one process needs none of this. On TPU pods `coordinator="auto"` lets JAX find the other
+hosts; elsewhere each process is told the coordinator's address, by argument or environment. Before
+JAX starts the processes look whether all are there (`rendezvous.py`).
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost
+
+from bert_jax.distributed import rendezvous, tpu_metadata
+from bert_jax.distributed.process_info import ProcessInfo, format_processes
+from bert_jax.errors import UserError
+
+T = TypeVar("T")
+
+COORDINATOR = "BERT_JAX_COORDINATOR"
+NUM_PROCESSES = "BERT_JAX_NUM_PROCESSES"
+PROCESS_ID = "BERT_JAX_PROCESS_ID"
+LOCAL_DEVICES = "BERT_JAX_LOCAL_DEVICES"
+HEARTBEAT = "BERT_JAX_HEARTBEAT_SECONDS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """What one process has to know to join the others.
+
+    `coordinator` is HOST:PORT of process 0, "auto" (a TPU pod or a cluster that JAX recognises) or
+    None (one process). `local_devices` asks for that many devices on a CPU. `heartbeat_seconds`
+    is how long the others wait for a process that has died before they stop too.
+    """
+
+    coordinator: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+    local_devices: int | None = None
+    heartbeat_seconds: int = 100
+
+
+def config_from_environment(
+    *,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    local_devices: int | None = None,
+    heartbeat_seconds: int | None = None,
+) -> DistributedConfig:
+    """Arguments where they are given, else the environment variables BERT_JAX_*.
+
+    Raises:
+      UserError: a variable that is not a number, or a coordinator without the process numbers.
+    """
+    config = DistributedConfig(
+        coordinator=coordinator or os.environ.get(COORDINATOR) or None,
+        num_processes=_int_from_environment(num_processes, NUM_PROCESSES),
+        process_id=_int_from_environment(process_id, PROCESS_ID),
+        local_devices=_int_from_environment(local_devices, LOCAL_DEVICES),
+        heartbeat_seconds=_int_from_environment(heartbeat_seconds, HEARTBEAT) or 100,
+    )
+    _validate_config(config)
+    return config
+
+
+def _int_from_environment(value: int | None, variable: str) -> int | None:
+    if value is not None or not os.environ.get(variable):
+        return value
+    text = os.environ[variable]
+    if not text.isdigit():
+        raise UserError(f"{variable}={text!r}: expected a whole number, as in {variable}=2")
+    return int(text)
+
+
+def _validate_config(config: DistributedConfig) -> None:
+    num_processes, process_id = config.num_processes, config.process_id
+    if config.coordinator == "auto":
+        return
+    if config.coordinator is None:
+        if (num_processes or 1) > 1:
+            raise UserError(
+                f"{num_processes} processes but no coordinator: give HOST:PORT of process 0 "
+                f"({COORDINATOR})"
+            )
+        return
+    if ":" not in config.coordinator:
+        raise UserError(f"coordinator {config.coordinator!r}: expected HOST:PORT, or auto")
+    if num_processes is None or process_id is None:
+        raise UserError(
+            f"coordinator {config.coordinator!r} also needs the number of processes "
+            f"({NUM_PROCESSES}) and the number of this one ({PROCESS_ID})"
+        )
+    if not 0 <= process_id < num_processes:
+        raise UserError(
+            f"process number {process_id}: expected 0 to {num_processes - 1} "
+            f"with {num_processes} processes"
+        )
+
+
+def initialize(config: DistributedConfig) -> None:
+    """Joins the run; call it before anything asks JAX for its devices. One process: does nothing.
+
+    Raises:
+      UserError: another process is missing or does not fit (named), or could not be reached.
+    """
+    if config.local_devices is not None:
+        jax.config.update("jax_num_cpu_devices", config.local_devices)
+    if config.coordinator is None:
+        return
+    _rendezvous(config)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    initialize_args = (config.coordinator, config.num_processes, config.process_id)
+    if config.coordinator == "auto":
+        initialize_args, process_name = (None, None, None), "this process"
+    else:
+        process_name = f"process {config.process_id} of {config.num_processes}"
+    try:
+        jax.distributed.initialize(
+            *initialize_args, heartbeat_timeout_seconds=config.heartbeat_seconds
+        )
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"{process_name} could not join {config.coordinator}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _rendezvous(config: DistributedConfig) -> None:
+    """Sees that all processes are there; on a TPU slice by the numbers in its metadata."""
+    coordinator, num_processes = config.coordinator, config.num_processes
+    process_id = config.process_id
+    if coordinator == "auto":
+        try:
+            tpu_process = tpu_metadata.locate(os.environ)
+        except tpu_metadata.NotOnTpu as reason:
+            log(f"whether all processes are there is left to JAX: {reason}")
+            return
+        coordinator, process_id = tpu_process.coordinator, tpu_process.process_id
+        if num_processes not in (None, tpu_process.num_processes):
+            raise UserError(
+                f"{NUM_PROCESSES}={num_processes}, but the metadata of this TPU slice has "
+                f"{tpu_process.num_processes} hosts; is each host a slice of its own?"
+            )
+        num_processes = tpu_process.num_processes
+    assert coordinator is not None and num_processes is not None and process_id is not None
+    if num_processes > 1:
+        own_info = ProcessInfo(
+            process_id=process_id, num_processes=num_processes, local_devices=config.local_devices
+        )
+        rendezvous.wait_for_all_processes(coordinator, own_info)
+
+
+def log(message: str) -> None:
+    """One line on stderr from this process, named where there are several."""
+    if jax.distributed.is_initialized() and jax.process_count() > 1:
+        message = f"process {jax.process_index()} of {jax.process_count()}: {message}"
+    print(message, file=sys.stderr, flush=True)
+
+
+def barrier(name: str, *, timeout_seconds: float = 3600) -> None:
+    """Returns when every process has come to `place`, a name that each comes to once.
+
+    Without it a process that compiles faster than the others would begin to reduce alone, and
+    collectives wait for 30 seconds only.
+
+    Raises:
+      UserError: some have not come after that long; names them.
+    """
+    if jax.process_count() == 1:
+        return
+    try:
+        multihost.get_barrier_sync_fn()(
+            key=f"bert_jax {name}", timeout_ms=round(timeout_seconds * 1000)
+        )
+    except jax.errors.JaxRuntimeError as error:
+        _, _, timed_out = str(error).partition("timed out task names:")
+        missing = [int(line) for line in timed_out.splitlines() if line.strip().isdigit()]
+        missing_text = (
+            format_processes(sorted(missing))
+            if missing
+            else f"a process ({str(error).splitlines()[0]})"
+        )
+        raise UserError(
+            f"{missing_text} did not come to {name} within {timeout_seconds:g} s; "
+            "look at what it said last"
+        ) from None
+
+
+def run_on_process_0(function: Callable[[], T]) -> T:
+    """Runs `decide` on process 0 and returns its result, a JSON value, on every process.
+
+    What it raises there is raised on the others as a UserError, so that none waits for process 0.
+    """
+    if jax.process_count() == 1:
+        return function()
+    payload: dict[str, Any] = {}
+    failure: Exception | None = None
+    if jax.process_index() == 0:
+        try:
+            payload = {"result": function()}
+        except Exception as error:  # whatever it is, the others have to hear of it
+            failure, payload = error, {"error": str(error) or repr(error)}
+    encoded = np.frombuffer(json.dumps(payload).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(encoded.size)))
+    padded = np.zeros(size, np.uint8)
+    padded[: min(size, encoded.size)] = encoded[:size]
+    received = json.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())
+    if failure is not None:
+        raise failure
+    if "error" in received:
+        raise UserError(received["error"])
+    return received["result"]

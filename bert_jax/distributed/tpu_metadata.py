@@ -1,0 +1,116 @@
+"""Which process of how many this host is on a TPU slice, and where process 0 is, by its metadata.
+
+A restatement of what `jax._src.clusters.cloud_tpu_cluster` (jax 0.10.2) reads, which has no public
+name and needs jax: on Compute Engine the metadata server's `agent-worker-number` and
+`worker-network-endpoints`, on Kubernetes the variables TPU_WORKER_ID and TPU_PROCESS_ADDRESSES or
+TPU_WORKER_HOSTNAMES. It serves the rendezvous alone: JAX goes on to find its place by itself.
+
+Tested against a metadata server of our own. It was not run on a real TPU: neither the values there,
+nor whether hosts of a slice reach each other on the port beside JAX's own, have been seen.
+"""
+
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+JAX_PORT = "8482"
+_METADATA_SERVER = "metadata.google.internal"
+_MAX_TRIES, _TIMEOUT_SECONDS = 3, 5.0
+# Clusters that JAX recognises before a TPU slice.
+_OTHER_CLUSTERS = {"SLURM_JOB_ID": "Slurm", "OMPI_MCA_orte_hnp_uri": "Open MPI"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TpuProcess:
+    """One host's place in its slice; `coordinator` is HOST:PORT of JAX on process 0."""
+
+    coordinator: str
+    num_processes: int
+    process_id: int
+
+
+class NotOnTpu(Exception):
+    """The place cannot be told; the message is the reason."""
+
+
+def locate(environment: Mapping[str, str]) -> TpuProcess:
+    """The place of this host.
+
+    Raises:
+      Unknown: not on a TPU slice, on several slices together, or metadata of an unknown form.
+    """
+    for variable, cluster in _OTHER_CLUSTERS.items():
+        if variable in environment:
+            raise NotOnTpu(f"{variable} is set, so that JAX follows {cluster}")
+    if "TPU_SKIP_MDS_QUERY" not in environment:
+        server = environment.get("GCE_METADATA_IP", _METADATA_SERVER)
+        worker_id = _metadata_attribute(server, "agent-worker-number")
+        if worker_id is not None:
+            return _on_compute_engine(environment, server, worker_id)
+    addresses = environment.get("TPU_PROCESS_ADDRESSES", environment.get("TPU_WORKER_HOSTNAMES"))
+    if addresses is None:
+        raise NotOnTpu("there is no TPU slice's metadata here")
+    _require_one_slice(environment.get("MEGASCALE_NUM_SLICES"))
+    return _make_tpu_process(
+        environment, addresses.split(","), environment.get("TPU_WORKER_ID", "")
+    )
+
+
+def _on_compute_engine(environment: Mapping[str, str], server: str, worker_id: str) -> TpuProcess:
+    slices = environment.get("MEGASCALE_NUM_SLICES")
+    if slices is None:
+        for line in (_metadata_attribute(server, "tpu-env") or "").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "MEGASCALE_NUM_SLICES":
+                slices = value.strip().strip("'")
+    _require_one_slice(slices)
+    hosts = []
+    for worker in (_metadata_attribute(server, "worker-network-endpoints") or "").split(","):
+        parts = worker.split(":")  # an address, or name:id:address
+        if len(parts) not in (1, 3) or not parts[-1]:
+            raise NotOnTpu(f"worker-network-endpoints has {worker!r}, expected an address")
+        hosts.append(parts[-1])
+    return _make_tpu_process(environment, hosts, worker_id)
+
+
+def _require_one_slice(slices: str | None) -> None:
+    if slices and slices != "1":
+        raise NotOnTpu(f"this is one of {slices} slices (MEGASCALE_NUM_SLICES)")
+
+
+def _make_tpu_process(
+    environment: Mapping[str, str], hosts: list[str], worker_id: str
+) -> TpuProcess:
+    if not worker_id.strip().isdigit() or int(worker_id) >= len(hosts):
+        raise NotOnTpu(f"the number of this host is {worker_id!r}, of {len(hosts)} hosts")
+    port = environment.get("JAX_COORDINATOR_PORT", JAX_PORT)
+    coordinator_host = environment.get("MEGASCALE_COORDINATOR_ADDRESS") or hosts[0]
+    return TpuProcess(
+        coordinator=f"{coordinator_host.split(':')[0]}:{port}",
+        num_processes=len(hosts),
+        process_id=int(worker_id),
+    )
+
+
+def _metadata_attribute(server: str, key: str) -> str | None:
+    """A value of the metadata server; None where there is no server, or no such value."""
+    request = urllib.request.Request(
+        f"http://{server}/computeMetadata/v1/instance/attributes/{key}",
+        headers={"Metadata-Flavor": "Google"},
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return _with_retries(lambda: opener.open(request, timeout=_TIMEOUT_SECONDS).read().decode())
+
+
+def _with_retries(read: Callable[[], str]) -> str | None:
+    for _ in range(_MAX_TRIES):
+        try:
+            return read()
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 404:
+                return None
+        except (OSError, ValueError):
+            continue
+    return None

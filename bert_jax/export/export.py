@@ -1,0 +1,152 @@
+"""Writes a model as a Hugging Face folder, and believes it only after reading it back.
+
+The folder appears under its name when it is complete and checked: `AutoTokenizer`, `AutoModel` and
+`AutoModelForPreTraining`, `ForMaskedLM` or the class of the task's head open it.
+"""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from bert_jax.atomic_io import atomic_path
+from bert_jax.errors import UserError
+from bert_jax.export.model_card import model_card
+from bert_jax.interop import huggingface
+from bert_jax.models import model_parts
+from bert_jax.models.config import BertConfig
+from bert_jax.params import paths
+from bert_jax.pretrained.load import LoadedModel, load_model, require_single_task
+from bert_jax.text.tokenizer import TOKENIZER_CONFIG_FILE, Tokenizer
+
+TOLERANCE = 1e-5
+"""The largest difference, float32, of a hidden state or of the task head's outputs between a model
+and its export."""
+
+_SAMPLE_TEXT = (
+    "The harbour lay still that morning, and only the fishing boats moved. An old man sat on the "
+    "wall, mending a net he had mended many times before; his dog slept beside him. When the bell "
+    "of the church rang nine, he looked up, counted the strokes, and went on with his work. "
+    "Nobody had told him that the market would open an hour late."
+)
+
+
+def export(model: LoadedModel, output: Path) -> float:
+    """Writes `model` to the folder `output`, with tokenizer files and a model card.
+
+    Returns:
+      The largest difference of a hidden state, or of what the task's head gives, between the model
+      and the folder read back.
+
+    Raises:
+      UserError: `output` is in use, cannot be written, or does not give back the same model (then
+        nothing is left at `output`); the model is of several tasks, and none was chosen.
+    """
+    require_single_task(model)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output} exists and is not an empty folder; choose another --output")
+    try:
+        with atomic_path(output) as partial_folder:
+            partial_folder.mkdir(parents=True)
+            _write_folder(model, partial_folder)
+            difference = _verify_export(model, partial_folder)
+            (partial_folder / "README.md").write_text(
+                model_card(model, output.name, difference), "utf-8"
+            )
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{output} cannot be written: {reason}; nothing was left there") from None
+    return difference
+
+
+def _write_folder(model: LoadedModel, folder: Path) -> None:
+    flat_params = paths.flatten(model.params)
+    pad_id = model.tokenizer.pad_id if model.tokenizer else 0
+    huggingface.write_config(
+        folder, model.config, model_parts.parts_in(flat_params), pad_id, model.head
+    )
+    huggingface.write_weights(folder, flat_params, model.config)
+    # The writer of tensors gives rights to the owner alone, whatever the user's umask says.
+    shutil.copymode(folder / huggingface.CONFIG, folder / huggingface.WEIGHTS)
+    if model.tokenizer is not None:
+        model.tokenizer.save(folder)
+        # With the length in it, `tokenizer(text, truncation=True)` does what its user expects.
+        file = folder / TOKENIZER_CONFIG_FILE
+        tokenizer_config = json.loads(file.read_text(encoding="utf-8"))
+        tokenizer_config["model_max_length"] = model.config.positions.max_position_embeddings
+        file.write_text(json.dumps(tokenizer_config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _verify_export(model: LoadedModel, folder: Path) -> float:
+    """Reads the folder and compares; returns the largest difference of what both compute."""
+    reloaded = load_model(folder)
+    # What the position table started from is history: other formats do not tell it.
+    positions = dataclasses.replace(model.config.positions, init=reloaded.config.positions.init)
+    if reloaded.config != dataclasses.replace(model.config, positions=positions):
+        raise UserError(
+            f"the export describes another model: {reloaded.config}, not {model.config}"
+        )
+    if reloaded.head != model.head:
+        raise UserError(f"the export describes another head: {reloaded.head}, not {model.head}")
+    batch = sample_batch(model.config, model.tokenizer)
+    difference = 0.0
+    for (name, expected), (_, actual) in zip(
+        _forward_outputs(model, batch), _forward_outputs(reloaded, batch), strict=True
+    ):
+        if not np.isfinite(expected).all():
+            raise UserError(f"{model.path} is broken: the {name} are not finite")
+        max_difference = float(np.abs(expected - actual).max())
+        # Not <=: a difference that is NaN is refused, too.
+        if not max_difference <= TOLERANCE:
+            raise UserError(
+                f"the export was not written: its {name} differ by {max_difference:.1e} from those "
+                f"of {model.path} (at most {TOLERANCE} is allowed)"
+            )
+        difference = max(difference, max_difference)
+    reloaded_params = paths.flatten(reloaded.params)
+    for path, expected in paths.flatten(model.params).items():
+        if not np.array_equal(reloaded_params[path], expected):
+            raise UserError(f"the export was not written: {path} did not come back as it was")
+    return difference
+
+
+def _forward_outputs(model: LoadedModel, batch: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
+    """What the encoder and the task's head compute, with names for messages."""
+    # The masked-LM head would cost more than all the rest; its parameters are compared bit for bit.
+    params_without_mlm = {part: tree for part, tree in model.params.items() if part != "masked_lm"}
+    outputs = model_parts.run_forward(params_without_mlm, model.config, batch, model.head)
+    hidden_states = [
+        (f"hidden states of layer {layer}", hidden_state)
+        for layer, hidden_state in enumerate(outputs["hidden_states"])
+    ]
+    return hidden_states + ([("outputs of the head", outputs["task"])] if model.head else [])
+
+
+def sample_batch(config: BertConfig, tokenizer: Tokenizer | None) -> dict[str, np.ndarray]:
+    """A batch [2, L] over the whole position table: text as a padded pair, and ids drawn evenly.
+
+    Without a vocabulary both rows are drawn.
+    """
+    seq_length = config.positions.max_position_embeddings
+    input_ids = np.random.default_rng(0).integers(0, config.vocab_size, (2, seq_length))
+    attention_mask, token_type_ids = np.ones_like(input_ids), np.zeros_like(input_ids)
+    token_type_ids[1, seq_length // 2 :] = min(1, config.type_vocab_size - 1)
+    if tokenizer is not None and seq_length > 4:
+        token_ids = tokenizer.encode(_SAMPLE_TEXT)[: (3 * seq_length) // 4 - 3]
+        segment_a, segment_b = token_ids[: len(token_ids) // 2], token_ids[len(token_ids) // 2 :]
+        pair_ids = [tokenizer.cls_id, *segment_a, tokenizer.sep_id, *segment_b, tokenizer.sep_id]
+        input_ids[0] = tokenizer.pad_id
+        input_ids[0, : len(pair_ids)] = pair_ids
+        attention_mask[0, len(pair_ids) :] = 0
+        token_type_ids[0, len(segment_a) + 2 : len(pair_ids)] = min(1, config.type_vocab_size - 1)
+    fields = {
+        "input_ids": input_ids,
+        "token_type_ids": token_type_ids,
+        "attention_mask": attention_mask,
+    }
+    return {name: array.astype(np.int32) for name, array in fields.items()}

@@ -1,0 +1,261 @@
+"""The README.md of an export: written from what the run recorded, nothing from memory."""
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import bert_jax
+from bert_jax.export.markdown import table
+from bert_jax.export.model_card_task import model_card_sections
+from bert_jax.models.config import (
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    RegressionHead,
+    SequenceClassificationHead,
+    TaskHead,
+    TokenClassificationHead,
+)
+from bert_jax.params import paths
+from bert_jax.pretrained.load import LoadedModel, RunCheckpoint
+
+_USAGE = """\
+```python
+from transformers import {auto}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = {auto}.from_pretrained("{name}")
+```
+"""
+_BERT_JAX_USAGE = """\
+Or with bert_jax, from texts to {result}:
+
+```
+bert-jax predict --model {name} {example}
+```
+
+```python
+from bert_jax.predict.predictor import Predictor
+from bert_jax.pretrained.load import load_model
+
+predict = Predictor(load_model("{name}"))
+```
+"""
+
+
+class _TaskTexts(NamedTuple):
+    """A kind of head: its tag on model hubs, transformers' class, what it gives, how to ask it."""
+
+    tag: str
+    auto_class: str
+    output: str
+    result: str
+    example: str
+
+
+_TASK_TEXTS: dict[type[TaskHead], _TaskTexts] = {
+    SequenceClassificationHead: _TaskTexts(
+        "text-classification",
+        "AutoModelForSequenceClassification",
+        "one label for a text or a pair of texts, from the pooled first token",
+        "labels with probabilities",
+        '"A text."',
+    ),
+    RegressionHead: _TaskTexts(
+        "text-classification",
+        "AutoModelForSequenceClassification",
+        "one number for a text or a pair of texts, from the pooled first token",
+        "numbers",
+        '"A text."',
+    ),
+    TokenClassificationHead: _TaskTexts(
+        "token-classification",
+        "AutoModelForTokenClassification",
+        "one label for each word, at its first token",
+        "entities with their places",
+        '"A text."',
+    ),
+    QuestionAnsweringHead: _TaskTexts(
+        "question-answering",
+        "AutoModelForQuestionAnswering",
+        "where the answer to a question starts and ends in its context",
+        "answers with their places",
+        '"A question?" "Its context."',
+    ),
+    MultipleChoiceHead: _TaskTexts(
+        "multiple-choice",
+        "AutoModelForMultipleChoice",
+        "a score for each choice, from the pooled first token of context and choice",
+        "the likeliest choice",
+        '"A context." "A choice." "Another."',
+    ),
+}
+
+
+def model_card(model: LoadedModel, name: str, difference: float) -> str:
+    """The card of an export as Markdown, with the front matter that model hubs read.
+
+    Args:
+      name: what the export is called.
+      difference: largest difference between what the model and its export compute.
+    """
+    sections = ["\n".join(_front_matter(model)), f"# {name}", _summary(model)]
+    if model.head is not None:
+        sections += ["## Task", _task_section(model.head)]
+    if model.tokenizer:
+        auto_class = _TASK_TEXTS[type(model.head)].auto_class if model.head else "AutoModel"
+        sections += ["## Use", _USAGE.format(name=name, auto=auto_class)]
+    if model.tokenizer and model.head:
+        task = _TASK_TEXTS[type(model.head)]
+        usage = _BERT_JAX_USAGE.format(name=name, result=task.result, example=task.example)
+        sections.append(usage)
+    if model.run is not None:
+        sections += _run_sections(model.run)
+    sections += ["## How this folder was made", "\n".join(_provenance_lines(model, difference))]
+    return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+def _front_matter(model: LoadedModel) -> list[str]:
+    lines = ["---", "library_name: transformers", "tags:", "- bert", "- bert_jax"]
+    if model.head is not None:
+        lines.append(f"pipeline_tag: {_TASK_TEXTS[type(model.head)].tag}")
+    elif "masked_lm" not in model.missing:
+        lines.append("pipeline_tag: fill-mask")
+    return [*lines, "---"]
+
+
+def _summary(model: LoadedModel) -> str:
+    config = model.config
+    count = sum(leaf.size for leaf in paths.flatten(model.params).values())
+    missing_heads = ""
+    if model.missing and model.head is None:
+        missing_heads = f" It has no {' and no '.join(model.missing)} head."
+    return (
+        f"A BERT encoder: {config.num_hidden_layers} layers, width {config.hidden_size}, "
+        f"{config.num_attention_heads} heads, {config.vocab_size} word vectors, up to "
+        f"{config.positions.max_position_embeddings} tokens, {count:,} parameters in float32."
+        f"{missing_heads}"
+    )
+
+
+def _task_section(head: TaskHead) -> str:
+    labels = getattr(head, "labels", ())
+    text = f"The head gives {_TASK_TEXTS[type(head)].output}."
+    if not labels:
+        return text
+    rows = [(str(number), f"`{label}`") for number, label in enumerate(labels)]
+    return f"{text}\n\n{table(('number', 'label'), rows)}"
+
+
+def _run_sections(run: RunCheckpoint) -> list[str]:
+    config, metrics = run.info["config"], run.info.get("metrics") or {}
+    sections = []
+    if config["objective"]["type"] == "Pretraining":
+        sections += ["## Training data", _data_section(config["data"])]
+        sections += ["## Training", "\n".join(_training_lines(config, run))]
+    if run.config["data"]["type"] == "FineTuningData":
+        sections += model_card_sections(run)
+    elif metrics:
+        sections += ["## Results on held-out data", table(("metric", "value"), metrics.items())]
+    last_row = _last_training_row(run)
+    if last_row:
+        values = [(k, v) for k, v in last_row.items() if k not in ("split", "step", "phase")]
+        sections += [
+            f"## Last numbers while training (step {last_row['step']})",
+            table(("metric", "value"), values),
+        ]
+    sections += ["## Versions", table(("package", "version"), run.info["versions"].items())]
+    resolved = json.dumps(config, indent=2)
+    sections += [
+        "<details><summary>The resolved configuration</summary>",
+        f"```json\n{resolved}\n```",
+        "</details>",
+    ]
+    return sections
+
+
+def _data_section(data: Mapping[str, Any]) -> str:
+    manifest_file = Path(data["corpus"]) / "manifest.json"
+    try:
+        manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
+        counts, dropped = manifest["counts"], manifest["dropped"]
+    except (OSError, ValueError, KeyError):
+        return f"Prepared corpus `{data['corpus']}` (its manifest was not there at export)."
+    rows: dict[str, Any] = {f"source: {k}": _abbreviate(v) for k, v in manifest["source"].items()}
+    rows |= {name.replace("_", " "): f"{value:,}" for name, value in counts.items()}
+    rows |= {f"left out: {reason}": f"{count:,}" for reason, count in dropped.items()}
+    rows |= {"fingerprint": manifest["fingerprint"]}
+    rows |= {"vocabulary": manifest["tokenizer_fingerprint"]}
+    return table(("prepared corpus", ""), rows.items())
+
+
+def _training_lines(config: Mapping[str, Any], run: RunCheckpoint) -> list[str]:
+    train = config["train"]
+    optimizer, schedule = train["optimizer"], train["schedule"]
+    total = sum(phase["steps"] for phase in train["phases"])
+    lines = [f"{run.step:,} of {total:,} steps, seed {config['seed']}.", ""]
+    lines += [
+        f"- {phase['steps']:,} steps of {phase['batch_size']} rows of length "
+        f"{phase['seq_length']}, at most {phase['max_predictions_per_seq']} predictions each"
+        for phase in train["phases"]
+    ]
+    lines.append(
+        f"- {optimizer['type']}, weight decay {optimizer['weight_decay']}; learning rate up to "
+        f"{schedule['peak_learning_rate']:g} in {schedule['warmup_steps']:,} steps, then down to "
+        f"0; gradients clipped at {train['max_grad_norm']:g}"
+    )
+    if config.get("init_from"):
+        lines.append(f"- started from `{config['init_from']}`")
+    return lines
+
+
+def _last_training_row(run: RunCheckpoint) -> dict[str, Any] | None:
+    """The newest line of `metrics.jsonl` that belongs to this checkpoint."""
+    try:
+        lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):  # a kill may have cut the last line short
+            row = json.loads(line)
+            if row["split"] == "train" and row["step"] <= run.step:
+                return row
+    return None
+
+
+def _provenance_lines(model: LoadedModel, difference: float) -> list[str]:
+    written_by = f"Written by bert_jax {bert_jax.__version__}"
+    commit = _commit()
+    lines = [f"{written_by} (commit `{commit}`)." if commit else f"{written_by}."]
+    if model.run is None:
+        lines.append(f"Converted from `{Path(model.path).name}`.")
+    lines.append(
+        "It was read back after writing: all parameters are the same bit for bit, and hidden "
+        f"states{' and outputs of the head' if model.head else ''} differ by at most "
+        f"{difference:.1e} (float32)."
+    )
+    return lines
+
+
+def _commit() -> str | None:
+    """The commit of this package's own source tree; None if it does not lie in a repository."""
+    package = Path(bert_jax.__file__).parent
+
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(package), *args]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # not a copy inside another repository
+        return git("rev-parse", "HEAD") + (" with changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _abbreviate(value: Any) -> str:
+    """A long list as its beginning and its length."""
+    if isinstance(value, list) and len(value) > 5:
+        return f"{', '.join(map(str, value[:5]))} and {len(value) - 5} more"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

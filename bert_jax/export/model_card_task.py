@@ -1,0 +1,152 @@
+"""What a model card says of a fine-tuning run: its data, its protocol, its results.
+
+From the checkpoint's record, and from the run's `analysis.json` where the run is complete.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config_lib import flatten, to_json
+from bert_jax.export.markdown import bullets, table
+from bert_jax.pretrained.load import RunCheckpoint
+from bert_jax.report.html import format_value, humanize
+from bert_jax.runs import run_folder
+from bert_jax.tuning.config import TuningConfig
+
+_INTERVALS_NOTE = (
+    "Intervals are 95 % bootstrap intervals over the examples of a split. This is one training "
+    "run, with seed {seed}: how runs of other seeds would vary is not in them."
+)
+
+
+def model_card_sections(run: RunCheckpoint) -> list[str]:
+    """Headings and texts: training data, training, results, hardware."""
+    config = run.config
+    file = run.folder / run_folder.ANALYSIS
+    analysis = run_folder.read_json(file) if file.exists() else None
+    mixture_section = []
+    if run.task:
+        mixture_section = [_mixture_section(run, analysis["mixture"] if analysis else [])]
+    if run.task and analysis:
+        sequences_per_epoch = sum(row["drawn_per_epoch"] for row in analysis["mixture"])
+        analysis = {**analysis["tasks"][run.task], "train_sequences": sequences_per_epoch}
+    sections = ["## Training data", _data_section(config["data"], analysis), *mixture_section]
+    sections += ["## Training", bullets(_training_lines(config, run, analysis))]
+    if analysis and analysis["splits"]:
+        sections += ["## Results", _results_section(config, run, analysis)]
+    elif run.info.get("metrics"):
+        metrics = table(("metric", "value"), run.info["metrics"].items())
+        sections += ["## Results of the last evaluation during training", metrics]
+    if run.info.get("hardware"):
+        rows = [(humanize(name), value) for name, value in run.info["hardware"].items()]
+        sections += ["## Hardware", table(("what", ""), rows)]
+    return sections
+
+
+def _data_section(data: Mapping[str, Any], analysis: Mapping[str, Any] | None) -> str:
+    source = {k: v for k, v in data["task"].items() if v is not None and k != "type"}
+    # Where files lay on somebody's machine says nothing to others; their names may.
+    source_fields = [f"{humanize(k)} `{_file_name(v)}`" for k, v in source.items()]
+    text = f"{data['task']['type']}: {', '.join(source_fields)}."
+    if analysis is None:
+        return text
+    rows = [(split, f"{count:,}") for split, count in analysis["examples"].items()]
+    kind = humanize(analysis["kind"])
+    text = f"`{analysis['task']}` ({kind}). {text}\n\n{table(('split', 'examples'), rows)}"
+    return text + (f"\n\n{bullets(analysis['notes'])}" if analysis["notes"] else "")
+
+
+def _mixture_section(run: RunCheckpoint, mixture: Sequence[Mapping[str, Any]]) -> str:
+    """The tasks that the encoder was trained on, of which this is one."""
+    data, objective = run.info["config"]["data"], run.info["config"]["objective"]
+    names = ", ".join(f"`{named['name']}`" for named in data["tasks"])
+    text = (
+        f"The encoder was trained on several tasks at once: {names}. This is `{run.task}`. Mixing "
+        f"{data['mixing']['type']}, weighting {objective['weighting']['type']}."
+    )
+    rows = [
+        (row["task"], f"{row['num_sequences']:,}", f"{row['drawn_per_epoch']:,}") for row in mixture
+    ]
+    return f"{text}\n\n{table(('task', 'rows', 'drawn in an epoch'), rows)}" if rows else text
+
+
+def _training_lines(
+    config: Mapping[str, Any], run: RunCheckpoint, analysis: Mapping[str, Any] | None
+) -> list[str]:
+    train, objective = config["train"], config["objective"]
+    optimizer, schedule = train["optimizer"], train["schedule"]
+    total = sum(phase["steps"] for phase in train["phases"])
+    lines = [f"started from `{_file_name(config['init_from'])}`"] if config["init_from"] else []
+    for phase in train["phases"]:
+        epochs = ""
+        if analysis and analysis["train_sequences"]:
+            num_epochs = phase["steps"] / -(-analysis["train_sequences"] // phase["batch_size"])
+            epochs = f" ({num_epochs:.3g} epochs)"
+        lines.append(
+            f"{phase['steps']:,} steps{epochs} of {phase['batch_size']} rows of at most "
+            f"{phase['seq_length']} tokens"
+        )
+    lines += [
+        f"{optimizer['type']}, weight decay {optimizer['weight_decay']}; learning rate up to "
+        f"{schedule['peak_learning_rate']:g} in {schedule['warmup_steps']:,} steps, then down to "
+        f"0 at step {total:,}; gradients clipped at {train['max_grad_norm']:g}",
+        f"dropout {objective['model']['hidden_dropout_prob']:g} in the encoder and "
+        f"{objective['classifier_dropout']:g} before the head; label smoothing "
+        f"{objective['label_smoothing']:g}",
+        f"seed {config['seed']}",
+        f"selection: {_selection(train, run)}",
+    ]
+    if objective["class_weights"]:
+        lines.append(f"class weights {', '.join(f'{w:g}' for w in objective['class_weights'])}")
+    default_tuning, tuning = flatten(to_json(TuningConfig())), flatten(train["tuning"])
+    changed = {k: v for k, v in tuning.items() if v != default_tuning.get(k) and v is not None}
+    if changed:
+        lines.append("tuning: " + ", ".join(f"`{name} = {v}`" for name, v in changed.items()))
+    return lines
+
+
+def _selection(train: Mapping[str, Any], run: RunCheckpoint) -> str:
+    metric, best = train["checkpoints"]["best_metric"], run.info.get("best") or {}
+    if metric is None or best.get("step") is None:
+        return f"none; these are the parameters of step {run.step:,}"
+    split = (train["evaluation"] or {}).get("split", "held-out")
+    text = f"evaluated on {split} every {train['evaluation']['eval_every']:,} steps"
+    if best["step"] == run.step:
+        value = format_value(metric, best["value"])
+        return f"{text}; step {run.step:,} had the best {humanize(metric)} ({value})"
+    return f"{text}; these are the parameters of step {run.step:,}, which was not the best"
+
+
+def _results_section(
+    config: Mapping[str, Any], run: RunCheckpoint, analysis: Mapping[str, Any]
+) -> str:
+    rows = [
+        (
+            split,
+            f"{split_analysis['examples']:,}",
+            humanize(row["metric"]),
+            format_value(row["metric"], row["value"]),
+            f"{format_value(row['metric'], row['low'])} to "
+            f"{format_value(row['metric'], row['high'])}",
+        )
+        for split, split_analysis in analysis["splits"].items()
+        for row in split_analysis["metrics_with_intervals"]
+    ]
+    results = table(("split", "examples", "metric", "value", "interval"), rows)
+    text = f"{results}\n\n{_INTERVALS_NOTE.format(seed=config['seed'])}"
+    selection_split = (config["train"]["evaluation"] or {}).get("split")
+    if selection_split in analysis["splits"] and config["train"]["checkpoints"]["best_metric"]:
+        text += (
+            f" The checkpoint was chosen on {selection_split}, which flatters the numbers there."
+        )
+    if analysis["step"] != run.step:
+        text += (
+            f" They were measured with the parameters of step {analysis['step']:,}; this folder "
+            f"holds those of step {run.step:,}."
+        )
+    return text
+
+
+def _file_name(value: Any) -> str:
+    return Path(value).name if isinstance(value, str) else str(value)

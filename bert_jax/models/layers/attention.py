@@ -1,0 +1,106 @@
+"""Multi-head self-attention, and who may attend to whom."""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.models.config import BertConfig, ComputeConfig, PallasAttention
+from bert_jax.models.layers import pallas_attention
+from bert_jax.models.layers.dropout import DropoutSeed, dropout
+from bert_jax.models.layers.fused_attention import AttentionParams, fused_attention
+from bert_jax.models.layers.linear import linear
+from bert_jax.models.layers.matmul import attention_context, attention_scores
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("q_segment_ids", "kv_segment_ids"),
+    meta_fields=("causal",),
+)
+@dataclass(frozen=True)
+class AttentionMask:
+    """Who sees whom: a query sees the keys that have its id, and if `causal` none to its right.
+
+    Attributes:
+      query_ids: int32 [B, L], or [B, 1] if all queries of a row have the same.
+      key_ids: int32 [B, L].
+    """
+
+    q_segment_ids: jax.Array
+    kv_segment_ids: jax.Array
+    causal: bool
+
+    def mask_BHQK(self) -> jax.Array:
+        """bool, broadcastable to [B, H, L, L]: True where a query (row) may see a key (column)."""
+        mask = self.q_segment_ids[:, None, :, None] == self.kv_segment_ids[:, None, None, :]
+        if self.causal:
+            length = self.kv_segment_ids.shape[1]
+            mask &= jnp.tril(jnp.ones((length, length), bool))[None, None]
+        return mask
+
+
+def make_attention_mask(
+    attention_mask: jax.Array, packing_ids: jax.Array | None, causal: bool
+) -> AttentionMask:
+    """Padding or packing, as ids.
+
+    Args:
+      attention_mask: int32 [B, L], 1 = real token.
+      packing_ids: int32 [B, L] or None. Tokens see their own packed example only; padding (0)
+        sees padding, so that no row of the softmax is empty.
+      causal: whether a query sees only itself and what stands left of it.
+    """
+    if packing_ids is not None:
+        return AttentionMask(packing_ids, packing_ids, causal)
+    return AttentionMask(jnp.ones_like(attention_mask[:, :1]), attention_mask, causal)
+
+
+class SelfAttention(nnx.Module):
+    """Scaled dot-product attention over H heads of width K = D / H (Vaswani et al. 2017, 3.2)."""
+
+    def __init__(self, config: BertConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+        width = config.hidden_size
+        self.query = linear(width, width, config, compute, rngs)
+        self.key = linear(width, width, config, compute, rngs)
+        self.value = linear(width, width, config, compute, rngs)
+        self.output = linear(width, width, config, compute, rngs)
+        self.num_heads = config.num_attention_heads
+        self.dropout_rate = config.attention_probs_dropout_prob
+        self.fused = isinstance(compute.attention, PallasAttention)
+
+    def __call__(
+        self,
+        x_BLD: jax.Array,
+        mask: AttentionMask,
+        dropout_seed: DropoutSeed | None,
+        *,
+        return_attention_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the output [B, L, D] and, if `weights`, those of attention, before dropout.
+
+        They are float32 [B, H, L, L].
+        """
+        B, L, D = x_BLD.shape
+        q, k, v = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
+        kernel_supported = pallas_attention.is_supported(L, D, self.num_heads)
+        if self.fused and kernel_supported and not return_attention_weights and not mask.causal:
+            attention_params = AttentionParams(
+                self.num_heads, 0.0 if dropout_seed is None else self.dropout_rate
+            )
+            q_segment_ids = jnp.broadcast_to(mask.q_segment_ids, mask.kv_segment_ids.shape)
+            kernel_seed = jnp.zeros((2,), jnp.uint32) if dropout_seed is None else dropout_seed
+            return self.output(
+                fused_attention(
+                    attention_params, q, k, v, q_segment_ids, mask.kv_segment_ids, kernel_seed
+                )
+            ), None
+        q, k, v = (x.reshape(B, L, self.num_heads, D // self.num_heads) for x in (q, k, v))
+        scores = attention_scores(q * jnp.asarray((D // self.num_heads) ** -0.5, q.dtype), k)
+        scores = jnp.where(mask.mask_BHQK(), scores, jnp.finfo(jnp.float32).min)
+        attention_weights = jax.nn.softmax(scores, axis=-1)
+        context = attention_context(dropout(attention_weights, self.dropout_rate, dropout_seed), v)
+        context = context.astype(v.dtype).reshape(B, L, D)
+        return self.output(context), attention_weights if return_attention_weights else None

@@ -1,0 +1,372 @@
+"""Self-attention of whole rows in one kernel, with padding, packing and dropout; for TPUs (Pallas).
+
+Rows of BERT are short: all scores of a head, [L, L], fit into a core's memory, so there is no need
+for running maxima, and the backward pass computes them again instead of reading them back. Nothing
+of size L x L reaches the device's memory. The mask of dropout is that of
+`models/layers/dropout.py`, element for element. The backward kernel has keys as rows and queries
+as columns: what belongs to a query then lies along the lanes, and no product has to turn an [L, L]
+operand first.
+
+Arrays stay [B, L, D] as projections leave them. A program of the kernel sees 128 lanes of one row,
+which is 128 / K heads; a head is picked out by zeroing the other lanes, which costs the matrix unit
+nothing, as it multiplies 128 lanes at a time anyway.
+
+The first fused kernel for attention is that of Dao et al. 2022 (FlashAttention).
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from bert_jax.models.layers.dropout import (
+    ELEMENTS_PER_HASH,
+    DropoutSeed,
+    column_keys,
+    finalize_hash,
+    keep_from_bits,
+    quantized_rate,
+    row_keys,
+)
+
+LANES = 128
+MAX_LENGTH = 512
+"""Rows up to this length: four score matrices of a longer one do not fit beside each other."""
+FORWARD, BACKWARD = "attention_forward", "attention_backward"
+"""The kernels' names in a compiled program."""
+_MASK_VALUE = -1e30
+_FLOAT32_ONLY = ("TPU v2", "TPU v3")
+
+
+def is_supported(length: int, width: int, num_heads: int) -> bool:
+    """Whether the kernel takes rows of this shape."""
+    head_width = width // num_heads
+    return (
+        length % LANES == 0
+        and length <= MAX_LENGTH
+        and LANES % head_width == 0
+        and width % LANES == 0
+    )
+
+
+def operand_dtype(dtype: str, device_kind: str) -> str:
+    """What the kernel is to be given on such a device for numbers of a dtype.
+
+    Pallas has no products of bfloat16 for the first generations.
+    """
+    return "float32" if device_kind in _FLOAT32_ONLY else dtype
+
+
+def forward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_segment_ids: jax.Array,
+    kv_segment_ids: jax.Array,
+    batch_indices: jax.Array,
+    seed: DropoutSeed,
+    *,
+    num_heads: int,
+    dropout_rate: float,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """The context [B, L, D], and log_sums, float32 [B, D / 128, 128 / K, L], for `backward`.
+
+    They are the logarithm of the sum of the exponentials of each query's scores.
+
+    Args:
+      q, k, v: [B, L, D], H heads of width K side by side; queries are not scaled yet.
+      query_ids, key_ids: int32 [B, L]: a query sees the keys that have its own id.
+      rows: int32 [B], each row's number in the whole batch, which its dropout goes by.
+      seed: of the dropout; not looked at if `rate` is 0.
+      interpret: run it on any platform, slowly.
+    """
+    batch, length, width = q.shape
+    heads_per_block = LANES * num_heads // width
+    qkv_spec, column_spec, row_spec, logsumexp_spec = _block_specs(length, heads_per_block)
+    logsumexp = jax.ShapeDtypeStruct((batch, width // LANES, heads_per_block, length), jnp.float32)
+    return pl.pallas_call(
+        functools.partial(
+            _forward_kernel,
+            num_heads=num_heads,
+            head_width=width // num_heads,
+            dropout_rate=dropout_rate,
+        ),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(batch, width // LANES),
+            in_specs=[
+                qkv_spec,
+                qkv_spec,
+                qkv_spec,
+                column_spec,
+                row_spec,
+                _constant_spec((length, 1)),
+            ],
+            out_specs=[qkv_spec, logsumexp_spec],
+        ),
+        out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), logsumexp],
+        compiler_params=_PARALLEL,
+        interpret=interpret,
+        name=FORWARD,
+    )(
+        _scalars(seed, batch_indices),
+        q,
+        k,
+        v,
+        q_segment_ids[:, :, None],
+        kv_segment_ids[:, None, :],
+        row_keys(jax.lax.broadcasted_iota(jnp.uint32, (length, 1), 0), seed),
+    )
+
+
+def backward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_segment_ids: jax.Array,
+    kv_segment_ids: jax.Array,
+    batch_indices: jax.Array,
+    seed: DropoutSeed,
+    context: jax.Array,
+    logsumexp: jax.Array,
+    grad: jax.Array,
+    *,
+    num_heads: int,
+    dropout_rate: float,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Gradients of q, k and v from `grad`, that of the context, all [B, L, D]; see `forward`."""
+    batch, length, width = q.shape
+    qkv_spec, column_spec, row_spec, logsumexp_spec = _block_specs(
+        length, LANES * num_heads // width
+    )
+    return pl.pallas_call(
+        functools.partial(
+            _backward_kernel,
+            num_heads=num_heads,
+            head_width=width // num_heads,
+            dropout_rate=dropout_rate,
+        ),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(batch, width // LANES),
+            in_specs=[
+                *[qkv_spec] * 3,
+                row_spec,
+                column_spec,
+                _constant_spec((1, length)),
+                qkv_spec,
+                logsumexp_spec,
+                qkv_spec,
+            ],
+            out_specs=[qkv_spec] * 3,
+            scratch_shapes=[pltpu.VMEM((length, LANES), jnp.float32)] * 2,
+        ),
+        out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype)] * 3,
+        compiler_params=_PARALLEL,
+        interpret=interpret,
+        name=BACKWARD,
+    )(
+        _scalars(seed, batch_indices),
+        q,
+        k,
+        v,
+        q_segment_ids[:, None, :],
+        kv_segment_ids[:, :, None],
+        row_keys(jax.lax.broadcasted_iota(jnp.uint32, (1, length), 1), seed),
+        context,
+        logsumexp,
+        grad,
+    )
+
+
+_PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
+
+
+def _block_specs(length: int, heads_per_block: int) -> tuple[pl.BlockSpec, ...]:
+    """What a program sees of arrays [B, L, D], [B, L, 1], [B, 1, L], [B, D / 128, `each`, L]."""
+    return (
+        pl.BlockSpec((1, length, LANES), lambda b, g, _: (b, 0, g)),
+        pl.BlockSpec((1, length, 1), lambda b, g, _: (b, 0, 0)),
+        pl.BlockSpec((1, 1, length), lambda b, g, _: (b, 0, 0)),
+        pl.BlockSpec((1, 1, heads_per_block, length), lambda b, g, _: (b, g, 0, 0)),
+    )
+
+
+def _constant_spec(shape: tuple[int, int]) -> pl.BlockSpec:
+    return pl.BlockSpec(shape, lambda b, g, _: (0, 0))
+
+
+def _scalars(seed: DropoutSeed, batch_indices: jax.Array) -> jax.Array:
+    return jnp.concatenate([seed, batch_indices.astype(jnp.uint32)])
+
+
+def _forward_kernel(
+    prefetched: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    q_segment_ids: Any,
+    kv_segment_ids: Any,
+    dropout_row_keys: Any,
+    out: Any,
+    logsumexp: Any,
+    *,
+    num_heads: int,
+    head_width: int,
+    dropout_rate: float,
+) -> None:
+    scale = jnp.asarray(head_width**-0.5, q.dtype)
+    mask_bias = _mask_bias(q_segment_ids, kv_segment_ids)
+    context = logsumexp_cols = jnp.zeros(out.shape[1:], jnp.float32)
+    lane = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
+    for head_index, head_lanes in _heads_in_block(head_width):
+        scores = _dot(_select_lanes(head_lanes, q[0] * scale), k[0], 1, 1) + mask_bias
+        row_max = jnp.max(scores, axis=1, keepdims=True)
+        exp_scores = jnp.exp(scores - row_max)
+        row_sum = jnp.sum(exp_scores, axis=1, keepdims=True)
+        logsumexp_cols = jnp.where(lane == head_index, row_max + jnp.log(row_sum), logsumexp_cols)
+        if dropout_rate:
+            exp_scores = jnp.where(
+                _dropout_keep_mask(
+                    prefetched,
+                    dropout_row_keys,
+                    head_index,
+                    1,
+                    num_heads=num_heads,
+                    head_width=head_width,
+                    dropout_rate=dropout_rate,
+                ),
+                exp_scores,
+                jnp.float32(0),
+            )
+        # Rows are divided by their sums at the end, where there are K numbers instead of L.
+        inv_row_sum = 1 / ((1 - quantized_rate(dropout_rate)) * row_sum)
+        context += (
+            _dot(exp_scores.astype(v.dtype), _select_lanes(head_lanes, v[0]), 1, 0) * inv_row_sum
+        )
+    logsumexp[0, 0] = logsumexp_cols.T[: logsumexp.shape[2]]
+    out[0] = context.astype(out.dtype)
+
+
+def _backward_kernel(
+    prefetched: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    q_segment_ids: Any,
+    kv_segment_ids: Any,
+    dropout_row_keys: Any,
+    context: Any,
+    logsumexp: Any,
+    grad: Any,
+    d_q: Any,
+    d_k: Any,
+    d_v: Any,
+    d_k_sum: Any,
+    d_v_sum: Any,
+    *,
+    num_heads: int,
+    head_width: int,
+    dropout_rate: float,
+) -> None:
+    dtype = q.dtype
+    scale = jnp.asarray(head_width**-0.5, dtype)
+    inv_keep = 1 / (1 - quantized_rate(dropout_rate))
+    mask_bias = _mask_bias(q_segment_ids, kv_segment_ids)
+    # What softmax takes off each query's gradients: their mean, which is that of the context.
+    grad_times_context = grad[0].astype(jnp.float32) * context[0].astype(jnp.float32)
+    k_t, grad_times_context, d_q_parts = k[0].T, grad_times_context.T, []
+    d_k_sum[...] = jnp.zeros_like(d_k_sum)
+    d_v_sum[...] = jnp.zeros_like(d_v_sum)
+    for head_index, head_lanes in _heads_in_block(head_width):
+        q_head, grad_head = (
+            _select_lanes(head_lanes, q[0] * scale),
+            _select_lanes(head_lanes, grad[0]),
+        )
+        head_slice = slice(head_index * head_width, (head_index + 1) * head_width)
+        mean = jnp.sum(grad_times_context[head_slice], axis=0, keepdims=True) * (1 / inv_keep)
+        weights = jnp.exp(
+            _dot(k[0], q_head, 1, 1) + mask_bias - logsumexp[0, 0, head_index : head_index + 1]
+        )
+        dropped_weights, d_weights = weights, _dot(v[0], grad_head, 1, 1)
+        if dropout_rate:
+            keep = _dropout_keep_mask(
+                prefetched,
+                dropout_row_keys,
+                head_index,
+                0,
+                num_heads=num_heads,
+                head_width=head_width,
+                dropout_rate=dropout_rate,
+            )
+            dropped_weights = jnp.where(keep, weights, jnp.float32(0))
+            d_weights = jnp.where(keep, d_weights, jnp.float32(0))
+        d_scores = (weights * (d_weights - mean)).astype(dtype)
+        d_v_sum[...] += _dot(dropped_weights.astype(dtype), grad_head, 1, 0)
+        d_k_sum[...] += _dot(d_scores, q_head, 1, 0)
+        d_q_parts.append(_dot(k_t[head_slice], d_scores, 1, 0))
+    d_q[0] = (jnp.concatenate(d_q_parts).T * (inv_keep * scale.astype(jnp.float32))).astype(dtype)
+    d_k[0] = (d_k_sum[...] * inv_keep).astype(dtype)
+    d_v[0] = (d_v_sum[...] * inv_keep).astype(dtype)
+
+
+def _heads_in_block(head_width: int) -> list[tuple[int, jax.Array]]:
+    """(place among the heads of these lanes, bool [1, 128]: its lanes) of each head."""
+    lane = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
+    return [
+        (head_index, (lane >= head_index * head_width) & (lane < (head_index + 1) * head_width))
+        for head_index in range(LANES // head_width)
+    ]
+
+
+def _select_lanes(head_lanes: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where(head_lanes, x, jnp.zeros((), x.dtype))
+
+
+def _mask_bias(q_segment_ids: Any, kv_segment_ids: Any) -> jax.Array:
+    return jnp.where(
+        q_segment_ids[0] == kv_segment_ids[0], jnp.float32(0), jnp.float32(_MASK_VALUE)
+    )
+
+
+def _dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
+    dims = (((axis_a,), (axis_b,)), ((), ()))
+    return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+
+
+def _dropout_keep_mask(
+    prefetched: Any,
+    dropout_row_keys: Any,
+    head_index: int,
+    axis: int,
+    *,
+    num_heads: int,
+    head_width: int,
+    dropout_rate: float,
+) -> jax.Array:
+    """bool [L, L]: this head's part of `dropout.keep_mask((B, H, L, L), ...)`, columns on `axis`.
+
+    `keys` are those of the mask's rows, and lie on the other axis.
+    """
+    part_width = max(dropout_row_keys.shape) // ELEMENTS_PER_HASH
+    batch_index = prefetched[2 + pl.program_id(0)]
+    head = (pl.program_id(1) * (LANES // head_width) + head_index).astype(jnp.uint32)
+    column = jax.lax.broadcasted_iota(jnp.uint32, (1, LANES), 1)  # `part` of them count
+    index = (batch_index * jnp.uint32(num_heads) + head) * jnp.uint32(part_width) + column
+    seed = (prefetched[0], prefetched[1])
+    column_hash_keys = column_keys(index, seed)  # type: ignore[arg-type]
+    if axis == 0:  # made as one row and turned: as a column it would take 16 times the products
+        square = jnp.broadcast_to(column_hash_keys, (LANES, LANES))
+        transposed = jax.lax.bitcast_convert_type(square, jnp.float32).T
+        column_hash_keys = jax.lax.bitcast_convert_type(transposed[:part_width, :1], jnp.uint32)
+    else:
+        column_hash_keys = column_hash_keys[:, :part_width]
+    hashes = finalize_hash(dropout_row_keys[...] + column_hash_keys)
+    # Put together before they are compared: Pallas has no way to join narrow pieces of bool.
+    bytes_of = [hashes << jnp.uint32(24 - 8 * byte) for byte in range(ELEMENTS_PER_HASH)]
+    return keep_from_bits(jnp.concatenate(bytes_of, axis=axis), dropout_rate)

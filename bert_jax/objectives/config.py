@@ -1,0 +1,197 @@
+"""Programs as configs: which network is trained, on which objectives. No jax here."""
+
+import difflib
+import math
+import re
+from dataclasses import dataclass
+
+from bert_jax.errors import ConfigError
+from bert_jax.models.config import (
+    BertConfig,
+    ComputeConfig,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    RegressionHead,
+    SequenceClassificationHead,
+    TaskHead,
+    TokenClassificationHead,
+    check_dropout,
+)
+
+_TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretraining:
+    """BERT with masked LM and next-sentence prediction: loss = mlm_weight MLM + nsp_weight NSP."""
+
+    model: BertConfig
+    mask_token_id: int
+    mlm_weight: float = 1.0
+    nsp_weight: float = 1.0
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        if min(self.mlm_weight, self.nsp_weight) < 0 or self.mlm_weight + self.nsp_weight == 0:
+            raise ConfigError(
+                f"objective.mlm_weight {self.mlm_weight} and objective.nsp_weight "
+                f"{self.nsp_weight}: expected both >= 0 and one > 0"
+            )
+        if not 0 <= self.mask_token_id < self.model.vocab_size:
+            raise ConfigError(
+                f"objective.mask_token_id {self.mask_token_id} is not an id below "
+                f"objective.model.vocab_size {self.model.vocab_size}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLM:
+    """The paper's ablation: the same encoder under a causal mask, predicting the next token."""
+
+    model: BertConfig
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """An encoder with a task's head (Devlin et al. 2019, section 4).
+
+    The loss is the cross-entropy of the labels, or the squared error of a `RegressionHead`.
+    """
+
+    model: BertConfig
+    head: TaskHead
+    # Of what the head reads. A `QuestionAnsweringHead` reads the last layer as it is, as in BERT's
+    # release.
+    classifier_dropout: float = 0.1
+    label_smoothing: float = 0.0  # the share of a label that is spread evenly over all classes
+    class_weights: tuple[float, ...] = ()  # one for each label of the head; () weighs all alike
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        check_dropout("objective.classifier_dropout", self.classifier_dropout)
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(
+                f"objective.label_smoothing is {self.label_smoothing}, expected 0 <= "
+                "label_smoothing < 1"
+            )
+        head_type = type(self.head).__name__
+        if self.label_smoothing and isinstance(self.head, RegressionHead | QuestionAnsweringHead):
+            raise ConfigError(
+                f"objective.label_smoothing is {self.label_smoothing}, but a {head_type} has no "
+                "classes; expected 0"
+            )
+        if self.class_weights:
+            _check_class_weights(self.class_weights, self.head)
+
+
+def _check_class_weights(weights: tuple[float, ...], head: TaskHead) -> None:
+    match head:
+        case SequenceClassificationHead() | TokenClassificationHead():
+            labels = head.labels
+        case RegressionHead() | QuestionAnsweringHead() | MultipleChoiceHead():
+            raise ConfigError(
+                f"objective.class_weights is {weights}, but a {type(head).__name__} has no "
+                "classes; expected ()"
+            )
+    if len(weights) != len(labels):
+        raise ConfigError(
+            f"objective.class_weights has {len(weights)} weights, but objective.head has "
+            f"{len(labels)} labels: {', '.join(labels)}"
+        )
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
+        raise ConfigError(
+            f"objective.class_weights is {weights}, expected numbers >= 0 and one of them > 0"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedHead:
+    """The head of one of several tasks; the name stands in metrics, files and parameters."""
+
+    name: str
+    head: TaskHead
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformWeighting:
+    """Every row of a batch counts alike, so a task weighs as much as it is drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UncertaintyWeighting:
+    """Each task's loss is divided by a variance that is learned (Kendall et al. 2018, 3.2).
+
+    With s = log variance: exp(-s) loss + s / 2, and half of exp(-s) loss for a regression. Rows
+    count alike otherwise.
+    """
+
+    # Of the learning rate, for each s: fine-tuning's own would not take it anywhere in one run.
+    lr_multiplier: float = 100.0
+
+    def __post_init__(self) -> None:
+        if not self.lr_multiplier > 0:
+            raise ConfigError(
+                f"objective.weighting.lr_multiplier is {self.lr_multiplier}, expected above 0"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTask:
+    """One encoder with a head for each of several tasks, trained on batches that mix their rows.
+
+    As MT-DNN (Liu et al. 2019), but with all tasks in each batch.
+    """
+
+    model: BertConfig
+    heads: tuple[NamedHead, ...]
+    weighting: UniformWeighting | UncertaintyWeighting = UniformWeighting()
+    classifier_dropout: float = 0.1  # as of `FineTuning`, for each head
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        if not self.heads:
+            raise ConfigError("objective.heads is empty, expected a head for each task")
+        for named_head in self.heads:
+            if not _TASK_NAME.fullmatch(named_head.name):
+                raise ConfigError(
+                    f"objective.heads has a task {named_head.name!r}; expected a name of letters, "
+                    "digits, '_', '-' and '.', for it stands in the names of files and parameters"
+                )
+            if self.task_names.count(named_head.name) > 1:
+                raise ConfigError(
+                    f"objective.heads has two tasks {named_head.name!r}; expected different names"
+                )
+            if isinstance(named_head.head, MultipleChoiceHead):
+                raise ConfigError(
+                    f"objective.heads: {named_head.name!r} is multiple choice, whose rows are "
+                    "several texts and cannot share a batch with other tasks; fine-tune it by "
+                    "itself"
+                )
+            self.for_task(named_head.name)
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The tasks, in the order of their `task_ids`."""
+        return tuple(named_head.name for named_head in self.heads)
+
+    def for_task(self, name: str) -> FineTuning:
+        """The program of one of the tasks alone.
+
+        Raises:
+          ConfigError: there is no such task; names the nearest.
+        """
+        for named_head in self.heads:
+            if named_head.name == name:
+                return FineTuning(
+                    model=self.model,
+                    head=named_head.head,
+                    classifier_dropout=self.classifier_dropout,
+                    compute=self.compute,
+                )
+        closest = difflib.get_close_matches(name, self.task_names, n=1, cutoff=0.4)
+        hint = f"did you mean {closest[0]!r}? " if closest else ""
+        raise ConfigError(f"no task {name!r}; {hint}tasks here: {', '.join(self.task_names)}")
+
+
+ObjectiveConfig = Pretraining | CausalLM | FineTuning | MultiTask

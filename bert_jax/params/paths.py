@@ -1,0 +1,87 @@
+"""Parameters by path: {"encoder/layers/0/attention/query/kernel": leaf}, and tables over paths.
+
+Everything the project says about parameters (sharding axes, weight decay, conversion) is a table
+whose rows are path patterns. `*` stands for one path segment, `**` for any number of them. A path
+that no row matches, or that two rows match, is an error: nothing is decided by accident.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested dict as one level, keys joined by "/"."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}/{key}" if prefix else str(key)
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, path))
+        else:
+            flat[path] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, last = path.split("/")
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = value
+    return tree
+
+
+def map_with_path(function: Callable[[str, Any], Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Applies `function(path, leaf)` to every leaf of a nested dict."""
+    return unflatten({path: function(path, leaf) for path, leaf in flatten(tree).items()})
+
+
+@functools.cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    parts = [
+        r".*" if segment == "**" else re.escape(segment).replace(r"\*", "[^/]*")
+        for segment in pattern.split("/")
+    ]
+    return re.compile("/".join(parts).replace("/.*", "(?:/.*)?").replace(".*/", "(?:.*/)?") + r"\Z")
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a path pattern matches a whole path."""
+    return _regex(pattern).match(path) is not None
+
+
+class PathTable(Generic[T]):
+    """An ordered table from path patterns to values, complete and unambiguous over its paths."""
+
+    def __init__(self, name: str, rows: Sequence[tuple[str, T]]):
+        self.name = name
+        self.rows = tuple(rows)
+
+    def __getitem__(self, path: str) -> T:
+        """The value of the one row that matches `path`; KeyError if none or several do."""
+        matching_rows = [
+            (pattern, value) for pattern, value in self.rows if _regex(pattern).match(path)
+        ]
+        if len(matching_rows) != 1:
+            found = (
+                "no row matches"
+                if not matching_rows
+                else f"rows {[p for p, _ in matching_rows]} all match"
+            )
+            raise KeyError(f"table {self.name!r}: {found} the parameter {path!r}")
+        return matching_rows[0][1]
+
+    def explain(self, paths: Iterable[str]) -> list[tuple[str, str, T]]:
+        """(path, the pattern that decides it, value) for each path."""
+        rows = []
+        for path in paths:
+            value = self[path]
+            pattern = next(p for p, _ in self.rows if _regex(p).match(path))
+            rows.append((path, pattern, value))
+        return rows

@@ -1,0 +1,118 @@
+"""Parameters, gradients and optimizer state: what they weigh on each device, with none allocated.
+
+Shapes are the network's and the optimizer's own, traced; shardings are the trainer's, on a mesh of
+devices that need not be there.
+"""
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+from jax.sharding import AbstractMesh, AxisType
+
+from bert_jax.experiment import Experiment
+from bert_jax.functional import Params
+from bert_jax.models.config import ComputeConfig
+from bert_jax.objectives.config import ObjectiveConfig
+from bert_jax.objectives.make import make_objective
+from bert_jax.parallel import sharding
+from bert_jax.parallel.config import MeshConfig
+from bert_jax.params import paths
+from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
+from bert_jax.train.optimizer import make_optimizer
+from bert_jax.tuning.depth import lowest_trainable_depth
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateBytes:
+    """Of a run on a mesh; bytes are those of one device.
+
+    Attributes:
+      count: parameters of the whole model, frozen ones too.
+      gradients: of the parameters that move, as large as these.
+      lowest: the depth of the lowest parameter that moves, as `tuning.depth` counts: 0 for the
+        embeddings. The backward pass ends there.
+    """
+
+    num_parameters: int
+    parameters: int
+    optimizer: int
+    gradients: int
+    lowest_trainable_layer: int
+
+
+def make_abstract_mesh(mesh: MeshConfig, devices: int) -> AbstractMesh:
+    """The mesh (data, fsdp, tensor) over so many devices, none of which needs to be there.
+
+    Raises:
+      ConfigError: the product of the sizes cannot be the number of devices.
+    """
+    return AbstractMesh(
+        mesh.axis_sizes(devices), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)
+    )
+
+
+def state_bytes(experiment: Experiment, devices: int) -> StateBytes:
+    """What the state of a run weighs on each of so many devices."""
+    # Only what the state depends on: many plans of one run then share an answer.
+    objective = dataclasses.replace(experiment.objective, compute=ComputeConfig())
+    train = TrainConfig(
+        phases=(Phase(steps=1, seq_length=1, batch_size=1),),
+        schedule=WarmupLinear(warmup_steps=0),
+        optimizer=experiment.train.optimizer,
+        tuning=experiment.train.tuning,
+    )
+    return _state_bytes(objective, train, make_abstract_mesh(experiment.mesh, devices))
+
+
+@functools.lru_cache(maxsize=64)
+def _state_bytes(
+    objective: ObjectiveConfig, train: TrainConfig, abstract_mesh: AbstractMesh
+) -> StateBytes:
+    shapes = _abstract_params(objective)
+    # Only names and sizes of the mesh's axes are read, which an abstract mesh has.
+    mesh = cast(jax.sharding.Mesh, abstract_mesh)
+    optimizer = make_optimizer(train)
+    sharded_params = _with_shardings(shapes, sharding.parameter_shardings(shapes, mesh))
+    opt_state = jax.eval_shape(optimizer.init, shapes)
+    opt_state = _with_shardings(opt_state, sharding.optimizer_shardings(optimizer, shapes, mesh))
+    params = paths.flatten(sharded_params)
+    frozen = train.tuning.frozen
+    trainable = [
+        leaf
+        for path, leaf in params.items()
+        if not any(paths.matches(pattern, path) for pattern in frozen)
+    ]
+    return StateBytes(
+        num_parameters=sum(math.prod(leaf.shape) for leaf in params.values()),
+        parameters=sum(map(bytes_on_device, params.values())),
+        optimizer=sum(map(bytes_on_device, jax.tree.leaves(opt_state))),
+        gradients=sum(map(bytes_on_device, trainable)),
+        lowest_trainable_layer=lowest_trainable_depth(params, frozen),
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _abstract_params(objective: ObjectiveConfig) -> Params:
+    return make_objective(objective).abstract()
+
+
+def _with_shardings(shapes: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf, leaf_sharding: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=leaf_sharding
+        ),
+        shapes,
+        shardings,
+    )
+
+
+def bytes_on_device(leaf: jax.ShapeDtypeStruct) -> int:
+    """Bytes of one device's shard of an abstract array that has a sharding."""
+    assert leaf.sharding is not None
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize

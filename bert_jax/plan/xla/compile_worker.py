@@ -1,0 +1,120 @@
+"""Compiles a train step for a TPU slice without a TPU; a process of its own, run by `compile.py`.
+
+libtpu holds XLA's compiler for every generation. It has to be told so before JAX starts, by
+environment variables, which is why this is a process: a request comes as JSON on standard input,
+facts go as JSON to a file.
+"""
+
+import functools
+import gzip
+import hashlib
+import json
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.atomic_io import atomic_write
+from bert_jax.batch import batch_spec
+from bert_jax.config_lib import from_json
+from bert_jax.experiment import Experiment
+from bert_jax.hardware.tpu_slices import Slice, find_slice
+from bert_jax.objectives.make import make_objective
+from bert_jax.parallel import sharding
+from bert_jax.train.compile import abstract_state, jitted_step
+from bert_jax.train.optimizer import make_optimizer
+from bert_jax.train.step import init_state
+
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+
+
+def topology(tpu_slice: Slice) -> Any:
+    """The devices of a slice, as libtpu describes them."""
+    from jax.experimental import topologies
+
+    config = tpu_slice.generation.chip_config
+    options = {"chip_config_name": config} if config else {}
+    return topologies.get_topology_desc(
+        platform="tpu", topology_name=tpu_slice.libtpu_topology, **options
+    )
+
+
+def lower(experiment: Experiment, request: dict[str, Any], devices: Any) -> Any:
+    """The train step of one phase and batch shape, lowered for these devices."""
+    mesh = sharding.make_mesh(experiment.mesh, devices)
+    phase = experiment.train.phases[request["phase"]]
+    objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
+    initialize = functools.partial(init_state, objective, optimizer)
+    abstract = abstract_state(initialize, optimizer, mesh)
+    batch_sharding = sharding.batch_sharding(mesh)
+    fields = tuple(request["fields"])
+    batch = {
+        name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding)
+        for name, (shape, dtype) in batch_spec(fields, request["sizes"]).items()
+    }
+    with jax.set_mesh(mesh):
+        jitted = jitted_step(experiment, phase, objective, optimizer, abstract, mesh)
+        return jitted.lower(abstract, batch)
+
+
+def compile_report(lowered: Any) -> dict[str, Any]:
+    """What the compiler says.
+
+    Returns:
+      {"out_of_memory": its message}, or {"out_of_memory": None, "peak_bytes": on one device,
+      "optimal_seconds": of its analysis, "text": the scheduled program}.
+    """
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if OUT_OF_MEMORY not in str(error):
+            raise
+        return {"out_of_memory": _memory_line(str(error))}
+    analysis, memory = compiled.cost_analysis(), compiled.memory_analysis()
+    analysis = analysis[0] if isinstance(analysis, list) else analysis
+    return {
+        "out_of_memory": None,
+        "peak_bytes": memory.peak_memory_in_bytes,
+        "optimal_seconds": analysis.get("optimal_seconds", 0.0),
+        "text": compiled.as_text(),
+    }
+
+
+def _memory_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if "exceed" in line or "Ran out" in line]
+    return lines[0] if lines else message.splitlines()[0]
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the compiled program."""
+    return {name: metadata.version(name) for name in ("jax", "jaxlib", "libtpu")}
+
+
+def main() -> int:
+    """Reads the request, keeps the facts under the program's fingerprint, answers with the file.
+
+    All of the program's text is kept, not what is read from it: another way to read it needs no
+    other compilation.
+    """
+    request = json.load(sys.stdin)
+    experiment = from_json(Experiment, request["experiment"], "the request")
+    tpu_slice = find_slice(request["slice"])
+    devices = topology(tpu_slice).devices
+    if len(devices) != tpu_slice.devices:
+        raise RuntimeError(f"libtpu has {len(devices)} devices for {tpu_slice.name}")
+    lowered = lower(experiment, request, np.asarray(devices).reshape(-1).tolist())
+    identity = json.dumps([lowered.as_text(), tpu_slice.name, versions()])
+    name = hashlib.sha256(identity.encode()).hexdigest()[:24]
+    report_file = Path(request["cache"]) / f"{name}.json.gz"
+    if not report_file.exists():
+        content = {**compile_report(lowered), "slice": tpu_slice.name, "versions": versions()}
+        atomic_write(report_file, gzip.compress(json.dumps(content).encode()))
+    Path(request["output"]).write_text(json.dumps(str(report_file)), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,95 @@
+"""Counts the FLOPs of matrix products in the gradient of a program, as it is written.
+
+It holds the formula (`train/flops.py`) to account: a formula that has lost sight of the program
+would make every MFU wrong in silence.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from bert_jax.errors import UserError
+from bert_jax.models.config import ComputeConfig
+from bert_jax.objectives.config import ObjectiveConfig
+from bert_jax.objectives.make import make_objective
+from bert_jax.plan.inputs import Inputs
+from bert_jax.train.flops import step_flops
+
+TOLERANCE = 0.03
+
+
+def check_formula(config: ObjectiveConfig, inputs: Inputs) -> float:
+    """The counted FLOPs of a step of a phase's longest batch, with every parameter moving.
+
+    Raises:
+      UserError: the formula is off by more than 3 %.
+    """
+    sizes = inputs.shapes[-1]
+    formula = step_flops(config, inputs.phase, sizes["L"], num_choices=sizes.get("A", 1))
+    counted = counted_flops(config, inputs)
+    if abs(counted / formula - 1) > TOLERANCE:
+        raise UserError(
+            f"the program has {counted:.4g} FLOPs a step by count and {formula:.4g} by formula, "
+            f"more than {TOLERANCE:.0%} apart: bert_jax/train/flops.py does not know this program"
+        )
+    return counted
+
+
+def counted_flops(config: ObjectiveConfig, inputs: Inputs) -> float:
+    """FLOPs of all products in the forward and backward pass, nothing computed twice."""
+    objective = make_objective(dataclasses.replace(config, compute=ComputeConfig()))
+    batch = {
+        name: jax.ShapeDtypeStruct(shape, dtype)
+        for name, (shape, dtype) in inputs.batch_spec().items()
+    }
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        return objective.compute_loss(
+            params, batch, objective.loss_denominators(batch), jax.random.key(0)
+        ).loss
+
+    return _jaxpr_flops(jax.make_jaxpr(jax.grad(loss))(objective.abstract(), batch).jaxpr)
+
+
+def _jaxpr_flops(jaxpr: core.Jaxpr) -> float:
+    total, broadcast_scalars = 0.0, set()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "broadcast_in_dim" and _shape(equation.invars[0]) == ():
+            broadcast_scalars.add(equation.outvars[0])  # a product with it is a sum
+        elif (
+            equation.primitive.name == "dot_general" and equation.invars[0] not in broadcast_scalars
+        ):
+            total += _dot_general_flops(equation)
+        trip_count = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        inner_flops = [_jaxpr_flops(each) for each in _inner_jaxprs(equation.params)]
+        # Of the branches of a condition one runs.
+        total += trip_count * (
+            max(inner_flops, default=0.0) if "branches" in equation.params else sum(inner_flops)
+        )
+    return total
+
+
+def _inner_jaxprs(params: dict[str, Any]) -> list[core.Jaxpr]:
+    found = []
+    for name, value in params.items():
+        if name.startswith(("jvp", "fwd", "bwd")):  # rules that were applied already, or never will
+            continue
+        for each in value if isinstance(value, tuple | list) else (value,):
+            jaxpr = getattr(each, "jaxpr", each)
+            if isinstance(jaxpr, core.Jaxpr):
+                found.append(jaxpr)
+    return found
+
+
+def _dot_general_flops(equation: Any) -> float:
+    (contracting_dims, _), _ = equation.params["dimension_numbers"]
+    lhs_shape = _shape(equation.invars[0])
+    out_shape = _shape(equation.outvars[0])
+    return 2.0 * math.prod(out_shape) * math.prod(lhs_shape[axis] for axis in contracting_dims)
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return variable.aval.shape

@@ -1,0 +1,70 @@
+"""The largest batch of a phase that the compiler says fits on a slice, by bisection."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from bert_jax.experiment import Experiment
+from bert_jax.hardware.tpu_slices import Slice
+from bert_jax.plan.inputs import Inputs
+from bert_jax.plan.xla.compile_phase import compile_phase
+from bert_jax.plan.xla.compile_report import CompiledEstimate
+
+_MAX_PER_DEVICE_BATCH_SIZE = 4096  # rows of a device: no phase of a BERT has more
+
+
+def largest_batch(
+    experiment: Experiment,
+    inputs: Inputs,
+    phase_index: int,
+    tpu_slice: Slice,
+    usable_bytes: int,
+    *,
+    log: Callable[[str], None],
+    cache: Path | None = None,
+    compile_fn: Callable[..., CompiledEstimate] = compile_phase,
+) -> int:
+    """Rows of the whole batch; 0 if not even one row a device fits.
+
+    Rows of a device are doubled, up to 4,096, until they do not fit, then bisected to the last.
+
+    Args:
+      room: bytes of a device that a run may use.
+      say: is told of each trial, which takes minutes.
+      compiled: what compiles; a test's own has no compiler.
+    """
+    data, fsdp, _ = experiment.mesh.axis_sizes(tpu_slice.devices)
+    batch_size_multiple = data * fsdp * inputs.phase.gradient_accumulation_steps
+
+    def fits(per_device_batch_size: int) -> bool:
+        resized = _with_batch_size(inputs, per_device_batch_size * batch_size_multiple)
+        phases = list(experiment.train.phases)
+        phases[phase_index] = resized.phase
+        train = dataclasses.replace(experiment.train, phases=tuple(phases))
+        candidate = dataclasses.replace(experiment, train=train)
+        estimate = compile_fn(candidate, resized, phase_index, tpu_slice, cache)
+        reason = (
+            estimate.out_of_memory
+            or f"{estimate.peak_bytes / 2**30:.2f} of {usable_bytes / 2**30:.2f} GiB"
+        )
+        result = "fits" if estimate.fits(usable_bytes) else "does not fit"
+        log(
+            f"{per_device_batch_size * batch_size_multiple:,} rows ({per_device_batch_size} a "
+            f"device): {result}: {reason}"
+        )
+        return estimate.fits(usable_bytes)
+
+    low, high = 0, 1
+    while low < _MAX_PER_DEVICE_BATCH_SIZE and fits(high):
+        low, high = high, 2 * high
+    high = min(high, _MAX_PER_DEVICE_BATCH_SIZE + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * batch_size_multiple
+
+
+def _with_batch_size(inputs: Inputs, batch_size: int) -> Inputs:
+    shapes = tuple({**sizes, "B": batch_size} for sizes in inputs.shapes)
+    phase = dataclasses.replace(inputs.phase, batch_size=batch_size)
+    return dataclasses.replace(inputs, phase=phase, shapes=shapes)

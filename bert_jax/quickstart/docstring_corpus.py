@@ -1,0 +1,258 @@
+"""A corpus that is already on the machine: the English inside Python's own documentation.
+
+The docstrings of the standard library and of every installed package, read as source (`ast`) and
+never imported. A document is a module; its paragraphs are the prose of its docstrings in the order
+of the source. Code, tables and markup are left out, each paragraph is kept once in the whole
+corpus, and train and held-out text come from different packages: held-out text is new in style and
+subject too.
+"""
+
+import ast
+import hashlib
+import inspect
+import json
+import multiprocessing
+import os
+import re
+import sysconfig
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from bert_jax.atomic_io import atomic_path, write_json
+from bert_jax.errors import UserError
+
+MIN_DOCUMENT_WORDS = 40
+MIN_PARAGRAPH_WORDS = 4
+# Copies of other packages, and tests: the first repeat text, the second hold little prose.
+SKIPPED_FOLDERS = frozenset(
+    {"__pycache__", "_vendor", "_vendored_packages", "externals", "node_modules"}
+    | {"test", "tests", "idle_test", "testdata", "site-packages"}
+)
+
+_WORD = re.compile(r"[A-Za-z][a-z]*(?:['’-][A-Za-z]+)*[.,;:!?)\"']*")
+_UNDERLINE = re.compile(r"\s*([=\-~^*#+`._])\1{2,}[\s=\-~^*#+`._|]*")
+_NOISE = re.compile(r"\s*(?:>>>|\.\.\.(?: |$)|In \[|\$ |\.\. |:\w+[^:]*:|@\w)")
+_DOCTEST = re.compile(r"\s*>>>")
+_BULLET = re.compile(r"\s*(?:[-*+•]|\(?\d{1,2}[.)])\s+")
+# "  axis: The axis." and "  axis (int): The axis." (Google style), "axis : int" (NumPy style).
+_ARGUMENT = re.compile(r"\s*[`*]{0,2}\w[\w.]*[`*]{0,2}(?: \([^)]*\))?:\s+(?=\S)")
+_TYPE_LINE = re.compile(r"\s*\*{0,2}\w+(?:, \*{0,2}\w+)* : .*")
+_SECTION = re.compile(r"\s*[A-Z]\w+(?: \w+)?:\s*")  # "Args:" above indented lines
+_MARKUP = re.compile(r":[\w:]+:(?=`)|``?|\*\*|:(?=:$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocstringCorpus:
+    """What `gather` wrote: JSON-lines files of {"module", "package", "text"}, and counts."""
+
+    train: Path
+    held_out: Path
+    counts: dict[str, dict[str, int]]
+
+
+def write_docstring_corpus(
+    output: Path, *, roots: list[Path] | None = None, held_out_fraction: float = 0.1
+) -> DocstringCorpus:
+    """Writes `train.jsonl`, `heldout.jsonl` and `counts.json` into `output`.
+
+    Packages go to held-out text in the order of a hash of their name, as long as they fit into
+    `held_out_share` of the characters: the share holds although packages differ 1000-fold in size.
+
+    Args:
+      output: a folder, made if absent.
+      roots: folders of top-level modules and packages; by default those of this Python.
+      held_out_share: of the characters, for held-out text.
+
+    Raises:
+      UserError: no documentation found, or so few packages that none can be held out.
+    """
+    files = sorted(_source_files(default_roots() if roots is None else roots))
+    by_package: dict[str, list[tuple[str, list[str]]]] = {}
+    for package, module, found_paragraphs in _read_all_docstrings(files):
+        by_package.setdefault(package, []).append((module, found_paragraphs))
+    held_out = _choose_held_out(by_package, held_out_fraction)
+    if not held_out or len(held_out) == len(by_package):
+        raise UserError(
+            f"documentation of {len(by_package)} package(s) found in {len(files)} source files; "
+            "at least two with text are needed, so that one can be held out"
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    seen: set[bytes] = set()
+    counts: dict[str, dict[str, int]] = {}
+    # Train first: a paragraph that is in both is then no longer in the held-out text.
+    paths = {"train": output / "train.jsonl", "held_out": output / "heldout.jsonl"}
+    for name, packages in (("train", set(by_package) - held_out), ("held_out", held_out)):
+        documents = ((p, *document) for p in sorted(packages) for document in by_package[p])
+        counts[name] = _write_documents(paths[name], documents, seen)
+        counts[name]["packages"] = len(packages)
+    write_json(output / "counts.json", counts)
+    return DocstringCorpus(train=paths["train"], held_out=paths["held_out"], counts=counts)
+
+
+def default_roots() -> list[Path]:
+    """The standard library and the folders into which packages are installed."""
+    paths = sysconfig.get_paths()
+    return [Path(p) for p in dict.fromkeys(paths[key] for key in ("stdlib", "purelib", "platlib"))]
+
+
+def extract_paragraphs(docstring: str) -> list[str]:
+    """The prose of one docstring, a line each: no doctests, code, tables, titles, type lines."""
+    text = inspect.cleandoc(docstring)
+    text = re.sub(r"^\s*(```|~~~).*?^\s*\1", "\n", text, flags=re.DOTALL | re.MULTILINE)
+    found_paragraphs = []
+    code_indent: int | None = None
+    for block in re.split(r"\n\s*\n", text):
+        lines = block.split("\n")
+        indent = _indent(lines[0])
+        if code_indent is not None and indent > code_indent:
+            continue  # still inside what a line that ends in "::" has opened
+        code_indent = indent if lines[-1].rstrip().endswith("::") else None
+        found_paragraphs += [
+            p for item in _split_items(lines) if (p := _clean_prose(item)) is not None
+        ]
+    return found_paragraphs
+
+
+def _split_items(lines: list[str]) -> Iterator[str]:
+    """Splits one block of lines into arguments, list points and plain paragraphs, unwrapped."""
+    item: list[str] = []
+    previous_indent = 0
+    for line, next_line in zip(lines, [*lines[1:], ""], strict=True):
+        indent = _indent(line)
+        is_title = bool(_UNDERLINE.fullmatch(next_line))
+        next_is_indented = _indent(next_line) > indent
+        is_label = next_is_indented and (_TYPE_LINE.fullmatch(line) or _SECTION.fullmatch(line))
+        is_dropped = is_title or is_label or _NOISE.match(line) or _UNDERLINE.fullmatch(line)
+        starts_item = _BULLET.match(line) or _ARGUMENT.match(line)
+        if item and (is_dropped or starts_item or indent < previous_indent):
+            yield " ".join(item)
+            item = []
+        if _DOCTEST.match(line):
+            return  # what follows in the same block is its output
+        if not is_dropped:
+            item.append(_ARGUMENT.sub("", _BULLET.sub("", line), count=1).strip())
+        previous_indent = indent
+    if item:
+        yield " ".join(item)
+
+
+def _clean_prose(item: str) -> str | None:
+    words = _MARKUP.sub("", item).split()
+    if len(words) < MIN_PARAGRAPH_WORDS:
+        return None
+    text = " ".join(words)
+    num_plain_words = sum(_WORD.fullmatch(word) is not None for word in words)
+    is_prose = num_plain_words >= MIN_PARAGRAPH_WORDS and num_plain_words >= 0.7 * len(words)
+    if not is_prose or "|" in text or "://" in text or not text.isprintable():
+        return None
+    return text if len(text.encode()) <= 1.02 * len(text) else None  # mostly ASCII
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _source_files(roots: list[Path]) -> Iterator[tuple[str, str, str]]:
+    """(top-level package, module, path) of every source file below the roots."""
+    for root in roots:
+        for folder, subfolders, names in os.walk(root):
+            subfolders[:] = sorted(
+                s for s in subfolders if s not in SKIPPED_FOLDERS and s.isidentifier()
+            )
+            for name in sorted(names):
+                if name.endswith(".py"):
+                    path = Path(folder, name)
+                    parts = path.relative_to(root).with_suffix("").parts
+                    yield parts[0], ".".join(parts).removesuffix(".__init__"), str(path)
+
+
+def _read_all_docstrings(files: list[tuple[str, str, str]]) -> Iterator[tuple[str, str, list[str]]]:
+    # Source code is parsed at some 3 MB a second and core: processes, not threads. Spawned ones,
+    # since a fork of a process that has started jax can hang.
+    num_workers = min(os.cpu_count() or 1, 8)
+    context = multiprocessing.get_context("spawn")
+    if len(files) < 200:
+        yield from map(_read_docstrings, files)
+        return
+    with context.Pool(num_workers) as pool:
+        results = pool.imap(_read_docstrings, files, chunksize=32)
+        yield from tqdm(results, "reading documentation", len(files), unit=" files", disable=None)
+
+
+def _read_docstrings(file: tuple[str, str, str]) -> tuple[str, str, list[str]]:
+    package, module, path = file
+    found_paragraphs: list[str] = []
+    try:
+        source = Path(path).read_text(encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            tree = ast.parse(source)
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return package, module, found_paragraphs  # templates and files for another Python
+    for node in _definitions(tree):
+        docstring = ast.get_docstring(node, clean=False)
+        if docstring:
+            found_paragraphs += extract_paragraphs(docstring.expandtabs())
+    return package, module, found_paragraphs
+
+
+def _definitions(
+    tree: ast.Module,
+) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The module and its classes and functions, in the order of the source."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+        body = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+        pending += reversed(body)
+
+
+def _choose_held_out(
+    by_package: dict[str, list[tuple[str, list[str]]]], held_out_fraction: float
+) -> set[str]:
+    sizes = {
+        package: sum(len(p) for _, found_paragraphs in documents for p in found_paragraphs)
+        for package, documents in by_package.items()
+    }
+    remaining_characters = held_out_fraction * sum(sizes.values())
+    held_out_packages = set()
+    for package in sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        if 0 < sizes[package] <= remaining_characters:
+            held_out_packages.add(package)
+            remaining_characters -= sizes[package]
+    return held_out_packages
+
+
+def _write_documents(
+    path: Path, documents: Iterator[tuple[str, str, list[str]]], seen: set[bytes]
+) -> dict[str, int]:
+    """Writes documents whose new paragraphs make enough words; adds the paragraphs to `seen`."""
+    counts: Counter[str] = Counter(documents=0)
+    with atomic_path(path) as tmp_path, tmp_path.open("w", encoding="utf-8") as file:
+        for package, module, found_paragraphs in documents:
+            new_paragraphs = []
+            for paragraph in found_paragraphs:
+                normalized = re.sub(r"[^a-z0-9]+", "", paragraph.lower())
+                key = hashlib.blake2b(normalized.encode(), digest_size=12).digest()
+                if key in seen:
+                    counts["duplicate paragraphs dropped"] += 1
+                    continue
+                seen.add(key)
+                new_paragraphs.append(paragraph)
+            words = sum(len(p.split()) for p in new_paragraphs)
+            if words < MIN_DOCUMENT_WORDS:
+                counts["short documents dropped"] += 1
+                continue
+            text = "\n\n".join(new_paragraphs)
+            counts.update(
+                documents=1, paragraphs=len(new_paragraphs), words=words, characters=len(text)
+            )
+            file.write(json.dumps({"module": module, "package": package, "text": text}) + "\n")
+    return dict(counts)

@@ -1,0 +1,209 @@
+"""What a report shows of a fine-tuning run: how good its predictions are, and where they go wrong.
+
+All of it comes from the run's `analysis.json` (see `bert_jax.evals.analysis`), so a report can be
+written anew at any time.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bert_jax.report.html import (
+    card,
+    details,
+    escape,
+    format_value,
+    humanize,
+    metrics_table,
+    section,
+    table,
+)
+from bert_jax.report.task_charts import reliability_diagram, scatter
+
+Analysis = Mapping[str, Any]
+
+MAX_CLASSES = 20
+"""In a confusion matrix; for more classes the commonest confusions are listed."""
+
+_CORRECT_RGB, _WRONG_RGB = "0,114,178", "213,94,0"  # of a confusion matrix's shades
+_LOSS_NAMES = {
+    "classification": "loss",
+    "multiple_choice": "loss",
+    "regression": "distance",
+    "token_classification": "wrong entities",
+    "question_answering": "lost F1 × probability",
+}
+
+
+def task_tiles(analysis: Analysis) -> list[tuple[str, str]]:
+    """(name, value) of each labelled split's headline metrics; of several tasks the first alone."""
+    return [
+        (
+            f"{name} {split} {humanize(row['metric'])}".strip(),
+            format_value(row["metric"], row["value"]),
+        )
+        for name, task_analysis in _tasks(analysis).items()
+        for split, split_analysis in task_analysis["splits"].items()
+        for row in split_analysis["metrics_with_intervals"][: 1 if name else None]
+    ]
+
+
+def report_sections(analysis: Analysis) -> str:
+    """HTML: results with their intervals, then each labelled split, then the notes on the data.
+
+    Of several tasks: how often they were drawn, the results of all, and the rest one by one.
+    """
+    tasks = _tasks(analysis)
+    parts = [
+        section("Tasks", metrics_table(analysis.get("mixture", ()), "task")),
+        section("Results", _results(tasks)),
+    ]
+    for name, task_analysis in tasks.items():
+        for split, split_analysis in task_analysis["splits"].items():
+            cards = "".join(_split_cards(task_analysis, split, split_analysis))
+            parts.append(
+                f"<h2>{escape(_with_task_name(name, f'On {split}'))}</h2>{cards}" if cards else ""
+            )
+        rows = [(split, f"{count:,}") for split, count in task_analysis["examples"].items()]
+        notes = "".join(f"<li>{escape(note)}</li>" for note in task_analysis["notes"])
+        data = table(("split", "examples"), rows) + (f"<ul>{notes}</ul>" if notes else "")
+        parts.append(section(_with_task_name(name, f"Data: {task_analysis['task']}"), data))
+    return "".join(parts)
+
+
+def _tasks(analysis: Analysis) -> Mapping[str, Analysis]:
+    """Name -> analysis of each of several tasks; "" is the name of one alone."""
+    return analysis.get("tasks", {"": analysis})
+
+
+def _with_task_name(name: str, title: str) -> str:
+    return f"{name}: {title}" if name else title
+
+
+def _results(tasks: Mapping[str, Analysis]) -> str:
+    rows = [
+        (
+            _with_task_name(name, f"{split} ({split_analysis['examples']:,})"),
+            humanize(row["metric"]),
+            format_value(row["metric"], row["value"]),
+            f"{format_value(row['metric'], row['low'])} to "
+            f"{format_value(row['metric'], row['high'])}",
+        )
+        for name, task_analysis in tasks.items()
+        for split, split_analysis in task_analysis["splits"].items()
+        for row in split_analysis["metrics_with_intervals"]
+    ]
+    step = next(iter(tasks.values()))["step"]
+    return table(
+        ("split (examples)", "metric", "value", "95 % interval"),
+        rows,
+        caption=f"Parameters of step {step:,}. Intervals are bootstrapped over the examples; how "
+        "training runs of other seeds would vary is not in them.",
+    )
+
+
+def _split_cards(analysis: Analysis, split: str, split_analysis: Analysis) -> list[str]:
+    kind = analysis["kind"]
+    cards = []
+    if "classes" in split_analysis:
+        title = "Entities by type" if kind == "token_classification" else "Classes"
+        cards.append(card(metrics_table(split_analysis["classes"], "name"), title=title))
+    if "confusion_matrix" in split_analysis:
+        confusions = _confusion_table(analysis["labels"], split_analysis["confusion_matrix"])
+        cards.append(card(confusions, title="Confusion matrix"))
+    if "entity_errors" in split_analysis:
+        rows = metrics_table(split_analysis["entity_errors"], "type")
+        cards.append(card(rows, title="Entity errors by type"))
+    if "by_question_word" in split_analysis:
+        rows = metrics_table(split_analysis["by_question_word"], "word")
+        cards.append(card(rows, title="By question word (0 to 100)"))
+    if "calibration" in split_analysis:
+        cards.append(card(_calibration(split_analysis["calibration"]), title="Calibration"))
+    if "reference_vs_predicted" in split_analysis:
+        title = f"predicted values beside the labels of {split}"
+        chart = scatter(split_analysis["reference_vs_predicted"], title)
+        cards.append(card(chart, title="Predicted (upwards) by label"))
+    errors = _error_list(split_analysis["top_errors"], _LOSS_NAMES[kind])
+    cards.append(card(errors, title="Worst errors"))
+    return cards
+
+
+def _confusion_table(labels: Sequence[str], confusions: Sequence[Sequence[int]]) -> str:
+    if len(labels) > MAX_CLASSES:
+        top_confusions = sorted((c for c in confusions if c[0] != c[1]), key=lambda c: -c[2])[
+            :MAX_CLASSES
+        ]
+        return table(
+            ("gold", "predicted", "count"),
+            [(labels[g], labels[p], f"{n:,}") for g, p, n in top_confusions],
+        )
+    counts = {(label_id, predicted_id): count for label_id, predicted_id, count in confusions}
+    totals = Counter[int]()
+    for label_id, _, count in confusions:
+        totals[label_id] += count
+    header = "".join(f'<th scope="col">{escape(label)}</th>' for label in labels)
+    body = "".join(
+        f'<tr><th scope="row">{escape(label)}</th>'
+        + "".join(
+            _shaded_cell(
+                counts.get((label_id, predicted_id), 0), totals[label_id], label_id == predicted_id
+            )
+            for predicted_id in range(len(labels))
+        )
+        + "</tr>"
+        for label_id, label in enumerate(labels)
+    )
+    return (
+        '<table class="numbers"><caption>Each row is a class of the labels, each column what was '
+        "predicted; the share is that of the row.</caption>"
+        f'<thead><tr><th scope="col">gold \\ predicted</th>{header}</tr></thead>'
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+def _shaded_cell(count: int, total: int, is_correct: bool) -> str:
+    fraction = count / total if total else 0.0
+    color = f"rgba({_CORRECT_RGB if is_correct else _WRONG_RGB},{0.5 * fraction:.2f})"
+    percent = f" <small>{100 * fraction:.0f}%</small>" if count else ""
+    return f'<td style="background:{color}">{count:,}{percent}</td>'
+
+
+def _calibration(calibration: Mapping[str, Any]) -> str:
+    bins, error = calibration["bins"], format_value("calibration_error", calibration["error"])
+    rows = [
+        (
+            f"{b['low']:.3f} to {b['high']:.3f}",
+            f"{b['count']:,}",
+            f"{b['confidence']:.3f}",
+            f"{b['accuracy']:.3f}",
+        )
+        for b in bins
+        if b["count"]
+    ]
+    header = ("confidence", "predictions", "mean confidence", "accuracy")
+    return (
+        f'<p class="quiet">Expected calibration error {error}: how far a dot is above or below the '
+        "dashed line, the mean over all predictions. Bars: accuracy of the predictions of about "
+        "one confidence. Dots: the same at their mean confidence. Below: how many they are.</p>"
+        f"{reliability_diagram(bins, f'Reliability diagram, expected calibration error {error}')}"
+        f"{details('The same as a table', table(header, rows))}"
+    )
+
+
+def _error_list(errors: Sequence[Mapping[str, Any]], loss_name: str) -> str:
+    items = []
+    for error in errors:
+        fields = [("id", error["id"]), *error["texts"].items()]
+        fields += [("gold", error["reference"]), ("predicted", _format_predicted(error))]
+        fields.append((loss_name, f"{error['loss']:.4g}"))
+        rows = "".join(f'<dt>{escape(k)}</dt><dd dir="auto">{escape(v)}</dd>' for k, v in fields)
+        items.append(f"<li><dl>{rows}</dl></li>")
+    if not items:
+        return '<p class="quiet">None: everything is decided rightly.</p>'
+    return f'<ol class="errors">{"".join(items)}</ol>'
+
+
+def _format_predicted(error: Mapping[str, Any]) -> str:
+    if "probability" not in error:
+        return error["predicted"]
+    return f"{error['predicted']} ({format_value('probability', error['probability'])})"

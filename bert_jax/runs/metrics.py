@@ -1,0 +1,136 @@
+"""The numbers of a run, kept: `metrics.jsonl`, one JSON object a line, and TensorBoard if asked."""
+
+import importlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.atomic_io import atomic_write
+from bert_jax.errors import UserError
+from bert_jax.runs.hooks import StepEvent, Throughput
+
+FILE = "metrics.jsonl"
+TRAIN, EVALUATION = "train", "evaluation"
+
+
+class MetricsLog:
+    """Appends to `metrics.jsonl`; each line is on disk before the call returns.
+
+    A line is {"split", "step", "phase", "seconds", metric: value, ...}; "split" is "train" or
+    "evaluation", a value that is not finite is null. Lines of steps beyond `resume_step`, which
+    the resumed run will do again, and a line that a kill cut short, are dropped.
+
+    Args:
+      folder: the run folder, a local one.
+      every: steps from one training line to the next.
+      resume_step: the step that was restored; 0 for a fresh start.
+      peak_flops: FLOP/s of all devices together, to log the MFU.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        every: int,
+        resume_step: int = 0,
+        peak_flops: float | None = None,
+    ):
+        self.every = every
+        self._throughput = Throughput(peak_flops)
+        path = folder / FILE
+        earlier_rows = [row for row in read_metrics(path) if row["step"] <= resume_step]
+        atomic_write(path, "".join(json.dumps(row) + "\n" for row in earlier_rows))
+        self._stream = path.open("a", encoding="utf-8")
+
+    def __call__(self, event: StepEvent) -> None:
+        """Logs one training step."""
+        values = {**event.metrics, **self._throughput.measure(event)}
+        fields = {"phase": event.phase, "seconds": round(event.seconds, 3)}
+        self._write({"split": TRAIN, "step": event.step, **fields}, values)
+
+    def write_evaluation(self, step: int, values: Mapping[str, float], *, phase: str = "") -> None:
+        """Logs the result of an evaluation made after `step` updates."""
+        self._write({"split": EVALUATION, "step": step, "phase": phase}, values)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._stream.close()
+
+    def _write(self, fields: dict[str, Any], values: Mapping[str, float]) -> None:
+        finite = {name: float(v) if math.isfinite(v) else None for name, v in values.items()}
+        self._stream.write(json.dumps({**fields, **finite}) + "\n")
+        self._stream.flush()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a `metrics.jsonl`; an absent file is an empty one.
+
+    Raises:
+      UserError: a line before the last is not one of ours.
+    """
+    if not path.exists():
+        return []
+    rows = []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            is_valid = isinstance(row["step"], int) and row["split"] in (TRAIN, EVALUATION)
+        except (ValueError, KeyError, TypeError):
+            is_valid = False
+        if not is_valid:
+            if number == len(lines):  # cut short by a kill
+                break
+            raise UserError(
+                f"{path}, line {number}: not a line of metrics; move the file away to go on"
+            )
+        rows.append(row)
+    return rows
+
+
+class TensorBoard:
+    """Writes the same numbers as TensorBoard events, under <run folder>/tensorboard.
+
+    Raises:
+      UserError: tensorboardX is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        every: int,
+        resume_step: int = 0,
+        peak_flops: float | None = None,
+    ):
+        self.every = every
+        self._throughput = Throughput(peak_flops)
+        try:
+            tensorboardx = importlib.import_module("tensorboardX")
+        except ImportError:
+            raise UserError(
+                "TensorBoard logs need tensorboardX: pip install 'bert_jax[tensorboard]'"
+            ) from None
+        # Events beyond the restored step are marked as void, for the resumed run writes them anew.
+        self._writer = tensorboardx.SummaryWriter(
+            str(folder / "tensorboard"), purge_step=resume_step + 1 if resume_step else None
+        )
+
+    def __call__(self, event: StepEvent) -> None:
+        """Logs one training step."""
+        self._write(event.step, TRAIN, {**event.metrics, **self._throughput.measure(event)})
+
+    def write_evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Logs the result of an evaluation made after `step` updates."""
+        self._write(step, EVALUATION, values)
+
+    def close(self) -> None:
+        """Flushes and closes the event file."""
+        self._writer.close()
+
+    def _write(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(f"{split}/{name}", value, step)
+        self._writer.flush()

@@ -1,0 +1,158 @@
+"""What supervises a simulated pod: starts all hosts again from the newest checkpoint, or gives up.
+
+every host ended with 0                      the run is complete
+every host ended with 75                     all have saved: start again
+a host was killed, aborted or hung (70)      start again, while checkpoints get further
+anything else                                the same would happen again: give up
+"""
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+
+from bert_jax.runs.progress import format_duration
+from bert_jax.simulate.attempt import (
+    Attempt,
+    describe_exit_code,
+    newest_checkpoint_step,
+    run_attempt,
+)
+from bert_jax.simulate.scenario import Scenario
+from bert_jax.train.preemption import (
+    EXIT_DONE,
+    EXIT_HUNG,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    signal_handlers,
+)
+
+MAX_ATTEMPTS_WITHOUT_PROGRESS = 3
+"""Starts in a row that got no further than the one before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """All lives of a simulation, and its exit code."""
+
+    exit_code: int
+    attempts: tuple[Attempt, ...]
+
+
+class Supervisor:
+    """Runs a plan while it is entered; SIGTERM and Ctrl-C are passed on to all hosts.
+
+    A second Ctrl-C kills them. What hosts print goes to stderr as it comes, with their numbers.
+    """
+
+    def __init__(self, scenario: Scenario):
+        self._scenario = scenario
+        self._stack = contextlib.ExitStack()
+        self._pending_signals: list[signal.Signals] = []
+        self._stop_requested = False
+        self._print_lock = threading.Lock()
+        self._start_time = time.monotonic()
+
+    def __enter__(self) -> "Supervisor":
+        self._stack.enter_context(signal_handlers((signal.SIGTERM, signal.SIGINT), self._on_signal))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def run(self) -> Outcome:
+        """Lives until the run is complete, or until there is no use in another one."""
+        attempts: list[Attempt] = []
+        attempts_without_progress = 0
+        while True:
+            start_step = newest_checkpoint_step(self._scenario.run)
+            num_hosts = self._scenario.num_hosts(len(attempts))
+            origin = f"from step {start_step}" if start_step else "from the beginning"
+            self._log(
+                f"start {len(attempts) + 1}: {num_hosts} x "
+                f"{self._scenario.devices_per_host} devices, {origin}"
+            )
+            attempt = run_attempt(
+                self._scenario,
+                len(attempts),
+                on_line=self._on_line,
+                log=self._log,
+                next_signal=self._next_signal,
+            )
+            attempts.append(attempt)
+            exit_codes = set(attempt.exit_codes.values())
+            self._log(f"start {len(attempts)} has ended: {describe_exit_codes(attempt)}")
+            if exit_codes == {EXIT_DONE}:
+                return Outcome(exit_code=EXIT_DONE, attempts=tuple(attempts))
+            if self._stop_requested:
+                exit_code = EXIT_PREEMPTED if exit_codes == {EXIT_PREEMPTED} else EXIT_USER_ERROR
+                return Outcome(exit_code=exit_code, attempts=tuple(attempts))
+            progressed = (
+                attempt.killed is not None
+                or newest_checkpoint_step(self._scenario.run) > start_step
+            )
+            attempts_without_progress = 0 if progressed else attempts_without_progress + 1
+            if (
+                not _is_retryable(attempt)
+                or attempts_without_progress >= MAX_ATTEMPTS_WITHOUT_PROGRESS
+            ):
+                return Outcome(exit_code=_failure_exit_code(attempt), attempts=tuple(attempts))
+
+    def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
+        second_interrupt = self._stop_requested and signal_number == signal.SIGINT
+        self._pending_signals.append(signal.SIGKILL if second_interrupt else signal.SIGTERM)
+        self._stop_requested = True
+
+    def _next_signal(self) -> signal.Signals | None:
+        return self._pending_signals.pop() if self._pending_signals else None
+
+    def _on_line(self, host: int, line: str) -> None:
+        self._print(f"[host {host}] {line}")
+
+    def _log(self, line: str) -> None:
+        self._print(f"[pod {format_duration(time.monotonic() - self._start_time)}] {line}")
+
+    def _print(self, line: str) -> None:
+        with self._print_lock:
+            print(line, file=sys.stderr, flush=True)
+
+
+def describe_exit_codes(attempt: Attempt) -> str:
+    """The exit codes of one start, as "exit code 0 on hosts 0, 1; killed by SIGKILL on host 2"."""
+    groups: dict[int, list[int]] = {}
+    for host, exit_code in sorted(attempt.exit_codes.items()):
+        groups.setdefault(exit_code, []).append(host)
+    return "; ".join(
+        f"{describe_exit_code(exit_code)} on {format_hosts(host_numbers)}"
+        for exit_code, host_numbers in groups.items()
+    )
+
+
+def format_hosts(host_numbers: list[int]) -> str:
+    """As "host 2" or "hosts 0, 1"."""
+    return f"host{'s' * (len(host_numbers) > 1)} {', '.join(map(str, host_numbers))}"
+
+
+def _is_retryable(attempt: Attempt) -> bool:
+    """Whether another start may get further, by the host that failed first."""
+    if attempt.first_failed_host is None:
+        return True  # all have saved, or are done
+    exit_code = attempt.exit_codes[attempt.first_failed_host]
+    return exit_code < 0 or exit_code == EXIT_HUNG
+
+
+def _failure_exit_code(attempt: Attempt) -> int:
+    exit_code = (
+        EXIT_USER_ERROR
+        if attempt.first_failed_host is None
+        else attempt.exit_codes[attempt.first_failed_host]
+    )
+    return exit_code if exit_code > 0 else EXIT_USER_ERROR

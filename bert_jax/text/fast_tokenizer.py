@@ -1,0 +1,284 @@
+"""WordPiece, byte-level BPE and other tokenizer.json files, through the `tokenizers` library.
+
+Devlin et al. 2018 (WordPiece as in BERT's release); Liu et al. 2019 (RoBERTa: the byte-level BPE of
+GPT-2). Ids and offsets are those of Hugging Face's tokenizers for the same files.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import (
+    AddedToken,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+from tokenizers import (
+    Tokenizer as BackendTokenizer,
+)
+
+from bert_jax.errors import UserError
+from bert_jax.text.files import read_text
+from bert_jax.text.saving import save_tokenizer
+from bert_jax.text.tokenizer import (
+    Encoding,
+    SpecialTokens,
+    Tokenizer,
+    find_special_tokens,
+    read_json,
+)
+from bert_jax.text.tokenizer_json import (
+    CONTINUING_SUBWORD_PREFIX,
+    canonical,
+    is_bert_tokenizer,
+    is_roberta_tokenizer,
+    merge_pairs,
+)
+
+_KINDS = {"WordPiece": "wordpiece", "BPE": "bpe", "Unigram": "unigram"}
+_SPACE_MARKS = ("Ġ", "▁")
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A vocabulary that the `tokenizers` library encodes with."""
+
+    def __init__(
+        self, backend: BackendTokenizer, special_tokens: SpecialTokens, source: str | Path
+    ):
+        """`source` is where the tokenizer came from, for messages."""
+        backend.no_truncation()
+        backend.no_padding()
+        rules = json.loads(backend.to_str())
+        model = rules["model"]
+        kind = _KINDS.get(model.get("type"))
+        if kind is None:
+            raise UserError(
+                f"tokenizer {source}: a {model.get('type')} model; expected {', '.join(_KINDS)}."
+            )
+        tokens = _tokens_by_id(backend.get_vocab(with_added_tokens=True), source)
+        if kind == "wordpiece":
+            prefix = model["continuing_subword_prefix"]
+            continues_word = [token.startswith(prefix) for token in tokens]
+        else:
+            continues_word = [not token.startswith(_SPACE_MARKS) for token in tokens]
+        super().__init__(
+            kind=kind,
+            tokens=tokens,
+            special_tokens=special_tokens,
+            extra_special_ids=[t["id"] for t in rules["added_tokens"] if t["special"]],
+            continues_word=continues_word,
+            rules=canonical(rules),
+        )
+        self._backend = backend
+
+    def encode_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [Encoding(encoding.ids, encoding.offsets) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def save(self, folder: str | Path) -> None:
+        rules = json.loads(self._backend.to_str())
+        files = {"tokenizer.json": self._backend.to_str(pretty=True)}
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        if is_bert_tokenizer(rules):
+            files["vocab.txt"] = "".join(f"{token}\n" for token in self._tokens)
+            normalizer = rules["normalizer"]
+            config = {
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": normalizer["lowercase"],
+                "strip_accents": normalizer["strip_accents"],
+                "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+            }
+        elif is_roberta_tokenizer(rules):
+            files["vocab.json"] = json.dumps(rules["model"]["vocab"], ensure_ascii=False)
+            merges = "".join(f"{left} {right}\n" for left, right in merge_pairs(rules["model"]))
+            files["merges.txt"] = f"#version: 0.2\n{merges}"
+            config = {
+                "tokenizer_class": "RobertaTokenizer",
+                "add_prefix_space": rules["pre_tokenizer"]["add_prefix_space"],
+                "trim_offsets": True,
+            }
+        added = {t["content"]: t for t in rules["added_tokens"]}
+        for role, token in self.special_tokens.as_dict().items():
+            entry = added.get(token)
+            # Only an object can say that [MASK] takes the space before it along.
+            config[f"{role}_token"] = _added_token(entry) if entry and entry["lstrip"] else token
+        save_tokenizer(
+            folder, files=files, tokenizer_config=config, tokenizer=self, main_file="tokenizer.json"
+        )
+
+
+def wordpiece_backend(
+    tokens: Sequence[str],
+    special_tokens: SpecialTokens,
+    *,
+    lowercase: bool,
+    strip_accents: bool | None = None,
+    tokenize_chinese_chars: bool = True,
+) -> BackendTokenizer:
+    """BERT's WordPiece: clean, split at spaces, punctuation and CJK, then longest match first.
+
+    Args:
+      pieces: piece of each id.
+      special: the special tokens.
+      lowercase: BERT "uncased".
+      strip_accents: None means as `lowercase` says.
+      split_cjk: each CJK character is a word.
+    """
+    vocab = {token: i for i, token in enumerate(tokens)}
+    backend = BackendTokenizer(models.WordPiece(vocab, unk_token=special_tokens.unk))
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase,
+        strip_accents=strip_accents,
+        handle_chinese_chars=tokenize_chinese_chars,
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix=CONTINUING_SUBWORD_PREFIX)
+    backend.add_special_tokens(
+        [
+            AddedToken(token, normalized=False, special=True)
+            for token in special_tokens.as_dict().values()
+        ]
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{special_tokens.cls}:0 $A:0 {special_tokens.sep}:0",
+        pair=f"{special_tokens.cls}:0 $A:0 {special_tokens.sep}:0 $B:1 {special_tokens.sep}:1",
+        special_tokens=[
+            (token, vocab[token]) for token in (special_tokens.cls, special_tokens.sep)
+        ],
+    )
+    return backend
+
+
+def byte_level_bpe_backend(
+    vocab: Mapping[str, int],
+    merges: Sequence[tuple[str, str]],
+    special_tokens: SpecialTokens,
+    *,
+    add_prefix_space: bool = False,
+) -> BackendTokenizer:
+    """RoBERTa's byte-level BPE; the mask token takes the space before it along, as in RoBERTa.
+
+    Args:
+      table: piece -> id.
+      merges: pairs, the earliest learned first.
+      special: the special tokens.
+      add_prefix_space: the first word is treated as if a space stood before it.
+    """
+    backend = BackendTokenizer(models.BPE(dict(vocab), list(merges)))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(
+        [
+            AddedToken(token, lstrip=role == "mask", normalized=False, special=True)
+            for role, token in special_tokens.as_dict().items()
+        ]
+    )
+    backend.post_processor = processors.RobertaProcessing(
+        (special_tokens.sep, vocab[special_tokens.sep]),
+        (special_tokens.cls, vocab[special_tokens.cls]),
+        trim_offsets=True,
+        add_prefix_space=add_prefix_space,
+    )
+    return backend
+
+
+def load_wordpiece(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
+    """A `vocab.txt`: one piece per line, its id is the number of the line less one."""
+    tokens = read_text(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    if tokens == [""]:
+        raise UserError(f"tokenizer {path}: the file is empty; expected one token on each line.")
+    line_numbers: dict[str, int] = {}
+    for number, token in enumerate(tokens, start=1):
+        if token == "":
+            raise UserError(f"tokenizer {path}, line {number}: empty; expected a token.")
+        if token in line_numbers:
+            raise UserError(
+                f"tokenizer {path}: duplicate token {token!r} on lines {line_numbers[token]} and "
+                f"{number}; ids would shift. Fetch the file again or remove one of them."
+            )
+        line_numbers[token] = number
+    vocab = {token: number - 1 for token, number in line_numbers.items()}
+    special_tokens = find_special_tokens(vocab, config, path)
+    ordinary_tokens = set(tokens) - set(special_tokens.as_dict().values())
+    # BERT's [unused12] are in lower case, so what is left tells cased from uncased.
+    lowercase = config.get(
+        "do_lower_case", all(token == token.lower() for token in ordinary_tokens)
+    )
+    backend = wordpiece_backend(
+        tokens,
+        special_tokens,
+        lowercase=lowercase,
+        strip_accents=config.get("strip_accents"),
+        tokenize_chinese_chars=config.get("tokenize_chinese_chars", True),
+    )
+    return HuggingFaceTokenizer(backend, special_tokens, path)
+
+
+def load_byte_level_bpe(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
+    """A `vocab.json` (piece -> id) with the `merges.txt` that lies beside it."""
+    merges_path = path.parent / path.name.replace("vocab.json", "merges.txt")
+    if merges_path == path or not merges_path.exists():
+        raise UserError(
+            f"tokenizer {path}: a byte-level BPE needs its merges; expected merges.txt beside it."
+        )
+    vocab = read_json(path)
+    if not vocab or not all(type(token_id) is int for token_id in vocab.values()):
+        raise UserError(f"tokenizer {path}: expected a JSON object of token -> id.")
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(read_text(merges_path).split("\n"), start=1):
+        line = line.removesuffix("\r")
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2:
+            raise UserError(f"{merges_path}, line {number}: expected two tokens, found {line!r}.")
+        merges.append((pair[0], pair[1]))
+    special_tokens = find_special_tokens(vocab, config, path)
+    try:
+        backend = byte_level_bpe_backend(
+            vocab, merges, special_tokens, add_prefix_space=config.get("add_prefix_space", False)
+        )
+    except Exception as error:  # the library raises the bare class
+        raise UserError(f"{merges_path} does not fit {path}: {error}.") from None
+    return HuggingFaceTokenizer(backend, special_tokens, path)
+
+
+def load_tokenizer_json(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
+    """A `tokenizer.json`: normaliser, splitting, model and added tokens in one file."""
+    read_json(path)
+    try:
+        backend = BackendTokenizer.from_str(read_text(path))
+    except Exception as error:  # the library raises the bare class
+        raise UserError(
+            f"tokenizer {path}: not a tokenizer.json that this version of `tokenizers` reads "
+            f"({error})."
+        ) from None
+    vocab = backend.get_vocab(with_added_tokens=True)
+    return HuggingFaceTokenizer(backend, find_special_tokens(vocab, config, path), path)
+
+
+def _tokens_by_id(vocab: Mapping[str, int], source: str | Path) -> list[str]:
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    for expected_id, token in enumerate(tokens):
+        if vocab[token] != expected_id:
+            raise UserError(
+                f"tokenizer {source}: ids must be 0 .. {len(tokens) - 1}, each once; {token!r} "
+                f"has {vocab[token]} where {expected_id} was expected."
+            )
+    return tokens
+
+
+def _added_token(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {"__type": "AddedToken"} | {key: entry[key] for key in entry if key != "id"}

@@ -1,0 +1,210 @@
+"""A fine-tuning run as an experiment: what it is is read off the model and the task, or tasks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax.data.config import FineTuningData, MultiTaskData, NamedTask
+from bert_jax.data.finetuning.config import Mixing, ProportionalMixing, TaskConfig
+from bert_jax.data.finetuning.example import is_labeled
+from bert_jax.data.finetuning.features import make_features
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.finetuning.task import Task
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.experiment import Experiment
+from bert_jax.objectives.config import (
+    FineTuning,
+    MultiTask,
+    NamedHead,
+    UncertaintyWeighting,
+    UniformWeighting,
+)
+from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
+from bert_jax.pretrained.load import LoadedModel
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.train.config import (
+    CheckpointConfig,
+    LabeledEval,
+    LoggingConfig,
+    Phase,
+    TrainConfig,
+    WarmupLinear,
+)
+from bert_jax.train.sources.fine_tuning import task_head
+from bert_jax.train.sources.multi_task import MEAN_METRIC
+from bert_jax.tuning.config import TuningConfig
+
+DEFAULT_SEQ_LENGTHS = {
+    "classification": 128,
+    "regression": 128,
+    "token_classification": 128,
+    "question_answering": 384,
+    "multiple_choice": 128,
+}
+"""Of rows, where none is asked for: those of the paper's release."""
+
+
+def fine_tuning_experiment(
+    task: TaskConfig,
+    model: str,
+    *,
+    epochs: float = 3.0,
+    batch_size: int = 32,
+    learning_rate: float = 5e-5,
+    warmup_ratio: float = 0.1,
+    max_length: int | None = None,
+    seed: int = 0,
+    tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
+) -> Experiment:
+    """The experiment that fine-tunes a model on a task (Devlin et al. 2019, appendix A.3).
+
+    After every epoch the dev split is evaluated, and the checkpoint that is best in the task's
+    first metric is kept.
+
+    Args:
+      model: a run folder, a Hugging Face folder or a Google TF1 checkpoint, with its vocabulary.
+      warmup_share: of the updates, during which the learning rate rises.
+      max_length: of rows; longer ones are cut or become windows.
+
+    Raises:
+      UserError: task or model cannot be read, or the model has no vocabulary.
+      ConfigError: a number is out of range.
+    """
+    _check_hyperparameters(epochs, batch_size, warmup_ratio)
+    loaded, tokenizer = _load_starting_model(model)
+    loaded_task = _load_trainable_task(task)
+    max_position_embeddings = loaded.config.positions.max_position_embeddings
+    seq_length = (
+        min(DEFAULT_SEQ_LENGTHS[loaded_task.kind], max_position_embeddings)
+        if max_length is None
+        else max_length
+    )
+    data = FineTuningData(task=task, tokenizer=str(tokenizer_folder(model)))
+    num_sequences = len(
+        make_features(loaded_task, "train", tokenizer, seq_length, data.window_overlap)
+    )
+    steps_per_epoch = -(-num_sequences // batch_size)
+    steps = max(1, round(epochs * steps_per_epoch))
+    best_metric = loaded_task.metrics[0] if _has_labeled_dev(loaded_task) else None
+    return Experiment(
+        name=loaded_task.name,
+        seed=seed,
+        objective=FineTuning(model=loaded.config, head=task_head(loaded_task)),
+        data=data,
+        init_from=model,
+        train=TrainConfig(
+            phases=(Phase(steps=steps, seq_length=seq_length, batch_size=batch_size),),
+            schedule=_make_schedule(learning_rate, warmup_ratio, steps),
+            logging=LoggingConfig(log_every=max(1, min(50, steps_per_epoch // 4))),
+            tuning=tuning,
+            **_evaluation_configs(best_metric, steps_per_epoch),
+        ),
+    )
+
+
+def multi_task_experiment(
+    tasks: Mapping[str, TaskConfig],
+    model: str,
+    *,
+    mixing: Mixing = ProportionalMixing(),  # noqa: B008 (frozen)
+    weighting: UniformWeighting | UncertaintyWeighting = UniformWeighting(),  # noqa: B008 (frozen)
+    epochs: float = 3.0,
+    batch_size: int = 32,
+    learning_rate: float = 5e-5,
+    warmup_ratio: float = 0.1,
+    max_length: int | None = None,
+    seed: int = 0,
+) -> Experiment:
+    """The experiment that fine-tunes one encoder on several tasks at once.
+
+    After every epoch all dev splits are evaluated, and the checkpoint is kept that is best in the
+    mean of the tasks' first metrics.
+
+    Args:
+      tasks: name -> task; the names stand in metrics and files.
+      mixing: how often each is drawn; an epoch has as many rows as all of them together.
+
+    The other arguments and the errors are those of `fine_tuning`.
+    """
+    _check_hyperparameters(epochs, batch_size, warmup_ratio)
+    loaded, tokenizer = _load_starting_model(model)
+    loaded_tasks = {name: _load_trainable_task(task) for name, task in tasks.items()}
+    heads = tuple(
+        NamedHead(name=name, head=task_head(loaded_task))
+        for name, loaded_task in loaded_tasks.items()
+    )
+    objective = MultiTask(model=loaded.config, heads=heads, weighting=weighting)
+    default_seq_length = max(
+        DEFAULT_SEQ_LENGTHS[loaded_task.kind] for loaded_task in loaded_tasks.values()
+    )
+    max_position_embeddings = loaded.config.positions.max_position_embeddings
+    seq_length = (
+        min(default_seq_length, max_position_embeddings) if max_length is None else max_length
+    )
+    data = MultiTaskData(
+        tasks=tuple(NamedTask(name=name, task=task) for name, task in tasks.items()),
+        tokenizer=str(tokenizer_folder(model)),
+        mixing=mixing,
+    )
+    split_features = (
+        make_features(loaded_task, "train", tokenizer, seq_length, data.window_overlap)
+        for loaded_task in loaded_tasks.values()
+    )
+    steps_per_epoch = -(-sum(map(len, split_features)) // batch_size)
+    steps = max(1, round(epochs * steps_per_epoch))
+    best_metric = MEAN_METRIC if all(map(_has_labeled_dev, loaded_tasks.values())) else None
+    return Experiment(
+        name="+".join(tasks),
+        seed=seed,
+        objective=objective,
+        data=data,
+        init_from=model,
+        train=TrainConfig(
+            phases=(Phase(steps=steps, seq_length=seq_length, batch_size=batch_size),),
+            schedule=_make_schedule(learning_rate, warmup_ratio, steps),
+            logging=LoggingConfig(log_every=max(1, min(50, steps_per_epoch // 4))),
+            **_evaluation_configs(best_metric, steps_per_epoch),
+        ),
+    )
+
+
+def _check_hyperparameters(epochs: float, batch_size: int, warmup_ratio: float) -> None:
+    if epochs <= 0 or batch_size < 1 or not 0 <= warmup_ratio < 1:
+        raise ConfigError(
+            f"epochs {epochs}, batch size {batch_size}, warmup ratio {warmup_ratio}; expected "
+            "epochs > 0, a batch of at least 1 and a ratio in [0, 1)"
+        )
+
+
+def _load_starting_model(model: str) -> tuple[LoadedModel, Tokenizer]:
+    loaded = load_model_or_tf1(model)
+    if loaded.tokenizer is None:
+        raise UserError(f"{model} has no vocabulary files; put those it was trained with beside it")
+    return loaded, loaded.tokenizer
+
+
+def _load_trainable_task(task: TaskConfig) -> Task:
+    loaded_task = load_task(task)
+    if "train" not in loaded_task.splits:
+        raise UserError(f"{loaded_task.name} has no rows to train on; name a file for train")
+    return loaded_task
+
+
+def _make_schedule(peak_learning_rate: float, warmup_ratio: float, steps: int) -> WarmupLinear:
+    return WarmupLinear(
+        peak_learning_rate=peak_learning_rate,
+        warmup_steps=min(round(warmup_ratio * steps), steps - 1),
+    )
+
+
+def _has_labeled_dev(task: Task) -> bool:
+    dev_examples = task.splits.get("dev", ())
+    return bool(dev_examples) and all(is_labeled(example) for example in dev_examples)
+
+
+def _evaluation_configs(best_metric: str | None, steps_per_epoch: int) -> dict[str, Any]:
+    """Evaluation and checkpoints of a run: by the metric `best` on dev, where there is one."""
+    checkpoints = CheckpointConfig(save_every=steps_per_epoch, keep_last=1, best_metric=best_metric)
+    return {
+        "checkpoints": checkpoints,
+        "evaluation": LabeledEval(eval_every=steps_per_epoch) if best_metric else None,
+    }

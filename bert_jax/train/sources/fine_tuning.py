@@ -1,0 +1,247 @@
+"""Fine-tuning's source: the examples of a task, in splits."""
+
+import contextlib
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax.atomic_io import atomic_path, atomic_write, write_json
+from bert_jax.data.config import FineTuningData
+from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
+from bert_jax.data.finetuning.example import is_labeled
+from bert_jax.data.finetuning.features import make_features
+from bert_jax.data.finetuning.loader import FineTuningLoader
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.finetuning.rows import Features
+from bert_jax.data.finetuning.task import Task
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.evals.analysis import analyze, describe_task
+from bert_jax.experiment import Experiment
+from bert_jax.models.config import (
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    RegressionHead,
+    SequenceClassificationHead,
+    TaskHead,
+    TokenClassificationHead,
+)
+from bert_jax.objectives.base import Objective
+from bert_jax.objectives.config import FineTuning
+from bert_jax.objectives.fine_tuning import FineTuningObjective
+from bert_jax.parallel import sharding
+from bert_jax.pretrained.initial import check_initial_tokenizer
+from bert_jax.runs import run_folder
+from bert_jax.text.compatibility import Tokenization, check_embedding_rows
+from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.train.config import LabeledEval
+from bert_jax.train.sources.feature_cache import ENCODER_FEATURES, FeatureExtractor, cache_features
+from bert_jax.train.sources.task_evaluator import TaskEvaluator
+from bert_jax.tuning.config import CachedFeatures
+
+PREDICTIONS = "predictions"
+
+
+def task_head(task: Task) -> TaskHead:
+    """The head that a task needs."""
+    match task.kind:
+        case "classification":
+            return SequenceClassificationHead(labels=task.labels)
+        case "regression":
+            return RegressionHead()
+        case "token_classification":
+            return TokenClassificationHead(labels=task.labels)
+        case "question_answering":
+            return QuestionAnsweringHead()
+        case "multiple_choice":
+            return MultipleChoiceHead()
+
+
+class FineTuningSource:
+    """The `Source` of an experiment whose data is `Labelled`."""
+
+    def __init__(self, experiment: Experiment, data: FineTuningData):
+        """Reads the task.
+
+        Raises:
+          UserError: its files are missing or damaged, or the model has another head.
+        """
+        if not isinstance(experiment.objective, FineTuning):
+            raise ConfigError(
+                f"data is FineTuningData, but objective is {type(experiment.objective).__name__}; "
+                "expected FineTuning"
+            )
+        self._experiment, self._data = experiment, data
+        self._objective_config = experiment.objective
+        self._tokenizer = load_tokenizer(data.tokenizer)
+        self._task = load_task(data.task)
+        self._features = functools.cache(self._make_features)
+        train = self._task.splits.get("train", ())
+        if not train or not all(is_labeled(example) for example in train):
+            problem = "has rows without a label in train" if train else "has no rows to train on"
+            raise UserError(f"{self._task.name} {problem}; name a file of labelled rows for train")
+        required_head = task_head(self._task)
+        if required_head != self._objective_config.head:
+            raise ConfigError(
+                f"objective.head is {self._objective_config.head}, but {self._task.name} needs "
+                f"{required_head}"
+            )
+
+    def prepare_run_folder(self, folder: Path) -> None:
+        """See `Source`."""
+        tokenizer_path = self._data.tokenizer
+        tokenization = Tokenization.of(self._tokenizer, tokenizer_path)
+        remedy = "Set data.tokenizer to {tokenizer}."
+        check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
+        vocab_size = self._objective_config.model.vocab_size
+        check_embedding_rows(
+            tokenization.vocab_size, vocab_size, tokenizer_path, "Use the vocabulary of the model."
+        )
+        if not (folder / TOKENIZER_FOLDER).exists():
+            with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
+                self._tokenizer.save(partial_folder)
+
+    def on_train_start(
+        self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
+    ) -> None:
+        """See `Source`: an encoder that reads once reads the rows of all splits."""
+        train = self._experiment.train
+        if not isinstance(train.tuning.features, CachedFeatures):
+            return
+        assert isinstance(objective, FineTuningObjective)
+        lengths = sorted({phase.seq_length for phase in train.phases})
+        extractor = FeatureExtractor(
+            objective,
+            params,
+            mesh,
+            lengths=self._data.batch_lengths(lengths[-1]),
+            batch_size=self._eval_batch_size(mesh),
+            pad_id=self._tokenizer.pad_id,
+        )
+        splits = {f"{s}-{n}": self._features(s, n) for n in lengths for s in self._task.splits}
+        cache_features(extractor, splits, folder / ENCODER_FEATURES)
+
+    def batch_fields(self, objective: Objective) -> tuple[str, ...]:
+        """See `Source`; with the states of an encoder that has read the rows."""
+        return (*objective.batch_fields(), *self.train_features(0).encoder_features)
+
+    def shapes(self, phase_index: int) -> list[dict[str, int]]:
+        """See `Source`: one for each length that occurs."""
+        batch_size = self._experiment.train.phases[phase_index].batch_size
+        num_choices = self.train_features(phase_index).num_choices
+        sizes = {"B": batch_size, "A": num_choices, "D": self._objective_config.model.hidden_size}
+        return [{**sizes, "L": n} for n in self._loader(phase_index, 0).distinct_batch_lengths()]
+
+    @contextlib.contextmanager
+    def loader(self, phase_index: int, position: int) -> Iterator[FineTuningLoader]:
+        """See `Source`."""
+        yield self._loader(phase_index, position)
+
+    def evaluator(
+        self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
+    ) -> TaskEvaluator | None:
+        """See `Source`."""
+        evaluation = self._experiment.train.evaluation
+        if not isinstance(evaluation, LabeledEval):
+            return None
+        if evaluation.split not in self._task.splits:
+            available_splits = ", ".join(self._task.splits)
+            raise ConfigError(
+                f"train.evaluation.split is {evaluation.split!r}, but {self._task.name} has "
+                f"{available_splits}; name a file for it, or set train.evaluation to null"
+            )
+        return self._split_evaluator(objective, evaluation.split, phase_index, mesh)
+
+    def on_train_end(
+        self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
+    ) -> None:
+        """See `Source`: predictions, metrics and analysis of every split but the training's."""
+        metrics, analysis = self.evaluate_splits(
+            objective, params, mesh, folder / PREDICTIONS, step
+        )
+        if jax.process_index() == 0:
+            write_json(folder / run_folder.EVALUATION, metrics)
+            write_json(folder / run_folder.ANALYSIS, analysis)
+
+    def evaluate_splits(
+        self,
+        objective: Objective,
+        params: Any,
+        mesh: jax.sharding.Mesh,
+        predictions_folder: Path,
+        step: int,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The metrics of every split but the training's, and on process 0 what there is to show.
+
+        Writes the predictions for each split's examples into the folder `predictions`.
+        """
+        last_phase_index = len(self._experiment.train.phases) - 1
+        metrics, split_analyses = {}, {}
+        predictions_folder.mkdir(parents=True, exist_ok=True)
+        for split in self._task.splits:
+            if split == "train":
+                continue
+            result = self._split_evaluator(objective, split, last_phase_index, mesh).evaluate(
+                params
+            )
+            if result.metrics:
+                metrics[split] = result.metrics
+            if jax.process_index() == 0:
+                if result.metrics:
+                    split_analyses[split] = analyze(
+                        self._task, self._task.splits[split], result.predictions, result.metrics
+                    )
+                lines = "".join(json.dumps(row) + "\n" for row in result.prediction_records)
+                atomic_write(predictions_folder / f"{split}.jsonl", lines)
+        task_description = {
+            **describe_task(self._task),
+            "train_sequences": len(self.train_features(last_phase_index)),
+        }
+        return metrics, {**task_description, "step": step, "splits": split_analyses}
+
+    def train_features(self, phase_index: int) -> Features:
+        """The rows that a phase trains on."""
+        return self._features("train", self._experiment.train.phases[phase_index].seq_length)
+
+    def _make_features(self, split: str, seq_length: int) -> Features:
+        return make_features(
+            self._task, split, self._tokenizer, seq_length, self._data.window_overlap
+        )
+
+    def _loader(self, phase_index: int, position: int) -> FineTuningLoader:
+        phase_config = self._experiment.train.phases[phase_index]
+        return FineTuningLoader(
+            self.train_features(phase_index),
+            self._data.batch_lengths(phase_config.seq_length),
+            batch_size=phase_config.batch_size,
+            seed=self._experiment.seed + phase_index,
+            pad_id=self._tokenizer.pad_id,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            start=position,
+        )
+
+    def _split_evaluator(
+        self, objective: Objective, split: str, phase_index: int, mesh: jax.sharding.Mesh
+    ) -> TaskEvaluator:
+        assert isinstance(objective, FineTuningObjective)
+        seq_length = self._experiment.train.phases[phase_index].seq_length
+        return TaskEvaluator(
+            objective,
+            self._task,
+            split,
+            self._features(split, seq_length),
+            self._data.batch_lengths(seq_length),
+            batch_size=self._eval_batch_size(mesh),
+            pad_id=self._tokenizer.pad_id,
+            mesh=mesh,
+        )
+
+    def _eval_batch_size(self, mesh: jax.sharding.Mesh) -> int:
+        """Rows of a batch that is not trained on."""
+        batch_size = (self._experiment.train.evaluation or LabeledEval()).batch_size
+        sharding.check_batch_size(batch_size, 1, mesh)
+        return batch_size

@@ -1,0 +1,111 @@
+"""The held-out pass of pretraining: fixed examples with fixed masks, so that numbers compare."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.data.config import PretrainingData
+from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, read_manifest
+from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
+from bert_jax.data.pretraining.loader import evaluation_batches
+from bert_jax.errors import UserError
+from bert_jax.objectives.base import Objective
+from bert_jax.parallel.sharding import batch_sharding, put_batch
+from bert_jax.text.compatibility import check_same_tokenizer
+from bert_jax.train.config import HeldOutEval, Phase
+
+SEED = 0
+"""Of the held-out examples and masks; the same in every run, whatever the run's own seed."""
+
+
+def check_held_out_corpus(corpus: PreparedCorpus, held_out: str) -> None:
+    """Compares the manifests of the training corpus and of the held-out corpus.
+
+    Raises:
+      UserError: the held-out corpus is not a prepared corpus, has another vocabulary than `corpus`,
+        or has the same documents.
+    """
+    manifest = read_manifest(held_out)
+    check_same_tokenizer(
+        corpus.tokenization,
+        corpus_tokenization(held_out, manifest),
+        "Prepare the held-out text again with "
+        f"`bert-jax prepare --vocab {corpus.folder / TOKENIZER_FOLDER}`.",
+    )
+    same_folder = Path(held_out).resolve() == corpus.folder.resolve()
+    if same_folder or manifest.fingerprint == corpus.manifest.fingerprint:
+        raise UserError(
+            f"the held-out corpus {held_out} has the same documents as the training corpus "
+            f"{corpus.folder} ({manifest.counts.documents:,} documents, fingerprint "
+            f"{manifest.fingerprint[:12]}). Prepare text that is not in the training corpus with "
+            f"`bert-jax prepare --vocab {corpus.folder / TOKENIZER_FOLDER}`."
+        )
+
+
+def held_out_batches(
+    config: HeldOutEval,
+    data: PretrainingData,
+    phase: Phase,
+    *,
+    host_index: int = 0,
+    host_count: int = 1,
+) -> Iterator[dict[str, np.ndarray]]:
+    """The batches of one held-out pass.
+
+    They depend on the held-out corpus, on `data.examples`, and on the length and predictions of
+    `phase`, on nothing else.
+
+    Raises:
+      UserError: not a prepared corpus.
+    """
+    return evaluation_batches(
+        PreparedCorpus(config.corpus),
+        dataclasses.replace(data, corpus=config.corpus, masking=data.masking and config.masking),
+        seq_length=phase.seq_length,
+        batch_size=config.batch_size,
+        max_predictions_per_seq=phase.max_predictions_per_seq,
+        num_examples=config.num_examples,
+        seed=SEED,
+        process_index=host_index,
+        process_count=host_count,
+    )
+
+
+class HeldOutEvaluator:
+    """Evaluates parameters on the held-out pass; compiles once."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        config: HeldOutEval,
+        data: PretrainingData,
+        phase: Phase,
+        mesh: jax.sharding.Mesh,
+    ):
+        self._sharding = batch_sharding(mesh)
+        self._step = jax.jit(
+            lambda params, batch: objective.compute_loss(
+                params, batch, objective.loss_denominators(batch), None
+            )
+        )
+        hosts = {"host_index": jax.process_index(), "host_count": jax.process_count()}
+        self._batches = list(held_out_batches(config, data, phase, **hosts))
+
+    def __call__(self, params: Any) -> dict[str, float]:
+        """Means over all held-out examples; "loss" is the mean of the batches' losses."""
+        # One at a time: several processes with several CPU devices each hang when some thirty
+        # programs wait in line (jaxlib 0.10.2).
+        outputs = [
+            jax.device_get(self._step(params, put_batch(batch, self._sharding)))
+            for batch in self._batches
+        ]
+        result = {"loss": float(np.mean([output.loss for output in outputs]))}
+        for name in outputs[0].metrics:
+            total = sum(float(output.metrics[name].total) for output in outputs)
+            weight = sum(float(output.metrics[name].weight) for output in outputs)
+            result[name] = total / max(weight, 1e-9)
+        return result

@@ -1,0 +1,176 @@
+"""Multi-task fine-tuning's source: the examples of several tasks, each with splits of its own."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax.atomic_io import write_json
+from bert_jax.data.config import MultiTaskData
+from bert_jax.data.finetuning.loader import FineTuningLoader
+from bert_jax.data.finetuning.mixture import MixtureSampler, concatenate_features
+from bert_jax.data.finetuning.rows import Features
+from bert_jax.errors import ConfigError
+from bert_jax.experiment import Experiment
+from bert_jax.objectives.base import Objective
+from bert_jax.objectives.config import MultiTask
+from bert_jax.objectives.multi_task import MultiTaskObjective, task_params
+from bert_jax.runs import run_folder
+from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.train.sources.fine_tuning import PREDICTIONS, FineTuningSource
+from bert_jax.train.sources.task_evaluator import TaskEvaluator
+
+MEAN_METRIC = "mean"
+"""Among the metrics of an evaluation: the mean of each task's first metric."""
+
+
+class MultiTaskSource:
+    """The `Source` of an experiment whose data is a `LabelledMixture`.
+
+    Each task is a source by itself, of the experiment that has this task alone; here their rows are
+    mixed, and what they measure is put side by side.
+    """
+
+    def __init__(self, experiment: Experiment, data: MultiTaskData):
+        """Reads the tasks.
+
+        Raises:
+          UserError: files of a task are missing or damaged, or the model has other heads.
+        """
+        objective = experiment.objective
+        if not isinstance(objective, MultiTask):
+            raise ConfigError(
+                f"data is MultiTaskData, but objective is {type(objective).__name__}; "
+                "expected MultiTask"
+            )
+        names = tuple(named.name for named in data.tasks)
+        if names != objective.task_names:
+            raise ConfigError(
+                f"data.tasks are {', '.join(names)}, but objective.heads are "
+                f"{', '.join(objective.task_names)}; expected the same names in the same order"
+            )
+        self._experiment, self._data = experiment, data
+        self._sources = {name: self._single_task_source(objective, name) for name in names}
+        self._pad_id = load_tokenizer(data.tokenizer).pad_id
+        self._joined_features = functools.cache(self._join_features)
+
+    def _single_task_source(self, objective: MultiTask, name: str) -> FineTuningSource:
+        data = self._data.for_task(name)
+        experiment = dataclasses.replace(
+            self._experiment, objective=objective.for_task(name), data=data
+        )
+        return FineTuningSource(experiment, data)
+
+    def prepare_run_folder(self, folder: Path) -> None:
+        """See `Source`."""
+        next(iter(self._sources.values())).prepare_run_folder(folder)
+
+    def on_train_start(
+        self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
+    ) -> None:
+        """See `Source`: nothing is made beforehand."""
+
+    def batch_fields(self, objective: Objective) -> tuple[str, ...]:
+        """See `Source`."""
+        return objective.batch_fields()
+
+    def shapes(self, phase_index: int) -> list[dict[str, int]]:
+        """See `Source`: one for each length that occurs."""
+        phase_config = self._experiment.train.phases[phase_index]
+        loader = self._loader(phase_index, 0)
+        epochs = -(-phase_config.steps // loader.batches_per_epoch)
+        return [
+            {"B": phase_config.batch_size, "L": length}
+            for length in loader.distinct_batch_lengths(epochs)
+        ]
+
+    @contextlib.contextmanager
+    def loader(self, phase_index: int, position: int) -> Iterator[FineTuningLoader]:
+        """See `Source`."""
+        yield self._loader(phase_index, position)
+
+    def evaluator(
+        self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
+    ) -> "MultiTaskEvaluator | None":
+        """See `Source`."""
+        assert isinstance(objective, MultiTaskObjective)
+        evaluators = {
+            name: evaluator
+            for name, source in self._sources.items()
+            if (evaluator := source.evaluator(objective.tasks[name], phase_index, mesh)) is not None
+        }
+        return MultiTaskEvaluator(evaluators) if evaluators else None
+
+    def on_train_end(
+        self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
+    ) -> None:
+        """See `Source`: for each task what its own run would leave, under its name."""
+        assert isinstance(objective, MultiTaskObjective)
+        metrics, analyses = {}, {}
+        for name, source in self._sources.items():
+            metrics[name], analyses[name] = source.evaluate_splits(
+                objective.tasks[name],
+                task_params(params, name),
+                mesh,
+                folder / PREDICTIONS / name,
+                step,
+            )
+        if jax.process_index() == 0:
+            sampler = self._sampler(len(self._experiment.train.phases) - 1)
+            mixture = [
+                {
+                    "task": name,
+                    "num_sequences": analyses[name]["train_sequences"],
+                    "drawn_per_epoch": num_drawn,
+                }
+                for name, num_drawn in sampler.sequences_per_epoch.items()
+            ]
+            write_json(folder / run_folder.EVALUATION, metrics)
+            analysis = {"tasks": analyses, "mixture": mixture}
+            write_json(folder / run_folder.ANALYSIS, analysis)
+
+    def _sampler(self, phase_index: int) -> MixtureSampler:
+        num_sequences = {
+            name: len(source.train_features(phase_index)) for name, source in self._sources.items()
+        }
+        return MixtureSampler(num_sequences, self._data.mixing, self._experiment.seed + phase_index)
+
+    def _join_features(self, phase_index: int) -> Features:
+        return concatenate_features(
+            {name: source.train_features(phase_index) for name, source in self._sources.items()}
+        )
+
+    def _loader(self, phase_index: int, position: int) -> FineTuningLoader:
+        phase_config = self._experiment.train.phases[phase_index]
+        name = self._data.tasks[0].name
+        return FineTuningLoader(
+            self._joined_features(phase_index),
+            self._data.for_task(name).batch_lengths(phase_config.seq_length),
+            batch_size=phase_config.batch_size,
+            seed=self._experiment.seed + phase_index,
+            pad_id=self._pad_id,
+            sampler=self._sampler(phase_index),
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            start=position,
+        )
+
+
+class MultiTaskEvaluator:
+    """Evaluates the parameters of several tasks on one split of each."""
+
+    def __init__(self, evaluators: Mapping[str, TaskEvaluator]):
+        self._evaluators = evaluators
+
+    def __call__(self, params: Any) -> dict[str, float]:
+        """The metrics of every task as "rte/accuracy", and `MEAN`."""
+        metrics, primary_metrics = {}, []
+        for name, evaluator in self._evaluators.items():
+            task_metrics = evaluator(task_params(params, name))
+            primary_metrics.append(evaluator.primary_metric(task_metrics))
+            metrics |= {f"{name}/{metric}": value for metric, value in task_metrics.items()}
+        return {MEAN_METRIC: sum(primary_metrics) / len(primary_metrics), **metrics}

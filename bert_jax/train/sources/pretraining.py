@@ -1,0 +1,108 @@
+"""Pretraining's source: a prepared corpus, and another one to be held against."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax import batch as contract
+from bert_jax.atomic_io import atomic_path
+from bert_jax.data.config import PackedSegments, PretrainingData
+from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
+from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.pretraining.batch_builder import batch_fields
+from bert_jax.data.pretraining.loader import PretrainingLoader
+from bert_jax.errors import ConfigError
+from bert_jax.experiment import Experiment
+from bert_jax.objectives.base import Objective
+from bert_jax.parallel import sharding
+from bert_jax.pretrained.initial import check_initial_tokenizer
+from bert_jax.text.compatibility import check_embedding_rows
+from bert_jax.train.config import HeldOutEval
+from bert_jax.train.sources.held_out import HeldOutEvaluator, check_held_out_corpus
+
+
+class PretrainingSource:
+    """The `Source` of an experiment whose data is a `LoaderConfig`."""
+
+    def __init__(self, experiment: Experiment, data: PretrainingData):
+        """Opens the corpus.
+
+        Raises:
+          UserError: not a prepared corpus.
+        """
+        self._experiment, self._data = experiment, data
+        self._corpus = PreparedCorpus(data.corpus)
+
+    def prepare_run_folder(self, folder: Path) -> None:
+        """See `Source`."""
+        tokenization = self._corpus.tokenization
+        remedy = "Prepare the text again with `bert-jax prepare --vocab {tokenizer}`."
+        check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
+        vocab_size = self._experiment.objective.model.vocab_size
+        check_embedding_rows(
+            tokenization.vocab_size,
+            vocab_size,
+            tokenization.path,
+            f"Set objective.model.vocab_size to {tokenization.vocab_size}.",
+        )
+        evaluation = self._experiment.train.evaluation
+        if isinstance(evaluation, HeldOutEval):
+            check_held_out_corpus(self._corpus, evaluation.corpus)
+        if not (folder / TOKENIZER_FOLDER).exists():
+            with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
+                shutil.copytree(self._corpus.folder / TOKENIZER_FOLDER, partial_folder)
+
+    def on_train_start(
+        self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
+    ) -> None:
+        """See `Source`: examples are drawn anew in every epoch, so nothing is made beforehand."""
+
+    def batch_fields(self, objective: Objective) -> tuple[str, ...]:
+        """See `Source`; with the fields of packing where examples are packed."""
+        available_fields, examples = batch_fields(self._data), self._data.input_format
+        for name in objective.batch_fields():
+            if name not in available_fields:
+                raise ConfigError(
+                    f"the objective needs the field {name!r}, which data.input_format "
+                    f"{type(examples).__name__} does not make"
+                )
+        is_packed = isinstance(examples, PackedSegments)
+        return objective.batch_fields() + (contract.PACKED_FIELDS if is_packed else ())
+
+    def shapes(self, phase_index: int) -> list[dict[str, int]]:
+        """See `Source`; one for each phase."""
+        return [self._experiment.train.phases[phase_index].sizes]
+
+    def loader(self, phase_index: int, position: int) -> PretrainingLoader:
+        """See `Source`."""
+        phase_config = self._experiment.train.phases[phase_index]
+        return PretrainingLoader(
+            self._corpus,
+            self._data,
+            seq_length=phase_config.seq_length,
+            batch_size=phase_config.batch_size,
+            max_predictions_per_seq=phase_config.max_predictions_per_seq,
+            seed=self._experiment.seed
+            + phase_index,  # a later phase does not see the first one's order
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            start=position,
+        )
+
+    def evaluator(
+        self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
+    ) -> HeldOutEvaluator | None:
+        """See `Source`."""
+        evaluation = self._experiment.train.evaluation
+        if not isinstance(evaluation, HeldOutEval):
+            return None
+        sharding.check_batch_size(evaluation.batch_size, 1, mesh)
+        phases = self._experiment.train.phases
+        return HeldOutEvaluator(objective, evaluation, self._data, phases[phase_index], mesh)
+
+    def on_train_end(
+        self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
+    ) -> None:
+        """See `Source`: pretraining has nothing more to show."""

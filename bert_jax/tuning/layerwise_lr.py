@@ -1,0 +1,86 @@
+"""What tuning adds to the optimizer: frozen parameters, rates by depth, gradual unfreezing."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.errors import ConfigError
+from bert_jax.params import paths
+from bert_jax.params.paths import matches
+from bert_jax.tuning.config import TuningConfig
+from bert_jax.tuning.depth import count_layers, param_depth
+
+TRAINABLE, FROZEN = "moved", "frozen"
+
+
+def freeze(
+    tuning: TuningConfig, optimizer: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """`optimizer` for all parameters but the frozen ones, which get no update and no moments.
+
+    Raises:
+      ConfigError: at init, a pattern of `tuning.frozen` that matches nothing, or all are frozen.
+    """
+    if not tuning.frozen:
+        return optimizer
+
+    def param_labels(params: Any) -> Any:
+        flat_params = paths.flatten(params)
+        for pattern in tuning.frozen:
+            if not any(matches(pattern, path) for path in flat_params):
+                raise ConfigError(
+                    f"tuning.frozen has {pattern!r}, which matches no parameter; they are such as "
+                    f"{', '.join(list(flat_params)[:3])} (`bert-jax explain` lists them)"
+                )
+        is_frozen = {
+            path: any(matches(pattern, path) for pattern in tuning.frozen) for path in flat_params
+        }
+        if all(is_frozen.values()):
+            raise ConfigError(f"tuning.frozen {tuning.frozen} leaves no parameter that moves")
+        return paths.unflatten(
+            {path: FROZEN if frozen else TRAINABLE for path, frozen in is_frozen.items()}
+        )
+
+    return optax.partition({TRAINABLE: optimizer, FROZEN: optax.set_to_zero()}, param_labels)
+
+
+class UpdateCountState(NamedTuple):
+    """Updates done."""
+
+    count: jax.Array
+
+
+def scale_by_depth(tuning: TuningConfig) -> optax.GradientTransformation:
+    """Multiplies updates by a rate for each depth, 0 while that depth is still frozen.
+
+    Layer-wise decay as in Howard and Ruder 2018 (3.2) and Clark et al. 2020 (ELECTRA, appendix B);
+    gradual unfreezing as in Howard and Ruder 2018 (3.3).
+    """
+
+    def lr_multipliers(params: Any, count: jax.Array) -> Any:
+        num_layers = count_layers(paths.flatten(params))
+
+        def lr_multiplier(path: str, leaf: Any) -> Any:
+            if isinstance(leaf, optax.MaskedNode):  # frozen: it has no update
+                return leaf
+            distance_from_head = num_layers + 1 - param_depth(path, num_layers)  # 0 for the head
+            scale = tuning.layerwise_lr_decay**distance_from_head * (
+                tuning.head_lr_multiplier if distance_from_head == 0 else 1.0
+            )
+            unfrozen = count >= distance_from_head * tuning.unfreeze_every
+            return jnp.where(unfrozen, jnp.float32(scale), jnp.float32(0))
+
+        return paths.map_with_path(lr_multiplier, params)
+
+    def init(params: Any) -> UpdateCountState:
+        del params
+        return UpdateCountState(jnp.int32(0))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, UpdateCountState]:
+        scaled_updates = jax.tree.map(jnp.multiply, updates, lr_multipliers(updates, state.count))
+        del params
+        return scaled_updates, UpdateCountState(state.count + 1)
+
+    return optax.GradientTransformation(init, update)

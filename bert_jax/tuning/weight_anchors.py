@@ -1,0 +1,94 @@
+"""Penalties on the distance from where training began, as gradients added by the optimizer."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from bert_jax.errors import ConfigError
+from bert_jax.params import paths
+from bert_jax.tuning.config import EWC, L2SP
+
+
+class AnchorState(NamedTuple):
+    """What holds the parameters, each shaped like them.
+
+    Attributes:
+      start: where they are pulled to.
+      strength: how strongly; a scalar, or one number for each weight.
+    """
+
+    start: Any
+    strength: Any
+
+
+def l2_to_init(weight_anchor: L2SP | EWC) -> optax.GradientTransformation:
+    """Adds the gradient of an anchor's penalty, strength x (w - start), to each gradient.
+
+    L2-SP pulls the encoder to its start and the head to zero. EWC pulls the encoder alone, with
+    strengths of zero until `with_importance` has put in those that were measured.
+    """
+
+    def starting_point(path: str, leaf: Any) -> Any:
+        if isinstance(leaf, optax.MaskedNode):  # frozen: nothing to hold
+            return leaf
+        return jnp.array(leaf) if path.startswith("encoder/") else jnp.zeros_like(leaf)
+
+    def initial_strength(path: str, leaf: Any) -> Any:
+        if isinstance(leaf, optax.MaskedNode):
+            return leaf
+        match weight_anchor:
+            case L2SP():
+                part_strength = (
+                    weight_anchor.encoder_strength
+                    if path.startswith("encoder/")
+                    else weight_anchor.head_strength
+                )
+                return jnp.full_like(leaf, part_strength)
+            case EWC():
+                return jnp.zeros_like(leaf)
+
+    def init(params: Any) -> AnchorState:
+        return AnchorState(
+            paths.map_with_path(starting_point, params),
+            paths.map_with_path(initial_strength, params),
+        )
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, AnchorState]:
+        penalty_grads = jax.tree.map(
+            lambda strength, weight, start: strength * (weight - start),
+            state.strength,
+            params,
+            state.start,
+        )
+        return jax.tree.map(jnp.add, updates, penalty_grads), state
+
+    return optax.GradientTransformation(init, update)
+
+
+def set_fisher(opt_state: Any, weight_anchor: EWC, fisher: Mapping[str, np.ndarray]) -> Any:
+    """An optimizer's state with EWC's strengths: `weight_anchor.strength` x Fisher information.
+
+    Raises:
+      ConfigError: `fisher` lacks a parameter of the encoder, or has one of another shape.
+    """
+
+    def fisher_strength(path: str, leaf: Any) -> Any:
+        if isinstance(leaf, optax.MaskedNode) or not path.startswith("encoder/"):
+            return leaf
+        if path not in fisher or fisher[path].shape != leaf.shape:
+            raise ConfigError(
+                f"tuning.weight_anchor.fisher {weight_anchor.fisher} does not fit the model at "
+                f"{path}; make it of the model that training starts from"
+            )
+        return jax.device_put(np.float32(weight_anchor.strength) * fisher[path], leaf.sharding)
+
+    def set_strength(node: Any) -> Any:
+        if not isinstance(node, AnchorState):
+            return node
+        return node._replace(strength=paths.map_with_path(fisher_strength, node.strength))
+
+    return jax.tree.map(set_strength, opt_state, is_leaf=lambda node: isinstance(node, AnchorState))

@@ -1,0 +1,123 @@
+"""Configs: JSON both ways, overrides, errors that name the nearest field, recipes."""
+
+import dataclasses
+
+import pytest
+
+from bert_jax import config_lib
+from bert_jax.data.config import PackedSegments, PretrainingData, SingleSegment
+from bert_jax.errors import ConfigError
+from bert_jax.experiment import Experiment
+from bert_jax.models.config import ComputeConfig, FullRemat, GeluTanh, Scanned, bert_config
+from bert_jax.objectives.config import CausalLM, Pretraining
+from bert_jax.train.config import Lamb, Phase, TrainConfig, WarmupLinear
+
+
+def experiment() -> Experiment:
+    return Experiment(
+        name="test",
+        objective=Pretraining(
+            model=dataclasses.replace(bert_config("tiny", vocab_size=100), hidden_act=GeluTanh()),
+            mask_token_id=4,
+            compute=ComputeConfig(layer_loop=Scanned(), remat=FullRemat()),
+        ),
+        data=PretrainingData(corpus="data", input_format=PackedSegments(), masking=None),
+        train=TrainConfig(
+            phases=(Phase(steps=10, seq_length=64, batch_size=8, max_predictions_per_seq=10),),
+            optimizer=Lamb(),
+            schedule=WarmupLinear(warmup_steps=2),
+        ),
+    )
+
+
+def test_json_round_trip_is_the_same_config():
+    original = experiment()
+    data = config_lib.to_json(original)
+    assert config_lib.from_json(Experiment, data) == original
+    assert data["objective"]["compute"]["layer_loop"] == {"type": "Scanned"}
+
+
+def test_another_program_keeps_its_type():
+    original = dataclasses.replace(
+        experiment(), objective=CausalLM(model=bert_config("tiny", vocab_size=9))
+    )
+    assert config_lib.from_json(Experiment, config_lib.to_json(original)) == original
+
+
+def test_override_sets_nested_fields_and_types():
+    changed = config_lib.override(
+        experiment(),
+        [
+            "seed=7",
+            "train.schedule.peak_learning_rate=2e-4",
+            "train.phases.0.steps=20",
+            'data.input_format={"type": "SingleSegment"}',
+            "train.max_grad_norm=2",
+        ],
+    )
+    assert changed.seed == 7
+    assert changed.train.schedule.peak_learning_rate == 2e-4
+    assert changed.train.phases[0].steps == 20
+    assert (
+        isinstance(changed.data, PretrainingData) and changed.data.input_format == SingleSegment()
+    )
+    assert changed.train.max_grad_norm == 2.0
+    assert isinstance(changed.train.max_grad_norm, float)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("train.shedule.peak_learning_rate=1", "did you mean 'schedule'"),
+        ("train.schedule.peek_learning_rate=1", "did you mean 'peak_learning_rate'"),
+        ("seed=abc", "expected int"),
+        ("seed", "expected FIELD=VALUE"),
+        ("train.phases.3.steps=1", "not an index below 1"),
+        ('data.input_format={"type": "Pickle"}', "unknown type 'Pickle'"),
+        ("objective.compute.dtype=float16", "float16"),
+        ("name.x=1", "beyond the last field"),
+    ],
+)
+def test_override_errors_name_the_mistake(assignment, message):
+    with pytest.raises(ConfigError, match=message):
+        config_lib.override(experiment(), [assignment])
+
+
+def test_diff_and_fingerprint_see_one_changed_field():
+    first = experiment()
+    second = config_lib.override(first, ["seed=1"])
+    assert config_lib.diff(config_lib.to_json(first), config_lib.to_json(second)) == [
+        ("seed", 0, 1)
+    ]
+    assert config_lib.fingerprint(first) == config_lib.fingerprint(experiment())
+    assert config_lib.fingerprint(first) != config_lib.fingerprint(second)
+
+
+def test_recipe_arguments_are_typed_and_checked(tmp_path):
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        "def get_config(*, steps: int, size: str = 'tiny'):\n    return (steps, size)\n"
+    )
+    get_config = config_lib.load_recipe(recipe)
+    assert config_lib.call_recipe(get_config, ["steps=3", "size=8"], "recipe.py") == (3, "8")
+    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+        config_lib.call_recipe(get_config, ["step=3"], "recipe.py")
+    with pytest.raises(ConfigError, match="needs --with steps"):
+        config_lib.call_recipe(get_config, [], "recipe.py")
+    with pytest.raises(ConfigError, match="expected int"):
+        config_lib.call_recipe(get_config, ["steps=many"], "recipe.py")
+    with pytest.raises(ConfigError, match="no such recipe"):
+        config_lib.load_recipe(tmp_path / "absent.py")
+
+
+def test_impossible_values_are_refused():
+    with pytest.raises(ConfigError, match="multiple of"):
+        dataclasses.replace(bert_config("tiny"), num_attention_heads=3)
+    with pytest.raises(ConfigError, match="beyond the position table"):
+        config_lib.override(experiment(), ["objective.model.positions.max_position_embeddings=32"])
+    with pytest.raises(ConfigError, match="one > 0"):
+        config_lib.override(experiment(), ["objective.mlm_weight=0", "objective.nsp_weight=0"])
+    with pytest.raises(ConfigError, match="not an id below"):
+        config_lib.override(experiment(), ["objective.mask_token_id=100"])
+    with pytest.raises(ConfigError, match="leaves no step"):
+        config_lib.override(experiment(), ["train.schedule.warmup_steps=10"])

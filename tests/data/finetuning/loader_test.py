@@ -1,0 +1,112 @@
+"""Batches of rows of like length: complete, in an order of (seed, epoch), resumable, shared."""
+
+import numpy as np
+import pytest
+
+from bert_jax import batch as contract
+from bert_jax.data.finetuning.loader import FineTuningLoader, evaluation_batches
+from bert_jax.data.finetuning.rows import Features
+from bert_jax.errors import ConfigError
+
+LENGTHS, ROWS, BATCH = (8, 16, 32), 203, 8
+
+
+def features(rows=ROWS, seed=0, most=32):
+    """Rows whose ids are their own number + 1, so that a batch tells which rows it holds."""
+    sizes = np.random.default_rng(seed).integers(3, most + 1, rows)
+    return Features(
+        input_ids=[np.full(size, row + 1, np.int32) for row, size in enumerate(sizes)],
+        token_type_ids=[np.zeros(size, np.int32) for size in sizes],
+        targets={"labels": list(range(rows))},
+        example_index=np.arange(rows),
+    )
+
+
+def loader(**changes):
+    settings = {"batch_size": BATCH, "seed": 3, "pad_id": 0, **changes}
+    return FineTuningLoader(features(), LENGTHS, **settings)
+
+
+def rows_of(batch):
+    return [int(row[0]) - 1 for row in batch["input_ids"][batch["example_weights"] > 0]]
+
+
+def test_every_epoch_has_every_row_once_in_another_order():
+    made = loader()
+    assert made.batches_per_epoch == -(-ROWS // BATCH)
+    epochs = []
+    for _ in range(3):
+        batches = [next(made) for _ in range(made.batches_per_epoch)]
+        epochs.append([row for batch in batches for row in rows_of(batch)])
+        assert sorted(epochs[-1]) == list(range(ROWS))
+        assert sum(batch["example_weights"].min() == 0 for batch in batches) <= 1
+    assert epochs[0] != epochs[1] != epochs[2]
+    again = loader()
+    assert [row for _ in range(26) for row in rows_of(next(again))] == epochs[0]
+
+
+def test_batches_are_padded_to_the_shortest_length_that_holds_their_rows():
+    made = loader()
+    assert made.distinct_batch_lengths() == list(LENGTHS)
+    lengths, padded = features().lengths, 0
+    for _ in range(made.batches_per_epoch):
+        batch = next(made)
+        sizes = {"B": BATCH, "L": batch["input_ids"].shape[1]}
+        contract.check_batch(batch, contract.batch_spec(tuple(batch), sizes))
+        longest = max(lengths[row] for row in rows_of(batch))
+        assert longest <= sizes["L"] in LENGTHS
+        padded += longest <= sizes["L"] // 2
+        assert batch["attention_mask"].sum(1)[0] == lengths[rows_of(batch)[0]]
+        assert (batch["labels"][batch["example_weights"] > 0] == rows_of(batch)).all()
+    assert padded <= len(LENGTHS)  # only what a bucket left over
+
+
+def test_a_loader_goes_on_from_a_position():
+    whole = loader()
+    for _ in range(37):
+        next(whole)
+    resumed = loader(start=whole.position)
+    for _ in range(30):
+        expected, found = next(whole), next(resumed)
+        assert all(np.array_equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_share_the_rows_of_one_batch(hosts):
+    one = loader()
+    several = [loader(process_index=index, process_count=hosts) for index in range(hosts)]
+    for _ in range(40):
+        expected, parts = next(one), [next(part) for part in several]
+        for name in expected:
+            joined = np.concatenate([part[name] for part in parts])
+            np.testing.assert_array_equal(joined, expected[name])
+
+
+def test_evaluation_has_every_row_once_shortest_first():
+    seen, sizes = [], []
+    for rows, batch in evaluation_batches(features(), LENGTHS, batch_size=16, pad_id=0):
+        assert rows_of(batch) == rows.tolist()
+        seen += rows.tolist()
+        sizes.append(batch["input_ids"].shape[1])
+    assert sorted(seen) == list(range(ROWS)) and sizes == sorted(sizes)
+
+
+def test_what_no_row_needs_is_not_padded_to():
+    short = FineTuningLoader(features(50, most=8), LENGTHS, batch_size=16, seed=0, pad_id=0)
+    assert short.distinct_batch_lengths() == [8]
+
+
+def test_rows_beyond_the_last_length_and_no_rows_are_refused():
+    with pytest.raises(ConfigError, match="a row has 32 pieces, but the longest batch has 16"):
+        FineTuningLoader(features(), (8, 16), batch_size=8, seed=0, pad_id=0)
+    with pytest.raises(ConfigError, match="no row to train on"):
+        FineTuningLoader(Features(), LENGTHS, batch_size=8, seed=0, pad_id=0)
+
+
+def test_padding_rows_attend_to_something_and_weigh_nothing():
+    made = loader()
+    batches = [next(made) for _ in range(made.batches_per_epoch)]
+    partial = next(batch for batch in batches if batch["example_weights"].min() == 0)
+    empty = partial["example_weights"] == 0
+    assert (partial["attention_mask"][empty].sum(1) == 1).all()
+    assert (partial["input_ids"][empty] == 0).all() and (partial["labels"][empty] == 0).all()

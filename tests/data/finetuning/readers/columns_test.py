@@ -1,0 +1,186 @@
+"""One's own tables: four formats, labels that are discovered, and every mistake by its place."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_jax.data.finetuning.config import Columns, TaskConfig
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.finetuning.readers.tabular_files import read_table, read_tsv
+from bert_jax.errors import ConfigError, UserError
+
+ROWS = [
+    {"review": 'He said "good", twice.', "stars": "good", "key": "a"},
+    {"review": "A comma, here", "stars": "bad", "key": "b"},
+    {"review": "plain", "stars": "good", "key": "c"},
+]
+CSV = """review,stars,key
+"He said ""good"", twice.",good,a
+"A comma, here",bad,b
+plain,good,c
+"""
+
+
+def read(config: TaskConfig) -> Any:
+    """The task; not typed, as its examples are of many types."""
+    return load_task(config)
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_bytes(text.encode())
+    return str(folder / name)
+
+
+def labels_of(tmp_path: Path, *labels: str, **settings: Any) -> tuple[str, tuple[str, ...]]:
+    rows = "".join(f"text {n}\t{label}\n" for n, label in enumerate(labels))
+    path = write(tmp_path, "train.tsv", "text\tlabel\n" + rows)
+    task = read(Columns(train=path, text="text", label="label", **settings))
+    return task.kind, task.labels
+
+
+def test_every_format_gives_the_same_rows(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    paths = [
+        write(tmp_path, "a.csv", CSV),
+        write(tmp_path, "crlf.csv", "\ufeff" + CSV.replace("\n", "\r\n").strip()),
+        write(tmp_path, "semicolon.csv", 'review;stars;key\n"He said ""good"", twice.";good;a\n'
+              "A comma, here;bad;b\nplain;good;c\n"),
+        write(tmp_path, "quoted.tsv", CSV.replace(",good,", "\tgood\t").replace(",bad,", "\tbad\t")
+              .replace("review,stars,key", "review\tstars\tkey")),
+        write(tmp_path, "literal.tsv", "review\tstars\tkey\nHe said \"good\", twice.\tgood\ta\n"
+              "A comma, here\tbad\tb\nplain\tgood\tc"),
+        write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, ROWS)) + "\n\n"),
+    ]  # fmt: skip
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(CSV.encode()))
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    for path in [*paths, str(tmp_path / "b.csv.gz"), str(tmp_path / "a.parquet")]:
+        assert [row.cells for row in read_table(path).rows] == ROWS, path
+        task = read(Columns(train=path, text="review", label="stars", id="key"))
+        assert task.labels == ("bad", "good") and task.kind == "classification"
+        assert [(e.id, e.label) for e in task.splits["train"]] == [
+            ("a", "good"), ("b", "bad"), ("c", "good")
+        ]  # fmt: skip
+
+
+def test_quotes_of_shared_files(shared):
+    """CSV's quotes are taken off; GLUE's are kept. The same questions are in both forms."""
+    quoted = read_table(str(shared / "glue/QQP/quora-dev.csv.gz"))
+    literal = read_tsv(str(shared / "glue/QQP/dev_cs224n.rebuilt.tsv.gz"), quotes="literal")
+    assert len(quoted.rows) == 20_214 and len(literal.rows) == 20_212
+    questions = {row.cells["id"]: row.cells["question1"] for row in literal.rows}
+    # The first column has no name and holds the number that the other file calls id.
+    same = [
+        " ".join(row.cells["sentence1"].split()) == " ".join(questions[row.cells[""]].split())
+        for row in quoted.rows
+        if row.cells[""] in questions
+    ]
+    assert len(same) == 20_212 and all(same)
+    assert sum('"' in question for question in questions.values()) > 100
+
+
+def test_a_cell_may_hold_line_breaks_and_much_text(tmp_path):
+    long = "word " * 100_000
+    path = write(tmp_path, "a.csv", f'text,label\n"two\nlines",x\n"{long}",y\nlast,x,\n')
+    with pytest.raises(UserError, match=r"a\.csv, line 5: 3 columns; expected 2"):
+        read_table(path)
+    rows = read_table(write(tmp_path, "b.csv", f'text,label\n"two\nlines",x\n"{long}",y\n')).rows
+    assert rows[0].cells["text"] == "two\nlines" and rows[1].cells["text"] == long
+    assert [row.location.rpartition(" ")[2] for row in rows] == ["2", "4"]
+
+
+def test_kind_and_classes_are_seen_from_the_labels(tmp_path):
+    assert labels_of(tmp_path, "b", "a", "b") == ("classification", ("a", "b"))
+    assert labels_of(tmp_path, "10", "9", "-1") == ("classification", ("-1", "9", "10"))
+    assert labels_of(tmp_path, "0.5", "2", "1e1") == ("regression", ())
+    assert labels_of(tmp_path, "1", "5", kind="regression") == ("regression", ())
+    assert labels_of(tmp_path, "true", "false") == ("classification", ("false", "true"))
+    rows = [{"t": "x", "y": True}, {"t": "y", "y": False}, {"t": "z", "y": None}]
+    path = write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))
+    task = read(Columns(train=path, text="t", label="y"))
+    assert [e.label for e in task.splits["train"]] == ["true", "false"]
+    assert task.notes == (f"{path}: 1 rows without a label were left out.",)
+
+
+def test_rows_to_predict(tmp_path):
+    """Without a label's column, or with cells left empty, rows of test keep their places."""
+    train = write(tmp_path, "train.csv", "text,pair,label\na,b,x\nc,d,y\n")
+    test = write(tmp_path, "test.csv", "text,pair,label\na,b,\nc,d,y\n")
+    bare = write(tmp_path, "bare.csv", "pair,text\nb,a\n")
+    columns: Any = {"text": "text", "text_pair": "pair", "label": "label"}
+    task = read(Columns(train=train, test=test, **columns))
+    assert [e.label for e in task.splits["test"]] == [None, "y"]
+    task = read(Columns(train=train, test=bare, **columns))
+    (only,) = task.splits["test"]
+    assert (only.id, only.text, only.text_pair, only.label) == ("0", "a", "b", None)
+    task = read(Columns(test=bare, text="text"))
+    assert task.labels == () and task.kind == "classification" and task.metrics[0] == "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "message"),
+    [
+        ("text,label\na,x\nb,y\n", "text,label\na,z\n",
+         r"dev\.csv, line 2: the label 'z' does not occur in train; its labels: x, y"),
+        ("text,label\na,good\nb,bad\n", "text,label\na,god\n", r"did you mean 'good'"),
+        ("texts,label\na,x\n", None,
+         r"train\.csv: no column 'text'; did you mean 'texts'\? columns here: texts, label"),
+        ("text,label\na,x\n,y\n", None, r"line 3: the text in the column 'text' is empty"),
+        ("text,label\na,x\nb\n", None,
+         r"train\.csv, line 3: 1 columns; expected 2 \(text, label\)"),
+        ("text,label\na,1.0\nb,0.0\n", None,
+         r"line 2: the label 1\.0 is a number with decimals, where classes are expected"),
+        ("text,label\na,x\nb,x\n", None, r"all 2 examples of train have the label 'x'"),
+        ("text,label\na,\nb,\n", None, r"no row has anything in the column 'label'"),
+        ("text,label\n", None, r"no rows; expected at least one"),
+        ("", None, r"the file is empty"),
+        ("text,text\n", None, r"the column 'text' occurs twice"),
+        ('text,label\n"a" b,x\n', None, r"line 2: not valid CSV"),
+    ],
+)  # fmt: skip
+def test_mistakes(tmp_path, train: str, dev: str | None, message: str):
+    paths: dict[str, Any] = {"train": write(tmp_path, "train.csv", train)}
+    if dev is not None:
+        paths["dev"] = write(tmp_path, "dev.csv", dev)
+    with pytest.raises(UserError, match=message):
+        read(Columns(**paths, text="text", label="label"))
+
+
+def test_mistakes_that_need_more_to_be_named(tmp_path):
+    path = write(tmp_path, "a.csv", "key,text,label\nk,a,1\nk,b,2\n")
+    with pytest.raises(UserError, match=r"line 3: the id 'k' stands already in .*a\.csv, line 2"):
+        read(Columns(train=path, text="text", label="label", id="key"))
+    path = write(tmp_path, "b.csv", "text,label\na,0.5\nb,3\n")
+    with pytest.raises(UserError, match=r"line 2: the label 0\.5 is a number with decimals"):
+        read(Columns(train=path, text="text", label="label", kind="classification"))
+    path = write(tmp_path, "c.csv", "text,label\na,0.5\nb,much\nc,nan\n")
+    with pytest.raises(UserError, match=r"line 3: the label 'much' is no number"):
+        read(Columns(train=path, text="text", label="label", kind="regression"))
+    path = write(tmp_path, "d.jsonl", '{"text": "a", "label": 1.0}\n{"text": "b", "label": 2.0}\n')
+    with pytest.raises(UserError, match=r"d\.jsonl, line 1: the label 1\.0 is a number with dec"):
+        read(Columns(train=path, text="text", label="label"))
+    with pytest.raises(UserError, match=r"d\.jsonl, line 2: not valid JSON"):
+        read_table(write(tmp_path, "d.jsonl", '{"text": "a"}\n{"text": \n'))
+    with pytest.raises(UserError, match=r"line 1: expected a JSON object, found a list"):
+        read_table(write(tmp_path, "d.jsonl", "[1]\n"))
+    path = write(tmp_path, "e.jsonl", '{"text": ["a"], "label": 1}\n{"text": "b", "label": 2}\n')
+    with pytest.raises(UserError, match=r"the column 'text' holds a list; expected text"):
+        read(Columns(train=path, text="text", label="label"))
+    with pytest.raises(UserError, match=r"not a readable Parquet file"):
+        read_table(write(tmp_path, "f.parquet", "text"))
+    with pytest.raises(UserError, match=r"cannot tell its format from its name"):
+        read_table(write(tmp_path, "g.xlsx", "text"))
+    with pytest.raises(UserError, match=r"no such file"):
+        read_table(str(tmp_path / "none.csv"))
+
+
+def test_configs_are_checked():
+    with pytest.raises(ConfigError, match="name a file for train, dev or test"):
+        Columns(text="text", label="label")
+    with pytest.raises(ConfigError, match="one column is named twice"):
+        Columns(train="a.csv", text="text", label="text")
+    with pytest.raises(ConfigError, match="rows to train on need a label's column"):
+        Columns(train="a.csv", text="text")

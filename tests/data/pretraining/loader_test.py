@@ -1,0 +1,477 @@
+"""The loader: one integer of state, the same order for every host, worker and restart."""
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import batch as contract
+from bert_jax import config_lib as configs
+from bert_jax.data.config import (
+    DynamicMasking,
+    Masking,
+    PackedSegments,
+    PretrainingData,
+    SentencePairs,
+    SingleSegment,
+    StaticMasking,
+)
+from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.pretraining.batch_builder import Batch, BatchBuilder, batch_fields
+from bert_jax.data.pretraining.loader import PretrainingLoader, evaluation_batches
+from bert_jax.data.pretraining.rng import permute
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.testing.random_corpus import random_documents, random_vocab_arrays, write_corpus
+
+TABLE = random_vocab_arrays()
+KINDS = [SentencePairs(), SingleSegment(), PackedSegments()]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> PreparedCorpus:
+    short = random_documents(80, seed=1, mean_sentences=2, mean_tokens=8)
+    documents = random_documents(20) + short + random_documents(20, seed=2)
+    folder = tmp_path_factory.mktemp("corpus")
+    return PreparedCorpus(write_corpus(folder, documents, num_shards=3, max_part_tokens=200))
+
+
+def _config(
+    examples: SentencePairs | SingleSegment | PackedSegments, **settings
+) -> PretrainingData:
+    return PretrainingData(corpus="", input_format=examples, **settings)
+
+
+def _maker(corpus: PreparedCorpus, config: PretrainingData, **settings) -> BatchBuilder:
+    sizes = {
+        "seq_length": 64,
+        "batch_size": 8,
+        "max_predictions_per_seq": 10,
+        "seed": 3,
+        **settings,
+    }
+    return BatchBuilder(corpus, TABLE, config, **sizes)
+
+
+def _loader(corpus: PreparedCorpus, config: PretrainingData, **settings) -> PretrainingLoader:
+    sizes = {
+        "seq_length": 64,
+        "batch_size": 8,
+        "max_predictions_per_seq": 10,
+        "seed": 3,
+        **settings,
+    }
+    return PretrainingLoader(corpus, config, vocab_arrays=TABLE, **sizes)
+
+
+def _take(loader: PretrainingLoader, count: int) -> list[Batch]:
+    with loader:
+        return [next(loader) for _ in range(count)]
+
+
+def _assert_equal(a: Batch, b: Batch) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def _fingerprint(batch: Batch) -> bytes:
+    return b"".join(batch[name].tobytes() for name in sorted(batch))
+
+
+def _unmasked(batch: Batch) -> np.ndarray:
+    """Input ids with the masked positions restored."""
+    ids = batch["input_ids"].copy()
+    row, place = np.nonzero(batch["masked_lm_weights"])
+    ids[row, batch["masked_lm_positions"][row, place]] = batch["masked_lm_ids"][row, place]
+    return ids
+
+
+@pytest.mark.parametrize("masking", [Masking(), None])
+@pytest.mark.parametrize("examples", KINDS)
+def test_batches_keep_the_contract(corpus, examples, masking) -> None:
+    config = _config(examples, masking=masking)
+    loader = _loader(corpus, config)
+    (batch,) = _take(loader, 1)
+    fields = batch_fields(loader.batch_builder.config)
+    contract.check_batch(batch, contract.batch_spec(fields, {"B": 8, "L": 64, "P": 10}))
+
+
+@pytest.mark.parametrize("examples", KINDS)
+@pytest.mark.parametrize("hosts", [2, 4, 8])
+def test_hosts_share_out_the_rows_of_one_order(corpus, examples, hosts: int) -> None:
+    config = _config(examples)
+    whole = _take(_loader(corpus, config), 5)
+    shares = [
+        _take(_loader(corpus, config, process_index=host, process_count=hosts), 5)
+        for host in range(hosts)
+    ]
+    for number, batch in enumerate(whole):
+        joined = {n: np.concatenate([share[number][n] for share in shares]) for n in batch}
+        _assert_equal(batch, joined)
+
+
+@pytest.mark.parametrize("examples", KINDS)
+def test_a_loader_started_at_any_position_goes_on_equally(corpus, examples) -> None:
+    config = _config(examples)
+    loader = _loader(corpus, config)
+    batches, positions = [], [loader.position]
+    with loader:
+        for _ in range(
+            loader.batch_builder.examples_per_epoch // 8 * 2 + 3
+        ):  # into the third epoch
+            batches.append(next(loader))
+            positions.append(loader.position)
+    assert positions[-1] > 2 * loader.batch_builder.examples_per_epoch
+    for resumed in range(0, len(batches) - 1, 7):
+        again = _loader(corpus, config, start=positions[resumed])
+        for batch, expected in zip(_take(again, 2), batches[resumed:], strict=False):
+            _assert_equal(batch, expected)
+        assert again.position == positions[resumed + 2]
+
+
+def test_unpacked_batch_k_holds_global_examples_from_k_times_b(corpus) -> None:
+    loader = _loader(corpus, _config(SentencePairs()))
+    _take(loader, 3)
+    assert loader.position == 24
+    assert loader.example_indices(16) == range(16, 24)
+    documents = loader.example_documents(16)
+    assert len(documents) == 8 and all(0 <= number < corpus.num_documents for number in documents)
+
+
+@pytest.mark.parametrize("prefetch", [1, 16])
+def test_prefetching_changes_nothing(corpus, prefetch: int) -> None:
+    expected = _take(_loader(corpus, _config(PackedSegments())), 6)
+    batches = _take(_loader(corpus, _config(PackedSegments(), prefetch_batches=prefetch)), 6)
+    for batch, other in zip(batches, expected, strict=True):
+        _assert_equal(batch, other)
+
+
+@pytest.mark.parametrize("examples", KINDS)
+def test_an_epoch_visits_every_example_once(corpus, examples) -> None:
+    maker = _maker(corpus, _config(examples))
+    for epoch in range(2):
+        found = maker.resolve_examples(epoch * maker.examples_per_epoch, maker.examples_per_epoch)
+        assert sorted(found.example_indices) == list(range(maker.examples_per_epoch))
+        assert set(found.document_indices) == set(range(corpus.num_documents))
+        assert len(set(found.keys.tolist())) == maker.examples_per_epoch
+    position, seen = 0, Counter()
+    while position < maker.examples_per_epoch:
+        _, placed = maker.plan_batch(position)
+        seen.update(range(position, position + len(placed.rows)))
+        position += len(placed.rows)
+    assert set(seen.values()) == {1} and len(seen) == position
+
+
+def test_every_document_is_in_the_batches_of_an_epoch(tmp_path: Path) -> None:
+    # Document d consists of the token 5 + d alone.
+    documents = [[[5 + d] * 7] * (1 + 5 * (d % 4)) for d in range(40)]
+    corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=2, max_part_tokens=30))
+    for examples in KINDS:
+        maker = _maker(corpus, _config(examples, masking=None))
+        position, seen = 0, set()
+        while position < maker.examples_per_epoch:
+            batch, position = maker.build_batch(position)
+            first = batch["input_ids"][batch["token_type_ids"] == 0]
+            seen |= set(first.tolist())
+        assert seen - {0, 2, 3} == {5 + d for d in range(40)}
+
+
+def test_b_is_of_another_document_exactly_when_it_is_not_next(tmp_path: Path) -> None:
+    documents = [[[5 + d] * 9] * (1 + 3 * (d % 5)) for d in range(30)]
+    corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=3, max_part_tokens=30))
+    maker = _maker(corpus, _config(SentencePairs(), masking=None), batch_size=2000)
+    batch, _ = maker.build_batch(0)
+    rows = np.arange(2000)
+    second = batch["token_type_ids"] == 1
+    a = batch["input_ids"][:, 1]
+    b = batch["input_ids"][rows, second.argmax(axis=1)]
+    np.testing.assert_array_equal(a != b, batch["next_sentence_labels"] == 1)
+    for row in rows.tolist():
+        ids = batch["input_ids"][row]
+        assert set(ids[second[row]].tolist()) == {int(b[row]), 3}
+
+
+def test_b_comes_from_all_sentences_of_all_other_documents_alike(tmp_path: Path) -> None:
+    documents = [[[5 + d] * 60] * (d + 1) for d in range(8)]  # one sentence fills B
+    corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=3))
+    maker = _maker(
+        corpus, _config(SentencePairs(random_next_prob=1.0), masking=None), batch_size=20000
+    )
+    batch, _ = maker.build_batch(0)
+    second = (batch["token_type_ids"] == 1).argmax(axis=1)
+    a = batch["input_ids"][:, 1] - 5
+    b = batch["input_ids"][np.arange(20000), second] - 5
+    share = np.zeros(8)
+    for document in range(8):
+        weights = np.arange(1, 9) * (np.arange(8) != document)
+        share += (a == document).sum() * weights / weights.sum()
+    counts = np.bincount(b, minlength=8)
+    assert np.abs(counts - share).max() < 5 * np.sqrt(20000 / 4)
+    assert (a != b).all()
+
+
+@pytest.mark.parametrize("examples", KINDS)
+def test_dynamic_draws_differ_in_each_epoch_and_static_ones_repeat(corpus, examples) -> None:
+    def epochs(draws: DynamicMasking | StaticMasking) -> list[list[int]]:
+        maker = _maker(corpus, _config(examples, masking_schedule=draws), batch_size=1)
+        result = []
+        for epoch in range(5):
+            found = maker.resolve_examples(
+                epoch * maker.examples_per_epoch, maker.examples_per_epoch
+            )
+            order = np.argsort(found.example_indices)
+            result.append([int(key) for key in found.keys[order]])
+        return result
+
+    dynamic, static = epochs(DynamicMasking()), epochs(StaticMasking(dupe_factor=2))
+    assert len({tuple(keys) for keys in dynamic}) == 5
+    assert static[0] == static[2] == static[4] and static[1] == static[3] != static[0]
+
+
+def test_static_draws_give_the_same_rows_again(corpus) -> None:
+    maker = _maker(
+        corpus,
+        _config(SentencePairs(), masking_schedule=StaticMasking(dupe_factor=2)),
+        batch_size=1,
+    )
+    size = maker.examples_per_epoch
+
+    def rows(epoch: int) -> list[bytes]:
+        return sorted(_fingerprint(maker.build_batch(epoch * size + i)[0]) for i in range(size))
+
+    assert rows(0) == rows(2) != rows(1)
+
+
+def test_seeds_differ(corpus) -> None:
+    a, _ = _maker(corpus, _config(SentencePairs())).build_batch(0)
+    b, _ = _maker(corpus, _config(SentencePairs()), seed=4).build_batch(0)
+    assert _fingerprint(a) != _fingerprint(b)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 64, 1000, 4097])
+def test_permute_is_a_permutation_that_differs_by_key(size: int) -> None:
+    images = [permute(np.arange(size), size, key) for key in (1, 2)]
+    for image in images:
+        assert sorted(image.tolist()) == list(range(size))
+    if size >= 64:
+        assert (images[0] == images[1]).mean() < 0.1
+        assert abs(np.corrcoef(images[0], np.arange(size))[0, 1]) < 5 / np.sqrt(size)
+
+
+def test_every_index_goes_to_every_place_alike() -> None:
+    size, keys = 10, 4000
+    counts = np.zeros((size, size))
+    for key in range(keys):
+        counts[np.arange(size), permute(np.arange(size), size, key * 7919)] += 1
+    expected = keys / size
+    assert ((counts - expected) ** 2 / expected).sum() < 81 + 5 * np.sqrt(2 * 81)
+
+
+def test_packed_rows_hold_the_single_examples_exactly(corpus) -> None:
+    packed = _maker(corpus, _config(PackedSegments(), masking=None))
+    single = _maker(corpus, _config(SingleSegment(), masking=None), batch_size=1)
+    position, rows_used = 0, 0
+    for _ in range(10):
+        batch, after = packed.build_batch(position)
+        found = []
+        for row in range(8):
+            ids = batch["packing_ids"][row]
+            assert (np.diff(ids[ids > 0]) >= 0).all() and (np.diff(ids[ids > 0]) <= 1).all()
+            rows_used += ids.any()
+            for number in range(1, ids.max() + 1):
+                here = ids == number
+                np.testing.assert_array_equal(
+                    batch["position_ids"][row][here], np.arange(here.sum())
+                )
+                found.append(batch["input_ids"][row][here].tolist())
+            assert not batch["input_ids"][row][ids == 0].any()
+        expected = []
+        for global_example in range(position, after):
+            alone, _ = single.build_batch(global_example)
+            expected.append(alone["input_ids"][0][alone["attention_mask"][0] == 1].tolist())
+        assert sorted(found) == sorted(expected)
+        position = after
+    assert rows_used == 80 and position > 80
+
+
+def test_packed_rows_are_masked_like_rows(corpus) -> None:
+    maker = _maker(corpus, _config(PackedSegments()), batch_size=500)
+    plain = _maker(corpus, _config(PackedSegments(), masking=None), batch_size=500)
+    (batch, _), (original, _) = maker.build_batch(0), plain.build_batch(0)
+    np.testing.assert_array_equal(_unmasked(batch), original["input_ids"])
+    ordinary = (original["input_ids"] > 4).sum(axis=1)
+    wanted = np.minimum(np.rint(ordinary * 0.15).clip(1), 10)
+    np.testing.assert_array_equal(batch["masked_lm_weights"].sum(axis=1), wanted)
+
+
+def test_the_evaluation_pass_is_always_the_same(corpus) -> None:
+    sizes = {
+        "seq_length": 64,
+        "batch_size": 8,
+        "max_predictions_per_seq": 10,
+        "seed": 5,
+        "vocab_arrays": TABLE,
+    }
+    first = list(evaluation_batches(corpus, _config(SentencePairs()), num_examples=30, **sizes))
+    assert len(first) == 3
+    for a, b in zip(
+        first,
+        evaluation_batches(corpus, _config(SentencePairs()), num_examples=30, **sizes),
+        strict=True,
+    ):
+        _assert_equal(a, b)
+    host = evaluation_batches(
+        corpus, _config(SentencePairs()), num_examples=30, process_index=1, process_count=2, **sizes
+    )
+    for a, b in zip(first, host, strict=True):
+        np.testing.assert_array_equal(a["input_ids"][4:], b["input_ids"])
+    epoch = _maker(corpus, _config(SentencePairs())).examples_per_epoch
+    everything = list(
+        evaluation_batches(corpus, _config(SentencePairs()), num_examples=10**9, **sizes)
+    )
+    assert len(everything) == epoch // 8
+    sizes["batch_size"] = 2 * epoch
+    assert (
+        len(list(evaluation_batches(corpus, _config(SentencePairs()), num_examples=1, **sizes)))
+        == 1
+    )
+
+
+def test_one_document_makes_no_pairs_but_single_rows(tmp_path: Path) -> None:
+    one = PreparedCorpus(write_corpus(tmp_path, random_documents(1)))
+    with pytest.raises(UserError, match="one document only"):
+        _maker(one, _config(SentencePairs()))
+    batch, _ = _maker(one, _config(SingleSegment())).build_batch(0)
+    assert batch["attention_mask"].any(axis=1).all()
+
+
+def test_documents_of_one_sentence_and_one_token_work(tmp_path: Path) -> None:
+    corpus = PreparedCorpus(write_corpus(tmp_path, [[[7]], [[8]], [[9] * 300]]))
+    for examples in KINDS:
+        batch, _ = _maker(corpus, _config(examples)).build_batch(0)
+        assert (batch["masked_lm_weights"].sum(axis=1) >= 1).all()
+        if isinstance(examples, SentencePairs):
+            assert batch["next_sentence_labels"].all()  # a single sentence has no next one
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 10, "process_count": 4}, "10 rows cannot be shared evenly by 4 hosts"),
+        ({"process_index": 2, "process_count": 2}, "process_index is 2, expected 0 to 1"),
+        ({"seq_length": 4}, "seq_length is 4"),
+        ({"max_predictions_per_seq": 0}, "max_predictions_per_seq is 0"),
+    ],
+)
+def test_impossible_sizes_are_refused(corpus, settings, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _maker(corpus, _config(SentencePairs()), **settings)
+
+
+def test_impossible_rates_are_refused() -> None:
+    for make in (
+        lambda: Masking(mlm_probability=1.5),
+        lambda: Masking(mask_replace_prob=0.8, random_replace_prob=0.3),
+        lambda: SentencePairs(short_seq_prob=-0.1),
+        lambda: StaticMasking(dupe_factor=0),
+        lambda: PretrainingData(corpus="", prefetch_batches=0),
+        lambda: PretrainingData(corpus="", num_workers=-1),
+    ):
+        with pytest.raises(ConfigError):
+            make()
+
+
+SCRIPT = """
+import sys
+from bert_jax.data.config import PretrainingData
+from bert_jax.data.pretraining.loader import PretrainingLoader
+from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.testing.random_corpus import random_vocab_arrays
+
+def main():
+    for workers in (0, 2):
+        config = PretrainingData(corpus=sys.argv[1], num_workers=workers)
+        sizes = dict(seq_length=64, batch_size=8, max_predictions_per_seq=10, seed=3)
+        sizes["vocab_arrays"] = random_vocab_arrays()
+        with PretrainingLoader(PreparedCorpus(sys.argv[1]), config, **sizes) as loader:
+            for _ in range(5):
+                print(next(loader)["input_ids"].sum(), loader.position)
+    assert not {"tensorflow", "seqio", "torch"} & set(sys.modules), "heavy import"
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_worker_processes_change_nothing_and_nothing_imports_tensorflow(
+    corpus, tmp_path: Path
+) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), str(corpus.folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split("\n")
+    assert lines[:5] == lines[5:10]
+    expected = _take(_loader(corpus, _config(SentencePairs())), 5)
+    assert [int(line.split()[0]) for line in lines[:5]] == [b["input_ids"].sum() for b in expected]
+
+
+def test_real_speeches_become_pairs_of_their_own_text(shared: Path, tmp_path: Path) -> None:
+    from bert_jax.data.corpus.plan import PrepareConfig
+    from bert_jax.data.corpus.prepare import prepare
+    from bert_jax.data.corpus.sources import TextFiles
+
+    config = PrepareConfig(
+        source=TextFiles(str(shared / "text/inaugural/19*.txt")),
+        tokenizer=str(shared / "vocab/bert-base-uncased/vocab.txt"),
+        output=str(tmp_path),
+    )
+    prepare(config, num_workers=1)
+    corpus = PreparedCorpus(tmp_path)
+    texts = []
+    for document in range(corpus.num_documents):
+        parts = corpus.parts_from(int(corpus.first_part[document]), document)
+        texts.append(np.concatenate([part.ids for part in parts]).astype(np.int32).tobytes())
+    loader = PretrainingLoader(
+        corpus,
+        _config(SentencePairs()),
+        seq_length=128,
+        batch_size=64,
+        max_predictions_per_seq=20,
+        seed=0,
+    )
+    (batch,) = _take(loader, 1)
+    ids, mask_id = _unmasked(batch), corpus.tokenizer().mask_id
+    assert (batch["input_ids"] == mask_id).sum() > 600 and not (ids == mask_id).any()
+    for row, document in enumerate(loader.example_documents(0)):
+        real = ids[row][batch["attention_mask"][row] == 1]
+        middle = int(batch["token_type_ids"][row].argmax())
+        a, b = real[1 : middle - 1].tobytes(), real[middle:-1].tobytes()
+        assert a in texts[document]
+        assert any(b in text for text in texts)
+        if batch["next_sentence_labels"][row] == 0:
+            assert b in texts[document]
+
+
+@pytest.mark.parametrize("masking", [Masking(whole_word_mask=True), None])
+@pytest.mark.parametrize("examples", KINDS)
+def test_the_config_survives_json(examples, masking) -> None:
+    config = _config(examples, masking=masking, masking_schedule=StaticMasking(dupe_factor=3))
+    assert configs.from_json(PretrainingData, configs.to_json(config)) == config
+
+
+def test_a_damaged_shard_is_named_while_training(tmp_path: Path) -> None:
+    folder = write_corpus(tmp_path, random_documents(40))
+    path = folder / "documents-00000-of-00001.arrayrecord"
+    content = bytearray(path.read_bytes())
+    needle = PreparedCorpus(folder).read(20).ids[:8].tobytes()
+    content[content.find(needle)] ^= 1
+    path.write_bytes(content)
+    loader = _loader(PreparedCorpus(folder), _config(SingleSegment()))
+    with loader, pytest.raises(UserError, match=f"{path.name}: damaged"):
+        for _ in range(loader.batch_builder.examples_per_epoch):
+            next(loader)

@@ -1,0 +1,180 @@
+"""Masking: equal to a slow reference, and the rates of the paper over millions of tokens."""
+
+import numpy as np
+import pytest
+
+from bert_jax.data.config import Masking
+from bert_jax.data.pretraining.masking import mask_tokens
+from bert_jax.data.pretraining.rng import ExampleRng, Stream, epoch_key, example_keys
+from bert_jax.data.pretraining.vocab_arrays import VocabArrays
+from bert_jax.testing.random_corpus import CLS, MASK, SEP, random_vocab_arrays
+
+LENGTH = 128
+
+
+def _keys(count: int, seed: int = 0) -> np.ndarray:
+    return example_keys(np.full(count, epoch_key(seed, 0), dtype=np.uint64), np.arange(count))
+
+
+def _rows(count: int, table: VocabArrays, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows [CLS] A [SEP] B [SEP] of random lengths, some of them tiny, with padding."""
+    rng = np.random.default_rng(seed)
+    ids = rng.choice(table.maskable_ids, (count, LENGTH)).astype(np.int32)
+    ends = np.where(rng.random(count) < 0.2, rng.integers(4, LENGTH, count), LENGTH)
+    attention = (np.arange(LENGTH) < ends[:, None]).astype(np.int32)
+    ids[:, 0] = CLS
+    ids[np.arange(count), rng.integers(1, ends - 2)] = SEP
+    ids[np.arange(count), ends - 1] = SEP
+    return np.where(attention == 1, ids, 0).astype(np.int32), attention
+
+
+def _slow_mask(
+    ids: list[int], attention: list[int], key: int, config: Masking, limit: int, table: VocabArrays
+) -> tuple[list[int], dict[int, int]]:
+    """One row, one token at a time: the masked ids, and {position: original id}."""
+    draws = ExampleRng(key)
+    ordinary = [
+        bool(real) and not table.is_special[i] for i, real in zip(ids, attention, strict=True)
+    ]
+    groups: list[list[int]] = []
+    for position, token in enumerate(ids):
+        if not ordinary[position]:
+            continue
+        goes_on = config.whole_word_mask and not table.word_starts[token] and ordinary[position - 1]
+        if goes_on and position > 0:
+            groups[-1].append(position)
+        else:
+            groups.append([position])
+    wanted = min(limit, max(1, round(sum(ordinary) * config.mlm_probability)))
+    # Sorted by the upper 48 bits of a random word, then by position.
+    groups.sort(key=lambda group: (draws.bits(Stream.MASK_SELECTION, group[0]) >> 16, group[0]))
+    selected: list[int] = []
+    for group in groups:
+        if len(selected) + len(group) <= wanted:
+            selected += group
+    masked = list(ids)
+    for position in selected:
+        action = draws.uniform(Stream.MASK_ACTION, position)
+        if action < config.mask_replace_prob:
+            masked[position] = table.mask_id
+        elif action < config.mask_replace_prob + config.random_replace_prob:
+            pick = (draws.bits(Stream.RANDOM_TOKEN, position) >> 32) * len(table.maskable_ids) >> 32
+            masked[position] = int(table.maskable_ids[pick])
+    return masked, {position: ids[position] for position in sorted(selected)}
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+@pytest.mark.parametrize(
+    ("rate", "limit", "word_starts"), [(0.15, 20, 0.75), (0.15, 7, 0.2), (0.6, 128, 0.4)]
+)
+def test_masks_equal_the_slow_reference(whole_word, rate, limit, word_starts) -> None:
+    table = random_vocab_arrays(word_start_fraction=word_starts)
+    config = Masking(mlm_probability=rate, whole_word_mask=whole_word)
+    ids, attention = _rows(300, table)
+    keys = _keys(300)
+    fast = mask_tokens(ids, attention, keys, config, limit, table)
+    for row in range(300):
+        masked, labels = _slow_mask(
+            ids[row].tolist(), attention[row].tolist(), int(keys[row]), config, limit, table
+        )
+        used = fast["masked_lm_weights"][row] == 1
+        assert fast["input_ids"][row].tolist() == masked
+        assert fast["masked_lm_positions"][row][used].tolist() == list(labels)
+        assert fast["masked_lm_ids"][row][used].tolist() == list(labels.values())
+        assert not fast["masked_lm_positions"][row][~used].any()
+        assert not fast["masked_lm_ids"][row][~used].any()
+        assert used.sum() == used.argmin() or used.all()  # used places come first
+
+
+def test_masks_do_not_depend_on_the_other_rows() -> None:
+    table, config = random_vocab_arrays(), Masking(whole_word_mask=True)
+    ids, attention = _rows(50, table)
+    together = mask_tokens(ids, attention, _keys(50), config, 20, table)
+    for row in range(0, 50, 7):
+        here = slice(row, row + 1)
+        alone = mask_tokens(ids[here], attention[here], _keys(50)[here], config, 20, table)
+        for name, array in alone.items():
+            np.testing.assert_array_equal(array, together[name][here])
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_rates_over_a_million_tokens(whole_word: bool) -> None:
+    table = random_vocab_arrays()
+    ids, attention = _rows(12_000, table)
+    out = mask_tokens(ids, attention, _keys(12_000), Masking(whole_word_mask=whole_word), 20, table)
+    ordinary = (attention == 1) & ~table.is_special[ids]
+    assert ordinary.sum() > 1_000_000
+    row, place = np.nonzero(out["masked_lm_weights"])
+    position = out["masked_lm_positions"][row, place]
+    original, seen = out["masked_lm_ids"][row, place], out["input_ids"][row, position]
+    count = len(row)
+
+    # Exactly what was promised for each row, or a little less with whole words.
+    wanted = np.minimum(np.rint(ordinary.sum(axis=1) * 0.15).clip(1), 20)
+    got = out["masked_lm_weights"].sum(axis=1)
+    if whole_word:
+        assert (got <= wanted).all() and got.sum() > 0.99 * wanted.sum()
+    else:
+        np.testing.assert_array_equal(got, wanted)
+    assert count / ordinary.sum() == pytest.approx(0.15, abs=0.002)
+
+    assert ordinary[row, position].all()
+    np.testing.assert_array_equal(original, ids[row, position])
+    untouched = np.ones_like(ordinary)
+    untouched[row, position] = False
+    np.testing.assert_array_equal(out["input_ids"][untouched], ids[untouched])
+
+    spread = 5 * 0.5 / np.sqrt(count)
+    kept_by_chance = 0.1 / len(table.maskable_ids)
+    assert (seen == MASK).mean() == pytest.approx(0.8, abs=spread)
+    assert (seen == original).mean() == pytest.approx(0.1 + kept_by_chance, abs=spread)
+    random_ids = seen[(seen != MASK) & (seen != original)]
+    assert len(random_ids) / count == pytest.approx(0.1, abs=spread)
+    assert not table.is_special[random_ids].any()
+    counts = np.bincount(random_ids, minlength=table.vocab_size)[5:]
+    expected = counts.mean()
+    assert ((counts - expected) ** 2 / expected).sum() < 994 + 5 * np.sqrt(2 * 994)
+
+
+def test_every_ordinary_position_is_selected_alike() -> None:
+    table = random_vocab_arrays()
+    ids, attention = _rows(1, table, seed=3)
+    ids, attention = ids.repeat(30_000, axis=0), attention.repeat(30_000, axis=0)
+    out = mask_tokens(ids, attention, _keys(30_000), Masking(), 20, table)
+    row, place = np.nonzero(out["masked_lm_weights"])
+    counts = np.bincount(out["masked_lm_positions"][row, place], minlength=LENGTH)
+    ordinary = (attention[0] == 1) & ~table.is_special[ids[0]]
+    assert not counts[~ordinary].any()
+    expected = len(row) / ordinary.sum()
+    assert np.abs(counts[ordinary] - expected).max() < 5.5 * np.sqrt(expected)
+
+
+def test_whole_words_are_selected_whole() -> None:
+    table = random_vocab_arrays(word_start_fraction=0.5)
+    ids, attention = _rows(2_000, table)
+    out = mask_tokens(ids, attention, _keys(2_000), Masking(whole_word_mask=True), 20, table)
+    ordinary = (attention == 1) & ~table.is_special[ids]
+    selected = np.zeros_like(ordinary)
+    row, place = np.nonzero(out["masked_lm_weights"])
+    selected[row, out["masked_lm_positions"][row, place]] = True
+    goes_on = ordinary[:, 1:] & ordinary[:, :-1] & ~table.word_starts[ids[:, 1:]]
+    np.testing.assert_array_equal(selected[:, 1:][goes_on], selected[:, :-1][goes_on])
+    assert (selected[:, 1:] & goes_on).sum() > 1000
+
+
+def test_a_word_larger_than_the_number_is_passed_over() -> None:
+    table = random_vocab_arrays(word_start_fraction=0.0)
+    ids = np.array([[CLS, *range(5, 25), SEP]], dtype=np.int32)  # one word of 20 pieces
+    out = mask_tokens(ids, np.ones_like(ids), _keys(1), Masking(whole_word_mask=True), 20, table)
+    assert not out["masked_lm_weights"].any()
+    np.testing.assert_array_equal(out["input_ids"], ids)
+
+
+def test_rows_without_ordinary_tokens_are_left_alone() -> None:
+    table = random_vocab_arrays()
+    ids = np.array([[CLS, SEP, 0, 0], [0, 0, 0, 0]], dtype=np.int32)
+    attention = np.array([[1, 1, 0, 0], [0, 0, 0, 0]], dtype=np.int32)
+    for whole_word in (False, True):
+        out = mask_tokens(ids, attention, _keys(2), Masking(whole_word_mask=whole_word), 2, table)
+        assert not out["masked_lm_weights"].any()
+        np.testing.assert_array_equal(out["input_ids"], ids)

@@ -1,0 +1,335 @@
+"""Sentence pairs: equal to a slow reference, and distributed like BERT's own walk."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_jax.data.config import SentencePairs
+from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.pretraining.dataset import SentencePairDataset, SingleSegmentDataset
+from bert_jax.data.pretraining.rng import ExampleRng, Stream, epoch_key, example_keys, random_bits
+from bert_jax.data.pretraining.sentence_pairs import (
+    SentencePair,
+    collate_pairs,
+    collate_single_segments,
+    make_pair,
+    sample_target_seq_length,
+    truncate_seq_pair,
+)
+from bert_jax.data.pretraining.windows import TextWindow, window_offset, windows_per_document
+from bert_jax.testing.random_corpus import (
+    Document,
+    random_documents,
+    random_vocab_arrays,
+    write_corpus,
+)
+
+
+def _keys(count: int, seed: int = 0) -> list[int]:
+    keys = np.full(count, epoch_key(seed, 0), dtype=np.uint64)
+    return example_keys(keys, np.arange(count)).tolist()
+
+
+# --- The slow reference: documents as lists of sentences, one token at a time. ---
+
+
+def _slow_pair(
+    documents: list[Document], example: int, key: int, length: int, config: SentencePairs
+):
+    draws, width = ExampleRng(key), length - 3
+    document, slot, sentences, tokens, slots = -1, example, [], 0, 0
+    while slot >= 0:
+        document += 1
+        sentences = documents[document]
+        tokens = sum(map(len, sentences))
+        slots = max(1, round(tokens / width))
+        slot -= slots
+    slot += slots
+
+    target = width
+    if draws.uniform(Stream.SHORT_SEQ) < config.short_seq_prob:
+        target = list(range(2, width + 1))[draws.randint(width - 1, Stream.TARGET_SEQ_LENGTH)]
+    start = int((slot + draws.uniform(Stream.WINDOW_OFFSET)) * (tokens / slots) - width / 2)
+    start = max(min(start, tokens - width), 0)
+    first, seen = 0, 0
+    while seen < start and first < len(sentences) - 1:
+        seen += len(sentences[first])
+        first += 1
+    chunk = _gather(sentences, first, target)
+
+    a_end = 1
+    if len(chunk) > 1:
+        a_end = list(range(1, len(chunk)))[draws.randint(len(chunk) - 1, Stream.SEGMENT_SPLIT)]
+    a = [token for sentence in chunk[:a_end] for token in sentence]
+    b = [token for sentence in chunk[a_end:] for token in sentence]
+    label = 0
+    if len(chunk) == 1 or draws.uniform(Stream.RANDOM_NEXT) < config.random_next_prob:
+        label = 1
+        elsewhere = [
+            (other, sentence)
+            for other in range(len(documents))
+            for sentence in range(len(documents[other]))
+            if other != document
+        ]
+        other, sentence = elsewhere[draws.randint(len(elsewhere), Stream.RANDOM_NEXT_SENTENCE)]
+        taken = _gather(documents[other], sentence, max(1, target - len(a)))
+        b = [token for sentence in taken for token in sentence]
+    return (*_slow_truncate(a, b, width, draws), label)
+
+
+def _gather(sentences: Document, first: int, target: int) -> Document:
+    chunk: Document = []
+    for sentence in sentences[first:]:
+        chunk.append(sentence)
+        if sum(map(len, chunk)) >= target:
+            break
+    return chunk
+
+
+def _slow_truncate(a: list[int], b: list[int], width: int, draws: ExampleRng):
+    a, b, removal = list(a), list(b), 0
+    while len(a) + len(b) > width:
+        longer = a if len(a) > len(b) else b
+        heads = draws.bits(Stream.TRUNCATE, removal // 64) >> (removal % 64) & 1
+        longer.pop(0 if heads else -1)
+        removal += 1
+    return a, b
+
+
+@pytest.mark.parametrize("length", [16, 64, 200])
+@pytest.mark.parametrize(
+    "config", [SentencePairs(), SentencePairs(random_next_prob=0.1, short_seq_prob=0.7)]
+)
+def test_pairs_equal_the_slow_reference(tmp_path: Path, length: int, config: SentencePairs) -> None:
+    documents = random_documents(25, seed=length, mean_sentences=12)
+    documents.append([[7] * 500, [8]])  # one sentence larger than parts and windows
+    documents.append([[9]])
+    corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=3, max_part_tokens=90))
+    source = SentencePairDataset(corpus, config, length)
+    numbers = source.find_documents(np.arange(source.num_examples)).tolist()
+    for epoch in range(3):
+        keys = _keys(source.num_examples, seed=epoch)
+        for example, (document, key) in enumerate(zip(numbers, keys, strict=True)):
+            pair = source.read(example, document, key)
+            a, b, label = _slow_pair(documents, example, key, length, config)
+            assert (
+                pair.a.tolist() == a and pair.b.tolist() == b and pair.next_sentence_label == label
+            )
+
+
+def test_single_windows_equal_the_slow_reference(tmp_path: Path) -> None:
+    documents = random_documents(25, mean_sentences=12)
+    corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=2, max_part_tokens=90))
+    source = SingleSegmentDataset(corpus, 64)
+    numbers = source.find_documents(np.arange(source.num_examples))
+    lengths = source.seq_lengths(numbers)
+    for example, key in enumerate(_keys(source.num_examples)):
+        document = int(numbers[example])
+        slot = example - int((numbers[:example] != document).sum())
+        text = [token for sentence in documents[document] for token in sentence]
+        slots = int((numbers == document).sum())
+        offset = window_offset(len(text), slot, slots, 62, ExampleRng(key))
+        starts = np.cumsum([0, *map(len, documents[document])])
+        start = starts[starts <= offset].max()
+        read = source.read(example, document, key)
+        assert read.tolist() == text[start : start + 62]
+        assert len(read) + 2 == lengths[example]
+
+
+@given(
+    a=st.integers(1, 400), b=st.integers(1, 400), width=st.integers(2, 300), key=st.integers(0, 999)
+)
+def test_truncation_equals_the_slow_reference(a: int, b: int, width: int, key: int) -> None:
+    draws = ExampleRng(_keys(1000)[key])
+    first, second = np.arange(a), np.arange(1000, 1000 + b)
+    fast = truncate_seq_pair(first, second, width, draws)
+    slow = _slow_truncate(first.tolist(), second.tolist(), width, draws)
+    assert [side.tolist() for side in fast] == [*slow]
+
+
+# --- Distributions. ---
+
+
+def _original_walk(
+    documents: list[Document], width: int, short_probability: float, rng: random.Random
+) -> list[tuple[int, int, int, int]]:
+    """BERT's walk over the documents: (tokens of A, of B, label, sentences of the chunk)."""
+    found = []
+    for number, document in enumerate(documents):
+        target = width if rng.random() >= short_probability else rng.randint(2, width)
+        chunk: Document = []
+        at = 0
+        while at < len(document):
+            chunk.append(document[at])
+            if at == len(document) - 1 or sum(map(len, chunk)) >= target:
+                a_end = rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
+                a = sum(map(len, chunk[:a_end]))
+                if len(chunk) == 1 or rng.random() < 0.5:
+                    other = number
+                    while other == number:
+                        other = rng.randrange(len(documents))
+                    b = 0
+                    for sentence in documents[other][rng.randrange(len(documents[other])) :]:
+                        b += len(sentence)
+                        if b >= target - a:
+                            break
+                    label = 1
+                    at -= len(chunk) - a_end
+                else:
+                    b, label = sum(map(len, chunk[a_end:])), 0
+                while a + b > width:
+                    a, b = (a - 1, b) if a > b else (a, b - 1)
+                found.append((a, b, label, len(chunk)))
+                chunk = []
+            at += 1
+    return found
+
+
+@pytest.mark.parametrize("short_probability", [0.0, 0.1])
+def test_pairs_are_distributed_like_the_original_walk(
+    tmp_path: Path, short_probability: float
+) -> None:
+    rng = np.random.default_rng(0)
+    documents = [
+        [[5] * int(length) for length in rng.integers(1, 40, 300)] for _ in range(60)
+    ]  # long documents: the walk's last, shorter chunk of each is rare
+    width = 125
+    walk = np.array(
+        [
+            row
+            for seed in range(3)
+            for row in _original_walk(documents, width, short_probability, random.Random(seed))
+        ]
+    )
+    corpus = PreparedCorpus(write_corpus(tmp_path, documents))
+    source = SentencePairDataset(corpus, SentencePairs(short_seq_prob=short_probability), width + 3)
+    numbers = source.find_documents(np.arange(source.num_examples)).tolist()
+    pairs = [
+        source.read(example, document, key)
+        for seed in range(3)
+        for example, (document, key) in enumerate(
+            zip(numbers, _keys(source.num_examples, seed), strict=True)
+        )
+    ]
+    ours = np.array([(len(pair.a), len(pair.b), pair.next_sentence_label) for pair in pairs])
+    # The walk keeps one target for a whole document and so meets short targets more often.
+    tolerance = 0.02 if short_probability == 0 else 0.1
+    totals, walk_totals = ours[:, :2].sum(axis=1), walk[:, :2].sum(axis=1)
+    assert totals.mean() == pytest.approx(walk_totals.mean(), rel=tolerance)
+    assert ours[:, 0].mean() == pytest.approx(walk[:, 0].mean(), rel=tolerance)
+    assert ours[:, 1].mean() == pytest.approx(walk[:, 1].mean(), rel=tolerance)
+    assert ours[:, 2].mean() == pytest.approx(walk[:, 2].mean(), abs=0.03)
+    if short_probability == 0:
+        assert (totals == width).mean() == pytest.approx((walk_totals == width).mean(), abs=0.03)
+
+
+def test_rates_over_a_million_tokens(tmp_path: Path) -> None:
+    documents = [[[5] * 5] * 400 for _ in range(40)]  # never a window of one sentence
+    corpus = PreparedCorpus(write_corpus(tmp_path, documents))
+    source = SentencePairDataset(corpus, SentencePairs(), 128)
+    numbers = source.find_documents(np.arange(source.num_examples)).tolist()
+    pairs = [
+        source.read(example, document, key)
+        for epoch in range(16)
+        for example, (document, key) in enumerate(
+            zip(numbers, _keys(source.num_examples, epoch), strict=True)
+        )
+    ]
+    totals = np.array([len(pair.a) + len(pair.b) for pair in pairs])
+    assert totals.sum() > 1_000_000
+    spread = 5 * 0.5 / np.sqrt(len(pairs))
+    next_ones = [pair for pair in pairs if pair.next_sentence_label == 0]
+    assert len(next_ones) / len(pairs) == pytest.approx(0.5, abs=spread)
+    # 10 % short, of which those above 120 tokens still fill up; B from elsewhere may end early.
+    filled = np.array([len(pair.a) + len(pair.b) == 125 for pair in next_ones])
+    assert filled.mean() == pytest.approx(0.9 + 0.1 * 5 / 124, abs=spread)
+
+
+def test_short_targets_are_a_tenth_and_uniform() -> None:
+    targets = np.array(
+        [sample_target_seq_length(125, SentencePairs(), ExampleRng(key)) for key in _keys(100_000)]
+    )
+    short = targets[targets < 125]
+    assert len(short) / 100_000 == pytest.approx(0.1 * 123 / 124, abs=0.005)
+    counts = np.bincount(short, minlength=125)[2:]
+    expected = len(short) / len(counts)
+    assert counts.min() > 0
+    assert ((counts - expected) ** 2 / expected).sum() < 122 + 5 * np.sqrt(2 * 122)
+
+
+def test_a_takes_any_number_of_leading_sentences_alike() -> None:
+    window = TextWindow(np.arange(60), np.arange(6, 61, 6))  # 10 sentences
+    config = SentencePairs(random_next_prob=0.0)
+    sizes = [
+        len(make_pair(window, 60, 60, lambda _: np.zeros(0), config, ExampleRng(key)).a) // 6
+        for key in _keys(20_000)
+    ]
+    counts = np.bincount(sizes, minlength=11)
+    assert counts[0] == counts[10] == 0
+    expected = 20_000 / 9
+    assert ((counts[1:10] - expected) ** 2 / expected).sum() < 8 + 5 * 4
+
+
+def test_tokens_are_cut_from_front_and_back_alike() -> None:
+    fronts = [
+        truncate_seq_pair(np.arange(100), np.arange(10), 90, ExampleRng(key))[0][0]
+        for key in _keys(5000)
+    ]
+    assert np.mean(fronts) == pytest.approx(10, abs=5 * np.sqrt(5 / 5000))
+    assert np.var(fronts) == pytest.approx(5, rel=0.15)
+
+
+def test_every_token_of_a_document_is_seen_about_once_in_an_epoch() -> None:
+    width, tokens, epochs = 100, 1240, 2000
+    slots = int(windows_per_document(np.array([tokens]), width)[0])
+    counts = np.zeros(tokens)
+    for epoch in range(epochs):
+        for slot, key in enumerate(_keys(slots, seed=epoch)):
+            start = window_offset(tokens, slot, slots, width, ExampleRng(key))
+            counts[start : start + width] += 1
+    coverage = counts / epochs
+    assert coverage.mean() == pytest.approx(1.0, abs=0.05)
+    assert coverage.min() > 0.45 and coverage.max() < 1.55
+    np.testing.assert_allclose(coverage[width:-width], slots * width / tokens, atol=0.08)
+
+
+# --- Rows and random words. ---
+
+
+def test_rows_are_laid_out_as_in_bert() -> None:
+    table = random_vocab_arrays()
+    rows = collate_pairs([SentencePair(np.array([7, 8]), np.array([9]), 1)], 8, table)
+    np.testing.assert_array_equal(rows["input_ids"], [[2, 7, 8, 3, 9, 3, 0, 0]])
+    np.testing.assert_array_equal(rows["token_type_ids"], [[0, 0, 0, 0, 1, 1, 0, 0]])
+    np.testing.assert_array_equal(rows["attention_mask"], [[1, 1, 1, 1, 1, 1, 0, 0]])
+    np.testing.assert_array_equal(rows["next_sentence_labels"], [1])
+    single = collate_single_segments([np.array([7, 8])], 6, table)
+    np.testing.assert_array_equal(single["input_ids"], [[2, 7, 8, 3, 0, 0]])
+    np.testing.assert_array_equal(single["attention_mask"], [[1, 1, 1, 1, 0, 0]])
+
+
+def test_python_and_numpy_give_the_same_random_words() -> None:
+    keys = _keys(50)
+    for stream in Stream:
+        fast = random_bits(np.array(keys, dtype=np.uint64), stream, np.arange(50))
+        assert [ExampleRng(k).bits(stream, i) for i, k in enumerate(keys)] == fast.tolist()
+
+
+def test_random_words_are_uniform_and_independent_between_uses() -> None:
+    keys = np.array(_keys(200_000), dtype=np.uint64)
+    columns = [
+        random_bits(keys, stream, np.zeros(1))
+        for stream in (Stream.WINDOW_OFFSET, Stream.RANDOM_NEXT)
+    ]
+    columns += [random_bits(keys, Stream.WINDOW_OFFSET, np.ones(1))]
+    columns += [random_bits(keys + np.uint64(0), Stream.WINDOW_OFFSET, np.zeros(1))[::-1]]
+    uniform = np.array(columns) / 2.0**64
+    assert np.abs(uniform.mean(axis=1) - 0.5).max() < 5 * np.sqrt(1 / 12 / 200_000)
+    correlation = np.corrcoef(uniform) - np.eye(4)
+    assert np.abs(correlation).max() < 5 / np.sqrt(200_000)
+    bits = (columns[0][:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    assert np.abs(bits.mean(axis=0) - 0.5).max() < 5 * 0.5 / np.sqrt(200_000)

@@ -1,0 +1,237 @@
+"""Processes that report before JAX starts: threads stand for processes, each with its own wait."""
+
+import ast
+import dataclasses
+import json
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import bert_jax
+from bert_jax.distributed import process_info, rendezvous
+from bert_jax.distributed.process_info import ProcessInfo
+from bert_jax.distributed.rendezvous import RendezvousError, wait_for_all_processes
+from bert_jax.errors import UserError
+from bert_jax.simulate.attempt import free_port
+
+VERSIONS = {"bert_jax": "0.1", "jax": "0.10.2"}
+
+
+def report(process: int, count: int = 3, **changes) -> ProcessInfo:
+    made = ProcessInfo(
+        process_id=process, num_processes=count, host=f"host-{process}", versions=VERSIONS
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def come(
+    *reports: ProcessInfo, seconds: float = 10.0, coordinator: str | None = None
+) -> list[str | None]:
+    """What each of the processes ends with: the message of its error, or None."""
+    where = coordinator or f"127.0.0.1:{free_port()}"
+    ends: list[str | None] = ["it hangs"] * len(reports)
+
+    def one(place: int) -> None:
+        try:
+            wait_for_all_processes(where, reports[place], timeout_seconds=seconds)
+            ends[place] = None
+        except RendezvousError as error:
+            assert error.exit_code == 76
+            ends[place] = str(error)
+
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(reports))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    return ends
+
+
+def test_all_are_there():
+    assert come(report(2), report(0), report(1)) == [None] * 3
+    assert come(report(0, 1)) == [None]
+
+
+def test_one_is_missing_and_all_say_which_and_where():
+    where = f"127.0.0.1:{free_port()}"
+    ends = come(report(0, 4), report(2, 4), seconds=1.5, coordinator=where)
+    assert len(set(ends)) == 1 and ends[0]
+    host, port = rendezvous.rendezvous_address(where)
+    assert f"processes 1, 3 of 4 did not report to process 0 at {host}:{port}" in ends[0]
+    assert "within 1.5 s; there are 0 on host-0, 2 on host-2" in ends[0]
+
+
+def test_process_0_is_missing():
+    where = f"127.0.0.1:{free_port()}"
+    ends = come(report(1), report(2), seconds=0.5, coordinator=where)
+    port = rendezvous.rendezvous_address(where)[1]
+    assert all(e and f"did not find process 0 at 127.0.0.1:{port} within 0.5 s" in e for e in ends)
+    assert ends[0] and "Connection refused" in ends[0] and "BERT_JAX_COORDINATOR" in ends[0]
+
+
+def test_an_address_that_is_none_is_told():
+    (end,) = come(report(1), seconds=0.3, coordinator="no-such-host.invalid:8476")
+    assert end and "no-such-host.invalid:8477" in end
+
+
+def test_another_version_on_one_host():
+    old = {"bert_jax": "0.1", "jax": "0.9.0"}
+    ends = come(report(0), report(1, versions=old), report(2))
+    assert ends[0] and ends == [ends[0]] * 3
+    assert ends[0].startswith(
+        "jax has different versions: 0.10.2 on processes 0, 2; 0.9.0 on process 1; make it the same"
+    )
+
+
+def test_a_package_that_one_host_lacks_and_other_devices():
+    ends = come(report(0), report(1, versions={"jax": "0.10.2"}), report(2, local_devices=4))
+    assert ends[0] and ends == [ends[0]] * 3
+    assert "bert_jax has different versions: 0.1 on processes 0, 2; none on process 1" in ends[0]
+    assert "the number of devices differs: none on processes 0, 1; 4 on process 2" in ends[0]
+
+
+def test_two_processes_with_one_number():
+    ends = come(report(0), report(1, host="a", pid=7), report(1, host="b", pid=8))
+    assert ends[0] and ends == [ends[0]] * 3
+    assert "two processes have the number 1: " in ends[0]
+    assert "pid 7 on a" in ends[0] and "pid 8 on b" in ends[0]
+    assert "BERT_JAX_PROCESS_ID" in ends[0]
+
+
+def test_two_processes_with_number_0_on_one_host():
+    where = f"127.0.0.1:{free_port()}"
+    ends = come(report(0, 2), report(0, 2), seconds=1.0, coordinator=where)
+    busy, waited = sorted(ends, key=lambda end: "did not report" in (end or ""))
+    port = rendezvous.rendezvous_address(where)[1]
+    assert busy and f"process 0 cannot listen on port {port}" in busy and "another process" in busy
+    assert waited and "process 1 of 2 did not report" in waited
+
+
+def test_another_number_of_processes():
+    ends = come(report(0), report(1, count=5))
+    assert ends[0] and ends == [ends[0]] * 2
+    assert "process 1 (pid" in ends[0] and "was told of 5 processes" in ends[0]
+
+
+def test_a_process_that_comes_late_is_waited_for():
+    where = f"127.0.0.1:{free_port()}"
+    ends: list[list[str | None]] = []
+    early = threading.Thread(
+        target=lambda: ends.append(come(report(1), report(2), coordinator=where))
+    )
+    early.start()
+    time.sleep(0.5)
+    assert come(report(0), coordinator=where) == [None]
+    early.join(timeout=30)
+    assert ends == [[None, None]]
+
+
+def test_a_process_that_reports_and_dies_is_missing():
+    where = f"127.0.0.1:{free_port()}"
+    hello = {"hello": "bert_jax rendezvous 1", **dataclasses.asdict(report(1))}
+
+    def dying() -> None:
+        for _ in range(50):
+            try:
+                with socket.create_connection(rendezvous.rendezvous_address(where)) as link:
+                    link.sendall(json.dumps(hello).encode() + b"\n")
+                    return
+            except OSError:
+                time.sleep(0.02)
+
+    thread = threading.Thread(target=dying)
+    thread.start()
+    (end,) = come(report(0), seconds=1.0, coordinator=where)
+    thread.join()
+    assert end and "processes 1, 2 of 3 did not report" in end
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"{", b"[]\n", b"\xff" * 70000, b""])
+def test_strangers_on_the_port_are_passed_over(said):
+    where = f"127.0.0.1:{free_port()}"
+    links = []
+
+    def stranger() -> None:
+        for _ in range(50):
+            try:
+                links.append(socket.create_connection(rendezvous.rendezvous_address(where)))
+                links[-1].sendall(said)
+                return
+            except OSError:
+                time.sleep(0.02)
+
+    thread = threading.Thread(target=stranger)
+    thread.start()
+    ends: list[list[str | None]] = []
+    first = threading.Thread(target=lambda: ends.append(come(report(0, 2), coordinator=where)))
+    first.start()
+    thread.join()
+    assert come(report(1, 2), coordinator=where) == [None]
+    first.join(timeout=30)
+    assert ends == [[None]]
+    for link in links:
+        link.close()
+
+
+def test_something_else_answers_at_the_address():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def answer() -> None:
+            link, _ = server.accept()
+            with link:
+                link.recv(1 << 16)
+                link.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        (end,) = come(report(1), seconds=0.2, coordinator=f"127.0.0.1:{port - 1}")
+    assert end and "something else listens there" in end
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "meeting"),
+    [
+        ("10.0.0.2:8476", ("10.0.0.2", 8477)),
+        ("[fd00::1]:80", ("fd00::1", 81)),
+        ("host:65535", ("host", 65534)),
+    ],
+)
+def test_where_processes_meet(coordinator, meeting):
+    assert rendezvous.rendezvous_address(coordinator) == meeting
+
+
+@pytest.mark.parametrize("coordinator", ["host", ":80", "host:port", "host:0", "host:70000"])
+def test_a_coordinator_that_is_no_address(coordinator):
+    with pytest.raises(UserError, match="expected HOST:PORT"):
+        rendezvous.rendezvous_address(coordinator)
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "0", "inf", "nan"])
+def test_a_wait_that_is_no_number(monkeypatch, text):
+    monkeypatch.setenv("BERT_JAX_RENDEZVOUS_SECONDS", text)
+    with pytest.raises(UserError, match="BERT_JAX_RENDEZVOUS_SECONDS="):
+        wait_for_all_processes("127.0.0.1:1", report(0))
+
+
+def test_the_versions_have_the_code_in_them():
+    found = process_info.package_versions()
+    assert {"bert_jax", "jax", "jaxlib"} <= found.keys()
+    assert "(code " in found["bert_jax"]
+
+
+def test_no_two_hosts_compare_their_clocks():
+    """What a host sends has no time in it, and nobody who waits reads the time of day."""
+    assert not {"time", "now", "date"} & set(ProcessInfo.__dataclass_fields__)
+    package = Path(bert_jax.__file__).parent
+    files = [package / "train" / f"{name}.py" for name in ("watchdog", "preemption")]
+    files += [*package.glob("distributed/*.py"), *package.glob("simulate/*.py")]
+    used = {
+        ast.unparse(node)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith(("time.", "datetime."))
+    }
+    assert used <= {"time.monotonic", "time.sleep"}

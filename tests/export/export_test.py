@@ -1,0 +1,243 @@
+"""Exports: complete and checked under their name, or not there at all."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.data.corpus.manifest import CorpusCounts, Manifest, write_manifest
+from bert_jax.errors import UserError
+from bert_jax.export.export import export, sample_batch
+from bert_jax.interop import huggingface
+from bert_jax.models import model_parts
+from bert_jax.models.config import (
+    LearnedPositions,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    RegressionHead,
+    SequenceClassificationHead,
+    SinusoidalInit,
+    TokenClassificationHead,
+)
+from bert_jax.params import paths
+from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.testing.models import small_model, write_run
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> LoadedModel:
+    return small_model(tmp_path / "made")
+
+
+def test_ours_to_hugging_face_to_ours_is_bit_identical(model, tmp_path):
+    assert export(model, tmp_path / "exported") == 0.0
+    again = load_model(tmp_path / "exported")
+    assert again.config == model.config
+    assert again.tokenizer and model.tokenizer
+    assert again.tokenizer.fingerprint == model.tokenizer.fingerprint
+    expected = paths.flatten(model.params)
+    found = paths.flatten(again.params)
+    assert found.keys() == expected.keys()
+    for path, leaf in expected.items():
+        assert found[path].dtype == leaf.dtype
+        np.testing.assert_array_equal(found[path], leaf, err_msg=path)
+    rights = {f.stat().st_mode for f in (tmp_path / "exported").iterdir()}
+    assert len(rights) == 1
+
+
+def test_positions_that_started_as_sinusoids_are_exported(tmp_path):
+    positions = LearnedPositions(max_position_embeddings=20, init=SinusoidalInit())
+    assert export(small_model(tmp_path / "made", positions=positions), tmp_path / "exported") == 0.0
+
+
+@pytest.mark.parametrize(
+    "missing, expected",
+    [
+        ((), "BertForPreTraining"),
+        (("masked_lm", "next_sentence"), "BertModel"),
+        (("pooler", "masked_lm", "next_sentence"), "BertModel"),
+        (("pooler", "next_sentence"), "BertForMaskedLM"),
+        (("masked_lm",), "BertForNextSentencePrediction"),
+    ],
+)
+def test_the_architecture_is_the_smallest_with_the_parts(missing, expected):
+    assert (
+        huggingface.smallest_hf_class({"encoder", *model_parts.NON_ENCODER_PARTS} - set(missing))
+        == expected
+    )
+
+
+def test_a_model_without_heads_is_exported_without(model, tmp_path):
+    missing = ("pooler", "next_sentence")
+    params = {part: tree for part, tree in model.params.items() if part not in missing}
+    export(dataclasses.replace(model, params=params, missing=missing), tmp_path / "exported")
+    config = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert config["architectures"] == ["BertForMaskedLM"]
+    assert load_model(tmp_path / "exported").missing == missing
+
+
+@pytest.mark.parametrize(
+    "head, card",
+    [
+        (
+            SequenceClassificationHead(labels=("no", "yes|no")),
+            ["text-classification", "| 1 | `yes\\|no` |"],
+        ),
+        (RegressionHead(), ["text-classification", "one number for a text"]),
+        (
+            TokenClassificationHead(labels=("O", "B-PER", "I-PER")),
+            ["token-classification", "| 1 | `B-PER` |"],
+        ),
+        (QuestionAnsweringHead(), ["question-answering", "AutoModelForQuestionAnswering"]),
+        (MultipleChoiceHead(), ["multiple-choice", "AutoModelForMultipleChoice"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_head_comes_back_bit_identical(tmp_path, head, card):
+    model = small_model(tmp_path / "made", head=head)
+    assert export(model, tmp_path / "exported") == 0.0
+    again = load_model(tmp_path / "exported")
+    assert again.head == head and again.config == model.config
+    expected, found = paths.flatten(model.params), paths.flatten(again.params)
+    assert found.keys() == expected.keys()
+    for path, leaf in expected.items():
+        np.testing.assert_array_equal(found[path], leaf, err_msg=path)
+    text = (tmp_path / "exported" / "README.md").read_text()
+    for words in [*card, "hidden states and outputs of the head differ by at most 0.0e+00"]:
+        assert words in text, words
+
+
+@pytest.mark.parametrize("damage", ["classifier", "labels"])
+def test_an_export_with_another_head_is_refused(tmp_path, monkeypatch, damage):
+    model = small_model(tmp_path / "made", head=SequenceClassificationHead(labels=("no", "yes")))
+    if damage == "classifier":
+        write = huggingface.write_weights
+
+        def turned(folder, flat, config):
+            path = "classifier/kernel"
+            write(folder, {**flat, path: flat[path][:, ::-1]}, config)
+
+        monkeypatch.setattr(huggingface, "write_weights", turned)
+        message = "not written: its outputs of the head differ by"
+    else:
+        monkeypatch.setattr(huggingface.heads, "head_to_config", lambda head: {})
+        message = "describes another head: .*LABEL_0"
+    with pytest.raises(UserError, match=message):
+        export(model, tmp_path / "exported")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["made"]
+
+
+@pytest.mark.parametrize("damage", ["transposed", "noise"])
+def test_an_export_that_computes_something_else_is_refused(model, tmp_path, monkeypatch, damage):
+    write = huggingface.write_weights
+
+    def wrong(folder, flat, config):
+        path = "encoder/layers/0/attention/value/kernel"
+        new = flat[path].T if damage == "transposed" else flat[path] * np.float32(1.01)
+        write(folder, {**flat, path: new}, config)
+
+    monkeypatch.setattr(huggingface, "write_weights", wrong)
+    with pytest.raises(
+        UserError, match="export was not written: its hidden states of layer 1 differ"
+    ):
+        export(model, tmp_path / "exported")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["made"]
+
+
+def test_a_head_that_does_not_come_back_is_refused(model, tmp_path, monkeypatch):
+    write = huggingface.write_weights
+
+    def wrong(folder, flat, config):
+        write(folder, {**flat, "masked_lm/bias": flat["masked_lm/bias"] + 1}, config)
+
+    monkeypatch.setattr(huggingface, "write_weights", wrong)
+    with pytest.raises(UserError, match="masked_lm/bias did not come back as it was"):
+        export(model, tmp_path / "exported")
+
+
+def test_a_broken_model_is_refused(model, tmp_path):
+    flat = paths.flatten(model.params)
+    flat["encoder/layers/1/attention/key/kernel"] = flat[
+        "encoder/layers/1/attention/key/kernel"
+    ] * np.float32(np.nan)
+    broken = dataclasses.replace(model, params=paths.unflatten(flat))
+    with pytest.raises(UserError, match="hidden states of layer 2 are not finite"):
+        export(broken, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
+    def full(folder, flat, config):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(huggingface, "write_weights", full)
+    with pytest.raises(UserError, match="cannot be written: No space left on device; nothing was"):
+        export(model, tmp_path / "exported")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["made"]
+
+
+def test_a_folder_in_use_is_left_alone(model, tmp_path):
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "mine.txt").write_text("x")
+    with pytest.raises(UserError, match="exists and is not an empty folder"):
+        export(model, tmp_path / "exported")
+    assert (tmp_path / "exported" / "mine.txt").read_text() == "x"
+
+
+def test_the_sample_batch_is_text_padded_over_the_whole_table(model):
+    batch = sample_batch(model.config, model.tokenizer)
+    assert {a.shape for a in batch.values()} == {(2, 20)}
+    assert 0 < batch["attention_mask"][0].sum() < 20 and batch["attention_mask"][1].all()
+    assert all(row.any() and not row.all() for row in batch["token_type_ids"])
+    assert batch["input_ids"].max() < model.config.vocab_size
+    states = model_parts.run_forward({"encoder": model.params["encoder"]}, model.config, batch)[
+        "hidden_states"
+    ]
+    assert len(states) == 3
+
+
+def test_the_card_tells_what_the_run_recorded(model, tmp_path):
+    run = write_run(tmp_path / "run", model)
+    assert model.tokenizer
+    manifest = Manifest(
+        source={"kind": "text files", "patterns": ["books/*.txt"]},
+        task=None,
+        settings={},
+        counts=CorpusCounts(documents=1234, tokens=5_000_000),
+        dropped={"too short": 7},
+        tokenizer_fingerprint=model.tokenizer.fingerprint,
+        vocab_size=18,
+        dtype="uint16",
+        max_part_tokens=8192,
+        shards=(),
+        fingerprint="f" * 64,
+    )
+    (run / "prepared").mkdir()
+    write_manifest(run / "prepared", manifest)
+    rows = [
+        {"split": "train", "step": 10, "phase": "length-16", "seconds": 1.5, "loss": 6.125},
+        {"split": "train", "step": 15, "phase": "length-16", "seconds": 2.5, "loss": 1.5},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows) + '{"split"')
+    export(load_model(run), tmp_path / "exported")
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    for expected in [
+        "10 of 20 steps, seed 0",
+        "20 steps of 4 rows of length 16, at most 3 predictions each",
+        "AdamW, weight decay 0.01",
+        "| source: patterns | books/*.txt |",
+        "| documents | 1,234 |",
+        "| tokens | 5,000,000 |",
+        "| left out: too short | 7 |",
+        "| mlm_loss | 5.25 |",
+        "| loss | 6.125 |",
+        "| bert_jax | 0.1.0 |",
+        '"name": "test"',
+        "hidden states differ by at most 0.0e+00",
+    ]:
+        assert expected in card, expected
+    assert "| loss | 1.5 |" not in card  # of a step after this checkpoint

@@ -1,0 +1,150 @@
+"""A small finished fine-tuning run of each kind of task, with texts that look like markup."""
+
+import csv
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from bert_jax.config_lib import override
+from bert_jax.data.finetuning.config import Columns, Conll, Squad, Swag, TaskConfig
+from bert_jax.experiment import Experiment
+from bert_jax.export.export import export
+from bert_jax.models.config import LearnedPositions
+from bert_jax.testing.models import WORDS, small_model
+from bert_jax.train.presets import fine_tuning_experiment
+from bert_jax.train.run import run
+
+HOSTILE = "</dd><script>alert(1)</script><img src=http://example.org/x>"
+HOSTILE_LABEL = '<i>yes & "no"\''
+KINDS = (
+    "classification",
+    "regression",
+    "token_classification",
+    "question_answering",
+    "multiple_choice",
+)
+PLAIN = [word for word in WORDS if not word.startswith("##")]
+
+
+def small_experiments(folder: Path) -> Callable[[str], Experiment]:
+    """The fixture `task_experiment`: kind of task -> a small run of it, yet to be made."""
+    model = small_model(
+        folder / "vocabulary", positions=LearnedPositions(max_position_embeddings=40)
+    )
+    export(model, folder / "model")
+    made: dict[str, Experiment] = {}
+
+    def get(kind: str) -> Experiment:
+        if kind not in made:
+            task = TASKS[kind](folder)
+            experiment = fine_tuning_experiment(
+                task, str(folder / "model"), epochs=3, batch_size=16, learning_rate=1e-2, seed=7
+            )
+            made[kind] = override(experiment, ["train.logging.log_every=1"])
+        return made[kind]
+
+    return get
+
+
+def finished_runs(task_experiment: Callable[[str], Experiment]) -> Callable[[str], Path]:
+    """The fixture `task_run`: kind of task -> the folder of a run beside its files."""
+    made: dict[str, Path] = {}
+
+    def get(kind: str) -> Path:
+        if kind not in made:
+            experiment = task_experiment(kind)
+            made[kind] = Path(experiment.init_from or "").parent / f"run of {kind}"
+            assert run(experiment, made[kind]) == 0
+        return made[kind]
+
+    return get
+
+
+def sentence(draw: random.Random, count: int = 6) -> str:
+    return " ".join(draw.choices(PLAIN, k=count))
+
+
+def classification(folder: Path) -> TaskConfig:
+    files = {}
+    for seed, (split, count) in enumerate({"train": 160, "dev": 50, "test": 30}.items()):
+        draw, rows = random.Random(seed), []
+        for number in range(count):
+            text = sentence(draw)
+            label = HOSTILE_LABEL if "sea" in text else "maybe" if "man" in text else "no"
+            rows.append((f"{text} {HOSTILE}" if number % 3 else text, "a second text", label))
+        files[split] = write_csv(folder / f"{split}.csv", ("text", "pair", "label"), rows)
+    return Columns(**files, text="text", text_pair="pair", label="label")
+
+
+def regression(folder: Path) -> TaskConfig:
+    files = {}
+    for seed, (split, count) in enumerate({"train": 160, "dev": 40}.items()):
+        draw = random.Random(seed)
+        texts = [f"{sentence(draw)} {HOSTILE}" for _ in range(count)]
+        rows = [(text, str(1.5 * text.count("sea") - text.count("old"))) for text in texts]
+        files[split] = write_csv(folder / f"values-{split}.csv", ("text", "label"), rows)
+    return Columns(**files, text="text", label="label", kind="regression")
+
+
+def tagging(folder: Path) -> TaskConfig:
+    files = {}
+    for seed, (split, count) in enumerate({"train": 160, "dev": 40}.items()):
+        draw, blocks = random.Random(seed), []
+        for _ in range(count):
+            tags = {"man": "B-PER", "sea": "B-LOC", "net": "I-LOC"}
+            words = [*sentence(draw).split(), HOSTILE.replace(" ", "")]
+            blocks.append("\n".join(f"{word} {tags.get(word, 'O')}" for word in words))
+        (folder / f"{split}.conll").write_text("\n\n".join(blocks) + "\n")
+        files[split] = str(folder / f"{split}.conll")
+    return Conll(**files)
+
+
+def question_answering(folder: Path) -> TaskConfig:
+    files = {}
+    for seed, (split, count) in enumerate({"train": 80, "dev": 36}.items()):
+        draw, paragraphs = random.Random(seed), []
+        for number in range(count):
+            context = f"{sentence(draw, 12)} {HOSTILE}"
+            word = draw.choice([w for w in context.split()[:12] if w not in ("a", "the", ".")])
+            question = f"{draw.choice(('Who', 'What', 'Where'))} is the {word}?"
+            answers = [{"text": word, "answer_start": context.index(word)}]
+            asked = {"id": f"q{number}", "question": question, "is_impossible": number % 9 == 0}
+            asked["answers"] = [] if asked["is_impossible"] else answers
+            paragraphs.append({"context": context, "qas": [asked]})
+        content = {"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}
+        (folder / f"{split}.json").write_text(json.dumps(content))
+        files[split] = str(folder / f"{split}.json")
+    return Squad(**files, version="2.0")
+
+
+def multiple_choice(folder: Path) -> TaskConfig:
+    files, head = {}, ("sent1", "sent2", "ending0", "ending1", "ending2", "label")
+    for seed, (split, count) in enumerate({"train": 48, "dev": 30}.items()):
+        draw = random.Random(seed)
+        rows = [
+            (
+                sentence(draw),
+                "the",
+                *(f"{sentence(draw, 3)} {HOSTILE}" for _ in range(3)),
+                number % 3,
+            )
+            for number in range(count)
+        ]
+        files[split] = write_csv(folder / f"swag-{split}.csv", head, rows)
+    return Swag(**files)
+
+
+TASKS: dict[str, Callable[[Path], TaskConfig]] = {
+    "classification": classification,
+    "regression": regression,
+    "token_classification": tagging,
+    "question_answering": question_answering,
+    "multiple_choice": multiple_choice,
+}
+
+
+def write_csv(file: Path, head: tuple, rows: list[tuple]) -> str:
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([head, *rows])
+    return str(file)

@@ -1,0 +1,55 @@
+"""Positions: what the table starts from, and what lies beyond it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.errors import ConfigError
+from bert_jax.functional import Network
+from bert_jax.models.config import BertConfig, ComputeConfig, LearnedPositions, SinusoidalInit
+from bert_jax.models.layers.embeddings import Embeddings
+
+CONFIG = BertConfig(
+    vocab_size=50,
+    hidden_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=64,
+    positions=LearnedPositions(max_position_embeddings=40, init=SinusoidalInit()),
+)
+
+
+def network(config: BertConfig) -> Network[Embeddings]:
+    return Network(lambda rngs: Embeddings(config, ComputeConfig(), rngs))
+
+
+def table(config: BertConfig) -> np.ndarray:
+    params = network(config).init(jax.random.key(0))
+    return np.asarray(params["position_embeddings"]["embedding"])
+
+
+def test_sinusoids_have_the_variance_that_the_config_asks_for():
+    wide = dataclasses.replace(
+        CONFIG, positions=LearnedPositions(max_position_embeddings=4000, init=SinusoidalInit())
+    )
+    assert np.sqrt(np.mean(table(wide) ** 2)) == pytest.approx(wide.initializer_range, rel=1e-4)
+
+
+def test_how_alike_two_positions_are_depends_on_their_distance_alone():
+    positions = table(CONFIG)
+    alike = positions @ positions.T
+    for distance in range(1, 39):
+        diagonal = np.diagonal(alike, distance)
+        np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-4, atol=1e-8)
+    assert alike[0, 1] > alike[0, 20]
+
+
+def test_a_sequence_beyond_the_table_is_refused():
+    made = network(CONFIG)
+    params = made.init(jax.random.key(0))
+    ids = jnp.zeros((1, 41), jnp.int32)
+    with pytest.raises(ConfigError, match="41 is beyond the position table"):
+        made.merge(params)(ids, ids, None, None)

@@ -1,0 +1,97 @@
+"""Products against autodiff of their definitions, in both dtypes and in shapes XLA dislikes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.models.layers.matmul import attention_context, attention_scores, dense
+
+F32, BF16 = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
+
+
+def normal(seed: int, shape: tuple[int, ...], dtype=F32) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def results(function, arguments, weights):
+    """The value, and the gradients of its sum weighted by `weights`."""
+
+    def both(*arguments):
+        value, pull = jax.vjp(function, *arguments)
+        return value, pull(weights.astype(value.dtype))
+
+    return jax.jit(both)(*arguments)
+
+
+def assert_close(found, expected, rtol):
+    """Equal to `rtol` of the largest element."""
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        b = np.asarray(b, np.float32)
+        np.testing.assert_allclose(np.asarray(a, np.float32), b, rtol=0, atol=rtol * abs(b).max())
+
+
+# A bfloat16 operand is off by 2^-9, a sum of many by less; the float32 results are not rounded.
+PRECISION = [(F32, 1e-5), (BF16, 2e-2)]
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), PRECISION)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("rows", [(6,), (1,), (2, 5), (3, 1), (8, 128)])
+def test_dense(rows, axis, dtype, rtol):
+    x, bias = normal(0, (*rows, 24), dtype), normal(1, (40,))
+    kernel = normal(2, (24, 40) if axis == 0 else (40, 24))
+    weights = normal(3, (*rows, 40))
+
+    def definition(x, kernel, bias):
+        wide = x.astype(jnp.float32)
+        return jnp.dot(wide, kernel if axis == 0 else kernel.T) + bias
+
+    found = results(lambda *a: dense(*a, axis, dtype), (x, kernel, bias), weights)
+    value, (d_x, d_kernel, d_bias) = found
+    assert value.dtype == d_kernel.dtype == d_bias.dtype == F32 and d_x.dtype == dtype
+    assert_close(found, results(definition, (x, kernel, bias), weights), rtol)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), PRECISION)
+@pytest.mark.parametrize("shape", [(2, 8, 2, 4), (3, 7, 2, 3), (1, 1, 1, 1), (2, 128, 12, 64)])
+def test_attention(shape, dtype, rtol):
+    B, L, H, _ = shape
+    q, k, v = (normal(seed, shape, dtype) for seed in range(3))
+    weights = jax.nn.softmax(normal(3, (B, H, L, L)))
+
+    def definition_of_scores(q, k):
+        return jnp.einsum("bqhk,blhk->bhql", q.astype(jnp.float32), k.astype(jnp.float32))
+
+    def definition_of_context(weights, v):
+        return jnp.einsum("bhql,blhk->bqhk", weights, v.astype(jnp.float32))
+
+    by_score, by_context = normal(4, (B, H, L, L)), normal(5, shape)
+    for ours, definition, arguments, by in [
+        (attention_scores, definition_of_scores, (q, k), by_score),
+        (attention_context, definition_of_context, (weights, v), by_context),
+    ]:
+        found = results(ours, arguments, by)
+        assert found[0].dtype == F32
+        assert [g.dtype for g in found[1]] == [a.dtype for a in arguments]
+        assert_close(found, results(definition, arguments, by), rtol)
+
+
+def test_gradients_of_a_bfloat16_kernel_are_not_rounded_to_bfloat16():
+    x, kernel = normal(0, (4, 16, 24), BF16), normal(1, (24, 40))
+    _, (_, d_kernel, _) = results(
+        lambda *a: dense(*a, 0, BF16), (x, kernel, jnp.zeros((40,))), normal(2, (4, 16, 40))
+    )
+    assert not np.array_equal(d_kernel, d_kernel.astype(jnp.bfloat16).astype(jnp.float32))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_kernel_in_bfloat16_has_the_same_gradient_rounded_once(axis):
+    x, kernel = normal(0, (4, 16, 24), BF16), normal(1, (24, 40) if axis == 0 else (40, 24), BF16)
+    weights, bias = normal(2, (4, 16, 40)), jnp.zeros((40,))
+
+    def gradient(kernel):
+        return results(lambda *a: dense(*a, axis, BF16), (x, kernel, bias), weights)[1][1]
+
+    rounded = gradient(kernel.astype(F32)).astype(BF16)
+    np.testing.assert_array_equal(gradient(kernel), rounded)

@@ -1,0 +1,57 @@
+"""The parts are the pretraining model, taken apart."""
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.models import model_parts
+from bert_jax.models.config import LearnedPositions
+from bert_jax.objectives.config import Pretraining
+from bert_jax.objectives.pretraining import PretrainingObjective
+from bert_jax.params import paths
+from bert_jax.testing.batches import pretraining_batch
+from bert_jax.testing.models import random_parameters, small_config
+
+
+def test_parts_compute_what_the_program_computes():
+    config = small_config()
+    program = PretrainingObjective(Pretraining(model=config, mask_token_id=4))
+    params = paths.unflatten(random_parameters(config))
+    batch = pretraining_batch(batch_size=2, seq_length=16, max_predictions_per_seq=3, vocab_size=18)
+
+    def whole(params, batch):
+        network = program.network.merge(params)
+        hidden = network.encode(batch, output_hidden_states=True).hidden_states
+        return (
+            hidden,
+            network.masked_lm_logits(hidden[-1]),
+            network.next_sentence_logits(hidden[-1]),
+        )
+
+    hidden, masked_lm, next_sentence = jax.device_get(jax.jit(whole)(params, batch))
+    found = model_parts.run_forward(params, config, batch)
+    np.testing.assert_allclose(found["hidden_states"], hidden, atol=1e-6)
+    np.testing.assert_allclose(found["masked_lm"], masked_lm, atol=1e-6)
+    np.testing.assert_allclose(found["next_sentence"], next_sentence, atol=1e-6)
+
+
+def test_check_names_what_is_missing_foreign_or_misshapen():
+    config = small_config()
+    flat = random_parameters(config)
+    model_parts.validate_params(flat, config, "here")
+    model_parts.validate_params(
+        {p: a for p, a in flat.items() if p.startswith("encoder/")}, config, "here"
+    )
+    without = {p: a for p, a in flat.items() if p != "encoder/layers/1/attention/key/bias"}
+    with pytest.raises(UserError, match="layers/1/attention/key/bias is missing"):
+        model_parts.validate_params(without, config, "here")
+    half = {p: a for p, a in flat.items() if p != "pooler/dense/bias"}
+    with pytest.raises(UserError, match="pooler/dense/bias is missing"):
+        model_parts.validate_params(half, config, "here")
+    more = {**flat, "encoder/layers/2/attention/key/bias": np.zeros(16)}
+    with pytest.raises(UserError, match="encoder/layers/2/attention/key/bias is too much"):
+        model_parts.validate_params(more, config, "here")
+    longer = small_config(positions=LearnedPositions(max_position_embeddings=24))
+    with pytest.raises(UserError, match=r"shape \[20, 16\], its config says \[24, 16\]"):
+        model_parts.validate_params(flat, longer, "here")

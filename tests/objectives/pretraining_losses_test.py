@@ -1,0 +1,105 @@
+"""Objectives against plain NumPy in float64; gradients against autodiff of the definition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.objectives import pretraining_losses
+from bert_jax.objectives.weighted_mean import cross_entropy, is_correct
+from bert_jax.testing.batches import pretraining_batch
+
+V = 30
+
+
+@pytest.fixture
+def batch():
+    made = pretraining_batch(batch_size=6, seq_length=24, max_predictions_per_seq=7, vocab_size=V)
+    return {name: jnp.asarray(field) for name, field in made.items()}
+
+
+def logits_for(shape, seed=0):
+    return np.random.default_rng(seed).normal(0, 3, shape)
+
+
+def reference(logits, labels):
+    """-log softmax at the labels, float64."""
+    total = np.log(np.exp(logits).sum(-1))
+    return total - np.take_along_axis(logits, np.asarray(labels)[..., None], -1)[..., 0]
+
+
+def test_masked_lm_sums_every_selected_position_and_no_other(batch):
+    logits = logits_for((6, 7, V))
+    loss, metrics = pretraining_losses.masked_lm(jnp.asarray(logits, jnp.float32), batch, 4)
+    weights = np.asarray(batch["masked_lm_weights"])
+    expected = (reference(logits, batch["masked_lm_ids"]) * weights).sum()
+    assert float(loss.total) == pytest.approx(expected, rel=1e-5)
+    assert float(loss.weight) == weights.sum()
+    parts = [metrics[f"mlm_loss_{name}"] for name in ("masked", "random", "kept")]
+    assert sum(float(part.total) for part in parts) == pytest.approx(expected, rel=1e-5)
+    assert sum(float(part.weight) for part in parts) == weights.sum()
+    right = (logits.argmax(-1) == np.asarray(batch["masked_lm_ids"])) * weights
+    assert float(metrics["mlm_accuracy"].total) == right.sum()
+
+
+def test_masked_lm_tells_apart_what_the_model_saw():
+    batch = {
+        "input_ids": jnp.asarray([[2, 4, 9, 7, 3]], jnp.int32),
+        "masked_lm_positions": jnp.asarray([[1, 2, 3]], jnp.int32),
+        "masked_lm_ids": jnp.asarray([[8, 6, 7]], jnp.int32),
+        "masked_lm_weights": jnp.ones((1, 3), jnp.float32),
+    }
+    logits = jnp.asarray(logits_for((1, 3, V)), jnp.float32)
+    _, metrics = pretraining_losses.masked_lm(logits, batch, 4)
+    losses = np.asarray(cross_entropy(logits, batch["masked_lm_ids"]))[0]
+    for index, name in enumerate(("masked", "random", "kept")):
+        assert float(metrics[f"mlm_loss_{name}"].weight) == 1
+        assert float(metrics[f"mlm_loss_{name}"].total) == pytest.approx(losses[index])
+
+
+def test_next_sentence(batch):
+    logits = logits_for((6, 2))
+    loss, metrics = pretraining_losses.next_sentence(jnp.asarray(logits, jnp.float32), batch)
+    labels = np.asarray(batch["next_sentence_labels"])
+    assert float(loss.total) == pytest.approx(reference(logits, labels).sum(), rel=1e-5)
+    assert float(metrics["nsp_accuracy"].total) == (logits.argmax(-1) == labels).sum()
+    assert float(loss.weight) == 6
+
+
+def test_next_token_stays_inside_packed_examples():
+    batch = {
+        "input_ids": jnp.asarray([[2, 5, 3, 2, 6, 0]], jnp.int32),
+        "attention_mask": jnp.asarray([[1, 1, 1, 1, 1, 0]], jnp.int32),
+        "packing_ids": jnp.asarray([[1, 1, 1, 2, 2, 0]], jnp.int32),
+    }
+    weights = pretraining_losses.next_token_weights(batch)
+    np.testing.assert_array_equal(weights, [[1, 1, 0, 1, 0]])
+    logits = logits_for((1, 5, V))
+    loss, _ = pretraining_losses.next_token(jnp.asarray(logits, jnp.float32), batch)
+    expected = (reference(logits, batch["input_ids"][:, 1:]) * np.asarray(weights)).sum()
+    assert float(loss.total) == pytest.approx(expected, rel=1e-5)
+
+
+def test_padding_share(batch):
+    share = pretraining_losses.padding_fraction(batch)
+    padding = np.asarray(batch["attention_mask"]) == 0
+    assert float(share.total) / float(share.weight) == pytest.approx(padding.mean())
+
+
+def test_gradient_of_cross_entropy_equals_autodiff_of_its_definition():
+    logits = jnp.asarray(logits_for((5, V)), jnp.float32)
+    labels = jnp.asarray([0, 3, 3, 29, 7], jnp.int32)
+    weights = jnp.asarray([1.0, 0.5, 0.0, 2.0, 1.0])
+
+    def definition(x):
+        return jnp.sum(-jax.nn.log_softmax(x)[jnp.arange(5), labels] * weights)
+
+    def ours(x):
+        return jnp.sum(cross_entropy(x, labels) * weights)
+
+    np.testing.assert_allclose(jax.grad(ours)(logits), jax.grad(definition)(logits), atol=1e-6)
+
+
+def test_hits_counts_the_highest_score():
+    logits = jnp.asarray([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+    np.testing.assert_array_equal(is_correct(logits, jnp.asarray([1, 2])), [True, False])

@@ -1,0 +1,207 @@
+"""Compiling for a TPU without one: memory, verdict, times; and bisection by a made-up compiler."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.hardware.tpu_slices import all_slices, find_slice
+from bert_jax.plan.estimate import make_plan
+from bert_jax.plan.inputs import make_inputs
+from bert_jax.plan.placeholder_corpus import planned_experiment
+from bert_jax.plan.plan_json import plan_to_json
+from bert_jax.plan.xla import compile_phase as compile_module
+from bert_jax.plan.xla import compile_report as compiled_module
+from bert_jax.plan.xla.compile_phase import compile_phase
+from bert_jax.plan.xla.compile_report import CompiledEstimate, collective_seconds, estimate_compiled
+from bert_jax.plan.xla.compile_table import describe_compiled
+from bert_jax.plan.xla.largest_batch import largest_batch
+
+RECIPE = "configs/pretrain/bert.py"
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: bert_jax[tpu]"
+)
+
+
+def planned(*changes: str):
+    experiment, _ = planned_experiment(RECIPE, ["size=tiny"], list(changes), 30522)
+    return experiment, make_inputs(experiment)
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_a_step_compiles_with_its_kernel_and_fits(tmp_path):
+    experiment, inputs = planned("objective.compute.attention=PallasAttention")
+    found = compile_phase(experiment, inputs[0], 0, find_slice("v5e-16"), tmp_path)
+    assert found.out_of_memory is None and found.peak_bytes > 0
+    assert found.kernel_seconds > 0 and found.schedule_seconds > found.kernel_seconds
+    assert found.roofline_seconds is not None and 0 < found.mfu["roofline"] < 1
+    assert found.collectives is not None and found.collectives["all-reduce"][1] > 4 * 4.3e6
+    # A second time nothing is compiled: the answer lies in the cache.
+    written = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+    assert compile_phase(experiment, inputs[0], 0, find_slice("v5e-16"), tmp_path) == found
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == written
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_the_compiler_says_when_memory_is_too_small(tmp_path):
+    experiment, inputs = planned("train.phases.1.batch_size=65536")
+    found = compile_phase(experiment, inputs[1], 1, find_slice("v2-32"), tmp_path)
+    assert found.out_of_memory is not None and "exceed" in found.out_of_memory
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["v4-32", "v5e-16", "v5p-32", "tpu7x-32"])
+def test_the_analysis_counts_copies_to_on_chip_memory_several_times(where):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.plan.charged_copies", where],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **compile_module.LIBTPU_ENVIRONMENT},
+        check=False,
+    )
+    assert not done.returncode, done.stderr
+    known, *rows = map(json.loads, done.stdout.splitlines())
+    # What is taken off is figured with the table's bandwidth: never too much.
+    bandwidth = find_slice(where).generation.device_bandwidth
+    assert 0.8 * bandwidth < known["bandwidth"] < 1.01 * bandwidth
+    assert len(rows) == 4 and all(row["copies"]["copy"][0] for row in rows)
+    for row in rows:
+        charged = sum(
+            compiled_module.COPY_OVERCOUNT[kind] * time for kind, (_, time) in row["copies"].items()
+        )
+        assert row["optimal"] == pytest.approx(row["products"] + charged, rel=0.01), row
+
+
+STEP = """\
+HloModule jit_step, is_scheduled=true
+
+ENTRY %main (a: f32[8,128]) -> f32[8,128] {
+  %a = f32[8,128]{1,0} parameter(0)
+  %copy = (bf16[409500000]{0:S(1)}, bf16[409500000], u32[]) copy-start(%a)
+  %slice = ((bf16[8,128]{1,0}), bf16[819000000]{0:S(1)}, s32[]{:S(2)}) slice-start(%a), slice={}
+  ROOT %fusion = f32[8,128]{1,0} fusion(%a), kind=kLoop, calls=%f, CYCLES
+}
+"""
+
+
+def facts(cycles: int, optimal: float) -> dict:
+    config = f'backend_config={{"window_config":{{"estimated_cycles":"{cycles}"}}}}'
+    text = STEP.replace("CYCLES", config)
+    return {"out_of_memory": None, "peak_bytes": 0, "optimal_seconds": optimal, "text": text}
+
+
+def test_what_copies_are_charged_too_much_is_taken_off():
+    where = find_slice("v5e-16")
+    # 1 ms for the copy, 2 for the slice; 3 operations without cost took a second each.
+    found = estimate_compiled(
+        facts(15_000_000, 0.02 - 3), where, 1.0, attention_kernel_seconds=(0.001, 0.002)
+    )
+    assert found.schedule_seconds == pytest.approx(15e6 / 1.5e9 + 0.001)
+    assert found.roofline_seconds == pytest.approx(0.02 - 3 * 1e-3 - 2 * 2e-3 + 0.002)
+    assert found.mfu["schedule"] == pytest.approx(1 / 16 / (found.schedule_seconds * 197e12))
+
+
+def test_a_step_that_may_take_a_second_has_no_roofline():
+    """The analysis's whole seconds say nothing, so 1.4 s would be read as 0.4."""
+    found = estimate_compiled(facts(2_000_000_000, 1.4), find_slice("v5e-16"), 1.0)
+    assert found.roofline_seconds is None and found.seconds == {"schedule": pytest.approx(2 / 1.5)}
+
+
+def test_a_loop_has_no_roofline():
+    """What is in it is counted once by the analysis."""
+    loop = """%one (p: s32[]) -> s32[] {
+  ROOT %p = s32[] parameter(0)
+}
+
+ENTRY"""
+    known = '  %w = s32[] while(%a), condition=%one, body=%one, known_trip_count":{"n":"3"}'
+    text = (
+        facts(1, 0.02)["text"]
+        .replace("ENTRY", loop)
+        .replace("  ROOT %fusion", f"{known}\n  ROOT %fusion")
+    )
+    assert (
+        estimate_compiled(
+            {**facts(1, 0.02), "text": text}, find_slice("v5e-16"), 1.0
+        ).roofline_seconds
+        is None
+    )
+
+
+def test_what_does_not_fit_is_told_beside_what_does():
+    """In words and as JSON, which has no times then."""
+    experiment, inputs = planned()
+    plan = make_plan(experiment, find_slice("v5e-16"), inputs=inputs)
+    full = CompiledEstimate(out_of_memory="Ran out of memory: 17G of 15.75G")
+    good = estimate_compiled(facts(15_000_000, 0.02), plan.tpu_slice, 1e12)
+    told = describe_compiled(plan, [good, full], "libtpu 1", [1024, 16])
+    assert "length 512, the largest batch that fits: 16 rows" in told
+    assert "length 512 does NOT fit: Ran out of memory: 17G of 15.75G" in told
+    (verdict,) = (line.split()[1:] for line in told.splitlines() if "verdict" in line)
+    (schedule,) = (line.split()[-2:] for line in told.splitlines() if "by schedule, ms" in line)
+    assert verdict == ["fits", "NO"] and schedule == ["10", "-"]
+    first, second = plan_to_json(plan, compiled=[good, full], largest_batch_sizes=[512, 16])[
+        "compiled"
+    ]
+    assert second["seconds"] == second["mfu"] == {} and second["out_of_memory"]
+    assert first["seconds"]["schedule"] == pytest.approx(0.01)
+    assert json.dumps([first, second])
+
+
+def test_without_libtpu_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(compile_module.importlib.util, "find_spec", lambda name: None)
+    experiment, inputs = planned()
+    with pytest.raises(UserError, match=r"pip install 'bert_jax\[tpu\]'"):
+        compile_phase(experiment, inputs[0], 0, find_slice("v5e-16"), tmp_path)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("fitting", [0, 1, 7, 16, 100, 4096, 10_000])
+@pytest.mark.parametrize("by", ["the compiler", "the margin"])
+def test_bisection_ends_at_the_last_batch_that_fits(fitting, by):
+    experiment, inputs = planned()
+    where, tried = find_slice("v4-32"), []
+
+    def compiler(experiment, inputs, phase, where, cache):
+        rows = experiment.train.phases[phase].batch_size
+        assert inputs.shapes[-1]["B"] == rows
+        tried.append(rows)
+        if by == "the margin":
+            return CompiledEstimate(out_of_memory=None, peak_bytes=rows * GIB)
+        return CompiledEstimate(out_of_memory=None if rows <= 16 * fitting else "too much")
+
+    said: list[str] = []
+    room = 16 * fitting * GIB
+    found = largest_batch(
+        experiment, inputs[1], 1, where, room, log=said.append, compile_fn=compiler
+    )
+    assert found == 16 * min(fitting, 4096)
+    assert len(tried) == len(said) <= 25 and max(tried) <= 16 * 4096
+
+
+def test_links_take_what_a_corner_chip_can_carry():
+    where = all_slices()["v5e-16"]
+    collectives = {("all-reduce", ()): [1, 96e6], ("all-gather", tuple(range(16))): [1, 96e6]}
+    assert collective_seconds(collectives, where) == pytest.approx((2 * 90e6 + 90e6) / (2 * 45e9))
+    # The result of a scatter is one device's part of what was summed.
+    assert collective_seconds({("reduce-scatter", ()): [1, 6e6]}, where) == pytest.approx(
+        90e6 / (2 * 45e9)
+    )
+
+
+def test_devices_of_a_chip_exchange_for_nothing_and_share_its_links():
+    where = all_slices()["v3-32"]
+    assert collective_seconds({("all-reduce", (0, 1)): [1, 96e6]}, where) == 0
+    everywhere = collective_seconds({("all-reduce", ()): [1, 96e6]}, where)
+    assert everywhere == pytest.approx(2 * 90e6 / (2 * 100e9))
+    halves = collective_seconds({("all-reduce", tuple(range(0, 32, 2))): [1, 96e6]}, where)
+    assert halves == pytest.approx(2 * everywhere)

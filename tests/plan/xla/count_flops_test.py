@@ -1,0 +1,61 @@
+"""The formula of FLOPs against the products of the program itself, and a formula that is wrong."""
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.models.config import MultipleChoiceHead, bert_config
+from bert_jax.objectives.config import FineTuning
+from bert_jax.objectives.make import make_objective
+from bert_jax.params import paths
+from bert_jax.plan.inputs import Inputs, make_inputs
+from bert_jax.plan.placeholder_corpus import planned_experiment
+from bert_jax.plan.xla import count_flops
+from bert_jax.train.config import Phase
+from bert_jax.tuning.depth import lowest_trainable_depth
+from bert_jax.tuning.freezing import FrozenParams
+
+RECIPE = "configs/pretrain/bert.py"
+
+
+@pytest.mark.parametrize("size", ["tiny", "base"])
+def test_the_formula_agrees_with_the_program(size):
+    experiment, _ = planned_experiment(RECIPE, [f"size={size}"], [], 30522)
+    for inputs in make_inputs(experiment):
+        counted = count_flops.check_formula(experiment.objective, inputs)
+        assert counted == pytest.approx(
+            count_flops.step_flops(experiment.objective, inputs.phase), rel=0.005
+        )
+
+
+def test_a_formula_that_is_wrong_is_found(monkeypatch):
+    experiment, _ = planned_experiment(RECIPE, ["size=tiny"], [], 30522)
+    monkeypatch.setattr(count_flops, "step_flops", lambda *_, **__: 1e9)
+    with pytest.raises(UserError, match="FLOPs a step by count and 1e\\+09 by formula"):
+        count_flops.check_formula(experiment.objective, make_inputs(experiment)[0])
+
+
+def test_choices_are_texts_that_the_encoder_reads():
+    """Four texts a row are four times the FLOPs: the head has one score for each."""
+    phase = Phase(steps=1, seq_length=64, batch_size=8)
+    config = FineTuning(model=bert_config("tiny"), head=MultipleChoiceHead())
+    fields = make_objective(config).batch_fields()
+    sizes = {"B": 8, "A": 4, "L": 64}
+    inputs = Inputs(phase=phase, fields=fields, shapes=(sizes,), step_fractions=(1.0,))
+    counted = count_flops.check_formula(config, inputs)
+    assert counted == pytest.approx(4 * count_flops.step_flops(config, phase), rel=0.01)
+
+
+@pytest.mark.parametrize("still", [0, 1, 6, 12])
+def test_frozen_layers_have_no_backward_pass(still, monkeypatch):
+    """The products that are there with the lowest layers frozen, by the program itself."""
+    frozen = ("encoder/embeddings/**", *(f"encoder/layers/{k}/**" for k in range(still)))
+    experiment, _ = planned_experiment(RECIPE, ["size=base"], [], 30522)
+    inputs, config = make_inputs(experiment)[0], experiment.objective
+    params = paths.flatten(make_objective(config).abstract())
+    lowest = lowest_trainable_depth(params, frozen)
+    assert lowest == still + 1
+    monkeypatch.setattr(
+        count_flops, "make_objective", lambda config: FrozenParams(make_objective(config), frozen)
+    )
+    formula = count_flops.step_flops(config, inputs.phase, lowest_trainable_layer=lowest)
+    assert count_flops.counted_flops(config, inputs) == pytest.approx(formula, rel=0.03)

@@ -1,9 +1,0 @@
-"""For a pod's tests: a BERT of width 16 with dropout, two lengths, a save every 5 steps."""
-
-from bert_jax.experiment import Experiment
-from bert_jax.testing.experiments import tiny_experiment, two_lengths
-
-
-def get_config(*, prepared: str, steps: int = 20, layers: int = 1) -> Experiment:
-    """A run on a corpus of `bert_jax.testing.corpus`."""
-    return tiny_experiment("pod", prepared, two_lengths(steps), layers=layers)

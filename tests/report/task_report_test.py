@@ -1,0 +1,258 @@
+"""The report of a fine-tuning run: right in its numbers, harmless, and fit to be looked at."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from seqeval.metrics import f1_score as entity_f1
+from sklearn import metrics
+
+from bert_jax.report.run_report import write_report
+from bert_jax.report.svg_charts import ticks
+from bert_jax.report.task_report import MAX_CLASSES, report_sections
+from tests.helpers.task_runs import HOSTILE, HOSTILE_LABEL, KINDS
+from tests.train.browser import browse, find_browser
+from tests.train.markup import Report
+
+ZERO: Any = 0  # scikit-learn's default makes it look like a string
+each_kind = pytest.mark.parametrize("kind", KINDS)
+SECTIONS = {
+    "classification": ["Classes", "Confusion matrix", "Calibration", "Worst errors"],
+    "regression": ["Predicted (upwards) by label", "Worst errors"],
+    "token_classification": ["Entities by type", "Entity errors by type", "Worst errors"],
+    "question_answering": ["By question word (0 to 100)", "Worst errors"],
+    "multiple_choice": ["Calibration", "Worst errors"],
+}
+
+
+def read(folder: Path) -> Report:
+    return Report((folder / "report.html").read_text(encoding="utf-8"))
+
+
+def predictions(folder: Path, split: str = "dev") -> list[dict]:
+    lines = (folder / f"predictions/{split}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.4g}%"
+
+
+def bare(answer: str) -> str:
+    """Without what SQuAD's rules leave out of the words of these tests."""
+    return " ".join(word for word in answer.split() if word not in ("a", "the", "."))
+
+
+def results(report: Report) -> dict[tuple[str, str], str]:
+    """(split (examples), metric) -> value, of the table of results."""
+    (table,) = report.tables["Results", "Results"]
+    assert table[0] == ["split (examples)", "metric", "value", "95 % interval"]
+    for _, _, value, interval in table[1:]:
+        ends = [float(end.rstrip("%")) for end in interval.split(" to ")]
+        assert ends[0] <= float(value.rstrip("%")) <= ends[1]
+    return {(split, metric): value for split, metric, value, _ in table[1:]}
+
+
+@each_kind
+def test_every_section_is_there_and_well_formed(task_run, kind):
+    report = read(task_run(kind))
+    for title in SECTIONS[kind]:
+        assert title in report.text, title
+    assert "Results" in report.text and "Hardware" in report.text
+    (data,) = (tables for (title, _), tables in report.tables.items() if title.startswith("Data: "))
+    assert data[0][0] == ["split", "examples"] and len(data[0]) >= 3
+
+
+@each_kind
+def test_texts_that_look_like_markup_stay_texts(task_run, kind):
+    folder = task_run(kind)
+    report = read(folder)  # which asserts that nothing is loaded or run
+    assert not report.tags & {"script", "img"}
+    items = report.items["On dev", "Worst errors"]
+    assert items and any(HOSTILE.replace(" ", "") in str(i).replace(" ", "") for i in items)
+    assert "<script" not in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_classification_says_what_scikit_learn_says(task_run):
+    folder = task_run("classification")
+    report, said = read(folder), predictions(folder)
+    gold = [row["label"] for row in rows_of(folder.parent / "dev.csv")]
+    guess = [row["label"] for row in said]
+    labels = [HOSTILE_LABEL, "maybe", "no"]
+
+    found = results(report)
+    assert found["dev (50)", "accuracy"] == percent(metrics.accuracy_score(gold, guess))
+    macro = metrics.f1_score(gold, guess, average="macro", zero_division=ZERO)
+    assert found["dev (50)", "f1 macro"] == f"{macro:.4g}"
+    assert {split for split, _ in found} == {"dev (50)", "test (30)"}
+
+    (table,) = report.tables["On dev", "Confusion matrix"]
+    counts = [[int(cell.split()[0]) for cell in row[1:]] for row in table[1:]]
+    assert [row[0] for row in table[1:]] == table[0][1:] == labels
+    assert counts == metrics.confusion_matrix(gold, guess, labels=labels).tolist()
+
+    (table,) = report.tables["On dev", "Classes"]
+    columns: Any = metrics.precision_recall_fscore_support(
+        gold, guess, labels=labels, zero_division=ZERO
+    )
+    for row, *(precision, recall, f1, support) in zip(table[1:], *columns, strict=True):
+        assert row[1:] == [percent(precision), percent(recall), f"{f1:.4g}", f"{support}"]
+
+    sure = np.array([max(row["probabilities"].values()) for row in said])
+    right, error = np.array(gold) == guess, 0.0
+    for b in range(15):
+        here = (sure > b / 15) & (sure <= (b + 1) / 15)
+        error += here.mean() * abs(right[here].mean() - sure[here].mean()) if here.any() else 0.0
+    assert f"Expected calibration error {error:.4g}:" in report.text
+    assert sum(int(row[1]) for row in report.tables["On dev", "Calibration"][0][1:]) == 50
+
+
+def test_the_worst_errors_are_the_wrong_ones_of_greatest_loss(task_run):
+    folder = task_run("classification")
+    rows = rows_of(folder.parent / "dev.csv")
+    wrong = sorted(
+        (-math.log(said["probabilities"][row["label"]]), said["id"], row["text"], row["label"])
+        for row, said in zip(rows, predictions(folder), strict=True)
+        if said["label"] != row["label"]
+    )[::-1]
+    items = read(folder).items["On dev", "Worst errors"]
+    assert len(items) == min(20, len(wrong)) > 3
+    losses = [float(item["loss"]) for item in items]
+    assert losses == pytest.approx([loss for loss, *_ in wrong[:20]], rel=1e-3)
+    by_id = {name: (text, label) for _, name, text, label in wrong}
+    for item in items:
+        assert (item["text"], item["gold"]) == by_id[item["id"]]
+        assert item["second text"] == "a second text"
+
+
+def test_regression_tagging_questions_and_choices_say_what_references_say(task_run):
+    folder = task_run("regression")
+    gold = [float(row["label"]) for row in rows_of(folder.parent / "values-dev.csv")]
+    guess = [row["value"] for row in predictions(folder)]
+    found = results(read(folder))
+    assert found["dev (40)", "pearson"] == f"{stats.pearsonr(gold, guess)[0]:.4g}"
+    assert found["dev (40)", "spearman"] == f"{stats.spearmanr(gold, guess)[0]:.4g}"
+    far = max(abs(a - b) for a, b in zip(gold, guess, strict=True))
+    items = read(folder).items["On dev", "Worst errors"]
+    assert float(items[0]["distance"]) == pytest.approx(far, rel=1e-3)
+
+    folder = task_run("token_classification")
+    blocks = (folder.parent / "dev.conll").read_text().strip().split("\n\n")
+    tags = [[line.split()[-1] for line in block.split("\n")] for block in blocks]
+    # An I- that continues nothing begins an entity, which the reader writes as B-.
+    gold = [
+        ["B" + tag[1:] if tag[0] == "I" and before[1:] != tag[1:] else tag for before, tag in pairs]
+        for pairs in ([*zip(["O", *sentence], sentence, strict=False)] for sentence in tags)
+    ]
+    guess = [row["tags"] for row in predictions(folder)]
+    report = read(folder)
+    assert float(results(report)["dev (40)", "f1"]) == pytest.approx(
+        entity_f1(gold, guess), rel=1e-3
+    )
+    (table,) = report.tables["On dev", "Entity errors by type"]
+    assert table[0][0] == "type" and [row[0] for row in table[1:]] == ["LOC", "PER"]
+    for row in table[1:]:
+        begun = sum(tag == f"B-{row[0]}" for sentence in gold for tag in sentence)
+        assert sum(map(int, row[1:5])) == begun
+
+    folder = task_run("question_answering")
+    content = json.loads((folder.parent / "dev.json").read_text())
+    asked = [qa for p in content["data"][0]["paragraphs"] for qa in p["qas"]]
+    right = [
+        bare(said["answer"]) in [bare(answer["text"]) for answer in qa["answers"] or [{"text": ""}]]
+        for qa, said in zip(asked, predictions(folder), strict=True)
+    ]
+    report = read(folder)
+    assert float(results(report)["dev (36)", "exact match"]) == pytest.approx(
+        100 * np.mean(right), rel=1e-3
+    )
+    (table,) = report.tables["On dev", "By question word (0 to 100)"]
+    words = [qa["question"].split()[0].lower() for qa in asked]
+    assert {row[0]: int(row[1]) for row in table[1:]} == {w: words.count(w) for w in words}
+
+    folder = task_run("multiple_choice")
+    rows = rows_of(folder.parent / "swag-dev.csv")
+    right = [
+        int(row["label"]) == said["choice"]
+        for row, said in zip(rows, predictions(folder), strict=True)
+    ]
+    assert results(read(folder))["dev (30)", "accuracy"] == percent(float(np.mean(right)))
+
+
+def test_a_report_can_be_written_anew_from_the_files_alone(task_run):
+    folder = task_run("classification")
+    before = (folder / "report.html").read_bytes()
+    (folder / "report.html").unlink()
+    assert write_report(folder).read_bytes() == before
+
+
+def test_many_classes_are_shown_as_their_commonest_confusions():
+    labels = [f"class {n}" for n in range(MAX_CLASSES + 1)]
+    confusions = [[0, 0, 90], [1, 2, 3], [5, 4, 70], [20, 0, 12]]
+    found = {
+        "examples": 175,
+        "metrics_with_intervals": [],
+        "confusion_matrix": confusions,
+        "top_errors": [],
+    }
+    analysis = {
+        "task": "many",
+        "kind": "classification",
+        "labels": labels,
+        "examples": {"dev": 175},
+        "notes": ["2 rows <mended>"],
+        "step": 3,
+        "splits": {"dev": found},
+    }
+    report = Report(report_sections(analysis))
+    (table,) = report.tables["On dev", "Confusion matrix"]
+    assert table[1:] == [
+        ["class 5", "class 4", "70"],
+        ["class 20", "class 0", "12"],
+        ["class 1", "class 2", "3"],
+    ]
+    assert "None: everything is decided rightly." in report.text
+    assert "2 rows <mended>" in report.text
+    assert ticks(0, 1)[0] == 0
+
+
+@pytest.fixture(scope="module")
+def tab():
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium here; BERT_JAX_BROWSER may name one")
+    with browse(program) as page:
+        yield page
+
+
+@each_kind
+def test_a_browser_shows_the_page_offline(task_run, kind, tab):
+    file = task_run(kind) / "report.html"
+    for width in (400, 1100):
+        tab.messages.clear()
+        tab.open(file, width)
+        assert tab.requests == [file.resolve().as_uri()]
+        assert not tab.messages
+        assert tab.value("document.documentElement.scrollWidth") <= width
+        shown = tab.value(
+            "Array.from(document.querySelectorAll('h2, h3')).filter(e => e.checkVisibility()"
+            " && e.offsetWidth > 0).map(e => e.textContent)"
+        )
+        assert {"Curves", "Results", "On dev", *SECTIONS[kind]} <= set(shown)
+        assert tab.value("document.scripts.length + document.images.length") == 0
+        # No card is wider than the window, and no chart is drawn without a size.
+        assert tab.value(
+            "Array.from(document.querySelectorAll('.card, svg')).every(e => {"
+            " const r = e.getBoundingClientRect();"
+            " return r.left >= 0 && r.right <= innerWidth && r.height > 10 })"
+        )

@@ -1,0 +1,244 @@
+"""Hooks: when they are called, what they write, when they stop a run."""
+
+import importlib
+import io
+import json
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.runs import hooks
+from bert_jax.runs.hooks import (
+    LimitInFlightSteps,
+    SpikeGuard,
+    StepEvent,
+    Throughput,
+    TrainingHalted,
+)
+from bert_jax.runs.metrics import MetricsLog, TensorBoard, read_metrics
+from bert_jax.runs.progress import ProgressLine, format_duration
+
+
+class Never:
+    """A metric that may not be fetched."""
+
+    def __float__(self):
+        raise AssertionError("fetched although no hook asked for it")
+
+
+class Recorder:
+    def __init__(self, every):
+        self.every, self.steps = every, []
+
+    def __call__(self, event):
+        self.steps.append(event.step)
+
+    def close(self):
+        pass
+
+
+class Pending:
+    """A metric of a step that the device has yet to do; notes when it is waited for."""
+
+    def __init__(self, step, waited):
+        self.step, self.waited = step, waited
+
+    def block_until_ready(self):
+        self.waited.append(self.step)
+        return self
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def make_event(step, metrics=None, **changes):
+    values = {
+        "total_steps": 100,
+        "phase": "length-128",
+        "position": 8 * (step - 1),
+        "batch_size": 8,
+        "tokens": 8 * 128 * step,
+        "seconds": 0.5 * step,
+        "flops": 1e9 * step,
+        "device_metrics": metrics or {"loss": jnp.float32(2.5), "mlm_accuracy": jnp.float32(0.25)},
+    }
+    return StepEvent(step=step, **{**values, **changes})
+
+
+def test_hooks_are_called_every_so_many_steps_and_after_the_last():
+    tens, fours = Recorder(10), Recorder(4)
+    for step in range(1, 19):
+        hooks.call_hooks([tens, fours], make_event(step, total_steps=18))
+    assert tens.steps == [10, 18] and fours.steps == [4, 8, 12, 16, 18]
+
+
+def test_metrics_are_fetched_once_and_only_when_asked_for():
+    hooks.call_hooks([Recorder(1)], make_event(1, {"loss": Never()}))
+    event = make_event(1)
+    assert event.metrics == {"loss": 2.5, "mlm_accuracy": 0.25}
+    assert event.metrics is event.metrics
+
+
+def test_throughput_is_tokens_over_seconds_between_two_events():
+    rates = Throughput(peak_flops=1e11)
+    assert rates.measure(make_event(10)) == {}
+    measured = rates.measure(make_event(30))
+    assert measured["steps_per_second"] == pytest.approx(2)
+    assert measured["tokens_per_second"] == pytest.approx(2 * 1024)
+    assert measured["mfu"] == pytest.approx(2 * 1e9 / 1e11)
+    assert "mfu" not in _two(Throughput())
+
+
+def _two(rates):
+    rates.measure(make_event(1))
+    return rates.measure(make_event(2))
+
+
+def test_progress_is_one_rewritten_line_in_a_terminal():
+    stream = Terminal()
+    line = ProgressLine(every=1, peak_flops=1e11, stream=stream)
+    for step in (1, 2):
+        line(make_event(step))
+    line.close()
+    text = stream.getvalue()
+    assert text.count("\r") == 2 and text.count("\n") == 1
+    shown = text.split("\r")[-1]
+    assert "length-128 2/100 | loss 2.5000 | mlm acc 25.0% | 2,048 tokens/s" in shown
+
+
+def test_time_left_is_the_steps_left_at_the_measured_rate():
+    stream = io.StringIO()
+    line = ProgressLine(every=1, interval=0, stream=stream)
+    line(make_event(1))
+    line(make_event(2))
+    assert "left" not in stream.getvalue().splitlines()[0]
+    assert stream.getvalue().splitlines()[1].endswith("49s left")
+
+
+def test_progress_elsewhere_is_a_plain_line_now_and_then_and_at_the_end():
+    stream, now = io.StringIO(), iter([0.0, 10.0, 31.0, 40.0])
+    line = ProgressLine(every=1, interval=30, stream=stream, clock=lambda: next(now))
+    for step in (1, 2, 3, 100):
+        line(make_event(step))
+    line.close()
+    lines = stream.getvalue().splitlines()
+    assert [text.split(" | ")[0] for text in lines] == [
+        "length-128 1/100",
+        "length-128 3/100",
+        "length-128 100/100",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.6, "1m 00s"), (185, "3m 05s"), (7620, "2h 07m"), (356400, "4d 03h")],
+)
+def test_durations(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_metrics_are_on_disk_at_once_and_nan_is_null(tmp_path):
+    log = MetricsLog(tmp_path, every=1)
+    log(make_event(1))
+    log(make_event(2, {"loss": jnp.float32(np.nan)}))
+    log.write_evaluation(2, {"mlm_loss": 1.5}, phase="length-128")
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    log.close()
+    assert rows[0] == {
+        "split": "train",
+        "step": 1,
+        "phase": "length-128",
+        "seconds": 0.5,
+        "loss": 2.5,
+        "mlm_accuracy": 0.25,
+    }
+    assert rows[1]["loss"] is None and rows[1]["tokens_per_second"] == pytest.approx(2048)
+    expected = {"split": "evaluation", "step": 2, "phase": "length-128", "mlm_loss": 1.5}
+    assert rows[2] == expected
+
+
+def test_a_resumed_log_drops_what_will_be_done_again_and_a_line_cut_short(tmp_path):
+    log = MetricsLog(tmp_path, every=1)
+    for step in range(1, 8):
+        log(make_event(step))
+    log.close()
+    with (tmp_path / "metrics.jsonl").open("a") as stream:
+        stream.write('{"split": "train", "st')
+    log = MetricsLog(tmp_path, every=1, resume_step=5)
+    log(make_event(6))
+    log.close()
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_line_that_is_not_ours_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("[1]\n{}\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 1"):
+        MetricsLog(tmp_path, every=1)
+
+
+def test_tensorboard_writes_events(tmp_path):
+    pytest.importorskip("tensorboardX")
+    board = TensorBoard(tmp_path, every=1, resume_step=3)
+    board(make_event(4))
+    board.write_evaluation(4, {"mlm_loss": 1.5})
+    board.close()
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    content = events.read_bytes()
+    assert b"train/mlm_accuracy" in content and b"evaluation/mlm_loss" in content
+
+
+def test_tensorboard_asked_for_but_absent_is_a_clear_error(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ImportError):
+        importlib.import_module("tensorboardX")
+    with pytest.raises(UserError, match=r"pip install 'bert_jax\[tensorboard\]'"):
+        TensorBoard(tmp_path, every=1)
+
+
+def guard(last_good=lambda: 40, **options):
+    return SpikeGuard(every=1, last_good_step=last_good, **options)
+
+
+def look(guard, step, loss):
+    guard(make_event(step, {"loss": jnp.float32(loss)}))
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_examples_and_checkpoint(loss):
+    watch = guard()
+    look(watch, 50, 2.0)
+    with pytest.raises(TrainingHalted) as caught:
+        look(watch, 60, loss)
+    message = str(caught.value)
+    assert "at step 60 (examples 472 to 479)" in message
+    assert "well at step 50 (examples up to 399)" in message
+    assert "last good checkpoint is step 40" in message
+    with pytest.raises(TrainingHalted, match="no checkpoint was saved before"):
+        look(guard(last_good=lambda: None), 1, loss)
+
+
+def test_a_lasting_spike_stops_the_run_and_a_short_one_does_not():
+    watch = guard(factor=2.0, patience=3)
+    for step, loss in enumerate([3.0, 2.9, 9.0, 9.0, 2.8, 9.0, 9.0], 1):
+        look(watch, step, loss)
+    with pytest.raises(TrainingHalted, match=r"above 2 times its running median 2\.9 for 3 looks"):
+        look(watch, 8, 9.0)
+
+
+def test_a_noisy_falling_loss_is_left_alone():
+    watch, noise = guard(), np.random.default_rng(0)
+    for step in range(1, 500):
+        look(watch, step, (8 * 0.99**step + 2) * noise.uniform(0.8, 1.2))
+
+
+def test_the_host_is_a_few_steps_ahead_at_most():
+    waited: list[int] = []
+    pace = LimitInFlightSteps(max_steps=3)
+    for step in range(1, 8):
+        pace(make_event(step, {"loss": Pending(step, waited)}))
+    assert waited == [1, 2, 3, 4]

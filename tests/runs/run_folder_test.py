@@ -1,0 +1,127 @@
+"""The lock of a run folder against other processes, and its config against other configs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.runs.run_folder import (
+    lock_run_folder,
+    package_versions,
+    read_json,
+    write_or_check_config,
+)
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from bert_jax.runs.run_folder import lock_run_folder
+
+with lock_run_folder(Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logging:
+    every: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    steps: int = 100
+    rate: float = 1e-4
+    logging: Logging = field(default_factory=Logging)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "locked\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_process_is_refused_and_the_first_is_named(tmp_path, holder):
+    with pytest.raises(UserError, match=rf"in use: process {holder.pid} on .* trains there"):
+        with lock_run_folder(tmp_path):
+            pass
+
+
+def test_the_lock_of_a_killed_process_is_no_obstacle(tmp_path, holder):
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert str(holder.pid) in (tmp_path / "lock").read_text()
+    with lock_run_folder(tmp_path):
+        assert f"process {os.getpid()} on" in (tmp_path / "lock").read_text()
+    with lock_run_folder(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be used as a run folder"):
+        with lock_run_folder(tmp_path / "file" / "run"):
+            pass
+
+
+def test_first_start_writes_config_fingerprint_and_versions(tmp_path):
+    write_or_check_config(tmp_path, Config())
+    saved = read_json(tmp_path / "config.json")
+    assert saved["config"]["logging"]["every"] == 10
+    assert saved["versions"]["python"] == package_versions()["python"] and saved["versions"]["jax"]
+    assert len(saved["fingerprint"]) >= 16
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_the_same_config_is_accepted_and_the_file_left_alone(tmp_path):
+    write_or_check_config(tmp_path, Config())
+    before = (tmp_path / "config.json").read_bytes()
+    write_or_check_config(tmp_path, Config())
+    assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_another_config_is_refused_with_the_differing_fields(tmp_path):
+    write_or_check_config(tmp_path, Config())
+    other = Config(steps=200, rate=1e-3, logging=Logging(every=5))
+    with pytest.raises(UserError) as caught:
+        write_or_check_config(tmp_path, other, mutable_fields=["logging.*"])
+    message = str(caught.value)
+    assert "steps: 100 there, 200 now" in message and "rate: 0.0001 there, 0.001 now" in message
+    assert "logging" not in message
+    assert read_json(tmp_path / "config.json")["config"]["steps"] == 100
+
+
+def test_fields_that_may_differ_are_taken_over(tmp_path):
+    write_or_check_config(tmp_path, Config())
+    changed = replace(Config(), logging=Logging(every=5))
+    write_or_check_config(tmp_path, changed, mutable_fields=["logging.every"])
+    assert read_json(tmp_path / "config.json")["config"]["logging"]["every"] == 5
+    with pytest.raises(UserError, match=r"logging\.every: 5 there, 10 now"):
+        write_or_check_config(tmp_path, Config())
+
+
+def test_damaged_or_foreign_config_files_are_named(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text('{"config": {')
+    with pytest.raises(UserError, match=r"config\.json is not JSON.*line 1"):
+        write_or_check_config(tmp_path, Config())
+    file.write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(UserError, match="was not written by bert_jax"):
+        write_or_check_config(tmp_path, Config())
+    with pytest.raises(UserError, match="does not exist"):
+        read_json(tmp_path / "absent.json")

@@ -1,0 +1,74 @@
+"""What can be asked of a simulated pod, and what cannot."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import ConfigError
+from bert_jax.simulate.scenario import (
+    Kill,
+    Scenario,
+    logging_interval,
+    parse_kill,
+    parse_missing_host,
+)
+
+
+def kill(host: int, step: int) -> Kill:
+    return Kill(host=host, step=step, signal_to_send=signal.SIGTERM)
+
+
+def plan(**changes) -> Scenario:
+    made = {
+        "command": ("true",),
+        "run": Path("run"),
+        "hosts_per_attempt": (4,),
+        "devices_per_host": 2,
+        "steps": 100,
+    }
+    return Scenario(**made | changes)
+
+
+def test_the_forms_of_the_flags():
+    assert parse_kill("host=2@step=50", "KILL") == Kill(
+        host=2, step=50, signal_to_send=signal.SIGKILL
+    )
+    assert parse_missing_host("host=3") == 3
+    for text in ("2@50", "host=2", "host=a@step=3", "host=2@step=50 ", "step=5@host=1"):
+        with pytest.raises(ConfigError, match="as in host=2@step=50"):
+            parse_kill(text, "TERM")
+    with pytest.raises(ConfigError, match="--drop 3: expected host=NUMBER"):
+        parse_missing_host("3")
+
+
+def test_hosts_at_each_start():
+    found = plan(hosts_per_attempt=(1, 4, 2))
+    assert [found.num_hosts(start) for start in range(5)] == [1, 4, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hosts_per_attempt": (0,)}, "expected at least 1 of each"),
+        ({"devices_per_host": 0}, "expected at least 1 of each"),
+        ({"kills": (kill(4, 5),)}, "start 1 has 4 hosts, 0 to 3"),
+        ({"hosts_per_attempt": (4, 1), "kills": (kill(3, 5), kill(1, 6))}, "start 2 has 1 hosts"),
+        ({"kills": (kill(0, 100),)}, "the run has 100 steps"),
+        ({"kills": (kill(0, 0),)}, "step 1 to 99"),
+        ({"kills": (kill(0, 9), kill(1, 9))}, "a later step than that of the kill before it"),
+        ({"missing_hosts": frozenset({4})}, "--drop host=4: the hosts are 0 to 3"),
+        ({"hosts_per_attempt": (1,), "missing_hosts": frozenset({0})}, "one is left"),
+    ],
+)
+def test_plans_that_cannot_be(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(**changes)
+
+
+@pytest.mark.parametrize(
+    ("configured", "steps", "every"),
+    [(50, (), 50), (50, (100,), 50), (50, (30,), 10), (50, (7,), 1)],
+)
+def test_logging_is_as_frequent_as_the_kills_need(configured, steps, every):
+    assert logging_interval(configured, tuple(kill(0, step) for step in steps)) == every

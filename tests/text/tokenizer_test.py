@@ -1,0 +1,218 @@
+"""Loading, encoding, saving vocabularies, and what is said about broken ones."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.text.tokenizer import load_tokenizer
+
+_WORDS = "the un ##aff ##able dog ##s runs . , cafe"
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS.split()]
+MERGES = ["Ġ t", "h e", "Ġt he"]
+
+
+def write_wordpiece(folder: Path, pieces=PIECES) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "vocab.txt"
+    path.write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    return path
+
+
+def write_bpe(folder: Path, table: dict[str, int] | None = None, merges=MERGES) -> Path:
+    folder.mkdir(exist_ok=True)
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *"Ġthedogs", "Ġt", "he", "Ġthe", "<mask>"]
+    table = table or {piece: i for i, piece in enumerate(pieces)}
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", "utf-8")
+    (folder / "vocab.json").write_text(json.dumps(table), encoding="utf-8")
+    return folder / "vocab.json"
+
+
+def test_wordpiece_takes_the_longest_piece_first(tmp_path):
+    vocabulary = load_tokenizer(write_wordpiece(tmp_path))
+    ids = vocabulary.encode("The unaffable dogs, the [MASK] runs xyz.")
+    pieces = " ".join(vocabulary.id_to_token(i) for i in ids)
+    assert pieces == "the un ##aff ##able dog ##s , the [MASK] runs [UNK] ."
+    assert vocabulary.kind == "wordpiece" and vocabulary.vocab_size == len(vocabulary) == len(
+        PIECES
+    )
+    special = (vocabulary.pad_id, vocabulary.unk_id, vocabulary.cls_id, vocabulary.sep_id)
+    assert (*special, vocabulary.mask_id) == (0, 1, 2, 3, 4)
+    assert vocabulary.special_ids == {0, 1, 2, 3, 4}
+    assert (
+        vocabulary.token_to_id("##able") == 8 and "##able" in vocabulary and "xyz" not in vocabulary
+    )
+    assert vocabulary.decode(ids[:6]) == "the unaffable dogs"
+
+
+def test_word_starts_of_each_kind(tmp_path):
+    wordpiece = load_tokenizer(write_wordpiece(tmp_path / "a"))
+    assert [PIECES[i] for i in np.flatnonzero(~wordpiece.word_starts)] == ["##aff", "##able", "##s"]
+    bpe = load_tokenizer(write_bpe(tmp_path / "b"))
+    starts = {bpe.id_to_token(int(i)) for i in np.flatnonzero(bpe.word_starts)}
+    assert starts == {"<s>", "<pad>", "</s>", "<unk>", "<mask>", "Ġ", "Ġt", "Ġthe"}
+    assert bpe.word_starts.dtype == bool
+
+
+def test_offsets_are_characters_of_the_text_given(tmp_path):
+    vocabulary = load_tokenizer(write_wordpiece(tmp_path))
+    text = "  UNAFFABLE\tCafé 😀 dogs"
+    (encoding,) = vocabulary.encode_batch([text])
+    assert [text[a:b] for a, b in encoding.offsets] == [
+        *("UN", "AFF", "ABLE", "Café", "😀", "dog", "s")
+    ]
+    assert encoding.ids == vocabulary.encode(text)
+
+
+def test_fast_ids_equal_ids_with_offsets(tmp_path):
+    for path in (write_wordpiece(tmp_path / "a"), write_bpe(tmp_path / "b")):
+        vocabulary = load_tokenizer(path)
+        texts = ["the dogs", "", "the the [MASK] <mask> the"]
+        for fast, full in zip(
+            vocabulary.encode_ids(texts), vocabulary.encode_batch(texts), strict=True
+        ):
+            assert fast.dtype == np.int32 and fast.tolist() == full.ids
+
+
+def test_bpe_applies_merges_and_mask_takes_its_space(tmp_path):
+    vocabulary = load_tokenizer(write_bpe(tmp_path))
+    ids = vocabulary.encode("dog the <mask>")
+    assert [vocabulary.id_to_token(i) for i in ids] == ["d", "o", "g", "Ġthe", "<mask>"]
+    assert vocabulary.decode(ids[:4]) == "dog the"
+
+
+@pytest.mark.parametrize("write", [write_wordpiece, write_bpe])
+def test_saved_folder_loads_as_the_same_vocabulary(tmp_path, write):
+    vocabulary = load_tokenizer(write(tmp_path / "in"))
+    vocabulary.save(tmp_path / "out")
+    again = load_tokenizer(tmp_path / "out")
+    assert again.fingerprint == vocabulary.fingerprint
+    assert again.encode("the dogs") == vocabulary.encode("the dogs")
+    # Without our own description the folder of any other tool is the same.
+    (tmp_path / "out" / "vocabulary.json").unlink()
+    assert load_tokenizer(tmp_path / "out").fingerprint == vocabulary.fingerprint
+    (tmp_path / "out" / "tokenizer.json").unlink()
+    assert load_tokenizer(tmp_path / "out").fingerprint == vocabulary.fingerprint
+    copy = pickle.loads(pickle.dumps(vocabulary))
+    assert copy.fingerprint == vocabulary.fingerprint and copy.encode("dogs") == again.encode(
+        "dogs"
+    )
+
+
+def test_case_is_inferred_or_read_from_the_config(tmp_path):
+    uncased = load_tokenizer(write_wordpiece(tmp_path / "uncased"))
+    assert uncased.encode("THE") == [5]
+    cased = load_tokenizer(write_wordpiece(tmp_path / "cased", [*PIECES, "Paris"]))
+    assert cased.encode("THE") == [cased.unk_id] and cased.encode("Paris") == [15]
+    path = write_wordpiece(tmp_path / "told")
+    (path.parent / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    told = load_tokenizer(path)
+    assert told.encode("THE") == [told.unk_id]
+    assert len({uncased.fingerprint, cased.fingerprint, told.fingerprint}) == 3
+
+
+def test_fingerprint_hangs_on_the_order_of_pieces(tmp_path):
+    one = load_tokenizer(write_wordpiece(tmp_path / "a"))
+    other = load_tokenizer(write_wordpiece(tmp_path / "b", [*PIECES[:-2], "cafe", ","]))
+    assert one.fingerprint != other.fingerprint
+
+
+def test_fingerprint_of_a_published_vocabulary_stays(shared):
+    # Prepared corpora and checkpoints hold this number: a change of it breaks them.
+    vocabulary = load_tokenizer(shared / "vocab/bert-base-uncased/vocab.txt")
+    assert vocabulary.fingerprint.startswith("c9866afa99b6")
+
+
+def test_out_of_range_and_unknown_tokens(tmp_path):
+    vocabulary = load_tokenizer(write_wordpiece(tmp_path))
+    for bad in (-1, vocabulary.vocab_size):
+        with pytest.raises(IndexError):
+            vocabulary.id_to_token(bad)
+    with pytest.raises(KeyError):
+        vocabulary.token_to_id("nowhere")
+
+
+@pytest.mark.parametrize(
+    "pieces, message",
+    [
+        ([p for p in PIECES if p != "[MASK]"], r"no \[MASK\] among its 14 tokens.*vocab learn"),
+        ([*PIECES, "dog"], r"duplicate token 'dog' on lines 10 and 16"),
+        ([*PIECES[:6], "", *PIECES[6:]], r"line 7: empty"),
+        ([""], r"empty"),
+    ],
+)
+def test_broken_vocab_txt(tmp_path, pieces, message):
+    path = write_wordpiece(tmp_path, pieces)
+    with pytest.raises(UserError, match=message) as caught:
+        load_tokenizer(path)
+    assert str(path) in str(caught.value)
+
+
+def test_bytes_that_are_not_utf8_are_named(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(b"[PAD]\n\xe9\n")
+    with pytest.raises(UserError, match=r"vocab.txt: not utf-8 text at byte 6: 0xe9"):
+        load_tokenizer(path)
+
+
+def test_broken_bpe_files(tmp_path):
+    path = write_bpe(tmp_path / "a", merges=["Ġ t", "h e x"])
+    with pytest.raises(UserError, match=r"merges.txt, line 3: expected two tokens"):
+        load_tokenizer(path)
+    path = write_bpe(tmp_path / "b", merges=["q z"])
+    with pytest.raises(UserError, match=r"merges.txt does not fit"):
+        load_tokenizer(path)
+    path = write_bpe(tmp_path / "c")
+    (path.parent / "merges.txt").unlink()
+    with pytest.raises(UserError, match=r"expected merges.txt beside it"):
+        load_tokenizer(path)
+    path = write_bpe(tmp_path / "d")
+    path.write_text(path.read_text().replace('"<mask>": 15', '"<mask>": 15, "he": 16'))
+    with pytest.raises(UserError, match=r"'he' occurs twice"):
+        load_tokenizer(path)
+    path = write_bpe(tmp_path / "e")
+    path.write_text(path.read_text().replace('"<mask>": 15', '"<mask>": 99'))
+    with pytest.raises(UserError, match=r"'<mask>' has 99 where 15 was expected"):
+        load_tokenizer(path)
+
+
+def test_broken_tokenizer_json(tmp_path):
+    load_tokenizer(write_wordpiece(tmp_path / "in")).save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole[: len(whole) // 2], encoding="utf-8")
+    with pytest.raises(UserError, match=r"tokenizer.json: not valid JSON at line"):
+        load_tokenizer(tmp_path)
+    path.write_text('{"model": 3}')
+    with pytest.raises(UserError, match=r"not a tokenizer.json"):
+        load_tokenizer(tmp_path)
+    path.write_text(whole.replace('"dog"', '"cat"'), encoding="utf-8")
+    with pytest.raises(UserError, match=r"changed after it was saved"):
+        load_tokenizer(tmp_path)
+
+
+def test_nothing_to_load(tmp_path):
+    with pytest.raises(UserError, match="no such file or folder"):
+        load_tokenizer(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="holds none of"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "notes.md").write_text("#")
+    with pytest.raises(UserError, match=r"'\.md'"):
+        load_tokenizer(tmp_path / "notes.md")
+    (tmp_path / "other.model").write_bytes(b"not a model")
+    with pytest.raises(UserError, match="not a SentencePiece model"):
+        load_tokenizer(tmp_path / "other.model")
+
+
+def test_importing_the_room_is_light():
+    code = (
+        "import sys, bert_jax.text.tokenizer, bert_jax.text.learn, bert_jax.text.sentences;"
+        "print(sorted({'jax', 'tensorflow', 'tokenizers', 'sentencepiece'} & set(sys.modules)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"

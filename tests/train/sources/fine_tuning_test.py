@@ -1,0 +1,204 @@
+"""Fine-tuning runs in this process: what they learn, keep, leave behind, and refuse."""
+
+import csv
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.checkpoints.checkpointer import restore_params
+from bert_jax.config_lib import override
+from bert_jax.data.finetuning.config import Columns, Conll
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.experiment import Experiment
+from bert_jax.export.export import export
+from bert_jax.models.config import RegressionHead, TokenClassificationHead
+from bert_jax.objectives.config import FineTuning
+from bert_jax.params import paths
+from bert_jax.pretrained.load import load_model
+from bert_jax.runs.metrics import read_metrics
+from bert_jax.testing.models import WORDS, small_model
+from bert_jax.train.presets import fine_tuning_experiment
+from bert_jax.train.run import run
+
+PLAIN = [word for word in WORDS if not word.startswith("##")]
+
+
+def texts(count: int, seed: int) -> list[tuple[str, str]]:
+    """Six words each; "yes" where the sea is among them."""
+    draw = random.Random(seed)
+    made = [" ".join(draw.choices(PLAIN, k=6)) for _ in range(count)]
+    return [(text, "yes" if "sea" in text.split() else "no") for text in made]
+
+
+def write_csv(file: Path, rows: list[tuple[str, str]]) -> str:
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([("text", "label"), *rows])
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    """A small pretrained-looking model with its vocabulary, as a Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("model")
+    made = small_model(
+        folder / "vocabulary", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    export(made, folder / "exported")
+    return str(folder / "exported")
+
+
+@pytest.fixture(scope="module")
+def columns(tmp_path_factory) -> Columns:
+    folder = tmp_path_factory.mktemp("columns")
+    return Columns(
+        train=write_csv(folder / "train.csv", texts(300, 0)),
+        dev=write_csv(folder / "dev.csv", texts(100, 1)),
+        test=write_csv(folder / "test.csv", texts(60, 2)),
+        text="text",
+        label="label",
+    )
+
+
+def experiment(task, model: str, **changes) -> Experiment:
+    settings = {"epochs": 6, "batch_size": 16, "learning_rate": 1e-2, **changes}
+    return fine_tuning_experiment(task, model, **settings)
+
+
+@pytest.fixture(scope="module")
+def finished(columns, model, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert run(experiment(columns, model), folder) == 0
+    return folder
+
+
+def evaluations(folder: Path) -> list[dict]:
+    return [row for row in read_metrics(folder / "metrics.jsonl") if row["split"] == "evaluation"]
+
+
+def test_a_run_learns_and_keeps_its_best_checkpoint(finished):
+    results = json.loads((finished / "evaluation.json").read_text())
+    assert results["dev"]["accuracy"] > 0.9 and set(results) == {"dev", "test"}
+    seen = evaluations(finished)
+    assert len(seen) == 6
+    assert results["dev"]["accuracy"] == max(row["accuracy"] for row in seen)
+    assert len(list((finished / "checkpoints").glob("[0-9]*"))) <= 2
+
+
+def test_predictions_are_left_for_every_split_but_the_trainings(finished):
+    assert {file.name for file in (finished / "predictions").iterdir()} == {
+        "dev.jsonl",
+        "test.jsonl",
+    }
+    lines = (finished / "predictions/test.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    gold = [label for _, label in texts(60, 2)]
+    accuracy = np.mean([row["label"] == label for row, label in zip(rows, gold, strict=True)])
+    results = json.loads((finished / "evaluation.json").read_text())
+    assert accuracy == pytest.approx(results["test"]["accuracy"])
+    assert all(sum(row["probabilities"].values()) == pytest.approx(1) for row in rows)
+
+
+def test_a_finished_run_started_again_changes_nothing(finished, columns, model):
+    before = {file: file.read_bytes() for file in finished.glob("*.json*")}
+    assert run(experiment(columns, model), finished) == 0
+    assert {file: file.read_bytes() for file in finished.glob("*.json*")} == before
+
+
+def test_a_run_without_better_evaluations_ends_early_and_stays_ended(columns, model, tmp_path):
+    config = experiment(columns, model, epochs=20, learning_rate=1e-9)
+    config = override(config, ["train.checkpoints.early_stopping_patience=2"])
+    for _ in range(2):
+        assert run(config, tmp_path / "run") == 0
+        assert len(evaluations(tmp_path / "run")) == 3
+
+
+def test_frozen_parameters_are_those_of_the_model(columns, model, tmp_path):
+    config = override(experiment(columns, model, epochs=1), ['train.tuning.frozen=["encoder/**"]'])
+    assert run(config, tmp_path / "run") == 0
+    start = paths.flatten(load_model(model).params)
+    after = paths.flatten(restore_params(tmp_path / "run" / "checkpoints")[0])
+    for path, leaf in after.items():
+        same = path in start and np.array_equal(leaf, start[path])
+        assert same == path.startswith("encoder/"), path
+
+
+def test_fresh_layers_are_drawn_anew(columns, model, tmp_path):
+    config = experiment(columns, model, epochs=1, learning_rate=1e-12)
+    config = override(config, ["train.tuning.reinit_layers=1", "train.optimizer.weight_decay=0.0"])
+    assert run(config, tmp_path / "run") == 0
+    start = paths.flatten(load_model(model).params)
+    after = paths.flatten(restore_params(tmp_path / "run" / "checkpoints")[0])
+    kernel = "encoder/layers/{}/attention/query/kernel"
+    np.testing.assert_allclose(after[kernel.format(0)], start[kernel.format(0)], atol=1e-6)
+    assert np.abs(after[kernel.format(1)] - start[kernel.format(1)]).max() > 1e-3
+
+
+def test_a_fine_tuned_model_goes_on_with_its_head_or_gets_that_of_another_task(
+    finished, columns, model, tmp_path
+):
+    learned = paths.flatten(load_model(str(finished)).params)["classifier/kernel"]
+    still = {"epochs": 1, "learning_rate": 1e-12}
+    same = experiment(columns, str(finished), **still)
+    same = override(same, ["train.optimizer.weight_decay=0.0"])
+    assert run(same, tmp_path / "same") == 0
+    kept = paths.flatten(load_model(str(tmp_path / "same")).params)
+    np.testing.assert_allclose(kept["classifier/kernel"], learned, atol=1e-6)
+
+    rows = [(text, str(number % 3)) for number, (text, _) in enumerate(texts(60, 9))]
+    other = dataclasses.replace(
+        columns, train=write_csv(tmp_path / "three.csv", rows), dev=None, test=None
+    )
+    assert run(experiment(other, str(finished), **still), tmp_path / "other") == 0
+    other_model = load_model(str(tmp_path / "other"))
+    assert other_model.params["classifier"]["kernel"].shape == (16, 3)
+
+
+def test_numbers_are_regressed_and_taggings_tagged(model, tmp_path):
+    rows = [(text, str(float(text.split().count("old")))) for text, _ in texts(200, 5)]
+    task = Columns(
+        train=write_csv(tmp_path / "train.csv", rows),
+        dev=write_csv(tmp_path / "dev.csv", rows[:60]),
+        text="text",
+        label="label",
+        kind="regression",
+    )
+    config = experiment(task, model, epochs=8)
+    assert isinstance(config.objective, FineTuning) and config.objective.head == RegressionHead()
+    assert run(config, tmp_path / "regression") == 0
+    results = json.loads((tmp_path / "regression/evaluation.json").read_text())
+    assert results["dev"]["pearson"] > 0.8
+
+    for split, seed in (("train", 6), ("dev", 7)):
+        sentences = [text.split() for text, _ in texts(200, seed)]
+        lines = [
+            "\n".join(f"{w} {'B-X' if w in ('man', 'net') else 'O'}" for w in s) for s in sentences
+        ]
+        (tmp_path / f"{split}.conll").write_text("\n\n".join(lines) + "\n")
+    task = Conll(train=str(tmp_path / "train.conll"), dev=str(tmp_path / "dev.conll"))
+    config = experiment(task, model, epochs=4)
+    assert isinstance(config.objective, FineTuning) and isinstance(
+        config.objective.head, TokenClassificationHead
+    )
+    assert run(config, tmp_path / "tagging") == 0
+    assert json.loads((tmp_path / "tagging/evaluation.json").read_text())["dev"]["f1"] > 0.9
+
+
+def test_what_does_not_fit_together_is_refused(columns, model, tmp_path):
+    config = experiment(columns, model)
+    other = dataclasses.replace(
+        config, objective=dataclasses.replace(config.objective, head=RegressionHead())
+    )
+    with pytest.raises(ConfigError, match="needs SequenceClassificationHead"):
+        run(other, tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"'validation', but .* has train, dev, test"):
+        run(override(config, ["train.evaluation.split=validation"]), tmp_path / "run2")
+    with pytest.raises(ConfigError, match="best_metric is 'f2', which the evaluation does not"):
+        run(override(config, ["train.checkpoints.best_metric=f2"]), tmp_path / "run3")
+    with pytest.raises(UserError, match="no rows to train on"):
+        experiment(dataclasses.replace(columns, train=None), model)
+    with pytest.raises(ConfigError, match="epochs 0"):
+        experiment(columns, model, epochs=0)

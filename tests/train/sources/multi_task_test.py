@@ -1,0 +1,269 @@
+"""Multi-task runs in this process: what they learn, keep, leave behind, and refuse."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.checkpoints.checkpointer import restore_params
+from bert_jax.cli import main
+from bert_jax.config_lib import override
+from bert_jax.data.finetuning.config import EqualMixing
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.experiment import Experiment
+from bert_jax.export.export import export
+from bert_jax.models.config import LearnedPositions
+from bert_jax.objectives.config import MultiTask
+from bert_jax.objectives.make import make_objective
+from bert_jax.objectives.multi_task import task_params
+from bert_jax.parallel import sharding
+from bert_jax.parallel.config import make_mesh_config
+from bert_jax.params import paths
+from bert_jax.predict.predictor import Predictor
+from bert_jax.pretrained.load import load_model
+from bert_jax.runs import hooks
+from bert_jax.runs.metrics import read_metrics
+from bert_jax.testing.models import small_model
+from bert_jax.train.compile import abstract_state
+from bert_jax.train.initialize import initialize_or_load
+from bert_jax.train.optimizer import make_optimizer
+from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
+from bert_jax.train.run import run
+from bert_jax.train.step import init_state
+from tests.helpers.task_runs import TASKS
+from tests.train.markup import Report
+
+# Name of the task -> its kind and its first metric.
+NAMES = {
+    "reviews": ("classification", "accuracy"),
+    "scores": ("regression", "pearson"),
+    "words": ("token_classification", "f1"),
+    "facts": ("question_answering", "f1"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Files of the tasks, and a small model in `model`."""
+    made = tmp_path_factory.mktemp("mixture")
+    model = small_model(
+        made / "vocabulary",
+        positions=LearnedPositions(max_position_embeddings=40),
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    export(model, made / "model")
+    return made
+
+
+def experiment(folder: Path, names=tuple(NAMES), **changes) -> Experiment:
+    """Batches of one length alone, so that little is compiled."""
+    tasks = {name: TASKS[NAMES[name][0]](folder) for name in names}
+    settings = {"epochs": 4, "batch_size": 16, "learning_rate": 1e-2, "seed": 7, **changes}
+    made = multi_task_experiment(tasks, str(folder / "model"), **settings)
+    return override(made, ["data.bucket_lengths=[]", "train.logging.log_every=1"])
+
+
+@pytest.fixture(scope="module")
+def finished(folder) -> Path:
+    assert run(experiment(folder), folder / "run") == 0
+    return folder / "run"
+
+
+def rows_of(run: Path, kind: str) -> list[dict]:
+    return [row for row in read_metrics(run / "metrics.jsonl") if row["split"] == kind]
+
+
+def predictions(run: Path, name: str, split: str = "dev") -> list[dict]:
+    lines = (run / "predictions" / name / f"{split}.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_run_learns_and_keeps_the_best_mean(finished):
+    results = json.loads((finished / "evaluation.json").read_text())
+    assert set(results) == set(NAMES) and set(results["reviews"]) == {"dev", "test"}
+    assert results["words"]["dev"]["f1"] > 0.9
+    seen = rows_of(finished, "evaluation")
+    assert len(seen) == 4
+    for row in seen:
+        firsts = [row[f"{name}/{metric}"] for name, (_, metric) in NAMES.items()]
+        firsts[-1] /= 100  # as SQuAD's script has it
+        assert row["mean"] == pytest.approx(np.mean(firsts))
+    best = max(seen, key=lambda row: row["mean"])
+    assert best["mean"] > seen[0]["mean"]
+    for name, (_, metric) in NAMES.items():
+        assert results[name]["dev"][metric] == pytest.approx(best[f"{name}/{metric}"])
+
+
+def test_training_logs_each_task_and_null_where_it_has_no_row(finished):
+    rows = rows_of(finished, "train")
+    for name in NAMES:
+        losses = [row[f"{name}/loss"] for row in rows]
+        assert all(loss is None or loss > 0 for loss in losses)
+        assert sum(loss is not None for loss in losses) > len(rows) / 2
+    assert {"reviews/accuracy", "scores/mse", "words/accuracy", "facts/accuracy"} <= set(rows[0])
+
+
+def test_predictions_are_left_for_each_task_and_say_what_its_model_says(finished, folder):
+    for name, (kind, _) in NAMES.items():
+        task = load_task(TASKS[kind](folder))
+        predict = Predictor(load_model(finished, name))
+        assert predict.kind == kind
+        for split, examples in task.splits.items():
+            if split != "train":
+                left = predictions(finished, name, split)
+                assert [row["id"] for row in left] == [example.id for example in examples]
+        found = predict(task.splits["dev"])
+        for row, said in zip(predictions(finished, name), found, strict=True):
+            for field in row.keys() & {"label", "tags", "answer"}:
+                assert said[field] == row[field]
+            if "value" in row:
+                assert said["value"] == pytest.approx(row["value"], abs=1e-5)
+
+
+def test_the_report_has_a_section_for_each_task(finished):
+    report = Report((finished / "report.html").read_text("utf-8"))
+    (results,) = report.tables["Results", "Results"]
+    values = json.loads((finished / "evaluation.json").read_text())
+    shown = {(row[0], row[1]): row[2] for row in results[1:]}
+    assert shown["words: dev (40)", "f1"] == f"{values['words']['dev']['f1']:.4g}"
+    assert shown["reviews: test (30)", "accuracy"].endswith("%")
+    (tasks,) = report.tables["Tasks", "Tasks"]
+    assert [row[0] for row in tasks[1:]] == list(NAMES)
+    assert ["reviews", "160", "160"] in tasks
+    for name in NAMES:
+        assert (f"{name}: On dev", "Worst errors") in report.items
+    for title in ("loss of each task", "accuracy of each task", "mean"):
+        assert title in report.text
+
+
+def test_a_task_is_exported_with_a_card_that_tells_of_the_others(finished, tmp_path):
+    argv = ["export", str(finished), "--task", "words", "--output", str(tmp_path / "tagger")]
+    assert main(argv) == 0
+    model = load_model(tmp_path / "tagger")
+    run_record = load_model(finished).run
+    assert run_record is not None
+    trained = restore_params(finished / "checkpoints", run_record.step)[0]
+    flat = paths.flatten(task_params(trained, "words"))
+    for path, leaf in paths.flatten(model.params).items():
+        np.testing.assert_array_equal(leaf, flat[path], err_msg=path)
+    card = (tmp_path / "tagger" / "README.md").read_text("utf-8")
+    assert "several tasks at once: `reviews`, `scores`, `words`, `facts`. This is `words`" in card
+    assert "| scores | 160 | 160 |" in card and "160 steps (4 epochs)" in card
+    assert "had the best mean" in card
+
+
+def test_the_command_line_predicts_with_a_task(finished, capsys):
+    assert main(["predict", "--model", str(finished), "--task", "words", "the sea sings"]) == 0
+    assert json.loads(capsys.readouterr().out)["tags"][1] == "B-LOC"
+    for argv, message in (
+        (["predict", "--model", str(finished), "a text"], "several tasks: reviews, scores, words"),
+        (["export", str(finished), "--output", "nowhere"], "name one, as --task reviews"),
+        (["predict", "--model", str(finished), "--task", "word", "a"], "did you mean 'words'?"),
+    ):
+        assert main(argv) in (1, 2)
+        assert message in capsys.readouterr().err
+
+
+def test_without_a_task_a_run_is_an_encoder_to_start_from(finished, folder):
+    model = load_model(finished)
+    assert set(model.params) == {"encoder"} and model.head is None
+    assert model.tasks == tuple(NAMES)
+    next_task = fine_tuning_experiment(TASKS["classification"](folder), str(finished))
+    assert next_task.objective.model == model.config
+
+
+def test_heads_start_from_the_pretrained_pooler_and_from_a_head_that_is_theirs(folder, tmp_path):
+    config = experiment(folder, ("reviews", "scores"))
+    assert isinstance(config.objective, MultiTask)
+    head = config.objective.heads[0].head
+    export(
+        small_model(
+            tmp_path / "v", head=head, positions=LearnedPositions(max_position_embeddings=40)
+        ),
+        tmp_path / "m",
+    )
+    config = dataclasses.replace(config, init_from=str(tmp_path / "m"))
+    program, optimizer = make_objective(config.objective), make_optimizer(config.train)
+    grid = sharding.make_mesh(make_mesh_config("dp"))
+    abstract = abstract_state(lambda key: init_state(program, optimizer, key), optimizer, grid)
+    found = paths.flatten(initialize_or_load(config, program, optimizer, abstract)["params"])
+    start = paths.flatten(load_model(tmp_path / "m").params)
+    for path, leaf in found.items():
+        name = path.split("/", 2)[2] if path.startswith("heads/") else path
+        same = leaf.shape == start[name].shape and np.array_equal(leaf, start[name])
+        assert same == (path not in {f"heads/scores/classifier/{p}" for p in ("kernel", "bias")})
+
+
+@pytest.mark.slow
+def test_a_run_that_dies_ends_in_the_same_bits(folder, tmp_path, monkeypatch):
+    config = experiment(folder, ("reviews", "words"), epochs=0.6, mixing=EqualMixing())
+    config = override(
+        config,
+        [
+            "train.checkpoints.best_metric=null",
+            "train.evaluation=null",
+            "train.checkpoints.save_every=4",
+        ],
+    )
+    assert config.train.steps == 12
+    assert run(config, tmp_path / "straight") == 0
+    call = hooks.call_hooks
+
+    def dying(watching, event):
+        call(watching, event)
+        if event.step == 7:
+            raise ZeroDivisionError("an accident")
+
+    monkeypatch.setattr(hooks, "call_hooks", dying)
+    with pytest.raises(ZeroDivisionError):
+        run(config, tmp_path / "run")
+    monkeypatch.setattr(hooks, "call_hooks", call)
+    assert run(config, tmp_path / "run") == 0
+    expected, found = (
+        paths.flatten(restore_params(tmp_path / name / "checkpoints")[0])
+        for name in ("straight", "run")
+    )
+    for path, leaf in expected.items():
+        assert np.array_equal(found[path], leaf), path
+    losses = [
+        [row["loss"] for row in rows_of(tmp_path / name, "train")] for name in ("straight", "run")
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 12
+
+
+def test_what_does_not_fit_together_is_refused(folder, tmp_path):
+    with pytest.raises(ConfigError, match="'endings' is multiple choice"):
+        multi_task_experiment({"endings": TASKS["multiple_choice"](folder)}, str(folder / "model"))
+    config = experiment(folder, ("reviews", "scores"))
+    assert isinstance(config.objective, MultiTask)
+    turned = dataclasses.replace(config.objective, heads=config.objective.heads[::-1])
+    with pytest.raises(
+        ConfigError, match=r"data.tasks are reviews, scores, but objective.heads are"
+    ):
+        run(dataclasses.replace(config, objective=turned), tmp_path / "turned")
+    alone = config.objective.for_task("reviews")
+    with pytest.raises(ConfigError, match="objective is FineTuning; expected MultiTask"):
+        run(dataclasses.replace(config, objective=alone), tmp_path / "alone")
+    no_dev = dataclasses.replace(TASKS["classification"](folder), dev=None)
+    config = multi_task_experiment({"reviews": no_dev}, str(folder / "model"))
+    assert config.train.evaluation is None and config.train.checkpoints.best_metric is None
+    with pytest.raises(UserError, match="no rows to train on"):
+        multi_task_experiment({"a": dataclasses.replace(no_dev, train=None)}, str(folder / "model"))
+
+
+def test_recipes_take_no_flags_of_a_task(capsys):
+    recipe = str(Path(__file__).parents[3] / "configs/finetune/multi_task.py")
+    for argv, message in (
+        ([recipe, "--epochs", "2"], "--epochs does not go with a recipe"),
+        ([recipe, "--model", "m"], "--model does not go with a recipe"),
+        ([recipe, "--glue-dir", "g"], "--glue-dir=g does not go with a recipe"),
+        ([recipe], "needs --with model=..."),
+        (["conll", "--train", "t", "--model", "m", "--with", "a=b"], "--with goes with a recipe"),
+        (["conll", "--train", "t"], "conll needs --model"),
+    ):
+        assert main(["finetune", *argv, "--run", "nowhere"]) == 2
+        assert message in capsys.readouterr().err
