@@ -165,7 +165,7 @@ LONG_INPUTS = [
 
 
 @pytest.mark.parametrize(
-    ("long", "pool"),
+    ("truncation", "window_pooling"),
     [
         ("head", None),
         ("tail", None),
@@ -175,8 +175,13 @@ LONG_INPUTS = [
         ("windows", "first"),
     ],
 )
-def test_long_texts_are_read_as_a_slow_reference_reads_them(models, long, pool):
-    options: Any = {"long": long, "pool": pool, "max_length": 20, "stride": 5}
+def test_long_texts_are_read_as_a_slow_reference_reads_them(models, truncation, window_pooling):
+    options: Any = {
+        "truncation": truncation,
+        "window_pooling": window_pooling,
+        "max_length": 20,
+        "window_overlap": 5,
+    }
     classify = Predictor(models["classification"], **options)
     regress = Predictor(models["regression"], **options)
     for given_, label_row, value_row in zip(
@@ -187,17 +192,17 @@ def test_long_texts_are_read_as_a_slow_reference_reads_them(models, long, pool):
             a, b = (given_, None) if isinstance(given_, str) else given_
             second = None if b is None else pieces(model, b)
             room = 18 if b is None else 17
-            rows = slow_rows(pieces(model, a), second, room, long, 5)
+            rows = slow_rows(pieces(model, a), second, room, truncation, 5)
             found = np.stack([alone(model, *texts) for texts in rows])
             if kind == "regression":
-                expected = slow_pool(found[:, 0], pool or "first")
+                expected = slow_pool(found[:, 0], window_pooling or "first")
                 assert row["value"] == pytest.approx(expected, abs=2e-5)
                 continue
-            shares = slow_pool(softmax(found, axis=-1), pool or "first")
+            shares = slow_pool(softmax(found, axis=-1), window_pooling or "first")
             shares /= shares.sum()
             assert list(row["probabilities"].values()) == pytest.approx(list(shares), abs=2e-5)
             assert row["label"] == HEADS["classification"].labels[int(shares.argmax())]
-    assert classify.num_truncated == {"windows": 2}.get(long, 6)
+    assert classify.num_truncated == {"windows": 2}.get(truncation, 6)
 
 
 def test_words_are_tagged_by_the_row_in_which_they_are_most_central(models):

@@ -53,7 +53,7 @@ def recipe(model, tmp_path):
         ("mixing=equal", EqualMixing()),
         ("mixing=proportional", ProportionalMixing()),
         ("temperature=3", TemperatureMixing(temperature=3.0)),
-        ("mixing=capped capped=20", CappedMixing(max_examples=20)),
+        ("mixing=capped max_examples=20", CappedMixing(max_examples=20)),
     ],
 )
 def test_tasks_and_mixture_are_chosen(recipe, said, mixing):

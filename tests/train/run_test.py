@@ -176,7 +176,8 @@ def test_a_loss_that_is_not_finite_names_examples_and_checkpoint(corpora, tmp_pa
 
 def test_data_that_lacks_a_field_is_refused(corpora, tmp_path):
     config = experiment(corpora, input_format=SingleSegment())
-    with pytest.raises(ConfigError, match=r"'next_sentence_labels', which data\.examples Single"):
+    message = r"'next_sentence_labels', which data\.input_format SingleSegment does not"
+    with pytest.raises(ConfigError, match=message):
         run(config, tmp_path / "run")
 
 
