@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bert_jax import legacy_names
 from bert_jax.errors import ConfigError
 
 T = TypeVar("T")
@@ -76,8 +77,11 @@ def _from_json_union(members: tuple[Any, ...], data: Any, path: str) -> Any:
         data = {TYPE_KEY: data}  # a type by its name, with its defaults: --set ...=PallasAttention
     if isinstance(data, Mapping) and TYPE_KEY in data:
         if data[TYPE_KEY] not in classes:
+            new_name = legacy_names.CLASSES.get(data[TYPE_KEY])
+            hint = f"it is called {new_name!r} now; " if new_name else ""
             raise ConfigError(
-                f"{path}: unknown type {data[TYPE_KEY]!r}; possible: {', '.join(sorted(classes))}"
+                f"{path}: unknown type {data[TYPE_KEY]!r}; {hint}"
+                f"possible: {', '.join(sorted(classes))}"
             )
         return from_json(classes[data[TYPE_KEY]], data, path)
     for member in sorted(members, key=lambda m: m is float):  # int before float keeps 3 an int
@@ -97,7 +101,7 @@ def _from_json_dataclass(cls: Any, data: Any, path: str) -> Any:
     values = {key: value for key, value in data.items() if key != TYPE_KEY}
     for key in values:
         if key not in hints:
-            raise unknown_field(_join(path, key), key, hints)
+            raise _unknown_config_field(_join(path, key), key, cls)
     try:
         return cls(**{k: from_json(hints[k], v, _join(path, k)) for k, v in values.items()})
     except TypeError as error:  # a required field is missing
@@ -134,12 +138,18 @@ def _replace(config: Any, keys: list[str], value: Any, path: str) -> Any:
         raise ConfigError(f"{path}: {key!r} is beyond the last field; this is a plain value")
     hints = _hints(type(config))
     if key not in hints:
-        raise unknown_field(path, key, hints)
+        raise _unknown_config_field(path, key, type(config))
     if rest:
         new = _replace(getattr(config, key), rest, value, path)
     else:
         new = from_json(hints[key], value, path)
     return dataclasses.replace(typing.cast(Any, config), **{key: new})
+
+
+def _unknown_config_field(path: str, key: str, cls: Any) -> ConfigError:
+    if key in (renamed := legacy_names.FIELDS.get(cls.__name__, {})):
+        return ConfigError(f"{path}: the field {key!r} is called {renamed[key]!r} now")
+    return unknown_field(path, key, _hints(cls))
 
 
 def unknown_field(path: str, key: str, known: Mapping[str, Any] | Sequence[str]) -> ConfigError:
@@ -228,6 +238,9 @@ def call_recipe(get_config: Callable[..., Any], assignments: Sequence[str], file
         if not separator:
             raise ConfigError(f"--with {assignment}: expected NAME=VALUE, as in size=tiny")
         if name not in parameters:
+            new_name = legacy_names.RECIPE_ARGUMENTS.get(name)
+            if new_name in parameters:
+                raise ConfigError(f"--with {assignment}: {name!r} is called {new_name!r} now")
             raise unknown_field(f"--with {assignment}", name, list(parameters))
         annotation = parameters[name].annotation
         try:

@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # imports `errors` and other configs only (test_configs_import_errors_and_other_configs_only), so
 # everything may import it.
 LAYERS: tuple[set[str], ...] = (
-    {"errors"},
+    {"errors", "legacy_names"},
     {"atomic_io", "config_lib", "batch", "params", "hardware", "__init__"},
     {"functional", "text", "runs"},
     {"models", "objectives", "data", "parallel", "distributed", "checkpoints", "interop"},

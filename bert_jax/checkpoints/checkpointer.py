@@ -28,6 +28,7 @@ from bert_jax.checkpoints import checksums, step_folder
 from bert_jax.checkpoints.step_folder import INFO, PARAMS, TRAINING
 from bert_jax.distributed.processes import run_on_process_0
 from bert_jax.errors import UserError
+from bert_jax.legacy_names import upgrade_info
 from bert_jax.params import paths
 
 DAMAGED_SUFFIX = ".damaged"
@@ -205,7 +206,7 @@ class Checkpointer:
         restored_arrays = paths.flatten({**restored[TRAINING], PARAMS: restored[PARAMS]})
         leaves = [restored_arrays[path] for path in expected_arrays]
         state = jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
-        return state, restored[INFO], step
+        return state, upgrade_info(restored[INFO]), step
 
     def _rename_steps_after(self, step: int) -> None:
         newer_steps = [newer_step for newer_step in self._manager.all_steps() if newer_step > step]

@@ -16,6 +16,7 @@ from etils import epath
 
 from bert_jax.checkpoints import checksums
 from bert_jax.errors import UserError
+from bert_jax.legacy_names import upgrade_info
 from bert_jax.params import paths
 
 LOGGER = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ PARAMS, TRAINING, INFO = "params", "training", "info"
 
 def read_info(step_folder: epath.Path) -> dict[str, Any]:
     """The JSON that was saved with one step."""
-    return dict(ocp.JsonCheckpointHandler().restore(step_folder / INFO))
+    return upgrade_info(ocp.JsonCheckpointHandler().restore(step_folder / INFO))
 
 
 def absolute_path(folder: epath.PathLike) -> epath.Path:

@@ -37,7 +37,7 @@ def compare_with_ngrams(folder: Path) -> dict[str, float | None]:
     from bert_jax.runs import run_folder
     from bert_jax.studies.ngram_comparison import ngram_baseline_losses
 
-    experiment = from_json(Experiment, run_folder.read_json(folder / run_folder.CONFIG)["config"])
+    experiment = from_json(Experiment, run_folder.read_config(folder))
     losses = ngram_baseline_losses(experiment)
     file = folder / run_folder.EVALUATION
     evaluation = run_folder.read_json(file) if file.exists() else {}

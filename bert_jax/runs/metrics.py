@@ -9,6 +9,7 @@ from typing import Any
 
 from bert_jax.atomic_io import atomic_write
 from bert_jax.errors import UserError
+from bert_jax.legacy_names import METRICS, rename_keys
 from bert_jax.runs.hooks import StepEvent, Throughput
 
 FILE = "metrics.jsonl"
@@ -76,9 +77,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = rename_keys(json.loads(line), METRICS)
             is_valid = isinstance(row["step"], int) and row["split"] in (TRAIN, EVALUATION)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             is_valid = False
         if not is_valid:
             if number == len(lines):  # cut short by a kill

@@ -31,6 +31,7 @@ from typing import Any
 from bert_jax.atomic_io import write_json
 from bert_jax.config_lib import diff, fingerprint, from_json, to_json
 from bert_jax.errors import UserError
+from bert_jax.legacy_names import upgrade_analysis, upgrade_config
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
 ANALYSIS = "analysis.json"
@@ -55,11 +56,26 @@ def read_json(file: Path) -> Any:
       UserError: the file is absent, or not JSON (with the line).
     """
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{file} does not exist; expected the folder of a run there") from None
     except ValueError as error:
         raise UserError(f"{file} is not JSON: {error}; restore it from a copy") from None
+    if file.name == CONFIG:
+        return upgrade_config(data)
+    return upgrade_analysis(data) if file.name == ANALYSIS else data
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Returns the resolved config of a run as JSON.
+
+    Raises:
+      UserError: `folder` is not a run folder.
+    """
+    content = read_json(folder / CONFIG)
+    if not isinstance(content, dict) or "config" not in content:
+        raise UserError(f"{folder / CONFIG} was not written by bert_jax; expected a run folder")
+    return content["config"]
 
 
 @contextlib.contextmanager

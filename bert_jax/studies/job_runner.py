@@ -234,11 +234,17 @@ def is_finished(folder: Path, job: Job) -> bool:
 def progress_fraction(run: Path) -> float:
     """Which share of its updates a run has made, by its own log; 0 before the first line."""
     try:
-        config = json.loads((run / run_folder.CONFIG).read_text(encoding="utf-8"))["config"]
+        config = run_folder.read_config(run)
         steps = sum(phase["steps"] for phase in config["train"]["phases"])
         row = json.loads(_last_lines(run / metrics.FILE)[-1])
         return min(1.0, row["step"] / steps)
-    except (OSError, ValueError, LookupError, TypeError):  # not begun, or a line half written
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        UserError,
+    ):  # not begun, or a line half written
         return 0.0
 
 

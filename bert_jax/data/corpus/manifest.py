@@ -21,6 +21,7 @@ from typing import Any
 
 from bert_jax.atomic_io import write_json
 from bert_jax.errors import UserError
+from bert_jax.legacy_names import MANIFEST, SHARD, rename_keys
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -121,7 +122,8 @@ def read_manifest(folder: str | Path) -> Manifest:
             "`bert-jax prepare`"
         )
     data = read_json(path)
-    version = data.get("format_version") if isinstance(data, dict) else None
+    data = rename_keys(data, MANIFEST) if isinstance(data, dict) else {}
+    version = data.get("format_version")
     if version != FORMAT_VERSION:
         raise UserError(
             f"{path}: format version {version!r}, this program reads {FORMAT_VERSION}; "
@@ -135,6 +137,7 @@ def read_manifest(folder: str | Path) -> Manifest:
 
 
 def shard_from_json(data: dict[str, Any]) -> CorpusShard:
+    data = rename_keys(data, SHARD)
     return CorpusShard(**{**data, "counts": CorpusCounts(**data["counts"])})
 
 
