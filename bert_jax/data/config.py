@@ -1,7 +1,7 @@
-"""Settings of the training loader: what an example is, what is masked, how often it is redrawn.
+"""Defines the configs of training data: input format, masking, masking schedule, labeled tasks.
 
-Imports neither jax nor TensorFlow. Lengths, batch sizes and the number of predictions belong to
-the phase of the run and are given to the loader beside this.
+Imports neither jax nor TensorFlow. Sequence length, batch size and number of predictions are part
+of a training phase (`bert_jax/train/config.py`).
 """
 
 from dataclasses import dataclass, field
@@ -18,10 +18,13 @@ def _check_probability(owner: object, name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePairs:
-    """[CLS] A [SEP] B [SEP], where B follows A or comes from another document (BERT, 3.1)."""
+    """Pairs [CLS] A [SEP] B [SEP]: B follows A or comes from another document (BERT, section 3.1).
 
-    random_next_prob: float = 0.5  # B from another document
-    short_seq_prob: float = 0.1  # target length uniform in [2, L - 3] instead of L - 3
+    RoBERTa calls this format SEGMENT-PAIR. The tokenizer's template decides the special tokens.
+    """
+
+    random_next_prob: float = 0.5  # probability that B comes from another document
+    short_seq_prob: float = 0.1  # probability of a target length uniform in [2, L - 3], not L - 3
 
     def __post_init__(self) -> None:
         _check_probability(self, "random_next_prob")
@@ -30,41 +33,61 @@ class SentencePairs:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleSegment:
-    """[CLS] text [SEP]: one window of one document in each row."""
+    """Fills each sequence with one window of one document, [CLS] text [SEP]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedSegments:
-    """As many `Single` examples in each row as fit, kept apart by `packing_ids`."""
+    """Packs as many `SingleSegment` examples into a sequence as fit, separated by `packing_ids`.
+
+    Tokens attend only to tokens of the same example.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullSentences:
+    """Fills each sequence with whole sentences of one or more documents (RoBERTa, section 4.2).
+
+    Documents follow each other as in the corpus, with a separator between them:
+    <s> sentences of one document </s> sentences of the next </s>. Tokens attend to all documents.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocSentences:
+    """Fills each sequence with whole sentences of one document (RoBERTa, section 4.2)."""
+
+
+InputFormat = SentencePairs | SingleSegment | PackedSegments | FullSentences | DocSentences
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """Which positions are predicted and what is put there (BERT, 3.1 and appendix A.1)."""
+    """Sets which tokens are predicted and what replaces them (BERT, 3.1 and appendix A.1)."""
 
-    mlm_probability: float = 0.15  # share of the ordinary positions that is selected
-    mask_replace_prob: float = 0.8  # of the selected: replaced by [MASK]
-    random_replace_prob: float = 0.1  # of the selected: replaced by a random id; the rest is kept
-    whole_word_mask: bool = False  # select all pieces of a word or none
+    mlm_probability: float = 0.15  # fraction of the tokens that are predicted
+    mask_replace_prob: float = 0.8  # fraction of the predicted tokens replaced by [MASK]
+    random_replace_prob: float = 0.1  # fraction replaced by a random token; the rest is unchanged
+    whole_word_mask: bool = False  # predict all tokens of a word or none
 
     def __post_init__(self) -> None:
         for name in ("mlm_probability", "mask_replace_prob", "random_replace_prob"):
             _check_probability(self, name)
         if self.mask_replace_prob + self.random_replace_prob > 1.0 + 1e-9:
             raise ConfigError(
-                f"Masking.mask_replace_prob {self.mask_replace_prob} and random_replace_prob "
-                f"{self.random_replace_prob} add up to more than 1"
+                f"Masking.mask_replace_prob is {self.mask_replace_prob} and random_replace_prob is "
+                f"{self.random_replace_prob}, expected a sum of at most 1"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicMasking:
-    """Windows, pairs and masks are drawn afresh in every epoch (RoBERTa, 4.1)."""
+    """Makes new windows, pairs and masks in every epoch (RoBERTa, section 4.1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaticMasking:
-    """Windows, pairs and masks repeat after `duplicates` epochs (BERT's dupe_factor)."""
+    """Repeats windows, pairs and masks after `dupe_factor` epochs, as in BERT's release."""
 
     dupe_factor: int = 10
 
@@ -77,16 +100,14 @@ class StaticMasking:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingData:
-    """A prepared corpus and how examples are made from it; `masking=None` masks nothing."""
+    """Configures pretraining data: a prepared corpus and how examples are made from it."""
 
     corpus: str  # folder written by `bert-jax prepare`
-    input_format: SentencePairs | SingleSegment | PackedSegments = field(
-        default_factory=SentencePairs
-    )
-    masking: Masking | None = field(default_factory=Masking)
+    input_format: InputFormat = field(default_factory=SentencePairs)
+    masking: Masking | None = field(default_factory=Masking)  # None masks nothing
     masking_schedule: DynamicMasking | StaticMasking = field(default_factory=DynamicMasking)
-    prefetch_batches: int = 4  # ready before they are asked for
-    num_workers: int = 0  # processes that make batches; 0 uses a thread of this process
+    prefetch_batches: int = 4  # number of batches that are built in advance
+    num_workers: int = 0  # processes that build batches; 0 uses a thread of this process
 
     def __post_init__(self) -> None:
         if self.prefetch_batches < 1:
@@ -101,16 +122,16 @@ class PretrainingData:
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuningData:
-    """A task's examples as rows of token ids; see `bert_jax.data.labelled`.
+    """Configures fine-tuning data: the labeled examples of one task (`bert_jax/data/finetuning`).
 
-    Rows of like length share a batch: `buckets` are the lengths below the phase's own that batches
-    may have. Each costs a compilation, and saves the padding up to the next one.
+    A batch contains examples of similar length. `bucket_lengths` are the sequence lengths that
+    batches may have below that of the phase. Each one costs a compilation and saves padding.
     """
 
     task: TaskConfig
-    tokenizer: str  # a file or folder that `load_vocabulary` opens
+    tokenizer: str  # a file or folder that `load_tokenizer` opens
     bucket_lengths: tuple[int, ...] = (16, 32, 64, 128, 256)
-    window_overlap: int = 128  # pieces that two windows of one long example share
+    window_overlap: int = 128  # number of tokens that two windows of one long example share
 
     def __post_init__(self) -> None:
         if (
@@ -118,20 +139,20 @@ class FineTuningData:
             or min(self.bucket_lengths, default=4) < 4
         ):
             raise ConfigError(
-                f"data.bucket_lengths is {self.bucket_lengths}, expected ascending lengths "
-                "from 4 on"
+                f"data.bucket_lengths is {self.bucket_lengths}, expected ascending lengths of at "
+                "least 4"
             )
         if self.window_overlap < 0:
             raise ConfigError(f"data.window_overlap is {self.window_overlap}, expected at least 0")
 
     def batch_lengths(self, max_length: int) -> tuple[int, ...]:
-        """The lengths of batches whose rows have at most `longest` pieces."""
+        """Returns the sequence lengths that batches of at most `max_length` tokens may have."""
         return (*(length for length in self.bucket_lengths if length < max_length), max_length)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedTask:
-    """One of several tasks; the name stands in metrics, files and parameters."""
+    """Names one of several tasks; the name is part of metrics, file names and parameters."""
 
     name: str
     task: TaskConfig
@@ -139,10 +160,10 @@ class NamedTask:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiTaskData:
-    """Rows of several tasks in one batch; `mixing` says how often each is drawn.
+    """Configures multi-task data: batches that mix the examples of several tasks.
 
-    An epoch has as many rows as the tasks have together: with `Proportional` every row once. The
-    other fields are those of `Labelled`.
+    An epoch has as many sequences as all tasks together; with `ProportionalMixing` it contains
+    every sequence once. The other fields are those of `FineTuningData`.
     """
 
     tasks: tuple[NamedTask, ...]
@@ -153,11 +174,11 @@ class MultiTaskData:
 
     def __post_init__(self) -> None:
         if not self.tasks:
-            raise ConfigError("data.tasks is empty, expected a task or more")
+            raise ConfigError("data.tasks is empty, expected at least one task")
         self.for_task(self.tasks[0].name)
 
     def for_task(self, name: str) -> FineTuningData:
-        """One of the tasks alone."""
+        """Returns the data of one of the tasks."""
         return FineTuningData(
             task=next(named.task for named in self.tasks if named.name == name),
             tokenizer=self.tokenizer,

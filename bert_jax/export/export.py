@@ -137,13 +137,15 @@ def sample_batch(config: BertConfig, tokenizer: Tokenizer | None) -> dict[str, n
     attention_mask, token_type_ids = np.ones_like(input_ids), np.zeros_like(input_ids)
     token_type_ids[1, seq_length // 2 :] = min(1, config.type_vocab_size - 1)
     if tokenizer is not None and seq_length > 4:
-        token_ids = tokenizer.encode(_SAMPLE_TEXT)[: (3 * seq_length) // 4 - 3]
+        num_special_tokens = tokenizer.template.num_pair_special_tokens
+        token_ids = tokenizer.encode(_SAMPLE_TEXT)[: 3 * seq_length // 4 - num_special_tokens]
         segment_a, segment_b = token_ids[: len(token_ids) // 2], token_ids[len(token_ids) // 2 :]
-        pair_ids = [tokenizer.cls_id, *segment_a, tokenizer.sep_id, *segment_b, tokenizer.sep_id]
+        pair_ids = tokenizer.build_inputs_with_special_tokens(segment_a, segment_b)
         input_ids[0] = tokenizer.pad_id
         input_ids[0, : len(pair_ids)] = pair_ids
         attention_mask[0, len(pair_ids) :] = 0
-        token_type_ids[0, len(segment_a) + 2 : len(pair_ids)] = min(1, config.type_vocab_size - 1)
+        segment_types = tokenizer.template.token_type_ids(len(segment_a), len(segment_b))
+        token_type_ids[0, : len(pair_ids)] = np.minimum(segment_types, config.type_vocab_size - 1)
     fields = {
         "input_ids": input_ids,
         "token_type_ids": token_type_ids,

@@ -49,9 +49,13 @@ def text_features(
     for index, (a, pair) in enumerate(zip(first, pairs, strict=True)):
         b = None if pair is None else next(second)
         if b is None:
-            num_first, num_second = min(len(a), max_length - 2), 0
+            num_first, num_second = (
+                min(len(a), max_length - tokenizer.template.num_single_special_tokens),
+                0,
+            )
         else:
-            num_first, num_second = longest_first_lengths(len(a), len(b), max_length - 3)
+            num_text_tokens = max_length - tokenizer.template.num_pair_special_tokens
+            num_first, num_second = longest_first_lengths(len(a), len(b), num_text_tokens)
         sequences, is_truncated = _cut_sequences(
             a, b, num_first, num_second, truncation, window_overlap
         )

@@ -33,4 +33,4 @@ def encode_texts(texts: Sequence[str], tokenizer: Tokenizer, max_length: int) ->
     if max_length < 3:
         raise UserError(f"this model reads {max_length} tokens; a text needs at least 3")
     encodings = tokenizer.encode_batch(texts)
-    return [[tokenizer.cls_id, *e.ids, tokenizer.sep_id] for e in encodings]
+    return [tokenizer.build_inputs_with_special_tokens(e.ids).tolist() for e in encodings]

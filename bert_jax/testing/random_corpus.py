@@ -15,6 +15,7 @@ from bert_jax.data.corpus.records import (
     write_records,
 )
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
+from bert_jax.text.input_template import BertTemplate
 
 Document = list[list[int]]  # sentences of token ids
 
@@ -33,6 +34,7 @@ def random_vocab_arrays(vocab_size: int = 1000, word_start_fraction: float = 0.7
         is_special=special,
         maskable_ids=np.flatnonzero(~special).astype(np.int32),
         word_starts=word_starts | special,
+        template=BertTemplate(),
     )
 
 

@@ -24,6 +24,7 @@ from tokenizers import (
 
 from bert_jax.errors import UserError
 from bert_jax.text.files import read_text
+from bert_jax.text.input_template import default_template
 from bert_jax.text.saving import save_tokenizer
 from bert_jax.text.tokenizer import (
     Encoding,
@@ -152,8 +153,7 @@ def wordpiece_backend(
         ]
     )
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{special_tokens.cls}:0 $A:0 {special_tokens.sep}:0",
-        pair=f"{special_tokens.cls}:0 $A:0 {special_tokens.sep}:0 $B:1 {special_tokens.sep}:1",
+        **default_template(special_tokens.cls).patterns(special_tokens.cls, special_tokens.sep),
         special_tokens=[
             (token, vocab[token]) for token in (special_tokens.cls, special_tokens.sep)
         ],

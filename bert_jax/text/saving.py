@@ -1,4 +1,4 @@
-"""Writes a vocabulary's folder: every file aside, then into place, the description last."""
+"""Saves a tokenizer's folder; its description is written last and so marks it as complete."""
 
 import json
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ def save_tokenizer(
     tokenizer: Tokenizer,
     main_file: str,
 ) -> None:
-    """Writes what `load_vocabulary` and `AutoTokenizer.from_pretrained` read.
+    """Writes what `load_tokenizer` and `AutoTokenizer.from_pretrained` read.
 
     Args:
-      folder: made when it is not there; files of the same names are replaced.
+      folder: created if needed; files of the same names are replaced.
       files: name -> content.
       tokenizer_config: content of tokenizer_config.json (class, special tokens).
-      vocabulary: what is being saved.
-      main: the file among `files` that `load_vocabulary` shall open.
+      tokenizer: the tokenizer that is saved.
+      main_file: the one of `files` that `load_tokenizer` opens.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -33,12 +33,13 @@ def save_tokenizer(
         "vocab_size": tokenizer.vocab_size,
         "file": main_file,
         "fingerprint": tokenizer.fingerprint,
+        "template": tokenizer.template.name,
     }
     (folder / TOKENIZER_INFO_FILE).unlink(missing_ok=True)
     for name, content in {
         **files,
         TOKENIZER_CONFIG_FILE: format_json(tokenizer_config),
-        # What releases of transformers before 5 read beside it.
+        # Releases of transformers before 5 read the special tokens from this file.
         "special_tokens_map.json": format_json(
             {f"{role}_token": token for role, token in tokenizer.special_tokens.as_dict().items()}
         ),
@@ -48,5 +49,5 @@ def save_tokenizer(
 
 
 def format_json(value: Any) -> str:
-    """Indented JSON that ends in a newline."""
+    """Returns a value as indented JSON that ends in a newline."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

@@ -26,6 +26,7 @@ from tokenizers import (
 )
 
 from bert_jax.errors import UserError
+from bert_jax.text.input_template import default_template
 from bert_jax.text.saving import save_tokenizer
 from bert_jax.text.sentencepiece_model import SentencePieceModel, parse_model
 from bert_jax.text.tokenizer import Encoding, SpecialTokens, Tokenizer, declared_token
@@ -64,7 +65,8 @@ class SentencePieceTokenizer(Tokenizer):
         self._special_pattern = re.compile("(" + "|".join(map(re.escape, special_strings)) + ")")
 
     def __reduce__(self):
-        return type(self), (self._model, self.special_tokens, self._added_tokens)
+        arguments = (self._model, self.special_tokens, self._added_tokens)
+        return type(self), arguments, {"template": self.template}
 
     def encode_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
         result = []
@@ -166,8 +168,7 @@ def unigram_backend(
         ]
     )
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{special_tokens.cls}:0 $A:0 {special_tokens.sep}:0",
-        pair=f"{special_tokens.cls}:0 $A:0 {special_tokens.sep}:0 $B:1 {special_tokens.sep}:1",
+        **default_template(special_tokens.cls).patterns(special_tokens.cls, special_tokens.sep),
         special_tokens=[
             (t, backend.token_to_id(t)) for t in (special_tokens.cls, special_tokens.sep)
         ],

@@ -1,17 +1,18 @@
-"""What a vocabulary is to the rest of the project, whichever library does the work.
+"""Defines the tokenizer interface, and loads a tokenizer from any supported file or folder.
 
-    vocabulary = load_vocabulary("vocab.txt")    # or tokenizer.json, vocab.json, *.model, a folder
-    vocabulary.encode("Text in.")                # ids, no [CLS] and [SEP] added
-    vocabulary.save("folder")                    # AutoTokenizer.from_pretrained("folder") opens it
+    tokenizer = load_tokenizer("vocab.txt")    # or tokenizer.json, vocab.json, *.model, a folder
+    tokenizer.encode("Some text.")             # ids without special tokens
+    tokenizer.save("folder")                   # AutoTokenizer.from_pretrained("folder") opens it
 
-Two classes stand behind it: `TokenizersVocabulary` (WordPiece, byte-level BPE and any other
-tokenizer.json) and `SentencePieceVocabulary` (.model files). Neither library is imported before a
-vocabulary is loaded.
+There are two implementations: `HuggingFaceTokenizer` (WordPiece, byte-level BPE and any other
+tokenizer.json) and `SentencePieceTokenizer` (.model files). Their libraries are imported only when
+a tokenizer is loaded.
 """
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,18 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.text.files import read_text
+from bert_jax.text.input_template import (
+    BertTemplate,
+    Ids,
+    default_template,
+    template_by_name,
+)
 
-# Written last by `save`, so its presence says that the folder is whole.
+# `save` writes this file last: a folder that contains it is complete.
 TOKENIZER_INFO_FILE = "vocabulary.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 
-# For each role the names it has in the vocabularies of BERT and of RoBERTa/T5.
+# For each role, its token in BERT's vocabulary and in RoBERTa's and T5's.
 _ROLE_NAMES = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
@@ -38,12 +45,12 @@ _ROLE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One encoded text.
+    """Holds the tokens of one text.
 
     Attributes:
-      ids: one id per piece, without [CLS] and [SEP].
-      offsets: for each piece the characters [start, end) of the text that it stands for; white
-        space around a word belongs to no piece.
+      ids: the id of each token, without special tokens added.
+      offsets: the characters [start, end) of the text that each token covers. White space around
+        a word is not part of any token's span.
     """
 
     ids: list[int]
@@ -52,7 +59,7 @@ class Encoding:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """The spelling of the five tokens that BERT gives a meaning to."""
+    """Holds the strings of the five special tokens that every tokenizer must have."""
 
     pad: str
     unk: str
@@ -61,25 +68,26 @@ class SpecialTokens:
     mask: str
 
     def as_dict(self) -> dict[str, str]:
-        """Role -> token, in a fixed order."""
+        """Returns role -> token, in a fixed order."""
         return {role: getattr(self, role) for role in _ROLE_NAMES}
 
 
 class Tokenizer(ABC):
-    """Text <-> ids. Made by `load_vocabulary` or `learn_vocabulary`; immutable; can be pickled.
+    """Converts text to token ids and back. `load_tokenizer` and `train_tokenizer` make one.
 
-    A special token written out in the text ("Paris is the [MASK] of France.") becomes its id, as in
-    Hugging Face's tokenizers.
+    A special token that is written in the text ("Paris is the [MASK] of France.") becomes its id,
+    as in Hugging Face's tokenizers. Tokenizers can be pickled.
 
     Attributes:
       kind: "wordpiece", "bpe", "unigram" or "sentencepiece".
-      size: number of ids; ids are 0 .. size - 1.
-      special: the spelling of the five special tokens.
+      vocab_size: number of ids; ids are 0 .. vocab_size - 1.
+      special_tokens: the strings of the five special tokens.
       pad_id, unk_id, cls_id, sep_id, mask_id: their ids.
-      special_ids: all ids that are never masked and never drawn as a random replacement.
-      word_starts: bool [V], True where the piece begins a word ("##x" does not; with BPE and
-        SentencePiece only pieces that carry the leading space do); special tokens are True.
-      fingerprint: sha256 (hex) over all that decides ids.
+      special_ids: all ids that are never masked and never used as a random replacement.
+      word_starts: bool [V], True where the token begins a word ("##x" does not; with BPE and
+        SentencePiece only tokens with a leading space do). It is True for special tokens.
+      template: where special tokens are added around one text or a pair.
+      fingerprint: sha256 (hex) of everything that decides the ids of a text.
     """
 
     def __init__(
@@ -92,15 +100,15 @@ class Tokenizer(ABC):
         continues_word: Sequence[bool],
         rules: Any,
     ):
-        """Common part of all engines.
+        """Sets the attributes that all implementations have.
 
         Args:
           kind: see the class.
-          pieces: piece of each id.
-          special: the five special tokens, all present in `pieces`.
-          more_special_ids: ids of further special tokens.
-          continues_word: for each id whether the piece goes on within a word.
-          rules: JSON-able; with `pieces` and `special` it decides ids (for the fingerprint).
+          tokens: the token of each id.
+          special_tokens: the five special tokens; all are in `tokens`.
+          extra_special_ids: ids of further special tokens.
+          continues_word: for each id, whether the token continues a word.
+          rules: JSON value that decides ids together with the tokens; part of the fingerprint.
         """
         self.kind = kind
         self.vocab_size = len(tokens)
@@ -115,7 +123,9 @@ class Tokenizer(ABC):
         self.word_starts = ~np.asarray(continues_word, dtype=bool)
         self.word_starts[list(self.special_ids)] = True
         self.word_starts.flags.writeable = False
-        # Hashed: another key would change the fingerprint of every tokenizer.
+        self.template = default_template(special_tokens.cls)
+        # These keys are hashed: renaming one would change the fingerprint of every tokenizer. The
+        # template is left out, because it does not change the ids of a text.
         content = {
             "kind": kind,
             "pieces": self._tokens,
@@ -133,58 +143,62 @@ class Tokenizer(ABC):
         return f"<{self.kind} tokenizer, {self.vocab_size} tokens, {self.fingerprint[:12]}>"
 
     def id_to_token(self, token_id: int) -> str:
-        """The piece of an id; IndexError outside 0 .. size - 1."""
+        """Returns the token of an id; IndexError outside 0 .. vocab_size - 1."""
         if not 0 <= token_id < self.vocab_size:
             raise IndexError(f"id {token_id} is outside 0 .. {self.vocab_size - 1}")
         return self._tokens[token_id]
 
     def token_to_id(self, token: str) -> int:
-        """The id of a piece, spelled as in the vocabulary; KeyError when it is not there."""
+        """Returns the id of a token as the vocabulary spells it; KeyError for an unknown one."""
         return self._vocab[token]
 
     def __contains__(self, token: str) -> bool:
         return token in self._vocab
 
     def encode(self, text: str) -> list[int]:
-        """Ids of one text; no [CLS] and [SEP] are added."""
+        """Returns the ids of one text without special tokens."""
         return self.encode_ids([text])[0].tolist()
+
+    def build_inputs_with_special_tokens(self, first: Ids, second: Ids | None = None) -> np.ndarray:
+        """Returns the int32 ids of one text, or of a pair, with its special tokens."""
+        return self.template.build_inputs(self.cls_id, self.sep_id, first, second)
 
     @abstractmethod
     def encode_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids (int32) of each text: the fast way, without offsets."""
+        """Returns the int32 ids of each text. Faster than `encode_batch`: no offsets."""
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
-        """Ids and character offsets of each text."""
+        """Returns the ids and the character offsets of each text."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Readable text of ids; special tokens are kept, spaces not always."""
+        """Returns readable text with special tokens; its spaces may differ from the original."""
 
     @abstractmethod
     def save(self, folder: str | Path) -> None:
-        """Writes a folder that `load_vocabulary` and Hugging Face's AutoTokenizer open."""
+        """Writes a folder that `load_tokenizer` and Hugging Face's AutoTokenizer open."""
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Opens a vocabulary.
+    """Loads a tokenizer from a file or folder.
 
     Args:
-      path: `vocab.txt` (WordPiece), `tokenizer.json`, `vocab.json` with `merges.txt` beside it
-        (byte-level BPE), a SentencePiece `.model`, or a folder with one of these. A
-        `tokenizer_config.json` beside the file is heeded (lower-casing, special tokens); a
-        vocab.txt without one is taken as uncased when no piece holds an upper-case letter.
+      path: `vocab.txt` (WordPiece), `tokenizer.json`, `vocab.json` with `merges.txt` in the same
+        folder (byte-level BPE), a SentencePiece `.model`, or a folder with one of these. A
+        `tokenizer_config.json` in the same folder sets lower-casing and special tokens. Without
+        one, a vocab.txt is uncased if none of its tokens contains an upper-case letter.
 
     Raises:
-      UserError: nothing there; a damaged file; duplicate pieces; a special token is missing (a
-        `.model` gets those that it lacks appended after its pieces).
+      UserError: the path does not exist, a file is damaged, a token occurs twice, or a special
+        token is missing. (Special tokens that a `.model` lacks are appended to its vocabulary.)
     """
     path = Path(path)
     if not path.exists():
         raise UserError(
             f"tokenizer {path}: no such file or folder. Expected vocab.txt, tokenizer.json, "
             "vocab.json with merges.txt, a SentencePiece .model, or a folder with one of these; "
-            "`bert-jax vocab learn` makes one."
+            "`bert-jax vocab learn` makes one"
         )
     if path.is_dir():
         return _load_folder(path)
@@ -196,23 +210,27 @@ def _load_folder(folder: Path) -> Tokenizer:
         read_json(folder / TOKENIZER_INFO_FILE) if (folder / TOKENIZER_INFO_FILE).exists() else {}
     )
     names = [tokenizer_info["file"]] if "file" in tokenizer_info else []
-    # tokenizer.json comes first of the foreign ones: it alone holds every rule.
+    # Of the files of other programs, only tokenizer.json contains every rule.
     names += ["tokenizer.json", "vocab.txt", "vocab.json"]
     files = [folder / name for name in names if (folder / name).exists()]
     files += sorted(folder.glob("*.model"))
     if not files:
         raise UserError(
-            f"tokenizer {folder}: the folder holds none of tokenizer.json, vocab.txt, vocab.json "
-            "with merges.txt, or a SentencePiece .model."
+            f"tokenizer {folder}: the folder contains no tokenizer; expected tokenizer.json, "
+            "vocab.txt, vocab.json with merges.txt, or a SentencePiece .model"
         )
     tokenizer = _load_file(files[0])
     expected = tokenizer_info.get("fingerprint", tokenizer.fingerprint)
     if tokenizer.fingerprint != expected:
         raise UserError(
             f"tokenizer {folder}: its files were changed after it was saved (fingerprint "
-            f"{tokenizer.fingerprint[:12]}, {TOKENIZER_INFO_FILE} says {expected[:12]}). Restore "
-            f"the folder, or delete {TOKENIZER_INFO_FILE} if the change is meant."
+            f"{tokenizer.fingerprint[:12]}, expected {expected[:12]} from {TOKENIZER_INFO_FILE}). "
+            f"Restore the folder, or delete {TOKENIZER_INFO_FILE} if you changed it on purpose"
         )
+    if tokenizer_info:
+        # Versions that saved no template put every pair into BERT's.
+        name = tokenizer_info.get("template", BertTemplate.name)
+        tokenizer.template = template_by_name(name, str(folder / TOKENIZER_INFO_FILE))
     return tokenizer
 
 
@@ -232,18 +250,18 @@ def _load_file(path: Path) -> Tokenizer:
     if path.suffix == ".json":
         return fast_tokenizer.load_byte_level_bpe(path, config)
     raise UserError(
-        f"tokenizer {path}: its name ends in {path.suffix!r}; expected vocab.txt, tokenizer.json, "
-        "vocab.json (with merges.txt beside it) or a SentencePiece .model."
+        f"tokenizer {path}: the file name ends in {path.suffix!r}; expected vocab.txt, "
+        "tokenizer.json, vocab.json (with merges.txt in the same folder) or a SentencePiece .model"
     )
 
 
 def find_special_tokens(
     vocab: Mapping[str, int], tokenizer_config: Mapping[str, Any], source: str | Path
 ) -> SpecialTokens:
-    """The spelling of the five roles: as `tokenizer_config.json` declares, else the usual names.
+    """Finds the special tokens: those that `tokenizer_config.json` names, else the usual ones.
 
     Raises:
-      UserError: a role has no token in the vocabulary.
+      UserError: the vocabulary has no token for one of the five roles.
     """
     found = {}
     for role, default_names in _ROLE_NAMES.items():
@@ -254,28 +272,28 @@ def find_special_tokens(
             raise UserError(
                 f"tokenizer {source}: no {candidates[0]} among its {len(vocab)} tokens (nor "
                 f"{' or '.join(candidates[1:])}). Pretraining needs a padding, an unknown, a "
-                "classification, a separator and a mask token: add the token, or learn a "
-                "vocabulary with `bert-jax vocab learn`."
+                "classification, a separator and a mask token: add the token, or train a "
+                "tokenizer with `bert-jax vocab learn`"
             )
         found[role] = present[0]
     return SpecialTokens(**found)
 
 
 def declared_token(tokenizer_config: Mapping[str, Any], role: str) -> str | None:
-    """A role's token in a `tokenizer_config.json`, where it is a string or an object."""
+    """Returns a role's token in a `tokenizer_config.json`: a string or an object there."""
     value = tokenizer_config.get(f"{role}_token")
     return value.get("content") if isinstance(value, dict) else value
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; UserError when it is damaged, no object, or repeats a key."""
+    """Reads a JSON object; UserError if the file is damaged or a key occurs twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
         if len(table) < len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-            raise UserError(f"{path}: the key {twice!r} occurs twice; expected each token once.")
+            counts = Counter(key for key, _ in pairs)
+            duplicate = next(key for key in counts if counts[key] > 1)
+            raise UserError(f"{path}: the key {duplicate!r} occurs twice; expected each key once")
         return table
 
     try:
@@ -283,8 +301,8 @@ def read_json(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path}: not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}). "
-            "The file may be cut off: fetch or write it again."
+            "The file may be cut off: download or write it again"
         ) from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a JSON object, found a {type(content).__name__}.")
+        raise UserError(f"{path}: expected a JSON object, found a {type(content).__name__}")
     return content

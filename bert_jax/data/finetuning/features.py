@@ -89,7 +89,7 @@ def _token_classification_features(
     window_overlap: int,
 ) -> Features:
     label_to_id, tokens_by_word = _make_label_lookup(task), _tokenize_words(examples, tokenizer)
-    window_length = max_length - 2
+    window_length = max_length - tokenizer.template.num_single_special_tokens
     window_overlap = min(window_overlap, window_length // 2)
     is_labeled_split = _all_labeled(examples)
     features, example_indices = Features(), []
@@ -147,7 +147,7 @@ def _question_answering_features(
         features.targets = {"start_positions": [], "end_positions": []}
     for example_index, (example, question) in enumerate(zip(examples, questions, strict=True)):
         question = question[:MAX_QUERY_LENGTH]
-        window_length = max_length - len(question) - 3
+        window_length = max_length - len(question) - tokenizer.template.num_pair_special_tokens
         if window_length < _MIN_CONTEXT_LENGTH:
             raise ConfigError(
                 f"a length of {max_length} leaves {max(window_length, 0)} pieces of context beside "
@@ -187,11 +187,15 @@ def _add_window(
 ) -> None:
     ids = np.array(context.ids[window], np.int32)
     input_ids, token_type_ids, _ = build_inputs_with_special_tokens(
-        question, ids, tokenizer, len(question) + len(ids) + 3
+        question,
+        ids,
+        tokenizer,
+        len(question) + len(ids) + tokenizer.template.num_pair_special_tokens,
     )
     offsets = np.full((len(input_ids), 2), -1, np.int32)
     is_max_context = np.zeros(len(input_ids), bool)
-    context_tokens = slice(len(question) + 2, len(question) + 2 + len(ids))
+    context_start = tokenizer.template.second_start(len(question))
+    context_tokens = slice(context_start, context_start + len(ids))
     if len(ids):
         offsets[context_tokens] = context.offsets[window]
         is_max_context[context_tokens] = window_max_context

@@ -59,24 +59,23 @@ def build_inputs_with_special_tokens(
     tokenizer: Tokenizer,
     max_length: int,
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """(input_ids, token_type_ids, truncated) of [CLS] first [SEP], or of that and second [SEP].
+    """Returns (input_ids, token_type_ids, truncated) of a text or a pair with special tokens.
 
     What is too long loses its end, of a pair the longer text first ("longest first" as Hugging
     Face's tokenizers do it: when both are too long, each keeps half, the longer one the odd piece).
     """
+    template = tokenizer.template
     if second_ids is None:
-        truncated_ids = first_ids[: max_length - 2]
-        input_ids = np.concatenate([[tokenizer.cls_id], truncated_ids, [tokenizer.sep_id]]).astype(
-            np.int32
-        )
+        truncated_ids = first_ids[: max_length - template.num_single_special_tokens]
+        input_ids = tokenizer.build_inputs_with_special_tokens(truncated_ids)
         return input_ids, np.zeros_like(input_ids), len(truncated_ids) < len(first_ids)
-    num_first, num_second = longest_first_lengths(len(first_ids), len(second_ids), max_length - 3)
-    sep = [tokenizer.sep_id]
-    input_ids = np.concatenate(
-        [[tokenizer.cls_id], first_ids[:num_first], sep, second_ids[:num_second], sep]
-    ).astype(np.int32)
-    token_type_ids = np.zeros_like(input_ids)
-    token_type_ids[num_first + 2 :] = 1
+    num_first, num_second = longest_first_lengths(
+        len(first_ids), len(second_ids), max_length - template.num_pair_special_tokens
+    )
+    input_ids = tokenizer.build_inputs_with_special_tokens(
+        first_ids[:num_first], second_ids[:num_second]
+    )
+    token_type_ids = template.token_type_ids(num_first, num_second)
     return input_ids, token_type_ids, num_first < len(first_ids) or num_second < len(second_ids)
 
 

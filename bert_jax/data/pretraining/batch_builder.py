@@ -1,8 +1,9 @@
-"""The batch at a position: a function of corpus, settings, seed and position alone.
+"""Builds the batch at a position, which depends only on corpus, config, seed and position.
 
 Global example i (0, 1, 2, ... without end) is example `permute(i mod E)` of epoch i div E, where E
-is the number of examples in an epoch. A batch holds consecutive global examples from its position
-on: as many as it has rows, or, packed, as many as fit. Hosts take contiguous slices of the rows.
+is the number of examples in an epoch. A batch consists of consecutive global examples from its
+position on: one for each sequence of the batch, or, if packed, as many as fit. Each process builds
+a contiguous slice of the sequences.
 """
 
 from typing import Any, NamedTuple
@@ -12,15 +13,15 @@ import numpy as np
 from bert_jax.batch import ENCODER_FIELDS, MASKED_LM_FIELDS, NEXT_SENTENCE_FIELDS, PACKED_FIELDS
 from bert_jax.data.config import PackedSegments, PretrainingData, SentencePairs, StaticMasking
 from bert_jax.data.corpus.reader import PreparedCorpus
-from bert_jax.data.pretraining.dataset import SentencePairDataset, SingleSegmentDataset
+from bert_jax.data.pretraining.dataset import (
+    PretrainingDataset,
+    SingleSegmentDataset,
+    make_dataset,
+)
 from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.packing import PackingPlan, collate_packed_segments, pack
 from bert_jax.data.pretraining.rng import epoch_key, example_keys, permute
-from bert_jax.data.pretraining.sentence_pairs import (
-    NUM_PAIR_SPECIAL_TOKENS,
-    collate_pairs,
-    collate_single_segments,
-)
+from bert_jax.data.pretraining.sentence_pairs import collate_pairs, collate_single_segments
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.errors import ConfigError
 
@@ -28,7 +29,7 @@ Batch = dict[str, np.ndarray]
 
 
 class ExampleRefs(NamedTuple):
-    """Global examples: their number within the epoch, document, and key, [n] each."""
+    """Refers to global examples: index within the epoch, document and random key, [n] each."""
 
     example_indices: np.ndarray
     document_indices: np.ndarray
@@ -36,7 +37,7 @@ class ExampleRefs(NamedTuple):
 
 
 def batch_fields(config: PretrainingData) -> tuple[str, ...]:
-    """The fields of the batches that a config makes, in the names of batch.py."""
+    """Returns the names of the fields that the batches of a config have, as in batch.py."""
     field_names = ENCODER_FIELDS
     if isinstance(config.input_format, PackedSegments):
         field_names += PACKED_FIELDS
@@ -48,13 +49,13 @@ def batch_fields(config: PretrainingData) -> tuple[str, ...]:
 
 
 class BatchBuilder:
-    """Makes the batch that begins at a position. Holds no state; travels to worker processes.
+    """Builds the batch that begins at a position. It has no state and can be pickled.
 
-    length, batch_size and max_predictions are L, global B and P; hosts share out the rows.
+    seq_length, batch_size and max_predictions_per_seq are L, the global B, and P.
 
     Raises:
-      ConfigError: sizes that cannot be.
-      UserError: a corpus of one document where pairs are wanted.
+      ConfigError: a size is out of range.
+      UserError: the corpus has one document and the input format is sentence pairs.
     """
 
     def __init__(
@@ -70,14 +71,15 @@ class BatchBuilder:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
+        shortest = vocab_arrays.template.num_pair_special_tokens + 2
+        if not shortest <= seq_length <= 1 << 16:
+            raise ConfigError(f"seq_length is {seq_length}, expected {shortest} to {1 << 16}")
         _check_sizes(seq_length, batch_size, max_predictions_per_seq, process_index, process_count)
         self.config = config
         self.batch_size = batch_size
-        self.dataset: SentencePairDataset | SingleSegmentDataset
-        if isinstance(config.input_format, SentencePairs):
-            self.dataset = SentencePairDataset(corpus, config.input_format, seq_length)
-        else:
-            self.dataset = SingleSegmentDataset(corpus, seq_length)
+        self.dataset: PretrainingDataset = make_dataset(
+            corpus, config.input_format, seq_length, vocab_arrays
+        )
         self.vocab_arrays = vocab_arrays
         self.seq_length = seq_length
         self.max_predictions_per_seq = max_predictions_per_seq
@@ -90,11 +92,11 @@ class BatchBuilder:
 
     @property
     def examples_per_epoch(self) -> int:
-        """E, the number of examples in an epoch."""
+        """Number of examples in an epoch, E."""
         return self.dataset.num_examples
 
     def resolve_examples(self, position: int, num_examples: int) -> ExampleRefs:
-        """Resolves global examples [position, position + count)."""
+        """Finds the global examples [position, position + num_examples)."""
         global_indices = np.arange(position, position + num_examples)
         epochs = global_indices // self.examples_per_epoch
         example_indices = np.empty(num_examples, dtype=np.int64)
@@ -113,7 +115,7 @@ class BatchBuilder:
         )
 
     def plan_batch(self, position: int) -> tuple[ExampleRefs, PackingPlan]:
-        """The global examples of the batch at a position, and the rows that they go to."""
+        """Returns the global examples of the batch at a position, and the row of each."""
         dataset = self.dataset
         if not (
             isinstance(dataset, SingleSegmentDataset)
@@ -134,7 +136,7 @@ class BatchBuilder:
         return ExampleRefs(*(column[: len(packing_plan.rows)] for column in refs)), packing_plan
 
     def build_batch(self, position: int) -> tuple[Batch, int]:
-        """This host's rows of the batch that begins at a position, and the position after it."""
+        """Builds this process's rows of the batch at a position; returns them and the next one."""
         refs, packing_plan = self.plan_batch(position)
         begin, end = self._process_rows
         on_this_process = (packing_plan.rows >= begin) & (packing_plan.rows < end)
@@ -181,10 +183,6 @@ def _check_sizes(
     process_index: int,
     process_count: int,
 ) -> None:
-    if not NUM_PAIR_SPECIAL_TOKENS + 2 <= seq_length <= 1 << 16:
-        raise ConfigError(
-            f"seq_length is {seq_length}, expected {NUM_PAIR_SPECIAL_TOKENS + 2} to {1 << 16}"
-        )
     if not 1 <= max_predictions_per_seq <= seq_length:
         raise ConfigError(
             f"max_predictions_per_seq is {max_predictions_per_seq}, expected 1 to seq_length "
@@ -192,7 +190,8 @@ def _check_sizes(
         )
     if batch_size < 1 or batch_size % process_count:
         raise ConfigError(
-            f"a batch of {batch_size} rows cannot be shared evenly by {process_count} hosts"
+            f"batch_size is {batch_size}, expected a multiple of {process_count}, the number of "
+            "processes"
         )
     if not 0 <= process_index < process_count:
         raise ConfigError(f"process_index is {process_index}, expected 0 to {process_count - 1}")

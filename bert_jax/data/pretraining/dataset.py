@@ -1,28 +1,28 @@
-"""Prepared corpus -> example number e of an epoch, for sentence pairs and for single windows.
+"""Makes the examples of each input format from a prepared corpus: pairs, segments, sentences.
 
-Examples are numbered document by document; each document has the slots that `slot_counts` gives
-it, in every epoch the same. What an example holds depends on the corpus, its number and its key.
+Examples are numbered document by document. The number of examples of a document is the same in
+every epoch; the text of an example depends on the corpus, its index and its random key.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from bert_jax.data.config import SentencePairs
+from bert_jax.data.config import DocSentences, FullSentences, InputFormat, SentencePairs
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.corpus.records import DocumentPart
 from bert_jax.data.pretraining.rng import ExampleRng, Stream
 from bert_jax.data.pretraining.sentence_pairs import (
-    NUM_PAIR_SPECIAL_TOKENS,
-    NUM_SINGLE_SPECIAL_TOKENS,
     SentencePair,
     make_pair,
     sample_target_seq_length,
 )
+from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.data.pretraining.windows import (
     sentence_at_token,
     take_sentences,
     take_sentences_from_offset,
+    take_sentences_that_fit,
     window_offset,
     windows_per_document,
 )
@@ -30,30 +30,28 @@ from bert_jax.errors import UserError
 
 
 class WindowIndex:
-    """The windows of a corpus for one width: which document and which slot an example is."""
+    """Maps examples to windows of documents, for windows of `max_num_tokens` tokens."""
 
     def __init__(self, corpus: PreparedCorpus, max_num_tokens: int) -> None:
         self.corpus = corpus
         self.max_num_tokens = max_num_tokens
         counts = windows_per_document(corpus.tokens_per_document, max_num_tokens)
         self.first_example = np.concatenate(([0], np.cumsum(counts)))
-        self._part_starts = (
-            np.cumsum(corpus.tokens_per_part, dtype=np.int64) - corpus.tokens_per_part
-        )
+        self._part_starts = _part_starts(corpus)
 
     @property
     def num_examples(self) -> int:
-        """Examples in one epoch."""
+        """Number of examples in one epoch."""
         return int(self.first_example[-1])
 
     def find_documents(self, example_indices: np.ndarray) -> np.ndarray:
-        """Documents [n] that examples [n] come from."""
+        """Returns the documents [n] that examples [n] come from."""
         return np.searchsorted(self.first_example, example_indices, side="right") - 1
 
     def find_window_start(
         self, example_index: int, document_index: int, rng: ExampleRng
     ) -> tuple[DocumentPart, int, Iterator[DocumentPart]]:
-        """Where an example's window begins: the part, the token in it, and the later parts."""
+        """Returns where an example's window begins: part, token in that part, later parts."""
         corpus, first_example = self.corpus, int(self.first_example[document_index])
         num_windows = int(self.first_example[document_index + 1]) - first_example
         num_tokens = int(corpus.tokens_per_document[document_index])
@@ -69,20 +67,28 @@ class WindowIndex:
 
 
 class SentencePairDataset(WindowIndex):
-    """Sentence pairs for rows of `length` tokens."""
+    """Makes sentence pairs for sequences of `seq_length` tokens."""
 
-    def __init__(self, corpus: PreparedCorpus, config: SentencePairs, seq_length: int) -> None:
+    def __init__(
+        self,
+        corpus: PreparedCorpus,
+        config: SentencePairs,
+        seq_length: int,
+        vocab_arrays: VocabArrays,
+    ) -> None:
         """Raises a UserError for a corpus of one document: B could not come from another one."""
-        super().__init__(corpus, seq_length - NUM_PAIR_SPECIAL_TOKENS)
+        super().__init__(corpus, seq_length - vocab_arrays.template.num_pair_special_tokens)
         if corpus.num_documents < 2:
             raise UserError(
-                f"{corpus.folder} holds one document only; sentence pairs take B from another "
-                "one. Prepare more documents (--documents-by blank-line?) or use SingleSegment()"
+                f"{corpus.folder}: the corpus has one document, but data.input_format "
+                "SentencePairs takes the second sentences of random pairs from another document. "
+                "Prepare the text as more documents (--document-unit blank-line or line), or "
+                "choose another data.input_format, such as SingleSegment"
             )
         self._config = config
 
     def read(self, example_index: int, document_index: int, key: int) -> SentencePair:
-        """The pair of an example, truncated to length - 3 tokens."""
+        """Makes the pair of an example, truncated so that it fits with its special tokens."""
         rng = ExampleRng(key)
         target_seq_length = sample_target_seq_length(self.max_num_tokens, self._config, rng)
         part, offset, later_parts = self.find_window_start(example_index, document_index, rng)
@@ -98,10 +104,10 @@ class SentencePairDataset(WindowIndex):
     def _random_next_text(
         self, document_index: int, num_tokens: int, rng: ExampleRng
     ) -> np.ndarray:
-        """Text from a sentence drawn uniformly from all sentences of all other documents.
+        """Draws a sentence uniformly from all other documents; returns the text from there on.
 
-        Longer documents are met more often than in the original, which draws the document first:
-        so B is spread like the text itself, and the document's length says nothing of the label.
+        BERT's code draws a document first, so that sentences of short documents are chosen more
+        often and the length of a document tells something about the label. Here they do not.
         """
         corpus = self.corpus
         begin, end = corpus.first_sentence[
@@ -117,25 +123,108 @@ class SentencePairDataset(WindowIndex):
 
 
 class SingleSegmentDataset(WindowIndex):
-    """Windows of one document each; `lengths` are known without reading any text."""
+    """Makes segments of one document each; their lengths are known without reading the text."""
 
-    def __init__(self, corpus: PreparedCorpus, seq_length: int) -> None:
-        super().__init__(corpus, seq_length - NUM_SINGLE_SPECIAL_TOKENS)
+    def __init__(self, corpus: PreparedCorpus, seq_length: int, vocab_arrays: VocabArrays) -> None:
+        self._num_special_tokens = vocab_arrays.template.num_single_special_tokens
+        super().__init__(corpus, seq_length - self._num_special_tokens)
 
     def seq_lengths(self, document_indices: np.ndarray) -> np.ndarray:
-        """Row tokens [n] of examples of documents [n], with [CLS] and [SEP]."""
+        """Returns the tokens [n] of examples of documents [n], special tokens included."""
         return (
             np.minimum(self.corpus.tokens_per_document[document_indices], self.max_num_tokens)
-            + NUM_SINGLE_SPECIAL_TOKENS
+            + self._num_special_tokens
         )
 
     def read(self, example_index: int, document_index: int, key: int) -> np.ndarray:
-        """The ids of an example, at most length - 2."""
+        """Makes the ids of an example, without special tokens."""
         part, offset, later_parts = self.find_window_start(
             example_index, document_index, ExampleRng(key)
         )
-        # From the sentence that holds the offset: so the text is never shorter than it can be.
+        # Begin with the sentence that contains the offset, so that the text fills the sequence.
         window = take_sentences(
             part, sentence_at_token(part, offset), self.max_num_tokens, later_parts
         )
         return window.ids[: self.max_num_tokens]
+
+
+class DocSentencesDataset(WindowIndex):
+    """Makes inputs of whole sentences of one document (RoBERTa's DOC-SENTENCES)."""
+
+    def __init__(self, corpus: PreparedCorpus, seq_length: int, vocab_arrays: VocabArrays) -> None:
+        super().__init__(corpus, seq_length - vocab_arrays.template.num_single_special_tokens)
+        self._sep_id = vocab_arrays.sep_id
+
+    def read(self, example_index: int, document_index: int, key: int) -> np.ndarray:
+        """Makes the ids of an example, without special tokens."""
+        part, offset, later_parts = self.find_window_start(
+            example_index, document_index, ExampleRng(key)
+        )
+        return take_sentences_that_fit(part, offset, self.max_num_tokens, later_parts, self._sep_id)
+
+
+class FullSentencesDataset:
+    """Makes inputs of whole sentences that may cross documents (RoBERTa's FULL-SENTENCES).
+
+    The corpus is read as one text, document after document, and its examples are windows of it.
+    """
+
+    def __init__(self, corpus: PreparedCorpus, seq_length: int, vocab_arrays: VocabArrays) -> None:
+        self.max_num_tokens = seq_length - vocab_arrays.template.num_single_special_tokens
+        self._corpus = corpus
+        self._sep_id = vocab_arrays.sep_id
+        self._part_starts = _part_starts(corpus)
+        self._num_tokens = int(corpus.tokens_per_part.sum(dtype=np.int64))
+        num_windows = windows_per_document(np.array([self._num_tokens]), self.max_num_tokens)
+        self.num_examples = int(num_windows[0])
+
+    def find_documents(self, example_indices: np.ndarray) -> np.ndarray:
+        """Returns the documents [n] in the middle of the ranges where examples [n] may begin."""
+        tokens_per_example = self._num_tokens / self.num_examples
+        records = self._find_records((example_indices + 0.5) * tokens_per_example)
+        return np.searchsorted(self._corpus.first_part, records, side="right") - 1
+
+    def read(self, example_index: int, document_index: int, key: int) -> np.ndarray:
+        """Makes the ids of an example, with separators between documents."""
+        offset = window_offset(
+            self._num_tokens,
+            example_index,
+            self.num_examples,
+            self.max_num_tokens,
+            ExampleRng(key),
+        )
+        record = int(self._find_records(np.array(offset)))
+        later_records = range(record + 1, len(self._part_starts))
+        return take_sentences_that_fit(
+            self._corpus.read(record),
+            offset - int(self._part_starts[record]),
+            self.max_num_tokens,
+            map(self._corpus.read, later_records),
+            self._sep_id,
+        )
+
+    def _find_records(self, tokens: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._part_starts, tokens, side="right") - 1
+
+
+PretrainingDataset = (
+    SentencePairDataset | SingleSegmentDataset | DocSentencesDataset | FullSentencesDataset
+)
+
+
+def make_dataset(
+    corpus: PreparedCorpus, input_format: InputFormat, seq_length: int, vocab_arrays: VocabArrays
+) -> PretrainingDataset:
+    """Makes the dataset of an input format."""
+    if isinstance(input_format, SentencePairs):
+        return SentencePairDataset(corpus, input_format, seq_length, vocab_arrays)
+    if isinstance(input_format, FullSentences):
+        return FullSentencesDataset(corpus, seq_length, vocab_arrays)
+    if isinstance(input_format, DocSentences):
+        return DocSentencesDataset(corpus, seq_length, vocab_arrays)
+    return SingleSegmentDataset(corpus, seq_length, vocab_arrays)
+
+
+def _part_starts(corpus: PreparedCorpus) -> np.ndarray:
+    """Returns the number of tokens before each record [R] int64."""
+    return np.cumsum(corpus.tokens_per_part, dtype=np.int64) - corpus.tokens_per_part

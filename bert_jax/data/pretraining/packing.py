@@ -1,8 +1,8 @@
-"""Several short examples in one row, kept apart by `packing_ids`.
+"""Packs several short examples into one sequence; `packing_ids` tell them apart.
 
-Which examples share a batch is decided from their lengths alone: examples are taken in order, as
-many as fit into the batch's rows by first fit decreasing, and none is skipped. The state of a
-packed stream therefore is one number too, the examples consumed so far.
+The lengths alone decide which examples are in a batch: examples are taken in order, as many as fit
+by first-fit decreasing, and none is skipped. The state of a packed stream is therefore one number:
+how many examples have been consumed.
 """
 
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 
 
 class PackingPlan(NamedTuple):
-    """Where the first n examples go: rows [n] and offsets [n] of their first tokens, int64."""
+    """Holds where the first n examples go: row [n] and offset [n] of their first tokens, int64."""
 
     rows: np.ndarray
     offsets: np.ndarray
 
 
 def pack(lengths: np.ndarray, num_rows: int, capacity: int) -> PackingPlan:
-    """Packs as many of the leading examples as fit into rows of `capacity` tokens.
+    """Packs as many of the first examples as fit into `num_rows` rows of `capacity` tokens.
 
-    Examples that are longest are placed first, each in the first row with room. When some find no
-    room, as many of the last examples are given up and the rest is placed anew.
+    The longest example is placed first; each goes to the first row with enough space. If n examples
+    do not fit, the last n in order are left out and the rest is packed again.
 
     Args:
-      lengths: [m] tokens of the coming examples with their special tokens, each at most capacity.
+      lengths: [m] tokens of the next examples, special tokens included; each at most `capacity`.
     """
     num_examples = int(np.searchsorted(np.cumsum(lengths), num_rows * capacity, side="right"))
     while True:
@@ -60,16 +60,18 @@ def collate_packed_segments(
     shape: tuple[int, int],
     vocab_arrays: VocabArrays,
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Rows of several [CLS] text [SEP], unmasked.
+    """Builds sequences of several packed examples [CLS] text [SEP], not yet masked.
 
     Args:
-      texts: ids [T] of each example; keys: [n] uint64, their keys; placed: where each one goes.
+      texts: ids [T] of each example.
+      keys: [n] uint64, the random keys of the examples.
+      packing_plan: where each example goes.
       shape: (B, L).
 
     Returns:
       `input_ids`, `token_type_ids`, `attention_mask`, `position_ids` (from 0 in each example) and
-      `packing_ids` (1, 2, ... along a row, 0 = padding), [B, L] int32; and each token's example
-      key [B, L] uint64, for `mask_rows`.
+      `packing_ids` (1, 2, ... along a row, 0 = padding), [B, L] int32; and the random key of the
+      example of each token, [B, L] uint64, for `mask_tokens`.
     """
     input_ids = np.full(shape, vocab_arrays.pad_id, dtype=np.int32)
     position_ids, packing_ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -77,14 +79,15 @@ def collate_packed_segments(
     num_packed = np.zeros(shape[0], dtype=np.int32)
     for example in np.argsort(packing_plan.offsets, kind="stable").tolist():
         text, row, begin = texts[example], packing_plan.rows[example], packing_plan.offsets[example]
-        end = begin + len(text) + 1
-        input_ids[row, begin] = vocab_arrays.cls_id
-        input_ids[row, begin + 1 : end] = text
-        input_ids[row, end] = vocab_arrays.sep_id
+        ids = vocab_arrays.template.build_inputs(
+            vocab_arrays.cls_id, vocab_arrays.sep_id, text, None
+        )
+        end = begin + len(ids)
+        input_ids[row, begin:end] = ids
         num_packed[row] += 1
-        position_ids[row, begin : end + 1] = np.arange(len(text) + 2)
-        packing_ids[row, begin : end + 1] = num_packed[row]
-        token_keys[row, begin : end + 1] = keys[example]
+        position_ids[row, begin:end] = np.arange(len(ids))
+        packing_ids[row, begin:end] = num_packed[row]
+        token_keys[row, begin:end] = keys[example]
     fields = {
         "input_ids": input_ids,
         "token_type_ids": np.zeros(shape, dtype=np.int32),

@@ -1,8 +1,8 @@
-"""Windows -> sentence pairs and rows, as in BERT (Devlin et al., 2019, 3.1 and appendix A.2).
+"""Makes sentence pairs from windows of text (Devlin et al. 2019, section 3.1 and appendix A.2).
 
-The rules are those of BERT's create_pretraining_data.py: A is the first few sentences of the
-window; B is the rest of it (label 0) or text of another document (label 1); what is too long is
-cut token by token from the longer one, at the front or the back.
+The rules are those of BERT's create_pretraining_data.py: segment A is the first sentences of the
+window; segment B is the rest of the window (label 0) or text of another document (label 1). A pair
+that is too long loses one token at a time from the longer segment, at its front or its back.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +15,9 @@ from bert_jax.data.pretraining.rng import ExampleRng, Stream
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.data.pretraining.windows import TextWindow
 
-NUM_PAIR_SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
-NUM_SINGLE_SPECIAL_TOKENS = 2  # [CLS] text [SEP]
-
 
 class SentencePair(NamedTuple):
-    """Token ids a [Ta] and b [Tb]; label 0 = b is next, 1 = b is from elsewhere."""
+    """Holds token ids a [Ta] and b [Tb]; label 0 if b follows a, 1 if b is random text."""
 
     a: np.ndarray
     b: np.ndarray
@@ -28,7 +25,7 @@ class SentencePair(NamedTuple):
 
 
 def sample_target_seq_length(max_num_tokens: int, config: SentencePairs, rng: ExampleRng) -> int:
-    """Tokens to gather for a pair: `width`, or now and then uniform in [2, width]."""
+    """Draws the target length: `max_num_tokens`, or rarely uniform in [2, max_num_tokens]."""
     if rng.uniform(Stream.SHORT_SEQ) < config.short_seq_prob:
         return 2 + rng.randint(max_num_tokens - 1, Stream.TARGET_SEQ_LENGTH)
     return max_num_tokens
@@ -42,12 +39,14 @@ def make_pair(
     config: SentencePairs,
     rng: ExampleRng,
 ) -> SentencePair:
-    """Splits a window into A and B, or takes B from elsewhere, and truncates to `width` tokens.
+    """Splits a window into A and B, or takes B from another document, and truncates the pair.
 
     Args:
-      target: the number of tokens for which the window was gathered.
-      other_text: gives ids of whole sentences of another document, at least as many as asked
-        for unless that document ends first. Called only when B comes from elsewhere.
+      window: the sentences of the example.
+      target_seq_length: the number of tokens that the window was made for.
+      max_num_tokens: the largest number of tokens of A and B together.
+      random_next_text: returns the ids of whole sentences of another document, at least as many
+        as its argument unless that document ends first. Called only for a random B.
     """
     num_sentences = len(window.sentence_ends)
     num_sentences_a = (
@@ -66,10 +65,10 @@ def make_pair(
 def truncate_seq_pair(
     a: np.ndarray, b: np.ndarray, max_num_tokens: int, rng: ExampleRng
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Removes tokens one by one from the longer of a and b until both have `width` in all.
+    """Removes tokens one by one from the longer of a and b until `max_num_tokens` are left.
 
-    Of two that are equally long, b loses the next token. Each removal is at the front with
-    probability 1/2: removal number i is decided by bit i of the stream TRUNCATE.
+    If both are equally long, b loses the next token. Each removal is at the front with probability
+    1/2: bit i of the random stream TRUNCATE decides the removal with index i.
     """
     excess = len(a) + len(b) - max_num_tokens
     if excess <= 0:
@@ -79,7 +78,7 @@ def truncate_seq_pair(
     for index in range(-(-excess // 64)):
         front_bits |= rng.bits(Stream.TRUNCATE, index) << (64 * index)
     longer_bits = front_bits & ((1 << length_difference) - 1)
-    # Once they are equally long, b loses tokens at even and a at odd removals.
+    # Once both are equally long, they take turns: b loses tokens at even and a at odd removals.
     alternating_bits = (front_bits & ((1 << excess) - 1)) >> length_difference
     even_bits = int.from_bytes(b"\x55" * (excess // 8 + 1), "little")
     longer_is_a = len(a) > len(b)
@@ -109,7 +108,7 @@ def truncate_seq_pair(
 def collate_pairs(
     pairs: Sequence[SentencePair], seq_length: int, vocab_arrays: VocabArrays
 ) -> dict[str, np.ndarray]:
-    """Rows [CLS] A [SEP] B [SEP] of `length`, unmasked.
+    """Builds padded sequences of pairs with special tokens, not yet masked.
 
     Returns:
       `input_ids`, `token_type_ids`, `attention_mask` [B, L] and `next_sentence_labels` [B], int32.
@@ -118,17 +117,12 @@ def collate_pairs(
     input_ids = np.full((num_pairs, seq_length), vocab_arrays.pad_id, dtype=np.int32)
     token_type_ids = np.zeros((num_pairs, seq_length), dtype=np.int32)
     attention_mask = np.zeros((num_pairs, seq_length), dtype=np.int32)
+    template, cls_id, sep_id = vocab_arrays.template, vocab_arrays.cls_id, vocab_arrays.sep_id
     for row, pair in enumerate(pairs):
-        first_sep = 1 + len(pair.a)
-        end = first_sep + 1 + len(pair.b)
-        ids = input_ids[row]
-        ids[0] = vocab_arrays.cls_id
-        ids[1:first_sep] = pair.a
-        ids[first_sep] = vocab_arrays.sep_id
-        ids[first_sep + 1 : end] = pair.b
-        ids[end] = vocab_arrays.sep_id
-        token_type_ids[row, first_sep + 1 : end + 1] = 1
-        attention_mask[row, : end + 1] = 1
+        ids = template.build_inputs(cls_id, sep_id, pair.a, pair.b)
+        input_ids[row, : len(ids)] = ids
+        token_type_ids[row, : len(ids)] = template.token_type_ids(len(pair.a), len(pair.b))
+        attention_mask[row, : len(ids)] = 1
     return {
         "input_ids": input_ids,
         "token_type_ids": token_type_ids,
@@ -142,7 +136,7 @@ def collate_pairs(
 def collate_single_segments(
     texts: Sequence[np.ndarray], seq_length: int, vocab_arrays: VocabArrays
 ) -> dict[str, np.ndarray]:
-    """Rows [CLS] text [SEP] of `length`, unmasked; texts [T] with T <= length - 2.
+    """Builds padded sequences of one text each with special tokens, not yet masked.
 
     Returns:
       `input_ids`, `token_type_ids`, `attention_mask` [B, L] int32.
@@ -150,11 +144,11 @@ def collate_single_segments(
     input_ids = np.full((len(texts), seq_length), vocab_arrays.pad_id, dtype=np.int32)
     attention_mask = np.zeros((len(texts), seq_length), dtype=np.int32)
     for row, text in enumerate(texts):
-        end = 1 + len(text)
-        input_ids[row, 0] = vocab_arrays.cls_id
-        input_ids[row, 1:end] = text
-        input_ids[row, end] = vocab_arrays.sep_id
-        attention_mask[row, : end + 1] = 1
+        ids = vocab_arrays.template.build_inputs(
+            vocab_arrays.cls_id, vocab_arrays.sep_id, text, None
+        )
+        input_ids[row, : len(ids)] = ids
+        attention_mask[row, : len(ids)] = 1
     return {
         "input_ids": input_ids,
         "token_type_ids": np.zeros_like(input_ids),

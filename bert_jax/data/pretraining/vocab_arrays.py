@@ -1,9 +1,11 @@
-"""What making examples needs to know of a vocabulary, as arrays that travel to workers cheaply."""
+"""Holds what batch building needs of a tokenizer, as arrays that are cheap to send to workers."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from bert_jax.text.input_template import InputTemplate
 
 if TYPE_CHECKING:
     from bert_jax.text.tokenizer import Tokenizer
@@ -11,11 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VocabArrays:
-    """Special ids, and facts about each of the V ids.
+    """Holds special token ids and properties of all V token ids.
 
-    special: [V] bool, never masked and never drawn as a replacement.
-    ordinary: [V - specials] int32, the ids that a replacement is drawn from.
-    word_starts: [V] bool, the piece begins a word.
+    Attributes:
+      is_special: [V] bool, True for ids that are never masked.
+      maskable_ids: int32, the ids that are not special; random replacements are drawn from them.
+      word_starts: [V] bool, True where the token begins a word.
+      template: where special tokens are added around a text or a pair.
     """
 
     pad_id: int
@@ -25,9 +29,11 @@ class VocabArrays:
     is_special: np.ndarray
     maskable_ids: np.ndarray
     word_starts: np.ndarray
+    template: InputTemplate
 
     @classmethod
     def from_tokenizer(cls, tokenizer: "Tokenizer") -> "VocabArrays":
+        """Reads the arrays from a tokenizer."""
         is_special = np.zeros(tokenizer.vocab_size, dtype=bool)
         is_special[sorted(tokenizer.special_ids)] = True
         return cls(
@@ -38,9 +44,10 @@ class VocabArrays:
             is_special=is_special,
             maskable_ids=np.flatnonzero(~is_special).astype(np.int32),
             word_starts=np.asarray(tokenizer.word_starts, dtype=bool),
+            template=tokenizer.template,
         )
 
     @property
     def vocab_size(self) -> int:
-        """V, the number of ids."""
+        """V, the number of token ids."""
         return len(self.is_special)

@@ -1,9 +1,9 @@
-"""Documents -> windows of text: how many examples a document gives and where each one starts.
+"""Cuts documents into windows of whole sentences, from which training examples are made.
 
-BERT walks each document once and cuts it into chunks. Here a document of T tokens has
-round(T / width) slots instead, each with a window that starts somewhere else in every epoch, so
-that an example can be made from its number alone. On average a token is seen once in an epoch, as
-in the walk; at both edges of a long document half as often.
+BERT's create_pretraining_data.py goes through each document once and cuts it into chunks. Here a
+document of T tokens has round(T / max_num_tokens) windows, and the start of each window is random
+in every epoch. An example can therefore be made from its index alone. As in BERT, a token is in
+one example of an epoch on average; near both ends of a long document, in half an example.
 """
 
 from collections.abc import Iterator
@@ -16,24 +16,25 @@ from bert_jax.data.pretraining.rng import ExampleRng, Stream
 
 
 class TextWindow(NamedTuple):
-    """Whole consecutive sentences: ids [T], and sentence_ends [S] relative to the window."""
+    """Holds consecutive whole sentences: ids [T], and sentence_ends [S] relative to the window."""
 
     ids: np.ndarray
     sentence_ends: np.ndarray
 
 
 def windows_per_document(tokens_per_document: np.ndarray, max_num_tokens: int) -> np.ndarray:
-    """Examples per document [D] int64 for windows of `width` tokens; each has at least one."""
+    """Returns the number of windows [D] int64 of each document; it is at least one."""
     return np.maximum(1, np.rint(np.asarray(tokens_per_document) / max_num_tokens).astype(np.int64))
 
 
 def window_offset(
     num_tokens: int, window_index: int, num_windows: int, max_num_tokens: int, rng: ExampleRng
 ) -> int:
-    """The token in which the window of a slot begins, before it is moved to a sentence's start.
+    """Draws the token at which a window begins, before the start moves to a sentence boundary.
 
-    Starts are uniform in the slot's share of [-width / 2, tokens - width / 2), held within
-    [0, tokens - width]: only documents shorter than the width give shorter windows.
+    [-max_num_tokens / 2, num_tokens - max_num_tokens / 2) is divided evenly among the windows. A
+    start is uniform in its window's part of that range and then clipped to
+    [0, num_tokens - max_num_tokens], so that only short documents give short windows.
     """
     tokens_per_window = num_tokens / num_windows
     start = int(
@@ -43,17 +44,17 @@ def window_offset(
 
 
 def sentence_at_token(part: DocumentPart, offset: int) -> int:
-    """Number of the sentence that holds token `offset` of a part."""
+    """Returns the index of the sentence that contains token `offset` of a part."""
     return int(part.sentence_ends.searchsorted(offset, side="right"))
 
 
 def take_sentences_from_offset(
     part: DocumentPart, offset: int, target_seq_length: int, later_parts: Iterator[DocumentPart]
 ) -> TextWindow:
-    """As `take_sentences`, from the first sentence that starts at token `offset` or later.
+    """Takes sentences from the first one that starts at token `offset` or later.
 
-    Where no sentence of the document does, from its last one. The sentence that holds the offset
-    would be a longer one than most, and so would A, which begins with it.
+    If no sentence of the document starts there, takes its last one. (Starting with the sentence
+    that contains the offset would prefer long sentences as the beginning of segment A.)
     """
     first_sentence = int(part.sentence_ends.searchsorted(offset)) + 1 if offset else 0
     if first_sentence == len(part.sentence_ends):
@@ -68,11 +69,13 @@ def take_sentences(
     target_seq_length: int,
     later_parts: Iterator[DocumentPart],
 ) -> TextWindow:
-    """Whole sentences from one on until there are `target` tokens or the document ends.
+    """Takes whole sentences until they have `target_seq_length` tokens or the document ends.
 
     Args:
-      part: where the window begins; sentence: the first one, in [0, S).
-      following: the later parts of the document, read only when they are needed.
+      part: the part in which the window begins.
+      first_sentence: index of the window's first sentence in that part.
+      target_seq_length: the window ends with the sentence that reaches this number of tokens.
+      later_parts: the following parts of the document, read only when they are needed.
     """
     ends = part.sentence_ends
     first_token = int(ends[first_sentence - 1]) if first_sentence else 0
@@ -91,3 +94,47 @@ def take_sentences(
         np.concatenate((ids, remainder.ids)),
         np.concatenate((window_ends, remainder.sentence_ends + np.uint32(len(ids)))),
     )
+
+
+def take_sentences_that_fit(
+    part: DocumentPart,
+    offset: int,
+    max_num_tokens: int,
+    later_parts: Iterator[DocumentPart],
+    sep_id: int,
+) -> np.ndarray:
+    """Takes as many whole sentences as fit (RoBERTa's FULL-SENTENCES and DOC-SENTENCES).
+
+    Args:
+      part: the part in which the text begins, with the sentence that contains token `offset`.
+      max_num_tokens: the largest number of tokens to return, separators included. A first sentence
+        that is longer is cut: its tokens from `offset` on, or its last `max_num_tokens`.
+      later_parts: the parts that may follow. A separator is put before the first part of a
+        document.
+
+    Returns:
+      ids [T], 1 <= T <= max_num_tokens.
+    """
+    ends, first_sentence = part.sentence_ends, sentence_at_token(part, offset)
+    begin = int(ends[first_sentence - 1]) if first_sentence else 0
+    if (sentence_end := int(ends[first_sentence])) - begin > max_num_tokens:
+        begin = min(offset, sentence_end - max_num_tokens)
+        return part.ids[begin : begin + max_num_tokens]
+    separator = np.array([sep_id], part.ids.dtype)
+    chunks: list[np.ndarray] = []
+    free_tokens = max_num_tokens
+    while True:
+        stop_sentence = int(ends.searchsorted(begin + free_tokens, side="right"))
+        end = int(ends[stop_sentence - 1])
+        chunks.append(part.ids[begin:end])
+        free_tokens -= end - begin
+        next_part = next(later_parts, None) if stop_sentence == len(ends) else None
+        if next_part is None:
+            break
+        part, ends, begin = next_part, next_part.sentence_ends, 0
+        num_separators = int(part.part == 0)
+        free_tokens -= num_separators
+        if ends[0] > free_tokens:
+            break
+        chunks.append(separator[:num_separators])
+    return np.concatenate(chunks)

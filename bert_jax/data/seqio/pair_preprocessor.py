@@ -13,7 +13,6 @@ import seqio
 import tensorflow as tf
 
 from bert_jax.data.config import Masking, SentencePairs
-from bert_jax.data.pretraining.sentence_pairs import NUM_PAIR_SPECIAL_TOKENS
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.data.seqio.preprocessors import Dataset, TensorDict
 from bert_jax.data.seqio.tf_numpy import MATRIX, SCALAR, VECTOR, no_autograph, numpy_function
@@ -65,7 +64,8 @@ class MaskedPairs:
 
     def __call__(self, dataset: Dataset) -> Dataset:
         seq_length, max_predictions_per_seq = self._lengths()
-        cut_windows = _WindowCutter(seq_length - NUM_PAIR_SPECIAL_TOKENS, self.pairs)
+        num_special_tokens = self.vocabulary.tokenizer.template.num_pair_special_tokens
+        cut_windows = _WindowCutter(seq_length - num_special_tokens, self.pairs)
         kept_documents = dataset.filter(
             no_autograph(lambda document: tf.equal(document["dropped"], b""))
         )
@@ -91,7 +91,7 @@ class MaskedPairs:
         if (
             seq_length is None
             or max_predictions_per_seq is None
-            or seq_length < NUM_PAIR_SPECIAL_TOKENS + 2
+            or seq_length < self.vocabulary.tokenizer.template.num_pair_special_tokens + 2
             or max_predictions_per_seq < 1
         ):
             raise UserError(

@@ -15,7 +15,6 @@ from bert_jax.data.corpus.records import DocumentPart
 from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.rng import ExampleRng, splitmix64
 from bert_jax.data.pretraining.sentence_pairs import (
-    NUM_PAIR_SPECIAL_TOKENS,
     SentencePair,
     collate_pairs,
     make_pair,
@@ -144,7 +143,7 @@ def make_masked_pairs(
             part = DocumentPart(0, 0, other.ids, other.sentence_ends)
             return take_sentences(part, 0, num_tokens, iter(())).ids
 
-        max_num_tokens = seq_length - NUM_PAIR_SPECIAL_TOKENS
+        max_num_tokens = seq_length - vocab_arrays.template.num_pair_special_tokens
         rng = ExampleRng(int(keys[n]))
         sentence_pairs.append(
             make_pair(

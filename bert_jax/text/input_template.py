@@ -1,0 +1,109 @@
+"""Defines input templates: where a model expects special tokens around one text or a pair.
+
+The template belongs to the tokenizer, as in Hugging Face's `build_inputs_with_special_tokens`:
+
+    BertTemplate      [CLS] A [SEP]    [CLS] A [SEP] B [SEP]      token types 0 and 1
+    RobertaTemplate   <s> A </s>       <s> A </s></s> B </s>      token types 0
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from bert_jax.errors import UserError
+
+Ids = Sequence[int] | np.ndarray
+
+
+@dataclass(frozen=True)
+class InputTemplate:
+    """Adds special tokens to token ids; the subclasses are the templates.
+
+    Attributes:
+      name: what `vocabulary.json` of a saved tokenizer calls the template.
+      separators_between: number of separators between the two texts of a pair.
+      second_token_type: token type of the second text and of the separator after it.
+    """
+
+    name: ClassVar[str]
+    separators_between: ClassVar[int]
+    second_token_type: ClassVar[int]
+
+    @property
+    def num_single_special_tokens(self) -> int:
+        """Number of special tokens around one text."""
+        return 2
+
+    @property
+    def num_pair_special_tokens(self) -> int:
+        """Number of special tokens in a pair."""
+        return 2 + self.separators_between
+
+    def second_start(self, first_length: int) -> int:
+        """Returns the position of the second text's first token."""
+        return 1 + first_length + self.separators_between
+
+    def build_inputs(self, cls_id: int, sep_id: int, first: Ids, second: Ids | None) -> np.ndarray:
+        """Returns the int32 ids of one text, or of a pair, with its special tokens."""
+        if second is None:
+            return np.concatenate([[cls_id], first, [sep_id]]).astype(np.int32)
+        between = [sep_id] * self.separators_between
+        return np.concatenate([[cls_id], first, between, second, [sep_id]]).astype(np.int32)
+
+    def patterns(self, cls_token: str, sep_token: str) -> dict[str, str]:
+        """Returns the template as arguments of `tokenizers.processors.TemplateProcessing`."""
+        single = f"{cls_token}:0 $A:0 {sep_token}:0"
+        between = f" {sep_token}:0" * (self.separators_between - 1)
+        second = self.second_token_type
+        return {"single": single, "pair": f"{single}{between} $B:{second} {sep_token}:{second}"}
+
+    def token_type_ids(self, first_length: int, second_length: int | None) -> np.ndarray:
+        """Returns the int32 token types of what `build_inputs` returns for these lengths."""
+        if second_length is None:
+            return np.zeros(first_length + self.num_single_special_tokens, np.int32)
+        length = first_length + second_length + self.num_pair_special_tokens
+        token_type_ids = np.zeros(length, np.int32)
+        # BERT counts the separator after the first text as part of that text.
+        token_type_ids[self.second_start(first_length) :] = self.second_token_type
+        return token_type_ids
+
+
+@dataclass(frozen=True)
+class BertTemplate(InputTemplate):
+    """[CLS] A [SEP] B [SEP] with token types 0 and 1 (Devlin et al. 2019, section 3.1)."""
+
+    name = "bert"
+    separators_between = 1
+    second_token_type = 1
+
+
+@dataclass(frozen=True)
+class RobertaTemplate(InputTemplate):
+    """<s> A </s></s> B </s> without token types, as in fairseq and Hugging Face's RoBERTa."""
+
+    name = "roberta"
+    separators_between = 2
+    second_token_type = 0
+
+
+_TEMPLATES = (BertTemplate(), RobertaTemplate())
+
+
+def default_template(cls_token: str) -> InputTemplate:
+    """Returns RoBERTa's template for a tokenizer whose first token is <s>, else BERT's."""
+    return RobertaTemplate() if cls_token == "<s>" else BertTemplate()
+
+
+def template_by_name(name: object, source: str) -> InputTemplate:
+    """Returns the template that a saved tokenizer names.
+
+    Raises:
+      UserError: there is no template of that name; the message begins with `source`.
+    """
+    for template in _TEMPLATES:
+        if template.name == name:
+            return template
+    expected = " or ".join(repr(template.name) for template in _TEMPLATES)
+    raise UserError(f"{source}: template is {name!r}, expected {expected}")
