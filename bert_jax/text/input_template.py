@@ -48,9 +48,28 @@ class InputTemplate:
     def build_inputs(self, cls_id: int, sep_id: int, first: Ids, second: Ids | None) -> np.ndarray:
         """Returns the int32 ids of one text, or of a pair, with its special tokens."""
         if second is None:
-            return np.concatenate([[cls_id], first, [sep_id]]).astype(np.int32)
-        between = [sep_id] * self.separators_between
-        return np.concatenate([[cls_id], first, between, second, [sep_id]]).astype(np.int32)
+            length = len(first) + self.num_single_special_tokens
+        else:
+            length = len(first) + len(second) + self.num_pair_special_tokens
+        input_ids = np.empty(length, np.int32)
+        self.write_inputs(input_ids, cls_id, sep_id, first, second)
+        return input_ids
+
+    def write_inputs(
+        self, row: np.ndarray, cls_id: int, sep_id: int, first: Ids, second: Ids | None = None
+    ) -> int:
+        """Writes what `build_inputs` returns to the start of a row; returns the length."""
+        # Called for every row of a batch: slices are much faster than joining arrays.
+        end = 1 + len(first)
+        row[0] = cls_id
+        row[1:end] = first
+        if second is not None:
+            start = self.second_start(len(first))
+            row[end:start] = sep_id
+            end = start + len(second)
+            row[start:end] = second
+        row[end] = sep_id
+        return end + 1
 
     def patterns(self, cls_token: str, sep_token: str) -> dict[str, str]:
         """Returns the template as arguments of `tokenizers.processors.TemplateProcessing`."""

@@ -198,7 +198,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise UserError(
             f"tokenizer {path}: no such file or folder. Expected vocab.txt, tokenizer.json, "
             "vocab.json with merges.txt, a SentencePiece .model, or a folder with one of these; "
-            "`bert-jax vocab learn` makes one"
+            "`bert-jax tokenizer train` makes one"
         )
     if path.is_dir():
         return _load_folder(path)
@@ -273,7 +273,7 @@ def find_special_tokens(
                 f"tokenizer {source}: no {candidates[0]} among its {len(vocab)} tokens (nor "
                 f"{' or '.join(candidates[1:])}). Pretraining needs a padding, an unknown, a "
                 "classification, a separator and a mask token: add the token, or train a "
-                "tokenizer with `bert-jax vocab learn`"
+                "tokenizer with `bert-jax tokenizer train`"
             )
         found[role] = present[0]
     return SpecialTokens(**found)

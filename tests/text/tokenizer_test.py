@@ -140,7 +140,7 @@ def test_out_of_range_and_unknown_tokens(tmp_path):
 @pytest.mark.parametrize(
     "pieces, message",
     [
-        ([p for p in PIECES if p != "[MASK]"], r"no \[MASK\] among its 14 tokens.*vocab learn"),
+        ([p for p in PIECES if p != "[MASK]"], r"no \[MASK\] among its 14 tokens.*tokenizer train"),
         ([*PIECES, "dog"], r"duplicate token 'dog' on lines 10 and 16"),
         ([*PIECES[:6], "", *PIECES[6:]], r"line 7: empty"),
         ([""], r"empty"),
@@ -199,7 +199,7 @@ def test_broken_tokenizer_json(tmp_path):
 def test_nothing_to_load(tmp_path):
     with pytest.raises(UserError, match="no such file or folder"):
         load_tokenizer(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="holds none of"):
+    with pytest.raises(UserError, match="contains no tokenizer"):
         load_tokenizer(tmp_path)
     (tmp_path / "notes.md").write_text("#")
     with pytest.raises(UserError, match=r"'\.md'"):

@@ -79,13 +79,12 @@ def collate_packed_segments(
     num_packed = np.zeros(shape[0], dtype=np.int32)
     for example in np.argsort(packing_plan.offsets, kind="stable").tolist():
         text, row, begin = texts[example], packing_plan.rows[example], packing_plan.offsets[example]
-        ids = vocab_arrays.template.build_inputs(
-            vocab_arrays.cls_id, vocab_arrays.sep_id, text, None
+        length = vocab_arrays.template.write_inputs(
+            input_ids[row, begin:], vocab_arrays.cls_id, vocab_arrays.sep_id, text
         )
-        end = begin + len(ids)
-        input_ids[row, begin:end] = ids
+        end = begin + length
         num_packed[row] += 1
-        position_ids[row, begin:end] = np.arange(len(ids))
+        position_ids[row, begin:end] = np.arange(length)
         packing_ids[row, begin:end] = num_packed[row]
         token_keys[row, begin:end] = keys[example]
     fields = {

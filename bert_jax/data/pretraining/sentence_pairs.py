@@ -119,10 +119,9 @@ def collate_pairs(
     attention_mask = np.zeros((num_pairs, seq_length), dtype=np.int32)
     template, cls_id, sep_id = vocab_arrays.template, vocab_arrays.cls_id, vocab_arrays.sep_id
     for row, pair in enumerate(pairs):
-        ids = template.build_inputs(cls_id, sep_id, pair.a, pair.b)
-        input_ids[row, : len(ids)] = ids
-        token_type_ids[row, : len(ids)] = template.token_type_ids(len(pair.a), len(pair.b))
-        attention_mask[row, : len(ids)] = 1
+        end = template.write_inputs(input_ids[row], cls_id, sep_id, pair.a, pair.b)
+        token_type_ids[row, template.second_start(len(pair.a)) : end] = template.second_token_type
+        attention_mask[row, :end] = 1
     return {
         "input_ids": input_ids,
         "token_type_ids": token_type_ids,
@@ -143,12 +142,10 @@ def collate_single_segments(
     """
     input_ids = np.full((len(texts), seq_length), vocab_arrays.pad_id, dtype=np.int32)
     attention_mask = np.zeros((len(texts), seq_length), dtype=np.int32)
+    template, cls_id, sep_id = vocab_arrays.template, vocab_arrays.cls_id, vocab_arrays.sep_id
     for row, text in enumerate(texts):
-        ids = vocab_arrays.template.build_inputs(
-            vocab_arrays.cls_id, vocab_arrays.sep_id, text, None
-        )
-        input_ids[row, : len(ids)] = ids
-        attention_mask[row, : len(ids)] = 1
+        end = template.write_inputs(input_ids[row], cls_id, sep_id, text)
+        attention_mask[row, :end] = 1
     return {
         "input_ids": input_ids,
         "token_type_ids": np.zeros_like(input_ids),

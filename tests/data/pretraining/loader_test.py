@@ -11,7 +11,10 @@ import pytest
 from bert_jax import batch as contract
 from bert_jax import config_lib as configs
 from bert_jax.data.config import (
+    DocSentences,
     DynamicMasking,
+    FullSentences,
+    InputFormat,
     Masking,
     PackedSegments,
     PretrainingData,
@@ -27,7 +30,9 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.testing.random_corpus import random_documents, random_vocab_arrays, write_corpus
 
 TABLE = random_vocab_arrays()
-KINDS = [SentencePairs(), SingleSegment(), PackedSegments()]
+# FullSentences is apart: its examples have no document of their own.
+WITHIN_DOCUMENTS = [SentencePairs(), SingleSegment(), PackedSegments(), DocSentences()]
+INPUT_FORMATS = [*WITHIN_DOCUMENTS, FullSentences()]
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +43,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> PreparedCorpus:
     return PreparedCorpus(write_corpus(folder, documents, num_shards=3, max_part_tokens=200))
 
 
-def _config(
-    examples: SentencePairs | SingleSegment | PackedSegments, **settings
-) -> PretrainingData:
+def _config(examples: InputFormat, **settings) -> PretrainingData:
     return PretrainingData(corpus="", input_format=examples, **settings)
 
 
@@ -90,7 +93,7 @@ def _unmasked(batch: Batch) -> np.ndarray:
 
 
 @pytest.mark.parametrize("masking", [Masking(), None])
-@pytest.mark.parametrize("examples", KINDS)
+@pytest.mark.parametrize("examples", INPUT_FORMATS)
 def test_batches_keep_the_contract(corpus, examples, masking) -> None:
     config = _config(examples, masking=masking)
     loader = _loader(corpus, config)
@@ -99,7 +102,7 @@ def test_batches_keep_the_contract(corpus, examples, masking) -> None:
     contract.check_batch(batch, contract.batch_spec(fields, {"B": 8, "L": 64, "P": 10}))
 
 
-@pytest.mark.parametrize("examples", KINDS)
+@pytest.mark.parametrize("examples", INPUT_FORMATS)
 @pytest.mark.parametrize("hosts", [2, 4, 8])
 def test_hosts_share_out_the_rows_of_one_order(corpus, examples, hosts: int) -> None:
     config = _config(examples)
@@ -113,7 +116,7 @@ def test_hosts_share_out_the_rows_of_one_order(corpus, examples, hosts: int) -> 
         _assert_equal(batch, joined)
 
 
-@pytest.mark.parametrize("examples", KINDS)
+@pytest.mark.parametrize("examples", INPUT_FORMATS)
 def test_a_loader_started_at_any_position_goes_on_equally(corpus, examples) -> None:
     config = _config(examples)
     loader = _loader(corpus, config)
@@ -149,7 +152,7 @@ def test_prefetching_changes_nothing(corpus, prefetch: int) -> None:
         _assert_equal(batch, other)
 
 
-@pytest.mark.parametrize("examples", KINDS)
+@pytest.mark.parametrize("examples", WITHIN_DOCUMENTS)
 def test_an_epoch_visits_every_example_once(corpus, examples) -> None:
     maker = _maker(corpus, _config(examples))
     for epoch in range(2):
@@ -169,7 +172,7 @@ def test_every_document_is_in_the_batches_of_an_epoch(tmp_path: Path) -> None:
     # Document d consists of the token 5 + d alone.
     documents = [[[5 + d] * 7] * (1 + 5 * (d % 4)) for d in range(40)]
     corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=2, max_part_tokens=30))
-    for examples in KINDS:
+    for examples in WITHIN_DOCUMENTS:
         maker = _maker(corpus, _config(examples, masking=None))
         position, seen = 0, set()
         while position < maker.examples_per_epoch:
@@ -213,7 +216,7 @@ def test_b_comes_from_all_sentences_of_all_other_documents_alike(tmp_path: Path)
     assert (a != b).all()
 
 
-@pytest.mark.parametrize("examples", KINDS)
+@pytest.mark.parametrize("examples", INPUT_FORMATS)
 def test_dynamic_draws_differ_in_each_epoch_and_static_ones_repeat(corpus, examples) -> None:
     def epochs(draws: DynamicMasking | StaticMasking) -> list[list[int]]:
         maker = _maker(corpus, _config(examples, masking_schedule=draws), batch_size=1)
@@ -342,7 +345,7 @@ def test_the_evaluation_pass_is_always_the_same(corpus) -> None:
 
 def test_one_document_makes_no_pairs_but_single_rows(tmp_path: Path) -> None:
     one = PreparedCorpus(write_corpus(tmp_path, random_documents(1)))
-    with pytest.raises(UserError, match="one document only"):
+    with pytest.raises(UserError, match="the corpus has one document"):
         _maker(one, _config(SentencePairs()))
     batch, _ = _maker(one, _config(SingleSegment())).build_batch(0)
     assert batch["attention_mask"].any(axis=1).all()
@@ -350,7 +353,7 @@ def test_one_document_makes_no_pairs_but_single_rows(tmp_path: Path) -> None:
 
 def test_documents_of_one_sentence_and_one_token_work(tmp_path: Path) -> None:
     corpus = PreparedCorpus(write_corpus(tmp_path, [[[7]], [[8]], [[9] * 300]]))
-    for examples in KINDS:
+    for examples in INPUT_FORMATS:
         batch, _ = _maker(corpus, _config(examples)).build_batch(0)
         assert (batch["masked_lm_weights"].sum(axis=1) >= 1).all()
         if isinstance(examples, SentencePairs):
@@ -360,7 +363,7 @@ def test_documents_of_one_sentence_and_one_token_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 10, "process_count": 4}, "10 rows cannot be shared evenly by 4 hosts"),
+        ({"batch_size": 10, "process_count": 4}, "batch_size is 10, expected a multiple of 4"),
         ({"process_index": 2, "process_count": 2}, "process_index is 2, expected 0 to 1"),
         ({"seq_length": 4}, "seq_length is 4"),
         ({"max_predictions_per_seq": 0}, "max_predictions_per_seq is 0"),
@@ -458,7 +461,7 @@ def test_real_speeches_become_pairs_of_their_own_text(shared: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("masking", [Masking(whole_word_mask=True), None])
-@pytest.mark.parametrize("examples", KINDS)
+@pytest.mark.parametrize("examples", INPUT_FORMATS)
 def test_the_config_survives_json(examples, masking) -> None:
     config = _config(examples, masking=masking, masking_schedule=StaticMasking(dupe_factor=3))
     assert configs.from_json(PretrainingData, configs.to_json(config)) == config

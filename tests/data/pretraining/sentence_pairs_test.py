@@ -109,7 +109,7 @@ def test_pairs_equal_the_slow_reference(tmp_path: Path, length: int, config: Sen
     documents.append([[7] * 500, [8]])  # one sentence larger than parts and windows
     documents.append([[9]])
     corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=3, max_part_tokens=90))
-    source = SentencePairDataset(corpus, config, length)
+    source = SentencePairDataset(corpus, config, length, random_vocab_arrays())
     numbers = source.find_documents(np.arange(source.num_examples)).tolist()
     for epoch in range(3):
         keys = _keys(source.num_examples, seed=epoch)
@@ -124,7 +124,7 @@ def test_pairs_equal_the_slow_reference(tmp_path: Path, length: int, config: Sen
 def test_single_windows_equal_the_slow_reference(tmp_path: Path) -> None:
     documents = random_documents(25, mean_sentences=12)
     corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=2, max_part_tokens=90))
-    source = SingleSegmentDataset(corpus, 64)
+    source = SingleSegmentDataset(corpus, 64, random_vocab_arrays())
     numbers = source.find_documents(np.arange(source.num_examples))
     lengths = source.seq_lengths(numbers)
     for example, key in enumerate(_keys(source.num_examples)):
@@ -206,7 +206,9 @@ def test_pairs_are_distributed_like_the_original_walk(
         ]
     )
     corpus = PreparedCorpus(write_corpus(tmp_path, documents))
-    source = SentencePairDataset(corpus, SentencePairs(short_seq_prob=short_probability), width + 3)
+    source = SentencePairDataset(
+        corpus, SentencePairs(short_seq_prob=short_probability), width + 3, random_vocab_arrays()
+    )
     numbers = source.find_documents(np.arange(source.num_examples)).tolist()
     pairs = [
         source.read(example, document, key)
@@ -230,7 +232,7 @@ def test_pairs_are_distributed_like_the_original_walk(
 def test_rates_over_a_million_tokens(tmp_path: Path) -> None:
     documents = [[[5] * 5] * 400 for _ in range(40)]  # never a window of one sentence
     corpus = PreparedCorpus(write_corpus(tmp_path, documents))
-    source = SentencePairDataset(corpus, SentencePairs(), 128)
+    source = SentencePairDataset(corpus, SentencePairs(), 128, random_vocab_arrays())
     numbers = source.find_documents(np.arange(source.num_examples)).tolist()
     pairs = [
         source.read(example, document, key)
