@@ -25,8 +25,8 @@ from bert_jax.train.step import init_state
 PHASE = Phase(steps=10, seq_length=32, batch_size=16, max_predictions_per_seq=6)
 MODEL = dataclasses.replace(
     bert_config("tiny", vocab_size=104, max_position_embeddings=32),
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
 )
 STEPS = 3
 COMPUTE = ComputeConfig()
