@@ -1,8 +1,13 @@
-"""Settings for every test: 8 fake CPU devices, strict dtype promotion, the shared data."""
+"""Configures all tests: 8 fake CPU devices, strict dtype promotion, less memory, shared data."""
 
+import ctypes
+import gc
 import os
-from collections.abc import Callable
+import resource
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# Compiling is most of the tests' time; unoptimised machine code halves it and computes the same.
+# Compiling is most of the tests' time; unoptimized machine code halves it and computes the same.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
@@ -19,10 +24,64 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+# A test process above this much resident memory drops its compiled programs before the next file.
+# Below it they are kept, since many test files compile the same small programs.
+CLEAR_ABOVE_BYTES = 1_000_000_000
+
+
+def _resident_bytes() -> int:
+    """Returns the memory that this process occupies now (0 where Linux's /proc is absent)."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else 0
+
+
+def _peak_resident_gb() -> float:
+    """Returns the largest resident memory of this process so far, in gigabytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1e9 if sys.platform == "darwin" else 1e6)  # bytes there, kilobytes on Linux
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """Frees compiled programs after a test file: over a run they pile up to several gigabytes."""
+    yield
+    if _resident_bytes() < CLEAR_ABOVE_BYTES:
+        return
+    gc.collect()
+    jax.clear_caches()
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)  # glibc otherwise keeps the freed pages in the process
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Sends the peak memory of a pytest-xdist worker to the main process."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["peak_gb"] = _peak_resident_gb()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Collects the peak memory of a pytest-xdist worker that has finished."""
+    peak = getattr(node, "workeroutput", {}).get("peak_gb")
+    if peak is not None:
+        node.config.stash.setdefault(WORKER_PEAKS, {})[node.gateway.id] = peak
+
+
+WORKER_PEAKS = pytest.StashKey[dict[str, float]]()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Prints the peak memory of every test process; `make test` is meant to stay below 2.5 GB."""
+    peaks = config.stash.get(WORKER_PEAKS, {}) or {"this process": _peak_resident_gb()}
+    text = ", ".join(f"{name} {peak:.1f} GB" for name, peak in sorted(peaks.items()))
+    terminalreporter.write_line(f"peak resident memory: {text}")
+
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real data and golden outputs; tests that need it skip where it is absent."""
+    """Returns the folder of real data and golden outputs; skips the test if it is absent."""
     root = os.environ.get("BERT_JAX_SHARED")
     if not root or not (Path(root) / "data").is_dir():
         pytest.skip("BERT_JAX_SHARED does not point at a folder with data/ in it")
@@ -31,7 +90,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def task_experiment(tmp_path_factory: pytest.TempPathFactory) -> Callable:
-    """Kind of task -> a small run of it, yet to be made."""
+    """Returns a function from a kind of task to the config of a small run that is not started."""
     from tests.helpers import task_runs  # it imports all of training
 
     return task_runs.small_experiments(tmp_path_factory.mktemp("tasks"))
@@ -39,7 +98,7 @@ def task_experiment(tmp_path_factory: pytest.TempPathFactory) -> Callable:
 
 @pytest.fixture(scope="session")
 def task_run(task_experiment: Callable) -> Callable[[str], Path]:
-    """Kind of task -> the folder of a run beside its files, made when first asked for."""
+    """Returns a function from a kind of task to a finished run's folder, trained on first use."""
     from tests.helpers import task_runs
 
     return task_runs.finished_runs(task_experiment)
