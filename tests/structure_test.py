@@ -1,0 +1,51 @@
+"""Covers bench/structure.py: the measures of the source code stay within their goals."""
+
+from pathlib import Path
+
+import pytest
+
+from bench import structure
+
+# What does not reach its goal yet may not get worse. Lower a number here when the code improves,
+# and remove the entry when its goal is reached.
+CEILINGS = {
+    "packages with more than 20 modules": 1,
+    "modules under 40 lines": 24,
+    "modules to read for a pretraining run": 34,
+    "modules to read for a fine-tuning run": 43,
+    "import cycles": 3,
+    "functions over 60 lines": 4,
+}
+
+
+@pytest.mark.parametrize("measure", structure.measure(), ids=lambda measure: measure.name)
+def test_measures_stay_within_their_goals(measure: structure.Measure):
+    limit = max(measure.goal, CEILINGS.get(measure.name, 0))
+    details = "\n".join(measure.details)
+    assert measure.value <= limit, f"{measure.name}: the goal is {measure.goal}\n{details}"
+
+
+@pytest.mark.parametrize("run", structure.READING_LISTS)
+def test_reading_lists_name_modules_that_the_run_imports(run: str):
+    assert not structure.unreachable_reading(run), "edit READING_LISTS in bench/structure.py"
+
+
+def test_ceilings_name_measures_that_miss_their_goal():
+    goals = {measure.name: measure.goal for measure in structure.measure()}
+    assert all(limit > goals[name] for name, limit in CEILINGS.items())
+
+
+def test_import_graph_follows_packages_modules_and_functions():
+    graph = structure.import_graph()
+    package = structure.ROOT / "bert_jax"
+    assert package / "train/step.py" in graph[package / "train/run.py"]
+    # cli/pretrain.py imports it inside a function, to keep --help fast.
+    assert package / "train/run.py" in structure.reachable(package / "cli/pretrain.py", graph)
+    assert structure.module_file("jax.numpy") is None
+
+
+def test_import_cycles_are_found(monkeypatch: pytest.MonkeyPatch):
+    a, b, c = (structure.ROOT / f"{name}.py" for name in "abc")
+    graph: dict[Path, set[Path]] = {a: {b}, b: {a, c}, c: set()}
+    monkeypatch.setattr(structure, "import_graph", lambda: graph)
+    assert structure.import_cycles() == [["a.py", "b.py"]]
