@@ -235,8 +235,8 @@ def measure() -> list[Measure]:
             [f"{name}: {size} lines" for name, size in short.items()],
         ),
         *(
-            Measure(f"modules to read for a {run} run", len(reading_list(run)), most, [])
-            for run, most in MAX_MODULES_TO_READ.items()
+            Measure(f"modules to read for a {run} run", len(reading_list(run)), limit, [])
+            for run, limit in MAX_MODULES_TO_READ.items()
         ),
         Measure("imports of a higher layer", len(upward), 0, upward),
         Measure("import cycles", len(cycles), 0, [" <-> ".join(cycle) for cycle in cycles]),

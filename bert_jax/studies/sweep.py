@@ -215,8 +215,8 @@ def write_table(output: Path, results: dict[str, Any]) -> ResultTable:
 
 def _notes(results: dict[str, Any]) -> list[str]:
     config, num_settings = results["config"], len(results["trials"])
-    drawn = config["search"]["num_samples"] is not None
-    search_method = "random draws" if drawn else "every combination"
+    is_random = config["search"]["num_samples"] is not None
+    search_method = "random draws" if is_random else "every combination"
     notes = [
         f"{num_settings} settings ({search_method}) of {config['task']}, each with the seeds "
         f"{', '.join(map(str, config['seeds']))}; every run starts from {config['model']}.",

@@ -76,15 +76,15 @@ def drop_reason(text: str) -> str | None:
     Dropped are documents without letters, with less than 40 % letters (tables, dumps) and with more
     than 1 % replacement characters (text in another encoding).
     """
-    visible = len(text) - text.count(" ") - text.count("\n")
-    if not visible:
+    num_visible = len(text) - text.count(" ") - text.count("\n")
+    if not num_visible:
         return "empty"
-    if text.count("\ufffd") > _MAX_REPLACEMENT_FRACTION * visible:
+    if text.count("\ufffd") > _MAX_REPLACEMENT_FRACTION * num_visible:
         return "undecodable characters"
     letters = sum(map(str.isalpha, text))
     # Vowel signs and accents of many scripts are marks, not letters, but are no digits or signs.
     marks = 0 if text.isascii() else sum(not c.isascii() and not c.isalnum() for c in text)
-    if letters == 0 or letters + marks < _MIN_LETTER_FRACTION * visible:
+    if letters == 0 or letters + marks < _MIN_LETTER_FRACTION * num_visible:
         return "few letters"
     return None
 

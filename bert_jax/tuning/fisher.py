@@ -110,9 +110,9 @@ def fisher_information(
 
 
 def save_fisher(flat: dict[str, np.ndarray], file: Path) -> None:
-    """Writes importances by path as safetensors, aside and then into place."""
-    with atomic_path(file) as aside:
-        save_file({path: np.ascontiguousarray(leaf) for path, leaf in flat.items()}, aside)
+    """Writes importances by path as safetensors and renames the complete file into place."""
+    with atomic_path(file) as temporary:
+        save_file({path: np.ascontiguousarray(leaf) for path, leaf in flat.items()}, temporary)
 
 
 def load_fisher(file: str) -> dict[str, np.ndarray]:

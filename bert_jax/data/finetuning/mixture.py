@@ -72,20 +72,20 @@ class MixtureSampler:
 
     def __call__(self, epoch: int) -> np.ndarray:
         """See `Order`."""
-        drawn_indices, first_index = [], 0
+        sampled_indices, first_index = [], 0
         for task_index, (name, count) in enumerate(self._num_sequences.items(), 1):
             quota = self.sequences_per_epoch[name]
             draw_positions = np.arange(epoch * quota, (epoch + 1) * quota)
             for pass_index in np.unique(draw_positions // count):
                 key = epoch_key(self._seed, int(pass_index) + task_index * _PASS_EPOCH_OFFSET)
-                drawn_indices.append(
+                sampled_indices.append(
                     first_index
                     + permute(
                         draw_positions[draw_positions // count == pass_index] % count, count, key
                     )
                 )
             first_index += count
-        indices = np.concatenate(drawn_indices)
+        indices = np.concatenate(sampled_indices)
         return indices[permute(np.arange(len(indices)), len(indices), epoch_key(self._seed, epoch))]
 
 

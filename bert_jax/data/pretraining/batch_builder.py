@@ -71,9 +71,9 @@ class BatchBuilder:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
-        shortest = vocab_arrays.template.num_pair_special_tokens + 2
-        if not shortest <= seq_length <= 1 << 16:
-            raise ConfigError(f"seq_length is {seq_length}, expected {shortest} to {1 << 16}")
+        min_length = vocab_arrays.template.num_pair_special_tokens + 2
+        if not min_length <= seq_length <= 1 << 16:
+            raise ConfigError(f"seq_length is {seq_length}, expected {min_length} to {1 << 16}")
         _check_sizes(seq_length, batch_size, max_predictions_per_seq, process_index, process_count)
         self.config = config
         self.batch_size = batch_size

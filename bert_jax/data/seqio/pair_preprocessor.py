@@ -66,14 +66,14 @@ class MaskedPairs:
         seq_length, max_predictions_per_seq = self._lengths()
         num_special_tokens = self.vocabulary.tokenizer.template.num_pair_special_tokens
         cut_windows = _WindowCutter(seq_length - num_special_tokens, self.pairs)
-        kept_documents = dataset.filter(
+        selected_documents = dataset.filter(
             no_autograph(lambda document: tf.equal(document["dropped"], b""))
         )
-        windows: Dataset = seqio.map_over_dataset(cut_windows, num_seeds=1)(kept_documents)
+        windows: Dataset = seqio.map_over_dataset(cut_windows, num_seeds=1)(selected_documents)
         window_batches = tf.data.Dataset.zip(
             (
                 windows.unbatch().padded_batch(WINDOW_BATCH_SIZE),
-                _batches_with_two_documents(_interleave(kept_documents, cut_windows)),
+                _batches_with_two_documents(_interleave(selected_documents, cut_windows)),
             )
         )
         build_pairs = no_autograph(_PairBuilder(self, seq_length, max_predictions_per_seq))

@@ -125,9 +125,9 @@ class MultiTaskSource:
                 {
                     "task": name,
                     "num_sequences": analyses[name]["train_sequences"],
-                    "drawn_per_epoch": num_drawn,
+                    "drawn_per_epoch": num_sampled,
                 }
-                for name, num_drawn in sampler.sequences_per_epoch.items()
+                for name, num_sampled in sampler.sequences_per_epoch.items()
             ]
             write_json(folder / run_folder.EVALUATION, metrics)
             analysis = {"tasks": analyses, "mixture": mixture}

@@ -1,0 +1,147 @@
+"""Covers the words of all source files: standard terms, American spelling, names of tests.
+
+A name is the term of the reference implementation, Hugging Face, JAX, XLA or gcloud; where those
+have a word for a thing, no second word is invented. The words below were used before.
+"""
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+# The folders whose identifiers are checked.
+CHECKED = ("bert_jax", "configs", "bench")
+
+# Word that may not be part of an identifier -> what to write instead.
+BANNED_WORDS = {
+    "anew": "again",
+    "aside": "atomic, temporary",
+    "beats": "heartbeats",
+    "beside": "next_to, versus",
+    "besides": "extra_checks",
+    "blind": "unreachable",
+    "bring": "download, sync_from",
+    "coins": "random_bits",
+    "decided": "predictions",
+    "drawn": "sampled, random",
+    "elsewhere": "external",
+    "foreign": "external, imported",
+    "gold": "labels, references",
+    "hear": "on_line, receive",
+    "heed": "on_preemption, handle",
+    "homeless": "unplaced",
+    "judge": "evaluate",
+    "judged": "evaluated",
+    "kept": "the thing that is kept",
+    "lasting": "permanent",
+    "least": "min",
+    "life": "attempt",
+    "lives": "attempts",
+    "longest": "max",
+    "meet": "rendezvous",
+    "mend": "repair",
+    "mine": "the thing that belongs to this process or host",
+    "mingle": "interleave",
+    "mingled": "interleaved",
+    "most": "max",
+    "ours": "internal",
+    "piece": "token",
+    "pieces": "tokens",
+    "places": "positions, offsets",
+    "room": "free_bytes, module, package",
+    "rooms": "modules, packages",
+    "said": "logged, message",
+    "say": "log, print",
+    "settle": "validate, write",
+    "share": "fraction",
+    "shortest": "min",
+    "spellings": "aliases",
+    "tell": "report",
+    "theirs": "external",
+    "told": "reported",
+    "unwell": "degraded",
+    "verdict": "prediction",
+    "verdicts": "predictions",
+}
+# Names that may not stand alone -> what to write instead.
+BANNED_NAMES = {
+    "fed": "ffn_out",
+    "see": "mask",
+    "visible": "mask",
+    "where": "slice, sharding, location",
+}
+# Identifier that contains such a word -> why it is the standard term there.
+EXEMPT = {
+    "SentencePieceModel": "SentencePiece is the library's name",
+    "SentencePieceTokenizer": "SentencePiece is the library's name",
+    "piece": "the field of sentencepiece_model.proto",
+    "pieces": "the field of sentencepiece_model.proto",
+    "longest_first_lengths": "Hugging Face's truncation strategy 'longest_first'",
+    "longest": "Hugging Face's padding strategy 'longest'",
+    "least_loaded": "the term of scheduling",
+    "most_common_label": "the baseline's usual name",
+    "at_least": "the usual name of a lower bound",
+}
+
+# Files that must quote such words: names in files that earlier versions saved, and this list.
+QUOTES_OLD_WORDS = {"bert_jax/legacy_names.py", "tests/legacy_names_test.py", "tests/words_test.py"}
+
+
+@functools.cache
+def parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def relative(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def words_of(identifier: str) -> set[str]:
+    """Returns the words of an identifier: LeastLoaded_x -> least, loaded, x."""
+    return {w.lower() for w in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+", identifier)}
+
+
+def defined_names(file: Path) -> Iterator[tuple[int, str]]:
+    """Yields (line, name) of every module, class, function, parameter and variable of a file."""
+    yield 1, file.stem
+    for node in ast.walk(parse(file)):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.lineno, node.name
+            case ast.arg():
+                yield node.lineno, node.arg
+            case ast.Name(ctx=ast.Store()):
+                yield node.lineno, node.id
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.lineno, node.attr
+
+
+def replacement(identifier: str) -> str | None:
+    """Returns what to write instead of an identifier, or None if it is a standard name."""
+    bare = identifier.strip("_")
+    if bare in EXEMPT:
+        return None
+    if bare in BANNED_NAMES:
+        return BANNED_NAMES[bare]
+    found = words_of(bare) & set(BANNED_WORDS)
+    return "; ".join(f"{BANNED_WORDS[word]} for {word!r}" for word in sorted(found)) or None
+
+
+def test_identifiers_are_standard_terms():
+    wrong = [
+        f"{relative(file)}:{line} {name}: write {instead}"
+        for folder in CHECKED
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        if relative(file) not in QUOTES_OLD_WORDS
+        for line, name in defined_names(file)
+        if (instead := replacement(name))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_banned_words_are_found_in_any_case_and_position():
+    assert words_of("LEAST_Loaded") == {"least", "loaded"}
+    assert replacement("_judgeAll") and replacement("LIFE") and replacement("see")
+    assert not replacement("seen") and not replacement("longest")
