@@ -119,7 +119,7 @@ def cache_features(experiment: Any, folder: Path) -> float:
     from bert_jax.train.compile import abstract_state
     from bert_jax.train.initialize import initialize_or_load
     from bert_jax.train.optimizer import make_optimizer
-    from bert_jax.train.sources.make import make_source
+    from bert_jax.train.sources import make_source
     from bert_jax.train.step import init_state
 
     mesh = sharding.make_mesh(experiment.mesh)

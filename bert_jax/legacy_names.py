@@ -196,11 +196,20 @@ def upgrade_config(data: Any) -> Any:
         return [upgrade_config(item) for item in data]
     if not isinstance(data, Mapping):
         return data
-    new = {key: upgrade_config(value) for key, value in data.items()}
+    new: dict[str, Any] = {key: upgrade_config(value) for key, value in data.items()}
     if isinstance(new.get("type"), str):
         new["type"] = CLASSES.get(new["type"], new["type"])
         new = rename_keys(new, FIELDS.get(new["type"], {}))
+        if new["type"] == "CheckpointConfig" and "best_mode" not in new:
+            new["best_mode"] = _best_mode(new.get("best_metric"))
     return new
+
+
+def _best_mode(best_metric: str | None) -> str | None:
+    """Returns the direction of a saved `best_metric`, which earlier versions took from its name."""
+    if best_metric is None:
+        return None
+    return "min" if any(word in best_metric for word in ("loss", "error", "mse")) else "max"
 
 
 def upgrade_info(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,5 +119,5 @@ def test_impossible_values_are_refused():
         config_lib.override(experiment(), ["objective.mlm_weight=0", "objective.nsp_weight=0"])
     with pytest.raises(ConfigError, match="not an id below"):
         config_lib.override(experiment(), ["objective.mask_token_id=100"])
-    with pytest.raises(ConfigError, match="leaves no step"):
+    with pytest.raises(ConfigError, match="expected fewer warmup steps"):
         config_lib.override(experiment(), ["train.schedule.warmup_steps=10"])

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import logging
 import os
 import resource
 import sys
@@ -77,6 +78,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     peaks = config.stash.get(WORKER_PEAKS, {}) or {"this process": _peak_resident_gb()}
     text = ", ".join(f"{name} {peak:.1f} GB" for name, peak in sorted(peaks.items()))
     terminalreporter.write_line(f"peak resident memory: {text}")
+
+
+@pytest.fixture(autouse=True)
+def log_to_caplog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes the log handler of the command line, so that `caplog` captures all messages."""
+    package_logger = logging.getLogger("bert_jax")
+    monkeypatch.setattr(package_logger, "propagate", True)
+    monkeypatch.setattr(package_logger, "handlers", [])
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.legacy_names import upgrade_info
 from bert_jax.params import paths
 
-LOGGER = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 if find_spec("gcsfs") is not None:
     # Or epath has TensorFlow read gs://, which would then come into every training process. It
@@ -73,7 +73,7 @@ def latest_valid_step(
         problems = checksums.find_problems(folder / str(step), file_prefixes)
         if not problems:
             for line in rejections:
-                LOGGER.warning("checkpoint %s; using step %d instead", line, step)
+                logger.warning("checkpoint %s; using step %d instead", line, step)
             return step
         rejections.append(f"step {step} is not usable: {_first_lines(problems)}")
     if rejections:

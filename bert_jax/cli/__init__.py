@@ -9,6 +9,7 @@ training hung; 76: the processes of a run did not come together).
 """
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -77,6 +78,7 @@ example: learn a vocabulary, prepare documents, train, export, use
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code. `--help` and usage errors raise SystemExit."""
     args = build_parser().parse_args(argv)
+    set_up_logging()
     if argv is None and args.chosen_verb in TRAINING_VERBS:  # not when called from Python
         restart_with_huge_pages()
     try:
@@ -91,6 +93,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output (`| head`) has left; Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+class _StderrHandler(logging.Handler):
+    """Writes each log record to `sys.stderr` as it is at that moment; tests replace it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+def set_up_logging() -> None:
+    """Shows the log messages of bert_jax from level INFO on stderr, one line each."""
+    package_logger = logging.getLogger("bert_jax")
+    package_logger.setLevel(logging.INFO)
+    # Libraries may add a handler to the root logger, which would show each line a second time.
+    package_logger.propagate = False
+    if not any(isinstance(handler, _StderrHandler) for handler in package_logger.handlers):
+        package_logger.addHandler(_StderrHandler())
 
 
 def build_parser() -> argparse.ArgumentParser:

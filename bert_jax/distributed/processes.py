@@ -6,8 +6,8 @@ JAX starts the processes look whether all are there (`rendezvous.py`).
 """
 
 import json
+import logging
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,6 +22,8 @@ from bert_jax.distributed.process_info import ProcessInfo, format_processes
 from bert_jax.errors import UserError
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 COORDINATOR = "BERT_JAX_COORDINATOR"
 NUM_PROCESSES = "BERT_JAX_NUM_PROCESSES"
@@ -129,6 +131,19 @@ def initialize(config: DistributedConfig) -> None:
         raise UserError(
             f"{process_name} could not join {config.coordinator}: {str(error).splitlines()[0]}"
         ) from error
+    for handler in logging.getLogger("bert_jax").handlers:
+        handler.setFormatter(_ProcessFormatter())
+
+
+class _ProcessFormatter(logging.Formatter):
+    """Prefixes log lines with the process id, because all processes may share one terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = super().format(record)
+        # Asked only when a line is logged, because it starts the devices.
+        if jax.process_count() == 1:
+            return message
+        return f"process {jax.process_index()} of {jax.process_count()}: {message}"
 
 
 def _rendezvous(config: DistributedConfig) -> None:
@@ -139,7 +154,7 @@ def _rendezvous(config: DistributedConfig) -> None:
         try:
             tpu_process = tpu_metadata.locate(os.environ)
         except tpu_metadata.NotOnTpu as reason:
-            log(f"whether all processes are there is left to JAX: {reason}")
+            logger.info("cannot check before JAX starts that all processes are running: %s", reason)
             return
         coordinator, process_id = tpu_process.coordinator, tpu_process.process_id
         if num_processes not in (None, tpu_process.num_processes):
@@ -154,13 +169,6 @@ def _rendezvous(config: DistributedConfig) -> None:
             process_id=process_id, num_processes=num_processes, local_devices=config.local_devices
         )
         rendezvous.wait_for_all_processes(coordinator, own_info)
-
-
-def log(message: str) -> None:
-    """One line on stderr from this process, named where there are several."""
-    if jax.distributed.is_initialized() and jax.process_count() > 1:
-        message = f"process {jax.process_index()} of {jax.process_count()}: {message}"
-    print(message, file=sys.stderr, flush=True)
 
 
 def barrier(name: str, *, timeout_seconds: float = 3600) -> None:

@@ -17,7 +17,7 @@ from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import encoder_features_field
 from bert_jax.objectives.make import make_objective
 from bert_jax.train.config import Phase
-from bert_jax.train.sources.make import make_source
+from bert_jax.train.sources import make_source
 from bert_jax.tuning.config import CachedFeatures
 
 

@@ -1,15 +1,17 @@
 """What training can start from: all that `pretrained.py` reads, and Google TF1 checkpoints."""
 
+import logging
 from pathlib import Path
 
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
-from bert_jax.distributed.processes import log
 from bert_jax.experiment import Experiment
 from bert_jax.interop import tf1
 from bert_jax.interop.imported_model import find_tokenizer
 from bert_jax.pretrained.load import LoadedModel, build_model, load_model
 from bert_jax.runs import run_folder
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def load_model_or_tf1(path: str | Path) -> LoadedModel:
@@ -56,8 +58,10 @@ def check_initial_tokenizer(
     tokenizer_path = folder / TOKENIZER_FOLDER if model == str(folder) else tokenizer_folder(model)
     tokenizer = find_tokenizer(tokenizer_path)
     if tokenizer is None:
-        log(
-            f"{model} has no vocabulary files, so they cannot be compared with those of {data.path}"
+        logger.warning(
+            "%s has no vocabulary files, so they cannot be compared with those of %s",
+            model,
+            data.path,
         )
         return
     check_same_tokenizer(

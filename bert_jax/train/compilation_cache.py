@@ -1,15 +1,15 @@
-"""What XLA has compiled, kept in the run's folder: a run that goes on compiles nothing again.
+"""Sets up a persistent compilation cache in the run folder, so that resuming does not recompile.
 
-    <run folder>/compiled/    one file for each program that took more than half a second
+    <run folder>/compiled/    one file for each program that took more than 0.5 s to compile
 
-BERT_JAX_COMPILATION_CACHE names another folder, to be shared by many runs, or is "off". A user who
-has set JAX's own JAX_COMPILATION_CACHE_DIR is left alone. Process 0 writes, all processes read: on
-hosts without a common file system the others find what was copied there (the launch scripts copy
-the run's folder). JAX's key for a program has its code, its devices, flags and versions in it.
-Several processes on CPUs keep nothing: there the key has the process in it, so that process 0 alone
-would find its programs, and be ready long before the others.
+The environment variable BERT_JAX_COMPILATION_CACHE names another folder, for example one shared by
+many runs, or is "off". If JAX's own JAX_COMPILATION_CACHE_DIR is set, nothing is changed.
 
-What lies there is machine code that will be run: a folder for oneself, as the run's is.
+Process 0 writes the cache and all processes read it. Hosts without a shared file system read the
+copy that the launch scripts make of the run folder. JAX's cache key includes the program, devices,
+compiler flags and versions.
+
+The cache holds machine code that is executed, so it must be in a folder that only you can write.
 """
 
 import contextlib
@@ -26,8 +26,10 @@ _CACHE_DIR_OPTION, _MIN_COMPILE_SECONDS = "jax_compilation_cache_dir", 0.5
 
 @contextlib.contextmanager
 def persistent_compilation_cache(run_folder: Path) -> Iterator[None]:
-    """Programs compiled inside are kept, and found again; JAX's settings come back afterwards."""
+    """Enables the compilation cache inside the `with` block; restores JAX's settings afterwards."""
     cache_folder = os.environ.get(ENVIRONMENT_VARIABLE) or str(run_folder / FOLDER)
+    # On CPU the cache key of a multi-process program differs by process. Only process 0 writes, so
+    # only process 0 would find its programs, and collectives would time out waiting for the others.
     is_useless = jax.process_count() > 1 and jax.default_backend() == "cpu"
     if cache_folder == OFF or is_useless or getattr(jax.config, _CACHE_DIR_OPTION) is not None:
         yield
@@ -47,4 +49,4 @@ def persistent_compilation_cache(run_folder: Path) -> Iterator[None]:
 def _apply_settings(settings: dict[str, object]) -> None:
     for name, value in settings.items():
         jax.config.update(name, value)
-    compilation_cache.reset_cache()  # it looks at its settings once
+    compilation_cache.reset_cache()  # the cache reads its settings only once

@@ -1,4 +1,4 @@
-"""The train step on a mesh: its state in the abstract, and a compilation for each batch shape."""
+"""Compiles the train step for a mesh, once for each batch shape."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from bert_jax.parallel import sharding
 from bert_jax.parallel.communication import GatheredParams
 from bert_jax.train.config import Phase
 from bert_jax.train.loop import CompiledStep
-from bert_jax.train.schedule import learning_rate_schedule
+from bert_jax.train.optimizer import learning_rate_schedule
 from bert_jax.train.step import Metrics, State, make_train_step
 from bert_jax.tuning.freezing import FrozenParams
 
@@ -23,7 +23,7 @@ def abstract_state(
     optimizer: optax.GradientTransformation,
     mesh: jax.sharding.Mesh,
 ) -> State:
-    """The state as shapes, dtypes and shardings: nothing is allocated."""
+    """Returns the train state as shapes, dtypes and shardings, without allocating memory."""
     shapes = jax.eval_shape(init_fn, jax.random.key(0))
     shardings = {
         "step": sharding.replicated(mesh),
@@ -47,7 +47,10 @@ def jitted_step(
     abstract: State,
     mesh: jax.sharding.Mesh,
 ) -> Any:
-    """A phase's step under jit, with donated state; lower it where `mesh` is set."""
+    """Returns the train step of a phase under `jax.jit`, with a donated state.
+
+    Lower it inside `jax.set_mesh(mesh)`.
+    """
     frozen = experiment.train.tuning.frozen
     if mesh.shape["fsdp"] > 1 or experiment.mesh.communication_dtype != "float32":
         objective = GatheredParams(
@@ -60,7 +63,8 @@ def jitted_step(
         seed=experiment.seed,
         gradient_accumulation_steps=phase.gradient_accumulation_steps,
     )
-    # Output shardings are pinned to the input's: otherwise the second call would compile again.
+    # Without these output shardings the new state could be sharded differently from the old one,
+    # and the second call would compile again.
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, sharding.replicated(mesh)))
 
@@ -75,10 +79,15 @@ def compile_step(
     abstract: State,
     mesh: jax.sharding.Mesh,
 ) -> CompiledStep:
-    """Compiles a phase's step, once for each of `shapes`; any other batch is an error.
+    """Compiles the train step of a phase ahead of time, once for each batch shape.
 
     Args:
-      shapes: sizes of the letters of `bert_jax.batch`; they differ in L.
+      fields: names of the batch fields.
+      shapes: sizes of the shape letters of `bert_jax.batch`, one dict per shape; they differ in L.
+
+    Returns:
+      A function that selects the program by the sequence length of the batch. It raises ValueError
+      for a length that is not in `shapes`.
     """
     batch_sharding = sharding.batch_sharding(mesh)
     jitted = jitted_step(experiment, phase, objective, optimizer, abstract, mesh)
@@ -94,7 +103,8 @@ def compile_step(
         seq_length = contract.sequence_length(batch)
         if seq_length not in compiled_by_length:
             raise ValueError(
-                f"a batch of length {seq_length}; compiled are {sorted(compiled_by_length)}"
+                f"the batch has sequence length {seq_length}; the train step was compiled for "
+                f"{sorted(compiled_by_length)}"
             )
         return compiled_by_length[seq_length](state, batch)
 

@@ -1,4 +1,7 @@
-"""How a network is trained: optimizer, schedule, phases, what is kept and logged. No jax here."""
+"""Defines the training config: optimizer, schedule, phases, checkpoints, evaluation, logging.
+
+Imports no jax.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +13,7 @@ from bert_jax.tuning.config import TuningConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """Adam with decoupled weight decay. `bias_correction=False` is BERT's own Adam."""
+    """Configures Adam with decoupled weight decay; BERT's own Adam has no bias correction."""
 
     b1: float = 0.9
     b2: float = 0.999
@@ -21,7 +24,10 @@ class AdamW:
 
 @dataclass(frozen=True, kw_only=True)
 class Lamb:
-    """AdamW, each parameter's update scaled to its norm, for large batches (You et al. 2020)."""
+    """Configures LAMB (You et al. 2020): AdamW with updates scaled by a trust ratio per parameter.
+
+    Used for large batches.
+    """
 
     b1: float = 0.9
     b2: float = 0.999
@@ -31,7 +37,7 @@ class Lamb:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupLinear:
-    """From 0 up to `peak` in `warmup_steps`, then straight down to 0 at the end of the run."""
+    """Configures a learning rate that rises linearly for `warmup_steps` and then decays to 0."""
 
     peak_learning_rate: float = 1e-4
     warmup_steps: int = 10_000
@@ -39,20 +45,26 @@ class WarmupLinear:
     def __post_init__(self) -> None:
         if self.warmup_steps < 0 or self.peak_learning_rate <= 0:
             raise ConfigError(
-                f"schedule: peak_learning_rate {self.peak_learning_rate} and warmup_steps "
+                f"schedule has peak_learning_rate {self.peak_learning_rate} and warmup_steps "
                 f"{self.warmup_steps}; expected peak_learning_rate > 0 and warmup_steps >= 0"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of the run with fixed shapes; each phase compiles its step once."""
+    """Configures consecutive steps of a run with one sequence length and one batch size.
+
+    Attributes:
+      batch_size: examples for one update, over all devices.
+      max_predictions_per_seq: masked positions of a sequence; 0 for data without masked LM.
+      gradient_accumulation_steps: microbatches whose gradients are summed for one update.
+    """
 
     steps: int
     seq_length: int
     batch_size: int
-    max_predictions_per_seq: int = 0  # of masked LM, in each row
-    gradient_accumulation_steps: int = 1  # microbatches whose gradients are added up to one update
+    max_predictions_per_seq: int = 0
+    gradient_accumulation_steps: int = 1
 
     def __post_init__(self) -> None:
         for name in ("steps", "seq_length", "batch_size", "gradient_accumulation_steps"):
@@ -66,45 +78,56 @@ class Phase:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes of the letters of `bert_jax.batch`."""
+        """Returns the sizes of the shape letters B, L and P (see `bert_jax.batch`)."""
         return {"B": self.batch_size, "L": self.seq_length, "P": self.max_predictions_per_seq}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """A checkpoint every so many steps and at the end; the last few are kept, and the best one."""
+    """Configures when checkpoints are saved and which ones are kept.
+
+    A checkpoint is saved every `save_every` steps and after the last step; with `best_metric` also
+    after every evaluation. The `keep_last` newest are kept, and the best one.
+
+    Attributes:
+      best_metric: a metric of the evaluation, for example "mlm_loss"; None: no best checkpoint.
+      best_mode: whether the smallest ("min") or the largest ("max") value of it is the best.
+      early_stopping_patience: evaluations without a better one after which the run ends early.
+    """
 
     save_every: int = 1000
     keep_last: int = 3
-    best_metric: str | None = None  # a metric of the evaluation, as "loss"; each one is then saved
-    # Evaluations without a better one before the run ends early.
+    best_metric: str | None = None
+    best_mode: Literal["min", "max"] | None = None
     early_stopping_patience: int | None = None
 
     def __post_init__(self) -> None:
+        if self.best_metric is not None and self.best_mode is None:
+            raise ConfigError(
+                f"checkpoints.best_metric is {self.best_metric!r} and best_mode is None; set "
+                "checkpoints.best_mode to 'min' (as for losses) or 'max' (as for accuracies)"
+            )
         if self.early_stopping_patience is not None and (
             self.best_metric is None or self.early_stopping_patience < 1
         ):
             raise ConfigError(
                 f"checkpoints.early_stopping_patience is {self.early_stopping_patience} and "
-                f"best_metric is {self.best_metric!r}; expected at least 1, and the metric to "
-                "watch in best_metric"
+                f"best_metric is {self.best_metric!r}; expected a patience of at least 1 and the "
+                "name of a metric in best_metric"
             )
-
-    @property
-    def best_mode(self) -> Literal["min", "max"]:
-        """Whether a small or a large value of `keep_best` is best: losses and errors are small."""
-        lower_is_better = any(word in (self.best_metric or "") for word in ("loss", "error", "mse"))
-        return "min" if lower_is_better else "max"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutEval:
-    """A pass over a fixed number of held-out examples, with the same masks every time.
+    """Configures the evaluation of pretraining on fixed held-out examples with fixed masks.
 
-    `masking` is that of the pass, whatever the training's: runs with other rates still compare.
+    Attributes:
+      corpus: folder of the held-out corpus, written by `bert-jax prepare`.
+      masking: used instead of the masking of training, so that runs with different masking rates
+        can be compared.
     """
 
-    corpus: str  # folder of the held-out corpus, written by `bert-jax prepare`
+    corpus: str
     eval_every: int = 1000
     num_examples: int = 1024
     batch_size: int = 64
@@ -113,7 +136,7 @@ class HeldOutEval:
 
 @dataclass(frozen=True, kw_only=True)
 class LabeledEval:
-    """Evaluation on the whole of a labelled split, by the metrics of its task."""
+    """Configures the evaluation of fine-tuning on a labeled split, with the metrics of its task."""
 
     split: str = "dev"
     eval_every: int = 1000
@@ -122,7 +145,7 @@ class LabeledEval:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
-    """How often numbers are looked at; each look waits for the device."""
+    """Configures how often metrics are logged; each time the host waits for the device."""
 
     log_every: int = 50
     tensorboard: bool = False
@@ -130,7 +153,7 @@ class LoggingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One run: phases one after another under one optimizer and one schedule."""
+    """Configures a training run: its phases share one optimizer and one schedule."""
 
     phases: tuple[Phase, ...]
     optimizer: AdamW | Lamb = AdamW()
@@ -146,11 +169,11 @@ class TrainConfig:
             raise ConfigError("train.phases is empty, expected at least one phase")
         if self.schedule.warmup_steps >= self.steps:
             raise ConfigError(
-                f"train.schedule.warmup_steps {self.schedule.warmup_steps} leaves no step of the "
-                f"{self.steps} steps of train.phases to decay over"
+                f"train.schedule.warmup_steps is {self.schedule.warmup_steps}, but train.phases "
+                f"have {self.steps} steps in total; expected fewer warmup steps than that"
             )
 
     @property
     def steps(self) -> int:
-        """Updates in all phases together."""
+        """Returns the number of updates in all phases."""
         return sum(phase.steps for phase in self.phases)

@@ -1,46 +1,48 @@
-"""What is due after a step besides watching: evaluate, save, and leave when asked to."""
+"""Defines the state hooks of the training loop: evaluate, then save and stop.
 
+The order matters: a checkpoint is ranked by the evaluation of its own step, so `Evaluate` comes
+before `SaveCheckpoint`.
+"""
+
+import logging
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from bert_jax.checkpoints.checkpointer import Checkpointer
 from bert_jax.config_lib import to_json
-from bert_jax.distributed.processes import log
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.host import hardware_info
 from bert_jax.runs import run_folder
 from bert_jax.runs.hooks import Hook
 from bert_jax.runs.metrics import MetricsLog, TensorBoard
-from bert_jax.train.loop import Meter
+from bert_jax.train.config import CheckpointConfig, TrainConfig
+from bert_jax.train.loop import StopReason, TrainingMeter
 from bert_jax.train.preemption import SAVED_MESSAGE, Preemption
 from bert_jax.train.sources.base import Evaluator
 from bert_jax.train.step import State
-from bert_jax.train.watchdog import Watchdog
 
-
-class Preempted(Exception):
-    """The run was asked to stop, and everything is saved."""
-
-
-class EarlyStop(Exception):
-    """Evaluations have not become better for long enough, and everything is saved."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class BestEvaluation:
-    """The best evaluation so far: its step, its value, and how many worse ones came after it."""
+    """Holds the step and value of the best evaluation so far.
+
+    `evals_since_best` counts the evaluations after it, for early stopping.
+    """
 
     step: int | None = None
     value: float | None = None
     evals_since_best: int = 0
 
     def update(self, step: int, value: float, mode: Literal["min", "max"]) -> None:
-        """Takes one evaluation into account; one that is not finite is a worse one.
+        """Records one evaluation; a value that is not finite counts as worse than any other.
 
-        Of equal ones the last is the best, as the checkpointer has it, but it is no better.
+        A value equal to the best one moves `step` forward, because the checkpointer keeps the
+        latest of equal checkpoints, but it does not reset `evals_since_best`.
         """
         sign = 1 if mode == "max" else -1
         is_better = self.value is None or sign * value > sign * self.value
@@ -51,96 +53,120 @@ class BestEvaluation:
             self.step, self.value = step, value
 
 
-class EvalAndCheckpoint:
-    """Called after every step of every phase; `evaluator` is set anew for each phase."""
+@dataclass(kw_only=True)
+class EvaluationHistory:
+    """Holds the results that `Evaluate` produces and `SaveCheckpoint` writes.
+
+    Attributes:
+      best: the best evaluation of the run, restored from the checkpoint of a resumed run.
+      metrics: of the last evaluation in this process; empty before the first.
+      step: the number of updates before that evaluation.
+    """
+
+    best: BestEvaluation
+    metrics: dict[str, float] = field(default_factory=dict)
+    step: int | None = None
+
+    def should_stop_early(self, config: CheckpointConfig) -> bool:
+        """Returns whether `early_stopping_patience` evaluations passed without a better one."""
+        patience = config.early_stopping_patience
+        return patience is not None and self.best.evals_since_best >= patience
+
+
+class Evaluate:
+    """Evaluates the parameters every `train.evaluation.eval_every` steps and after the last one.
+
+    Args:
+      hooks: those that log metrics also log the results of the evaluation.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        train: TrainConfig,
+        history: EvaluationHistory,
+        hooks: Sequence[Hook],
+        meter: TrainingMeter,
+    ):
+        self._evaluator, self._train = evaluator, train
+        self._history, self._meter = history, meter
+        self._metric_logs = [hook for hook in hooks if isinstance(hook, (MetricsLog, TensorBoard))]
+
+    def __call__(self, step: int, state: State, position: int) -> None:
+        """Evaluates the state after `step` updates if an evaluation is due.
+
+        Raises:
+          ConfigError: the evaluation has no metric named `train.checkpoints.best_metric`.
+        """
+        evaluation = self._train.evaluation
+        if evaluation is None or (step % evaluation.eval_every and step != self._train.steps):
+            return
+        with self._meter.paused("evaluate", step):
+            metrics = self._evaluator(state["params"])
+        self._history.metrics, self._history.step = metrics, step
+        for metric_log in self._metric_logs:
+            metric_log.write_evaluation(step, metrics)
+        checkpoints = self._train.checkpoints
+        if checkpoints.best_metric is None or checkpoints.best_mode is None:
+            return
+        if checkpoints.best_metric not in metrics:
+            raise ConfigError(
+                f"train.checkpoints.best_metric is {checkpoints.best_metric!r}, which is not a "
+                f"metric of the evaluation; expected one of: {', '.join(sorted(metrics))}"
+            )
+        self._history.best.update(step, metrics[checkpoints.best_metric], checkpoints.best_mode)
+
+
+class SaveCheckpoint:
+    """Saves a checkpoint when one is due, and ends the loop on preemption or early stopping."""
 
     def __init__(
         self,
         experiment: Experiment,
         checkpointer: Checkpointer,
         preemption: Preemption,
-        hooks: Sequence[Hook],
-        meter: Meter,
-        best: BestEvaluation,
-        watchdog: Watchdog,
+        history: EvaluationHistory,
+        meter: TrainingMeter,
     ):
-        self._experiment = experiment
-        self._checkpointer = checkpointer
-        self._preemption = preemption
-        self._metric_logs = [hook for hook in hooks if isinstance(hook, (MetricsLog, TensorBoard))]
-        self._meter = meter
-        self._metrics: dict[str, float] = {}
-        self._watchdog = watchdog
-        self.best = best
-        self.evaluator: Evaluator | None = None
+        self._experiment, self._checkpointer = experiment, checkpointer
+        self._preemption, self._history, self._meter = preemption, history, meter
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The last evaluation; empty before the first."""
-        return dict(self._metrics)
+    def __call__(self, step: int, state: State, position: int) -> StopReason | None:
+        """Saves the state after `step` updates if a checkpoint is due.
 
-    @property
-    def should_stop_early(self) -> bool:
-        """Whether `checkpoints.patience` evaluations in a row were not the best."""
-        patience = self._experiment.train.checkpoints.early_stopping_patience
-        return patience is not None and self.best.evals_since_best >= patience
-
-    def __call__(self, step: int, state: State, position: int) -> None:
-        """Evaluates, saves and leaves, in this order, where due after `step` updates.
+        A checkpoint is due every `save_every` steps, after the last step, after every evaluation
+        if `best_metric` is set, and when the process was asked to stop.
 
         Raises:
-          Preempted: asked to stop; saved.
-          OutOfPatience: the run ends early; saved.
           UserError: the checkpoint could not be written.
         """
-        train = self._experiment.train
-        checkpoints = train.checkpoints
-        stop_requested, is_last_step = self._preemption.should_stop(), step == train.steps
-        should_evaluate = bool(
-            self.evaluator
-            and train.evaluation
-            and (step % train.evaluation.eval_every == 0 or is_last_step)
-        )
-        should_save = (
+        train, history = self._experiment.train, self._history
+        # Called exactly once after every step: with several processes it is a collective call.
+        stop_requested = self._preemption.should_stop()
+        is_last_step, is_evaluated = step == train.steps, history.step == step
+        if not (
             stop_requested
             or is_last_step
-            or step % checkpoints.save_every == 0
-            or (should_evaluate and checkpoints.best_metric)
-        )
-        if not (should_evaluate or should_save):
-            return
-        self._meter.pause()
-        step_metrics = None  # a checkpoint is ranked by an evaluation of its own step alone
-        if self.evaluator and should_evaluate:
-            with self._watchdog.watching("evaluate", step):
-                step_metrics = self._metrics = self.evaluator(state["params"])
-            for logger in self._metric_logs:
-                logger.write_evaluation(step, self._metrics)
-            if checkpoints.best_metric:
-                self.best.update(
-                    step, self._metric_value(checkpoints.best_metric), checkpoints.best_mode
-                )
-        if should_save:
-            with self._watchdog.watching("save", step):
-                self._checkpointer.save(
-                    step, state, self._checkpoint_info(position), metrics=step_metrics
-                )
-        if (stop_requested or self.should_stop_early) and not is_last_step:
-            with self._watchdog.watching("save", step):
-                self._checkpointer.wait()
-            if not stop_requested:
-                raise EarlyStop
-            log(f"{SAVED_MESSAGE} step {step}; the same command goes on from there")
-            raise Preempted
-        self._meter.resume()
-
-    def _metric_value(self, name: str) -> float:
-        if name not in self._metrics:
-            raise ConfigError(
-                f"train.checkpoints.best_metric is {name!r}, which the evaluation does not "
-                f"measure; it measures {', '.join(sorted(self._metrics))}"
+            or step % train.checkpoints.save_every == 0
+            or (is_evaluated and train.checkpoints.best_metric)
+        ):
+            return None
+        with self._meter.paused("save", step):
+            self._checkpointer.save(
+                step,
+                state,
+                self._checkpoint_info(position),
+                metrics=history.metrics if is_evaluated else None,
             )
-        return self._metrics[name]
+        stop_early = history.should_stop_early(train.checkpoints)
+        if is_last_step or not (stop_requested or stop_early):
+            return None
+        with self._meter.paused("save", step):
+            self._checkpointer.wait()
+        if not stop_requested:
+            return "early_stopping"
+        logger.info("%s step %d; run the same command to resume", SAVED_MESSAGE, step)
+        return "preempted"
 
     def _checkpoint_info(self, position: int) -> dict[str, Any]:
         return {
@@ -148,6 +174,6 @@ class EvalAndCheckpoint:
             "config": to_json(self._experiment),
             "versions": run_folder.package_versions(),
             "hardware": hardware_info(),
-            "metrics": self.metrics,
-            "best": asdict(self.best),
+            "metrics": dict(self._history.metrics),
+            "best": asdict(self._history.best),
         }

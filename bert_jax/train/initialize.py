@@ -1,11 +1,11 @@
-"""The state before a run's first update: drawn, or taken over from a pretrained model."""
+"""Initializes the train state: with random values, or from a pretrained model."""
 
+import logging
 from typing import Any
 
 import jax
 import optax
 
-from bert_jax.distributed.processes import log
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.models.config import TaskHead, head_param_name
@@ -13,12 +13,12 @@ from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig
 from bert_jax.objectives.multi_task import HEADS
 from bert_jax.params import paths
-from bert_jax.pretrained.initial import load_model_or_tf1
 from bert_jax.train.step import State, init_state
 from bert_jax.tuning.config import EWC
 from bert_jax.tuning.depth import count_layers, param_depth
-from bert_jax.tuning.fisher import load_fisher
 from bert_jax.tuning.weight_anchors import set_fisher
+
+logger = logging.getLogger(__name__)
 
 _HEAD_NAMES = {
     "pooler": "pooler",
@@ -27,7 +27,7 @@ _HEAD_NAMES = {
     "classifier": "classifier head",
     "span": "span head",
 }
-"""What a message calls the parts beside the encoder, by their names in the parameters."""
+"""Maps the top-level names of head parameters to the names shown in messages."""
 
 
 def initialize_or_load(
@@ -36,14 +36,15 @@ def initialize_or_load(
     optimizer: optax.GradientTransformation,
     abstract: State,
 ) -> State:
-    """The state at step 0, in the shardings of `abstract`.
+    """Returns the train state at step 0, with the shardings of `abstract`.
 
-    With `init_from` the parameters are another model's; those that it lacks, the layers that are
-    to start afresh, and the head of another task stay as drawn; one line on stderr names the heads
-    that do. The optimizer is set up after that: it may remember where it started from.
+    Without `init_from` all parameters are random. With `init_from` they come from that model,
+    except for the parameters that it does not have, the top `tuning.reinit_layers` layers, and the
+    head of another kind of task: these stay random, and a warning names such heads. The optimizer
+    state is initialized last, because L2-SP regularization stores the initial parameters in it.
 
     Raises:
-      UserError: `init_from` cannot be read, or is a model of another shape.
+      UserError: `init_from` cannot be read, or its parameters have other shapes.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     key = jax.random.key(experiment.seed)
@@ -57,6 +58,8 @@ def initialize_or_load(
     jitted_opt_init = jax.jit(optimizer.init, out_shardings=shardings["opt_state"])
     opt_state, weight_anchor = jitted_opt_init(params), experiment.train.tuning.weight_anchor
     if isinstance(weight_anchor, EWC):
+        from bert_jax.tuning.fisher import load_fisher
+
         opt_state = set_fisher(opt_state, weight_anchor, load_fisher(weight_anchor.fisher))
     step = jax.device_put(jax.numpy.int32(0), shardings["step"])
     return {"step": step, "params": params, "opt_state": opt_state}
@@ -65,6 +68,9 @@ def initialize_or_load(
 def _load_initial_params(
     experiment: Experiment, init_from: str, initial_params: dict[str, Any]
 ) -> dict[str, Any]:
+    # Imported here, so that a run that starts from random values loads no model readers.
+    from bert_jax.pretrained.initial import load_model_or_tf1
+
     model = load_model_or_tf1(init_from)
     pretrained_params = paths.flatten(model.params)
     layers, chosen_params, initialized_heads = count_layers(pretrained_params), {}, set()
@@ -81,8 +87,9 @@ def _load_initial_params(
         value = leaf if reinitialize else pretrained_params.get(single_task_path, leaf)
         if value.shape != leaf.shape:
             raise ConfigError(
-                f"--init-from {init_from}: {path} has shape {list(value.shape)}, "
-                f"this model needs {list(leaf.shape)}; make objective.model the same"
+                f"--init-from {init_from}: {path} has shape {list(value.shape)}, but "
+                f"objective.model needs {list(leaf.shape)}; set objective.model to the config of "
+                "that model"
             )
         if value is leaf and (name := _HEAD_NAMES.get(single_task_path.split("/")[0])):
             initialized_heads.add(
@@ -90,9 +97,10 @@ def _load_initial_params(
             )
         chosen_params[path] = jax.device_put(value, leaf.sharding)
     if initialized_heads and jax.process_index() == 0:
-        log(
-            f"randomly initialized, because {init_from} has no matching parameters: "
-            f"{', '.join(sorted(initialized_heads))}"
+        logger.warning(
+            "randomly initialized, because %s has no matching parameters: %s",
+            init_from,
+            ", ".join(sorted(initialized_heads)),
         )
     return paths.unflatten(chosen_params)
 
@@ -100,7 +108,10 @@ def _load_initial_params(
 def _single_task_head_and_path(
     objective: ObjectiveConfig, path: str
 ) -> tuple[TaskHead | None, str]:
-    """The head that a parameter belongs to or goes with, and its path in a model of one task."""
+    """Returns the task head that a parameter is trained with, and its path in a one-task model.
+
+    In a multi-task model the parameters of each task are under "heads/<task name>/".
+    """
     match objective:
         case FineTuning():
             return objective.head, path

@@ -1,14 +1,18 @@
-"""The loop. The order of operations at each step is fixed, and stated here once:
+"""Runs the training loop of one phase.
 
-    batch -> step -> hooks -> evaluate -> save -> leave if asked to
+Every step does the following, in this order:
 
-A checkpoint made after step t holds the state after t updates and the position of the example that
-comes next, so a resumed run is the run that was never stopped.
+    batch -> compiled step -> hooks (log, check the loss) -> state hooks (evaluate, save, stop)
+
+A checkpoint saved after step t holds the state after t updates and the position of the next
+training example. A resumed run therefore computes exactly what an uninterrupted run computes.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import jax
 import numpy as np
@@ -16,92 +20,140 @@ import numpy as np
 from bert_jax import batch as contract
 from bert_jax.runs import hooks as hooks_lib
 from bert_jax.runs.hooks import Hook, StepEvent
-from bert_jax.train.config import Phase
 from bert_jax.train.step import State
+from bert_jax.train.watchdog import Watchdog
 
 CompiledStep = Callable[[State, dict[str, jax.Array]], tuple[State, dict[str, jax.Array]]]
+StopReason = Literal["preempted", "early_stopping"]
 
 
 class Loader(Protocol):
-    """Batches without end, and where the next one begins."""
+    """Iterates over training batches without end."""
 
     @property
     def position(self) -> int:
-        """Of the first example in the next batch."""
+        """Returns the position of the first example of the next batch."""
         ...
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]: ...
 
 
-class Meter:
-    """What this process has spent on training, evaluation and saving left out.
+class StateHook(Protocol):
+    """Does something with the state after a step, such as evaluating or saving it.
 
-    Attributes:
-      tokens: input positions, padding included.
-      flops: model FLOPs, by the analytic formula.
+    Unlike the hooks of `bert_jax.runs.hooks`, a state hook receives the state, is called after
+    every step, and can end the loop.
     """
 
-    def __init__(self) -> None:
+    def __call__(self, step: int, state: State, position: int) -> StopReason | None:
+        """Handles the state after `step` updates.
+
+        Args:
+          position: position of the next training example.
+
+        Returns:
+          The reason to end the loop after this step; None to continue.
+        """
+        ...
+
+
+class TrainingMeter:
+    """Counts the training time, tokens and FLOPs of this process.
+
+    Args:
+      watchdog: paused together with the clock; None for a meter without a watchdog.
+
+    Attributes:
+      tokens: input positions so far, padding included.
+      flops: model FLOPs so far, by the analytic formula.
+    """
+
+    def __init__(self, watchdog: Watchdog | None = None) -> None:
+        self._watchdog = watchdog
         self._elapsed, self._resumed_at = 0.0, time.monotonic()
         self.tokens, self.flops = 0, 0.0
 
     @property
     def seconds(self) -> float:
-        """Seconds so far."""
+        """Returns the seconds of training so far, without the paused ones."""
         return self._elapsed + time.monotonic() - self._resumed_at
 
-    def pause(self) -> None:
-        """Stops the clock until `go`."""
-        self._elapsed = self.seconds
-        self._resumed_at = time.monotonic()
+    @contextlib.contextmanager
+    def paused(self, activity: str | None = None, step: int = 0) -> Iterator[None]:
+        """Excludes the time spent inside from the training time.
 
-    def resume(self) -> None:
-        """Starts it again."""
+        Args:
+          activity: what the watchdog monitors inside, such as "save"; None: it monitors nothing.
+          step: the step that the watchdog names if `activity` hangs.
+        """
+        self._elapsed = self.seconds
+        with contextlib.ExitStack() as stack:
+            if self._watchdog is not None:
+                watchdog = self._watchdog
+                stack.enter_context(
+                    watchdog.watching(activity, step) if activity else watchdog.paused()
+                )
+            yield
         self._resumed_at = time.monotonic()
 
     def add(self, tokens: int, flops: float) -> None:
-        """Counts one step."""
+        """Adds the tokens and FLOPs of one step."""
         self.tokens += tokens
         self.flops += flops
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompiledPhase:
+    """Holds the compiled step of a phase and the numbers that the loop reports with it.
+
+    Attributes:
+      name: shown in metrics, for example "length-128".
+      steps: the update numbers to run; the first update of a run is number 1.
+      total_steps: updates of the whole run.
+      batch_size: examples in a batch.
+      sequences_per_batch: `batch_size` times the choices of an example (multiple choice).
+      step_flops: model FLOPs of one step as a function of the batch's sequence length.
+      to_device: moves this process's part of a batch to its devices.
+    """
+
+    name: str
+    compiled_step: CompiledStep
+    steps: range
+    total_steps: int
+    batch_size: int
+    sequences_per_batch: int
+    step_flops: Callable[[int], float]
+    to_device: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]]
+
+
 def train_phase(
-    compiled_step: CompiledStep,
+    phase: CompiledPhase,
     state: State,
     loader: Loader,
-    phase: Phase,
-    *,
-    phase_name: str,
-    start_step: int,
-    last_step: int,
-    total_steps: int,
-    sequences_per_batch: int,
-    step_flops: Callable[[int], float],
-    to_device: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]],
     hooks: Sequence[Hook],
-    meter: Meter,
-    after_step: Callable[[int, State, int], None],
-) -> State:
-    """Runs updates done + 1 .. until.
+    state_hooks: Sequence[StateHook],
+    meter: TrainingMeter,
+) -> tuple[State, StopReason | None]:
+    """Runs the steps of one phase.
 
     Args:
-      texts: of a batch: its rows, times the choices in each.
-      flops: model FLOPs of one step at a batch's length.
-      put: moves a host's batch to the devices.
-      after_step: called with (updates done, state, position of the next example) after the hooks;
-        evaluates and saves where due. Whatever it raises ends the loop.
+      hooks: called with the event of a step, each at its own interval.
+      state_hooks: called in order after `hooks`; the first one that returns a reason ends the loop.
+
+    Returns:
+      The state after the last step, and why the loop ended before the end of the phase, or None.
     """
     batches = iter(loader)
-    for step_number in range(start_step + 1, last_step + 1):
+    for step in phase.steps:
         position = loader.position
         batch = next(batches)
-        state, metrics = compiled_step(state, to_device(batch))
+        state, metrics = phase.compiled_step(state, phase.to_device(batch))
         seq_length = contract.sequence_length(batch)
-        meter.add(sequences_per_batch * seq_length, step_flops(seq_length))
+        meter.add(phase.sequences_per_batch * seq_length, phase.step_flops(seq_length))
         event = StepEvent(
-            step=step_number,
-            total_steps=total_steps,
-            phase=phase_name,
+            step=step,
+            total_steps=phase.total_steps,
+            phase=phase.name,
             position=position,
             batch_size=phase.batch_size,
             seconds=meter.seconds,
@@ -110,5 +162,8 @@ def train_phase(
             device_metrics=metrics,
         )
         hooks_lib.call_hooks(hooks, event)
-        after_step(step_number, state, loader.position)
-    return state
+        for state_hook in state_hooks:
+            stop_reason = state_hook(step, state, loader.position)
+            if stop_reason is not None:
+                return state, stop_reason
+    return state, None

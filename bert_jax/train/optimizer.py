@@ -1,4 +1,4 @@
-"""The optimizer: clip, Adam, decay by a path table, trust ratio for LAMB, tuning, learning rate."""
+"""Builds the optimizer and the learning-rate schedule from the training config."""
 
 from typing import Any, NamedTuple
 
@@ -8,8 +8,7 @@ import optax
 
 from bert_jax.params import paths
 from bert_jax.params.paths import PathTable
-from bert_jax.train.config import AdamW, Lamb, TrainConfig
-from bert_jax.train.schedule import learning_rate_schedule
+from bert_jax.train.config import AdamW, Lamb, TrainConfig, WarmupLinear
 from bert_jax.tuning.layerwise_lr import freeze, scale_by_depth
 from bert_jax.tuning.weight_anchors import l2_to_init
 
@@ -24,25 +23,25 @@ WEIGHT_DECAY: PathTable[bool] = PathTable(
         ("heads/*/log_variance", False),
     ],
 )
-"""Whether a parameter decays: all but biases and norms (BERT's `optimization.py`)."""
+"""Selects the parameters with weight decay: all but biases and LayerNorm (`optimization.py`)."""
 
 
 def decay_mask(params: Any) -> Any:
-    """True for each parameter that decays."""
+    """Returns a pytree with True for each parameter that weight decay applies to."""
     return paths.map_with_path(lambda path, _: WEIGHT_DECAY[path], params)
 
 
 class UncorrectedAdamState(NamedTuple):
-    """First and second moments, shaped like the parameters."""
+    """Holds the first and second moments, shaped like the parameters."""
 
     mu: Any
     nu: Any
 
 
 def scale_by_uncorrected_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransformation:
-    """Adam without bias correction: the first moments start at zero and stay biased towards it.
+    """Scales gradients by Adam without bias correction.
 
-    BERT's own optimizer (`AdamWeightDecayOptimizer`); optax has the corrected one only.
+    This is BERT's own optimizer (`AdamWeightDecayOptimizer`); optax only has the corrected one.
     """
 
     def init(params: Any) -> UncorrectedAdamState:
@@ -59,8 +58,34 @@ def scale_by_uncorrected_adam(b1: float, b2: float, epsilon: float) -> optax.Gra
     return optax.GradientTransformation(init, update)
 
 
+def learning_rate_schedule(schedule: WarmupLinear, total_steps: int) -> optax.Schedule:
+    """Returns the learning rate as a function of the number of updates done.
+
+    The first update uses peak / warmup_steps, update number warmup_steps uses the peak, and the
+    rate reaches 0 right after the last update.
+    """
+    warmup_steps = schedule.warmup_steps
+    warmup_schedule = optax.linear_schedule(
+        schedule.peak_learning_rate / max(warmup_steps, 1),
+        schedule.peak_learning_rate,
+        max(warmup_steps - 1, 1),
+    )
+    decay_schedule = optax.linear_schedule(
+        schedule.peak_learning_rate, 0.0, total_steps - warmup_steps
+    )
+    return (
+        optax.join_schedules([warmup_schedule, decay_schedule], [warmup_steps])
+        if warmup_steps
+        else decay_schedule
+    )
+
+
 def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
-    """The optax chain of a `Train` config; its updates are to be added to the parameters."""
+    """Returns the optax transform of a training config.
+
+    Order of the chain: weight anchor (L2-SP or EWC), gradient clipping, Adam, weight decay, trust
+    ratio (LAMB), layer-wise learning rates, learning-rate schedule.
+    """
     config = train.optimizer
     match config:
         case AdamW(bias_correction=False):
@@ -74,7 +99,7 @@ def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
         adam,
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
     ]
-    if isinstance(config, Lamb):  # biases and norms keep their plain update, as in the release
+    if isinstance(config, Lamb):  # no trust ratio for biases and LayerNorm, as in the reference
         transforms.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
     if (tuning.layerwise_lr_decay, tuning.head_lr_multiplier, tuning.unfreeze_every) != (
         1.0,
@@ -88,7 +113,7 @@ def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
 
 
 def _allow_promotion(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    # optax raises a float to an integer power, which strict dtype promotion forbids.
+    # optax computes float ** int, which `jax_numpy_dtype_promotion="strict"` does not allow.
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         with jax.numpy_dtype_promotion("standard"):
             return optimizer.update(updates, state, params)

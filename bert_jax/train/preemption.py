@@ -1,7 +1,7 @@
-"""SIGTERM and Ctrl-C as a request: finish this step, save, leave with an exit code of its own.
+"""Handles SIGTERM and Ctrl-C: finish the current step, save a checkpoint, exit with code 75.
 
-One process listens itself. Several processes use JAX's preemption service, which catches SIGTERM
-on whichever process gets it and names one step at which all of them stop together.
+A single process installs its own signal handlers. Several processes use JAX's preemption service:
+one of them receives SIGTERM, and the service chooses a step after which all of them stop.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from jax.experimental import multihost_utils
 EXIT_DONE = 0
 EXIT_USER_ERROR = 1
 EXIT_USAGE = 2
-# EX_SOFTWARE of sysexits.h: a step, save or evaluation hung (`watchdog.py`). Nothing was saved at
-# that moment; the same command goes on from the newest checkpoint.
+# EX_SOFTWARE of sysexits.h: a step, save or evaluation hung (`watchdog.py`). Nothing was saved then;
+# the same command resumes from the newest checkpoint.
 EXIT_HUNG = 70
-# EX_TEMPFAIL of sysexits.h: nothing is wrong, the same command goes on from here.
+# EX_TEMPFAIL of sysexits.h: stopped on request and saved; the same command resumes.
 EXIT_PREEMPTED = 75
-# What each process says when it begins and when it has saved and leaves, before " step N": whoever
-# supervises several processes sees by these lines whether they agree.
+# Each process logs "<START_MESSAGE> step N" before training and "<SAVED_MESSAGE> step N" when it
+# stops on request. `simulate/simulated_host.py` and the tests of `tpu/` parse these lines.
 START_MESSAGE, SAVED_MESSAGE = "begins after", "saved"
 
 
@@ -30,7 +30,7 @@ START_MESSAGE, SAVED_MESSAGE = "begins after", "saved"
 def signal_handlers(
     signals: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Lets `note` have these signals; the handlers that were there before come back at the end."""
+    """Installs `handler` for these signals and restores the previous handlers on exit."""
     previous = {signum: signal.signal(signum, handler) for signum in signals}
     try:
         yield
@@ -40,10 +40,11 @@ def signal_handlers(
 
 
 class Preemption:
-    """Listens while it is entered: `with Preemption() as preemption: ... preemption.reached()`.
+    """Records requests to stop while its `with` block is active.
 
-    The first SIGTERM or SIGINT is noted; a second SIGINT stops at once. Handlers that were there
-    before come back on leaving. Enter it on the main thread, after `distributed.initialize`.
+    The first SIGTERM or SIGINT is recorded for `should_stop`; a second SIGINT raises
+    KeyboardInterrupt immediately. Leaving the block restores the previous signal handlers. Enter it
+    on the main thread, after `bert_jax.distributed.processes.initialize`.
     """
 
     def __init__(self) -> None:
@@ -67,10 +68,14 @@ class Preemption:
         self._stack.close()
 
     def should_stop(self) -> bool:
-        """Whether to save now and leave; every process calls it after every step."""
+        """Returns whether to save a checkpoint now and stop.
+
+        Every process must call this exactly once after every step.
+        """
         if self._is_distributed:
-            # The service takes the number after the highest that it has been told, and waits for
-            # that very one; a run that goes on at step 1000 would never come to its 1.
+            # The preemption service stops all processes at the number after the highest one it has
+            # received. It starts counting at 0, so it gets the number of calls in this process: a
+            # run resumed at step 1000 would never reach step 1.
             self._num_calls += 1
             return multihost_utils.reached_preemption_sync_point(self._num_calls)
         return self._requested
@@ -78,8 +83,8 @@ class Preemption:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self._requested = True
         name = signal.Signals(signum).name
-        # os.write, because a print that the signal interrupted cannot be entered again.
-        os.write(2, f"\n{name}: saving after this step, then leaving\n".encode())
+        # Not `print` or `logging`: the signal may have interrupted one, and they are not reentrant.
+        os.write(2, f"\n{name}: will save a checkpoint after this step and exit\n".encode())
         if signum == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             if self._is_distributed:

@@ -203,7 +203,12 @@ def _has_labeled_dev(task: Task) -> bool:
 
 def _evaluation_configs(best_metric: str | None, steps_per_epoch: int) -> dict[str, Any]:
     """Evaluation and checkpoints of a run: by the metric `best` on dev, where there is one."""
-    checkpoints = CheckpointConfig(save_every=steps_per_epoch, keep_last=1, best_metric=best_metric)
+    checkpoints = CheckpointConfig(
+        save_every=steps_per_epoch,
+        keep_last=1,
+        best_metric=best_metric,
+        best_mode="max" if best_metric else None,  # the first metric of every task is a score
+    )
     return {
         "checkpoints": checkpoints,
         "evaluation": LabeledEval(eval_every=steps_per_epoch) if best_metric else None,

@@ -1,18 +1,23 @@
-"""One run, from its config to its last checkpoint, in the order in which things happen."""
+"""Runs an experiment from its config to its last checkpoint, on one page, in order."""
 
 import contextlib
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import numpy as np
+import optax
 
 from bert_jax.atomic_io import write_json
 from bert_jax.checkpoints.checkpointer import Checkpointer
-from bert_jax.distributed.processes import barrier, log, run_on_process_0
+from bert_jax.distributed.processes import barrier, run_on_process_0
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.hardware.host import hardware_info
 from bert_jax.hardware.peak_flops import peak_flops
+from bert_jax.objectives.base import Objective
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
@@ -23,134 +28,216 @@ from bert_jax.runs.metrics import MetricsLog, TensorBoard
 from bert_jax.runs.progress import ProgressLine
 from bert_jax.train import compilation_cache
 from bert_jax.train.compile import abstract_state, compile_step
-from bert_jax.train.config import Phase
-from bert_jax.train.evaluate_and_save import BestEvaluation, EarlyStop, EvalAndCheckpoint, Preempted
+from bert_jax.train.config import LoggingConfig, Phase
+from bert_jax.train.evaluate_and_save import (
+    BestEvaluation,
+    Evaluate,
+    EvaluationHistory,
+    SaveCheckpoint,
+)
 from bert_jax.train.flops import step_flops
 from bert_jax.train.initialize import initialize_or_load
-from bert_jax.train.loop import Meter, train_phase
+from bert_jax.train.loop import (
+    CompiledPhase,
+    StateHook,
+    StopReason,
+    TrainingMeter,
+    train_phase,
+)
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, START_MESSAGE, Preemption
+from bert_jax.train.sources import make_source
 from bert_jax.train.sources.base import Source
-from bert_jax.train.sources.make import make_source
 from bert_jax.train.step import State, init_state
 from bert_jax.train.watchdog import Watchdog
 from bert_jax.tuning.depth import lowest_trainable_depth
 
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSetup:
+    """Holds what all phases of a run share; nothing in it changes during training.
+
+    Attributes:
+      abstract: the train state as shapes, dtypes and shardings.
+    """
+
+    experiment: Experiment
+    source: Source
+    mesh: jax.sharding.Mesh
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    abstract: State
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPoint:
+    """Holds where training starts: at 0, or where the restored checkpoint was saved.
+
+    Attributes:
+      step: number of updates done.
+      position: position of the next training example of the current phase.
+      best: the best evaluation so far.
+    """
+
+    step: int
+    position: int
+    best: BestEvaluation
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopHooks:
+    """Holds what the training loop calls after a step, in order; `evaluate` differs by phase."""
+
+    hooks: Sequence[Hook]
+    save: SaveCheckpoint
+    history: EvaluationHistory
+    meter: TrainingMeter
+    watchdog: Watchdog
+
 
 def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | None = None) -> int:
-    """Trains `experiment` in `folder`, going on from its newest good checkpoint if it has one.
+    """Trains `experiment` in the run folder `folder`, resuming from its newest valid checkpoint.
 
     Args:
-      checkpoints_at: where they are, if not in `folder`; may be a gs:// path.
+      requested_checkpoint_dir: folder or gs:// path of the checkpoints; None: in `folder`.
 
     Returns:
       The exit code: 0 when the run is complete, 75 when it was asked to stop and has saved.
 
     Raises:
-      UserError: says what to do; whatever was saved before is still there.
+      UserError: the message says what to do. Checkpoints saved before remain valid.
     """
     train = experiment.train
     with contextlib.ExitStack() as stack:
-        # The folder, the data and the mesh
+        # Run folder, data, mesh, model and optimizer; the state as shapes and shardings only.
         source = make_source(experiment)
-        external_dir = run_on_process_0(
+        checkpoint_dir = run_on_process_0(
             lambda: _prepare_run_folder(stack, experiment, folder, source, requested_checkpoint_dir)
         )
         stack.enter_context(compilation_cache.persistent_compilation_cache(folder))
         watchdog = stack.enter_context(Watchdog())
-        mesh = sharding.make_mesh(experiment.mesh)
-        stack.enter_context(jax.set_mesh(mesh))  # for kernels that XLA cannot cut up
-        for phase in train.phases:
-            sharding.check_batch_size(phase.batch_size, phase.gradient_accumulation_steps, mesh)
+        setup = _make_setup(experiment, source)
+        # The Pallas kernels look up the mesh, because XLA cannot partition them by itself.
+        stack.enter_context(jax.set_mesh(setup.mesh))
 
-        # Program, abstract state, shardings, and then the state itself: restored or fresh
-        objective = make_objective(experiment.objective)
-        optimizer = make_optimizer(train)
-        init_fn = functools.partial(init_state, objective, optimizer)
-        abstract = abstract_state(init_fn, optimizer, mesh)
-        checkpointer = stack.enter_context(_make_checkpointer(experiment, folder, external_dir))
-        if checkpointer.latest_valid_step() is not None:
-            with watchdog.watching("restore", 0):
-                state, info, start_step = checkpointer.restore(abstract)
-            position, best = info["position"], BestEvaluation(**info.get("best", {}))
-        else:
-            state, start_step = initialize_or_load(experiment, objective, optimizer, abstract), 0
-            position, best = 0, BestEvaluation()
-        source.on_train_start(objective, state["params"], mesh, folder)
+        # The state: restored from the newest valid checkpoint, or initialized.
+        checkpointer = stack.enter_context(_make_checkpointer(experiment, folder, checkpoint_dir))
+        state, start = _restore_or_initialize(setup, checkpointer, watchdog)
+        source.on_train_start(setup.objective, state["params"], setup.mesh, folder)
 
-        # Who watches the loop
-        hooks = [
-            *_make_hooks(experiment, folder, start_step, checkpointer),
-            LimitInFlightSteps(),
-            watchdog,
-        ]
+        # Training, one phase after another.
+        hooks = _make_hooks(train.logging, folder, start.step, checkpointer, watchdog)
         for hook in hooks:
             stack.callback(hook.close)
-        preemption, meter = stack.enter_context(Preemption()), Meter()
-        eval_and_checkpoint = EvalAndCheckpoint(
-            experiment, checkpointer, preemption, hooks, meter, best, watchdog
-        )
-        if start_step or jax.process_count() > 1:
-            log(f"{START_MESSAGE} step {start_step} of {train.steps}")
+        preemption, meter = stack.enter_context(Preemption()), TrainingMeter(watchdog)
+        history = EvaluationHistory(best=start.best)
+        save = SaveCheckpoint(experiment, checkpointer, preemption, history, meter)
+        loop = LoopHooks(hooks=hooks, save=save, history=history, meter=meter, watchdog=watchdog)
+        if start.step or jax.process_count() > 1:
+            logger.info("%s step %d of %d", START_MESSAGE, start.step, train.steps)
+        for phase_index, steps, position in remaining_phases(train.phases, start):
+            if history.should_stop_early(train.checkpoints):
+                break
+            state, stop_reason = _run_phase(setup, phase_index, steps, position, state, loop)
+            if stop_reason == "preempted":
+                return EXIT_PREEMPTED
 
-        # The phases
-        phase_start = 0
-        for phase_index, phase in enumerate(train.phases):
-            phase_end = phase_start + phase.steps
-            if start_step < phase_end and not eval_and_checkpoint.should_stop_early:
-                eval_and_checkpoint.evaluator = source.evaluator(objective, phase_index, mesh)
-                loader = stack.enter_context(
-                    source.loader(phase_index, position if start_step > phase_start else 0)
-                )
-                fields, shapes = source.batch_fields(objective), source.shapes(phase_index)
-                num_choices = shapes[-1].get("A", 1)
-                input_sharding = sharding.batch_sharding(mesh)
-                meter.pause()
-                watchdog.pause()
-                compiled_step = compile_step(
-                    experiment, phase, objective, optimizer, fields, shapes, abstract, mesh
-                )
-                barrier(f"the first step of phase {phase_index + 1}")
-                meter.resume()
-                watchdog.start("step", max(start_step, phase_start) + 1)
-                try:
-                    state = train_phase(
-                        compiled_step,
-                        state,
-                        loader,
-                        phase,
-                        phase_name=f"length-{phase.seq_length}",
-                        start_step=max(start_step, phase_start),
-                        last_step=phase_end,
-                        total_steps=train.steps,
-                        sequences_per_batch=phase.batch_size * num_choices,
-                        step_flops=_make_step_flops(experiment, phase, num_choices, abstract),
-                        to_device=lambda batch, fields=fields, input_sharding=input_sharding: (
-                            sharding.put_batch(
-                                {name: batch[name] for name in fields}, input_sharding
-                            )
-                        ),
-                        hooks=hooks,
-                        meter=meter,
-                        after_step=eval_and_checkpoint,
-                    )
-                except Preempted:
-                    return EXIT_PREEMPTED
-                except EarlyStop:
-                    pass
-            phase_start = phase_end
-
-        # The end
+        # Final evaluation, with the best parameters.
         with watchdog.watching("conclude", train.steps):
-            checkpointer.wait()
-            if jax.process_index() == 0 and eval_and_checkpoint.metrics:
-                write_json(folder / run_folder.EVALUATION, eval_and_checkpoint.metrics)
-            if best.step is not None:
-                state, _, _ = checkpointer.restore(abstract, best.step)
-            source.on_train_end(objective, state["params"], mesh, folder, int(state["step"]))
+            _finish(setup, folder, state, checkpointer, history)
         if jax.process_index() == 0:
             write_report(folder)
     return EXIT_DONE
+
+
+def remaining_phases(
+    phases: Sequence[Phase], start: StartPoint
+) -> Iterator[tuple[int, range, int]]:
+    """Yields (phase index, step numbers to run, position to start at) for each unfinished phase."""
+    steps_before = 0
+    for phase_index, phase in enumerate(phases):
+        last_step = steps_before + phase.steps
+        if start.step < last_step:
+            steps = range(max(start.step, steps_before) + 1, last_step + 1)
+            # The position of a checkpoint saved at the end of a phase belongs to that phase.
+            yield phase_index, steps, start.position if start.step > steps_before else 0
+        steps_before = last_step
+
+
+def _run_phase(
+    setup: TrainSetup,
+    phase_index: int,
+    steps: range,
+    position: int,
+    state: State,
+    loop: LoopHooks,
+) -> tuple[State, StopReason | None]:
+    """Compiles the step of a phase and runs `steps`, from the example at `position`."""
+    train, source = setup.experiment.train, setup.source
+    with contextlib.ExitStack() as stack:
+        with loop.meter.paused():
+            evaluator = source.evaluator(setup.objective, phase_index, setup.mesh)
+            loader = stack.enter_context(source.loader(phase_index, position))
+            compiled_phase = _compile_phase(setup, phase_index, steps)
+            # Collectives time out after 30 s, so no process may start long before the others.
+            barrier(f"the first step of phase {phase_index + 1}")
+        state_hooks: list[StateHook] = [loop.save]
+        if evaluator is not None:
+            evaluate = Evaluate(evaluator, train, loop.history, loop.hooks, loop.meter)
+            state_hooks.insert(0, evaluate)
+        loop.watchdog.start("step", steps[0])
+        return train_phase(compiled_phase, state, loader, loop.hooks, state_hooks, loop.meter)
+
+
+def _compile_phase(setup: TrainSetup, phase_index: int, steps: range) -> CompiledPhase:
+    experiment, phase = setup.experiment, setup.experiment.train.phases[phase_index]
+    fields = setup.source.batch_fields(setup.objective)
+    shapes = setup.source.shapes(phase_index)
+    input_sharding = sharding.batch_sharding(setup.mesh)
+    num_choices = shapes[-1].get("A", 1)
+
+    def to_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        return sharding.put_batch({name: batch[name] for name in fields}, input_sharding)
+
+    return CompiledPhase(
+        name=f"length-{phase.seq_length}",
+        compiled_step=compile_step(
+            experiment,
+            phase,
+            setup.objective,
+            setup.optimizer,
+            fields,
+            shapes,
+            setup.abstract,
+            setup.mesh,
+        ),
+        steps=steps,
+        total_steps=experiment.train.steps,
+        batch_size=phase.batch_size,
+        sequences_per_batch=phase.batch_size * num_choices,
+        step_flops=_make_step_flops(setup, phase, num_choices),
+        to_device=to_device,
+    )
+
+
+def _finish(
+    setup: TrainSetup,
+    folder: Path,
+    state: State,
+    checkpointer: Checkpointer,
+    history: EvaluationHistory,
+) -> None:
+    """Waits for the last save and lets the source evaluate the best checkpoint, if there is one."""
+    checkpointer.wait()
+    if jax.process_index() == 0 and history.metrics:
+        write_json(folder / run_folder.EVALUATION, history.metrics)
+    if history.best.step is not None:
+        state, _, _ = checkpointer.restore(setup.abstract, history.best.step)
+    setup.source.on_train_end(
+        setup.objective, state["params"], setup.mesh, folder, int(state["step"])
+    )
 
 
 def _prepare_run_folder(
@@ -160,10 +247,10 @@ def _prepare_run_folder(
     source: Source,
     requested_checkpoint_dir: str | None,
 ) -> str | None:
-    """Locks the folder, checks that data, model and folder belong together, leaves the config.
+    """Locks the run folder, checks data, model and folder against each other, writes the config.
 
     Returns:
-      Where the checkpoints are; None: in the folder.
+      The folder of the checkpoints; None: inside the run folder.
     """
     stack.enter_context(run_folder.lock_run_folder(folder))
     source.prepare_run_folder(folder)
@@ -177,60 +264,85 @@ def _prepare_run_folder(
     return run_folder.external_checkpoint_dir(folder)
 
 
-def _make_step_flops(
-    experiment: Experiment, phase: Phase, num_choices: int, abstract: State
-) -> Callable[[int], float]:
-    tuning = experiment.train.tuning
-    return functools.partial(
-        step_flops,
-        experiment.objective,
-        phase,
-        num_choices=num_choices,
-        features=tuning.features,
-        lowest_trainable_layer=lowest_trainable_depth(
-            paths.flatten(abstract["params"]), tuning.frozen
-        ),
+def _make_setup(experiment: Experiment, source: Source) -> TrainSetup:
+    mesh = sharding.make_mesh(experiment.mesh)
+    for phase in experiment.train.phases:
+        sharding.check_batch_size(phase.batch_size, phase.gradient_accumulation_steps, mesh)
+    objective = make_objective(experiment.objective)
+    optimizer = make_optimizer(experiment.train)
+    with jax.set_mesh(mesh):
+        abstract = abstract_state(
+            functools.partial(init_state, objective, optimizer), optimizer, mesh
+        )
+    return TrainSetup(
+        experiment=experiment,
+        source=source,
+        mesh=mesh,
+        objective=objective,
+        optimizer=optimizer,
+        abstract=abstract,
     )
 
 
 def _make_checkpointer(
-    experiment: Experiment, folder: Path, external_dir: str | None
+    experiment: Experiment, folder: Path, checkpoint_dir: str | None
 ) -> Checkpointer:
     config = experiment.train.checkpoints
     return Checkpointer(
-        external_dir or folder / run_folder.CHECKPOINTS,
+        checkpoint_dir or folder / run_folder.CHECKPOINTS,
         keep_last=config.keep_last,
         best_metric=config.best_metric,
-        best_mode=config.best_mode,
+        best_mode=config.best_mode or "min",
+    )
+
+
+def _restore_or_initialize(
+    setup: TrainSetup, checkpointer: Checkpointer, watchdog: Watchdog
+) -> tuple[State, StartPoint]:
+    if checkpointer.latest_valid_step() is None:
+        state = initialize_or_load(
+            setup.experiment, setup.objective, setup.optimizer, setup.abstract
+        )
+        return state, StartPoint(step=0, position=0, best=BestEvaluation())
+    with watchdog.watching("restore", 0):
+        state, info, step = checkpointer.restore(setup.abstract)
+    best = BestEvaluation(**info.get("best", {}))
+    return state, StartPoint(step=step, position=info["position"], best=best)
+
+
+def _make_step_flops(setup: TrainSetup, phase: Phase, num_choices: int) -> Callable[[int], float]:
+    tuning, params = setup.experiment.train.tuning, paths.flatten(setup.abstract["params"])
+    return functools.partial(
+        step_flops,
+        setup.experiment.objective,
+        phase,
+        num_choices=num_choices,
+        features=tuning.features,
+        lowest_trainable_layer=lowest_trainable_depth(params, tuning.frozen),
     )
 
 
 def _make_hooks(
-    experiment: Experiment, folder: Path, start_step: int, checkpointer: Checkpointer
+    config: LoggingConfig,
+    folder: Path,
+    start_step: int,
+    checkpointer: Checkpointer,
+    watchdog: Watchdog,
 ) -> list[Hook]:
-    logging_config = experiment.train.logging
-    guard = SpikeGuard(
-        every=logging_config.log_every, last_good_step=checkpointer.latest_valid_step
-    )
-    if jax.process_index() != 0:
-        return [guard]
-    device_peak_flops = peak_flops(jax.devices())
-    hooks: list[Hook] = [
-        ProgressLine(every=logging_config.log_every, peak_flops=device_peak_flops),
-        MetricsLog(
-            folder,
-            every=logging_config.log_every,
-            resume_step=start_step,
-            peak_flops=device_peak_flops,
-        ),
-    ]
-    if logging_config.tensorboard:
-        hooks.append(
-            TensorBoard(
-                folder,
-                every=logging_config.log_every,
-                resume_step=start_step,
-                peak_flops=device_peak_flops,
+    """Makes the hooks in the order of their calls: log, guard against spikes, watch for hangs."""
+    hooks: list[Hook] = []
+    if jax.process_index() == 0:
+        device_peak_flops = peak_flops(jax.devices())
+        hooks.append(ProgressLine(every=config.log_every, peak_flops=device_peak_flops))
+        for metric_log in (MetricsLog, TensorBoard) if config.tensorboard else (MetricsLog,):
+            hooks.append(
+                metric_log(
+                    folder,
+                    every=config.log_every,
+                    resume_step=start_step,
+                    peak_flops=device_peak_flops,
+                )
             )
-        )
-    return [*hooks, guard]
+    # On every process, because each of them must stop when the loss diverges.
+    hooks.append(SpikeGuard(every=config.log_every, last_good_step=checkpointer.latest_valid_step))
+    return [*hooks, LimitInFlightSteps(), watchdog]

@@ -1,6 +1,7 @@
-"""One update: accumulate -> update -> apply. There are no features in here, and there will be none.
+"""Defines the train step: accumulate gradients -> update -> apply.
 
-A new objective is a new program, a new regulariser an optax transform, a new behaviour a hook.
+New features do not belong here. A new loss is an `Objective`, a new regularizer is an optax
+transform, and new behavior of the training loop is a hook.
 """
 
 from collections.abc import Callable
@@ -13,14 +14,18 @@ import optax
 from bert_jax.objectives.base import Batch, LossOutput, Objective
 
 State = dict[str, Any]
-"""{"step": int32 scalar, updates done; "params"; "opt_state"}"""
+"""{"step": number of updates done (int32 scalar), "params": ..., "opt_state": ...}"""
 Metrics = dict[str, jax.Array]
 
 
 def init_state(
     objective: Objective, optimizer: optax.GradientTransformation, key: jax.Array
 ) -> State:
-    """The state before the first update. Pure: trace it for shapes, or jit it with shardings."""
+    """Returns the train state before the first update.
+
+    A pure function: call it under `jax.eval_shape` for the shapes alone, or under `jax.jit` with
+    `out_shardings` to initialize a sharded state.
+    """
     params = objective.init(key)
     return {"step": jnp.int32(0), "params": params, "opt_state": optimizer.init(params)}
 
@@ -33,12 +38,16 @@ def make_train_step(
     seed: int,
     gradient_accumulation_steps: int = 1,
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
-    """The pure function (state, batch) -> (state, metrics); metrics are float32 scalars.
+    """Returns the pure function (state, batch) -> (state, metrics).
 
-    `schedule` is the learning rate that `optimizer` applies, here only to be reported.
+    Args:
+      schedule: the learning rate that `optimizer` applies; used only to report it as a metric.
+      gradient_accumulation_steps: number of microbatches that the batch is split into. The result
+        is the same as with one pass over the whole batch, because the losses are divided by the
+        denominators of the whole batch.
 
-    `accumulate` parts the batch into that many microbatches; each row weighs the same as it would
-    in one pass, because losses are divided by the normalisers of the whole batch.
+    Returns:
+      A function whose metrics are float32 scalars.
     """
 
     def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
@@ -54,7 +63,7 @@ def make_train_step(
             "learning_rate": jnp.asarray(schedule(state["step"]), jnp.float32),
         }
         metrics |= {
-            name: mean.total / mean.weight  # of nothing: not a number, null in the logs
+            name: mean.total / mean.weight  # NaN if the weight is 0, which logs show as null
             for name, mean in losses.metrics.items()
         }
         return {"step": state["step"] + 1, "params": params, "opt_state": opt_state}, metrics
@@ -78,7 +87,8 @@ def _accumulate_gradients(
     def add(total: Any, inputs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, grad_fn(params, *inputs)), None
 
-    # Microbatch i takes rows i, i + parts, ...: each device cuts up its own rows, none are moved.
+    # Microbatch i takes the examples i, i + n, i + 2n, ...: every device then splits the examples
+    # that it already holds, and none move between devices.
     microbatches = {
         name: jnp.swapaxes(values.reshape(-1, num_microbatches, *values.shape[1:]), 0, 1)
         for name, values in batch.items()

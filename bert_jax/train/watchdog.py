@@ -1,14 +1,14 @@
-"""A step, save or evaluation that hangs: says where, on each host for itself, and ends the process.
+"""Ends a process whose training step, evaluation or save hangs.
 
-When one host of several stops, the others wait for it without end, and none of them fails. Here
-each process counts how long it has been at what it does. Beyond a limit it prints its number, its
-host, and what it is at, dumps the stacks of all its threads, and exits with code 70 (EX_SOFTWARE),
-so that whoever supervises the run starts it again from the newest checkpoint: a hang saves nothing.
-The host whose line or stack differs from the others' is the one to look at.
+When one host of several stops, the others wait for it forever and none of them fails. Therefore
+each process measures how long its current activity takes. When that exceeds a timeout, the process
+prints its process id, host and activity to stderr, dumps the stacks of all threads, and exits with
+code 70 (EX_SOFTWARE). A supervisor then restarts the run from the newest checkpoint; nothing is
+saved at the hang. The host whose activity or stack differs from the others is usually the cause.
 
-Compilation is not watched. A hang that holds Python's interpreter lock is not seen by the process
-itself; the other hosts see it. Seconds are counted while the process runs: one that was stopped
-(Ctrl-Z, a paused machine) is not blamed for that, and no two hosts compare their clocks.
+Compilation is not monitored. A hang that holds Python's global interpreter lock is only detected by
+the other hosts. Time during which the process was suspended (Ctrl-Z, a paused machine) does not
+count, and hosts do not compare clocks.
 """
 
 import contextlib
@@ -31,10 +31,13 @@ from bert_jax.train.preemption import EXIT_HUNG
 TIMEOUT_VARIABLE = "BERT_JAX_WATCHDOG_SECONDS"
 DEFAULT_TIMEOUT_SECONDS = 600.0
 TIMEOUT_FACTORS = {"evaluate": 6.0, "conclude": 6.0}
-"""Phases of many steps, which may take so many times as long; until then a line says so."""
+"""Activities with many steps, and how many times the timeout each of them may take.
+
+After one timeout a line is printed, and the process continues.
+"""
 _MAX_TICK = 5.0
-# Between what this process says and its end: the others, if they hang with it, speak as well.
-# Process 0 ends last, because JAX aborts whoever finds it gone.
+# Ticks between the report and the exit, so that other hanging processes can report as well.
+# Process 0 exits last, because JAX aborts the other processes when it is gone.
 _GRACE_TICKS, _GRACE_TICKS_OF_PROCESS_0 = 2, 3
 
 
@@ -47,14 +50,16 @@ class _Activity:
 
 
 class Watchdog:
-    """A hook that watches while it is entered, and what else is done `with watchdog.doing(...)`.
+    """Monitors training steps as a hook, and other activities inside `watching(...)`.
+
+    Monitors only inside its own `with` block.
 
     Args:
-      seconds: what a step or a save may take; None: BERT_JAX_WATCHDOG_SECONDS, or 600, but
-        nothing is watched where one process trains on a CPU. 0: nothing is watched.
+      timeout_seconds: limit for a step or a save; 0 disables the watchdog. None: the environment
+        variable BERT_JAX_WATCHDOG_SECONDS, by default 600, and 0 for a single process on CPU.
 
     Raises:
-      UserError: the variable is no number.
+      UserError: the environment variable is not a number.
     """
 
     every = 1
@@ -65,7 +70,7 @@ class Watchdog:
         )
         self._tick = min(_MAX_TICK, max(0.05, self.timeout_seconds / 10))
         self._activity: _Activity | None = None
-        self._last_completed = "nothing yet"
+        self._last_completed = "nothing"
         self._stop_event = threading.Event()
         self._timed_out = False
 
@@ -83,24 +88,35 @@ class Watchdog:
         self.close()
 
     def start(self, name: str, step: int) -> None:
-        """From here on the process is at `phase` of `step`; the seconds begin anew."""
+        """Starts the timer of a new activity, such as "step" or "save"."""
         self._activity = _Activity(name, step)
 
     def pause(self) -> None:
-        """From here on nothing is watched, until `enter`."""
+        """Monitors nothing until the next `start`."""
         self._activity = None
 
     @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Monitors nothing inside; restarts the timer of the previous activity afterwards."""
+        previous = self._activity
+        self.pause()
+        yield
+        self._restart(previous)
+
+    @contextlib.contextmanager
     def watching(self, name: str, step: int) -> Iterator[None]:
-        """Watches what is done inside; after it, what was watched before begins anew."""
+        """Monitors `name` inside; restarts the timer of the previous activity afterwards."""
         previous = self._activity
         self.start(name, step)
         yield
         self._last_completed = f"{name} {step}"
-        self._activity = _Activity(previous.name, previous.step) if previous else None
+        self._restart(previous)
+
+    def _restart(self, activity: _Activity | None) -> None:
+        self._activity = _Activity(activity.name, activity.step) if activity else None
 
     def __call__(self, event: StepEvent) -> None:
-        """A step has ended, and the next one begins."""
+        """Restarts the timer for the next training step."""
         self._last_completed = f"step {event.step}"
         if event.step < event.total_steps:
             self.start("step", event.step + 1)
@@ -108,7 +124,11 @@ class Watchdog:
             self.pause()
 
     def close(self) -> None:
-        """Watches no longer. If it has given up, the process fails of that and of nothing else."""
+        """Stops monitoring.
+
+        After a timeout it exits with code 70, so that an error that follows from the hang does not
+        change the exit code.
+        """
         if self._timed_out:
             os._exit(EXIT_HUNG)
         self._stop_event.set()
@@ -117,7 +137,7 @@ class Watchdog:
         last_tick = time.monotonic()
         while not self._stop_event.wait(self._tick):
             now = time.monotonic()
-            # A tick that took much longer was not spent at the step: the process stood still.
+            # A much longer tick means that the process was suspended: that time does not count.
             elapsed, last_tick = min(now - last_tick, 3 * self._tick), now
             activity = self._activity
             if activity is None:
@@ -126,24 +146,25 @@ class Watchdog:
             if activity.seconds > self.timeout_seconds * TIMEOUT_FACTORS.get(activity.name, 1.0):
                 self._exit_hung(activity)
             elif activity.seconds > self.timeout_seconds and not activity.reported:
-                # If this is a hang, another host may give up before this one.
+                # Reported before the limit, because another host may end the run before this one.
                 activity.reported = True
-                self._log(activity, "has been at")
+                self._print(activity, "is still in")
 
-    def _log(self, activity: _Activity, status: str) -> None:
+    def _print(self, activity: _Activity, status: str) -> None:
         process_text = (
             f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()}"
         )
+        # Not `logging`: the hanging thread may hold the lock of a log handler.
         print(
             f"watchdog: {process_text} {status}: {activity.name} {activity.step}, "
-            f"for {activity.seconds:.0f} s; the last thing that ended: {self._last_completed} "
+            f"for {activity.seconds:.0f} s; last completed: {self._last_completed} "
             f"({TIMEOUT_VARIABLE}={self.timeout_seconds:g})",
             file=sys.stderr,
             flush=True,
         )
 
     def _exit_hung(self, activity: _Activity) -> None:
-        self._log(activity, "hangs in")
+        self._print(activity, "hangs in")
         print(f"exit code {EXIT_HUNG}; stacks of all threads:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
         self._timed_out = True
@@ -164,6 +185,6 @@ def _timeout_from_environment() -> float:
     if not 0 <= seconds < float("inf"):
         raise UserError(
             f"{TIMEOUT_VARIABLE}={text!r}: expected a number of seconds, "
-            f"as in {TIMEOUT_VARIABLE}=600; 0 is no watch"
+            f"for example {TIMEOUT_VARIABLE}=600, or 0 to disable the watchdog"
         )
     return seconds

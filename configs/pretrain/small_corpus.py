@@ -82,7 +82,9 @@ def get_config(
             schedule=WarmupLinear(
                 peak_learning_rate=learning_rate, warmup_steps=max(1, steps // 30)
             ),
-            checkpoints=CheckpointConfig(save_every=max(1, steps // 20), best_metric="mlm_loss"),
+            checkpoints=CheckpointConfig(
+                save_every=max(1, steps // 20), best_metric="mlm_loss", best_mode="min"
+            ),
             evaluation=evaluation,
         ),
     )

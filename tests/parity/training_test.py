@@ -22,8 +22,7 @@ from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.testing.random_corpus import MASK, random_documents, random_vocab_arrays, write_corpus
 from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
-from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.schedule import learning_rate_schedule
+from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
 
 torch = pytest.importorskip("torch")

@@ -32,8 +32,7 @@ from bert_jax.plan.activations import (
 from bert_jax.plan.estimate import make_plan
 from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
-from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.schedule import learning_rate_schedule
+from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import init_state, make_train_step
 
 # XLA's compiler for CPU fuses less: softmax, weights before and after dropout are apart, the

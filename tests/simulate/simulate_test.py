@@ -67,7 +67,7 @@ def test_sigterm_to_one_of_two_hosts(corpus, tmp_path):
     assert f"began after step {step}\n" in second and "exit code 0 on hosts 0, 1" in second
     assert f"the run is complete: 12 steps, and {AGREED}" in account
     assert [number for number, _ in losses(run)] == list(range(1, 13))
-    assert f"[host 1] process 1 of 2: saved step {step}; the same command goes on" in said
+    assert f"[host 1] process 1 of 2: saved step {step}; run the same" in said
     assert "[Gloo]" not in said
 
 

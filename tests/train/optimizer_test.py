@@ -13,8 +13,7 @@ from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.train.config import AdamW, Lamb, Phase, TrainConfig, WarmupLinear
-from bert_jax.train.optimizer import WEIGHT_DECAY, make_optimizer
-from bert_jax.train.schedule import learning_rate_schedule
+from bert_jax.train.optimizer import WEIGHT_DECAY, learning_rate_schedule, make_optimizer
 
 PHASES = (Phase(steps=10, seq_length=8, batch_size=4, max_predictions_per_seq=2),)
 

@@ -31,7 +31,7 @@ from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
-from bert_jax.train.sources.make import make_source
+from bert_jax.train.sources import make_source
 from bert_jax.train.step import init_state
 from bert_jax.tuning import fisher
 
@@ -122,13 +122,13 @@ def test_a_tf1_checkpoint_is_compared(shared, folder, tmp_path):
         )
 
 
-def test_a_model_without_vocabulary_is_compared_by_its_size(folder, tmp_path, capsys):
+def test_a_model_without_vocabulary_is_compared_by_its_size(folder, tmp_path, caplog):
     bare = dataclasses.replace(small_model(tmp_path / "v"), tokenizer=None)
     export(bare, tmp_path / "bare")
     refused(
         adapt(folder / "train" / "prepared", tmp_path / "bare"), tmp_path / "run", "78 tokens.* 18"
     )
-    assert "bare has no vocabulary files, so they cannot be compared" in capsys.readouterr().err
+    assert "bare has no vocabulary files, so they cannot be compared" in caplog.text
 
 
 def test_a_corpus_prepared_anew_under_a_run_is_refused(folder, tmp_path):
@@ -212,10 +212,10 @@ def test_a_yardstick_text_of_another_vocabulary_is_refused(folder):
         fisher.measure_forgetting(model, after, folder / "train" / "prepared")
 
 
-def test_heads_that_a_model_lacks_are_named(folder, tmp_path, capsys):
+def test_heads_that_a_model_lacks_are_named(folder, tmp_path, caplog):
     export(corpus_model(folder, only=("encoder", "pooler")), tmp_path / "headless")
     for model, line in (
-        (tmp_path / "headless", "has no matching parameters: masked-LM head, next-sentence head\n"),
+        (tmp_path / "headless", "has no matching parameters: masked-LM head, next-sentence head"),
         (folder / "model", ""),
     ):
         config = adapt(folder / "train" / "prepared", model)
@@ -223,7 +223,7 @@ def test_heads_that_a_model_lacks_are_named(folder, tmp_path, capsys):
         grid = sharding.make_mesh(make_mesh_config("dp"))
         initialize = lambda key, p=program, o=optimizer: init_state(p, o, key)  # noqa: E731
         abstract = abstract_state(initialize, optimizer, grid)
-        capsys.readouterr()
+        caplog.clear()
         initialize_or_load(config, program, optimizer, abstract)
-        found = capsys.readouterr().err
-        assert found == (f"randomly initialized, because {model} {line}" if line else "")
+        expected = [f"randomly initialized, because {model} {line}"] if line else []
+        assert caplog.messages == expected

@@ -62,7 +62,7 @@ def test_a_hanging_save_ends_the_process_and_says_where():
     _, said = process.communicate(timeout=120)
     assert process.returncode == EXIT_HUNG == 70, said
     assert f"watchdog: process 0 of 1 on {socket.gethostname()} hangs in: save 7, for " in said
-    assert "the last thing that ended: evaluate 6 (BERT_JAX_WATCHDOG_SECONDS=0.5)" in said
+    assert "last completed: evaluate 6 (BERT_JAX_WATCHDOG_SECONDS=0.5)" in said
     assert "exit code 70; stacks of all threads:\n" in said
     assert "in wait_for_nobody" in said  # the stack of the thread that hangs
 

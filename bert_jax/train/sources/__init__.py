@@ -1,0 +1,39 @@
+"""Makes the source of a run: its training batches and its evaluation, chosen by `experiment.data`.
+
+A source is imported only when it is used: pretraining loads no fine-tuning code.
+"""
+
+from bert_jax.data.config import FineTuningData, MultiTaskData, PretrainingData
+from bert_jax.errors import ConfigError
+from bert_jax.experiment import Experiment
+from bert_jax.train.sources.base import Source
+from bert_jax.tuning.config import CachedFeatures
+
+
+def make_source(experiment: Experiment) -> Source:
+    """Returns the source that `experiment.data` describes.
+
+    Raises:
+      UserError: the data does not exist or is damaged.
+      ConfigError: cached features with data other than one fine-tuning task.
+    """
+    caches_features = isinstance(experiment.train.tuning.features, CachedFeatures)
+    if caches_features and not isinstance(experiment.data, FineTuningData):
+        raise ConfigError(
+            "train.tuning.features is CachedFeatures, which needs the data of one labeled task, "
+            f"but data is {type(experiment.data).__name__}; expected FineTuningData, or set "
+            "train.tuning.features to ComputedFeatures"
+        )
+    match experiment.data:
+        case PretrainingData():
+            from bert_jax.train.sources.pretraining import PretrainingSource
+
+            return PretrainingSource(experiment, experiment.data)
+        case FineTuningData():
+            from bert_jax.train.sources.fine_tuning import FineTuningSource
+
+            return FineTuningSource(experiment, experiment.data)
+        case MultiTaskData():
+            from bert_jax.train.sources.multi_task import MultiTaskSource
+
+            return MultiTaskSource(experiment, experiment.data)

@@ -41,9 +41,9 @@ from bert_jax.train.compile import abstract_state, compile_step
 from bert_jax.train.flops import step_flops
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.run import run
+from bert_jax.train.sources import make_source
 from bert_jax.train.sources.feature_cache import ENCODER_FEATURES, FeatureExtractor
 from bert_jax.train.sources.fine_tuning import FineTuningSource
-from bert_jax.train.sources.make import make_source
 from bert_jax.train.step import init_state
 from bert_jax.tuning.config import FROZEN_ENCODER, CachedFeatures, ComputedFeatures, TuningConfig
 
@@ -355,7 +355,7 @@ def test_a_disk_without_room_is_seen_before_anything_is_computed(
 def test_states_are_of_one_labelled_task(task_experiment):
     experiment = tuned(task_experiment("classification"))
     prepared = dataclasses.replace(experiment, data=PretrainingData(corpus="nowhere"))
-    with pytest.raises(ConfigError, match="reads the rows of one labelled task; data is Pretrain"):
+    with pytest.raises(ConfigError, match="one labeled task, but data is Pretrain"):
         make_source(prepared)
 
 
