@@ -2,7 +2,8 @@
 
 Run folders, checkpoints, prepared corpora and metrics written before version 0.1.0 hold other class
 names, field names and JSON keys. Every reader of such a file passes what it read through this
-module, so the rest of the code knows today's names only. Nothing here changes a value.
+module, so the rest of the code knows today's names only. No value changes. One is added: the
+direction of the best metric (`best_mode`), which earlier versions took from the metric's name.
 """
 
 from collections.abc import Mapping
@@ -197,10 +198,11 @@ def upgrade_config(data: Any) -> Any:
     if not isinstance(data, Mapping):
         return data
     new: dict[str, Any] = {key: upgrade_config(value) for key, value in data.items()}
-    if isinstance(new.get("type"), str):
-        new["type"] = CLASSES.get(new["type"], new["type"])
-        new = rename_keys(new, FIELDS.get(new["type"], {}))
-        if new["type"] == "CheckpointConfig" and "best_mode" not in new:
+    saved_name: Any = new.get("type")
+    if isinstance(saved_name, str):
+        name = CLASSES.get(saved_name, saved_name)
+        new = rename_keys({**new, "type": name}, FIELDS.get(name, {}))
+        if name == "CheckpointConfig" and "best_mode" not in new:
             new["best_mode"] = _best_mode(new.get("best_metric"))
     return new
 

@@ -21,6 +21,7 @@ from bert_jax.pretrained.load import load_model
 from bert_jax.report.run_report import write_report
 from bert_jax.runs import run_folder
 from bert_jax.runs.metrics import EVALUATION, read_metrics
+from bert_jax.train.config import CheckpointConfig
 from bert_jax.train.run import run
 
 SAVED = Path(__file__).parent / "fixtures" / "saved_by_c60d2da.tar.gz"
@@ -89,3 +90,9 @@ def test_old_names_on_the_command_line_are_answered_with_the_new_ones(saved):
     with pytest.raises(ConfigError, match="it is called 'FullRemat' now"):
         override(experiment, ['objective.compute.remat={"type": "RematLayer"}'])
     assert isinstance(experiment.data.task, Columns)  # type: ignore[union-attr]
+
+
+def test_best_mode_of_old_configs_follows_the_metric_name():
+    for metric, mode in (("mlm_loss", "min"), ("f1", "max"), (None, None)):
+        old = {"type": "Checkpoints", "every": 5, "keep_best": metric}
+        assert from_json(CheckpointConfig, legacy_names.upgrade_config(old)).best_mode == mode

@@ -16,8 +16,8 @@ from jax.experimental import multihost_utils
 EXIT_DONE = 0
 EXIT_USER_ERROR = 1
 EXIT_USAGE = 2
-# EX_SOFTWARE of sysexits.h: a step, save or evaluation hung (`watchdog.py`). Nothing was saved then;
-# the same command resumes from the newest checkpoint.
+# EX_SOFTWARE of sysexits.h: a step, save or evaluation hung (`watchdog.py`). It was not saved; the
+# same command resumes from the newest checkpoint.
 EXIT_HUNG = 70
 # EX_TEMPFAIL of sysexits.h: stopped on request and saved; the same command resumes.
 EXIT_PREEMPTED = 75
