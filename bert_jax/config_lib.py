@@ -172,7 +172,8 @@ def _join(path: str, key: str) -> str:
 
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls)  # class variables too, which are no fields
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def fingerprint(config: Any) -> str:

@@ -1,8 +1,8 @@
-"""Where Flax NNX modules become plain functions of plain parameter dicts, and nowhere else.
+"""Splits Flax NNX modules into plain parameter dicts and pure functions, and merges them again.
 
-Modules *describe* a network. Everything that runs (jit, grad, scan, checkpoint, sharding, saving)
-sees a nested dict {"encoder": {"layers": {"0": {...}}}} of arrays, so no NNX transform, reference
-or variable state leaks out of this file.
+Modules describe a network. Training, saving and sharding see a nested dict of arrays, as in
+{"encoder": {"layers": {"0": {...}}}}, under plain `jax.jit` and `jax.grad`. This is the only module
+that knows how the two are converted.
 """
 
 from collections.abc import Callable
@@ -17,51 +17,47 @@ Params = dict[str, Any]
 M = TypeVar("M", bound=nnx.Module)
 
 
-def split_module(module: M) -> tuple[Params, Callable[[Params], M]]:
-    """Splits a module into its parameters and the function that puts parameters back in."""
+def split(module: M) -> tuple[Params, Callable[[Params], M]]:
+    """Splits a module into its parameters and a function that merges parameters into a module.
+
+    The merge function is pure and costs some Python time, so call it once for each trace.
+    """
     graph, state = nnx.split(module)
-    flat = nnx.to_flat_state(state)
-    params = paths.unflatten({"/".join(map(str, path)): leaf[...] for path, leaf in flat})
+    leaves = [("/".join(map(str, path)), path, leaf) for path, leaf in nnx.to_flat_state(state)]
 
-    def merge(new_params: Params) -> M:
-        values = paths.flatten(new_params)
-        leaves = {path: leaf.replace(values["/".join(map(str, path))]) for path, leaf in flat}
-        return nnx.merge(graph, nnx.from_flat_state(leaves))
+    def merge(params: Params) -> M:
+        values = paths.flatten(params)
+        merged = {path: leaf.replace(values[name]) for name, path, leaf in leaves}
+        return nnx.merge(graph, nnx.from_flat_state(merged))
 
-    return params, merge
+    return paths.unflatten({name: leaf.get_value() for name, _, leaf in leaves}), merge
 
 
 class _ShapeOnlyRngs:
-    """Stands in for `nnx.Rngs` where shapes alone matter: that one costs a second for BERT-base."""
+    """Replaces `nnx.Rngs` when only shapes matter: that class takes a second for BERT-base."""
 
     def params(self) -> jax.Array:
         return jax.random.key(0)
 
 
 class Network(Generic[M]):
-    """A network as three pure functions over its parameters: `abstract`, `init`, `bind`."""
+    """Holds a module as three pure functions over its parameters: `abstract`, `init`, `merge`.
+
+    Attributes:
+      merge: makes the module from a dict of parameters; call it inside a pure function.
+    """
 
     def __init__(self, build: Callable[[nnx.Rngs], M]):
-        """`build` constructs the module; it is only ever traced here, never run."""
+        """Traces `build`, which constructs the module, for shapes; it computes nothing here."""
         self._build = build
         template = nnx.eval_shape(lambda: build(cast(nnx.Rngs, _ShapeOnlyRngs())))
-        graph, state = nnx.split(template)
-        self._graph = graph
-        self._flat = [
-            ("/".join(map(str, path)), path, leaf) for path, leaf in nnx.to_flat_state(state)
-        ]
+        self._abstract, self.merge = split(template)
 
     def abstract(self) -> Params:
-        """The parameters as `jax.ShapeDtypeStruct`s: nothing is allocated."""
-        return paths.unflatten({name: leaf.get_value() for name, _, leaf in self._flat})
+        """Returns the parameters as `jax.ShapeDtypeStruct`s: nothing is allocated."""
+        return jax.tree.map(lambda leaf: leaf, self._abstract)
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters. Pure: jit it with `out_shardings` to build them where they belong."""
-        params, _ = split_module(self._build(nnx.Rngs(key)))
+        """Returns newly initialized parameters, float32; jit it with `out_shardings` to shard."""
+        params, _ = split(self._build(nnx.Rngs(key)))
         return params
-
-    def merge(self, params: Params) -> M:
-        """The module holding `params`, to be called inside a pure function."""
-        values = paths.flatten(params)
-        leaves = {path: leaf.replace(values[name]) for name, path, leaf in self._flat}
-        return nnx.merge(self._graph, nnx.from_flat_state(leaves))

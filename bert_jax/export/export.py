@@ -18,8 +18,9 @@ from bert_jax.atomic_io import atomic_path
 from bert_jax.errors import UserError
 from bert_jax.export.model_card import model_card
 from bert_jax.interop import huggingface
-from bert_jax.models import model_parts
-from bert_jax.models.config import BertConfig
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.model import run_forward
+from bert_jax.models.parameters import parts_in
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model, require_single_task
 from bert_jax.text.tokenizer import TOKENIZER_CONFIG_FILE, Tokenizer
@@ -67,9 +68,7 @@ def export(model: LoadedModel, output: Path) -> float:
 def _write_folder(model: LoadedModel, folder: Path) -> None:
     flat_params = paths.flatten(model.params)
     pad_id = model.tokenizer.pad_id if model.tokenizer else 0
-    huggingface.write_config(
-        folder, model.config, model_parts.parts_in(flat_params), pad_id, model.head
-    )
+    huggingface.write_config(folder, model.config, parts_in(flat_params), pad_id, model.head)
     huggingface.write_weights(folder, flat_params, model.config)
     # The writer of tensors gives rights to the owner alone, whatever the user's umask says.
     shutil.copymode(folder / huggingface.CONFIG, folder / huggingface.WEIGHTS)
@@ -78,7 +77,7 @@ def _write_folder(model: LoadedModel, folder: Path) -> None:
         # With the length in it, `tokenizer(text, truncation=True)` does what its user expects.
         file = folder / TOKENIZER_CONFIG_FILE
         tokenizer_config = json.loads(file.read_text(encoding="utf-8"))
-        tokenizer_config["model_max_length"] = model.config.positions.max_position_embeddings
+        tokenizer_config["model_max_length"] = model.config.max_length
         file.write_text(json.dumps(tokenizer_config, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
@@ -119,7 +118,7 @@ def _forward_outputs(model: LoadedModel, batch: Mapping[str, Any]) -> list[tuple
     """What the encoder and the task's head compute, with names for messages."""
     # The masked-LM head would cost more than all the rest; its parameters are compared bit for bit.
     params_without_mlm = {part: tree for part, tree in model.params.items() if part != "masked_lm"}
-    outputs = model_parts.run_forward(params_without_mlm, model.config, batch, model.head)
+    outputs = run_forward(params_without_mlm, model.config, batch, model.head)
     hidden_states = [
         (f"hidden states of layer {layer}", hidden_state)
         for layer, hidden_state in enumerate(outputs["hidden_states"])
@@ -127,12 +126,12 @@ def _forward_outputs(model: LoadedModel, batch: Mapping[str, Any]) -> list[tuple
     return hidden_states + ([("outputs of the head", outputs["task"])] if model.head else [])
 
 
-def sample_batch(config: BertConfig, tokenizer: Tokenizer | None) -> dict[str, np.ndarray]:
+def sample_batch(config: EncoderConfig, tokenizer: Tokenizer | None) -> dict[str, np.ndarray]:
     """A batch [2, L] over the whole position table: text as a padded pair, and ids drawn evenly.
 
     Without a vocabulary both rows are drawn.
     """
-    seq_length = config.positions.max_position_embeddings
+    seq_length = config.max_length
     input_ids = np.random.default_rng(0).integers(0, config.vocab_size, (2, seq_length))
     attention_mask, token_type_ids = np.ones_like(input_ids), np.zeros_like(input_ids)
     token_type_ids[1, seq_length // 2 :] = min(1, config.type_vocab_size - 1)

@@ -1,52 +1,72 @@
-"""Folders in Hugging Face's format: weights and configuration, both ways.
+"""Reads and writes model folders in Hugging Face's format.
 
-config.json          the architecture (huggingface_config.py), the task (huggingface_heads.py)
-model.safetensors    the tensors, by Hugging Face's names (huggingface_names.py)
+config.json          the architecture (huggingface_config.py), the task head (huggingface_heads.py)
+model.safetensors    the tensors, or pytorch_model.bin; names in models/<family>/huggingface.py
 tokenizer files      see bert_jax.text
 """
 
 import json
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from bert_jax.errors import UserError
-from bert_jax.interop import huggingface_heads as heads
-from bert_jax.interop.huggingface_config import (
-    PRETRAINING_ARCHITECTURES,
-    read_config,
-    read_head,
-    to_hf_config,
-)
-from bert_jax.interop.imported_model import ImportedModel, find_tokenizer
+from bert_jax.interop.huggingface_config import read_config, to_hf_config
 from bert_jax.interop.torch_file import read_torch_file
-from bert_jax.models.bert import huggingface as names
-from bert_jax.models.config import BertConfig, TaskHead
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.huggingface import HuggingFaceFormat, format_of
+from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 CONFIG, WEIGHTS, TORCH_WEIGHTS = "config.json", "model.safetensors", "pytorch_model.bin"
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
 FlatParams = dict[str, np.ndarray]
 """Parameters by path, {"encoder/layers/0/attention/query/kernel": float32 array}."""
 
 
+class ImportedModel(NamedTuple):
+    """Holds a model as it was read from a folder of another format.
+
+    Attributes:
+      flat_params: parameters by path, float32; only the parts that the folder has.
+      config: the config of the encoder.
+      tokenizer: None if the folder has no tokenizer files.
+      head: the head of the task for which the model was fine-tuned; None for a pretrained model.
+    """
+
+    flat_params: FlatParams
+    config: EncoderConfig
+    tokenizer: Tokenizer | None
+    head: TaskHead | None = None
+
+
+def find_tokenizer(folder: Path) -> Tokenizer | None:
+    """Loads the tokenizer in a folder; None without tokenizer files, UserError if damaged."""
+    if any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+        return load_tokenizer(folder)
+    return None
+
+
 def read_folder(folder: Path) -> ImportedModel:
-    """The model in a folder.
+    """Reads the model in a folder.
 
     Raises:
-      UserError: a file is missing or damaged, or describes another model.
+      UserError: a file is missing or damaged, or of a model that is not supported.
     """
-    config, head = read_config(folder / CONFIG), read_head(folder / CONFIG)
+    config, head = read_config(folder / CONFIG)
     return ImportedModel(_read_weights(folder, config), config, find_tokenizer(folder), head)
 
 
-def _read_weights(folder: Path, config: BertConfig) -> FlatParams:
-    """The parameters in a folder, by our paths, float32.
+def _read_weights(folder: Path, config: EncoderConfig) -> FlatParams:
+    """Returns the parameters in a folder by path, float32.
 
     Raises:
-      UserError: no weights, damaged ones, or tensors that BERT does not have (named).
+      UserError: no weights, damaged ones, or tensors that the family does not have (named).
     """
     file = next((folder / n for n in (WEIGHTS, TORCH_WEIGHTS) if (folder / n).is_file()), None)
     if file is None:
@@ -55,15 +75,18 @@ def _read_weights(folder: Path, config: BertConfig) -> FlatParams:
             f"{folder}: expected {WEIGHTS} or {TORCH_WEIGHTS} in it, found {file_names}"
         )
     raw = _read_safetensors(file) if file.name == WEIGHTS else read_torch_file(file)
-    tensors = {names.canonical(name): tensor for name, tensor in raw.items()}
-    tied = config.tie_word_embeddings
-    _resolve_tied(tensors, tied, file)
-    flat = (names.TIED if tied else names.UNTIED).from_external(tensors, str(file))
+    family_format = format_of(config)
+    tensors = {family_format.canonical(name): tensor for name, tensor in raw.items()}
+    if config.tie_word_embeddings:
+        _check_tied_copies(tensors, family_format.tied_copies, file)
+    elif family_format.decoder_bias in tensors:
+        tensors[family_format.lm_bias] = tensors[family_format.decoder_bias]
+    flat = family_format.names(config).from_external(tensors, str(file))
     return {path: np.asarray(tensor, np.float32) for path, tensor in flat.items()}
 
 
 def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
-    """All tensors of a file by name; UserError when it is truncated or of another format."""
+    """Returns all tensors of a file by name; UserError if it is truncated or of another format."""
     try:
         with safe_open(file, framework="numpy") as reader:
             return {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
@@ -73,42 +96,13 @@ def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
         ) from None
 
 
-def write_weights(folder: Path, flat: FlatParams, config: BertConfig) -> None:
-    """Writes parameters by path as `model.safetensors` in a folder that nobody reads yet."""
-    tied = config.tie_word_embeddings
-    tensors = (names.TIED if tied else names.UNTIED).to_external(flat)
-    if not tied and names.LM_BIAS in tensors:  # an untied decoder reads its bias from here
-        tensors[names.DECODER_BIAS] = tensors[names.LM_BIAS]
-    # The writer takes the bytes of an array as they lie, so a transposed view must be laid out.
-    laid_out = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    save_file(laid_out, folder / WEIGHTS, metadata={"format": "pt"})
-
-
-def write_config(
-    folder: Path, config: BertConfig, parts: Set[str], pad_id: int, head: TaskHead | None = None
+def _check_tied_copies(
+    tensors: dict[str, np.ndarray], copies: Mapping[str, str], file: Path
 ) -> None:
-    """Writes `config.json` for a model that has `parts`, in a folder that nobody reads yet."""
-    architecture = heads.architecture_of_head(head) if head else smallest_hf_class(parts)
-    data = to_hf_config(config, architecture=architecture, pad_token_id=pad_id)
-    data |= heads.head_to_config(head) if head else {}
-    (folder / CONFIG).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", "utf-8")
+    """Checks that a tensor and its copy agree, and restores a tensor of which only a copy exists.
 
-
-def smallest_hf_class(parts: Set[str]) -> str:
-    """The smallest of their architectures, without a task's head, that has all of `parts`."""
-    fitting = [
-        name for name, heads in PRETRAINING_ARCHITECTURES.items() if parts <= {"encoder", *heads}
-    ]
-    return min(fitting, key=lambda name: len(PRETRAINING_ARCHITECTURES[name]))
-
-
-def _resolve_tied(tensors: dict[str, np.ndarray], tied: bool, file: Path) -> None:
-    """Files may hold a tied tensor twice; the copies must agree before one is dropped."""
-    if not tied:
-        if names.DECODER_BIAS in tensors:
-            tensors[names.LM_BIAS] = tensors[names.DECODER_BIAS]
-        return
-    copies = {names.DECODER: names.DECODER_TABLE, names.DECODER_BIAS: names.LM_BIAS}
+    The name table ignores the copies.
+    """
     for copy, original in copies.items():
         if copy not in tensors:
             continue
@@ -119,3 +113,27 @@ def _resolve_tied(tensors: dict[str, np.ndarray], tied: bool, file: Path) -> Non
                 f"{file}: {copy} differs from {original}, though config.json ties them; "
                 'set "tie_word_embeddings": false there if the model was trained untied'
             )
+
+
+def write_weights(folder: Path, flat: FlatParams, config: EncoderConfig) -> None:
+    """Writes parameters by path as `model.safetensors`."""
+    family_format: HuggingFaceFormat = format_of(config)
+    tensors = family_format.names(config).to_external(flat)
+    if not config.tie_word_embeddings and family_format.lm_bias in tensors:
+        # Hugging Face reads the bias of an untied decoder from this name.
+        tensors[family_format.decoder_bias] = tensors[family_format.lm_bias]
+    # The writer takes the bytes of an array as they lie in memory, so a transposed view is copied.
+    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    save_file(contiguous, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def write_config(
+    folder: Path,
+    config: EncoderConfig,
+    parts: Set[str],
+    pad_token_id: int,
+    head: TaskHead | None = None,
+) -> None:
+    """Writes `config.json` for a model whose weights have these parts, such as "encoder"."""
+    data = to_hf_config(config, parts, pad_token_id=pad_token_id, head=head)
+    (folder / CONFIG).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -1,124 +1,111 @@
-"""Hugging Face's `config.json` and our `BertConfig`, both ways. No jax here."""
+"""Reads and writes Hugging Face's config.json: the encoder of any family and its task head."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_heads as heads
-from bert_jax.models.config import (
-    Activation,
-    BertConfig,
-    Gelu,
-    GeluTanh,
-    LearnedPositions,
-    TaskHead,
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.huggingface import (
+    ACTIVATIONS,
+    HuggingFaceFormat,
+    format_of,
+    formats,
+    transformer_fields,
 )
 
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu": Gelu(),
-    "gelu_new": GeluTanh(),
-    "gelu_pytorch_tanh": GeluTanh(),
-}
-"""Their names of what we can compute; of several for one, the first is written."""
 
-PRETRAINING_ARCHITECTURES = {
-    "BertModel": ("pooler",),
-    "BertForMaskedLM": ("masked_lm",),
-    "BertForNextSentencePrediction": ("pooler", "next_sentence"),
-    "BertForPreTraining": ("pooler", "masked_lm", "next_sentence"),
-}
-"""Their architectures without a task's head, with the parts each has beside the encoder."""
+def read_config(file: Path) -> tuple[EncoderConfig, TaskHead | None]:
+    """Reads the encoder and the task head from a `config.json` or Google's `bert_config.json`.
 
-_REQUIRED = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-)
-_OPTIONAL = (
-    "type_vocab_size",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "layer_norm_eps",
-    "initializer_range",
-    "tie_word_embeddings",
-)
-# What BERT does not have: these fields must be absent or hold this value.
-_REQUIRED_VALUES: dict[str, Any] = {
-    "model_type": "bert",
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-    "chunk_size_feed_forward": 0,
-    "embedding_size": None,
-}
-
-
-def read_config(file: Path) -> BertConfig:
-    """The model that a `config.json` (or Google's `bert_config.json`) describes.
+    The head is None if the file describes a model without a task head.
 
     Raises:
-      UserError: the file is absent, damaged, or of a model other than BERT; names the field.
+      UserError: the file is absent, damaged, or of a model that is not supported; names the field.
     """
     data = _read_object(file)
-    known = (*PRETRAINING_ARCHITECTURES, *heads.HEAD_ARCHITECTURES)
-    for architecture in data.get("architectures") or ():
-        if architecture not in known:
-            raise UserError(
-                f"{file}: the architecture is {architecture!r}; expected one of {', '.join(known)}"
-            )
-    for field, value in _REQUIRED_VALUES.items():
+    model_type = data.get("model_type", "bert")  # Google's file has no such field
+    if model_type not in formats():
+        raise UserError(
+            f"{file}: model_type is {model_type!r}; supported are {', '.join(formats())}"
+        )
+    family_format = formats()[model_type]
+    prefix = family_format.class_prefixes[model_type]
+    suffix = _class_suffix(file, data, family_format, prefix)
+    for field, value in family_format.fixed_fields.items():
         if data.get(field, value) != value:
             raise UserError(
-                f"{file}: {field} is {data[field]!r}; only {value!r} is supported, as in BERT"
+                f"{file}: {field} is {data[field]!r}; only {value!r} is supported for {model_type!r}"
             )
-    values: dict[str, Any] = {}
-    for field in (*_REQUIRED, *(field for field in _OPTIONAL if field in data)):
-        values[field] = _read_number(file, data, field)
     act = data.get("hidden_act", "gelu")
     if act not in ACTIVATIONS:
         raise UserError(
             f"{file}: hidden_act is {act!r}; supported are {', '.join(map(repr, ACTIVATIONS))}"
         )
-    length = _read_number(file, data, "max_position_embeddings")
-    return BertConfig(
-        positions=LearnedPositions(max_position_embeddings=length),
-        hidden_act=ACTIVATIONS[act],
-        **values,
+    config = family_format.read_config(
+        model_type, ACTIVATIONS[act], lambda name, default: _read_number(file, data, name, default)
     )
+    head = None if suffix is None else heads.head_from_config(suffix, data, str(file))
+    return config, head
 
 
-def read_head(file: Path) -> TaskHead | None:
-    """The task's head that a `config.json` describes; None for a model without one.
+def _class_suffix(
+    file: Path, data: Mapping[str, Any], family_format: HuggingFaceFormat, prefix: str
+) -> str | None:
+    """Returns the end of the class name that denotes a task head; None without a task head."""
+    known = [f"{prefix}{suffix}" for suffix in (*family_format.heads, *heads.CLASS_SUFFIXES)]
+    architectures = data.get("architectures") or ()
+    for architecture in architectures:
+        if architecture not in known:
+            raise UserError(
+                f"{file}: the architecture is {architecture!r}; expected one of {', '.join(known)}"
+            )
+    suffixes = [name.removeprefix(prefix) for name in architectures]
+    return next((suffix for suffix in suffixes if suffix in heads.CLASS_SUFFIXES), None)
 
-    Raises:
-      UserError: the file is absent or damaged, or its head is none of ours; names the field.
+
+def to_hf_config(
+    config: EncoderConfig, parts: Set[str], *, pad_token_id: int, head: TaskHead | None = None
+) -> dict[str, Any]:
+    """Returns the content of the `config.json` of a model.
+
+    Args:
+      parts: the encoder and the heads that the weights have; they decide on the class.
+      pad_token_id: the tokenizer's; a family whose positions depend on the id has its own.
     """
-    return heads.head_from_config(_read_object(file), str(file))
-
-
-def to_hf_config(config: BertConfig, *, architecture: str, pad_token_id: int) -> dict[str, Any]:
-    """The content of the `config.json` that describes `config` to Hugging Face."""
+    family_format = format_of(config)
+    model_type = family_format.model_type(config)
+    suffix = heads.class_suffix(head) if head else _smallest_class(family_format, parts)
     act = next(name for name, kind in ACTIVATIONS.items() if kind == config.hidden_act)
     return {
-        "architectures": [architecture],
-        "model_type": "bert",
+        "architectures": [family_format.class_prefixes[model_type] + suffix],
+        "model_type": model_type,
         "dtype": "float32",
         "hidden_act": act,
         "max_position_embeddings": config.positions.max_position_embeddings,
         "pad_token_id": pad_token_id,
-        **{field: getattr(config, field) for field in (*_REQUIRED, *_OPTIONAL)},
+        **transformer_fields(config),
+        **family_format.config_fields(config),
+        **(heads.head_to_config(head) if head else {}),
     }
+
+
+def _smallest_class(family_format: HuggingFaceFormat, parts: Set[str]) -> str:
+    """Returns the class without a task head that has all of `parts` and the fewest others."""
+    fitting = [
+        suffix for suffix, heads in family_format.heads.items() if parts <= {"encoder", *heads}
+    ]
+    return min(fitting, key=lambda suffix: len(family_format.heads[suffix]))
 
 
 def _read_object(file: Path) -> Mapping[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{file} does not exist; expected the description of a model") from None
+        raise UserError(f"{file} does not exist; expected the config of a model there") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UserError(f"{file} is not JSON ({error}); fetch or write it again") from None
     if not isinstance(data, dict):
@@ -126,8 +113,9 @@ def _read_object(file: Path) -> Mapping[str, Any]:
     return data
 
 
-def _read_number(file: Path, data: Mapping[str, Any], field: str) -> Any:
-    value = data.get(field)
+def _read_number(file: Path, data: Mapping[str, Any], field: str, default: Any) -> Any:
+    """Returns a number or boolean; `default` if the field is absent and the default is not None."""
+    value = data.get(field, default)
     if not isinstance(value, (int, float)):
         found = f"found {value!r}" if field in data else "it is absent"
         raise UserError(f"{file}: expected a number in the field {field!r}; {found}")

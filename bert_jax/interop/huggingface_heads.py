@@ -1,14 +1,14 @@
-"""Task heads as Hugging Face's `config.json` tells of them, both ways. No jax here.
+"""Reads and writes the task head in Hugging Face's config.json. Imports no jax.
 
-The class in "architectures" says the kind, "id2label" the labels, and "problem_type" whether a
-sequence head classifies or is a regression.
+The class name in "architectures" is the kind of head, "id2label" has its labels, and "problem_type"
+tells classification from regression.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.models.config import (
+from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RegressionHead,
@@ -17,35 +17,33 @@ from bert_jax.models.config import (
     TokenClassificationHead,
 )
 
-SEQUENCE_CLASSIFICATION = "BertForSequenceClassification"
-TOKEN_CLASSIFICATION = "BertForTokenClassification"
-QUESTION_ANSWERING = "BertForQuestionAnswering"
-MULTIPLE_CHOICE = "BertForMultipleChoice"
-HEAD_ARCHITECTURES = (
+SEQUENCE_CLASSIFICATION = "ForSequenceClassification"
+TOKEN_CLASSIFICATION = "ForTokenClassification"
+QUESTION_ANSWERING = "ForQuestionAnswering"
+MULTIPLE_CHOICE = "ForMultipleChoice"
+CLASS_SUFFIXES = (
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
     QUESTION_ANSWERING,
     MULTIPLE_CHOICE,
 )
-"""Their classes with a task's head."""
+"""The ends of the names of Hugging Face's classes with a task head, as in BertFor..."""
 
 _REGRESSION, _CLASSIFICATION = "regression", "single_label_classification"
 
 
-def head_from_config(data: Mapping[str, Any], source: str) -> TaskHead | None:
-    """The head that the content of a `config.json` describes; None for a class without one.
+def head_from_config(suffix: str, data: Mapping[str, Any], source: str) -> TaskHead:
+    """Reads the head of a class from the content of its `config.json`.
 
     Args:
+      suffix: the end of the class name, out of `CLASS_SUFFIXES`.
       source: the file, for messages.
 
     Raises:
-      UserError: labels or a problem type that no head here has; names the field.
+      UserError: labels or a problem type that is not supported; names the field.
     """
-    head_classes = [name for name in data.get("architectures") or () if name in HEAD_ARCHITECTURES]
-    if not head_classes:
-        return None
     try:
-        return _HEAD_READERS[head_classes[0]](data, source)
+        return _HEAD_READERS[suffix](data, source)
     except ConfigError as error:
         raise UserError(f"{source}: {error}") from None
 
@@ -53,7 +51,7 @@ def head_from_config(data: Mapping[str, Any], source: str) -> TaskHead | None:
 def _question_answering_head(data: Mapping[str, Any], source: str) -> QuestionAnsweringHead:
     if (count := len(_read_labels(data, source))) != 2:
         raise UserError(
-            f"{source}: a {QUESTION_ANSWERING} with {count} labels; expected 2, start and end"
+            f"{source}: a question-answering head with {count} labels; expected 2, start and end"
         )
     return QuestionAnsweringHead()
 
@@ -78,7 +76,7 @@ def _sequence_classification_head(
 
 
 def _read_labels(data: Mapping[str, Any], source: str) -> tuple[str, ...]:
-    """The labels in the order of their numbers; theirs are LABEL_0 .. where a file has none."""
+    """Returns the labels by class number; LABEL_0, LABEL_1, ... if the file has none."""
     id2label = data.get("id2label")
     if id2label is None:
         count = data.get("num_labels", 2)
@@ -88,11 +86,11 @@ def _read_labels(data: Mapping[str, Any], source: str) -> tuple[str, ...]:
     numbers = {str(index) for index in range(len(id2label))}
     if not isinstance(id2label, Mapping) or set(id2label) != numbers:
         raise UserError(
-            f"{source}: id2label is {id2label!r}; expected a label for each of the numbers 0, 1, .."
+            f"{source}: id2label is {id2label!r}; expected a label for each number 0, 1, ..."
         )
     labels = tuple(id2label[str(index)] for index in range(len(id2label)))
     if not all(isinstance(label, str) for label in labels):
-        raise UserError(f"{source}: id2label is {id2label!r}; expected text for every label")
+        raise UserError(f"{source}: id2label is {id2label!r}; expected strings")
     return labels
 
 
@@ -106,8 +104,8 @@ _HEAD_READERS: dict[str, Callable[[Mapping[str, Any], str], TaskHead]] = {
 }
 
 
-def architecture_of_head(head: TaskHead) -> str:
-    """Their class for a head."""
+def class_suffix(head: TaskHead) -> str:
+    """Returns the end of the name of Hugging Face's class for a head."""
     match head:
         case SequenceClassificationHead() | RegressionHead():
             return SEQUENCE_CLASSIFICATION
@@ -120,7 +118,7 @@ def architecture_of_head(head: TaskHead) -> str:
 
 
 def head_to_config(head: TaskHead) -> dict[str, Any]:
-    """What `config.json` says of a head, beside the architecture; the inverse of `head_from`."""
+    """Returns the fields of `config.json` for a head; the inverse of `head_from_config`."""
     match head:
         case SequenceClassificationHead():
             return {**_label_maps(head.labels), "problem_type": _CLASSIFICATION}

@@ -1,4 +1,4 @@
-"""Checkpoints of Google's original BERT release (TensorFlow 1 variables), read by TensorFlow.
+"""Reads checkpoints of Google's original BERT release (TensorFlow 1 variables) with TensorFlow.
 
 bert_config.json     the architecture
 bert_model.ckpt.index, bert_model.ckpt.data-00000-of-00001
@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.interop.huggingface_config import read_config
-from bert_jax.interop.imported_model import ImportedModel, find_tokenizer
 from bert_jax.models.bert.tf1 import TF1
 
 CONFIG = "bert_config.json"
@@ -20,7 +20,7 @@ _INDEX_SUFFIX = ".index"
 
 
 def find_checkpoint(path: Path) -> Path | None:
-    """The prefix of the checkpoint's files at a folder or at the prefix itself; None if not TF1.
+    """Finds the prefix of a checkpoint's files, given a folder or the prefix; None if not TF1.
 
     Raises:
       UserError: the folder holds several checkpoints.
@@ -32,32 +32,31 @@ def find_checkpoint(path: Path) -> Path | None:
     found = sorted(path.glob(f"*.ckpt*{_INDEX_SUFFIX}"))
     if len(found) > 1:
         names = ", ".join(file.name.removesuffix(_INDEX_SUFFIX) for file in found)
-        raise UserError(f"{path} holds several checkpoints; name one of {names} after the folder")
+        raise UserError(f"{path} has several checkpoints: {names}; append one of these names to the path")
     return found[0].with_name(found[0].name.removesuffix(_INDEX_SUFFIX)) if found else None
 
 
 def read_checkpoint(path: Path) -> ImportedModel:
-    """The model at a folder or prefix that `find_checkpoint` accepts.
+    """Reads the model at a folder or prefix that `find_checkpoint` accepts.
 
     Raises:
-      UserError: a file is missing or damaged, or describes another model.
+      UserError: a file is missing or damaged, or of a model that is not supported.
     """
     prefix = find_checkpoint(path)
     if prefix is None:
         raise UserError(f"{path}: expected {CONFIG} and *.ckpt.index of Google's release there")
     folder = prefix.parent
-    return ImportedModel(
-        _read_weights(prefix), read_config(folder / CONFIG), find_tokenizer(folder)
-    )
+    config, _ = read_config(folder / CONFIG)
+    return ImportedModel(_read_weights(prefix), config, find_tokenizer(folder))
 
 
 def _read_weights(prefix: Path) -> dict[str, np.ndarray]:
-    """The parameters by our paths, float32; the optimizer's variables are dropped by the table.
+    """Returns the parameters by path, float32; the name table ignores the optimizer's variables.
 
     Raises:
       UserError: a damaged file, or a variable that BERT does not have (named).
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it would tell of drivers it looked for
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # no warnings about GPU drivers
     import tensorflow as tf
 
     try:

@@ -1,4 +1,4 @@
-"""PyTorch's own weight files (`pytorch_model.bin`), read without running what is in them."""
+"""Reads PyTorch weight files (`pytorch_model.bin`) without running code that is in them."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ from bert_jax.errors import UserError
 
 
 def read_torch_file(file: Path) -> dict[str, np.ndarray]:
-    """The tensors of a state dict by name.
+    """Returns the tensors of a state dict by name.
 
-    A `.bin` is a pickle, which may hold any code. `weights_only` rebuilds tensors and nothing else.
-    This is the one place of the package that imports torch, and only for such a file.
+    A `.bin` file is a pickle, which may contain any code; `weights_only` rebuilds only tensors. No
+    other module of this package imports torch.
 
     Raises:
-      UserError: torch is absent, the file is damaged, or it holds anything but named tensors.
+      UserError: torch is absent, the file is damaged, or it contains something other than named tensors.
     """
     try:
         import torch
@@ -25,10 +25,10 @@ def read_torch_file(file: Path) -> dict[str, np.ndarray]:
         ) from None
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle, zip and torch raise a dozen kinds
+    except Exception as error:  # pickle, zipfile and torch raise a dozen types
         reason = str(error).split("\n")[0].split(". ")[0]
         raise UserError(
-            f"{file}: not read, because it is damaged or holds objects other than tensors, which "
+            f"{file}: not read, because it is damaged or contains objects other than tensors, which "
             f"could run code ({type(error).__name__}: {reason}); use a model.safetensors instead"
         ) from None
     if not isinstance(state, dict):
@@ -36,8 +36,8 @@ def read_torch_file(file: Path) -> dict[str, np.ndarray]:
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
             raise UserError(
-                f"{file}: {name!r} is a {type(value).__name__}; expected a state dict, which holds "
-                "tensors only"
+                f"{file}: {name!r} is a {type(value).__name__}; expected a state dict, which has "
+                "only tensors"
             )
     return {
         name: (value.float() if value.is_floating_point() else value).numpy()

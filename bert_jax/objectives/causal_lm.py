@@ -1,62 +1,45 @@
-"""The left-to-right ablation of BERT (Devlin et al. 2019, section 5.1): causal mask, next token."""
+"""Computes the loss of the left-to-right ablation of BERT: causal mask, next token.
+
+Devlin et al. 2019, section 5.1.
+"""
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from bert_jax.batch import ENCODER_FIELDS
-from bert_jax.functional import Network, Params
-from bert_jax.models.bert.model import BertEncoder
-from bert_jax.models.config import BertConfig, ComputeConfig
-from bert_jax.models.layers.heads import LMHead
-from bert_jax.objectives import pretraining_losses as objectives
+from bert_jax.functional import Params
+from bert_jax.models.model import build_network
+from bert_jax.objectives import pretraining_losses as losses
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.config import CausalLM
 
 
-class BertForCausalLM(nnx.Module):
-    """Encoder under a causal mask with the LM head on every position."""
-
-    def __init__(self, config: BertConfig, compute: ComputeConfig, rngs: nnx.Rngs):
-        self.encoder = BertEncoder(config, compute, rngs)
-        self.masked_lm = LMHead(config, compute, rngs)
-
-    def __call__(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
-        """Logits of the next token at positions 0 .. L-2, float32 [B, L-1, V]."""
-        hidden = self.encoder(
-            *(batch[name] for name in ENCODER_FIELDS),
-            position_ids=batch.get("position_ids"),
-            packing_ids=batch.get("packing_ids"),
-            causal=True,
-            dropout_key=dropout_key,
-        ).last_hidden_state
-        return self.masked_lm(
-            hidden[:, :-1], self.encoder.embeddings.word_embeddings.embedding[...]
-        )
-
-
 class CausalLMObjective:
-    """The `Program` of a `LeftToRight` config."""
+    """Implements the `Objective` of a `CausalLM` config.
+
+    Attributes:
+      network: the encoder with the LM head, which reads every position.
+    """
 
     def __init__(self, config: CausalLM):
         self.config = config
-        self.network = Network(lambda rngs: BertForCausalLM(config.model, config.compute, rngs))
+        self.network = build_network(config.model, ("masked_lm",), compute=config.compute)
 
     def abstract(self) -> Params:
-        """Parameters as shapes and dtypes."""
+        """Returns the parameters as shapes and dtypes."""
         return self.network.abstract()
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters, float32."""
+        """Returns newly initialized parameters, float32."""
         return self.network.init(key)
 
     def batch_fields(self) -> tuple[str, ...]:
-        """Encoder fields alone: the labels are the tokens themselves."""
+        """Returns the fields of the encoder: the labels are the tokens themselves."""
         return ENCODER_FIELDS
 
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """The number of next tokens."""
-        return {"lm": jnp.maximum(jnp.sum(objectives.next_token_weights(batch)), 1.0)}
+        """Returns the number of predicted tokens."""
+        return {"lm": jnp.maximum(jnp.sum(losses.next_token_weights(batch)), 1.0)}
 
     def compute_loss(
         self,
@@ -65,8 +48,10 @@ class CausalLMObjective:
         loss_denominators: dict[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> LossOutput:
-        """Mean cross-entropy of the next token."""
-        logits = self.network.merge(params)(batch, dropout_key)
-        weighted_loss, metrics = objectives.next_token(logits, batch)
-        metrics["padding_fraction"] = objectives.padding_fraction(batch)
+        """Computes the mean cross-entropy of the next token."""
+        model = self.network.merge(params)
+        hidden = model.encode(batch, dropout_key, causal=True).last_hidden_state
+        logits = model.masked_lm_logits(hidden[:, :-1])  # the last token has no next one
+        weighted_loss, metrics = losses.next_token(logits, batch)
+        metrics["padding_fraction"] = losses.padding_fraction(batch)
         return LossOutput(weighted_loss.total / loss_denominators["lm"], metrics)

@@ -6,17 +6,16 @@ import re
 from dataclasses import dataclass
 
 from bert_jax.errors import ConfigError
-from bert_jax.models.config import (
-    BertConfig,
-    ComputeConfig,
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RegressionHead,
     SequenceClassificationHead,
     TaskHead,
     TokenClassificationHead,
-    check_dropout,
 )
+from bert_jax.models.layers.config import ComputeConfig, check_dropout
 
 _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -25,7 +24,7 @@ _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 class Pretraining:
     """BERT with masked LM and next-sentence prediction: loss = mlm_weight MLM + nsp_weight NSP."""
 
-    model: BertConfig
+    model: EncoderConfig
     mask_token_id: int
     mlm_weight: float = 1.0
     nsp_weight: float = 1.0
@@ -36,6 +35,11 @@ class Pretraining:
             raise ConfigError(
                 f"objective.mlm_weight {self.mlm_weight} and objective.nsp_weight "
                 f"{self.nsp_weight}: expected both >= 0 and one > 0"
+            )
+        if self.nsp_weight and "next_sentence" not in self.model.pretraining_heads:
+            raise ConfigError(
+                f"objective.nsp_weight is {self.nsp_weight}, but {self.model.family} is pretrained "
+                "without next-sentence prediction; expected 0"
             )
         if not 0 <= self.mask_token_id < self.model.vocab_size:
             raise ConfigError(
@@ -48,7 +52,7 @@ class Pretraining:
 class CausalLM:
     """The paper's ablation: the same encoder under a causal mask, predicting the next token."""
 
-    model: BertConfig
+    model: EncoderConfig
     compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
 
 
@@ -59,7 +63,7 @@ class FineTuning:
     The loss is the cross-entropy of the labels, or the squared error of a `RegressionHead`.
     """
 
-    model: BertConfig
+    model: EncoderConfig
     head: TaskHead
     # Of what the head reads. A `QuestionAnsweringHead` reads the last layer as it is, as in BERT's
     # release.
@@ -143,7 +147,7 @@ class MultiTask:
     As MT-DNN (Liu et al. 2019), but with all tasks in each batch.
     """
 
-    model: BertConfig
+    model: EncoderConfig
     heads: tuple[NamedHead, ...]
     weighting: UniformWeighting | UncertaintyWeighting = UniformWeighting()
     classifier_dropout: float = 0.1  # as of `FineTuning`, for each head

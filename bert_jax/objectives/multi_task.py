@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.functional import Params
-from bert_jax.models.config import RegressionHead
+from bert_jax.models.heads.config import RegressionHead
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.config import MultiTask, UncertaintyWeighting, UniformWeighting
-from bert_jax.objectives.fine_tuning import FineTuningObjective
+from bert_jax.objectives.fine_tuning import FineTuningObjective, encode
 from bert_jax.objectives.pretraining_losses import padding_fraction
 from bert_jax.objectives.weighted_mean import WeightedMean
 
@@ -99,7 +99,7 @@ class MultiTaskObjective:
         encoder_key = heads_key = None
         if dropout_key is not None:
             encoder_key, heads_key = jax.random.split(dropout_key)
-        hidden = networks[self.config.task_names[0]].encode(batch, encoder_key)
+        hidden = encode(networks[self.config.task_names[0]], batch, encoder_key)
         loss = jnp.float32(0)
         metrics: dict[str, WeightedMean] = {"padding_fraction": padding_fraction(batch)}
         for task_id, (name, task) in enumerate(self.tasks.items()):

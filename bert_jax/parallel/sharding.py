@@ -11,7 +11,7 @@ from jax.tree_util import DictKey, tree_map_with_path
 
 from bert_jax.batch import BATCH_AXES
 from bert_jax.errors import ConfigError
-from bert_jax.models.bert.sharding import LOGICAL_TO_MESH, PARAMETER_AXES
+from bert_jax.models.sharding import LOGICAL_TO_MESH, parameter_axes
 from bert_jax.parallel import config
 from bert_jax.params import paths
 
@@ -29,7 +29,7 @@ def make_mesh(
 
 def parameter_spec(path: str, shape: tuple[int, ...], mesh: jax.sharding.Mesh) -> PartitionSpec:
     """How one parameter is split. A dimension that its mesh axis does not divide stays whole."""
-    axes = PARAMETER_AXES[path]
+    axes = parameter_axes()[path]
     if len(axes) != len(shape):
         raise KeyError(f"parameter {path!r} has shape {shape}, but the table names axes {axes}")
     mesh_axes = []

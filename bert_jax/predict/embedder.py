@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.models import model_parts
-from bert_jax.models.config import BertConfig
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.model import build_network
 from bert_jax.predict.batching import padded_batches
 from bert_jax.predict.model import encode_texts, params_to_device, require_tokenizer
 from bert_jax.pretrained.load import LoadedModel
@@ -57,7 +57,7 @@ class Embedder:
             raise UserError("no layer is chosen; expected at least one, such as -1")
         if pooling not in POOLINGS:
             raise UserError(f"pooling is {pooling!r}; expected one of {', '.join(POOLINGS)}")
-        self._max_length = model.config.positions.max_position_embeddings
+        self._max_length = model.config.max_length
         self._params = params_to_device(model, "encoder")
         self._embed_batch = jax.jit(
             functools.partial(_embed, config=model.config, pooling=pooling, layers=tuple(layers))
@@ -87,15 +87,12 @@ def _embed(
     params: Mapping[str, Any],
     batch: Mapping[str, jax.Array],
     *,
-    config: BertConfig,
+    config: EncoderConfig,
     pooling: Pooling,
     layers: tuple[int, ...],
 ) -> jax.Array:
-    encoder = model_parts.build_part("encoder", config).merge(dict(params))
-    field_names = ("input_ids", "token_type_ids", "attention_mask")
-    hidden_states = encoder(
-        *(batch[name] for name in field_names), output_hidden_states=True
-    ).hidden_states
+    model = build_network(config).merge({"encoder": params})
+    hidden_states = model.encode(batch, output_hidden_states=True).hidden_states
     mask = batch["attention_mask"] > 0
     pooled = [_pool(hidden_states[layer], mask, pooling) for layer in layers]
     return jnp.concatenate(pooled, axis=-1)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.models import model_parts
-from bert_jax.models.config import BertConfig
-from bert_jax.models.layers.heads import gather_positions
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.modules import gather_positions
+from bert_jax.models.model import build_network
 from bert_jax.predict.batching import next_power_of_two, padded_batches
 from bert_jax.predict.model import encode_texts, params_to_device, require_tokenizer
 from bert_jax.pretrained.load import LoadedModel
@@ -51,7 +51,7 @@ class FillMask:
         Raises:
           UserError: a text without a mask, or longer than the model reads (named).
         """
-        tokenizer, max_length = self._tokenizer, self._config.positions.max_position_embeddings
+        tokenizer, max_length = self._tokenizer, self._config.max_length
         sequences = encode_texts(texts, tokenizer, max_length)
         for text, sequence in zip(texts, sequences, strict=True):
             if tokenizer.mask_id not in sequence:
@@ -97,17 +97,14 @@ def _candidates(
     batch: Mapping[str, jax.Array],
     positions: jax.Array,
     *,
-    config: BertConfig,
+    config: EncoderConfig,
     vocab_size: int,
     top_k: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Ids and probabilities, int32 and float32 [B, P, top], best first, at `positions` [B, P]."""
-    encoder = model_parts.build_part("encoder", config).merge(params["encoder"])
-    field_names = ("input_ids", "token_type_ids", "attention_mask")
-    hidden = encoder(*(batch[name] for name in field_names)).last_hidden_state
-    head = model_parts.build_part("masked_lm", config).merge(params["masked_lm"])
-    token_embeddings = encoder.embeddings.word_embeddings.embedding[...]
-    logits = head(gather_positions(hidden, positions), token_embeddings)
+    model = build_network(config, ("masked_lm",)).merge(dict(params))
+    hidden = model.encode(batch).last_hidden_state
+    logits = model.masked_lm_logits(gather_positions(hidden, positions))
     # Rows of the table beyond the vocabulary are padding: they stand for no token.
     probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits[..., :vocab_size]), top_k)
     return ids.astype(jnp.int32), probabilities

@@ -6,7 +6,7 @@ from pathlib import Path
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.experiment import Experiment
 from bert_jax.interop import tf1
-from bert_jax.interop.imported_model import find_tokenizer
+from bert_jax.interop.huggingface import find_tokenizer
 from bert_jax.pretrained.load import LoadedModel, build_model, load_model
 from bert_jax.runs import run_folder
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer

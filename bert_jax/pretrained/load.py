@@ -20,9 +20,10 @@ from bert_jax.data.config import MultiTaskData
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.interop import huggingface
-from bert_jax.interop.imported_model import ImportedModel, find_tokenizer
-from bert_jax.models import model_parts
-from bert_jax.models.config import BertConfig, TaskHead
+from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.parameters import missing_heads, validate_params
 from bert_jax.objectives.config import MultiTask
 from bert_jax.objectives.multi_task import task_params
 from bert_jax.params import paths
@@ -75,7 +76,7 @@ class LoadedModel:
     """
 
     params: dict[str, Any]
-    config: BertConfig
+    config: EncoderConfig
     tokenizer: Tokenizer | None
     path: str
     missing: tuple[str, ...]
@@ -119,7 +120,7 @@ def build_model(
       UserError: they do not.
     """
     flat_params, config, tokenizer, head = imported
-    model_parts.validate_params(flat_params, config, path, head)
+    validate_params(flat_params, config, path, head)
     if tokenizer is not None:
         advice = "Use the vocabulary that the model was trained with."
         check_embedding_rows(tokenizer.vocab_size, config.vocab_size, path, advice)
@@ -128,11 +129,7 @@ def build_model(
         config=config,
         tokenizer=tokenizer,
         path=path,
-        missing=tuple(
-            part
-            for part in model_parts.NON_ENCODER_PARTS
-            if part not in model_parts.parts_in(flat_params)
-        ),
+        missing=missing_heads(flat_params, config),
         run=run,
         head=head,
     )
@@ -168,7 +165,7 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
             f"{folder} is a run of {objective.get('type') or 'an unknown objective'}; "
             "only runs of Pretraining, FineTuning and MultiTask can be read as a BERT"
         )
-    config = from_json(BertConfig, objective["model"], "objective.model")
+    config = from_json(EncoderConfig, objective["model"], "objective.model")
     tokenizer = find_tokenizer(folder / TOKENIZER_FOLDER)
     run_checkpoint = RunCheckpoint(folder=folder, step=loaded_step, info=info, task=task)
     task_names: tuple[str, ...] = ()

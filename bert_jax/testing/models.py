@@ -11,15 +11,12 @@ from bert_jax.checkpoints.checkpointer import Checkpointer
 from bert_jax.config_lib import to_json
 from bert_jax.data.config import PretrainingData
 from bert_jax.experiment import Experiment
-from bert_jax.interop.imported_model import ImportedModel
-from bert_jax.models import model_parts
-from bert_jax.models.config import (
-    BertConfig,
-    LearnedPositions,
-    TaskHead,
-    head_param_name,
-    uses_pooler,
-)
+from bert_jax.interop.huggingface import ImportedModel
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.layers.config import LearnedPositions
+from bert_jax.models.model import build_network
 from bert_jax.objectives.config import ObjectiveConfig, Pretraining
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, build_model
@@ -28,6 +25,9 @@ from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 
 WORDS = ("the", "old", "man", "mend", "##s", "##ed", "a", "net", "by", "sea", "and", "sings", ".")
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+_PART_ORDER = ("pooler", "masked_lm", "next_sentence", "classifier", "span")
 
 
 def small_config(**fields: Any) -> BertConfig:
@@ -44,7 +44,7 @@ def small_config(**fields: Any) -> BertConfig:
 
 
 def random_parameters(
-    config: BertConfig, *, head: TaskHead | None = None, seed: int = 0
+    config: EncoderConfig, *, head: TaskHead | None = None, seed: int = 0
 ) -> dict[str, np.ndarray]:
     """Every parameter by path, drawn at random: biases and norms too, unlike a fresh model's.
 
@@ -52,15 +52,11 @@ def random_parameters(
     """
     rng = np.random.default_rng(seed)
     flat: dict[str, np.ndarray] = {}
-    head_parts = model_parts.NON_ENCODER_PARTS
-    if head is not None:
-        head_parts = (
-            ("pooler", head_param_name(head)) if uses_pooler(head) else (head_param_name(head),)
-        )
-    for part in ("encoder", *head_parts):
-        for path, leaf in paths.flatten(
-            model_parts.build_part(part, config, head).abstract(), part
-        ).items():
+    heads = config.pretraining_heads if head is None else ()
+    abstract = build_network(config, heads, head).abstract()
+    # Drawn part by part, in this order, so that the encoder's values do not depend on the heads.
+    for part in ("encoder", *(name for name in _PART_ORDER if name in abstract)):
+        for path, leaf in paths.flatten(abstract[part], part).items():
             values = rng.normal(0.0, 2 * config.initializer_range, leaf.shape)
             flat[path] = (values + path.endswith("scale")).astype(np.float32)
     return flat

@@ -1,20 +1,10 @@
 """Model FLOPs by formula, to be held against the peak of the devices (MFU)."""
 
-from bert_jax.models.config import BertConfig
+from bert_jax.models.encoder import encoder_flops
 from bert_jax.objectives.config import CausalLM, FineTuning, MultiTask, ObjectiveConfig, Pretraining
 from bert_jax.train.config import Phase
 from bert_jax.tuning.config import CachedFeatures, ComputedFeatures
 from bert_jax.tuning.depth import num_layers_with_gradients
-
-
-def encoder_flops(model: BertConfig, seq_length: int) -> float:
-    """Forward FLOPs of the encoder for one token: 2 for each multiply-add, matrix products only.
-
-    Four D x D projections, two D x F, and for attention 2 L D each for scores and context
-    (Chowdhery et al. 2022, appendix B, without the causal half).
-    """
-    width, layers = model.hidden_size, model.num_hidden_layers
-    return layers * (8 * width**2 + 4 * width * model.intermediate_size + 4 * seq_length * width)
 
 
 def step_flops(

@@ -15,15 +15,14 @@ from safetensors.numpy import load_file, save_file
 from tqdm import tqdm
 
 from bert_jax.atomic_io import atomic_path
-from bert_jax.batch import ENCODER_FIELDS
 from bert_jax.data.config import Masking, PretrainingData, SingleSegment
 from bert_jax.data.corpus.manifest import read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
 from bert_jax.data.pretraining.loader import evaluation_batches
 from bert_jax.errors import UserError
-from bert_jax.models import model_parts
-from bert_jax.models.config import BertConfig
-from bert_jax.models.layers.heads import gather_positions
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.modules import gather_positions
+from bert_jax.models.model import build_network
 from bert_jax.objectives.pretraining_losses import masked_lm
 from bert_jax.params import paths
 from bert_jax.pretrained.initial import tokenizer_folder
@@ -140,7 +139,7 @@ def _require_masked_lm(model: LoadedModel, corpus_folder: Path) -> Tokenizer:
 
 
 def _evaluate_masked_lm(
-    params: Any, config: BertConfig, tokenizer: Tokenizer, corpus_folder: Path, num_examples: int
+    params: Any, config: EncoderConfig, tokenizer: Tokenizer, corpus_folder: Path, num_examples: int
 ) -> tuple[dict[str, float], int]:
     step = jax.jit(lambda params, batch: _masked_lm_loss(params, config, batch, tokenizer)[1])
     device_params, sums = jax.device_put(params), np.zeros((2, 2))
@@ -151,20 +150,18 @@ def _evaluate_masked_lm(
     return {"mlm_loss": float(means[0]), "mlm_accuracy": float(means[1])}, int(sums[0, 1])
 
 
-def _masked_lm_loss(params: Any, config: BertConfig, batch: Any, tokenizer: Tokenizer) -> Any:
-    encoder = model_parts.build_part("encoder", config).merge(params["encoder"])
-    hidden = encoder(*(batch[name] for name in ENCODER_FIELDS)).last_hidden_state
-    masked_hidden = gather_positions(hidden, batch["masked_lm_positions"])
-    head = model_parts.build_part("masked_lm", config).merge(params["masked_lm"])
-    logits = head(masked_hidden, encoder.embeddings.word_embeddings.embedding[...])
+def _masked_lm_loss(params: Any, config: EncoderConfig, batch: Any, tokenizer: Tokenizer) -> Any:
+    model = build_network(config, ("masked_lm",)).merge(params)
+    hidden = model.encode(batch).last_hidden_state
+    logits = model.masked_lm_logits(gather_positions(hidden, batch["masked_lm_positions"]))
     return masked_lm(logits, batch, tokenizer.mask_id)
 
 
 def _batches(
-    config: BertConfig, corpus_folder: Path, num_examples: int, batch_size: int
+    config: EncoderConfig, corpus_folder: Path, num_examples: int, batch_size: int
 ) -> Iterator[dict[str, np.ndarray]]:
     corpus = PreparedCorpus(str(corpus_folder))
-    length = min(128, config.positions.max_position_embeddings)
+    length = min(128, config.max_length)
     return evaluation_batches(
         corpus,
         PretrainingData(corpus=str(corpus_folder), input_format=SingleSegment(), masking=Masking()),

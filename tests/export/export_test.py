@@ -11,7 +11,7 @@ from bert_jax.data.corpus.manifest import CorpusCounts, Manifest, write_manifest
 from bert_jax.errors import UserError
 from bert_jax.export.export import export, sample_batch
 from bert_jax.interop import huggingface
-from bert_jax.models import model_parts
+from bert_jax.models.model import run_forward
 from bert_jax.models.config import (
     LearnedPositions,
     MultipleChoiceHead,
@@ -64,7 +64,7 @@ def test_positions_that_started_as_sinusoids_are_exported(tmp_path):
 )
 def test_the_architecture_is_the_smallest_with_the_parts(missing, expected):
     assert (
-        huggingface.smallest_hf_class({"encoder", *model_parts.NON_ENCODER_PARTS} - set(missing))
+        huggingface.smallest_hf_class({"encoder", *("pooler", "masked_lm", "next_sentence")} - set(missing))
         == expected
     )
 
@@ -193,7 +193,7 @@ def test_the_sample_batch_is_text_padded_over_the_whole_table(model):
     assert 0 < batch["attention_mask"][0].sum() < 20 and batch["attention_mask"][1].all()
     assert all(row.any() and not row.all() for row in batch["token_type_ids"])
     assert batch["input_ids"].max() < model.config.vocab_size
-    states = model_parts.run_forward({"encoder": model.params["encoder"]}, model.config, batch)[
+    states = run_forward({"encoder": model.params["encoder"]}, model.config, batch)[
         "hidden_states"
     ]
     assert len(states) == 3

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.models import model_parts
+from bert_jax.models.model import run_forward
+from bert_jax.models.parameters import validate_params
 from bert_jax.models.config import LearnedPositions
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
@@ -30,7 +31,7 @@ def test_parts_compute_what_the_program_computes():
         )
 
     hidden, masked_lm, next_sentence = jax.device_get(jax.jit(whole)(params, batch))
-    found = model_parts.run_forward(params, config, batch)
+    found = run_forward(params, config, batch)
     np.testing.assert_allclose(found["hidden_states"], hidden, atol=1e-6)
     np.testing.assert_allclose(found["masked_lm"], masked_lm, atol=1e-6)
     np.testing.assert_allclose(found["next_sentence"], next_sentence, atol=1e-6)
@@ -39,19 +40,19 @@ def test_parts_compute_what_the_program_computes():
 def test_check_names_what_is_missing_foreign_or_misshapen():
     config = small_config()
     flat = random_parameters(config)
-    model_parts.validate_params(flat, config, "here")
-    model_parts.validate_params(
+    validate_params(flat, config, "here")
+    validate_params(
         {p: a for p, a in flat.items() if p.startswith("encoder/")}, config, "here"
     )
     without = {p: a for p, a in flat.items() if p != "encoder/layers/1/attention/key/bias"}
     with pytest.raises(UserError, match="layers/1/attention/key/bias is missing"):
-        model_parts.validate_params(without, config, "here")
+        validate_params(without, config, "here")
     half = {p: a for p, a in flat.items() if p != "pooler/dense/bias"}
     with pytest.raises(UserError, match="pooler/dense/bias is missing"):
-        model_parts.validate_params(half, config, "here")
+        validate_params(half, config, "here")
     more = {**flat, "encoder/layers/2/attention/key/bias": np.zeros(16)}
     with pytest.raises(UserError, match="encoder/layers/2/attention/key/bias is too much"):
-        model_parts.validate_params(more, config, "here")
+        validate_params(more, config, "here")
     longer = small_config(positions=LearnedPositions(max_position_embeddings=24))
     with pytest.raises(UserError, match=r"shape \[20, 16\], its config says \[24, 16\]"):
-        model_parts.validate_params(flat, longer, "here")
+        validate_params(flat, longer, "here")

@@ -12,7 +12,7 @@ import pytest
 from bert_jax import batch as contract
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.errors import ConfigError
-from bert_jax.models import model_parts
+from bert_jax.models.parameters import parts_in, validate_params
 from bert_jax.models.config import (
     ComputeConfig,
     MultipleChoiceHead,
@@ -90,10 +90,10 @@ def test_parameters_have_their_parts_and_stand_in_every_table(head):
     made = make_objective(program(head).config)
     assert isinstance(made, FineTuningObjective)
     flat = paths.flatten(made.abstract())
-    model_parts.validate_params(flat, MODEL, "a program", head)
+    validate_params(flat, MODEL, "a program", head)
     pooled = not isinstance(head, TokenClassificationHead | QuestionAnsweringHead)
     linear = "span" if isinstance(head, QuestionAnsweringHead) else "classifier"
-    assert model_parts.parts_in(flat) == {"encoder", linear} | ({"pooler"} if pooled else set())
+    assert parts_in(flat) == {"encoder", linear} | ({"pooler"} if pooled else set())
     decay = paths.flatten(decay_mask(made.abstract()))
     assert decay[f"{linear}/kernel"] and not decay[f"{linear}/bias"]
     grid = sharding.make_mesh(make_mesh_config("fsdp_tp"))

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.models import model_parts
+from bert_jax.models.model import run_forward
+from bert_jax.models.parameters import validate_params
 from bert_jax.models.config import BertConfig, GeluTanh, LearnedPositions
 from bert_jax.objectives.weighted_mean import cross_entropy
 from bert_jax.params import paths
@@ -85,7 +86,7 @@ def parameters(case: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def compute(case: dict[str, np.ndarray]):
     flat = parameters(case)
-    model_parts.validate_params(flat, CONFIG, "golden")
+    validate_params(flat, CONFIG, "golden")
     ids = case["inputs/input_ids"].reshape(-1, 20).astype(np.int32)
     types = case.get("inputs/token_type_ids", np.zeros_like(ids)).reshape(-1, 20)
     mask = ids != PAD
@@ -93,7 +94,7 @@ def compute(case: dict[str, np.ndarray]):
         np.testing.assert_array_equal(case["inputs/padding_mask"].reshape(-1, 20), mask)
     batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
     fields = {name: array.astype(np.int32) for name, array in batch.items()}
-    return model_parts.run_forward(paths.unflatten(flat), CONFIG, fields), ids
+    return run_forward(paths.unflatten(flat), CONFIG, fields), ids
 
 
 @pytest.mark.parametrize("name", MASKED_LM)

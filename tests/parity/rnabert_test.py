@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.models import model_parts
+from bert_jax.models.model import run_forward
 from bert_jax.pretrained.load import load_model
 
 torch = pytest.importorskip("torch")
@@ -56,7 +56,7 @@ def test_hidden_states_and_logits(shared, folder):
     assert model.missing == () and model.tokenizer is None
     assert model.config.num_attention_heads == 12 and not model.config.tie_word_embeddings
     batch = batch_of(shared / "checkpoints" / "rnabert" / "RF00001.fa")
-    found = model_parts.run_forward(model.params, model.config, batch)
+    found = run_forward(model.params, model.config, batch)
 
     config = transformers.BertConfig.from_pretrained(folder, attn_implementation="eager")
     reference = transformers.BertForPreTraining(config).eval()

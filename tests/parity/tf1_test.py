@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.models import model_parts
+from bert_jax.models.model import run_forward
 from bert_jax.pretrained.initial import load_model_or_tf1
 
 torch = pytest.importorskip("torch")
@@ -63,7 +63,7 @@ def test_hidden_states_and_logits(shared):
     mask[1] = 1
     types = (np.arange(16) > np.array([[6], [3], [2]])).astype(np.int32)
     batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
-    found = model_parts.run_forward(model.params, model.config, batch)
+    found = run_forward(model.params, model.config, batch)
     with torch.no_grad():
         out = load_by_hand(folder)(
             **{name: torch.from_numpy(array).long() for name, array in batch.items()},

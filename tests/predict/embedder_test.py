@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
-from bert_jax.models import model_parts
+from bert_jax.models.model import run_forward
 from bert_jax.predict.embedder import Embedder
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.testing.models import small_model
@@ -39,7 +39,7 @@ def states(model: LoadedModel, text: str) -> list[np.ndarray]:
         "attention_mask": np.ones_like(ids),
     }
     return [
-        s[0] for s in model_parts.run_forward(model.params, model.config, batch)["hidden_states"]
+        s[0] for s in run_forward(model.params, model.config, batch)["hidden_states"]
     ]
 
 
@@ -65,7 +65,7 @@ def test_a_text_beyond_the_position_table_is_cut_and_says_so(model):
 
 def test_heads_are_not_needed(model):
     encoder = {"encoder": model.params["encoder"]}
-    bare = dataclasses.replace(model, params=encoder, missing=model_parts.NON_ENCODER_PARTS)
+    bare = dataclasses.replace(model, params=encoder, missing=("pooler", "masked_lm", "next_sentence"))
     np.testing.assert_array_equal(Embedder(bare)(TEXTS)[0].vector, Embedder(model)(TEXTS)[0].vector)
 
 

@@ -14,7 +14,7 @@ from scipy.special import softmax
 from bert_jax.data.finetuning.example import QuestionExample, TaggedExample, TextExample
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
-from bert_jax.models import model_parts
+from bert_jax.models.model import run_forward
 from bert_jax.models.config import (
     LearnedPositions,
     MultipleChoiceHead,
@@ -104,7 +104,7 @@ def alone(model: LoadedModel, first: list[int], second: list[int] | None = None)
         "token_type_ids": np.array([types], np.int32),
         "attention_mask": np.ones((1, len(row)), np.int32),
     }
-    return model_parts.run_forward(model.params, model.config, batch, model.head)["task"][0].astype(
+    return run_forward(model.params, model.config, batch, model.head)["task"][0].astype(
         np.float64
     )
 

@@ -15,7 +15,7 @@ from bert_jax.data.finetuning.config import Columns
 from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
-from bert_jax.interop.imported_model import ImportedModel
+from bert_jax.interop.huggingface import ImportedModel
 from bert_jax.models.config import LearnedPositions
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding

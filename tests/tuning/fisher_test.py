@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.errors import UserError
-from bert_jax.interop.imported_model import ImportedModel
+from bert_jax.interop.huggingface import ImportedModel
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.make import make_objective
 from bert_jax.params import paths

@@ -1,93 +1,88 @@
-"""Hugging Face's names of BERT's parameters, and what older files call them. A table, no code.
+"""Describes BERT's Hugging Face format: config.json fields and tensor names."""
 
-Their dense kernels are [out, in], ours [in, out]; everything else has the same shape.
-"""
+import functools
 
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.huggingface import (
+    HuggingFaceFormat,
+    ReadField,
+    canonical_name,
+    dense_names,
+    encoder_names,
+    norm_names,
+    read_transformer_fields,
+)
+from bert_jax.models.layers.config import Activation, LearnedPositions
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable
 
-_LAYER, _EXTERNAL_LAYER = "encoder/layers/*", "bert.encoder.layer.*"
+_DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
+_TOKEN_EMBEDDINGS, _LM_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
 
-
-def _dense(internal: str, external: str) -> list[NameMapping]:
-    return [
-        NameMapping(f"{internal}/kernel", f"{external}.weight", transposed=True),
-        NameMapping(f"{internal}/bias", f"{external}.bias"),
-    ]
-
-
-def _norm(internal: str, external: str) -> list[NameMapping]:
-    return [
-        NameMapping(f"{internal}/scale", f"{external}.weight"),
-        NameMapping(f"{internal}/bias", f"{external}.bias"),
-    ]
-
-
-def _embedding(name: str) -> NameMapping:
-    return NameMapping(f"encoder/embeddings/{name}/embedding", f"bert.embeddings.{name}.weight")
-
-
-_ROWS = [
-    _embedding("word_embeddings"),
-    _embedding("position_embeddings"),
-    _embedding("token_type_embeddings"),
-    *_norm("encoder/embeddings/norm", "bert.embeddings.LayerNorm"),
-    *_dense(f"{_LAYER}/attention/query", f"{_EXTERNAL_LAYER}.attention.self.query"),
-    *_dense(f"{_LAYER}/attention/key", f"{_EXTERNAL_LAYER}.attention.self.key"),
-    *_dense(f"{_LAYER}/attention/value", f"{_EXTERNAL_LAYER}.attention.self.value"),
-    *_dense(f"{_LAYER}/attention/output", f"{_EXTERNAL_LAYER}.attention.output.dense"),
-    *_norm(f"{_LAYER}/attention_norm", f"{_EXTERNAL_LAYER}.attention.output.LayerNorm"),
-    *_dense(f"{_LAYER}/feed_forward/intermediate", f"{_EXTERNAL_LAYER}.intermediate.dense"),
-    *_dense(f"{_LAYER}/feed_forward/output", f"{_EXTERNAL_LAYER}.output.dense"),
-    *_norm(f"{_LAYER}/feed_forward_norm", f"{_EXTERNAL_LAYER}.output.LayerNorm"),
-    *_dense("pooler/dense", "bert.pooler.dense"),
-    *_dense("masked_lm/transform", "cls.predictions.transform.dense"),
-    *_norm("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
-    NameMapping("masked_lm/bias", "cls.predictions.bias"),
-    *_dense("next_sentence", "cls.seq_relationship"),
-    *_dense("classifier", "classifier"),
-    *_dense("span", "qa_outputs"),
+_NAMES = [
+    *encoder_names("bert"),
+    *dense_names("masked_lm/transform", "cls.predictions.transform.dense"),
+    *norm_names("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
+    NameMapping("masked_lm/bias", _LM_BIAS),
+    *dense_names("next_sentence", "cls.seq_relationship"),
+    *dense_names("classifier", "classifier"),
+    *dense_names("span", "qa_outputs"),
 ]
-
-DECODER = "cls.predictions.decoder.weight"
-DECODER_BIAS = "cls.predictions.decoder.bias"
-DECODER_TABLE = "bert.embeddings.word_embeddings.weight"
-LM_BIAS = "cls.predictions.bias"
-
 _IGNORED = [
     Ignored("bert.embeddings.position_ids", "0, 1, 2, ... as a buffer, in old files"),
     Ignored("bert.embeddings.token_type_ids", "zeros as a buffer, in old files"),
-    Ignored(DECODER_BIAS, f"a second copy of {LM_BIAS}"),
+    Ignored(_DECODER_BIAS, f"a second copy of {_LM_BIAS}"),
 ]
 
 TIED = NameTable(
     "Hugging Face BERT",
-    _ROWS,
-    [*_IGNORED, Ignored(DECODER, f"a second copy of {DECODER_TABLE}")],
+    _NAMES,
+    [*_IGNORED, Ignored(_DECODER, f"a second copy of {_TOKEN_EMBEDDINGS}")],
     separator=".",
 )
-"""With the word embeddings as the table of the masked-LM head (`tie_word_embeddings`)."""
+"""Tensor names of a model whose masked-LM head uses the token embeddings."""
 
 UNTIED = NameTable(
     "Hugging Face BERT, untied",
-    [*_ROWS, NameMapping("masked_lm/decoder", DECODER)],
+    [*_NAMES, NameMapping("masked_lm/decoder", _DECODER)],
     _IGNORED,
     separator=".",
 )
-"""With a table of the head's own."""
-
-PREFIXED = {"embeddings.": "bert.", "encoder.": "bert.", "pooler.": "bert."}
-"""Files of the bare encoder (`BertModel`) leave out the prefix."""
-
-OLD_SUFFIXES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-"""Names in files converted from TensorFlow by the first releases."""
+"""Tensor names of a model whose masked-LM head has a table of its own."""
 
 
-def canonical(name: str) -> str:
-    """A name as today's classes with heads have it."""
-    for start, prefix in PREFIXED.items():
-        if name.startswith(start):
-            name = prefix + name
-    for old, new in OLD_SUFFIXES.items():
-        if name.endswith(old):
-            name = name.removesuffix(old) + new
-    return name
+def _read_config(model_type: str, activation: Activation, read: ReadField) -> BertConfig:
+    del model_type  # there is only one
+    return BertConfig(
+        positions=LearnedPositions(max_position_embeddings=read("max_position_embeddings", None)),
+        hidden_act=activation,
+        **read_transformer_fields(read),
+    )
+
+
+
+
+HUGGING_FACE = HuggingFaceFormat(
+    class_prefixes={"bert": "Bert"},
+    heads={
+        "Model": ("pooler",),
+        "ForMaskedLM": ("masked_lm",),
+        "ForNextSentencePrediction": ("pooler", "next_sentence"),
+        "ForPreTraining": ("pooler", "masked_lm", "next_sentence"),
+    },
+    fixed_fields={
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "chunk_size_feed_forward": 0,
+        "embedding_size": None,
+    },
+    read_config=_read_config,
+    model_type=lambda config: "bert",
+    config_fields=lambda config: {},
+    tied=TIED,
+    untied=UNTIED,
+    canonical=functools.partial(canonical_name, prefix="bert"),
+    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
+    decoder_bias=_DECODER_BIAS,
+    lm_bias=_LM_BIAS,
+)

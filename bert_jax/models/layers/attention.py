@@ -1,4 +1,4 @@
-"""Multi-head self-attention, and who may attend to whom."""
+"""Computes multi-head self-attention and its padding, packing and causal masks."""
 
 import functools
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.models.config import BertConfig, ComputeConfig, PallasAttention
 from bert_jax.models.layers import pallas_attention
+from bert_jax.models.layers.config import ComputeConfig, PallasAttention, TransformerConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.fused_attention import AttentionParams, fused_attention
 from bert_jax.models.layers.linear import linear
@@ -22,11 +22,12 @@ from bert_jax.models.layers.matmul import attention_context, attention_scores
 )
 @dataclass(frozen=True)
 class AttentionMask:
-    """Who sees whom: a query sees the keys that have its id, and if `causal` none to its right.
+    """Holds which keys a query attends to: those with the query's segment id.
 
     Attributes:
-      query_ids: int32 [B, L], or [B, 1] if all queries of a row have the same.
-      key_ids: int32 [B, L].
+      q_segment_ids: int32 [B, L], or [B, 1] if all queries of a sequence have the same id.
+      kv_segment_ids: int32 [B, L].
+      causal: whether a query attends only to its own position and those before it.
     """
 
     q_segment_ids: jax.Array
@@ -34,7 +35,7 @@ class AttentionMask:
     causal: bool
 
     def mask_BHQK(self) -> jax.Array:
-        """bool, broadcastable to [B, H, L, L]: True where a query (row) may see a key (column)."""
+        """Returns a bool mask, broadcastable to [B, H, L, L]: True where a query attends to a key."""
         mask = self.q_segment_ids[:, None, :, None] == self.kv_segment_ids[:, None, None, :]
         if self.causal:
             length = self.kv_segment_ids.shape[1]
@@ -45,23 +46,27 @@ class AttentionMask:
 def make_attention_mask(
     attention_mask: jax.Array, packing_ids: jax.Array | None, causal: bool
 ) -> AttentionMask:
-    """Padding or packing, as ids.
+    """Makes the attention mask of a batch from its padding or its packed examples.
 
     Args:
       attention_mask: int32 [B, L], 1 = real token.
-      packing_ids: int32 [B, L] or None. Tokens see their own packed example only; padding (0)
-        sees padding, so that no row of the softmax is empty.
-      causal: whether a query sees only itself and what stands left of it.
+      packing_ids: int32 [B, L], or None if sequences are not packed. A token attends to its own
+        packed example only.
+      causal: whether a token attends only to itself and the tokens before it.
     """
     if packing_ids is not None:
+        # Padding (id 0) attends to padding, so that no row of the softmax is empty.
         return AttentionMask(packing_ids, packing_ids, causal)
     return AttentionMask(jnp.ones_like(attention_mask[:, :1]), attention_mask, causal)
 
 
 class SelfAttention(nnx.Module):
-    """Scaled dot-product attention over H heads of width K = D / H (Vaswani et al. 2017, 3.2)."""
+    """Computes scaled dot-product attention with H heads of width K = D / H.
 
-    def __init__(self, config: BertConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+    Vaswani et al. 2017, section 3.2.
+    """
+
+    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
         width = config.hidden_size
         self.query = linear(width, width, config, compute, rngs)
         self.key = linear(width, width, config, compute, rngs)
@@ -79,9 +84,11 @@ class SelfAttention(nnx.Module):
         *,
         return_attention_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the output [B, L, D] and, if `weights`, those of attention, before dropout.
+        """Attends within each sequence; `dropout_seed` None applies no dropout.
 
-        They are float32 [B, H, L, L].
+        Returns:
+          The output [B, L, D], and the attention weights before dropout, float32 [B, H, L, L], or
+          None unless `return_attention_weights`.
         """
         B, L, D = x_BLD.shape
         q, k, v = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)

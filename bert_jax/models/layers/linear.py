@@ -1,18 +1,22 @@
-"""The leaf layers that all families share, with BERT's initialisation and our dtypes."""
+"""Defines the leaf layers of all families: linear, LayerNorm, embedding table; BERT's init."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.models.config import BertConfig, ComputeConfig
+from bert_jax.models.layers.config import ComputeConfig, TransformerConfig
 from bert_jax.models.layers.matmul import dense
 
 
 class Linear(nnx.Linear):
-    """A dense layer, by `models/layers/matmul.py`: sums in float32, forward and backward."""
+    """Computes a dense layer with float32 sums, forward and backward.
+
+    `nnx.Linear` with another product: autodiff of the stock one either rounds gradients to bfloat16
+    or multiplies in float32 (see `layers/matmul.py`).
+    """
 
     def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]
-        """[..., inputs] -> [..., outputs] in `dtype`."""
+        """Maps [..., inputs] to [..., outputs] in the compute dtype."""
         assert self.bias is not None and self.dtype is not None
         dtype = jnp.dtype(self.dtype)
         product: jax.Array = dense(x, self.kernel[...], self.bias[...], 0, dtype)
@@ -20,9 +24,13 @@ class Linear(nnx.Linear):
 
 
 def linear(
-    in_features: int, out_features: int, config: BertConfig, compute: ComputeConfig, rngs: nnx.Rngs
+    in_features: int,
+    out_features: int,
+    config: TransformerConfig,
+    compute: ComputeConfig,
+    rngs: nnx.Rngs,
 ) -> Linear:
-    """A dense layer: kernel [inputs, outputs] and bias in float32, product in `compute.dtype`."""
+    """Builds a dense layer: kernel [inputs, outputs] and bias in float32, product in `compute.dtype`."""
     return Linear(
         in_features,
         out_features,
@@ -34,43 +42,47 @@ def linear(
 
 
 class LayerNorm(nnx.Module):
-    """LayerNorm over the last axis (Ba et al. 2016): statistics in float32, result in `dtype`.
+    """Normalizes the last axis (Ba et al. 2016): statistics in float32, result in `dtype`.
 
-    In float32 the variance is the mean squared deviation: E[x^2] - E[x]^2, which is used otherwise,
-    loses the digits that parity needs.
-    (`nnx.LayerNorm` does not run in bfloat16 under strict dtype promotion.)
+    Replaces `nnx.LayerNorm`, which fails in bfloat16 under strict dtype promotion.
     """
 
-    def __init__(self, num_features: int, epsilon: float, dtype: str, rngs: nnx.Rngs):
-        del rngs  # nothing here is random
+    def __init__(self, num_features: int, epsilon: float, dtype: str):
         self.scale = nnx.Param(jnp.ones((num_features,), jnp.float32))
         self.bias = nnx.Param(jnp.zeros((num_features,), jnp.float32))
         self.epsilon = epsilon
         self.dtype = jnp.dtype(dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., D] -> [..., D] in `dtype`."""
+        """Maps [..., D] to [..., D] in `dtype`."""
         x = x.astype(jnp.float32)
         mean = jnp.mean(x, axis=-1, keepdims=True)
         centered = x - mean
         if self.dtype == jnp.float32:
+            # E[x^2] - E[x]^2 loses digits that parity with other implementations needs.
             variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
-        else:  # one pass over x; what it loses is far below what x has lost to its dtype
+        else:  # one pass over x; its rounding is far below that of bfloat16 inputs
             squares = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
             variance = jnp.maximum(squares - jnp.square(mean), 0.0)
         normalized = centered * jax.lax.rsqrt(variance + self.epsilon)
         return (normalized * self.scale[...] + self.bias[...]).astype(self.dtype)
 
 
-def layer_norm(config: BertConfig, compute: ComputeConfig, rngs: nnx.Rngs) -> LayerNorm:
-    """The LayerNorm of a config."""
-    return LayerNorm(config.hidden_size, config.layer_norm_eps, compute.dtype, rngs)
+def layer_norm(config: TransformerConfig, compute: ComputeConfig) -> LayerNorm:
+    """Builds the LayerNorm of a config."""
+    return LayerNorm(config.hidden_size, config.layer_norm_eps, compute.dtype)
 
 
 def embedding(
-    num_embeddings: int, config: BertConfig, rngs: nnx.Rngs, init: nnx.Initializer | None = None
+    num_embeddings: int,
+    config: TransformerConfig,
+    rngs: nnx.Rngs,
+    init: nnx.Initializer | None = None,
 ) -> nnx.Embed:
-    """A table [rows, D] in float32, read by `lookup`; `init` None is BERT's initialiser."""
+    """Builds a table [num_embeddings, D] in float32; `init` None is BERT's initializer.
+
+    Read it with `embedding_lookup`, whose gradient is summed in float32.
+    """
     return nnx.Embed(
         num_embeddings,
         config.hidden_size,
@@ -80,6 +92,6 @@ def embedding(
     )
 
 
-def initializer(config: BertConfig) -> nnx.Initializer:
-    """Normal truncated at two standard deviations of the untruncated law, as in BERT's release."""
+def initializer(config: TransformerConfig) -> nnx.Initializer:
+    """Returns BERT's initializer: normal, truncated at two standard deviations."""
     return nnx.initializers.truncated_normal(config.initializer_range)

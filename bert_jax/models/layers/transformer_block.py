@@ -1,30 +1,36 @@
-"""One layer of the stack: attention and feed-forward, each with its residual and norm."""
+"""Computes one transformer layer: attention and feed-forward, each with residual and norm."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.models.config import Activation, BertConfig, ComputeConfig, Gelu, GeluTanh
 from bert_jax.models.layers.attention import AttentionMask, SelfAttention
+from bert_jax.models.layers.config import (
+    Activation,
+    ComputeConfig,
+    Gelu,
+    GeluTanh,
+    TransformerConfig,
+)
 from bert_jax.models.layers.dropout import dropout
 from bert_jax.models.layers.linear import layer_norm, linear
 
 NUM_DROPOUT_SITES = 3
-"""Dropout sites of a block: attention weights, attention output, feed-forward output."""
+"""Number of dropouts in a layer: attention weights, attention output, feed-forward output."""
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """x times the standard normal distribution function of x, by erf, in float32.
+    """Computes the exact GELU, x times the standard normal CDF of x, with erf in float32.
 
-    `jax.nn.gelu` goes by erfc, which is right to the last digit in the far left tail and costs
-    half as much again; Hugging Face's goes by erf, as this one does.
+    Hugging Face's GELU uses erf, too. `jax.nn.gelu` uses erfc, which is more exact in the far left
+    tail and takes half as much time again.
     """
     x_float32 = x.astype(jnp.float32)
     return (x_float32 * (0.5 + 0.5 * jax.lax.erf(x_float32 * 0.5**0.5))).astype(x.dtype)
 
 
 def activate(x: jax.Array, activation: Activation) -> jax.Array:
-    """The non-linearity of the feed-forward layer, elementwise."""
+    """Applies an activation function elementwise."""
     match activation:
         case Gelu():
             return gelu(x)
@@ -33,9 +39,9 @@ def activate(x: jax.Array, activation: Activation) -> jax.Array:
 
 
 class FeedForward(nnx.Module):
-    """Two dense layers, D -> F -> D, with a non-linearity between them."""
+    """Computes two dense layers, D -> F -> D, with an activation between them."""
 
-    def __init__(self, config: BertConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
         self.intermediate = linear(
             config.hidden_size, config.intermediate_size, config, compute, rngs
         )
@@ -43,18 +49,18 @@ class FeedForward(nnx.Module):
         self.activation = config.hidden_act
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        """[B, L, D] -> [B, L, D]."""
+        """Maps [B, L, D] to [B, L, D]."""
         return self.output(activate(self.intermediate(x_BLD), self.activation))
 
 
 class PostNormBlock(nnx.Module):
-    """norm(x + sublayer(x)), twice: the block of the original BERT."""
+    """Computes norm(x + sublayer(x)) for attention and for feed-forward: the layer of BERT."""
 
-    def __init__(self, config: BertConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
         self.attention = SelfAttention(config, compute, rngs)
-        self.attention_norm = layer_norm(config, compute, rngs)
+        self.attention_norm = layer_norm(config, compute)
         self.feed_forward = FeedForward(config, compute, rngs)
-        self.feed_forward_norm = layer_norm(config, compute, rngs)
+        self.feed_forward_norm = layer_norm(config, compute)
         self.dropout_rate = config.hidden_dropout_prob
 
     def __call__(
@@ -65,10 +71,14 @@ class PostNormBlock(nnx.Module):
         *,
         return_attention_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the layer's output [B, L, D] and, if `weights`, its attention's [B, H, L, L].
+        """Applies the layer.
 
         Args:
-          seeds: uint32 [SITES, 2], or None to drop nothing.
+          dropout_seeds: uint32 [NUM_DROPOUT_SITES, 2], or None to apply no dropout.
+
+        Returns:
+          The output [B, L, D], and the attention weights, float32 [B, H, L, L], or None unless
+          `return_attention_weights`.
         """
         attn_seed, residual_seed, ffn_seed = (
             (None,) * NUM_DROPOUT_SITES if dropout_seeds is None else dropout_seeds

@@ -28,7 +28,7 @@ from bert_jax.data.finetuning.rows import Features
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
-from bert_jax.models import model_parts
+from bert_jax.models.model import run_forward
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective, encoder_features_field
 from bert_jax.parallel import sharding
@@ -146,7 +146,7 @@ def test_states_are_those_of_the_encoder_by_itself(kind, task_experiment, tmp_pa
         inputs = [batch[name] for name in opened.program.input_fields()]
         inputs = [array.reshape(-1, array.shape[-1]) for array in inputs]
         fields: dict[str, np.ndarray] = dict(zip(ENCODER_FIELDS, inputs, strict=True))
-        hidden = model_parts.run_forward(opened.params, opened.config.model, fields)[
+        hidden = run_forward(opened.params, opened.config.model, fields)[
             "hidden_states"
         ][-1]
         states = batch[field]

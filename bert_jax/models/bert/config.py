@@ -1,0 +1,79 @@
+"""Defines the config of BERT and its published sizes. Imports no jax."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+from bert_jax.models.heads.config import PoolerClassifier, SequenceClassifier
+from bert_jax.models.layers.config import (
+    Activation,
+    Gelu,
+    LearnedPositions,
+    validate_transformer,
+)
+
+BertSize = Literal["tiny", "mini", "small", "medium", "base", "large"]
+
+# Layers, hidden size and heads: tiny to medium of Turc et al. 2019, base and large of
+# Devlin et al. 2019, section 3.
+_SIZES: dict[BertSize, tuple[int, int, int]] = {
+    "tiny": (2, 128, 2),
+    "mini": (4, 256, 4),
+    "small": (4, 512, 8),
+    "medium": (8, 512, 8),
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig:
+    """Configures a BERT encoder (Devlin et al. 2019, section 3); defaults are BERT-base.
+
+    Field names are Hugging Face's.
+    """
+
+    family: ClassVar[str] = "BERT"
+    pretraining_heads: ClassVar[tuple[str, ...]] = ("pooler", "masked_lm", "next_sentence")
+    sequence_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
+
+    vocab_size: int
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    positions: LearnedPositions = LearnedPositions()  # noqa: RUF009 (frozen)
+    hidden_act: Activation = Gelu()
+    type_vocab_size: int = 2
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    layer_norm_eps: float = 1e-12
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        validate_transformer(self)
+
+    @classmethod
+    def from_size(
+        cls, size: BertSize, *, vocab_size: int = 30522, max_position_embeddings: int = 512
+    ) -> Self:
+        """Returns the config of a published size: tiny, mini, small, medium, base or large."""
+        layers, hidden, heads = _SIZES[size]
+        return cls(
+            vocab_size=vocab_size,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=4 * hidden,
+            positions=LearnedPositions(max_position_embeddings=max_position_embeddings),
+        )
+
+    @property
+    def max_length(self) -> int:
+        """The longest sequence in tokens, special tokens included."""
+        return self.positions.max_length
+
+    @property
+    def masked_lm_activation(self) -> Activation:
+        """The activation in the masked-LM head: that of the feed-forward layers."""
+        return self.hidden_act

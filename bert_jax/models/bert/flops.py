@@ -1,0 +1,13 @@
+"""Counts the floating-point operations of the BERT encoder."""
+
+from bert_jax.models.layers.config import TransformerConfig
+
+
+def encoder_flops(config: TransformerConfig, seq_length: int) -> float:
+    """Returns the forward FLOPs for one token: 2 for each multiply-add, matrix products only.
+
+    Four D x D projections, two D x F layers, and for attention 2 L D each for scores and context
+    (Chowdhery et al. 2022, appendix B, without the causal half).
+    """
+    width, layers = config.hidden_size, config.num_hidden_layers
+    return layers * (8 * width**2 + 4 * width * config.intermediate_size + 4 * seq_length * width)

@@ -1,0 +1,106 @@
+"""Defines which families of encoders exist, what each provides, and how one is built.
+
+A family is a package `models/<family>/` with five modules, found next to its config's module:
+
+    config.py        the config dataclass (no jax)
+    model.py         `build_encoder(config, compute, rngs)`: a Flax module, see `Encoder`
+    sharding.py      `PARAMETER_AXES`: rows (path pattern, logical axes) for its parameters
+    huggingface.py   `HUGGING_FACE`: its names in Hugging Face's files, see `models/huggingface.py`
+    flops.py         `encoder_flops(config, seq_length)`: forward FLOPs for each token
+
+To add a family, write the package and add its config to `EncoderConfig` below. This module imports
+no jax, because configs name `EncoderConfig`.
+"""
+
+import importlib
+import typing
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.roberta.config import RobertaConfig
+
+if TYPE_CHECKING:
+    import jax
+    from flax import nnx
+
+EncoderConfig = BertConfig | RobertaConfig
+"""The config of an encoder of any family.
+
+Besides the fields that `layers/config.py:TransformerConfig` lists, each class has `max_length`,
+`family` (its name in text), `pretraining_heads` (names of the heads that `Pretraining` trains),
+`sequence_classifier` and `masked_lm_activation`.
+"""
+
+FAMILIES: tuple[type[Any], ...] = typing.get_args(EncoderConfig)
+"""The config class of each family."""
+
+
+class EncoderOutput(NamedTuple):
+    """Holds what an encoder returns; field names are Hugging Face's.
+
+    Attributes:
+      last_hidden_state: [B, L, D].
+      hidden_states: the embeddings and then the output of each layer, N + 1 arrays [B, L, D]; ()
+        unless `output_hidden_states`.
+      attentions: the attention weights of each layer before dropout, N arrays float32 [B, H, L, L];
+        () unless `output_attentions`.
+    """
+
+    last_hidden_state: "jax.Array"
+    hidden_states: tuple["jax.Array", ...] = ()
+    attentions: tuple["jax.Array", ...] = ()
+
+
+class Encoder(Protocol):
+    """Encodes token ids; an `nnx.Module` whose layer i has the parameter paths "layers/<i>/..."."""
+
+    def __call__(
+        self,
+        input_ids: "jax.Array",
+        token_type_ids: "jax.Array | None" = None,
+        attention_mask: "jax.Array | None" = None,
+        *,
+        position_ids: "jax.Array | None" = None,
+        packing_ids: "jax.Array | None" = None,
+        causal: bool = False,
+        dropout_key: "jax.Array | None" = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> EncoderOutput:
+        """Encodes int32 [B, L] fields, which `bert_jax/batch.py` describes.
+
+        Args:
+          token_type_ids: None for zeros.
+          attention_mask: None if no token is padding.
+          position_ids: positions from 0 within each packed example, in every family; None if rows
+            are not packed.
+          packing_ids: which packed example a token belongs to; None if rows are not packed.
+          causal: whether a token attends only to itself and the tokens before it.
+          dropout_key: None to apply no dropout.
+        """
+        ...
+
+    def token_embeddings(self) -> "jax.Array":
+        """Returns the table of token embeddings, [V, D]."""
+        ...
+
+
+def build_encoder(config: EncoderConfig, compute: ComputeConfig, rngs: "nnx.Rngs") -> Any:
+    """Builds the encoder of a config as an `nnx.Module` with initialized parameters.
+
+    Returns:
+      The module, an `Encoder`. (`Any`, because no type is both a protocol and an `nnx.Module`.)
+    """
+    return family_module(type(config), "model").build_encoder(config, compute, rngs)
+
+
+def encoder_flops(config: EncoderConfig, seq_length: int) -> float:
+    """Returns the forward FLOPs of the encoder for one token in a sequence of `seq_length`."""
+    return family_module(type(config), "flops").encoder_flops(config, seq_length)
+
+
+def family_module(config_class: type[Any], name: str) -> Any:
+    """Imports a module of the family to which a config class belongs, such as "sharding"."""
+    package = config_class.__module__.rpartition(".")[0]
+    return importlib.import_module(f"{package}.{name}")

@@ -1,0 +1,107 @@
+"""Defines the configs of task heads, and the two ways in which families classify a sequence.
+
+Imports no jax. The modules are in `heads/modules.py`.
+"""
+
+from dataclasses import dataclass
+
+from bert_jax.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceClassificationHead:
+    """Predicts one of C labels for a text or a pair of texts."""
+
+    labels: tuple[str, ...]  # label i is class i
+
+    def __post_init__(self) -> None:
+        _check_labels(self.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionHead:
+    """Predicts one number for a text or a pair of texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenClassificationHead:
+    """Predicts one of C labels for every token: dropout, linear."""
+
+    labels: tuple[str, ...]  # label i is class i
+
+    def __post_init__(self) -> None:
+        _check_labels(self.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionAnsweringHead:
+    """Predicts the span of an answer: a start and an end score for every token, linear."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultipleChoiceHead:
+    """Predicts one of A texts, each scored alone: pooler, dropout, linear to one score."""
+
+
+TaskHead = (
+    SequenceClassificationHead
+    | RegressionHead
+    | TokenClassificationHead
+    | QuestionAnsweringHead
+    | MultipleChoiceHead
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolerClassifier:
+    """Classifies the output of the pretrained pooler: dropout, linear (BERT)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseClassifier:
+    """Classifies the first token: dropout, dense, tanh, dropout, `out_proj` (RoBERTa)."""
+
+
+SequenceClassifier = PoolerClassifier | DenseClassifier
+"""What a family puts on its encoder for sequence classification and regression."""
+
+
+def head_param_name(head: TaskHead) -> str:
+    """Returns the name of a head in the parameters, as in "classifier/kernel"."""
+    return "span" if isinstance(head, QuestionAnsweringHead) else "classifier"
+
+
+def num_outputs(head: TaskHead) -> int:
+    """Returns the number of outputs of a head's last linear layer."""
+    match head:
+        case SequenceClassificationHead() | TokenClassificationHead():
+            return len(head.labels)
+        case QuestionAnsweringHead():
+            return 2
+        case RegressionHead() | MultipleChoiceHead():
+            return 1
+
+
+def reads_first_token(head: TaskHead) -> bool:
+    """Returns whether a head reads the hidden state of the first token only, or of all tokens."""
+    return not isinstance(head, TokenClassificationHead | QuestionAnsweringHead)
+
+
+def uses_pooler(head: TaskHead, classifier: SequenceClassifier) -> bool:
+    """Returns whether a head reads the output of the pooler, in a family with `classifier`."""
+    match head:
+        case SequenceClassificationHead() | RegressionHead():
+            return isinstance(classifier, PoolerClassifier)
+        case MultipleChoiceHead():
+            return True
+        case TokenClassificationHead() | QuestionAnsweringHead():
+            return False
+
+
+def _check_labels(labels: tuple[str, ...]) -> None:
+    if len(labels) < 2:
+        raise ConfigError(f"head.labels is {labels}, expected at least two labels")
+    if duplicates := sorted({label for label in labels if labels.count(label) > 1}):
+        raise ConfigError(
+            f"head.labels has {duplicates[0]!r} more than once, expected different labels"
+        )

@@ -1,0 +1,208 @@
+"""Combines an encoder with heads: the one forward pass of training, prediction and analysis.
+
+`EncoderWithHeads` is a Flax module of its own. Training and prediction use `build_network`, which
+gives the same module as pure functions over a nested dict of parameters:
+
+    {"encoder": {...}, "pooler": {...}, "masked_lm": {...}, "next_sentence": {...},
+     "classifier" or "span": {...}}
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS, PACKED_FIELDS
+from bert_jax.functional import Network
+from bert_jax.models.encoder import Encoder, EncoderConfig, EncoderOutput, build_encoder
+from bert_jax.models.heads.config import (
+    DenseClassifier,
+    QuestionAnsweringHead,
+    RegressionHead,
+    SequenceClassificationHead,
+    TaskHead,
+    head_param_name,
+    reads_first_token,
+    uses_pooler,
+)
+from bert_jax.models.heads.modules import DenseTanhClassifier, LMHead, Pooler, head_linear
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
+from bert_jax.models.layers.linear import linear
+
+HEADS = ("pooler", "masked_lm", "next_sentence")
+"""The heads that pretraining can train; a family has all or some of them."""
+
+Batch = Mapping[str, Any]
+
+
+class EncoderWithHeads(nnx.Module):
+    """Runs an encoder and the heads on it.
+
+    Attributes:
+      encoder: an `Encoder`.
+      pooler, masked_lm, next_sentence: the heads that were asked for, or that the task head needs.
+      classifier, span: the module of the task head; its name is that of `head_param_name`.
+    """
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        compute: ComputeConfig,
+        rngs: nnx.Rngs,
+        *,
+        heads: tuple[str, ...] = (),
+        task_head: TaskHead | None = None,
+    ):
+        """Initializes all parameters.
+
+        Args:
+          heads: names out of `HEADS`.
+          task_head: the head of a fine-tuning task, if any.
+        """
+        self.encoder: Encoder = build_encoder(config, compute, rngs)
+        self.needs_pooler = task_head is not None and uses_pooler(
+            task_head, config.sequence_classifier
+        )
+        if "pooler" in heads or self.needs_pooler:
+            self.pooler = Pooler(config, compute, rngs)
+        if "masked_lm" in heads:
+            self.masked_lm = LMHead(config, config.masked_lm_activation, compute, rngs)
+        if "next_sentence" in heads:
+            self.next_sentence = linear(config.hidden_size, 2, config, compute, rngs)
+        if task_head is not None:
+            setattr(self, head_param_name(task_head), _task_module(config, task_head, rngs))
+        self.compute, self.heads, self.task_head = compute, heads, task_head
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        """Computes everything that the encoder and its heads give for a batch, without dropout.
+
+        Returns:
+          {"hidden_states": N + 1 arrays [B, L, D]} and, for the heads it has, "pooled" [B, D],
+          "masked_lm" [B, L, V], "next_sentence" [B, 2], and "task", the logits of the task head,
+          [B, outputs] or [B, L, outputs].
+        """
+        hidden_states = self.encode(batch, output_hidden_states=True).hidden_states
+        last = hidden_states[-1]
+        outputs: dict[str, Any] = {"hidden_states": hidden_states}
+        if "masked_lm" in self.heads:
+            outputs["masked_lm"] = self.masked_lm_logits(last)
+        if "pooler" in self.heads:
+            outputs["pooled"] = self.pooler(last)
+        if "next_sentence" in self.heads:
+            outputs["next_sentence"] = self.next_sentence_logits(last)
+        if self.task_head is not None:
+            outputs["task"] = self.task_logits(last)
+        return outputs
+
+    def encode(
+        self,
+        batch: Batch,
+        dropout_key: jax.Array | None = None,
+        *,
+        causal: bool = False,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> EncoderOutput:
+        """Runs the encoder on a batch; choices [B, A, L] are encoded as [B x A, L]."""
+        return self.encoder(
+            **encoder_inputs(batch),
+            causal=causal,
+            dropout_key=dropout_key,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+
+    def masked_lm_logits(self, hidden: jax.Array) -> jax.Array:
+        """Maps hidden states [..., D] to logits over the vocabulary, float32 [..., V]."""
+        return self.masked_lm(hidden, self.encoder.token_embeddings())
+
+    def next_sentence_logits(self, hidden_BLD: jax.Array) -> jax.Array:
+        """Maps hidden states [B, L, D] to logits of IsNext and NotNext, float32 [B, 2]."""
+        return self.next_sentence(self.pooler(hidden_BLD)).astype(jnp.float32)
+
+    def task_logits(
+        self,
+        hidden_BLD: jax.Array,
+        dropout_rate: float = 0.0,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Maps hidden states [B, L, D] to the logits of the task head.
+
+        A head that `reads_first_token` accepts [B, 1, D] as well.
+
+        Returns:
+          float32 [B, outputs], or [B, L, outputs] for a head on every token.
+        """
+        head = self.task_head
+        assert head is not None, "this model was built without a task head"
+        module = getattr(self, head_param_name(head))
+        if isinstance(module, DenseTanhClassifier):
+            return module(hidden_BLD[:, 0], dropout_rate, dropout_key)
+        inputs = self.pooler(hidden_BLD) if self.needs_pooler else hidden_BLD
+        # BERT's release has no dropout between the encoder and the question-answering head.
+        if dropout_key is not None and not isinstance(head, QuestionAnsweringHead):
+            inputs = dropout(inputs, dropout_rate, make_dropout_seeds(dropout_key, ()))
+        return module(inputs)
+
+
+def _task_module(config: EncoderConfig, head: TaskHead, rngs: nnx.Rngs) -> nnx.Module:
+    is_sequence_head = isinstance(head, SequenceClassificationHead | RegressionHead)
+    if is_sequence_head and isinstance(config.sequence_classifier, DenseClassifier):
+        return DenseTanhClassifier(config, head, rngs)
+    assert reads_first_token(head) == uses_pooler(head, config.sequence_classifier)
+    return head_linear(config, head, rngs)
+
+
+def encoder_inputs(batch: Batch) -> dict[str, Any]:
+    """Returns the arguments of `Encoder.__call__` that a batch holds, each [rows, L]."""
+    if CHOICE_FIELDS[0] in batch:  # each choice is a sequence of its own
+        return {
+            name.removeprefix("choice_"): batch[name].reshape(-1, batch[name].shape[-1])
+            for name in CHOICE_FIELDS
+        }
+    packed = {name: batch[name] for name in PACKED_FIELDS if name in batch}
+    return {name: batch[name] for name in ENCODER_FIELDS} | packed
+
+
+@functools.cache
+def build_network(
+    config: EncoderConfig,
+    heads: tuple[str, ...] = (),
+    task_head: TaskHead | None = None,
+    compute: ComputeConfig = ComputeConfig(),  # noqa: B008 (frozen)
+) -> Network[EncoderWithHeads]:
+    """Returns an encoder with heads as pure functions over its parameters."""
+    return Network(
+        lambda rngs: EncoderWithHeads(config, compute, rngs, heads=heads, task_head=task_head)
+    )
+
+
+def forward(
+    params: Mapping[str, Any],
+    config: EncoderConfig,
+    batch: Batch,
+    task_head: TaskHead | None = None,
+) -> dict[str, Any]:
+    """Computes the outputs of all heads in `params`; see `EncoderWithHeads.__call__`. Pure."""
+    heads = tuple(head for head in HEADS if head in params)
+    return build_network(config, heads, task_head).merge(dict(params))(batch)
+
+
+def run_forward(
+    params: Mapping[str, Any],
+    config: EncoderConfig,
+    batch: Batch,
+    task_head: TaskHead | None = None,
+) -> dict[str, Any]:
+    """Runs `forward` compiled, with full float32 products on any device; returns NumPy arrays."""
+    with jax.default_matmul_precision("highest"):
+        return jax.device_get(_jitted_forward(config, task_head)(dict(params), dict(batch)))
+
+
+@functools.cache
+def _jitted_forward(config: EncoderConfig, task_head: TaskHead | None) -> Callable[..., Any]:
+    return jax.jit(lambda params, batch: forward(params, config, batch, task_head))

@@ -1,0 +1,94 @@
+"""Describes RoBERTa's Hugging Face format: config.json fields and tensor names.
+
+XLM-RoBERTa and CamemBERT have the same fields and names, and classes of their own.
+"""
+
+import functools
+from typing import Any, cast
+
+from bert_jax.models.huggingface import (
+    HuggingFaceFormat,
+    ReadField,
+    canonical_name,
+    dense_names,
+    encoder_names,
+    norm_names,
+    read_transformer_fields,
+)
+from bert_jax.models.layers.config import Activation, PaddingOffsetPositions
+from bert_jax.models.roberta.config import RobertaConfig, RobertaModelType
+from bert_jax.params.name_table import Ignored, NameMapping, NameTable
+
+_DECODER, _DECODER_BIAS = "lm_head.decoder.weight", "lm_head.decoder.bias"
+_TOKEN_EMBEDDINGS, _LM_BIAS = "roberta.embeddings.word_embeddings.weight", "lm_head.bias"
+
+_NAMES = [
+    *encoder_names("roberta"),
+    *dense_names("masked_lm/transform", "lm_head.dense"),
+    *norm_names("masked_lm/norm", "lm_head.layer_norm"),
+    NameMapping("masked_lm/bias", _LM_BIAS),
+    *dense_names("classifier", "classifier"),
+    *dense_names("classifier/dense", "classifier.dense"),
+    *dense_names("classifier/out_proj", "classifier.out_proj"),
+    *dense_names("span", "qa_outputs"),
+]
+_IGNORED = [
+    Ignored("roberta.embeddings.position_ids", "0, 1, 2, ... as a buffer, in old files"),
+    Ignored("roberta.embeddings.token_type_ids", "zeros as a buffer, in old files"),
+    Ignored(_DECODER_BIAS, f"a second copy of {_LM_BIAS}"),
+]
+
+TIED = NameTable(
+    "Hugging Face RoBERTa",
+    _NAMES,
+    [*_IGNORED, Ignored(_DECODER, f"a second copy of {_TOKEN_EMBEDDINGS}")],
+    separator=".",
+)
+"""Tensor names of a model whose masked-LM head uses the token embeddings."""
+
+UNTIED = NameTable(
+    "Hugging Face RoBERTa, untied",
+    [*_NAMES, NameMapping("masked_lm/decoder", _DECODER)],
+    _IGNORED,
+    separator=".",
+)
+"""Tensor names of a model whose masked-LM head has a table of its own."""
+
+
+def _read_config(model_type: str, activation: Activation, read: ReadField) -> RobertaConfig:
+    # A field that is absent has the default of Hugging Face's class, which is not always the value
+    # of the published models.
+    return RobertaConfig(
+        positions=PaddingOffsetPositions(
+            max_position_embeddings=read("max_position_embeddings", 512),
+            pad_token_id=read("pad_token_id", 1),
+        ),
+        hidden_act=activation,
+        **read_transformer_fields(read),
+        model_type=cast(RobertaModelType, model_type),
+    )
+
+
+def _config_fields(config: RobertaConfig) -> dict[str, Any]:
+    return {"pad_token_id": config.positions.pad_token_id}
+
+
+HUGGING_FACE = HuggingFaceFormat(
+    class_prefixes={"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"},
+    heads={"Model": ("pooler",), "ForMaskedLM": ("pooler", "masked_lm")},
+    fixed_fields={
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "chunk_size_feed_forward": 0,
+    },
+    read_config=_read_config,
+    model_type=lambda config: config.model_type,
+    config_fields=_config_fields,
+    tied=TIED,
+    untied=UNTIED,
+    canonical=functools.partial(canonical_name, prefix="roberta"),
+    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
+    decoder_bias=_DECODER_BIAS,
+    lm_bias=_LM_BIAS,
+)

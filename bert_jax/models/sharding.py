@@ -1,0 +1,60 @@
+"""Defines how each parameter is sharded: logical axes by parameter path, mesh axes by logical axis.
+
+A logical axis says what a dimension is: embed (D), heads (H x K), mlp (F), vocab (V). None is a
+dimension that is never split. Each family lists the axes of its encoder in its `sharding.py`; the
+heads, which all families share, are listed here.
+"""
+
+import functools
+from collections.abc import Sequence
+
+from bert_jax.models.encoder import FAMILIES, family_module
+from bert_jax.params.paths import PathTable
+
+LogicalAxes = tuple[str | None, ...]
+
+LOGICAL_TO_MESH: dict[str, str] = {
+    "embed": "fsdp",
+    "heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+}
+"""The mesh axis of each logical axis. A mesh axis of size 1 splits nothing: one rule for all."""
+
+_POOLER_AND_TASK_HEADS: list[tuple[str, LogicalAxes]] = [
+    ("pooler/dense/kernel", ("embed", None)),
+    ("pooler/dense/bias", (None,)),
+    ("classifier/kernel", ("embed", None)),
+    ("classifier/bias", (None,)),
+    ("classifier/dense/kernel", ("embed", None)),
+    ("classifier/dense/bias", (None,)),
+    ("classifier/out_proj/kernel", ("embed", None)),
+    ("classifier/out_proj/bias", (None,)),
+    ("span/kernel", ("embed", None)),
+    ("span/bias", (None,)),
+]
+_HEADS: list[tuple[str, LogicalAxes]] = [
+    ("masked_lm/transform/kernel", ("embed", None)),
+    ("masked_lm/transform/bias", (None,)),
+    ("masked_lm/norm/*", (None,)),
+    ("masked_lm/bias", ("vocab",)),
+    ("masked_lm/decoder", ("vocab", "embed")),
+    ("next_sentence/kernel", ("embed", None)),
+    ("next_sentence/bias", (None,)),
+    *_POOLER_AND_TASK_HEADS,
+    # In a multi-task model each task has heads of its own.
+    *((f"heads/*/{pattern}", axes) for pattern, axes in _POOLER_AND_TASK_HEADS),
+    ("heads/*/log_variance", ()),
+]
+
+
+@functools.cache
+def parameter_axes() -> PathTable[LogicalAxes]:
+    """Returns the table of logical axes over the parameters of all families and their heads."""
+    rows: dict[tuple[str, LogicalAxes], None] = {}  # families may share rows; keeps the order
+    for family in FAMILIES:
+        encoder_rows: Sequence[tuple[str, LogicalAxes]] = family_module(
+            family, "sharding"
+        ).PARAMETER_AXES
+        rows |= dict.fromkeys((f"encoder/{pattern}", axes) for pattern, axes in encoder_rows)
+    return PathTable("parameter axes", [*rows, *_HEADS])
