@@ -29,12 +29,12 @@ class Experiment:
                 "expected float32, or bfloat16 for both"
             )
         max_seq_length = max(phase.seq_length for phase in self.train.phases)
-        max_position_embeddings = self.objective.model.positions.max_position_embeddings
-        if max_seq_length > max_position_embeddings:
+        model = self.objective.model
+        if max_seq_length > model.max_length:
             raise ConfigError(
-                f"train.phases has seq_length {max_seq_length}, beyond the position table: "
-                "objective.model.positions.max_position_embeddings is "
-                f"{max_position_embeddings}"
+                f"train.phases has seq_length {max_seq_length}, but the model has positions for "
+                f"{model.max_length} tokens (objective.model.positions.max_position_embeddings is "
+                f"{model.positions.max_position_embeddings}); shorten the sequences or enlarge it"
             )
 
 

@@ -18,6 +18,7 @@ from bert_jax.models.config import (
     TaskHead,
     TokenClassificationHead,
 )
+from bert_jax.models.huggingface import format_of
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, RunCheckpoint
 
@@ -118,7 +119,13 @@ def model_card(model: LoadedModel, name: str, difference: float) -> str:
 
 
 def _front_matter(model: LoadedModel) -> list[str]:
-    lines = ["---", "library_name: transformers", "tags:", "- bert", "- bert_jax"]
+    lines = [
+        "---",
+        "library_name: transformers",
+        "tags:",
+        f"- {format_of(model.config).model_type(model.config)}",
+        "- bert_jax",
+    ]
     if model.head is not None:
         lines.append(f"pipeline_tag: {_TASK_TEXTS[type(model.head)].tag}")
     elif "masked_lm" not in model.missing:
@@ -133,9 +140,9 @@ def _summary(model: LoadedModel) -> str:
     if model.missing and model.head is None:
         missing_heads = f" It has no {' and no '.join(model.missing)} head."
     return (
-        f"A BERT encoder: {config.num_hidden_layers} layers, width {config.hidden_size}, "
-        f"{config.num_attention_heads} heads, {config.vocab_size} word vectors, up to "
-        f"{config.positions.max_position_embeddings} tokens, {count:,} parameters in float32."
+        f"A {config.family} encoder: {config.num_hidden_layers} layers, width "
+        f"{config.hidden_size}, {config.num_attention_heads} heads, {config.vocab_size} "
+        f"word vectors, up to {config.max_length} tokens, {count:,} parameters in float32."
         f"{missing_heads}"
     )
 

@@ -37,9 +37,7 @@ def read_config(file: Path) -> tuple[EncoderConfig, TaskHead | None]:
     suffix = _class_suffix(file, data, family_format, prefix)
     for field, value in family_format.fixed_fields.items():
         if data.get(field, value) != value:
-            raise UserError(
-                f"{file}: {field} is {data[field]!r}; only {value!r} is supported for {model_type!r}"
-            )
+            raise UserError(f"{file}: {field} is {data[field]!r}; only {value!r} is supported")
     act = data.get("hidden_act", "gelu")
     if act not in ACTIVATIONS:
         raise UserError(

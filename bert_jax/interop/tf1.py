@@ -32,7 +32,9 @@ def find_checkpoint(path: Path) -> Path | None:
     found = sorted(path.glob(f"*.ckpt*{_INDEX_SUFFIX}"))
     if len(found) > 1:
         names = ", ".join(file.name.removesuffix(_INDEX_SUFFIX) for file in found)
-        raise UserError(f"{path} has several checkpoints: {names}; append one of these names to the path")
+        raise UserError(
+            f"{path} has several checkpoints: {names}; append one of these names to the path"
+        )
     return found[0].with_name(found[0].name.removesuffix(_INDEX_SUFFIX)) if found else None
 
 

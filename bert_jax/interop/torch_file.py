@@ -14,7 +14,7 @@ def read_torch_file(file: Path) -> dict[str, np.ndarray]:
     other module of this package imports torch.
 
     Raises:
-      UserError: torch is absent, the file is damaged, or it contains something other than named tensors.
+      UserError: torch is absent, the file is damaged, or it contains anything but named tensors.
     """
     try:
         import torch
@@ -28,8 +28,8 @@ def read_torch_file(file: Path) -> dict[str, np.ndarray]:
     except Exception as error:  # pickle, zipfile and torch raise a dozen types
         reason = str(error).split("\n")[0].split(". ")[0]
         raise UserError(
-            f"{file}: not read, because it is damaged or contains objects other than tensors, which "
-            f"could run code ({type(error).__name__}: {reason}); use a model.safetensors instead"
+            f"{file}: not read, because it is damaged or contains objects other than tensors, "
+            f"which could run code ({type(error).__name__}: {reason}); use model.safetensors"
         ) from None
     if not isinstance(state, dict):
         raise UserError(f"{file}: expected named tensors, found a {type(state).__name__}")

@@ -29,4 +29,3 @@ from bert_jax.models.layers.config import XlaAttention as XlaAttention
 from bert_jax.models.layers.config import check_dropout as check_dropout
 
 bert_config = BertConfig.from_size
-uses_pooler = reads_first_token

@@ -121,7 +121,9 @@ def encoder_names(prefix: str) -> list[NameMapping]:
     tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
     return [
         *(
-            NameMapping(f"encoder/embeddings/{name}/embedding", f"{prefix}.embeddings.{name}.weight")
+            NameMapping(
+                f"encoder/embeddings/{name}/embedding", f"{prefix}.embeddings.{name}.weight"
+            )
             for name in tables
         ),
         *norm_names("encoder/embeddings/norm", f"{prefix}.embeddings.LayerNorm"),

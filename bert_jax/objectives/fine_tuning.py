@@ -138,7 +138,11 @@ class FineTuningObjective:
         return LossOutput(weighted_loss.total / loss_denominators["loss"], metrics)
 
     def head_loss(
-        self, network: EncoderWithHeads, hidden: jax.Array, batch: Batch, dropout_key: jax.Array | None
+        self,
+        network: EncoderWithHeads,
+        hidden: jax.Array,
+        batch: Batch,
+        dropout_key: jax.Array | None,
     ) -> tuple[WeightedMean, dict[str, WeightedMean]]:
         """The head's loss and metrics, from what `network.encode` gives for the batch."""
         logits = network.task_logits(hidden, self.config.classifier_dropout, dropout_key)

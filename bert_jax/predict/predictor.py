@@ -17,7 +17,7 @@ from bert_jax.data.finetuning.loader import evaluation_batches
 from bert_jax.data.finetuning.task import Task, TaskKind
 from bert_jax.errors import ConfigError
 from bert_jax.evals import decode_predictions
-from bert_jax.models.config import head_param_name, uses_pooler
+from bert_jax.models.heads.config import head_param_name, uses_pooler
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.predict.batching import next_power_of_two
 from bert_jax.predict.inputs import TEXT_KINDS, Input, format_prediction, task_kind, to_example
@@ -81,7 +81,7 @@ class Predictor:
         self.kind: TaskKind = task_kind(self._head)
         self.num_truncated = 0
         self.max_length = settings.max_length if max_length is None else max_length
-        max_positions = model.config.positions.max_position_embeddings
+        max_positions = model.config.max_length
         if not 4 <= self.max_length <= max_positions:
             raise ConfigError(
                 f"max_length is {self.max_length}; expected 4 to {max_positions}, which the model "
@@ -105,7 +105,7 @@ class Predictor:
         part_names = [
             "encoder",
             head_param_name(self._head),
-            *(["pooler"] * uses_pooler(self._head)),
+            *(["pooler"] * uses_pooler(self._head, model.config.sequence_classifier)),
         ]
         self._params = {part: params_to_device(model, part) for part in part_names}
         objective = FineTuningObjective(settings.objective)

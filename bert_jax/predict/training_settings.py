@@ -43,7 +43,7 @@ def trained_settings(model: LoadedModel) -> TrainedSettings:
     config = {} if model.run is None else model.run.config
     data = config.get("data", {})
     if data.get("type") != FineTuningData.__name__:
-        max_positions = model.config.positions.max_position_embeddings
+        max_positions = model.config.max_length
         max_length = (
             min(DEFAULT_QUESTION_ANSWERING_LENGTH, max_positions)
             if isinstance(head, QuestionAnsweringHead)

@@ -163,7 +163,7 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     if objective.get("type") not in ("Pretraining", "FineTuning", "MultiTask"):
         raise UserError(
             f"{folder} is a run of {objective.get('type') or 'an unknown objective'}; "
-            "only runs of Pretraining, FineTuning and MultiTask can be read as a BERT"
+            "only runs of Pretraining, FineTuning and MultiTask can be loaded as a model"
         )
     config = from_json(EncoderConfig, objective["model"], "objective.model")
     tokenizer = find_tokenizer(folder / TOKENIZER_FOLDER)

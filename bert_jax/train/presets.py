@@ -72,9 +72,9 @@ def fine_tuning_experiment(
     _check_hyperparameters(epochs, batch_size, warmup_ratio)
     loaded, tokenizer = _load_starting_model(model)
     loaded_task = _load_trainable_task(task)
-    max_position_embeddings = loaded.config.positions.max_position_embeddings
+    model_max_length = loaded.config.max_length
     seq_length = (
-        min(DEFAULT_SEQ_LENGTHS[loaded_task.kind], max_position_embeddings)
+        min(DEFAULT_SEQ_LENGTHS[loaded_task.kind], model_max_length)
         if max_length is None
         else max_length
     )
@@ -136,10 +136,8 @@ def multi_task_experiment(
     default_seq_length = max(
         DEFAULT_SEQ_LENGTHS[loaded_task.kind] for loaded_task in loaded_tasks.values()
     )
-    max_position_embeddings = loaded.config.positions.max_position_embeddings
-    seq_length = (
-        min(default_seq_length, max_position_embeddings) if max_length is None else max_length
-    )
+    model_max_length = loaded.config.max_length
+    seq_length = min(default_seq_length, model_max_length) if max_length is None else max_length
     data = MultiTaskData(
         tasks=tuple(NamedTask(name=name, task=task) for name, task in tasks.items()),
         tokenizer=str(tokenizer_folder(model)),

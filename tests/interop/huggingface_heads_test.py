@@ -1,4 +1,4 @@
-"""Heads in Hugging Face's `config.json`: what is read, what is written, what is refused."""
+"""Covers bert_jax/interop/huggingface_heads.py: task heads in config.json, both ways."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
-from bert_jax.interop.huggingface_config import read_head
+from bert_jax.interop.huggingface_config import read_config, to_hf_config
 from bert_jax.models.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
@@ -21,10 +21,11 @@ SEQUENCE, TOKEN = "BertForSequenceClassification", "BertForTokenClassification"
 SPAN, CHOICE = "BertForQuestionAnswering", "BertForMultipleChoice"
 
 
-def describe(folder: Path, architecture: str | None, **fields) -> Path:
+def write_config_json(folder: Path, architecture: str | None, **fields) -> Path:
     file = folder / "config.json"
-    named = {"architectures": [architecture]} if architecture else {}
-    file.write_text(json.dumps({**named, **fields}))
+    written = to_hf_config(small_config(), {"encoder"}, pad_token_id=0)
+    architectures = [architecture] if architecture else None
+    file.write_text(json.dumps({**written, "architectures": architectures, **fields}))
     return file
 
 
@@ -39,16 +40,16 @@ def describe(folder: Path, architecture: str | None, **fields) -> Path:
         (MultipleChoiceHead(), CHOICE),
     ],
 )
-def test_what_is_written_is_read(tmp_path, head, architecture):
+def test_written_head_is_read_back(tmp_path, head, architecture):
     config = small_config()
     flat = random_parameters(config, head=head)
     huggingface.write_config(tmp_path, config, {p.split("/")[0] for p in flat}, 0, head)
     huggingface.write_weights(tmp_path, flat, config)
     data = json.loads((tmp_path / "config.json").read_text())
     assert data["architectures"] == [architecture]
-    foreign = huggingface.read_folder(tmp_path)
-    assert foreign.head == head and foreign.config == config
-    assert foreign.flat_params.keys() == flat.keys()
+    imported = huggingface.read_folder(tmp_path)
+    assert imported.head == head and imported.config == config
+    assert imported.flat_params.keys() == flat.keys()
 
 
 @pytest.mark.parametrize(
@@ -74,8 +75,8 @@ def test_what_is_written_is_read(tmp_path, head, architecture):
         (None, {}, None),
     ],
 )
-def test_what_their_files_leave_out(tmp_path, architecture, fields, expected):
-    assert read_head(describe(tmp_path, architecture, **fields)) == expected
+def test_head_fields_that_are_absent_have_defaults(tmp_path, architecture, fields, expected):
+    assert read_config(write_config_json(tmp_path, architecture, **fields))[1] == expected
 
 
 @pytest.mark.parametrize(
@@ -88,16 +89,16 @@ def test_what_their_files_leave_out(tmp_path, architecture, fields, expected):
             {"num_labels": 1, "problem_type": "single_label_classification"},
             "expected at least two labels",
         ),
-        (SEQUENCE, {"id2label": {"0": "a", "2": "b"}}, "for each of the numbers 0, 1, .."),
-        (SEQUENCE, {"id2label": ["a", "b"]}, "for each of the numbers 0, 1, .."),
+        (SEQUENCE, {"id2label": {"0": "a", "2": "b"}}, "for each number 0, 1, "),
+        (SEQUENCE, {"id2label": ["a", "b"]}, "for each number 0, 1, "),
         (SEQUENCE, {"num_labels": "3"}, "num_labels is '3'; expected a number"),
-        (TOKEN, {"id2label": {"0": 0, "1": 1}}, "expected text for every label"),
+        (TOKEN, {"id2label": {"0": 0, "1": 1}}, "expected strings"),
         (TOKEN, {"id2label": {"0": "O", "1": "O"}}, "'O' more than once"),
         (SPAN, {"num_labels": 3}, "with 3 labels; expected 2, start and end"),
     ],
 )
-def test_heads_that_are_none_of_ours_name_the_file(tmp_path, architecture, fields, message):
-    file = describe(tmp_path, architecture, **fields)
+def test_unsupported_head_error_names_the_file(tmp_path, architecture, fields, message):
+    file = write_config_json(tmp_path, architecture, **fields)
     with pytest.raises(UserError, match=message) as error:
-        read_head(file)
+        read_config(file)
     assert str(file) in str(error.value)

@@ -115,7 +115,7 @@ def test_half_precision_files_become_float32(folder, dtype):
     "fields, message",
     [
         ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'"),
-        ({"model_type": "roberta"}, "model_type is 'roberta'; only 'bert'"),
+        ({"model_type": "t5"}, "model_type is 't5'; supported are bert, roberta"),
         ({"hidden_act": "silu"}, "hidden_act is 'silu'; supported are 'gelu', 'gelu_new'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"is_decoder": True}, "is_decoder is True"),
@@ -179,7 +179,7 @@ def test_a_bin_file_is_read_as_tensors_only(folder, tmp_path):
         with pytest.raises(UserError, match=message):
             huggingface.read_folder(folder)
     (folder / "pytorch_model.bin").write_bytes(b"not a pickle")
-    with pytest.raises(UserError, match="damaged or holds objects"):
+    with pytest.raises(UserError, match="damaged or contains objects"):
         huggingface.read_folder(folder)
     assert not ran.exists()
 

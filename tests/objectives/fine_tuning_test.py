@@ -12,7 +12,6 @@ import pytest
 from bert_jax import batch as contract
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.errors import ConfigError
-from bert_jax.models.parameters import parts_in, validate_params
 from bert_jax.models.config import (
     ComputeConfig,
     MultipleChoiceHead,
@@ -21,6 +20,7 @@ from bert_jax.models.config import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
+from bert_jax.models.parameters import parts_in, validate_params
 from bert_jax.objectives.config import FineTuning, ObjectiveConfig
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.objectives.make import make_objective

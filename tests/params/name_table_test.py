@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.models.bert.huggingface import TIED, UNTIED, canonical
+from bert_jax.models.bert.huggingface import HUGGING_FACE, TIED, UNTIED
 from bert_jax.models.bert.tf1 import TF1
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
@@ -70,6 +70,6 @@ def test_two_tensors_for_one_parameter_are_refused():
 
 def test_older_spellings_have_one_canonical_name():
     expected = "bert.encoder.layer.0.output.LayerNorm.weight"
-    assert canonical("encoder.layer.0.output.LayerNorm.gamma") == expected
-    assert canonical("bert.encoder.layer.0.output.LayerNorm.weight") == expected
-    assert canonical("cls.predictions.bias") == "cls.predictions.bias"
+    assert HUGGING_FACE.canonical("encoder.layer.0.output.LayerNorm.gamma") == expected
+    assert HUGGING_FACE.canonical("bert.encoder.layer.0.output.LayerNorm.weight") == expected
+    assert HUGGING_FACE.canonical("cls.predictions.bias") == "cls.predictions.bias"

@@ -38,9 +38,7 @@ def states(model: LoadedModel, text: str) -> list[np.ndarray]:
         "token_type_ids": np.zeros_like(ids),
         "attention_mask": np.ones_like(ids),
     }
-    return [
-        s[0] for s in run_forward(model.params, model.config, batch)["hidden_states"]
-    ]
+    return [s[0] for s in run_forward(model.params, model.config, batch)["hidden_states"]]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +63,9 @@ def test_a_text_beyond_the_position_table_is_cut_and_says_so(model):
 
 def test_heads_are_not_needed(model):
     encoder = {"encoder": model.params["encoder"]}
-    bare = dataclasses.replace(model, params=encoder, missing=("pooler", "masked_lm", "next_sentence"))
+    bare = dataclasses.replace(
+        model, params=encoder, missing=("pooler", "masked_lm", "next_sentence")
+    )
     np.testing.assert_array_equal(Embedder(bare)(TEXTS)[0].vector, Embedder(model)(TEXTS)[0].vector)
 
 

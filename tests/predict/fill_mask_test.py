@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.models.model import run_forward
 from bert_jax.models.config import LearnedPositions
+from bert_jax.models.model import run_forward
 from bert_jax.predict.fill_mask import FillMask
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.testing.models import small_model
@@ -34,9 +34,7 @@ def reference(model: LoadedModel, text: str, top: int) -> list[list[tuple[int, f
         "token_type_ids": np.zeros_like(ids),
         "attention_mask": np.ones_like(ids),
     }
-    logits = run_forward(model.params, model.config, batch)["masked_lm"][0].astype(
-        np.float64
-    )
+    logits = run_forward(model.params, model.config, batch)["masked_lm"][0].astype(np.float64)
     found = []
     for position in np.flatnonzero(ids[0] == vocabulary.mask_id):
         shares = np.exp(logits[position, : vocabulary.vocab_size])

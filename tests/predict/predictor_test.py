@@ -14,7 +14,6 @@ from scipy.special import softmax
 from bert_jax.data.finetuning.example import QuestionExample, TaggedExample, TextExample
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
-from bert_jax.models.model import run_forward
 from bert_jax.models.config import (
     LearnedPositions,
     MultipleChoiceHead,
@@ -23,6 +22,7 @@ from bert_jax.models.config import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
+from bert_jax.models.model import run_forward
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.testing.models import small_model
@@ -104,9 +104,7 @@ def alone(model: LoadedModel, first: list[int], second: list[int] | None = None)
         "token_type_ids": np.array([types], np.int32),
         "attention_mask": np.ones((1, len(row)), np.int32),
     }
-    return run_forward(model.params, model.config, batch, model.head)["task"][0].astype(
-        np.float64
-    )
+    return run_forward(model.params, model.config, batch, model.head)["task"][0].astype(np.float64)
 
 
 def pieces(model: LoadedModel, text: str) -> list[int]:

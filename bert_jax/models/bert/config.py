@@ -42,7 +42,7 @@ class BertConfig:
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     positions: LearnedPositions = LearnedPositions()  # noqa: RUF009 (frozen)
-    hidden_act: Activation = Gelu()
+    hidden_act: Activation = Gelu()  # noqa: RUF009 (frozen)
     type_vocab_size: int = 2
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1

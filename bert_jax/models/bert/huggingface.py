@@ -59,8 +59,6 @@ def _read_config(model_type: str, activation: Activation, read: ReadField) -> Be
     )
 
 
-
-
 HUGGING_FACE = HuggingFaceFormat(
     class_prefixes={"bert": "Bert"},
     heads={

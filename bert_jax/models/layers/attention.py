@@ -35,7 +35,7 @@ class AttentionMask:
     causal: bool
 
     def mask_BHQK(self) -> jax.Array:
-        """Returns a bool mask, broadcastable to [B, H, L, L]: True where a query attends to a key."""
+        """Returns the mask, bool, broadcastable to [B, H, L, L]: True where a query attends."""
         mask = self.q_segment_ids[:, None, :, None] == self.kv_segment_ids[:, None, None, :]
         if self.causal:
             length = self.kv_segment_ids.shape[1]

@@ -57,9 +57,7 @@ class Embeddings(nnx.Module):
             )
         return dropout(self.norm(x_BLD), self.dropout_rate, dropout_seed)
 
-    def _position_vectors(
-        self, input_ids: jax.Array, position_ids: jax.Array | None
-    ) -> jax.Array:
+    def _position_vectors(self, input_ids: jax.Array, position_ids: jax.Array | None) -> jax.Array:
         """Returns the position embeddings, float32 [B, L, D] or [1, L, D]."""
         length = input_ids.shape[1]
         # Checked here because XLA clamps an index beyond the table without an error.

@@ -30,7 +30,7 @@ def linear(
     compute: ComputeConfig,
     rngs: nnx.Rngs,
 ) -> Linear:
-    """Builds a dense layer: kernel [inputs, outputs] and bias in float32, product in `compute.dtype`."""
+    """Builds a dense layer with a kernel [inputs, outputs] and a bias, both float32."""
     return Linear(
         in_features,
         out_features,

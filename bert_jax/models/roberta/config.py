@@ -45,7 +45,7 @@ class RobertaConfig:
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     positions: PaddingOffsetPositions = PaddingOffsetPositions()  # noqa: RUF009 (frozen)
-    hidden_act: Activation = Gelu()
+    hidden_act: Activation = Gelu()  # noqa: RUF009 (frozen)
     type_vocab_size: int = 1
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1

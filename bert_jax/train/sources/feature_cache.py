@@ -28,7 +28,7 @@ from bert_jax.data.finetuning.loader import evaluation_batches
 from bert_jax.data.finetuning.rows import Features
 from bert_jax.distributed.processes import run_on_process_0
 from bert_jax.errors import UserError
-from bert_jax.models.config import QuestionAnsweringHead, uses_pooler
+from bert_jax.models.heads.config import QuestionAnsweringHead, reads_first_token
 from bert_jax.objectives.fine_tuning import FineTuningObjective, encoder_features_field
 from bert_jax.parallel.sharding import batch_sharding, put_batch, replicated
 from bert_jax.params import paths
@@ -87,7 +87,7 @@ class FeatureExtractor:
     def offsets(self, features: Features) -> np.ndarray:
         """int64 [rows + 1]: where the states of each row begin in a file, and where all end."""
         num_states = features.lengths
-        if uses_pooler(self._head):
+        if reads_first_token(self._head):
             num_states = np.full_like(num_states, features.num_choices)
         elif isinstance(self._head, QuestionAnsweringHead):
             num_states = np.full_like(num_states, self._lengths[-1])
@@ -119,7 +119,7 @@ class FeatureExtractor:
 
     def split_by_example(self, features: Features, encoder_features: np.ndarray) -> dict[str, Any]:
         """`Features.states`, of the states of a file."""
-        if not uses_pooler(self._head):
+        if not reads_first_token(self._head):
             per_example: Any = np.split(encoder_features, self.offsets(features)[1:-1])
         elif features.num_choices > 1:
             per_example = encoder_features.reshape(

@@ -146,9 +146,7 @@ def test_states_are_those_of_the_encoder_by_itself(kind, task_experiment, tmp_pa
         inputs = [batch[name] for name in opened.program.input_fields()]
         inputs = [array.reshape(-1, array.shape[-1]) for array in inputs]
         fields: dict[str, np.ndarray] = dict(zip(ENCODER_FIELDS, inputs, strict=True))
-        hidden = run_forward(opened.params, opened.config.model, fields)[
-            "hidden_states"
-        ][-1]
+        hidden = run_forward(opened.params, opened.config.model, fields)["hidden_states"][-1]
         states = batch[field]
         assert states.dtype == np.float32 and states.ndim == len(FIELDS[field].dims)
         if kind == "token_classification":
