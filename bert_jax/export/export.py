@@ -1,7 +1,7 @@
-"""Writes a model as a Hugging Face folder, and believes it only after reading it back.
+"""Exports a model as a Hugging Face folder, and checks it by reading it back.
 
-The folder appears under its name when it is complete and checked: `AutoTokenizer`, `AutoModel` and
-`AutoModelForPreTraining`, `ForMaskedLM` or the class of the task's head open it.
+The folder gets its name only when it is complete and checked. `AutoTokenizer` and `AutoModel` open
+it, and `AutoModelForPreTraining`, `AutoModelForMaskedLM` or the class of the task head.
 """
 
 import dataclasses
@@ -26,8 +26,7 @@ from bert_jax.pretrained.load import LoadedModel, load_model, require_single_tas
 from bert_jax.text.tokenizer import TOKENIZER_CONFIG_FILE, Tokenizer
 
 TOLERANCE = 1e-5
-"""The largest difference, float32, of a hidden state or of the task head's outputs between a model
-and its export."""
+"""The largest allowed difference between a model and its export, of a hidden state or logit."""
 
 _SAMPLE_TEXT = (
     "The harbour lay still that morning, and only the fishing boats moved. An old man sat on the "
@@ -41,12 +40,12 @@ def export(model: LoadedModel, output: Path) -> float:
     """Writes `model` to the folder `output`, with tokenizer files and a model card.
 
     Returns:
-      The largest difference of a hidden state, or of what the task's head gives, between the model
-      and the folder read back.
+      The largest difference of a hidden state or task logit between the model and the folder that
+      was read back.
 
     Raises:
-      UserError: `output` is in use, cannot be written, or does not give back the same model (then
-        nothing is left at `output`); the model is of several tasks, and none was chosen.
+      UserError: `output` is not empty, cannot be written, or is not the same model when read back
+        (nothing is left at `output` then); or no task of a multi-task run was chosen.
     """
     require_single_task(model)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -70,11 +69,11 @@ def _write_folder(model: LoadedModel, folder: Path) -> None:
     pad_id = model.tokenizer.pad_id if model.tokenizer else 0
     huggingface.write_config(folder, model.config, parts_in(flat_params), pad_id, model.head)
     huggingface.write_weights(folder, flat_params, model.config)
-    # The writer of tensors gives rights to the owner alone, whatever the user's umask says.
+    # safetensors gives permissions to the owner only, whatever the umask.
     shutil.copymode(folder / huggingface.CONFIG, folder / huggingface.WEIGHTS)
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
-        # With the length in it, `tokenizer(text, truncation=True)` does what its user expects.
+        # Without the length, `tokenizer(text, truncation=True)` would not truncate.
         file = folder / TOKENIZER_CONFIG_FILE
         tokenizer_config = json.loads(file.read_text(encoding="utf-8"))
         tokenizer_config["model_max_length"] = model.config.max_length
@@ -82,9 +81,9 @@ def _write_folder(model: LoadedModel, folder: Path) -> None:
 
 
 def _verify_export(model: LoadedModel, folder: Path) -> float:
-    """Reads the folder and compares; returns the largest difference of what both compute."""
+    """Compares the folder with the model; returns the largest difference of outputs."""
     reloaded = load_model(folder)
-    # What the position table started from is history: other formats do not tell it.
+    # The initialization of the position table is not stored in the exported config.
     positions = dataclasses.replace(model.config.positions, init=reloaded.config.positions.init)
     if reloaded.config != dataclasses.replace(model.config, positions=positions):
         raise UserError(
@@ -100,7 +99,7 @@ def _verify_export(model: LoadedModel, folder: Path) -> float:
         if not np.isfinite(expected).all():
             raise UserError(f"{model.path} is broken: the {name} are not finite")
         max_difference = float(np.abs(expected - actual).max())
-        # Not <=: a difference that is NaN is refused, too.
+        # `not <=` and not `>`: a difference of NaN is an error, too.
         if not max_difference <= TOLERANCE:
             raise UserError(
                 f"the export was not written: its {name} differ by {max_difference:.1e} from those "
@@ -115,8 +114,8 @@ def _verify_export(model: LoadedModel, folder: Path) -> float:
 
 
 def _forward_outputs(model: LoadedModel, batch: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
-    """What the encoder and the task's head compute, with names for messages."""
-    # The masked-LM head would cost more than all the rest; its parameters are compared bit for bit.
+    """Returns the outputs of the encoder and of the task head, with names for messages."""
+    # The masked-LM head takes longer than everything else; its parameters are compared exactly.
     params_without_mlm = {part: tree for part, tree in model.params.items() if part != "masked_lm"}
     outputs = run_forward(params_without_mlm, model.config, batch, model.head)
     hidden_states = [
@@ -127,9 +126,9 @@ def _forward_outputs(model: LoadedModel, batch: Mapping[str, Any]) -> list[tuple
 
 
 def sample_batch(config: EncoderConfig, tokenizer: Tokenizer | None) -> dict[str, np.ndarray]:
-    """A batch [2, L] over the whole position table: text as a padded pair, and ids drawn evenly.
+    """Makes a batch [2, L] of the longest length: a padded text pair, and random ids.
 
-    Without a vocabulary both rows are drawn.
+    Without a tokenizer both sequences are random ids.
     """
     seq_length = config.max_length
     input_ids = np.random.default_rng(0).integers(0, config.vocab_size, (2, seq_length))

@@ -61,7 +61,7 @@ def validate_params(
         if path in expected and leaf.shape != expected[path].shape
     ]
     if mismatches:
-        more = f" (and {len(mismatches) - 1} more parameters)" if len(mismatches) > 1 else ""
+        more = f" (and {len(mismatches) - 1} more)" if len(mismatches) > 1 else ""
         raise UserError(
             f"{source}: the weights are not those of the model in its config: "
             f"{min(mismatches)}{more}; use the config that was saved with these weights"

@@ -1,4 +1,4 @@
-"""What the training loop needs to know of a program, and nothing more."""
+"""Defines the interface between an objective and the training loop."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -11,12 +11,12 @@ Batch = dict[str, jax.Array]
 
 
 class LossOutput(NamedTuple):
-    """A (micro)batch's share of the loss, ready to be added to other shares.
+    """Holds the loss of a microbatch, to be added to those of the batch's other microbatches.
 
     Attributes:
-      loss: float32 scalar; shares of all microbatches add up to the batch's loss exactly, because
-        each was divided by the whole batch's normaliser.
-      metrics: sums with weights, to be added and then divided.
+      loss: float32 scalar. The losses of all microbatches add up to the loss of the batch exactly,
+        because each is divided by the denominators of the whole batch.
+      metrics: sums with weights, to be added first and then divided.
     """
 
     loss: jax.Array
@@ -24,24 +24,24 @@ class LossOutput(NamedTuple):
 
 
 class Objective(Protocol):
-    """A network with its objectives."""
+    """Computes a loss from parameters and a batch; it owns the network."""
 
     config: Any
 
     def abstract(self) -> Params:
-        """Parameters as shapes and dtypes."""
+        """Returns the parameters as shapes and dtypes."""
         ...
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters, float32."""
+        """Returns newly initialized parameters, float32."""
         ...
 
     def batch_fields(self) -> tuple[str, ...]:
-        """The batch fields that the objectives need; see `bert_jax.batch`."""
+        """Returns the batch fields that the loss needs; see `bert_jax.batch`."""
         ...
 
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """What each objective's sum is divided by: float32 scalars of the batch alone."""
+        """Returns the divisor of each loss's sum: float32 scalars that depend on the batch only."""
         ...
 
     def compute_loss(
@@ -51,5 +51,5 @@ class Objective(Protocol):
         loss_denominators: dict[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> LossOutput:
-        """The losses of `batch`, or of a part of the batch that `normalisers` were made from."""
+        """Computes the loss of a batch, or of a part of the batch of `loss_denominators`."""
         ...

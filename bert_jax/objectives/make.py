@@ -1,4 +1,4 @@
-"""From a program's config to the program."""
+"""Makes an objective from its config."""
 
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.causal_lm import CausalLMObjective
@@ -9,7 +9,7 @@ from bert_jax.objectives.pretraining import PretrainingObjective
 
 
 def make_objective(config: ObjectiveConfig) -> Objective:
-    """The program that a config describes."""
+    """Returns the objective that a config describes."""
     match config:
         case Pretraining():
             return PretrainingObjective(config)

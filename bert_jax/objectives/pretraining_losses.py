@@ -1,7 +1,7 @@
-"""The objectives of BERT's pretraining, as pure functions of logits and batch fields.
+"""Computes the losses of pretraining as pure functions of logits and batch fields.
 
-Each returns its loss and its metrics as `Mean`s. Sources: Devlin et al. 2019, section 3.1 (masked
-LM, next sentence) and section 5.1 (the left-to-right ablation).
+Each returns its loss and its metrics as `WeightedMean`s. Sources: Devlin et al. 2019, section 3.1
+(masked LM, next sentence) and section 5.1 (the left-to-right ablation).
 """
 
 import jax
@@ -16,9 +16,10 @@ Metrics = dict[str, WeightedMean]
 def masked_lm(
     logits_BPV: jax.Array, batch: Batch, mask_token_id: int
 ) -> tuple[WeightedMean, Metrics]:
-    """Cross-entropy over every selected position, whether masked, replaced or kept.
+    """Computes the masked-LM loss: cross-entropy over all selected positions.
 
-    Metrics: loss and accuracy over all selected positions, and split by what the model saw there.
+    The metrics are loss and accuracy over all of them, and over those where the input is the mask
+    token ("masked"), the original token ("kept") or a random one ("random").
     """
     labels, weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
     losses = cross_entropy(logits_BPV, labels)
@@ -41,7 +42,7 @@ def masked_lm(
 
 
 def next_sentence(logits_BC: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:
-    """Cross-entropy of IsNext (0) against NotNext (1); each row weighs 1."""
+    """Computes the next-sentence loss: cross-entropy of IsNext (0) and NotNext (1)."""
     labels = batch["next_sentence_labels"]
     ones = jnp.ones(labels.shape, jnp.float32)
     loss = weighted_mean(cross_entropy(logits_BC, labels), ones)
@@ -50,7 +51,7 @@ def next_sentence(logits_BC: jax.Array, batch: Batch) -> tuple[WeightedMean, Met
 
 
 def next_token(logits_BLV: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:
-    """Cross-entropy of each next token of the same example, for logits at positions 0 .. L-2."""
+    """Computes the cross-entropy of each next token, for logits at positions 0 to L-2."""
     labels, weights = batch["input_ids"][:, 1:], next_token_weights(batch)
     losses = cross_entropy(logits_BLV, labels)
     correct = is_correct(logits_BLV, labels)
@@ -59,7 +60,7 @@ def next_token(logits_BLV: jax.Array, batch: Batch) -> tuple[WeightedMean, Metri
 
 
 def next_token_weights(batch: Batch) -> jax.Array:
-    """float32 [B, L-1]: 1 where the next token is real and of the same packed example."""
+    """Returns float32 [B, L-1]: 1 where the next token is real and of the same packed example."""
     weights = batch["attention_mask"][:, 1:].astype(jnp.float32)
     if "packing_ids" in batch:
         packing_ids = batch["packing_ids"]
@@ -68,6 +69,6 @@ def next_token_weights(batch: Batch) -> jax.Array:
 
 
 def padding_fraction(batch: Batch) -> WeightedMean:
-    """The share of positions that hold padding."""
+    """Returns the fraction of positions that are padding."""
     padding = 1 - batch["attention_mask"]
     return weighted_mean(padding, jnp.ones(padding.shape, jnp.float32))

@@ -1,4 +1,4 @@
-"""Losses and metrics as sums with weights: divided once, after everything has been added up."""
+"""Computes losses and metrics as sums with weights, which are divided once, after all is added."""
 
 from typing import NamedTuple
 
@@ -7,25 +7,28 @@ import jax.numpy as jnp
 
 
 class WeightedMean(NamedTuple):
-    """`total` / `weight`, both float32 scalars, kept apart so that adding parts stays exact."""
+    """Holds the mean `total` / `weight` as two float32 scalars, so that means add exactly."""
 
     total: jax.Array
     weight: jax.Array
 
 
 def weighted_mean(values: jax.Array, weights: jax.Array) -> WeightedMean:
-    """The weighted sum of `values` and the sum of `weights`, of equal shape."""
+    """Returns the weighted sum of `values` and the sum of `weights`, of equal shape."""
     weights = weights.astype(jnp.float32)
     return WeightedMean(jnp.sum(values.astype(jnp.float32) * weights), jnp.sum(weights))
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """-log softmax(logits)[label] in nats, float32 [...]; logits [..., C], integer labels [...]."""
+    """Returns -log softmax(logits)[label] in nats, float32 [...]; logits [..., C], labels [...]."""
     return _cross_entropy(logits.astype(jnp.float32), labels)
 
 
 def is_correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """bool [...]: no class scores higher than the label. On CPU argmax costs more than the loss."""
+    """Returns whether no class scores higher than the label, bool [...].
+
+    Compares with the maximum, because argmax takes longer than the loss itself on CPU.
+    """
     return _label_logits(logits, labels) >= jnp.max(logits, axis=-1)
 
 
@@ -46,7 +49,7 @@ def _cross_entropy_fwd(
 
 
 def _cross_entropy_bwd(residuals: tuple[jax.Array, ...], grad: jax.Array) -> tuple[jax.Array, None]:
-    # Autodiff scatters -1 into zeros of the logits' shape and adds that; here all is one pass.
+    # Autodiff would scatter -1 into zeros of the logits' shape and add that; this is one pass.
     logits, labels, logsumexp = residuals
     class_ids = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
     one_hot = (class_ids == labels[..., None]).astype(jnp.float32)

@@ -1,14 +1,14 @@
-"""A program whose matrices go between devices as the mesh says: gathered, and in which dtype.
+"""Gathers sharded parameters before they are used, in the dtype chosen for communication.
 
-Parameters are kept in float32, cut along the mesh's axis fsdp. They are used whole: left to choose,
-XLA may cut activations by width like the parameters, and then every device computes all rows. Told
-that they are whole where they are used, it gathers them there, sums their gradients, and each
-device takes of the sums what it keeps. (Asked to scatter the sums, XLA's TPU compiler turns each
-product into a loop over sixteen slices too narrow for the matrix unit.)
+Parameters are stored in float32, split over the mesh axis fsdp, and are used whole. Without a
+constraint XLA may split activations by width as it splits the parameters, and then every device
+computes all examples. With the constraint it gathers the parameters where they are used and sums
+their gradients, of which each device takes its part. (Asked to scatter the sums, XLA's TPU compiler
+turns each product into a loop over sixteen slices, which are too narrow for the matrix unit.)
 
-With `exchange` bfloat16 a matrix is rounded before it is gathered, as products would round it
-anyway, so its gradient comes in bfloat16 too and is summed over the devices as such (as in T5X,
-Roberts et al. 2022, and most that train on TPUs). The optimizer sees float32.
+With `communication_dtype` bfloat16 a matrix is rounded before it is gathered. Products would round
+it anyway, but its gradient is then summed over the devices in bfloat16, too, as in T5X (Roberts et
+al. 2022). The optimizer gets float32.
 """
 
 from typing import Any
@@ -23,13 +23,13 @@ from bert_jax.parallel.config import CommunicationDtype
 from bert_jax.params import paths
 
 MATRIX_PATTERNS = ("encoder/**", "masked_lm/**")
-"""What `exchange` is for; heads of tasks are small, and computed in float32."""
+"""The matrices that are rounded; task heads are small and are computed in float32."""
 
 
 class GatheredParams:
-    """Another program, whose parameters are whole, and rounded if asked, when they are used.
+    """Wraps an objective so that its parameters are gathered, and rounded if asked, before use.
 
-    `abstract` are its parameters with their shardings; a cut along tensor stays.
+    `abstract` has the parameters with their shardings; a split over the axis tensor stays.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class GatheredParams:
         loss_denominators: dict[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> LossOutput:
-        """The other program's losses."""
+        """Computes the loss of the wrapped objective."""
         cast_params = paths.map_with_path(self._cast_matrix, params)
         gathered = jax.tree.map(
             jax.lax.with_sharding_constraint, cast_params, self._gathered_shardings

@@ -1,4 +1,4 @@
-"""The shape of the mesh, and the preset ways to lay a model over it. No jax here."""
+"""Defines the config of the device mesh and its presets. Imports no jax."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,15 +11,15 @@ CommunicationDtype = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """Devices along three axes; one size may be -1: all devices that the others leave.
+    """Arranges the devices along three axes; one size may be -1, for all remaining devices.
 
-    `data` splits the batch; `fsdp` splits the batch and, beside it, parameters and optimizer state;
-    `tensor` splits heads, feed-forward width and vocabulary inside a layer.
-
-    `exchange` is the dtype in which matrices go between devices, as gradients that are summed and
-    as parameters that are gathered. bfloat16 halves what the links carry; each device's part of a
-    gradient is then rounded to 8 bits before it is added to the others' (see
-    `parallel/communication.py`).
+    Attributes:
+      data: splits the batch.
+      fsdp: splits the batch, the parameters and the optimizer state.
+      tensor: splits heads, feed-forward width and vocabulary within a layer.
+      communication_dtype: the dtype of matrices sent between devices, as summed gradients and as
+        gathered parameters. bfloat16 halves the traffic, and rounds each device's part of a
+        gradient to 8 bits before the sum (see `parallel/communication.py`).
     """
 
     data: int = -1
@@ -33,10 +33,10 @@ class MeshConfig:
             raise ConfigError(f"mesh {sizes}: expected sizes >= 1, and -1 at most once")
 
     def axis_sizes(self, num_devices: int) -> tuple[int, int, int]:
-        """(data, fsdp, tensor) on that many devices.
+        """Returns the sizes (data, fsdp, tensor) on a number of devices.
 
         Raises:
-          ConfigError: the product cannot be the number of devices.
+          ConfigError: the product of the sizes cannot be the number of devices.
         """
         sizes = [self.data, self.fsdp, self.tensor]
         known = 1
@@ -56,7 +56,7 @@ class MeshConfig:
 def make_mesh_config(
     parallelism: Parallelism, communication_dtype: CommunicationDtype = "float32"
 ) -> MeshConfig:
-    """The mesh of a preset: dp copies the model, fsdp splits it, tp and fsdp_tp cut layers in 2."""
+    """Returns a preset: dp replicates the model, fsdp shards it, tp and fsdp_tp halve layers."""
     return {
         "dp": MeshConfig(communication_dtype=communication_dtype),
         "fsdp": MeshConfig(data=1, fsdp=-1, communication_dtype=communication_dtype),

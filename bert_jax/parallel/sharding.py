@@ -1,4 +1,4 @@
-"""From abstract state and a mesh to shardings: which device holds what. Sees no modules."""
+"""Computes the sharding of every parameter, optimizer state and batch field on a device mesh."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from bert_jax.params import paths
 def make_mesh(
     mesh_config: config.MeshConfig, devices: Sequence[Any] | None = None
 ) -> jax.sharding.Mesh:
-    """The device mesh (data, fsdp, tensor), by default over all devices of all processes."""
+    """Makes the device mesh (data, fsdp, tensor), by default over all devices of all processes."""
     devices = jax.devices() if devices is None else devices
     sizes = mesh_config.axis_sizes(len(devices))
     return jax.make_mesh(
@@ -28,7 +28,7 @@ def make_mesh(
 
 
 def parameter_spec(path: str, shape: tuple[int, ...], mesh: jax.sharding.Mesh) -> PartitionSpec:
-    """How one parameter is split. A dimension that its mesh axis does not divide stays whole."""
+    """Returns how a parameter is split; a dimension that is not divisible stays whole."""
     axes = parameter_axes()[path]
     if len(axes) != len(shape):
         raise KeyError(f"parameter {path!r} has shape {shape}, but the table names axes {axes}")
@@ -40,7 +40,7 @@ def parameter_spec(path: str, shape: tuple[int, ...], mesh: jax.sharding.Mesh) -
 
 
 def parameter_shardings(params: dict[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """A `NamedSharding` for each (abstract) parameter."""
+    """Returns a `NamedSharding` for each (abstract) parameter."""
     return paths.map_with_path(
         lambda path, leaf: NamedSharding(mesh, parameter_spec(path, leaf.shape, mesh)), params
     )
@@ -49,9 +49,9 @@ def parameter_shardings(params: dict[str, Any], mesh: jax.sharding.Mesh) -> dict
 def optimizer_shardings(
     optimizer: optax.GradientTransformation, params: dict[str, Any], mesh: jax.sharding.Mesh
 ) -> Any:
-    """Whatever an optimizer keeps for each parameter lies where it lies; the rest is everywhere.
+    """Shards optimizer state that belongs to a parameter as the parameter; replicates the rest.
 
-    Such leaves are known by their place: a path of dict keys that is a parameter's own path.
+    A leaf belongs to a parameter if its path ends in the parameter's path and shapes are equal.
     """
     params_by_path = paths.flatten(params)
 
@@ -67,19 +67,19 @@ def optimizer_shardings(
 
 
 def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """The sharding of what every device holds whole."""
+    """Returns the sharding of an array that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """The sharding of every batch field: rows over data and fsdp."""
+    """Returns the sharding of every batch field: examples over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def check_batch_size(
     batch_size: int, gradient_accumulation_steps: int, mesh: jax.sharding.Mesh
 ) -> None:
-    """Raises a ConfigError unless every device gets the same number of rows in each microbatch."""
+    """Raises a ConfigError unless each microbatch can be split evenly over the devices."""
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     if batch_size % (gradient_accumulation_steps * shards):
         divisor = f"{gradient_accumulation_steps} microbatches x {shards} devices (data x fsdp)"
@@ -89,12 +89,12 @@ def check_batch_size(
             * shards
         )
         raise ConfigError(
-            f"batch_size {batch_size} is not divisible by {divisor}; {nearest} would be"
+            f"batch_size {batch_size} is not divisible by {divisor}; the nearest that is: {nearest}"
         )
 
 
 def put_batch(local_batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
-    """Global arrays from this process's rows of each field."""
+    """Makes global arrays from this process's examples of each field."""
     return {
         name: jax.make_array_from_process_local_data(sharding, local_rows)
         for name, local_rows in local_batch.items()

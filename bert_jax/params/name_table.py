@@ -1,8 +1,7 @@
-"""Two-way tables between our parameter paths and the names of another format.
+"""Maps parameter paths to the tensor names of another format and back, by one table.
 
-A row pairs our path with their name; `*` stands for the layer's number in both. A tensor that no
-row names is an error, and so is a row that finds nothing: what a conversion leaves out stands in
-the table, with the reason.
+A row pairs a path with a name; `*` is the number of the layer in both. A tensor that no row names
+is an error. A tensor that the conversion leaves out has a row of its own, with the reason.
 """
 
 import re
@@ -17,7 +16,7 @@ from bert_jax.params.paths import PathTable
 
 @dataclass(frozen=True)
 class NameMapping:
-    """One parameter: our path, their name, and whether a matrix is transposed between them."""
+    """Pairs a parameter path with a tensor name; `transposed` if the file has the transpose."""
 
     internal: str
     external: str
@@ -26,17 +25,17 @@ class NameMapping:
 
 @dataclass(frozen=True)
 class Ignored:
-    """A tensor of theirs that is left out, with the reason."""
+    """Names a tensor of the other format that is not a parameter, with the reason."""
 
     external: str
     reason: str
 
 
 class NameTable:
-    """The rows of one format, read in either direction.
+    """Holds the rows of one format, for use in either direction.
 
     Args:
-      separator: what parts the segments of their names, "." or "/".
+      separator: what separates the segments of the format's names, "." or "/".
     """
 
     def __init__(
@@ -54,10 +53,13 @@ class NameTable:
     def from_external(
         self, tensors: Mapping[str, np.ndarray], source: str
     ) -> dict[str, np.ndarray]:
-        """Their tensors by our paths. A transposed one is a view: nothing is copied.
+        """Returns tensors of the other format by parameter path; transposed ones are views.
+
+        Args:
+          source: the file, for messages.
 
         Raises:
-          UserError: the table does not know a tensor (named), or two of them are one parameter.
+          UserError: the table has no row for a tensor (named), or two tensors are one parameter.
         """
         found: dict[str, np.ndarray] = {}
         for name, tensor in tensors.items():
@@ -73,7 +75,7 @@ class NameTable:
         return found
 
     def to_external(self, flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Parameters by path, {"a/b": leaf}, as their tensors; the inverse of `from_theirs`."""
+        """Returns parameters by tensor name of the other format; the inverse of `from_external`."""
         found = {}
         for path, leaf in flat.items():
             row = self._by_internal[path]
@@ -84,7 +86,7 @@ class NameTable:
         return found
 
     def parameter_names(self, names: Iterable[str], source: str) -> list[str]:
-        """Those of `names` that are parameters, sorted; UserError for a name that is unknown."""
+        """Returns the names that are parameters, sorted; UserError for a name without a row."""
         return sorted(n for n in names if isinstance(self._find_row(n, source), NameMapping))
 
     def _find_row(self, name: str, source: str) -> NameMapping | Ignored:
@@ -92,8 +94,8 @@ class NameTable:
             return self._by_external[self._path(name)]
         except KeyError:
             raise UserError(
-                f"{source}: the tensor {name!r} is not a part of BERT or its heads "
-                f"(table {self.name!r}); expected names such as {self._example()!r}"
+                f"{source}: unknown tensor {name!r}; names of the format {self.name!r} look like "
+                f"{self._example()!r}; check that config.json belongs to these weights"
             ) from None
 
     def _example(self) -> str:
@@ -104,7 +106,7 @@ class NameTable:
 
 
 def _fill_wildcards(target: str, pattern: str, name: str) -> str:
-    """`target` with its `*` replaced by what stands in `name` at those of `pattern`."""
+    """Replaces each `*` of `target` by what the `*` of `pattern` matches in `name`."""
     found = re.fullmatch(re.escape(pattern).replace(r"\*", "([^/]*)"), name)
     assert found is not None, f"{name} was matched by {pattern}"
     for value in found.groups():

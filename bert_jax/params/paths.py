@@ -1,8 +1,8 @@
-"""Parameters by path: {"encoder/layers/0/attention/query/kernel": leaf}, and tables over paths.
+"""Maps nested parameters to paths such as "encoder/layers/0/attention/query/kernel", and back.
 
-Everything the project says about parameters (sharding axes, weight decay, conversion) is a table
-whose rows are path patterns. `*` stands for one path segment, `**` for any number of them. A path
-that no row matches, or that two rows match, is an error: nothing is decided by accident.
+Whatever depends on the parameter (sharding axes, weight decay, conversion) is a `PathTable`: rows
+of a path pattern and a value. `*` matches one path segment, `**` any number of them. A path that no
+row matches, or that two rows match, is an error, so that no parameter is treated by accident.
 """
 
 import functools
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested dict as one level, keys joined by "/"."""
+    """Flattens a nested dict into one level whose keys are joined by "/"."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{prefix}/{key}" if prefix else str(key)
@@ -26,7 +26,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `flatten`."""
+    """Nests a dict by its paths; the inverse of `flatten`."""
     tree: dict[str, Any] = {}
     for path, value in flat.items():
         *parents, last = path.split("/")
@@ -52,19 +52,19 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a path pattern matches a whole path."""
+    """Returns whether a path pattern matches a whole path."""
     return _regex(pattern).match(path) is not None
 
 
 class PathTable(Generic[T]):
-    """An ordered table from path patterns to values, complete and unambiguous over its paths."""
+    """Maps every path to the value of exactly one row, whose pattern matches the path."""
 
     def __init__(self, name: str, rows: Sequence[tuple[str, T]]):
         self.name = name
         self.rows = tuple(rows)
 
     def __getitem__(self, path: str) -> T:
-        """The value of the one row that matches `path`; KeyError if none or several do."""
+        """Returns the value of the row that matches `path`; KeyError if none or several do."""
         matching_rows = [
             (pattern, value) for pattern, value in self.rows if _regex(pattern).match(path)
         ]
@@ -78,7 +78,7 @@ class PathTable(Generic[T]):
         return matching_rows[0][1]
 
     def explain(self, paths: Iterable[str]) -> list[tuple[str, str, T]]:
-        """(path, the pattern that decides it, value) for each path."""
+        """Returns (path, the pattern that matches it, value) for each path."""
         rows = []
         for path in paths:
             value = self[path]

@@ -1,4 +1,4 @@
-"""What training can start from: all that `pretrained.py` reads, and Google TF1 checkpoints."""
+"""Loads the model from which training starts: all formats of `load.py`, and TF1 checkpoints."""
 
 import logging
 from pathlib import Path
@@ -26,7 +26,7 @@ def load_model_or_tf1(path: str | Path) -> LoadedModel:
 
 
 def tokenizer_folder(model: str) -> Path:
-    """Finds the folder with the vocabulary files of a model that `load_any` reads."""
+    """Returns the folder with the tokenizer files of a model that `load_model_or_tf1` reads."""
     path = Path(model)
     checkpoint = tf1.find_checkpoint(path)
     if checkpoint is not None:
@@ -41,16 +41,16 @@ def tokenizer_folder(model: str) -> Path:
 def check_initial_tokenizer(
     experiment: Experiment, folder: Path, data: Tokenization, remedy: str
 ) -> None:
-    """Compares the vocabulary of a run's data with that of the model that the run starts from.
+    """Checks that the data of a run and the model from which it starts have the same vocabulary.
 
-    A run that was started before is compared with the vocabulary in its `folder` instead: the
-    model that it started from may be gone. Reads no parameters.
+    A run that is resumed is compared with the vocabulary in its own `folder`, because its initial
+    model may not exist any more. Reads no parameters.
 
     Args:
-      remedy: the next step for the user, with "{tokenizer}" where the model's folder goes.
+      remedy: the next step for the user, with "{tokenizer}" in place of the model's folder.
 
     Raises:
-      UserError: they differ.
+      UserError: the vocabularies differ.
     """
     model = str(folder) if (folder / TOKENIZER_FOLDER).exists() else experiment.init_from
     if model is None:
@@ -58,11 +58,7 @@ def check_initial_tokenizer(
     tokenizer_path = folder / TOKENIZER_FOLDER if model == str(folder) else tokenizer_folder(model)
     tokenizer = find_tokenizer(tokenizer_path)
     if tokenizer is None:
-        logger.warning(
-            "%s has no vocabulary files, so they cannot be compared with those of %s",
-            model,
-            data.path,
-        )
+        logger.warning("%s has no vocabulary files to compare with those of %s", model, data.path)
         return
     check_same_tokenizer(
         Tokenization.of(tokenizer, model), data, remedy.format(tokenizer=tokenizer_path)

@@ -1,13 +1,13 @@
-"""A pretrained or fine-tuned model in memory, from a run of ours or a Hugging Face folder.
+"""Loads a pretrained or fine-tuned model into memory, from a run or a Hugging Face folder.
 
-    a run folder             config.json, checkpoints/, vocabulary/ (the newest good step, or of a
-                             fine-tuning run the one that was best on dev)
+    a run folder             config.json, checkpoints/, vocabulary/; loads the newest complete step,
+                             or the best on the dev set of a fine-tuning run
     one step of a run        <run>/checkpoints/<step>
-    a Hugging Face folder    config.json, model.safetensors or pytorch_model.bin; an export is one
+    a Hugging Face folder    config.json, model.safetensors or pytorch_model.bin; also an export
 
-A run of several tasks is read as the model of one of them, or without a head.
+A multi-task run is loaded as the model of one of its tasks, or without heads.
 
-Nothing here reaches TensorFlow; `initial.py` reads Google's TF1 checkpoints as well.
+Imports no TensorFlow; `initial.py` reads Google's TF1 checkpoints, too.
 """
 
 import dataclasses
@@ -35,13 +35,13 @@ from bert_jax.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class RunCheckpoint:
-    """Where in a run a model comes from.
+    """Identifies the checkpoint of a run from which a model was loaded.
 
     Attributes:
-      folder: the run's folder.
-      step: the checkpoint's.
-      info: what was saved with it.
-      task: of a run of several tasks the one whose head was read.
+      folder: the run folder.
+      step: the step of the checkpoint.
+      info: the metadata that was saved with the checkpoint.
+      task: in a multi-task run, the task whose head was loaded.
     """
 
     folder: Path
@@ -51,7 +51,7 @@ class RunCheckpoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The run's config as JSON; with `task` that of a run which has this task alone."""
+        """The config of the run as JSON; with `task`, reduced to that task."""
         config = self.info.get("config", {})
         if self.task is None:
             return config
@@ -62,17 +62,17 @@ class RunCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model in memory.
+    """Holds a model in memory.
 
     Attributes:
       params: nested dict of float32 NumPy arrays; only the parts that the source has.
-      config: the encoder.
-      vocabulary: None when the source has no vocabulary files.
-      origin: the path that was given.
-      missing: heads that the source lacks ("pooler", "masked_lm", "next_sentence").
-      run: where in a run it comes from; None for other people's formats.
-      head: the head of the task that it was fine-tuned for; None for a pretrained model.
-      tasks: of a run of several tasks that was read without a head, their names.
+      config: the config of the encoder.
+      tokenizer: None if the source has no tokenizer files.
+      path: the path from which the model was loaded.
+      missing: pretraining heads of the model's family that the source lacks, such as "pooler".
+      run: the checkpoint of the run; None for a Hugging Face folder or a TF1 checkpoint.
+      head: the head of the task for which it was fine-tuned; None for a pretrained model.
+      tasks: the names of the tasks, for a multi-task run that was loaded without heads.
     """
 
     params: dict[str, Any]
@@ -89,12 +89,12 @@ def load_model(path: str | Path, task: str | None = None) -> LoadedModel:
     """Reads a run folder, one step of a run, or a Hugging Face folder.
 
     Args:
-      task: which one of a run of several tasks; None leaves their heads out.
+      task: the task of a multi-task run whose head is loaded; None loads no head.
 
     Raises:
-      ConfigError: `task` is none of the run's, or it is not a run of several.
-      UserError: nothing there that could be a model; a damaged or foreign file; a model that is not
-        BERT; a vocabulary of another size than the model.
+      ConfigError: the run has no such task, or it is not a multi-task run.
+      UserError: the path has no model; a file is damaged; the model's family is not supported; or
+        the tokenizer has more tokens than the model.
     """
     folder = Path(path)
     if run_folder.is_run_folder(folder):
@@ -114,10 +114,10 @@ def load_model(path: str | Path, task: str | None = None) -> LoadedModel:
 def build_model(
     imported: ImportedModel, path: str, run: RunCheckpoint | None = None
 ) -> LoadedModel:
-    """Checks that parameters, config and vocabulary belong together, and puts them together.
+    """Makes a model of parameters, config and tokenizer, after checking that they match.
 
     Raises:
-      UserError: they do not.
+      UserError: they do not match.
     """
     flat_params, config, tokenizer, head = imported
     validate_params(flat_params, config, path, head)
@@ -136,7 +136,7 @@ def build_model(
 
 
 def require_single_task(model: LoadedModel) -> None:
-    """Raises a UserError where a task has to be chosen first, because there are several."""
+    """Raises a UserError if the model is that of a multi-task run and no task was chosen."""
     if model.tasks:
         raise UserError(
             f"{model.path} is a run of several tasks: {', '.join(model.tasks)}; name one, "
@@ -186,6 +186,6 @@ def _describe_folder(folder: Path) -> str:
     if not folder.exists():
         return "no such folder"
     if folder.is_file():
-        return "this is a file"
+        return "a file, not a folder"
     names = sorted(path.name for path in folder.iterdir())
-    return "the folder holds " + (", ".join(names[:8]) or "nothing")
+    return "the folder has " + (", ".join(names[:8]) or "nothing")

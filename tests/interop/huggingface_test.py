@@ -19,7 +19,7 @@ from bert_jax.testing.models import random_parameters, small_config
 def folder(tmp_path: Path) -> Path:
     config = small_config()
     parts = frozenset({"encoder", "pooler", "masked_lm", "next_sentence"})
-    huggingface.write_config(tmp_path, config, parts, pad_id=0)
+    huggingface.write_config(tmp_path, config, parts, pad_token_id=0)
     huggingface.write_weights(tmp_path, random_parameters(config), config)
     return tmp_path
 

@@ -47,11 +47,11 @@ def test_a_damaged_checkpoint_is_named(folder):
 
 def test_several_checkpoints_and_none(folder, tmp_path):
     shutil.copy(folder / "bert_model.ckpt.index", folder / "other.ckpt.index")
-    with pytest.raises(UserError, match=r"several checkpoints; name one of bert_model\.ckpt, oth"):
+    with pytest.raises(UserError, match=r"several checkpoints: bert_model\.ckpt, oth"):
         load_model_or_tf1(folder)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(UserError, match="the folder holds nothing; expected a run folder"):
+    with pytest.raises(UserError, match="the folder has nothing; expected a run folder"):
         load_model_or_tf1(empty)
     with pytest.raises(UserError, match=r"bert_config\.json and \*\.ckpt\.index"):
         tf1.read_checkpoint(empty)

@@ -1,6 +1,6 @@
-"""Names in checkpoints of Google's original BERT release. A table, no code.
+"""Lists the variable names of Google's original BERT checkpoints by parameter path.
 
-Kernels are [in, out] as ours; the next-sentence classifier alone is stored [classes, in].
+Kernels are [in, out], as here, except that of the next-sentence classifier, [classes, in].
 """
 
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable

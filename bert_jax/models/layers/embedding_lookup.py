@@ -1,9 +1,9 @@
-"""Rows of a table by their ids, with a gradient that forgets nothing.
+"""Looks up rows of an embedding table, with gradients that are summed in float32.
 
-Autodiff adds the gradients of a table's row in the dtype of the table: a frequent word's row, to
-which thousands are added, stands still in bfloat16 as soon as it is 256 times what comes. Here they
-are added in float32, on each device for its own rows of the batch, and only the sum goes between
-devices in the table's dtype.
+Autodiff would sum the gradients of a row in the dtype of the table. In bfloat16 the row of a
+frequent token stops changing once its sum is 256 times the next term. Here each device sums in
+float32 over its part of the batch, and only the result is sent between devices in the dtype of the
+table.
 """
 
 from typing import Any
@@ -17,9 +17,9 @@ from bert_jax.batch import BATCH_AXES
 
 @jax.custom_vjp
 def embedding_lookup(table_VD: jax.Array, ids_BL: jax.Array) -> jax.Array:
-    """float32 [B, L, D] from a table [V, D] of any float dtype and int32 ids.
+    """Returns float32 [B, L, D] from a table [V, D] of any float dtype and int32 ids [B, L].
 
-    An id beyond the table gives not-a-number, and its gradient goes nowhere.
+    An id outside the table gives NaN and no gradient.
     """
     return jnp.take(table_VD, ids_BL, axis=0).astype(jnp.float32)
 

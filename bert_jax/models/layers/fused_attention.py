@@ -1,9 +1,8 @@
-"""Attention that keeps nothing of size L x L for the backward pass, on one device or on many.
+"""Computes attention without saving an array of size L x L for the backward pass.
 
-On TPUs it is the kernel of `attention_kernel.py`; elsewhere the same numbers come from plain
-operations, computed once more for the gradient. XLA cannot cut a kernel up, so it is told how:
-rows of the batch are apart from each other, and every device of the mesh that is set
-(`jax.set_mesh`) does its own.
+On TPUs it runs the kernel of `pallas_attention.py`. Elsewhere it computes the same from plain
+operations, again in the backward pass. XLA cannot partition a kernel by itself: `shard_map` runs it
+on each device's part of the batch, for the mesh that is set with `jax.set_mesh`.
 """
 
 import functools
@@ -21,11 +20,11 @@ from bert_jax.models.layers.matmul import attention_context, attention_scores
 
 Arrays = tuple[jax.Array, ...]
 SEED_ARG_INDEX = 6
-"""The place of the seed among a kernel's arguments; all others have as many rows as the batch."""
+"""Index of the seed in a kernel's arguments; all others have a batch dimension."""
 
 
 class AttentionParams(NamedTuple):
-    """What a compiled attention depends on besides its arrays' shapes."""
+    """Holds the static parameters of attention, on which a compiled kernel depends."""
 
     num_heads: int
     dropout_rate: float
@@ -41,7 +40,10 @@ def fused_attention(
     kv_segment_ids: jax.Array,
     seed: DropoutSeed,
 ) -> jax.Array:
-    """The context [B, L, D] of queries, keys and values [B, L, D]: `attention_kernel.forward`."""
+    """Computes the context [B, L, D] from queries, keys and values [B, L, D].
+
+    The arguments are those of `pallas_attention.forward`.
+    """
     return _make_forward(attention_params)(
         q, k, v, q_segment_ids, kv_segment_ids, _batch_indices(q), seed
     )[0]
@@ -75,8 +77,8 @@ def reference_attention(
     batch_indices: jax.Array,
     seed: DropoutSeed,
 ) -> jax.Array:
-    """The same by plain operations, on all rows of a batch at once."""
-    del batch_indices  # the batch is whole: row i is row i
+    """Computes the same context with plain operations."""
+    del batch_indices  # dropout of the whole batch needs no indices
     batch, length, width = q.shape
     head_shape = (batch, length, attention_params.num_heads, width // attention_params.num_heads)
     q, k, v = (x.reshape(head_shape) for x in (q, k, v))
@@ -143,14 +145,18 @@ def _on_platform(tpu: Callable[..., Any], default: Callable[..., Any]) -> Callab
 def _shard_over_batch(
     kernel: Callable[..., Any], replicated_args: tuple[int, ...]
 ) -> Callable[..., Any]:
-    """`kernel` on each device's rows; the arguments numbered in `whole` are the same for all."""
+    """Runs a kernel on each device's part of the batch.
+
+    Args:
+      replicated_args: indices of the arguments that all devices need whole.
+    """
 
     def run(*arrays: jax.Array) -> Any:
         dtype, mesh = arrays[0].dtype, jax.sharding.get_abstract_mesh()
         device = jax.devices()[0] if mesh.empty else mesh.abstract_device
         operand_dtype = jnp.dtype(pallas_attention.operand_dtype(dtype.name, device.device_kind))
         arrays = tuple(x.astype(operand_dtype) if x.dtype == dtype else x for x in arrays)
-        qkv_shape = arrays[0].shape  # everything but the sums of the softmax
+        qkv_shape = arrays[0].shape  # the shape of all outputs but logsumexp, which stays float32
         return tuple(
             x.astype(dtype) if x.shape == qkv_shape else x for x in run_sharded(mesh, arrays)
         )
@@ -162,7 +168,7 @@ def _shard_over_batch(
         specs = tuple(
             PartitionSpec() if i in replicated_args else batch_spec for i in range(len(arrays))
         )
-        # The kernel's outputs have no record of the axes they vary over, hence no check of it.
+        # A kernel's outputs do not record the mesh axes over which they vary, so the check is off.
         return jax.shard_map(kernel, in_specs=specs, out_specs=batch_spec, check_vma=False)(*arrays)
 
     return run

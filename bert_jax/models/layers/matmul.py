@@ -1,12 +1,13 @@
-"""Matrix products with operands in the compute dtype and float32 sums, forward and backward.
+"""Computes matrix products with operands in the compute dtype and float32 sums, both directions.
 
-Autodiff of a bfloat16 product with a float32 result multiplies a float32 cotangent with a bfloat16
-operand, which no hardware does in bfloat16; and a bfloat16 result throws digits of gradients away.
-So both directions are written down here: operands in `dtype`, sums in float32.
+Autodiff of a bfloat16 product with a float32 result multiplies a float32 cotangent by a bfloat16
+operand, which hardware cannot do in bfloat16; a bfloat16 result would lose digits of gradients. So
+forward and backward are defined here: operands in `dtype`, sums in float32.
 
-The order of operands and the axes matter to XLA on CPU: its library for AMX takes a bfloat16
-product with a float32 result, but not one that contracts the rows of a matrix [N, D] with those of
-another. A gradient that sums over rows as two axes [B, L] is laid out anew first, and then fits.
+The order of operands and axes matters to XLA on CPU. Its library for AMX supports a bfloat16
+product with a float32 result, but not one that contracts the rows of one matrix [N, D] with the
+rows of another. A gradient that sums over two axes [B, L] is transposed first and is then
+supported.
 """
 
 import functools
@@ -21,9 +22,10 @@ _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 def dense(
     x: jax.Array, kernel: jax.Array, bias: jax.Array, axis: int, dtype: jnp.dtype
 ) -> jax.Array:
-    """x [..., D] times kernel [D, F] (`axis` 0) or [F, D] (`axis` 1), plus bias [F].
+    """Computes x [..., D] times a kernel plus a bias [F], float32 [..., F].
 
-    Returns float32 [..., F]. The gradient of the kernel has the kernel's own dtype.
+    The kernel is [D, F] if `axis` is 0, and [F, D] (as a table of embeddings is) if `axis` is 1.
+    Its gradient has the dtype of the kernel.
     """
     dims = (((x.ndim - 1,), (axis,)), ((), ()))
     return _dot(x.astype(dtype), kernel.astype(dtype), dims) + bias
@@ -44,21 +46,22 @@ def _dense_bwd(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, kernel = residuals
     operand, d_y = x.astype(dtype), grad.astype(dtype)
-    # Summing columns as a product: XLA's column sum on CPU takes ten times as long for V columns.
+    # Sums columns by a product: for V columns, XLA's own sum takes ten times as long on CPU.
     d_y_2d = d_y.reshape(-1, d_y.shape[-1])
     d_bias = jax.lax.dot_general(
         jnp.ones((d_y_2d.shape[0],), dtype),
         d_y_2d,
         (((0,), (0,)), ((), ())),
-        precision=jax.lax.Precision.HIGHEST,  # float32 stays float32 on TPUs; for bfloat16 nothing
+        precision=jax.lax.Precision.HIGHEST,  # TPUs must not round float32 operands here
         preferred_element_type=jnp.float32,
     )
     d_x = _dot(d_y, kernel.astype(dtype), (((d_y.ndim - 1,), (1 - axis,)), ((), ())))
-    if dtype == jnp.float32:  # here the rows need no new layout: see the top of this file
+    if dtype == jnp.float32:  # supported as it is: see the top of this file
         operand, d_y = operand.reshape(-1, x.shape[-1]), d_y.reshape(d_y_2d.shape)
     batch_dims = tuple(range(d_y.ndim - 1))
     operands = (operand, d_y) if axis == 0 else (d_y, operand)
-    # The product's own result, not a cast of it: devices sum what a product gives (`exchange`).
+    # Asks the product for the dtype of the kernel instead of casting its result, because the sum
+    # over devices is taken of the product itself (`MeshConfig.communication_dtype`).
     dims = ((batch_dims, batch_dims), ((), ()))
     d_kernel = jax.lax.dot_general(*operands, dims, preferred_element_type=kernel.dtype)
     return d_x.astype(x.dtype), d_kernel, d_bias
@@ -69,7 +72,7 @@ dense.defvjp(_dense_fwd, _dense_bwd)
 
 @jax.custom_vjp
 def attention_scores(q_BQHK: jax.Array, k_BLHK: jax.Array) -> jax.Array:
-    """Products of each query with each key, float32 [B, H, Q, L]."""
+    """Computes the products of each query with each key, float32 [B, H, Q, L]."""
     return _einsum("BQHK,BLHK->BHQL", q_BQHK, k_BLHK)
 
 
@@ -88,7 +91,7 @@ attention_scores.defvjp(lambda q, k: (attention_scores(q, k), (q, k)), _attentio
 
 @jax.custom_vjp
 def attention_context(weights_BHQL: jax.Array, v_BLHK: jax.Array) -> jax.Array:
-    """Sums of values by float32 weights, rounded to the values' dtype: float32 [B, Q, H, K]."""
+    """Sums values by attention weights, which are rounded to the values' dtype; [B, Q, H, K]."""
     return _einsum("BHQL,BLHK->BQHK", weights_BHQL.astype(v_BLHK.dtype), v_BLHK)
 
 

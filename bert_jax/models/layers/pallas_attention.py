@@ -1,17 +1,17 @@
-"""Self-attention of whole rows in one kernel, with padding, packing and dropout; for TPUs (Pallas).
+"""Computes self-attention of short sequences in one Pallas kernel for TPUs.
 
-Rows of BERT are short: all scores of a head, [L, L], fit into a core's memory, so there is no need
-for running maxima, and the backward pass computes them again instead of reading them back. Nothing
-of size L x L reaches the device's memory. The mask of dropout is that of
-`models/layers/dropout.py`, element for element. The backward kernel has keys as rows and queries
-as columns: what belongs to a query then lies along the lanes, and no product has to turn an [L, L]
-operand first.
+All scores of a head, [L, L], fit into the memory of a core (VMEM), so the kernel needs no running
+maxima, and the backward pass recomputes the scores instead of reading them. No array of size L x L
+is written to the memory of the device (HBM). Padding, packing and dropout are applied in the
+kernel; the dropout mask is that of `dropout.py`, element for element. The backward kernel has keys
+as rows and queries as columns: the values of a query then lie along the lanes, and no product has
+to transpose an [L, L] operand first.
 
-Arrays stay [B, L, D] as projections leave them. A program of the kernel sees 128 lanes of one row,
-which is 128 / K heads; a head is picked out by zeroing the other lanes, which costs the matrix unit
-nothing, as it multiplies 128 lanes at a time anyway.
+Arrays stay [B, L, D], as the projections compute them. One program of the grid reads 128 lanes of
+one sequence, which are 128 / K heads. It selects a head by setting the other lanes to zero, which
+is free because the matrix unit multiplies 128 lanes at a time.
 
-The first fused kernel for attention is that of Dao et al. 2022 (FlashAttention).
+FlashAttention (Dao et al. 2022) was the first fused kernel for attention.
 """
 
 import functools
@@ -34,15 +34,15 @@ from bert_jax.models.layers.dropout import (
 
 LANES = 128
 MAX_LENGTH = 512
-"""Rows up to this length: four score matrices of a longer one do not fit beside each other."""
+"""The longest sequence: four score matrices of a longer one do not fit into VMEM."""
 FORWARD, BACKWARD = "attention_forward", "attention_backward"
-"""The kernels' names in a compiled program."""
+"""The names of the kernels in a compiled program."""
 _MASK_VALUE = -1e30
 _FLOAT32_ONLY = ("TPU v2", "TPU v3")
 
 
 def is_supported(length: int, width: int, num_heads: int) -> bool:
-    """Whether the kernel takes rows of this shape."""
+    """Returns whether the kernel supports sequences of this length, width D and number of heads."""
     head_width = width // num_heads
     return (
         length % LANES == 0
@@ -53,9 +53,9 @@ def is_supported(length: int, width: int, num_heads: int) -> bool:
 
 
 def operand_dtype(dtype: str, device_kind: str) -> str:
-    """What the kernel is to be given on such a device for numbers of a dtype.
+    """Returns the dtype of the kernel's operands on a device for a compute dtype.
 
-    Pallas has no products of bfloat16 for the first generations.
+    Pallas has no bfloat16 products for TPU v2 and v3.
     """
     return "float32" if device_kind in _FLOAT32_ONLY else dtype
 
@@ -73,16 +73,18 @@ def forward(
     dropout_rate: float,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """The context [B, L, D], and log_sums, float32 [B, D / 128, 128 / K, L], for `backward`.
-
-    They are the logarithm of the sum of the exponentials of each query's scores.
+    """Computes attention.
 
     Args:
-      q, k, v: [B, L, D], H heads of width K side by side; queries are not scaled yet.
-      query_ids, key_ids: int32 [B, L]: a query sees the keys that have its own id.
-      rows: int32 [B], each row's number in the whole batch, which its dropout goes by.
-      seed: of the dropout; not looked at if `rate` is 0.
-      interpret: run it on any platform, slowly.
+      q, k, v: [B, L, D], H heads of width K = D / H; queries are not scaled yet.
+      q_segment_ids, kv_segment_ids: int32 [B, L]; a query attends to the keys that have its id.
+      batch_indices: int32 [B], the index of each sequence in the whole batch, for its dropout.
+      seed: the seed of dropout; not used if `dropout_rate` is 0.
+      interpret: runs the kernel on any platform, slowly.
+
+    Returns:
+      The context [B, L, D], and for `backward` the log of the sum of the exponentials of each
+      query's scores, float32 [B, D / 128, 128 / K, L].
     """
     batch, length, width = q.shape
     heads_per_block = LANES * num_heads // width
@@ -139,7 +141,10 @@ def backward(
     dropout_rate: float,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients of q, k and v from `grad`, that of the context, all [B, L, D]; see `forward`."""
+    """Computes the gradients of q, k and v from `grad`, that of the context; all [B, L, D].
+
+    The other arguments and `logsumexp` are those of `forward`.
+    """
     batch, length, width = q.shape
     qkv_spec, column_spec, row_spec, logsumexp_spec = _block_specs(
         length, LANES * num_heads // width
@@ -188,7 +193,7 @@ _PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
 
 
 def _block_specs(length: int, heads_per_block: int) -> tuple[pl.BlockSpec, ...]:
-    """What a program sees of arrays [B, L, D], [B, L, 1], [B, 1, L], [B, D / 128, `each`, L]."""
+    """Returns what a program reads of [B, L, D], [B, L, 1], [B, 1, L] and [B, D/128, heads, L]."""
     return (
         pl.BlockSpec((1, length, LANES), lambda b, g, _: (b, 0, g)),
         pl.BlockSpec((1, length, 1), lambda b, g, _: (b, 0, 0)),
@@ -244,7 +249,7 @@ def _forward_kernel(
                 exp_scores,
                 jnp.float32(0),
             )
-        # Rows are divided by their sums at the end, where there are K numbers instead of L.
+        # Divides rows by their sums after the product, where a row has K numbers instead of L.
         inv_row_sum = 1 / ((1 - quantized_rate(dropout_rate)) * row_sum)
         context += (
             _dot(exp_scores.astype(v.dtype), _select_lanes(head_lanes, v[0]), 1, 0) * inv_row_sum
@@ -278,7 +283,8 @@ def _backward_kernel(
     scale = jnp.asarray(head_width**-0.5, dtype)
     inv_keep = 1 / (1 - quantized_rate(dropout_rate))
     mask_bias = _mask_bias(q_segment_ids, kv_segment_ids)
-    # What softmax takes off each query's gradients: their mean, which is that of the context.
+    # The derivative of softmax subtracts the mean gradient of each query, which is the product of
+    # the context with its gradient.
     grad_times_context = grad[0].astype(jnp.float32) * context[0].astype(jnp.float32)
     k_t, grad_times_context, d_q_parts = k[0].T, grad_times_context.T, []
     d_k_sum[...] = jnp.zeros_like(d_k_sum)
@@ -316,7 +322,7 @@ def _backward_kernel(
 
 
 def _heads_in_block(head_width: int) -> list[tuple[int, jax.Array]]:
-    """(place among the heads of these lanes, bool [1, 128]: its lanes) of each head."""
+    """Returns (index among the heads of these lanes, its lanes as bool [1, 128]) of each head."""
     lane = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
     return [
         (head_index, (lane >= head_index * head_width) & (lane < (head_index + 1) * head_width))
@@ -349,24 +355,30 @@ def _dropout_keep_mask(
     head_width: int,
     dropout_rate: float,
 ) -> jax.Array:
-    """bool [L, L]: this head's part of `dropout.keep_mask((B, H, L, L), ...)`, columns on `axis`.
+    """Returns this head's part, bool [L, L], of `dropout.keep_mask((B, H, L, L), ...)`.
 
-    `keys` are those of the mask's rows, and lie on the other axis.
+    Args:
+      dropout_row_keys: the keys of the mask's rows, [L, 1] or [1, L].
+      axis: the axis of the result on which the columns of the mask lie.
     """
     part_width = max(dropout_row_keys.shape) // ELEMENTS_PER_HASH
     batch_index = prefetched[2 + pl.program_id(0)]
     head = (pl.program_id(1) * (LANES // head_width) + head_index).astype(jnp.uint32)
-    column = jax.lax.broadcasted_iota(jnp.uint32, (1, LANES), 1)  # `part` of them count
+    column = jax.lax.broadcasted_iota(
+        jnp.uint32, (1, LANES), 1
+    )  # the first `part_width` of them are used
     index = (batch_index * jnp.uint32(num_heads) + head) * jnp.uint32(part_width) + column
     seed = (prefetched[0], prefetched[1])
     column_hash_keys = column_keys(index, seed)  # type: ignore[arg-type]
-    if axis == 0:  # made as one row and turned: as a column it would take 16 times the products
+    if (
+        axis == 0
+    ):  # computed as a row and transposed; as a column it would take 16 times the products
         square = jnp.broadcast_to(column_hash_keys, (LANES, LANES))
         transposed = jax.lax.bitcast_convert_type(square, jnp.float32).T
         column_hash_keys = jax.lax.bitcast_convert_type(transposed[:part_width, :1], jnp.uint32)
     else:
         column_hash_keys = column_hash_keys[:, :part_width]
     hashes = finalize_hash(dropout_row_keys[...] + column_hash_keys)
-    # Put together before they are compared: Pallas has no way to join narrow pieces of bool.
+    # Concatenated before the comparison: Pallas cannot concatenate narrow arrays of bool.
     bytes_of = [hashes << jnp.uint32(24 - 8 * byte) for byte in range(ELEMENTS_PER_HASH)]
     return keep_from_bits(jnp.concatenate(bytes_of, axis=axis), dropout_rate)
