@@ -3,7 +3,7 @@
 import numpy as np
 
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
-from bert_jax.models.config import (
+from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RegressionHead,

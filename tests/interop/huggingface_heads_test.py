@@ -8,7 +8,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface_config import read_config, to_hf_config
-from bert_jax.models.config import (
+from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RegressionHead,

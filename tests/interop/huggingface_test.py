@@ -1,4 +1,4 @@
-"""Hugging Face folders: what is read, what is written, and what is refused with which words."""
+"""Covers bert_jax/interop/huggingface.py, huggingface_config.py and torch_file.py."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, torch_file
 from bert_jax.interop.huggingface_config import read_config
-from bert_jax.models.config import GeluTanh
+from bert_jax.models.layers.config import GeluTanh
 from bert_jax.testing.models import random_parameters, small_config
 
 
@@ -36,7 +36,7 @@ def change_weights(folder: Path, change) -> None:
     save_file(change(tensors), folder / "model.safetensors")
 
 
-def test_what_is_written_is_read_bit_identical(folder):
+def test_written_folder_is_read_back_bit_identical(folder):
     foreign = huggingface.read_folder(folder)
     assert foreign.config == small_config()
     assert foreign.tokenizer is None
@@ -46,7 +46,7 @@ def test_what_is_written_is_read_bit_identical(folder):
         np.testing.assert_array_equal(foreign.flat_params[path], leaf, err_msg=path)
 
 
-def test_an_untied_head_keeps_its_table_and_its_bias(tmp_path):
+def test_untied_head_keeps_its_table_and_bias(tmp_path):
     config = small_config(tie_word_embeddings=False, hidden_act=GeluTanh())
     flat = random_parameters(config)
     huggingface.write_config(tmp_path, config, frozenset({"encoder", "masked_lm"}), pad_id=0)
@@ -63,7 +63,7 @@ def test_an_untied_head_keeps_its_table_and_its_bias(tmp_path):
     np.testing.assert_array_equal(again.flat_params["masked_lm/bias"], flat["masked_lm/bias"])
 
 
-def test_older_files_with_copies_buffers_and_no_prefix(folder):
+def test_old_files_with_copies_buffers_and_no_prefix(folder):
     def age(tensors):
         old = {}
         for name, tensor in tensors.items():
@@ -82,7 +82,7 @@ def test_older_files_with_copies_buffers_and_no_prefix(folder):
         np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
 
 
-def test_a_bias_that_only_the_decoder_has_is_found(folder):
+def test_bias_is_read_from_the_decoder(folder):
     expected = huggingface.read_folder(folder).flat_params["masked_lm/bias"]
 
     def move(tensors):
@@ -94,7 +94,7 @@ def test_a_bias_that_only_the_decoder_has_is_found(folder):
     )
 
 
-def test_copies_that_differ_are_refused(folder):
+def test_tied_tensors_that_differ_are_refused(folder):
     other = np.ones((18, 16), np.float32)
     change_weights(folder, lambda t: {**t, "cls.predictions.decoder.weight": other})
     with pytest.raises(UserError, match=r'decoder\.weight differs .* "tie_word_embeddings": false'):
@@ -123,14 +123,14 @@ def test_half_precision_files_become_float32(folder, dtype):
         ({"vocab_size": "18"}, "number in the field 'vocab_size'; found '18'"),
     ],
 )
-def test_a_config_that_is_not_this_model_names_its_field(folder, fields, message):
+def test_unsupported_config_error_names_the_field(folder, fields, message):
     file = change_config(folder, **fields)
     with pytest.raises(UserError, match=message) as error:
         read_config(file)
     assert str(file) in str(error.value)
 
 
-def test_a_config_that_is_not_json_or_not_there(tmp_path):
+def test_absent_or_damaged_config_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"config\.json does not exist"):
         read_config(tmp_path / "config.json")
     (tmp_path / "config.json").write_text('{"vocab_size": 3')
@@ -138,7 +138,7 @@ def test_a_config_that_is_not_json_or_not_there(tmp_path):
         read_config(tmp_path / "config.json")
 
 
-def test_truncated_flipped_foreign_and_absent_weights(folder):
+def test_damaged_or_absent_weights_are_refused(folder):
     file = folder / "model.safetensors"
     whole = file.read_bytes()
     for damaged in (whole[:-5], b"\xff" + whole[1:], b"", b"<html>not found</html>"):
@@ -150,14 +150,14 @@ def test_truncated_flipped_foreign_and_absent_weights(folder):
         huggingface.read_folder(folder)
 
 
-def test_a_bin_file_without_torch(folder, monkeypatch):
+def test_bin_file_without_torch_is_refused(folder, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with pytest.raises(UserError, match="needs PyTorch, which is not installed"):
         torch_file.read_torch_file(folder / "pytorch_model.bin")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_a_bin_file_is_read_as_tensors_only(folder, tmp_path):
+def test_bin_file_cannot_run_code(folder, tmp_path):
     torch = pytest.importorskip("torch")
     expected = huggingface.read_folder(folder).flat_params
     tensors = load_file(folder / "model.safetensors")

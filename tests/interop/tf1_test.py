@@ -1,4 +1,4 @@
-"""Google TF1 checkpoints: the sample that is shared, and damaged ones."""
+"""Covers bert_jax/interop/tf1.py: a shared sample of a checkpoint, and damaged ones."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ def folder(shared: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def test_all_weights_and_no_moments_are_read_from_folder_or_prefix(folder):
+def test_folder_and_prefix_give_all_weights_without_moments(folder):
     model = load_model_or_tf1(folder)
     assert model.missing == ()
     assert (
@@ -30,7 +30,7 @@ def test_all_weights_and_no_moments_are_read_from_folder_or_prefix(folder):
     assert len(by_prefix.flat_params) == 46
 
 
-def test_a_damaged_checkpoint_is_named(folder):
+def test_damaged_checkpoint_error_names_the_file(folder):
     data = folder / "bert_model.ckpt.data-00000-of-00001"
     whole = data.read_bytes()
     data.chmod(0o644)
@@ -45,7 +45,7 @@ def test_a_damaged_checkpoint_is_named(folder):
         load_model_or_tf1(folder)
 
 
-def test_several_checkpoints_and_none(folder, tmp_path):
+def test_folder_needs_exactly_one_checkpoint(folder, tmp_path):
     shutil.copy(folder / "bert_model.ckpt.index", folder / "other.ckpt.index")
     with pytest.raises(UserError, match=r"several checkpoints: bert_model\.ckpt, oth"):
         load_model_or_tf1(folder)

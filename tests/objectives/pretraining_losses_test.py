@@ -1,4 +1,4 @@
-"""Objectives against plain NumPy in float64; gradients against autodiff of the definition."""
+"""Covers objectives/pretraining_losses.py and weighted_mean.py, against float64 NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def reference(logits, labels):
     return total - np.take_along_axis(logits, np.asarray(labels)[..., None], -1)[..., 0]
 
 
-def test_masked_lm_sums_every_selected_position_and_no_other(batch):
+def test_masked_lm_sums_exactly_the_selected_positions(batch):
     logits = logits_for((6, 7, V))
     loss, metrics = pretraining_losses.masked_lm(jnp.asarray(logits, jnp.float32), batch, 4)
     weights = np.asarray(batch["masked_lm_weights"])
@@ -42,7 +42,7 @@ def test_masked_lm_sums_every_selected_position_and_no_other(batch):
     assert float(metrics["mlm_accuracy"].total) == right.sum()
 
 
-def test_masked_lm_tells_apart_what_the_model_saw():
+def test_masked_lm_metrics_by_kind_of_input_token():
     batch = {
         "input_ids": jnp.asarray([[2, 4, 9, 7, 3]], jnp.int32),
         "masked_lm_positions": jnp.asarray([[1, 2, 3]], jnp.int32),
@@ -66,7 +66,7 @@ def test_next_sentence(batch):
     assert float(loss.weight) == 6
 
 
-def test_next_token_stays_inside_packed_examples():
+def test_next_token_loss_stays_within_packed_examples():
     batch = {
         "input_ids": jnp.asarray([[2, 5, 3, 2, 6, 0]], jnp.int32),
         "attention_mask": jnp.asarray([[1, 1, 1, 1, 1, 0]], jnp.int32),
@@ -80,13 +80,13 @@ def test_next_token_stays_inside_packed_examples():
     assert float(loss.total) == pytest.approx(expected, rel=1e-5)
 
 
-def test_padding_share(batch):
+def test_padding_fraction(batch):
     share = pretraining_losses.padding_fraction(batch)
     padding = np.asarray(batch["attention_mask"]) == 0
     assert float(share.total) / float(share.weight) == pytest.approx(padding.mean())
 
 
-def test_gradient_of_cross_entropy_equals_autodiff_of_its_definition():
+def test_cross_entropy_gradient_equals_autodiff():
     logits = jnp.asarray(logits_for((5, V)), jnp.float32)
     labels = jnp.asarray([0, 3, 3, 29, 7], jnp.int32)
     weights = jnp.asarray([1.0, 0.5, 0.0, 2.0, 1.0])
@@ -100,6 +100,6 @@ def test_gradient_of_cross_entropy_equals_autodiff_of_its_definition():
     np.testing.assert_allclose(jax.grad(ours)(logits), jax.grad(definition)(logits), atol=1e-6)
 
 
-def test_hits_counts_the_highest_score():
+def test_is_correct_compares_with_the_highest_score():
     logits = jnp.asarray([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
     np.testing.assert_array_equal(is_correct(logits, jnp.asarray([1, 2])), [True, False])

@@ -1,4 +1,4 @@
-"""Sharded parameters are gathered where they are used; matrices go over the links as asked."""
+"""Covers bert_jax/parallel/communication.py: gathered parameters and communication dtype."""
 
 import functools
 
@@ -11,7 +11,8 @@ from bert_jax.batch import batch_spec
 from bert_jax.data.config import PretrainingData
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import ComputeConfig, bert_config
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
@@ -28,7 +29,7 @@ PHASE = Phase(steps=10, seq_length=128, batch_size=128, max_predictions_per_seq=
 
 
 def small(layout: Parallelism, dtype: str, communication_dtype: CommunicationDtype) -> Experiment:
-    model = bert_config("tiny", vocab_size=1024)
+    model = BertConfig.from_size("tiny", vocab_size=1024)
     return Experiment(
         name="test",
         objective=Pretraining(model=model, mask_token_id=4, compute=ComputeConfig(dtype=dtype)),  # type: ignore[arg-type]
@@ -56,7 +57,7 @@ def temporary_bytes(layout: Parallelism) -> int:
     return analysis.temp_size_in_bytes
 
 
-def test_activations_are_those_of_a_devices_own_rows():
+def test_each_device_has_activations_of_its_part_of_the_batch():
     """Left to itself XLA computed all rows on every device: more than twice the memory here."""
     assert temporary_bytes("fsdp") < 1.4 * temporary_bytes("dp")
 
@@ -95,7 +96,7 @@ def gradients(
 
 
 @pytest.mark.parametrize("layout", ["dp", "fsdp", "fsdp_tp"])
-def test_exchange_in_bfloat16_rounds_the_gradients_of_matrices_and_of_nothing_else(layout):
+def test_bfloat16_communication_rounds_only_gradients_of_matrices(layout):
     exact, rounded = gradients("dp", "float32"), gradients(layout, "bfloat16")
     distance = {
         path: np.linalg.norm(rounded[path] - leaf) / np.linalg.norm(leaf)
@@ -111,7 +112,7 @@ def test_exchange_in_bfloat16_rounds_the_gradients_of_matrices_and_of_nothing_el
         assert np.array_equal(leaf, as_bfloat16) == large, path
 
 
-def test_what_is_computed_in_float32_is_not_exchanged_in_bfloat16():
+def test_bfloat16_communication_needs_bfloat16_compute():
     with pytest.raises(
         ConfigError, match=r"mesh.communication_dtype is bfloat16, but objective.compute.dtype"
     ):

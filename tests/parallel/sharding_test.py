@@ -1,4 +1,4 @@
-"""Meshes, the table of parameter axes, and what lies where on 8 fake devices."""
+"""Covers bert_jax/parallel/ and models/sharding.py: meshes and shardings on 8 fake devices."""
 
 import jax
 import optax
@@ -6,8 +6,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.errors import ConfigError
+from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bert.sharding import PARAMETER_AXES
-from bert_jax.models.config import bert_config
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.parallel import sharding
@@ -16,11 +16,11 @@ from bert_jax.params import paths
 
 
 def program(**changes):
-    model = bert_config("tiny", vocab_size=104)
+    model = BertConfig.from_size("tiny", vocab_size=104)
     return PretrainingObjective(Pretraining(model=model, mask_token_id=4, **changes))
 
 
-def test_every_parameter_has_one_row_of_the_right_rank():
+def test_every_parameter_has_one_row_with_its_rank():
     for path, leaf in paths.flatten(program().abstract()).items():
         assert len(PARAMETER_AXES[path]) == leaf.ndim, path
 
@@ -33,7 +33,7 @@ def test_presets_on_eight_devices(preset, sizes):
     assert make_mesh_config(preset).axis_sizes(8) == sizes
 
 
-def test_a_mesh_that_does_not_fit_says_so():
+def test_mesh_that_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="does not fit 8 devices"):
         MeshConfig(data=3).axis_sizes(8)
     with pytest.raises(ConfigError, match="does not fit 8 devices"):
@@ -42,7 +42,7 @@ def test_a_mesh_that_does_not_fit_says_so():
         MeshConfig(data=-1, fsdp=-1)
 
 
-def test_fsdp_tp_splits_parameters_and_moments_alike():
+def test_fsdp_tp_shards_parameters_and_moments_alike():
     devices = sharding.make_mesh(make_mesh_config("fsdp_tp"))
     params = program().abstract()
     specs = {
@@ -58,7 +58,7 @@ def test_fsdp_tp_splits_parameters_and_moments_alike():
     assert moments.count.spec == P()
 
 
-def test_a_dimension_that_does_not_divide_stays_whole():
+def test_dimension_that_is_not_divisible_stays_whole():
     devices = sharding.make_mesh(MeshConfig(data=1, tensor=8))
     spec = sharding.parameter_spec(
         "encoder/embeddings/word_embeddings/embedding", (30522, 128), devices
@@ -66,14 +66,14 @@ def test_a_dimension_that_does_not_divide_stays_whole():
     assert spec == P(None, "fsdp")
 
 
-def test_batch_size_must_divide():
+def test_batch_size_must_be_divisible():
     devices = sharding.make_mesh(make_mesh_config("dp"))
     sharding.check_batch_size(32, 4, devices)
     with pytest.raises(ConfigError, match="batch_size 30 is not divisible by 2 microbatches x 8"):
         sharding.check_batch_size(30, 2, devices)
 
 
-def test_init_builds_parameters_where_they_live():
+def test_init_makes_parameters_sharded():
     devices = sharding.make_mesh(make_mesh_config("fsdp"))
     made = program()
     shardings = sharding.parameter_shardings(made.abstract(), devices)

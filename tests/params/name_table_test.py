@@ -1,4 +1,4 @@
-"""The name tables: complete over our parameters, exact both ways, loud about anything else."""
+"""Covers bert_jax/params/name_table.py and the tables of models/bert/: names both ways."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from bert_jax.testing.models import random_parameters, small_config
 
 
 @pytest.mark.parametrize("table, tied", [(TIED, True), (UNTIED, False), (TF1, True)])
-def test_there_and_back_is_bit_identical_for_every_parameter_of_the_program(table, tied):
+def test_round_trip_of_every_parameter_is_bit_identical(table, tied):
     config = small_config(tie_word_embeddings=tied)
     program = PretrainingObjective(Pretraining(model=config, mask_token_id=4))
     flat = random_parameters(config)
@@ -43,12 +43,12 @@ def test_names_and_transposition_of_some_tensors():
     np.testing.assert_array_equal(google["bert/encoder/layer_1/intermediate/dense/kernel"], kernel)
 
 
-def test_an_unknown_tensor_is_named():
+def test_unknown_tensor_is_named():
     with pytest.raises(UserError, match=r"model\.bin: the tensor 'lm_head.weight' is not"):
         TIED.from_external({"lm_head.weight": np.zeros(2)}, "model.bin")
 
 
-def test_what_is_dropped_is_dropped_by_a_row():
+def test_only_ignored_tensors_are_left_out():
     moments = {"bert/pooler/dense/bias/adam_m": np.zeros(2), "global_step": np.array(20)}
     assert TF1.from_external(moments, "x") == {}
     assert TF1.parameter_names([*moments, "bert/pooler/dense/bias"], "x") == [
@@ -58,7 +58,7 @@ def test_what_is_dropped_is_dropped_by_a_row():
         TF1.parameter_names(["bert/pooler/dense/bias/Adam"], "x")
 
 
-def test_two_tensors_for_one_parameter_are_refused():
+def test_two_tensors_of_one_parameter_are_refused():
     table = NameTable(
         "t", [NameMapping("a/*/b", "x.*.b"), NameMapping("c", "c")], [Ignored("d", "why")], "."
     )
@@ -68,7 +68,7 @@ def test_two_tensors_for_one_parameter_are_refused():
         doubled.from_external({"b": np.ones(1), "c": np.ones(1)}, "f")
 
 
-def test_older_spellings_have_one_canonical_name():
+def test_old_tensor_names_become_canonical():
     expected = "bert.encoder.layer.0.output.LayerNorm.weight"
     assert HUGGING_FACE.canonical("encoder.layer.0.output.LayerNorm.gamma") == expected
     assert HUGGING_FACE.canonical("bert.encoder.layer.0.output.LayerNorm.weight") == expected

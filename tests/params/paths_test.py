@@ -1,11 +1,11 @@
-"""Path tables: patterns, completeness, ambiguity."""
+"""Covers bert_jax/params/paths.py: path patterns and tables."""
 
 import pytest
 
 from bert_jax.params import paths
 
 
-def test_flatten_and_unflatten_are_inverse():
+def test_unflatten_is_the_inverse_of_flatten():
     tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     flat = {"a/b": 1, "a/c/d": 2, "e": 3}
     assert paths.flatten(tree) == flat
@@ -35,7 +35,7 @@ def test_patterns(pattern, path, matches):
             table[path]
 
 
-def test_two_rows_for_one_path_are_an_error():
+def test_path_that_two_rows_match_is_an_error():
     table = paths.PathTable("t", [("a/*", 1), ("*/b", 2)])
     assert table["a/c"] == 1
     with pytest.raises(KeyError, match="all match"):

@@ -1,4 +1,4 @@
-"""The same numbers as Hugging Face's PyTorch BERT, fp32: hidden states, MLM and NSP logits.
+"""Compares BERT with Hugging Face's PyTorch in float32: hidden states, MLM and NSP logits.
 
 Every parameter is random, biases and norms too; batches are padded, with both token types.
 """
@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from bert_jax.export.export import export
+from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bert.huggingface import TIED
-from bert_jax.models.config import BertConfig, GeluTanh, bert_config
+from bert_jax.models.layers.config import GeluTanh
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
@@ -22,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 
 TOLERANCE = 1e-5
 # In 24 layers rounding alone is more: with these weights PyTorch's own float32 is 7e-6 (hidden) and
-# 1.3e-5 (logits) from its float64, ours 1.0e-5 and 2.1e-5.
+# 1.3e-5 (logits) from its float64, jax_outputs 1.0e-5 and 2.1e-5.
 TOLERANCE_OF_LARGE = 5e-5
 
 
@@ -40,7 +41,7 @@ def torch_config(config: BertConfig):
     )
 
 
-def randomise(model, seed: int) -> None:
+def randomize(model, seed: int) -> None:
     """Draws every parameter anew: freshly made biases are 0 and norms 1, which hides mistakes."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -50,7 +51,7 @@ def randomise(model, seed: int) -> None:
                 parameter.add_(1.0)
 
 
-def theirs(model, batch):
+def torch_outputs(model, batch):
     """(hidden states, MLM logits, NSP logits) of the PyTorch model, as NumPy arrays."""
     fields = ("input_ids", "token_type_ids", "attention_mask")
     with torch.no_grad():
@@ -65,7 +66,7 @@ def theirs(model, batch):
     )
 
 
-def ours(params, config: BertConfig, batch):
+def jax_outputs(params, config: BertConfig, batch):
     """The same of the program that is trained."""
     program = PretrainingObjective(Pretraining(model=config, mask_token_id=4))
 
@@ -95,49 +96,49 @@ def assert_same(found, expected, batch, tolerance: float = TOLERANCE) -> None:
     ["tiny", "mini", "small", "medium", "base", pytest.param("large", marks=pytest.mark.slow)],
 )
 def test_published_sizes(size):
-    config = bert_config(size)
+    config = BertConfig.from_size(size)
     model = transformers.BertForPreTraining(torch_config(config))
-    randomise(model, seed=0)
+    randomize(model, seed=0)
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     params = paths.unflatten(TIED.from_external(state, size))
     batch = pretraining_batch(
         batch_size=3, seq_length=24, max_predictions_per_seq=4, vocab_size=config.vocab_size
     )
     tolerance = TOLERANCE_OF_LARGE if size == "large" else TOLERANCE
-    assert_same(ours(params, config, batch), theirs(model, batch), batch, tolerance)
+    assert_same(jax_outputs(params, config, batch), torch_outputs(model, batch), batch, tolerance)
 
 
-def test_tanh_gelu_and_a_batch_over_the_whole_position_table():
+def test_tanh_gelu_and_the_longest_sequence():
     config = BertConfig(
         vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=48, hidden_act=GeluTanh(),
     )  # fmt: skip
     model = transformers.BertForPreTraining(torch_config(config))
-    randomise(model, seed=1)
+    randomize(model, seed=1)
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     params = paths.unflatten(TIED.from_external(state, "tanh"))
     batch = pretraining_batch(
         batch_size=2, seq_length=512, max_predictions_per_seq=4, vocab_size=200
     )
-    assert_same(ours(params, config, batch), theirs(model, batch), batch)
+    assert_same(jax_outputs(params, config, batch), torch_outputs(model, batch), batch)
 
 
-def test_a_folder_that_transformers_wrote_is_read(tmp_path):
-    config = bert_config("tiny", vocab_size=300, max_position_embeddings=64)
+def test_folder_written_by_transformers_is_read(tmp_path):
+    config = BertConfig.from_size("tiny", vocab_size=300, max_position_embeddings=64)
     model = transformers.BertForPreTraining(torch_config(config))
-    randomise(model, seed=2)
+    randomize(model, seed=2)
     model.save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
     assert loaded.config == config and loaded.missing == ()
     batch = pretraining_batch(
         batch_size=2, seq_length=16, max_predictions_per_seq=4, vocab_size=300
     )
-    assert_same(ours(loaded.params, config, batch), theirs(model, batch), batch)
+    assert_same(jax_outputs(loaded.params, config, batch), torch_outputs(model, batch), batch)
 
 
 @pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM", "BertForNextSentencePrediction"])
 def test_folders_of_other_architectures_are_read(tmp_path, kind):
-    config = bert_config("tiny", vocab_size=300, max_position_embeddings=64)
+    config = BertConfig.from_size("tiny", vocab_size=300, max_position_embeddings=64)
     model = getattr(transformers, kind)(torch_config(config))
     model.save_pretrained(tmp_path)
     missing = {
@@ -152,7 +153,7 @@ def test_folders_of_other_architectures_are_read(tmp_path, kind):
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_an_export_opens_with_every_auto_class(tmp_path, tied):
+def test_export_opens_with_every_auto_class(tmp_path, tied):
     made = small_model(tmp_path / "made", tie_word_embeddings=tied)
     folder = tmp_path / "exported"
     export(made, folder)
@@ -161,14 +162,14 @@ def test_an_export_opens_with_every_auto_class(tmp_path, tied):
     )
     assert not told["missing_keys"] and not told["mismatched_keys"]
     batch = pretraining_batch(batch_size=3, seq_length=16, max_predictions_per_seq=3, vocab_size=18)
-    assert_same(ours(made.params, made.config, batch), theirs(model, batch), batch)
+    assert_same(jax_outputs(made.params, made.config, batch), torch_outputs(model, batch), batch)
 
     for kind in ("AutoModelForMaskedLM", "AutoModel"):
         other, told = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
         assert not told["missing_keys"], kind
         table = other.get_input_embeddings().weight.detach().numpy()
-        mine = made.params["encoder"]["embeddings"]["word_embeddings"]["embedding"]
-        np.testing.assert_array_equal(table, mine)
+        exported_table = made.params["encoder"]["embeddings"]["word_embeddings"]["embedding"]
+        np.testing.assert_array_equal(table, exported_table)
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokenizer.model_max_length == 20

@@ -1,4 +1,4 @@
-"""Each head against Hugging Face's PyTorch class: logits, losses, gradients, folders both ways.
+"""Compares each task head with Hugging Face's PyTorch: logits, losses, gradients, folders.
 
 Every parameter is random, biases and norms too; batches are padded, with both token types.
 """
@@ -12,14 +12,14 @@ import pytest
 
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
 from bert_jax.export.export import export
+from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bert.huggingface import TIED
-from bert_jax.models.config import (
+from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RegressionHead,
     SequenceClassificationHead,
     TokenClassificationHead,
-    bert_config,
 )
 from bert_jax.objectives import fine_tuning_losses as objectives
 from bert_jax.objectives.config import FineTuning
@@ -33,7 +33,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 TOLERANCE = 1e-5
-MODEL = bert_config("tiny", vocab_size=300, max_position_embeddings=64)
+MODEL = BertConfig.from_size("tiny", vocab_size=300, max_position_embeddings=64)
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 # Head, their class, and what their configuration says of it.
 KINDS = {
@@ -59,7 +59,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @functools.cache
-def their_model(kind: str):
+def torch_model(kind: str):
     """Their class with every parameter drawn anew, without dropout."""
     _, name, fields = KINDS[kind]
     config = transformers.BertConfig(
@@ -82,8 +82,8 @@ def their_model(kind: str):
     return model.eval()
 
 
-def our_params(kind: str):
-    state = {name: tensor.numpy() for name, tensor in their_model(kind).state_dict().items()}
+def jax_params(kind: str):
+    state = {name: tensor.numpy() for name, tensor in torch_model(kind).state_dict().items()}
     return paths.unflatten(TIED.from_external(state, kind))
 
 
@@ -97,7 +97,7 @@ def make_batch(kind: str, vocab_size: int = 300, length: int = 24) -> Any:
     )
 
 
-def their_inputs(batch, *, labels: bool):
+def torch_inputs(batch, *, labels: bool):
     """Their arguments for the rows that count."""
     names = CHOICE_FIELDS if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS
     given = {name.removeprefix("choice_"): batch[name] for name in names}
@@ -113,15 +113,15 @@ def their_inputs(batch, *, labels: bool):
     return tensors
 
 
-def their_predictions(model, batch):
+def torch_predictions(model, batch):
     with torch.no_grad():
-        out = model(**their_inputs(batch, labels=False))
+        out = model(**torch_inputs(batch, labels=False))
     if "start_logits" in out:
         return {name: out[name].numpy() for name in ("start_logits", "end_logits")}
     return {"logits": out.logits.numpy()}
 
 
-def our_predictions(params, config, head, batch):
+def jax_predictions(params, config, head, batch):
     program = FineTuningObjective(FineTuning(model=config, head=head))
     found = jax.device_get(jax.jit(program.predict)(params, batch))
     if isinstance(head, RegressionHead):
@@ -139,67 +139,67 @@ def assert_same(found, expected, tolerance: float = TOLERANCE):
 
 
 @each_kind
-def test_a_folder_of_theirs_is_read_and_gives_their_logits(tmp_path, kind):
-    model = their_model(kind)
+def test_folder_written_by_transformers_gives_the_same_logits(tmp_path, kind):
+    model = torch_model(kind)
     model.save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
     assert loaded.head == KINDS[kind][0] and loaded.config == MODEL
     batch = make_batch(kind)
-    found = our_predictions(loaded.params, loaded.config, loaded.head, batch)
-    assert_same(found, their_predictions(model, batch))
+    found = jax_predictions(loaded.params, loaded.config, loaded.head, batch)
+    assert_same(found, torch_predictions(model, batch))
 
 
 @each_kind
-def test_an_export_of_ours_opens_there_and_predicts_the_same(tmp_path, kind):
+def test_export_gives_the_same_logits_in_transformers(tmp_path, kind):
     head, name, _ = KINDS[kind]
     made = small_model(tmp_path / "made", head=head, initializer_range=0.1)
     export(made, tmp_path / "exported")
-    model, told = getattr(transformers, f"AutoModelFor{name}").from_pretrained(
+    model, info = getattr(transformers, f"AutoModelFor{name}").from_pretrained(
         tmp_path / "exported", output_loading_info=True, attn_implementation="eager"
     )
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        assert not told[problem], problem
+        assert not info[problem], problem
     if isinstance(head, SequenceClassificationHead | TokenClassificationHead):
         assert model.config.id2label == dict(enumerate(head.labels))
         assert model.config.label2id == {label: n for n, label in enumerate(head.labels)}
     if isinstance(head, RegressionHead):
         assert model.config.problem_type == "regression" and model.config.num_labels == 1
     batch = make_batch(kind, vocab_size=18, length=16)
-    found = our_predictions(made.params, made.config, head, batch)
-    assert_same(found, their_predictions(model.eval(), batch))
+    found = jax_predictions(made.params, made.config, head, batch)
+    assert_same(found, torch_predictions(model.eval(), batch))
 
 
 @each_kind
-def test_loss_and_gradient_are_theirs(kind):
-    model, batch = their_model(kind), make_batch(kind)
+def test_loss_and_gradients(kind):
+    model, batch = torch_model(kind), make_batch(kind)
     model.zero_grad()
-    expected = model(**their_inputs(batch, labels=True)).loss
+    expected = model(**torch_inputs(batch, labels=True)).loss
     expected.backward()
 
     program = FineTuningObjective(FineTuning(model=MODEL, head=KINDS[kind][0]))
-    params = our_params(kind)
+    params = jax_params(kind)
 
     @jax.jit
     @jax.value_and_grad
-    def ours(params):
+    def jax_loss(params):
         return program.compute_loss(params, batch, program.loss_denominators(batch), None).loss
 
-    loss, gradient = ours(params)
+    loss, gradient = jax_loss(params)
     assert float(loss) == pytest.approx(expected.item(), rel=1e-6)
     flat = jax.tree.map(np.array, paths.flatten(gradient))
-    mine = TIED.to_external(flat)
-    theirs = {name: p.grad.numpy() for name, p in model.named_parameters()}
-    assert mine.keys() == theirs.keys()
+    jax_gradient = TIED.to_external(flat)
+    torch_gradient = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    assert jax_gradient.keys() == torch_gradient.keys()
     # The scores of a span are over padding too, where PyTorch's embedding keeps [PAD] as it is.
-    mine["bert.embeddings.word_embeddings.weight"][0] = 0
-    for name, leaf in theirs.items():
-        np.testing.assert_allclose(mine[name], leaf, rtol=0, atol=TOLERANCE, err_msg=name)
+    jax_gradient["bert.embeddings.word_embeddings.weight"][0] = 0
+    for name, leaf in torch_gradient.items():
+        np.testing.assert_allclose(jax_gradient[name], leaf, rtol=0, atol=TOLERANCE, err_msg=name)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("weights", [(), (0.2, 1.0, 3.0)], ids=["plain", "weighted"])
 @pytest.mark.parametrize("kind", ["sequence", "token"])
-def test_class_weights_and_smoothing_are_those_of_pytorch(kind, weights, smoothing):
+def test_class_weights_and_label_smoothing(kind, weights, smoothing):
     head = {"sequence": SequenceClassificationHead, "token": TokenClassificationHead}[kind](
         labels=("a", "b", "c")
     )

@@ -1,4 +1,4 @@
-"""Stored outputs of another implementation, axlearn: `reference/axlearn_bert_golden.npz`."""
+"""Compares BERT with stored outputs of axlearn (`reference/axlearn_bert_golden.npz`)."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.models.config import BertConfig, GeluTanh, LearnedPositions
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.layers.config import GeluTanh, LearnedPositions
 from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import validate_params
 from bert_jax.objectives.weighted_mean import cross_entropy
@@ -114,7 +115,7 @@ def test_masked_lm(shared, name):
 
 
 @pytest.mark.parametrize("name", CLASSIFICATION)
-def test_classification_on_our_pooled_output(shared, name):
+def test_classification_from_pooled_output(shared, name):
     case = read_case(shared, name)
     found, _ = compute(case)
     kernel, bias = case["params/head/output/weight"], case["params/head/output/bias"]

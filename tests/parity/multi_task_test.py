@@ -1,11 +1,11 @@
-"""Each head of a multi-task run, exported, against Hugging Face's PyTorch class for it."""
+"""Compares each head of an exported multi-task run with its Hugging Face PyTorch class."""
 
 import pytest
 
 from bert_jax.checkpoints.checkpointer import restore_params
 from bert_jax.config_lib import override
 from bert_jax.export.export import export
-from bert_jax.models.config import LearnedPositions
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.config import MultiTask, UncertaintyWeighting
 from bert_jax.objectives.multi_task import task_params
 from bert_jax.pretrained.load import load_model
@@ -54,7 +54,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_exported_task_gives_the_same_logits_in_pytorch(trained, kind, tmp_path):
+def test_exported_task_gives_the_same_logits_in_pytorch(trained, kind, tmp_path):
     folder, program = trained
     assert isinstance(program, MultiTask)
     export(load_model(folder, kind), tmp_path / kind)

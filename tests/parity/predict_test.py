@@ -1,4 +1,4 @@
-"""Predictions beside a plain PyTorch forward pass of the exported folder, a text at a time."""
+"""Compares predictions with a plain PyTorch forward pass of the exported folder."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.export.export import export
-from bert_jax.models.config import (
-    LearnedPositions,
+from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RegressionHead,
@@ -17,6 +16,7 @@ from bert_jax.models.config import (
     TaskHead,
     TokenClassificationHead,
 )
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
 from bert_jax.testing.models import small_model
@@ -37,7 +37,7 @@ def exported(folder: Path, head: TaskHead) -> Path:
     return folder / "exported"
 
 
-def theirs(folder: Path, name: str) -> tuple[Any, Any]:
+def torch_model_and_tokenizer(folder: Path, name: str) -> tuple[Any, Any]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = getattr(transformers, f"AutoModelFor{name}").from_pretrained(folder)
     return tokenizer, model.eval()
@@ -52,7 +52,7 @@ def test_labels_and_values(tmp_path):
     folder = exported(
         tmp_path / "labels", SequenceClassificationHead(labels=("no", "perhaps", "yes"))
     )
-    tokenizer, model = theirs(folder, "SequenceClassification")
+    tokenizer, model = torch_model_and_tokenizer(folder, "SequenceClassification")
     pairs = [(text, "the sea .") for text in TEXTS]
     for given in (TEXTS, pairs):
         for row, text in zip(Predictor(load_model(folder))(given), given, strict=True):
@@ -62,7 +62,7 @@ def test_labels_and_values(tmp_path):
             assert list(row["probabilities"].values()) == pytest.approx(shares, abs=1e-5)
             assert row["label"] == model.config.id2label[int(logits.argmax())]
     folder = exported(tmp_path / "values", RegressionHead())
-    tokenizer, model = theirs(folder, "SequenceClassification")
+    tokenizer, model = torch_model_and_tokenizer(folder, "SequenceClassification")
     for row, text in zip(Predictor(load_model(folder))(TEXTS), TEXTS, strict=True):
         value = forward(model, tokenizer(text, return_tensors="pt")).logits.item()
         assert row["value"] == pytest.approx(value, abs=1e-5)
@@ -70,7 +70,7 @@ def test_labels_and_values(tmp_path):
 
 def test_tags(tmp_path):
     folder = exported(tmp_path, TokenClassificationHead(labels=TAGS))
-    tokenizer, model = theirs(folder, "TokenClassification")
+    tokenizer, model = torch_model_and_tokenizer(folder, "TokenClassification")
     seen = set()
     for row in Predictor(load_model(folder))(TEXTS):
         encoded = tokenizer(row["words"], is_split_into_words=True, return_tensors="pt")
@@ -85,7 +85,7 @@ def test_tags(tmp_path):
 
 def test_answers(tmp_path):
     folder = exported(tmp_path, QuestionAnsweringHead())
-    tokenizer, model = theirs(folder, "QuestionAnswering")
+    tokenizer, model = torch_model_and_tokenizer(folder, "QuestionAnswering")
     given = [("the net", text) for text in TEXTS]
     for row, (question, context) in zip(Predictor(load_model(folder))(given), given, strict=True):
         encoded = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
@@ -106,7 +106,7 @@ def test_answers(tmp_path):
 
 def test_choices(tmp_path):
     folder = exported(tmp_path, MultipleChoiceHead())
-    tokenizer, model = theirs(folder, "MultipleChoice")
+    tokenizer, model = torch_model_and_tokenizer(folder, "MultipleChoice")
     (row,) = Predictor(load_model(folder))([("The old man", *TEXTS)])
     encoded = tokenizer(["The old man"] * len(TEXTS), TEXTS, padding=True, return_tensors="pt")
     logits = forward(model, {name: values[None] for name, values in encoded.items()}).logits[0]

@@ -1,4 +1,4 @@
-"""RNABERT, a published BERT with trained weights: the same hidden states as in PyTorch."""
+"""Compares the hidden states of RNABERT, a published BERT with trained weights, with PyTorch."""
 
 import json
 from pathlib import Path
@@ -83,7 +83,7 @@ def test_hidden_states_and_logits(shared, folder):
     )
 
 
-def test_its_decoder_is_not_tied_and_the_loader_notices(shared, folder):
+def test_decoder_that_is_not_tied_is_noticed(shared, folder):
     config = json.loads((folder / "config.json").read_text())
     write_config(folder, config, tie_word_embeddings=True)
     with pytest.raises(UserError, match='set "tie_word_embeddings": false there'):

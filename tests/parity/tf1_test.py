@@ -1,4 +1,4 @@
-"""Google's TF1 checkpoint format against PyTorch, loaded by a mapping of this test's own."""
+"""Compares Google's TF1 checkpoint format with PyTorch, loaded by a mapping written here."""
 
 from pathlib import Path
 

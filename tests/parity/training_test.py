@@ -1,4 +1,4 @@
-"""Twenty updates side by side with PyTorch: same weights, same batches, the same losses.
+"""Trains 20 steps next to PyTorch: the same weights and batches give the same losses.
 
 Dropout is off. The peer is Hugging Face's BERT under torch.optim.AdamW, with clipping, warmup and
 linear decay written out here.
@@ -15,8 +15,8 @@ import pytest
 from bert_jax.data.config import PretrainingData
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.loader import PretrainingLoader
+from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bert.huggingface import TIED
-from bert_jax.models.config import BertConfig, bert_config
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
@@ -50,7 +50,7 @@ def take_batches(corpus: PreparedCorpus, **settings) -> list[dict[str, np.ndarra
         return [next(loader) for _ in range(STEPS)]
 
 
-def train_ours(config: BertConfig, mask_id: int, flat, batches) -> tuple[list[float], list[float]]:
+def train_jax(config: BertConfig, mask_id: int, flat, batches) -> tuple[list[float], list[float]]:
     """Loss before each update, and the gradient's norm before clipping."""
     program = PretrainingObjective(Pretraining(model=config, mask_token_id=mask_id))
     optimizer, schedule = make_optimizer(TRAIN), learning_rate_schedule(TRAIN.schedule, STEPS)
@@ -65,7 +65,7 @@ def train_ours(config: BertConfig, mask_id: int, flat, batches) -> tuple[list[fl
     return losses, norms
 
 
-def train_theirs(model, batches) -> tuple[list[float], list[float]]:
+def train_torch(model, batches) -> tuple[list[float], list[float]]:
     model.train()
     plain = [p for n, p in model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
     decayed = [p for p in model.parameters() if all(p is not q for q in plain)]
@@ -116,19 +116,19 @@ def assert_same_training(config: BertConfig, mask_id: int, batches) -> list[floa
         )
     )
     state = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
-    losses, norms = train_ours(config, mask_id, TIED.from_external(state, "torch"), batches)
-    their_losses, their_norms = train_theirs(model, batches)
-    np.testing.assert_allclose(losses, their_losses, rtol=0, atol=1e-4)
-    np.testing.assert_allclose(norms, their_norms, rtol=1e-3)
+    losses, norms = train_jax(config, mask_id, TIED.from_external(state, "torch"), batches)
+    torch_losses, torch_norms = train_torch(model, batches)
+    np.testing.assert_allclose(losses, torch_losses, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(norms, torch_norms, rtol=1e-3)
     assert max(norms) > CLIP, "clipping took part"
     return losses
 
 
-def test_made_up_corpus(tmp_path):
+def test_random_corpus(tmp_path):
     documents = random_documents(40, mean_tokens=12)
     corpus = PreparedCorpus(write_corpus(tmp_path, documents))
     batches = take_batches(corpus, vocab_arrays=random_vocab_arrays())
-    config = no_dropout(bert_config("tiny", vocab_size=1000, max_position_embeddings=48))
+    config = no_dropout(BertConfig.from_size("tiny", vocab_size=1000, max_position_embeddings=48))
     assert_same_training(config, MASK, batches)
 
 
@@ -146,6 +146,6 @@ def test_real_text(shared: Path, tmp_path):
     prepare(request, num_workers=1)
     corpus = PreparedCorpus(tmp_path)
     vocabulary = corpus.tokenizer()
-    config = no_dropout(bert_config("tiny", vocab_size=vocabulary.vocab_size))
+    config = no_dropout(BertConfig.from_size("tiny", vocab_size=vocabulary.vocab_size))
     losses = assert_same_training(config, vocabulary.mask_id, take_batches(corpus))
     assert losses[-1] < losses[0] - 0.5, "it learns, so the comparison is of training"

@@ -1,4 +1,4 @@
-"""Models from runs and folders: what belongs together is put together, the rest is refused."""
+"""Covers bert_jax/pretrained/load.py: models from runs and Hugging Face folders."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
-from bert_jax.models.config import (
+from bert_jax.models.heads.config import (
     RegressionHead,
     SequenceClassificationHead,
     TokenClassificationHead,
@@ -40,7 +40,7 @@ def assert_same_parameters(a: LoadedModel, b: LoadedModel, times: float = 1.0) -
         np.testing.assert_array_equal(found[path], leaf * np.float32(times), err_msg=path)
 
 
-def test_a_run_gives_its_newest_step_or_the_one_that_is_named(model, tmp_path):
+def test_run_loads_the_newest_or_the_named_step(model, tmp_path):
     run = write_run(tmp_path / "run", model, steps=(10, 20))
     newest = load_model(run)
     assert newest.run is not None and newest.run.step == 20
@@ -53,7 +53,7 @@ def test_a_run_gives_its_newest_step_or_the_one_that_is_named(model, tmp_path):
         load_model(run / "checkpoints" / "30")
 
 
-def test_a_run_that_kept_its_best_step_gives_that_one(model, tmp_path):
+def test_run_with_a_best_step_loads_it(model, tmp_path):
     run = write_run(tmp_path / "run", model, steps=(10, 20), best_step=10)
     best = load_model(run)
     assert best.run is not None and best.run.step == 10
@@ -65,7 +65,7 @@ def test_a_run_that_kept_its_best_step_gives_that_one(model, tmp_path):
         load_model(run)
 
 
-def test_a_flipped_byte_in_a_run_falls_back_to_the_step_before(model, tmp_path, caplog):
+def test_damaged_checkpoint_falls_back_to_the_previous_step(model, tmp_path, caplog):
     run = write_run(tmp_path / "run", model, steps=(10, 20))
     files = (run / "checkpoints" / "20" / "params").rglob("*")
     largest = max((f for f in files if f.is_file()), key=lambda f: f.stat().st_size)
@@ -76,13 +76,13 @@ def test_a_flipped_byte_in_a_run_falls_back_to_the_step_before(model, tmp_path, 
     assert largest.name in caplog.text
 
 
-def test_a_run_of_another_program_is_refused(model, tmp_path):
+def test_run_of_an_unknown_objective_is_refused(model, tmp_path):
     run = write_run(tmp_path / "run", model, objective=CausalLM(model=model.config))
     with pytest.raises(UserError, match="is a run of CausalLM; only runs of Pretraining"):
         load_model(run)
 
 
-def test_a_run_of_fine_tuning_knows_its_head(tmp_path):
+def test_fine_tuning_run_has_its_head(tmp_path):
     head = TokenClassificationHead(labels=("O", "B-PER", "I-PER"))
     model = small_model(tmp_path / "made", head=head)
     run = write_run(
@@ -99,7 +99,7 @@ def test_a_run_of_fine_tuning_knows_its_head(tmp_path):
     assert '"classifier_dropout": 0.3' in card and "It has no" not in card
 
 
-def test_a_head_of_another_number_of_labels_is_refused(tmp_path):
+def test_head_with_another_number_of_labels_is_refused(tmp_path):
     export(
         small_model(
             tmp_path / "made", head=SequenceClassificationHead(labels=("no", "yes", "perhaps"))
@@ -121,7 +121,7 @@ def test_a_head_of_another_number_of_labels_is_refused(tmp_path):
         load_model(tmp_path / "exported")
 
 
-def test_a_head_without_its_pooler_is_refused(tmp_path):
+def test_head_without_its_pooler_is_refused(tmp_path):
     export(small_model(tmp_path / "made", head=RegressionHead()), tmp_path / "exported")
     file = tmp_path / "exported" / "model.safetensors"
     tensors = {name: t for name, t in load_file(file).items() if "pooler" not in name}
@@ -130,7 +130,7 @@ def test_a_head_without_its_pooler_is_refused(tmp_path):
         load_model(tmp_path / "exported")
 
 
-def test_an_encoder_alone_lacks_its_heads_and_says_so(exported):
+def test_bare_encoder_lists_its_missing_heads(exported):
     tensors = load_file(exported / "model.safetensors")
     file = exported / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "architectures": ["BertModel"]}))
@@ -141,7 +141,7 @@ def test_an_encoder_alone_lacks_its_heads_and_says_so(exported):
     assert model.params.keys() == {"encoder", "pooler"}
 
 
-def test_weights_of_another_model_are_named(exported):
+def test_weights_of_another_model_are_refused(exported):
     file = exported / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "num_hidden_layers": 3}))
     with pytest.raises(UserError, match=r"encoder/layers/2/.* is missing \(and \d+ more such\)"):
@@ -149,7 +149,7 @@ def test_weights_of_another_model_are_named(exported):
 
 
 @pytest.mark.parametrize("words", [WORDS[:-1], (*WORDS, "more")])
-def test_a_vocabulary_of_another_size_is_refused(exported, tmp_path, words):
+def test_tokenizer_of_another_size_is_refused(exported, tmp_path, words):
     for file in ("tokenizer.json", "vocabulary.json", "vocab.txt"):
         (exported / file).unlink()
     word_tokenizer(exported, words)
@@ -166,7 +166,7 @@ def test_a_vocabulary_of_another_size_is_refused(exported, tmp_path, words):
     ],
     ids=["no mask", "a duplicate"],
 )
-def test_a_broken_vocabulary_is_refused(exported, lines, message):
+def test_damaged_tokenizer_is_refused(exported, lines, message):
     for file in ("tokenizer.json", "vocabulary.json"):
         (exported / file).unlink()
     (exported / "vocab.txt").write_text("\n".join(lines) + "\n")
@@ -175,7 +175,7 @@ def test_a_broken_vocabulary_is_refused(exported, lines, message):
     assert "vocab.txt" in str(error.value)
 
 
-def test_a_padded_table_is_no_other_size(model, tmp_path):
+def test_padded_embedding_table_is_accepted(model, tmp_path):
     padded = small_model(tmp_path / "padded", vocab_size=24)
     export(padded, tmp_path / "exported")
     loaded = load_model(tmp_path / "exported")
@@ -185,7 +185,7 @@ def test_a_padded_table_is_no_other_size(model, tmp_path):
         small_model(tmp_path / "odd", vocab_size=25)
 
 
-def test_places_without_a_model_are_described(tmp_path):
+def test_path_without_a_model_is_described(tmp_path):
     with pytest.raises(UserError, match="no such folder; expected a run folder with checkpoints/"):
         load_model(tmp_path / "none")
     (tmp_path / "file").write_text("x")
@@ -196,6 +196,6 @@ def test_places_without_a_model_are_described(tmp_path):
         load_model(tmp_path / "empty")
 
 
-def test_a_model_without_vocabulary_files_has_none(model, tmp_path):
+def test_model_without_tokenizer_files_has_no_tokenizer(model, tmp_path):
     export(dataclasses.replace(model, tokenizer=None), tmp_path / "bare")
     assert load_model(tmp_path / "bare").tokenizer is None

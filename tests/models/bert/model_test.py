@@ -1,4 +1,4 @@
-"""The encoder: sizes, masks, packing, loops, precision, what it shows on request."""
+"""Covers bert_jax/models/bert/: sizes, masks, packing, layer loops, precision, hidden states."""
 
 import dataclasses
 import math
@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.models.config import BertConfig, ComputeConfig, LearnedPositions, Scanned, bert_config
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.layers.config import ComputeConfig, LearnedPositions, Scanned
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
@@ -49,7 +50,7 @@ def on_device(batch):
     ],
 )
 def test_parameter_counts(size, published):
-    config = bert_config(size)
+    config = BertConfig.from_size(size)
     D, F, N = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     embeddings = (30522 + 512 + 2) * D + 2 * D
     layer = 4 * (D * D + D) + 2 * D * F + F + D + 4 * D
@@ -74,7 +75,7 @@ def hidden(params, batch, causal=False, **changes):
     ).last_hidden_state
 
 
-def test_padding_changes_nothing_at_real_tokens():
+def test_padding_does_not_change_real_tokens():
     params = parameters()
     batch = pretraining_batch(
         batch_size=3, seq_length=24, max_predictions_per_seq=3, vocab_size=V, padding=False
@@ -135,7 +136,7 @@ def test_packed_loss_and_gradients_equal_padded():
         np.testing.assert_allclose(leaf, padded_flat[path], atol=1e-5, err_msg=path)
 
 
-def test_a_causal_token_does_not_see_what_comes_later():
+def test_causal_token_ignores_later_tokens():
     params = parameters()
     batch = on_device(
         pretraining_batch(
@@ -151,7 +152,7 @@ def test_a_causal_token_does_not_see_what_comes_later():
 @pytest.mark.parametrize(
     "compute", [ComputeConfig(), ComputeConfig(layer_loop=Scanned())], ids=["loop", "scan"]
 )
-def test_hidden_states_and_attentions_on_request(compute):
+def test_hidden_states_and_attention_weights_are_returned(compute):
     batch = on_device(
         pretraining_batch(batch_size=2, seq_length=16, max_predictions_per_seq=2, vocab_size=V)
     )
@@ -170,7 +171,7 @@ def test_hidden_states_and_attentions_on_request(compute):
     assert plain.hidden_states == () and plain.attentions == ()
 
 
-def test_bfloat16_is_close_and_its_gradients_are_float32():
+def test_bfloat16_outputs_are_close_and_gradients_float32():
     batch = on_device(
         pretraining_batch(batch_size=4, seq_length=16, max_predictions_per_seq=4, vocab_size=V)
     )

@@ -1,4 +1,4 @@
-"""Lookups: rows of a table, and gradients that are summed in float32 whatever the table's dtype."""
+"""Covers bert_jax/models/layers/embedding_lookup.py: lookups and their float32 gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def arrays(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("devices", [None, MeshConfig(), MeshConfig(data=2, fsdp=2, tensor=2)])
-def test_the_gradient_is_a_sum_in_float32(devices, dtype):
+def test_gradient_is_summed_in_float32(devices, dtype):
     table, ids, grad = arrays(dtype)
 
     def pull(table, ids, grad):
@@ -48,6 +48,6 @@ def test_the_gradient_is_a_sum_in_float32(devices, dtype):
     assert (abs(np.asarray(found, np.float64) - expected) <= rtol * scale).all()
 
 
-def test_an_id_beyond_the_table_is_not_a_number():
+def test_id_outside_the_table_gives_nan():
     table, _, _ = arrays("float32")
     assert np.isnan(embedding_lookup(table, jnp.asarray([[V]]))).all()

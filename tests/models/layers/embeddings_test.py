@@ -1,4 +1,4 @@
-"""Positions: what the table starts from, and what lies beyond it."""
+"""Covers bert_jax/models/layers/embeddings.py: initialization and length of positions."""
 
 import dataclasses
 
@@ -9,7 +9,8 @@ import pytest
 
 from bert_jax.errors import ConfigError
 from bert_jax.functional import Network
-from bert_jax.models.config import BertConfig, ComputeConfig, LearnedPositions, SinusoidalInit
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.layers.config import ComputeConfig, LearnedPositions, SinusoidalInit
 from bert_jax.models.layers.embeddings import Embeddings
 
 CONFIG = BertConfig(
@@ -31,14 +32,14 @@ def table(config: BertConfig) -> np.ndarray:
     return np.asarray(params["position_embeddings"]["embedding"])
 
 
-def test_sinusoids_have_the_variance_that_the_config_asks_for():
+def test_sinusoidal_init_has_the_variance_of_the_config():
     wide = dataclasses.replace(
         CONFIG, positions=LearnedPositions(max_position_embeddings=4000, init=SinusoidalInit())
     )
     assert np.sqrt(np.mean(table(wide) ** 2)) == pytest.approx(wide.initializer_range, rel=1e-4)
 
 
-def test_how_alike_two_positions_are_depends_on_their_distance_alone():
+def test_sinusoidal_similarity_depends_only_on_distance():
     positions = table(CONFIG)
     alike = positions @ positions.T
     for distance in range(1, 39):
@@ -47,7 +48,7 @@ def test_how_alike_two_positions_are_depends_on_their_distance_alone():
     assert alike[0, 1] > alike[0, 20]
 
 
-def test_a_sequence_beyond_the_table_is_refused():
+def test_sequence_longer_than_the_table_is_refused():
     made = network(CONFIG)
     params = made.init(jax.random.key(0))
     ids = jnp.zeros((1, 41), jnp.int32)

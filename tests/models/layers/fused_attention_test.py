@@ -1,4 +1,4 @@
-"""The fused kernel: equal to plain attention with padding, packing and dropout, on many devices."""
+"""Covers layers/fused_attention.py and pallas_attention.py: the kernel equals plain attention."""
 
 import functools
 
@@ -35,9 +35,7 @@ def arrays(heads: int, head_width: int, packed: bool):
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("heads, head_width", [(2, 64), (4, 32)])
 @pytest.mark.parametrize("rate", [0.0, 0.1])
-def test_the_kernel_gives_the_numbers_and_gradients_of_plain_attention(
-    packed, heads, head_width, rate
-):
+def test_kernel_outputs_and_gradients_equal_plain_attention(packed, heads, head_width, rate):
     inputs, grad = arrays(heads, head_width, packed)
     shape = AttentionParams(heads, rate)
     q, k, v, *rest = inputs
@@ -54,7 +52,7 @@ def test_the_kernel_gives_the_numbers_and_gradients_of_plain_attention(
         np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_many_devices_each_do_their_own_rows(monkeypatch):
+def test_each_device_computes_its_part_of_the_batch(monkeypatch):
     """The partitioned kernel, interpreted, on 8 devices: one row each, the masks of the whole."""
     for name in ("forward", "backward"):
         whole = getattr(pallas_attention, name)
@@ -96,7 +94,7 @@ def test_many_devices_each_do_their_own_rows(monkeypatch):
         np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_rows_that_do_not_fit():
+def test_unsupported_shapes():
     assert pallas_attention.is_supported(512, 768, 12) and pallas_attention.is_supported(
         128, 384, 12
     )
@@ -105,7 +103,7 @@ def test_rows_that_do_not_fit():
     assert not pallas_attention.is_supported(128, 768, 8)  # heads of 96
 
 
-def test_the_first_generations_are_given_float32():
+def test_tpu_v2_and_v3_get_float32_operands():
     for kind in ("TPU v2", "TPU v3"):
         assert pallas_attention.operand_dtype("bfloat16", kind) == "float32"
     assert pallas_attention.operand_dtype("bfloat16", "TPU v4") == "bfloat16"

@@ -1,4 +1,4 @@
-"""Products against autodiff of their definitions, in both dtypes and in shapes XLA dislikes."""
+"""Covers bert_jax/models/layers/matmul.py: products and gradients against autodiff."""
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ def test_attention(shape, dtype, rtol):
         assert_close(found, results(definition, arguments, by), rtol)
 
 
-def test_gradients_of_a_bfloat16_kernel_are_not_rounded_to_bfloat16():
+def test_gradients_of_bfloat16_products_are_float32():
     x, kernel = normal(0, (4, 16, 24), BF16), normal(1, (24, 40))
     _, (_, d_kernel, _) = results(
         lambda *a: dense(*a, 0, BF16), (x, kernel, jnp.zeros((40,))), normal(2, (4, 16, 40))
@@ -86,7 +86,7 @@ def test_gradients_of_a_bfloat16_kernel_are_not_rounded_to_bfloat16():
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_kernel_in_bfloat16_has_the_same_gradient_rounded_once(axis):
+def test_gradient_of_bfloat16_kernel_is_rounded_once(axis):
     x, kernel = normal(0, (4, 16, 24), BF16), normal(1, (24, 40) if axis == 0 else (40, 24), BF16)
     weights, bias = normal(2, (4, 16, 40)), jnp.zeros((40,))
 

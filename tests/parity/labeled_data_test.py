@@ -186,7 +186,7 @@ def test_squad(shared: Path, vocabulary, tokenizer, file: str, version: Any):
     assert not wrong
 
 
-def test_choices(tmp_path: Path, vocabulary, tokenizer):
+def test_multiple_choice(tmp_path: Path, vocabulary, tokenizer):
     """Context against beginning and ending, four rows an example, as transformers' example does."""
     rows = [
         {
