@@ -49,7 +49,7 @@ def test_written_folder_is_read_back_bit_identical(folder):
 def test_untied_head_keeps_its_table_and_bias(tmp_path):
     config = small_config(tie_word_embeddings=False, hidden_act=GeluTanh())
     flat = random_parameters(config)
-    huggingface.write_config(tmp_path, config, frozenset({"encoder", "masked_lm"}), pad_id=0)
+    huggingface.write_config(tmp_path, config, frozenset({"encoder", "masked_lm"}), pad_token_id=0)
     huggingface.write_weights(tmp_path, flat, config)
     foreign = huggingface.read_folder(tmp_path)
     assert foreign.config == config

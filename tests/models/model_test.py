@@ -58,7 +58,7 @@ def test_flax_user_adds_a_head_and_differentiates_with_nnx(config):
     assert jnp.any(leaves["encoder", "layers", 0, "attention", "query", "kernel"][...])
     before = float(loss(model))
     parameters = nnx.state(model, nnx.Param)
-    nnx.update(model, jax.tree.map(lambda p, g: p - 1e-2 * g, parameters, gradient))
+    nnx.update(model, jax.tree.map(lambda p, g: p - 1e-4 * g, parameters, gradient))
     assert float(loss(model)) < before
 
 

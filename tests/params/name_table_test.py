@@ -44,7 +44,7 @@ def test_names_and_transposition_of_some_tensors():
 
 
 def test_unknown_tensor_is_named():
-    with pytest.raises(UserError, match=r"model\.bin: the tensor 'lm_head.weight' is not"):
+    with pytest.raises(UserError, match=r"model\.bin: unknown tensor 'lm_head.weight'"):
         TIED.from_external({"lm_head.weight": np.zeros(2)}, "model.bin")
 
 

@@ -34,7 +34,7 @@ def test_rate(rate):
 
 
 def test_rate_that_rounds_to_zero_is_refused():
-    with pytest.raises(ValueError, match=r"the least is 0\.0039"):
+    with pytest.raises(ValueError, match=r"the smallest rate is 0\.0039"):
         dropout(jnp.ones((4, 4)), 0.001, make_dropout_seeds(jax.random.key(1), ()))
 
 
