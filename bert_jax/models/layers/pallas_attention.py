@@ -15,7 +15,7 @@ FlashAttention (Dao et al. 2022) was the first fused kernel for attention.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,15 @@ from bert_jax.models.layers.dropout import (
     quantized_rate,
     row_keys,
 )
+
+
+class _KernelShape(NamedTuple):
+    """Holds the static parameters of a kernel."""
+
+    num_heads: int
+    head_width: int
+    dropout_rate: float
+
 
 LANES = 128
 MAX_LENGTH = 512
@@ -92,10 +101,7 @@ def forward(
     logsumexp = jax.ShapeDtypeStruct((batch, width // LANES, heads_per_block, length), jnp.float32)
     return pl.pallas_call(
         functools.partial(
-            _forward_kernel,
-            num_heads=num_heads,
-            head_width=width // num_heads,
-            dropout_rate=dropout_rate,
+            _forward_kernel, shape=_KernelShape(num_heads, width // num_heads, dropout_rate)
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
@@ -151,10 +157,7 @@ def backward(
     )
     return pl.pallas_call(
         functools.partial(
-            _backward_kernel,
-            num_heads=num_heads,
-            head_width=width // num_heads,
-            dropout_rate=dropout_rate,
+            _backward_kernel, shape=_KernelShape(num_heads, width // num_heads, dropout_rate)
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
@@ -221,36 +224,26 @@ def _forward_kernel(
     out: Any,
     logsumexp: Any,
     *,
-    num_heads: int,
-    head_width: int,
-    dropout_rate: float,
+    shape: _KernelShape,
 ) -> None:
-    scale = jnp.asarray(head_width**-0.5, q.dtype)
+    scale = jnp.asarray(shape.head_width**-0.5, q.dtype)
     mask_bias = _mask_bias(q_segment_ids, kv_segment_ids)
     context = logsumexp_cols = jnp.zeros(out.shape[1:], jnp.float32)
     lane = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
-    for head_index, head_lanes in _heads_in_block(head_width):
+    for head_index, head_lanes in _heads_in_block(shape.head_width):
         scores = _dot(_select_lanes(head_lanes, q[0] * scale), k[0], 1, 1) + mask_bias
         row_max = jnp.max(scores, axis=1, keepdims=True)
         exp_scores = jnp.exp(scores - row_max)
         row_sum = jnp.sum(exp_scores, axis=1, keepdims=True)
         logsumexp_cols = jnp.where(lane == head_index, row_max + jnp.log(row_sum), logsumexp_cols)
-        if dropout_rate:
+        if shape.dropout_rate:
             exp_scores = jnp.where(
-                _dropout_keep_mask(
-                    prefetched,
-                    dropout_row_keys,
-                    head_index,
-                    1,
-                    num_heads=num_heads,
-                    head_width=head_width,
-                    dropout_rate=dropout_rate,
-                ),
+                _dropout_keep_mask(prefetched, dropout_row_keys, head_index, 1, shape),
                 exp_scores,
                 jnp.float32(0),
             )
         # Divides rows by their sums after the product, where a row has K numbers instead of L.
-        inv_row_sum = 1 / ((1 - quantized_rate(dropout_rate)) * row_sum)
+        inv_row_sum = 1 / ((1 - quantized_rate(shape.dropout_rate)) * row_sum)
         context += (
             _dot(exp_scores.astype(v.dtype), _select_lanes(head_lanes, v[0]), 1, 0) * inv_row_sum
         )
@@ -275,13 +268,11 @@ def _backward_kernel(
     d_k_sum: Any,
     d_v_sum: Any,
     *,
-    num_heads: int,
-    head_width: int,
-    dropout_rate: float,
+    shape: _KernelShape,
 ) -> None:
     dtype = q.dtype
-    scale = jnp.asarray(head_width**-0.5, dtype)
-    inv_keep = 1 / (1 - quantized_rate(dropout_rate))
+    scale = jnp.asarray(shape.head_width**-0.5, dtype)
+    inv_keep = 1 / (1 - quantized_rate(shape.dropout_rate))
     mask_bias = _mask_bias(q_segment_ids, kv_segment_ids)
     # The derivative of softmax subtracts the mean gradient of each query, which is the product of
     # the context with its gradient.
@@ -289,27 +280,19 @@ def _backward_kernel(
     k_t, grad_times_context, d_q_parts = k[0].T, grad_times_context.T, []
     d_k_sum[...] = jnp.zeros_like(d_k_sum)
     d_v_sum[...] = jnp.zeros_like(d_v_sum)
-    for head_index, head_lanes in _heads_in_block(head_width):
+    for head_index, head_lanes in _heads_in_block(shape.head_width):
         q_head, grad_head = (
             _select_lanes(head_lanes, q[0] * scale),
             _select_lanes(head_lanes, grad[0]),
         )
-        head_slice = slice(head_index * head_width, (head_index + 1) * head_width)
+        head_slice = slice(head_index * shape.head_width, (head_index + 1) * shape.head_width)
         mean = jnp.sum(grad_times_context[head_slice], axis=0, keepdims=True) * (1 / inv_keep)
         weights = jnp.exp(
             _dot(k[0], q_head, 1, 1) + mask_bias - logsumexp[0, 0, head_index : head_index + 1]
         )
         dropped_weights, d_weights = weights, _dot(v[0], grad_head, 1, 1)
-        if dropout_rate:
-            keep = _dropout_keep_mask(
-                prefetched,
-                dropout_row_keys,
-                head_index,
-                0,
-                num_heads=num_heads,
-                head_width=head_width,
-                dropout_rate=dropout_rate,
-            )
+        if shape.dropout_rate:
+            keep = _dropout_keep_mask(prefetched, dropout_row_keys, head_index, 0, shape)
             dropped_weights = jnp.where(keep, weights, jnp.float32(0))
             d_weights = jnp.where(keep, d_weights, jnp.float32(0))
         d_scores = (weights * (d_weights - mean)).astype(dtype)
@@ -350,10 +333,7 @@ def _dropout_keep_mask(
     dropout_row_keys: Any,
     head_index: int,
     axis: int,
-    *,
-    num_heads: int,
-    head_width: int,
-    dropout_rate: float,
+    shape: _KernelShape,
 ) -> jax.Array:
     """Returns this head's part, bool [L, L], of `dropout.keep_mask((B, H, L, L), ...)`.
 
@@ -363,11 +343,11 @@ def _dropout_keep_mask(
     """
     part_width = max(dropout_row_keys.shape) // ELEMENTS_PER_HASH
     batch_index = prefetched[2 + pl.program_id(0)]
-    head = (pl.program_id(1) * (LANES // head_width) + head_index).astype(jnp.uint32)
+    head = (pl.program_id(1) * (LANES // shape.head_width) + head_index).astype(jnp.uint32)
     column = jax.lax.broadcasted_iota(
         jnp.uint32, (1, LANES), 1
     )  # the first `part_width` of them are used
-    index = (batch_index * jnp.uint32(num_heads) + head) * jnp.uint32(part_width) + column
+    index = (batch_index * jnp.uint32(shape.num_heads) + head) * jnp.uint32(part_width) + column
     seed = (prefetched[0], prefetched[1])
     column_hash_keys = column_keys(index, seed)  # type: ignore[arg-type]
     if (
@@ -381,4 +361,4 @@ def _dropout_keep_mask(
     hashes = finalize_hash(dropout_row_keys[...] + column_hash_keys)
     # Concatenated before the comparison: Pallas cannot concatenate narrow arrays of bool.
     bytes_of = [hashes << jnp.uint32(24 - 8 * byte) for byte in range(ELEMENTS_PER_HASH)]
-    return keep_from_bits(jnp.concatenate(bytes_of, axis=axis), dropout_rate)
+    return keep_from_bits(jnp.concatenate(bytes_of, axis=axis), shape.dropout_rate)
