@@ -89,9 +89,9 @@ MAY_USE = {
     "transformers": set(),
     "pickle": set(),
 }
-# Modules that run a Python file which the user names: a recipe, and seqio tasks of one's own.
-# Imports the modules of a family by the package of its config class.
+# Imports the modules of a family from the package of its config class.
 FAMILIES = {"models/encoder.py"}
+# Modules that run a Python file which the user names: a recipe, and seqio tasks of one's own.
 RUNS_USER_FILES = {"config_lib.py", "data/seqio/text_tasks.py"}
 
 MAX_FILE_LINES = 375
