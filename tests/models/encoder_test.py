@@ -156,7 +156,7 @@ from bert_jax.testing.batches import fine_tuning_batch, pretraining_batch
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.flops import step_flops
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.schedule import learning_rate_schedule
+from bert_jax.train.optimizer import learning_rate_schedule
 from bert_jax.train.step import init_state, make_train_step
 
 folder = Path(sys.argv[1])

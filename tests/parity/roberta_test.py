@@ -34,8 +34,7 @@ from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
 from bert_jax.testing.batches import fine_tuning_batch, pretraining_batch
 from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
-from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.schedule import learning_rate_schedule
+from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
 
 torch = pytest.importorskip("torch")
