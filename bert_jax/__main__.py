@@ -1,4 +1,4 @@
-"""`python -m bert_jax`, the same as the console script `bert-jax`."""
+"""Runs the command line for `python -m bert_jax`, like the console script `bert-jax`."""
 
 import sys
 

@@ -237,19 +237,19 @@ def call_recipe(get_config: Callable[..., Any], assignments: Sequence[str], file
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
         if not separator:
-            raise ConfigError(f"--with {assignment}: expected NAME=VALUE, as in size=tiny")
+            raise ConfigError(f"--arg {assignment}: expected NAME=VALUE, as in size=tiny")
         if name not in parameters:
             new_name = legacy_names.RECIPE_ARGUMENTS.get(name)
             if new_name in parameters:
-                raise ConfigError(f"--with {assignment}: {name!r} is called {new_name!r} now")
-            raise unknown_field(f"--with {assignment}", name, list(parameters))
+                raise ConfigError(f"--arg {assignment}: {name!r} is called {new_name!r} now")
+            raise unknown_field(f"--arg {assignment}", name, list(parameters))
         annotation = parameters[name].annotation
         try:
             value = text if annotation is str else json.loads(text)
         except json.JSONDecodeError:
             value = text
-        arguments[name] = from_json(annotation, value, f"--with {name}")
+        arguments[name] = from_json(annotation, value, f"--arg {name}")
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in arguments:
-            raise ConfigError(f"{file} needs --with {name}=...")
+            raise ConfigError(f"{file} needs --arg {name}=...")
     return get_config(**arguments)

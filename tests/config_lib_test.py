@@ -102,7 +102,7 @@ def test_recipe_arguments_are_typed_and_checked(tmp_path):
     assert config_lib.call_recipe(get_config, ["steps=3", "size=8"], "recipe.py") == (3, "8")
     with pytest.raises(ConfigError, match="did you mean 'steps'"):
         config_lib.call_recipe(get_config, ["step=3"], "recipe.py")
-    with pytest.raises(ConfigError, match="needs --with steps"):
+    with pytest.raises(ConfigError, match="needs --arg steps"):
         config_lib.call_recipe(get_config, [], "recipe.py")
     with pytest.raises(ConfigError, match="expected int"):
         config_lib.call_recipe(get_config, ["steps=many"], "recipe.py")

@@ -1,11 +1,11 @@
-"""`bert-jax <verb>`: finds the verb, parses its flags, turns mistakes into messages.
+"""Runs the command line `bert-jax VERB`: parses the flags, runs the verb, prints errors.
 
-A verb is a module with `HELP` (one line), `add_arguments(parser)` and `run(args)`. It imports what
-is heavy inside `run`, so that `--help` and usage errors answer at once.
+A verb is a module with `HELP` (one line), `add_arguments(parser)` and `run(args)`. It imports heavy
+packages inside `run`, so that `--help` and usage errors appear at once.
 
-Exit codes: 0 done; 1 bad input, told in one `error:` line; 2 wrong usage or configuration; a verb
-may return others of its own (75: a signal stopped training, which has saved and can be resumed; 70:
-training hung; 76: the processes of a run did not come together).
+Exit codes: 0 done; 1 bad input, explained in one `error:` line; 2 wrong usage or configuration. A
+verb may return others: 75 when a signal stopped training, which has saved and can be resumed; 70
+when training hung; 76 when the processes of a run could not connect to each other.
 """
 
 import argparse
@@ -35,49 +35,57 @@ from bert_jax.cli import (
     show_config,
     simulate,
     sweep,
-    vocab_learn,
+    train_tokenizer,
 )
 from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
+from bert_jax.cli.arguments.renamed import renamed_message
 from bert_jax.errors import UserError
 
 VERBS: dict[str, Any] = {
     "quickstart": quickstart,
-    "vocab learn": vocab_learn,
+    "tokenizer train": train_tokenizer,
     "prepare": prepare,
-    "data show": inspect_data,
+    "data inspect": inspect_data,
     "plan": plan,
     "pretrain": pretrain,
     "finetune": finetune,
     "simulate": simulate,
     "glue": glue,
     "sweep": sweep,
-    "explain": show_config,
+    "show-config": show_config,
     "baselines": baselines,
     "export": export,
-    "import": convert,
+    "convert": convert,
     "predict": predict,
     "fill-mask": fill_mask,
     "embed": embed,
     "fisher": fisher,
     "forgetting": forgetting,
 }
-"""Name -> module, in the order in which `--help` lists them."""
+"""Verb -> module, in the order in which `--help` lists them."""
 
 TRAINING_VERBS = (pretrain, quickstart, finetune)
 
 EPILOG = """\
-example: learn a vocabulary, prepare documents, train, export, use
-  bert-jax vocab learn --size 8192 --output vocabulary 'books/*.txt'
-  bert-jax prepare --files 'books/*.txt' --vocab vocabulary --output prepared
-  bert-jax pretrain configs/pretrain/bert.py --run runs/tiny --with size=tiny corpus=prepared
+example: train a tokenizer, prepare documents, pretrain, export, predict
+  bert-jax tokenizer train --vocab-size 8192 --output vocabulary 'books/*.txt'
+  bert-jax prepare --files 'books/*.txt' --tokenizer vocabulary --output prepared
+  bert-jax pretrain configs/pretrain/bert.py --run runs/tiny --arg size=tiny corpus=prepared
   bert-jax export runs/tiny --output exported
   bert-jax fill-mask exported "It was a [MASK] night."
+
+On Linux, `pretrain`, `finetune` and `quickstart` restart themselves once, in the same process, with
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1, which makes training on a CPU faster. To prevent this, set
+GLIBC_TUNABLES=glibc.malloc.hugetlb=0.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb; returns the exit code. `--help` and usage errors raise SystemExit."""
-    args = build_parser().parse_args(argv)
+    """Runs one verb and returns the exit code; `--help` and usage errors raise SystemExit."""
+    parser = build_parser()
+    if message := renamed_message(sys.argv[1:] if argv is None else argv):
+        parser.error(message)
+    args = parser.parse_args(argv)
     set_up_logging()
     if argv is None and args.chosen_verb in TRAINING_VERBS:  # not when called from Python
         restart_with_huge_pages()
@@ -90,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our output (`| head`) has left; Python would complain again at exit.
+        # The program that reads our output, such as `head`, has exited. Without this, Python
+        # would try to flush standard output at exit and print a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -113,7 +122,7 @@ def set_up_logging() -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line; a name of two words (`vocab learn`) is a verb inside a group."""
+    """Builds the parser of all verbs; a name of two words (`data inspect`) is a verb in a group."""
     parser = _Parser(prog="bert-jax", description="BERT encoders in JAX.", epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")
     subparsers = parser.add_subparsers(metavar="VERB", required=True)
@@ -124,7 +133,9 @@ def build_parser() -> argparse.ArgumentParser:
         if group:
             (group_name,) = group
             if group_name not in groups:
-                group_parser = subparsers.add_parser(group_name, help=f"verbs about: {group_name}")
+                group_parser = subparsers.add_parser(
+                    group_name, help=f"group of verbs: {group_name} ..."
+                )
                 groups[group_name] = group_parser.add_subparsers(metavar="VERB", required=True)
             parent = groups[group_name]
         verb = parent.add_parser(leaf, help=module.HELP, description=module.HELP)
@@ -134,9 +145,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Keeps the line breaks of examples, and takes no abbreviated flags.
+    """Parses arguments, keeps the line breaks of examples, and refuses abbreviated flags.
 
-    A script that says --out would change its meaning when another flag --out-something appears.
+    A script that abbreviates --output as --out would break when another flag --out-... is added.
     """
 
     def __init__(self, **settings: Any):

@@ -1,36 +1,38 @@
-"""`bert-jax baselines`: what n-gram models reach on the held-out positions of a run."""
+"""Runs `bert-jax baselines`: computes n-gram losses on the held-out positions of a run."""
 
 import argparse
 import json
 from pathlib import Path
 
-HELP = "n-gram losses on the held-out masked positions of a run, beside the run's own"
+HELP = "compare the held-out masked-LM loss of a run with n-gram models"
 
 _EPILOG = """example:
   bert-jax baselines runs/tiny
 
 Fits a unigram and an interpolated bigram model on the corpus that the run was trained on, and
-judges them on the masked positions of the run's own held-out pass. One JSON line, in nats per
-masked token.
+evaluates them at the masked positions of the run's held-out evaluation. Prints one JSON line;
+losses are in nats per masked token.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN."""
-    parser.add_argument("run_folder", metavar="RUN", help="a run folder with a held-out corpus")
+    """Adds RUN."""
+    parser.add_argument(
+        "run_folder", metavar="RUN", help="run folder of a run with a held-out corpus"
+    )
     parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the losses."""
+    """Prints the losses as one JSON line."""
     print(json.dumps(compare_with_ngrams(Path(args.run_folder))))
 
 
 def compare_with_ngrams(folder: Path) -> dict[str, float | None]:
-    """The n-gram losses and the run's last held-out results (None before its end).
+    """Returns the n-gram losses and the final held-out results of the run, None if not finished.
 
     Raises:
-      UserError: not a run folder, or a run without a held-out corpus.
+      UserError: `folder` is not a run folder, or its run has no held-out corpus.
     """
     from bert_jax.config_lib import from_json
     from bert_jax.experiment import Experiment

@@ -1,4 +1,4 @@
-"""`bert-jax import`: other people's checkpoints as the folder that every verb here reads."""
+"""Runs `bert-jax convert`: converts a TF1 or Hugging Face checkpoint to model.safetensors."""
 
 import argparse
 import sys
@@ -7,24 +7,24 @@ from pathlib import Path
 HELP = "convert a Google TF1 or Hugging Face BERT to model.safetensors"
 
 _EPILOG = """example:
-  bert-jax import uncased_L-12_H-768_A-12 --output bert-base
+  bert-jax convert uncased_L-12_H-768_A-12 --output bert-base
   bert-jax fill-mask bert-base "Paris is the [MASK] of France."
 
 SOURCE is a folder with bert_config.json and *.ckpt.index (Google's release), or with config.json
-and model.safetensors or pytorch_model.bin (Hugging Face). The output is a Hugging Face folder;
-`bert-jax pretrain` goes on from it, or straight from SOURCE, with --set init_from=FOLDER.
+and model.safetensors or pytorch_model.bin (Hugging Face). The output is a Hugging Face folder.
+`bert-jax pretrain --init-from FOLDER` continues pretraining from it, or directly from SOURCE.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """SOURCE, --output."""
-    parser.add_argument("source", metavar="SOURCE", help="a folder with a checkpoint")
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="a new folder")
+    """Adds SOURCE and --output."""
+    parser.add_argument("source", metavar="SOURCE", help="folder with a checkpoint")
+    parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder")
     parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
-    """Converts, and says what the source lacks."""
+    """Converts the checkpoint and prints which parts the source does not have."""
     from bert_jax.export.export import export
     from bert_jax.pretrained.initial import load_model_or_tf1
 
@@ -34,5 +34,5 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.source} has no {', no '.join(model.missing)}", file=sys.stderr)
     if model.tokenizer is None:
         print(f"{args.source} has no vocabulary files", file=sys.stderr)
-    print(f"{args.source} is in {args.output}", file=sys.stderr)
+    print(f"converted {args.source} to {args.output}", file=sys.stderr)
     return 0

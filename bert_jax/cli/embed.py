@@ -1,44 +1,45 @@
-"""`bert-jax embed`: texts as vectors, as JSON lines."""
+"""Runs `bert-jax embed`: prints the embeddings of texts, as JSON lines."""
 
 import argparse
 import json
 
 from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
 
-HELP = "turn texts into vectors"
+HELP = "compute embeddings of texts"
 
 _EPILOG = """example:
   bert-jax embed exported "A text." "Another text."
   bert-jax embed runs/tiny --pooling cls --layers=-4,-3,-2,-1 --file texts.txt > vectors.jsonl
 
 MODEL is an export, a run folder, one of its checkpoints, or another Hugging Face BERT folder.
-Each answer is one line: {"text": ..., "truncated": false, "embedding": [...]}.
+Each embedding is one line: {"text": ..., "truncated": false, "embedding": [...]}.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, the texts, --pooling, --layers."""
-    parser.add_argument("model", metavar="MODEL", help="an export or a run folder")
+    """Adds MODEL, the texts, --pooling and --layers."""
+    parser.add_argument("model", metavar="MODEL", help="exported model or run folder")
     add_text_arguments(parser)
     parser.add_argument(
         "--pooling",
         choices=("cls", "mean", "max"),
         default="mean",
-        help="state of [CLS], or mean or maximum over all tokens (default: mean)",
+        help="vector of a text: the hidden state of [CLS], or the mean or maximum over all tokens "
+        "(default: mean)",
     )
     parser.add_argument(
         "--layers",
         type=_parse_layers,
         default=(-1,),
         metavar="N,N",
-        help="layers whose vectors are set one after another: 0 embeddings, 1 first layer, -1 last "
-        "(default); write --layers=-2,-1 with the equals sign",
+        help="layers whose vectors are concatenated: 0 is the embedding layer, 1 the first layer, "
+        "-1 the last (default: -1); a negative number needs the equals sign, as in --layers=-2,-1",
     )
     parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints one JSON line for each text, in their order."""
+    """Prints one JSON line for each text, in order."""
     from bert_jax.predict.embedder import Embedder
     from bert_jax.pretrained.load import load_model
 

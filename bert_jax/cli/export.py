@@ -1,30 +1,31 @@
-"""`bert-jax export`: a trained model as a Hugging Face folder, read back before it appears."""
+"""Runs `bert-jax export`: writes a trained model as a Hugging Face folder and verifies it."""
 
 import argparse
 import sys
 from pathlib import Path
 
-HELP = "write a run's model as a folder that Hugging Face opens"
+HELP = "write the model of a run as a folder that Hugging Face opens"
 
 _EPILOG = """example:
   bert-jax export runs/tiny --output exported
   python -c "from transformers import AutoModel; AutoModel.from_pretrained('exported')"
 
-RUN is a run folder (its newest good checkpoint), or one step: runs/tiny/checkpoints/1000. Of a run
-of several tasks, --task says which one's model is written: bert-jax export runs/all --task rte ...
+RUN is a run folder, whose newest valid checkpoint is exported, or one checkpoint, as in
+runs/tiny/checkpoints/1000. For a run with several tasks, --task selects the task whose head is
+exported: bert-jax export runs/all --task rte ...
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN, --task, --output."""
-    parser.add_argument("run_folder", metavar="RUN", help="a run folder, or one of its checkpoints")
-    parser.add_argument("--task", metavar="NAME", help="of a run of several tasks: which one")
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="a new folder")
+    """Adds RUN, --task and --output."""
+    parser.add_argument("run_folder", metavar="RUN", help="run folder or one of its checkpoints")
+    parser.add_argument("--task", metavar="NAME", help="task to export, for a run with several")
+    parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder")
     parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exports, and says how closely the folder gives back the model."""
+    """Exports the model and prints how far the model read back from the folder differs."""
     from bert_jax.export.export import export
     from bert_jax.pretrained.load import load_model
 
@@ -32,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     difference = export(model, Path(args.output))
     step = f"step {model.run.step} of " if model.run else ""
     print(
-        f"{step}{args.run_folder} is in {args.output}; read back, its hidden states differ by at "
-        f"most {difference:.1e}",
+        f"exported {step}{args.run_folder} to {args.output}; read back, its hidden states differ "
+        f"by at most {difference:.1e}",
         file=sys.stderr,
     )
     return 0

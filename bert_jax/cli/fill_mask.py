@@ -1,35 +1,37 @@
-"""`bert-jax fill-mask`: the likeliest tokens at each mask, as JSON lines."""
+"""Runs `bert-jax fill-mask`: prints the most likely tokens at each mask, as JSON lines."""
 
 import argparse
 import json
 
 from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
 
-HELP = "fill the masks of texts"
+HELP = "predict the tokens at the [MASK]s of texts"
 
 _EPILOG = """example:
   bert-jax fill-mask exported "Paris is the [MASK] of France."
-  bert-jax fill-mask runs/tiny --top 3 --file questions.txt > answers.jsonl
+  bert-jax fill-mask runs/tiny --top-k 3 --file questions.txt > answers.jsonl
 
 MODEL is an export, a run folder, one of its checkpoints, or another Hugging Face BERT folder.
-Each answer is one line: {"text": ..., "masks": [{"candidates": [{"token", "id", "probability"}]}]}.
+Each line of output: {"text": ..., "masks": [{"candidates": [{"token", "id", "probability"}]}]}.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, the texts, --top."""
-    parser.add_argument("model", metavar="MODEL", help="an export or a run folder")
+    """Adds MODEL, the texts and --top-k."""
+    parser.add_argument("model", metavar="MODEL", help="exported model or run folder")
     add_text_arguments(parser)
-    parser.add_argument("--top", type=int, default=5, help="candidates for each mask (default: 5)")
+    parser.add_argument(
+        "--top-k", type=int, default=5, metavar="K", help="candidates for each mask (default: 5)"
+    )
     parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints one JSON line for each text, in their order."""
+    """Prints one JSON line for each text, in order."""
     from bert_jax.predict.fill_mask import FillMask
     from bert_jax.pretrained.load import load_model
 
-    fill = FillMask(load_model(args.model), top_k=args.top)
+    fill = FillMask(load_model(args.model), top_k=args.top_k)
     for text_batch in text_groups(args):
         for prediction in fill(text_batch):
             print(json.dumps(prediction, ensure_ascii=False), flush=True)

@@ -1,36 +1,49 @@
-"""`bert-jax forgetting`: what an encoder lost of its own text when it was adapted."""
+"""Runs `bert-jax forgetting`: compares masked-LM losses before and after fine-tuning."""
 
 import argparse
 import json
 from pathlib import Path
 
-HELP = "masked-LM loss on text in general, before and after fine-tuning"
+HELP = "measure the masked-LM loss on general text before and after fine-tuning"
 
 _EPILOG = """example:
-  bert-jax forgetting exported runs/rte --prepared prepared/heldout
+  bert-jax forgetting exported runs/rte --corpus prepared/heldout
 
-One JSON line: losses (nats) and accuracies of both encoders at the same masked positions, read by
-the head of the first, and how far each parameter has moved, relative to its norm.
+Prints one JSON line: losses (nats) and accuracies of both encoders at the same masked positions,
+both with the masked-LM head of BEFORE, and the change of each parameter relative to its norm.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """BEFORE, AFTER, --prepared, --texts."""
-    parser.add_argument("before", metavar="BEFORE", help="the model as it was pretrained")
-    parser.add_argument("after", metavar="AFTER", help="the same, fine-tuned: a run or an export")
+    """Adds BEFORE, AFTER, --corpus and --num-examples."""
+    parser.add_argument("before", metavar="BEFORE", help="pretrained model")
     parser.add_argument(
-        "--prepared", metavar="FOLDER", required=True, help="text in general, by bert-jax prepare"
+        "after", metavar="AFTER", help="the same model, fine-tuned: a run folder or an export"
     )
-    parser.add_argument("--texts", type=int, default=512, metavar="N", help="default: 512")
+    parser.add_argument(
+        "--corpus",
+        metavar="FOLDER",
+        required=True,
+        help="general text, prepared with `bert-jax prepare`",
+    )
+    parser.add_argument(
+        "--num-examples",
+        type=int,
+        default=512,
+        metavar="N",
+        help="sequences of the corpus to use (default: 512)",
+    )
     parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the line."""
+    """Prints losses, accuracies and parameter changes as one JSON line."""
     from bert_jax.pretrained.load import load_model
     from bert_jax.tuning.fisher import measure_forgetting
 
     before, after = load_model(args.before), load_model(args.after)
     print(
-        json.dumps(measure_forgetting(before, after, Path(args.prepared), num_examples=args.texts))
+        json.dumps(
+            measure_forgetting(before, after, Path(args.corpus), num_examples=args.num_examples)
+        )
     )

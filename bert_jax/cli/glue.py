@@ -1,4 +1,4 @@
-"""`bert-jax glue`: all tasks of GLUE with several seeds, one table, and the leaderboard's zip."""
+"""Runs `bert-jax glue`: fine-tunes on all GLUE tasks over several seeds and writes a table."""
 
 import argparse
 import sys
@@ -18,45 +18,108 @@ _EPILOG = """examples:
       --batch-size 16 32 --learning-rate 5e-5 3e-5 2e-5 --epochs 2 3 4
 
 The second is the grid of Devlin et al. 2019, appendix A.3: 18 settings for each task, of which the
-best median over the seeds on dev is reported. Each run is a process of its own, with a folder of
-its own under --output (rte/seed-0, ...) as `bert-jax finetune` makes one. Stopped or killed, the
-same command goes on where it was, and does not repeat what is finished; more --tasks and --seeds
-may be asked for later. A run that fails is reported and the others go on.
+one with the best median dev score over the seeds is reported. Each run is a separate process with
+its own run folder under --output (rte/seed-0, ...), like one of `bert-jax finetune`. The same
+command resumes after a stop and does not repeat finished runs; --tasks and --seeds may be added
+later. If a run fails, it is reported and the others continue.
 
-On several chips or machines: the same command in each, with --lanes N --lane 0 ... N-1, runs the
-runs of one lane each, longest first, as equal as whole runs can be; when all lanes have ended, the
-command without --lanes writes the tables.
+To use several chips or machines, run the same command on each with --num-shards N and --shard 0 to
+N-1. Each executes its shard of the runs, longest first; shards are balanced by estimated cost. When
+all shards have finished, the command without --num-shards writes the tables.
 
-Written: results.json, table.md, table.html, and with --zip submission.zip for gluebenchmark.com:
-test predictions of each task's best run on dev, the diagnostic set by the MNLI model, WNLI as the
-majority class. Exit codes: 0 done, 1 some run failed, 2 usage, 75 stopped by SIGTERM or Ctrl-C.
+Files written: results.json, table.md, table.html, and with --zip submission.zip for
+gluebenchmark.com: test predictions of each task's best run on dev, predictions of the MNLI model
+for the diagnostic set, and the majority class for WNLI. Exit codes: 0 done, 1 a run failed,
+2 usage, 75 stopped by SIGTERM or Ctrl-C.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Data, model and output; the protocol."""
-    # The tasks' names are in a config file, which is light.
+    """Adds the data, the model, --output, and the settings of the benchmark."""
+    # This config module imports nothing heavy, so --help stays fast.
     from bert_jax.data.finetuning.config import GLUE_NAMES
 
     tasks = [name for name in GLUE_NAMES if name != "ax"]
     parser.add_argument(
-        "--glue-dir", metavar="DIR", required=True, help="holds CoLA/train.tsv and so on"
+        "--glue-dir", metavar="DIR", required=True, help="folder with CoLA/train.tsv and so on"
     )
     parser.add_argument(
         "--model",
         required=True,
-        help="what to start from: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
-    )
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="where all goes")
-    parser.add_argument(
-        "--tasks", nargs="+", choices=tasks, default=tasks, metavar="TASK", help=" ".join(tasks)
+        help="pretrained model: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
     )
     parser.add_argument(
-        "--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="default: 0 1 2"
+        "--output", metavar="FOLDER", required=True, help="folder of all runs and results"
     )
-    parser.add_argument("--epochs", nargs="+", type=float, default=[3.0], help="default: 3")
     parser.add_argument(
-        "--batch-size", nargs="+", type=int, default=[32], metavar="ROWS", help="default: 32"
+        "--tasks",
+        nargs="+",
+        choices=tasks,
+        default=tasks,
+        metavar="TASK",
+        help=f"tasks to run (default: {' '.join(tasks)})",
+    )
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[0, 1, 2],
+        metavar="N",
+        help="random seeds (default: 0 1 2)",
+    )
+    _add_hyperparameters(parser)
+    parser.add_argument(
+        "--mnli-init",
+        nargs="?",
+        const="",
+        metavar="MODEL",
+        help="MNLI model that RTE, MRPC and STS-B start from (without MODEL: the MNLI run of this "
+        "benchmark with the same seed)",
+    )
+    _add_shard_arguments(parser)
+    parser.add_argument("--zip", action="store_true", help="submission.zip for the leaderboard")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="FIELD=VALUE",
+        nargs="+",
+        default=[],
+        help="fields of the config of every run, as in train.tuning.layerwise_lr_decay=0.9",
+    )
+    parser.epilog = _EPILOG
+
+
+def _add_shard_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --num-shards and --shard."""
+    parser.add_argument(
+        "--num-shards",
+        "--lanes",
+        type=int,
+        metavar="N",
+        help="number of processes that split the runs",
+    )
+    parser.add_argument(
+        "--shard", "--lane", type=int, metavar="I", help="index of this process, from 0 to N-1"
+    )
+
+
+def _add_hyperparameters(parser: argparse.ArgumentParser) -> None:
+    """Adds the hyperparameters, each with one or several values."""
+    parser.add_argument(
+        "--epochs",
+        nargs="+",
+        type=float,
+        default=[3.0],
+        metavar="N",
+        help="training epochs (default: 3)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        nargs="+",
+        type=int,
+        default=[32],
+        metavar="N",
+        help="sequences of a batch (default: 32)",
     )
     parser.add_argument(
         "--learning-rate",
@@ -64,33 +127,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=[5e-5],
         metavar="RATE",
-        help="peak; default: 5e-5. All combinations of several values of these three are tried",
+        help="peak learning rate (default: 5e-5); of several epochs, batch sizes and learning "
+        "rates, every combination is run",
     )
-    parser.add_argument("--max-length", type=int, metavar="PIECES", help="of rows (default: 128)")
     parser.add_argument(
-        "--mnli-init",
-        nargs="?",
-        const="",
-        metavar="MODEL",
-        help="start RTE, MRPC and STS-B from this model of MNLI; without MODEL, from the run of "
-        "mnli with the same seed",
+        "--max-length",
+        type=int,
+        metavar="TOKENS",
+        help="maximum length of a sequence (default: 128)",
     )
-    parser.add_argument("--lanes", type=int, metavar="N", help="share the runs among N processes")
-    parser.add_argument("--lane", type=int, metavar="I", help="which one this is, from 0 on")
-    parser.add_argument("--zip", action="store_true", help="write the leaderboard's zip as well")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="FIELD=VALUE",
-        nargs="+",
-        default=[],
-        help="fields of every run's config, as train.tuning.layerwise_lr_decay=0.9",
-    )
-    parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0, 1 when a run failed, 75 when stopped."""
+    """Runs the benchmark; returns 0, 1 if a run failed, 75 if stopped."""
     from dataclasses import asdict
 
     from bert_jax.atomic_io import write_json
@@ -119,11 +168,11 @@ def run(args: argparse.Namespace) -> int:
         }
         runner.write_or_check_settings(fixed_settings)
         for task, reason in benchmark.skipped.items():
-            _log(f"{task} is skipped: {reason}")
+            _log(f"{task} skipped: {reason}")
         try:
             failed = benchmark.run(runner)
         except Interrupted:
-            _log("stopped; the same command goes on from here")
+            _log("stopped; run the same command to resume")
             return EXIT_PREEMPTED
         if shard is None:
             results = benchmark.results(failed)
@@ -142,17 +191,17 @@ def run(args: argparse.Namespace) -> int:
 def _parse_shard(args: argparse.Namespace) -> "JobShard | None":
     from bert_jax.studies.job_shards import JobShard
 
-    if (args.lanes is None) != (args.lane is None):
-        raise ConfigError("--lanes N and --lane I go together: how many, and which one this is")
-    if args.lanes is None:
+    if (args.num_shards is None) != (args.shard is None):
+        raise ConfigError("--num-shards N and --shard I go together; give both or neither")
+    if args.num_shards is None:
         return None
     if args.mnli_init == "":
         raise ConfigError(
-            "--mnli-init without a model does not go with --lanes, since the runs of mnli have to "
-            "come first: run --tasks mnli on lanes, then the others with --mnli-init "
+            "--mnli-init without a model does not go with --num-shards, because the MNLI runs must "
+            "finish first: run --tasks mnli in shards, then the other tasks with --mnli-init "
             f"{args.output}/mnli/seed-{args.seeds[0]} and another --output"
         )
-    return JobShard(index=args.lane, count=args.lanes)
+    return JobShard(index=args.shard, count=args.num_shards)
 
 
 def _log(message: str) -> None:

@@ -1,4 +1,4 @@
-"""`bert-jax data show`: a task's examples as the model sees them, before anything is trained."""
+"""Runs `bert-jax data inspect`: prints statistics and tokenized examples of a task."""
 
 import argparse
 import sys
@@ -10,41 +10,49 @@ if TYPE_CHECKING:
     from bert_jax.data.finetuning.task import Task
     from bert_jax.text.tokenizer import Tokenizer
 
-HELP = "show a task as the model sees it: tokens, balance of labels, what does not fit"
+HELP = "inspect the data of a task: tokens, label balance, truncation, overlap of splits"
 
 EPILOG = f"""\
 {TASKS_HELP}
 examples:
-  bert-jax data show glue/rte --glue-dir glue --vocab vocabulary --max-length 128
-  bert-jax data show columns --train reviews.csv --dev more.csv --text review --label stars \\
-      --vocab vocabulary
+  bert-jax data inspect glue/rte --glue-dir glue --tokenizer vocabulary
+  bert-jax data inspect columns --train reviews.csv --dev more.csv --text review --label stars \\
+      --tokenizer vocabulary
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """TASK and its flags, --vocab, --max-length, --show."""
+    """Adds TASK with its flags, --tokenizer, --max-length and --num-examples."""
     parser.epilog = EPILOG
     add_task_arguments(parser)
     parser.add_argument(
-        "--vocab", required=True, metavar="PATH", help="a vocabulary's file or folder"
+        "--tokenizer", required=True, metavar="PATH", help="file or folder of a tokenizer"
     )
     parser.add_argument(
-        "--max-length", type=int, default=128, metavar="N", help="of a row (default: 128)"
+        "--max-length",
+        type=int,
+        default=128,
+        metavar="TOKENS",
+        help="maximum length of a sequence (default: 128)",
     )
     parser.add_argument(
-        "--show", type=int, default=3, metavar="N", help="how many to show (default: 3)"
+        "--num-examples",
+        type=int,
+        default=3,
+        metavar="N",
+        help="number of examples to print (default: 3)",
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints a summary, a table of splits, and examples; warns of overlap on standard error."""
+    """Prints a summary of each split and some examples; warns if a split overlaps with train."""
     config = task_config(args)
 
     from bert_jax.data.finetuning.readers.load_task import load_task
     from bert_jax.data.finetuning.stats import count_overlap
     from bert_jax.text.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(args.vocab)
+    tokenizer = load_tokenizer(args.tokenizer)
     task = load_task(config)
     label_names = f", labels {', '.join(task.labels)}" if task.labels else ""
     print(f"{task.name}: {task.kind}{label_names}; measured by {', '.join(task.metrics)}")
@@ -56,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
         if split != "train" and (count := count_overlap(task, split)):
             print(
                 f"warning: {count:,} of {len(task.splits[split]):,} examples of {split} have a "
-                "text that is in train too",
+                "text that also occurs in train",
                 file=sys.stderr,
             )
     _print_examples(task, next(iter(task.splits)), tokenizer, args)
@@ -90,13 +98,13 @@ def _split_summary(task: "Task", split: str, tokenizer: "Tokenizer", max_length:
 def _print_examples(
     task: "Task", split: str, tokenizer: "Tokenizer", args: argparse.Namespace
 ) -> None:
-    """The first rows of a split: tokens, type ids, targets."""
+    """Prints the first sequences of a split: tokens, token type ids and targets."""
     from dataclasses import replace
 
     from bert_jax.data.finetuning.features import make_features
     from bert_jax.data.finetuning.stats import format_label
 
-    subset = replace(task, splits={split: task.splits[split][: args.show]})
+    subset = replace(task, splits={split: task.splits[split][: args.num_examples]})
     features = make_features(subset, split, tokenizer, args.max_length)
     for index, example_index in enumerate(features.example_index):
         example = subset.splits[split][example_index]

@@ -1,4 +1,4 @@
-"""`bert-jax plan`: what a run will need on a TPU slice, before it is paid for."""
+"""Runs `bert-jax plan`: estimates memory, time and cost of a run on TPU slices."""
 
 import argparse
 import json
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from bert_jax.plan.estimate import RunPlan
     from bert_jax.plan.xla.compile_report import CompiledEstimate
 
-HELP = "memory, hours and cost of a run on a TPU slice, without data, weights or a TPU"
+HELP = "estimate memory, hours and cost of a run on a TPU slice, without data or a TPU"
 
 _EPILOG = """examples:
-  bert-jax plan configs/pretrain/bert.py --with size=base --slice v5e-16
-  bert-jax plan configs/pretrain/bert.py --with size=large batch_size=1024 --slice all16
+  bert-jax plan configs/pretrain/bert.py --arg size=base --slice v5e-16
+  bert-jax plan configs/pretrain/bert.py --arg size=large batch_size=1024 --slice all16
   bert-jax plan configs/finetune/multi_task.py --slice v6e-4 \\
-      --with model=exported glue_dir=glue_data conll=conll2003
+      --arg model=exported glue_dir=glue_data conll=conll2003
 
-A corpus that the recipe asks for (corpus=, heldout=) may be left out, or be one of a launch
-(@data/wiki, gs://...): what the plan needs of it is the size of its vocabulary. Labelled data is
-read, for how long its rows are. Hours lie between two bounds: compute alone at a stated share of
-the chips' peak, and compute, gradients over the links and the optimizer one after another.
+A corpus that the recipe needs (corpus=, heldout=) may be omitted or remote (@data/wiki, gs://...);
+the plan only needs its vocabulary size. Labeled data is read, to know the lengths of its sequences.
+The hours are given as two bounds: the lower counts compute only, at the assumed fraction of the
+peak FLOP/s; the upper adds communication and optimizer time without any overlap.
 
-Exit codes: 0 it fits on a slice asked for; 1 on none; 2 usage, or a batch or mesh that the slice
-cannot share out.
+Exit codes: 0 the run fits on at least one of the slices; 1 it fits on none; 2 wrong usage, or the
+slice cannot divide the batch or mesh.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """CONFIG, --with, --set, --slice, --mfu, --vocab-size, --json."""
+    """Adds CONFIG, --arg, --set, --slice, --mfu, --vocab-size, --compile and --json."""
     add_recipe_arguments(parser)
     parser.add_argument(
         "--slice",
@@ -43,43 +43,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         nargs="+",
         required=True,
-        help="as v5e-16; several are compared; all16: each slice of 16 chips; all: every one",
+        help="TPU slices to compare, such as v5e-16; all16: all of 16 chips; all: every slice",
     )
     parser.add_argument(
-        "--mfu", type=float, default=0.4, help="share of the chips' peak, assumed (default: 0.4)"
+        "--mfu",
+        type=float,
+        default=0.4,
+        metavar="FRACTION",
+        help="assumed fraction of the peak FLOP/s (default: 0.4)",
     )
     parser.add_argument(
         "--vocab-size",
         type=int,
         default=30522,
         metavar="N",
-        help="of a corpus that is not given (default: 30522, that of BERT)",
+        help="vocabulary size of an omitted corpus (default: 30522, as in BERT)",
     )
     parser.add_argument(
         "--compile",
         action="store_true",
-        help="compile each phase's step for each slice with libtpu (pip install 'bert_jax[tpu]'), "
-        "minutes each; results are kept in ~/.cache/bert_jax/plan",
+        help="compilation of each phase's step for each slice with libtpu (pip install "
+        "'bert_jax[tpu]'); takes minutes each, and is cached in ~/.cache/bert_jax/plan",
     )
     parser.add_argument(
         "--largest-batch",
         action="store_true",
-        help="with --compile: the largest batch of each phase that fits, by bisection, a "
-        "compilation each step",
+        help="with --compile: search for the largest batch of each phase that fits, by bisection, "
+        "with one compilation for each trial",
     )
-    parser.add_argument("--json", action="store_true", help="print everything as JSON instead")
+    parser.add_argument("--json", action="store_true", help="output as JSON")
     parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 when the run fits on one of the slices, else 1."""
+    """Prints the plan; returns 0 if the run fits on one of the slices, else 1."""
     slices = _resolve_slices(args.slices)
     if args.largest_batch and not args.compile:
-        raise ConfigError("--largest-batch is the compiler's answer: add --compile")
+        raise ConfigError("--largest-batch needs --compile")
 
     import jax
 
-    jax.config.update("jax_platforms", "cpu")  # not the TPU of the machine, if it has one
+    jax.config.update("jax_platforms", "cpu")  # planning must not occupy a TPU of this machine
     from bert_jax.hardware.tpu_slices import prices_as_of
     from bert_jax.plan import table
     from bert_jax.plan.estimate import RunPlan
@@ -116,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         if missing_corpora:
             names = " and ".join(missing_corpora)
-            print(f"{names} not at hand: planned for a vocabulary of {args.vocab_size:,}\n")
+            print(f"{names} not found: assuming a vocabulary size of {args.vocab_size:,}\n")
         if len(slices) == 1:
             print(table.describe_plan(plans[0], suggestions.get(slices[0].name, ())))
         else:
@@ -134,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
 def _plan_slices(
     experiment: "Experiment", slices: Sequence[Slice], mfu: float
 ) -> list[tuple[Slice, "RunPlan | str"]]:
-    """The plan on each slice, or why there is none; an error where only one was asked for."""
+    """Plans each slice; for one that is impossible, returns the reason; a single one raises."""
     from bert_jax.plan.estimate import make_plan
     from bert_jax.plan.inputs import make_inputs
 
@@ -156,7 +160,7 @@ def _compile_plans(plans: Sequence["RunPlan"]) -> dict[str, list["CompiledEstima
     from bert_jax.plan.xla.count_flops import check_formula
     from bert_jax.tuning.config import CachedFeatures
 
-    # The same for every slice; of an encoder that has read its rows no FLOPs are counted.
+    # The formula does not depend on the slice. With cached features the encoder does not run.
     for phase in plans[0].phases if plans else ():
         experiment = plans[0].experiment
         if not isinstance(experiment.train.tuning.features, CachedFeatures):
@@ -174,14 +178,14 @@ def _compile_plans(plans: Sequence["RunPlan"]) -> dict[str, list["CompiledEstima
 
 
 def _find_largest_batches(plans: Sequence["RunPlan"]) -> dict[str, list[int]]:
-    """The largest batch of every phase for every slice."""
+    """Finds the largest batch of every phase for every slice."""
     from bert_jax.plan.xla.largest_batch import largest_batch
 
     by_slice: dict[str, list[int]] = {}
     for plan in plans:
         for index, phase in enumerate(plan.phases):
             label = f"{plan.tpu_slice.name}, length {phase.inputs.phase.seq_length}"
-            _log(f"{label}: the largest batch ...")
+            _log(f"{label}: searching for the largest batch ...")
             batch_size = largest_batch(
                 plan.experiment, phase.inputs, index, plan.tpu_slice, plan.usable_bytes, log=_log
             )
@@ -190,7 +194,7 @@ def _find_largest_batches(plans: Sequence["RunPlan"]) -> dict[str, list[int]]:
 
 
 def _fits(plan: "RunPlan", compiled: dict[str, list["CompiledEstimate"]]) -> bool:
-    """By the compiler where it was asked, else by the formula."""
+    """Returns whether the plan fits: by the compiled programs if available, else by the formula."""
     by_slice = compiled.get(plan.tpu_slice.name)
     return (
         plan.fits
@@ -204,7 +208,7 @@ def _log(message: str) -> None:
 
 
 def _resolve_slices(names: Sequence[str]) -> list[Slice]:
-    """The slices of these names, each once; "all16" and "all" are many."""
+    """Returns the slices of these names, without duplicates; expands "all16" and "all"."""
     by_slice: dict[str, Slice] = {}
     for name in names:
         if name in ("all", "all16"):

@@ -1,4 +1,4 @@
-"""`bert-jax predict`: what a fine-tuned model says of texts, as JSON lines."""
+"""Runs `bert-jax predict`: prints the predictions of a fine-tuned model, as JSON lines."""
 
 import argparse
 import contextlib
@@ -16,87 +16,125 @@ if TYPE_CHECKING:
     from bert_jax.predict.inputs import Input
     from bert_jax.predict.predictor import Predictor
 
-HELP = "labels, values, entities, answers or choices of a fine-tuned model, as JSON lines"
+HELP = "predict labels, values, entities, answers or choices with a fine-tuned model"
 
 _EPILOG = """\
 examples:
   bert-jax predict --model runs/reviews "A fine film." "Two hours of my life."
   bert-jax predict --model runs/rte --pairs "It rains." "The street is wet."
   bert-jax predict --model runs/squad "Who mends the net?" "An old man mends a net by the sea."
-  bert-jax predict --model exported --file new.csv --text review --id number --output said.jsonl
+  bert-jax predict --model exported --file new.csv --text review --id key --output out.jsonl
   bert-jax predict --model runs/ner --file news.txt --format lines
   bert-jax predict --model runs/all --task rte --pairs "It rains." "The street is wet."
 
 MODEL is a run folder, an export, or another Hugging Face BERT folder with a head. Without TEXT and
---file, standard input is read, a text on each line. Where the model reads several texts, they stand
-one after another as TEXTs, and in lines they have tabs between them.
+--file, standard input is read, with a text on each line. If an input consists of several texts,
+such as a question and its context, they are consecutive TEXTs, or separated by tabs in a line.
 
-Each answer is one line, with the text, or for rows of tables the id, that it is for:
+Each prediction is one line. It has the text of the input, or the id for rows of tables, and
   {"label": ..., "probabilities": {...}}
   {"value": ...}
   {"choice": ..., "probabilities": [...]}
   {"tags": [...], "entities": [{"type", "start", "end", "text"}], "words": [...]}
   {"answer", "start", "end", "score", "probability", "no_answer_score"}
-Answers, and entities of texts, start and end at characters; entities of CoNLL's words at words.
+Start and end of answers and entities count characters; for CoNLL files, entities count words.
 """
 _COLUMNS = ("text", "text_pair", "question", "context", "id")
 _GROUP_SIZE = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model, --task, the texts or files and how they are read, long ones, --output."""
-    parser.add_argument("--model", required=True, metavar="DIR", help="a run folder or an export")
-    parser.add_argument("--task", metavar="NAME", help="of a run of several tasks: which one")
-    parser.add_argument("texts", metavar="TEXT", nargs="*", help="a text; see below")
-    parser.add_argument("--pairs", action="store_true", help="texts come in pairs")
-    parser.add_argument("--output", metavar="FILE", help="default: standard output")
+    """Adds --model, --task, the texts or files, the options for long texts, and --output."""
+    parser.add_argument(
+        "--model", required=True, metavar="DIR", help="run folder or exported model"
+    )
+    parser.add_argument("--task", metavar="NAME", help="task to predict, for a run with several")
+    parser.add_argument("texts", metavar="TEXT", nargs="*", help="text; see below")
+    parser.add_argument(
+        "--pairs", action="store_true", help="pairs of texts instead of single texts"
+    )
+    parser.add_argument("--output", metavar="FILE", help="new file (default: standard output)")
+    _add_file_arguments(parser)
+    long_texts = parser.add_argument_group("long texts")
+    long_texts.add_argument(
+        "--truncation",
+        choices=("head", "tail", "head+tail", "windows"),
+        default="head",
+        help="part of a too long text that is read (default: head)",
+    )
+    long_texts.add_argument(
+        "--window-pooling",
+        choices=("mean", "max", "first"),
+        help="combination of the predictions of all windows (default: mean)",
+    )
+    long_texts.add_argument(
+        "--max-length",
+        type=int,
+        metavar="TOKENS",
+        help="maximum length of a sequence (default: as in training)",
+    )
+    long_texts.add_argument(
+        "--window-overlap",
+        type=int,
+        metavar="TOKENS",
+        help="tokens that two consecutive windows have in common (default: as in training)",
+    )
+    parser.add_argument(
+        "--allow-no-answer",
+        action="store_true",
+        default=None,
+        help="permission to predict that a question has no answer (default: as in training)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=32,
+        metavar="N",
+        help="sequences computed at once (default: 32)",
+    )
+    parser.epilog = _EPILOG
+
+
+def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --file and how files are read."""
     files = parser.add_argument_group("files")
     files.add_argument(
-        "--file", metavar="FILE", action="append", default=[], help="or a pattern; may be repeated"
+        "--file",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="file or glob pattern of inputs; repeatable",
     )
     files.add_argument(
         "--format",
         choices=("lines", "table", "conll", "squad", "swag"),
-        help="default: seen from the name: .csv .tsv .jsonl .parquet, .conll .iob .bio, .json",
+        help="format of the files (default: from the name: .csv .tsv .jsonl .parquet are tables, "
+        ".conll .iob .bio CoNLL, .json SQuAD)",
     )
-    files.add_argument("--text", metavar="COLUMN", help="of a table (default: text)")
-    files.add_argument("--text-pair", metavar="COLUMN", help="of the second text (default: none)")
-    files.add_argument("--question", metavar="COLUMN", help="default: question")
-    files.add_argument("--context", metavar="COLUMN", help="default: context")
-    files.add_argument("--id", metavar="COLUMN", help="default: rows are counted")
-    files.add_argument("--encoding", default="utf-8", help="of lines (default: utf-8)")
+    files.add_argument("--text", metavar="COLUMN", help="column of the text (default: text)")
+    files.add_argument(
+        "--text-pair", metavar="COLUMN", help="column of the second text (default: none)"
+    )
+    files.add_argument(
+        "--question", metavar="COLUMN", help="column of the question (default: question)"
+    )
+    files.add_argument(
+        "--context", metavar="COLUMN", help="column of the context (default: context)"
+    )
+    files.add_argument("--id", metavar="COLUMN", help="column of the ids (default: row numbers)")
+    files.add_argument(
+        "--encoding", default="utf-8", help="encoding of text files (default: utf-8)"
+    )
     files.add_argument(
         "--errors",
         choices=("strict", "replace", "ignore"),
         default="strict",
-        help="what to do with bytes that are not text (default: strict)",
+        help="treatment of bytes that are not valid text (default: strict, which is an error)",
     )
-    long_texts = parser.add_argument_group("long texts")
-    long_texts.add_argument(
-        "--long",
-        choices=("head", "tail", "head+tail", "windows"),
-        default="head",
-        help="what is read of a text that is too long (default: head)",
-    )
-    long_texts.add_argument(
-        "--pool", choices=("mean", "max", "first"), help="of the windows (default: mean)"
-    )
-    long_texts.add_argument(
-        "--max-length", type=int, metavar="PIECES", help="of a row (default: as in training)"
-    )
-    long_texts.add_argument("--stride", type=int, metavar="PIECES", help="that two windows share")
-    parser.add_argument(
-        "--no-answer",
-        action="store_true",
-        default=None,
-        help="questions may be left unanswered (default: as in training)",
-    )
-    parser.add_argument("--batch-size", type=int, default=32, metavar="ROWS", help="default: 32")
-    parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes one JSON line for each input, in their order."""
+    """Writes one JSON line for each input, in order."""
     from tqdm import tqdm
 
     from bert_jax.predict.predictor import Predictor
@@ -104,15 +142,15 @@ def run(args: argparse.Namespace) -> None:
 
     predictor = Predictor(
         load_model(args.model, args.task),
-        truncation=args.long,
-        window_pooling=args.pool,
+        truncation=args.truncation,
+        window_pooling=args.window_pooling,
         max_length=args.max_length,
-        window_overlap=args.stride,
+        window_overlap=args.window_overlap,
         batch_size=args.batch_size,
-        allow_no_answer=args.no_answer,
+        allow_no_answer=args.allow_no_answer,
     )
     groups, total = _grouped_inputs(args, predictor)
-    # A bar and lines on one terminal would write over each other.
+    # On one terminal, a progress bar and output lines would overwrite each other.
     disable_bar = None if args.output or not sys.stdout.isatty() else True
     with (
         _open_output(args.output) as stream,
@@ -124,8 +162,8 @@ def run(args: argparse.Namespace) -> None:
             stream.flush()
     if predictor.num_truncated:
         print(
-            f"{predictor.num_truncated:,} of the inputs did not fit in {predictor.max_length} "
-            "tokens and were not read whole; see --long and --max-length",
+            f"{predictor.num_truncated:,} of the inputs are longer than {predictor.max_length} "
+            "tokens and were truncated; see --truncation and --max-length",
             file=sys.stderr,
         )
 
@@ -133,7 +171,7 @@ def run(args: argparse.Namespace) -> None:
 def _grouped_inputs(
     args: argparse.Namespace, predictor: "Predictor"
 ) -> tuple[Iterator[Sequence["Input"]], int | None]:
-    """Inputs in groups, and their number where it is known."""
+    """Returns groups of inputs, and the number of inputs, None for standard input."""
     from bert_jax.predict.files import group_arguments, parse_line, read_inputs
     from bert_jax.text.files import expand_globs
 
@@ -144,7 +182,7 @@ def _grouped_inputs(
     if args.texts and args.file:
         raise ConfigError("TEXT and --file are both given; expected one of them")
     if not args.file and (args.format or columns):
-        raise ConfigError("--format and the names of columns go with --file, which is not given")
+        raise ConfigError("--format and names of columns need --file, which is not given")
     if not args.file and not args.texts:
         groups = text_groups(args)
         return ([parse_line(line, kind, args.pairs) for line in group] for group in groups), None
@@ -165,7 +203,7 @@ def _grouped_inputs(
 
 @contextlib.contextmanager
 def _open_output(path: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that appears under its name when all of it is written."""
+    """Opens standard output, or a file that appears under its name once it is complete."""
     if path is None:
         yield sys.stdout
         return

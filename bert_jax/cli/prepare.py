@@ -1,4 +1,4 @@
-"""`bert-jax prepare`: documents -> sharded token ids that training reads at random."""
+"""Runs `bert-jax prepare`: tokenizes documents into the sharded corpus for pretraining."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -14,50 +14,56 @@ from bert_jax.errors import ConfigError
 if TYPE_CHECKING:
     from bert_jax.data.corpus.plan import PrepareConfig
 
-HELP = "clean, split and tokenise documents into a prepared corpus"
+HELP = "clean, split and tokenize documents into a prepared corpus"
 
 EPILOG = """\
 examples:
-  text files, each a document, and some of them held out:
-    bert-jax prepare --files 'books/*.txt.gz' --vocab vocabulary --output prepared/train
-    bert-jax prepare --files 'held_out/*.txt.gz' --vocab vocabulary --output prepared/held_out
+  text files, one document each, and a held-out set:
+    bert-jax prepare --files 'books/*.txt.gz' --tokenizer vocabulary --output prepared/train
+    bert-jax prepare --files 'held_out/*.txt.gz' --tokenizer vocabulary --output prepared/held_out
   JSON lines, one document each:
-    bert-jax prepare --files 'wiki/*.jsonl.gz' --vocab vocabulary --output prepared
-  a seqio task, registered in a file of your own (see bert_jax/data/seqio/text_tasks.py):
+    bert-jax prepare --files 'wiki/*.jsonl.gz' --tokenizer vocabulary --output prepared
+  a seqio task that your own module registers (see bert_jax/data/seqio/text_tasks.py):
     bert-jax prepare --task books --module my_tasks.py --split validation --output prepared
 
-A run that was stopped goes on where it was when the same command is given again. The result is
-the same, byte for byte, with any number of workers.
+The same command resumes after a stop. The files written are identical, byte for byte, with any
+number of workers.
 """
 
-FILE_FLAGS = ("vocab", "documents_by", "json_field", "encoding", "errors", "splitter")
+FILE_FLAGS = ("tokenizer", "document_unit", "json_field", "encoding", "errors", "splitter")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the source of documents (--files or --task), --output, and how both are read."""
     parser.epilog = EPILOG
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--files",
         nargs="+",
         metavar="GLOB",
-        help="text, .jsonl and .gz files; quote patterns to hand them over whole",
+        help="text or .jsonl files, plain or .gz; quote glob patterns",
     )
-    source.add_argument("--task", metavar="NAME", help="a registered seqio task")
-    parser.add_argument("--output", required=True, metavar="DIR", help="the prepared corpus")
+    source.add_argument("--task", metavar="NAME", help="registered seqio task")
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="folder of the prepared corpus"
+    )
     files = parser.add_argument_group("with --files")
-    files.add_argument("--vocab", metavar="PATH", help="vocabulary file or folder (required)")
+    files.add_argument(
+        "--tokenizer", metavar="PATH", help="file or folder of a tokenizer (required)"
+    )
     add_reading_arguments(files)
     task = parser.add_argument_group("with --task")
     task.add_argument("--module", metavar="FILE", help="Python file that registers the task")
     task.add_argument("--split", metavar="NAME", help="split to prepare (default: train)")
-    writing = parser.add_argument_group("how it is written")
+    writing = parser.add_argument_group("output")
     add_writing_arguments(writing)
     writing.add_argument(
-        "--workers", type=int, metavar="N", help="processes (default: one for each core)"
+        "--workers", type=int, metavar="N", help="number of processes (default: one per CPU core)"
     )
 
 
 def run(args: argparse.Namespace) -> None:
+    """Prepares the corpus and prints a summary."""
     if args.workers is not None and args.workers < 1:
         raise ConfigError(f"--workers {args.workers}: expected at least 1")
     config = prepare_config_from_args(args) if args.files else _task_config(args)
@@ -79,7 +85,7 @@ def _task_config(args: argparse.Namespace) -> "PrepareConfig":
     for name in FILE_FLAGS:
         if getattr(args, name) is not None:
             flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} goes with --files; the task {args.task!r} has its own")
+            raise ConfigError(f"{flag} goes with --files; the task {args.task!r} defines its own")
     return PrepareConfig(
         source=RegisteredTask(name=args.task, module=args.module),
         output=args.output,

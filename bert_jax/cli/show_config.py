@@ -1,4 +1,4 @@
-"""`bert-jax explain`: what a recipe means, before anything is computed."""
+"""Runs `bert-jax show-config`: prints the resolved config and parameter table of a recipe."""
 
 import argparse
 import json
@@ -9,16 +9,20 @@ from bert_jax.cli.arguments.recipe import add_recipe_arguments, load_experiment
 HELP = "show the resolved config, and for each parameter its shape, decay and sharding"
 
 _EPILOG = """example:
-  bert-jax explain configs/pretrain/bert.py --with size=tiny corpus=data/train parallelism=fsdp \\
-      --devices 8
+  bert-jax show-config configs/pretrain/bert.py --devices 8 \\
+      --arg size=tiny corpus=data/train parallelism=fsdp
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """CONFIG, --with, --set, --devices."""
+    """Adds CONFIG, --arg, --set and --devices."""
     add_recipe_arguments(parser)
     parser.add_argument(
-        "--devices", type=int, default=1, metavar="N", help="show the sharding over N devices"
+        "--devices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of devices to shard over (default: 1)",
     )
     parser.epilog = _EPILOG
 

@@ -1,4 +1,4 @@
-"""`bert-jax simulate`: a pod on one machine, with real processes, and hosts that are killed."""
+"""Runs `bert-jax simulate`: simulates a multi-host run, with failures, on one machine."""
 
 import argparse
 import dataclasses
@@ -7,66 +7,74 @@ from pathlib import Path
 
 from bert_jax.cli.arguments.recipe import add_recipe_arguments, load_experiment
 
-HELP = "train a recipe on several hosts simulated on this machine, and kill some of them"
+HELP = "train a recipe on several simulated hosts on this machine, and kill some of them"
 
 _EPILOG = """examples:
   bert-jax simulate --hosts 4 --devices 2 configs/pretrain/small_corpus.py --run runs/pod \\
-      --with corpus=prepared steps=300 --kill host=2@step=50
-  bert-jax simulate --hosts 1 --hosts-after 4 2 --devices 1 ... --kill host=0@step=50 host=3@step=80
-  bert-jax simulate --hosts 4 --devices 2 ... --drop host=3
+      --arg corpus=prepared steps=300 --kill host=2@step=50
+  bert-jax simulate --hosts 1 --hosts-after-restart 4 2 --devices 1 ... \\
+      --kill host=0@step=50 host=3@step=80
+  bert-jax simulate --hosts 4 --devices 2 ... --missing-host host=3
 
-Each host is a process of `bert-jax pretrain` with its own CPU devices; gradients go over gloo. A
-signal is sent as soon as process 0 has logged the step, and logging is made frequent enough for
-that. After SIGTERM all hosts save the same step and leave with 75; after SIGKILL the others abort
-(JAX's heartbeat is 10 s here; on a real pod it is 100 s, BERT_JAX_HEARTBEAT_SECONDS). Then all are
-started again and go on from the newest checkpoint. --drop leaves a host out: the others wait 40 s
-for it (BERT_JAX_RENDEZVOUS_SECONDS) and name it.
+Each host is a process of `bert-jax pretrain` with its own CPU devices; gradients are exchanged with
+gloo. The signal is sent when process 0 has logged the step of --kill; train.logging.log_every is
+lowered if necessary. After SIGTERM all hosts save the same step and exit with 75. After SIGKILL the
+other hosts abort when the heartbeat times out (10 s here, 100 s by default on a real pod; see
+BERT_JAX_HEARTBEAT_SECONDS). Then all hosts start again and resume from the newest checkpoint.
+With --missing-host, the other hosts wait 40 s (BERT_JAX_RENDEZVOUS_SECONDS) and report which host
+is missing.
 
-What hosts print goes to stderr, marked [host N]; an account of what happened to stdout. Exit codes:
-0 the run is complete and the hosts agreed, 75 stopped by SIGTERM or Ctrl-C with everything saved,
-76 a host was missing or did not fit, else that of the host that failed.
+The output of the hosts goes to stderr, with the prefix [host N]; a summary of the events goes to
+stdout. Exit codes: 0 the run is complete and all hosts agreed, 75 stopped by SIGTERM or Ctrl-C
+after saving a checkpoint, 76 a host was missing or inconsistent, else that of the failed host.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The pod's shape and accidents; the recipe's arguments, --run and --init-from."""
+    """Adds the recipe's arguments, --run, --init-from, the number of hosts and the failures."""
     from bert_jax.simulate.scenario import SIGNALS
 
     add_recipe_arguments(parser)
-    parser.add_argument("--run", metavar="FOLDER", required=True, help="the run folder")
+    parser.add_argument("--run", metavar="FOLDER", required=True, help="run folder")
     parser.add_argument(
         "--init-from",
         metavar="MODEL",
-        help="start from a run folder, a Hugging Face folder or a Google TF1 checkpoint",
+        help="initial weights: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
     )
-    parser.add_argument("--hosts", type=int, required=True, metavar="N", help="how many")
+    parser.add_argument("--hosts", type=int, required=True, metavar="N", help="number of hosts")
     parser.add_argument(
-        "--hosts-after",
+        "--hosts-after-restart",
         type=int,
         nargs="+",
         default=[],
         metavar="N",
-        help="how many at the second start, the third, ... (default: as many as at the first)",
+        help="number of hosts after the first restart, the second, ... (default: as at the start)",
     )
-    parser.add_argument("--devices", type=int, default=4, metavar="N", help="of each (default: 4)")
+    parser.add_argument(
+        "--devices", type=int, default=4, metavar="N", help="devices of each host (default: 4)"
+    )
     parser.add_argument(
         "--kill",
         nargs="+",
         default=[],
         metavar="host=I@step=N",
-        help="send a signal to a host; several: one for each start",
+        help="host to send the signal to, and when; several: one for each start",
     )
     parser.add_argument(
-        "--signal", choices=sorted(SIGNALS), default="TERM", help="the one to send (default: TERM)"
+        "--signal", choices=sorted(SIGNALS), default="TERM", help="signal of --kill (default: TERM)"
     )
     parser.add_argument(
-        "--drop", nargs="+", default=[], metavar="host=I", help="hosts that are never started"
+        "--missing-host",
+        nargs="+",
+        default=[],
+        metavar="host=I",
+        help="hosts that are never started",
     )
     parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit code of the run."""
+    """Simulates the run, prints a summary and returns the exit code."""
     from bert_jax.simulate.scenario import (
         Scenario,
         logging_interval,
@@ -83,14 +91,14 @@ def run(args: argparse.Namespace) -> int:
     scenario = Scenario(
         command=(sys.executable, "-m", "bert_jax", *_host_command(args, log_every)),
         run=Path(args.run),
-        hosts_per_attempt=(args.hosts, *args.hosts_after),
+        hosts_per_attempt=(args.hosts, *args.hosts_after_restart),
         devices_per_host=args.devices,
         kills=kills,
-        missing_hosts=frozenset(map(parse_missing_host, args.drop)),
+        missing_hosts=frozenset(map(parse_missing_host, args.missing_host)),
         steps=train_config.steps,
     )
     if log_every != train_config.logging.log_every:
-        message = f"train.logging.log_every={log_every}, to see the steps of --kill"
+        message = f"train.logging.log_every={log_every}, so that the steps of --kill are logged"
         print(f"[pod] {message}", file=sys.stderr)
     with Supervisor(scenario) as supervisor:
         outcome = supervisor.run()
@@ -101,8 +109,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _host_command(args: argparse.Namespace, log_every: int) -> list[str]:
-    """The command of each host, which trains any recipe, those of fine-tuning as well."""
+    """Returns the command of each host; `pretrain` trains fine-tuning recipes too."""
     overrides = [*args.overrides, f"train.logging.log_every={log_every}"]
     command = ["pretrain", args.config, "--run", args.run, "--set", *overrides]
-    command += ["--with", *args.arguments] if args.arguments else []
+    command += ["--arg", *args.arguments] if args.arguments else []
     return command + (["--init-from", args.init_from] if args.init_from else [])

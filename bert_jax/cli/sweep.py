@@ -1,4 +1,4 @@
-"""`bert-jax sweep`: many settings of a fine-tuning run, side by side."""
+"""Runs `bert-jax sweep`: searches over hyperparameters of a fine-tuning run."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 from bert_jax.cli.arguments.task import add_task_arguments, task_command, task_config
 from bert_jax.errors import ConfigError
 
-HELP = "search over settings of a fine-tuning run, as a grid or at random"
+HELP = "search over hyperparameters of a fine-tuning run, in a grid or at random"
 
 _EPILOG = """examples:
   bert-jax sweep glue/rte --glue-dir glue_data --model exported --output runs/rte-grid \\
@@ -18,64 +18,78 @@ _EPILOG = """examples:
       --grid epochs=2,3,4 train.tuning.layerwise_lr_decay=0.8,0.9,1.0
 
 The first is the grid of Devlin et al. 2019, appendix A.3. FIELD is epochs, batch_size,
-learning_rate, max_length, or any field of the config as `bert-jax finetune --set` takes it
+learning_rate, max_length, or any field of the config, as in `bert-jax finetune --set`
 (train.optimizer.weight_decay, objective.classifier_dropout, ...).
 
-Each run is a process of its own, with a folder of its own under --output. Stopped or killed, the
-same command goes on where it was; more values, draws and --seeds may be asked for later, and what
-is finished is not repeated. Written: results.json, table.md, table.html with a plot for each field.
-Exit codes: 0 done, 1 some run failed, 2 usage, 75 stopped by SIGTERM or Ctrl-C.
+Each run is a separate process with its own run folder under --output. The same command resumes
+after a stop; values, samples and --seeds may be added later, and finished runs are not repeated.
+Files written: results.json, table.md, and table.html with a plot for each field. Exit codes:
+0 done, 1 a run failed, 2 usage, 75 stopped by SIGTERM or Ctrl-C.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The task's, the model, what is searched, and what all runs share."""
+    """Adds TASK with its flags, the model, the search space, and the settings of all runs."""
     add_task_arguments(parser)
     parser.add_argument(
         "--model",
         required=True,
-        help="what to start from: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
+        help="pretrained model: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
     )
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="where all goes")
-    search = parser.add_argument_group("what is searched")
+    parser.add_argument(
+        "--output", metavar="FOLDER", required=True, help="folder of all runs and results"
+    )
+    search = parser.add_argument_group("search space")
     search.add_argument(
         "--grid",
         nargs="+",
         metavar="FIELD=V1,V2",
         default=[],
-        help="every combination of these values; with --random, what is drawn from",
+        help="values to combine in a grid; with --random, values to sample from",
     )
-    search.add_argument("--random", type=int, metavar="N", help="so many random draws")
+    search.add_argument("--random", type=int, metavar="N", help="number of random samples")
     search.add_argument(
         "--range",
         dest="ranges",
         nargs="+",
         metavar="FIELD=LOW..HIGH[:log]",
         default=[],
-        help="numbers to draw from, with --random; :log for evenly likely logarithms",
+        help="interval to sample from, with --random; :log for a log-uniform distribution",
     )
     search.add_argument(
-        "--search-seed", type=int, default=0, metavar="N", help="of the draws (default: 0)"
+        "--search-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="random seed of the samples (default: 0)",
     )
-    shared = parser.add_argument_group("what all runs share")
-    shared.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N", help="default: 0")
-    shared.add_argument("--epochs", type=float, help="default: 3")
-    shared.add_argument("--batch-size", type=int, metavar="ROWS", help="default: 32")
-    shared.add_argument("--learning-rate", type=float, metavar="RATE", help="default: 5e-5")
-    shared.add_argument("--max-length", type=int, metavar="PIECES", help="of rows")
+    shared = parser.add_argument_group("settings of all runs")
+    shared.add_argument(
+        "--seeds", nargs="+", type=int, default=[0], metavar="N", help="random seeds (default: 0)"
+    )
+    shared.add_argument("--epochs", type=float, metavar="N", help="training epochs (default: 3)")
+    shared.add_argument(
+        "--batch-size", type=int, metavar="N", help="sequences of a batch (default: 32)"
+    )
+    shared.add_argument(
+        "--learning-rate", type=float, metavar="RATE", help="peak learning rate (default: 5e-5)"
+    )
+    shared.add_argument(
+        "--max-length", type=int, metavar="TOKENS", help="maximum length of a sequence"
+    )
     shared.add_argument(
         "--set",
         dest="overrides",
         metavar="FIELD=VALUE",
         nargs="+",
         default=[],
-        help="fields of every run's config",
+        help="fields of the config of every run",
     )
     parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0, 1 when a run failed, 75 when stopped."""
+    """Runs the sweep; returns 0, 1 if a run failed, 75 if stopped."""
     from bert_jax.atomic_io import write_json
     from bert_jax.config_lib import to_json
     from bert_jax.data.finetuning.readers.load_task import load_task
@@ -97,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         task = load_task(config)
         for split in ("train", "dev"):
             if split not in task.splits:
-                raise UserError(f"{task.name} has no rows of {split}, which a sweep needs")
+                raise UserError(f"{task.name} has no {split} examples, which a sweep needs")
         fixed_settings = {"task": args.task, "data": to_json(config), "model": args.model}
         fixed_settings |= {"shared": shared, "overrides": args.overrides}
         runner.write_or_check_settings(fixed_settings)
@@ -105,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             failed = runner.run([job for trial in trials for job in trial.jobs()])
         except Interrupted:
-            _log("stopped; the same command goes on from here")
+            _log("stopped; run the same command to resume")
             return EXIT_PREEMPTED
         study_config = {**fixed_settings, "search": sweep.search_json(search), "seeds": args.seeds}
         results = sweep.collect_results(output, trials, task.metrics, study_config, failed)
@@ -123,11 +137,11 @@ def _shared_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_not_set_twice(search: Any, shared: dict[str, Any], overrides: list[str]) -> None:
-    """Refuses a field that is both searched over and set for all runs."""
+    """Raises ConfigError for a field that is both searched over and set for all runs."""
     fixed = {*shared, *(assignment.partition("=")[0] for assignment in overrides)}
     for field in (*search.values, *search.ranges):
         if field in fixed:
-            raise ConfigError(f"{field} is both searched over and set for all runs; take one away")
+            raise ConfigError(f"{field} is both searched over and set for all runs; remove one")
 
 
 def _trials(
@@ -139,7 +153,7 @@ def _trials(
     from bert_jax.studies.sweep_trials import Trial, setting_name
 
     if len(set(args.seeds)) < len(args.seeds):
-        raise ConfigError(f"--seeds has {args.seeds}, expected each once")
+        raise ConfigError(f"--seeds {args.seeds}: a seed occurs twice")
     base = task_command(args)
     for flag, value in shared.items():
         base.append(f"--{flag.replace('_', '-')}={value}")

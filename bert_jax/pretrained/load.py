@@ -107,7 +107,7 @@ def load_model(path: str | Path, task: str | None = None) -> LoadedModel:
     raise UserError(
         f"{path}: {_describe_folder(folder)}; expected a run folder with {CHECKPOINTS}/, or a "
         f"Hugging Face folder with {huggingface.CONFIG} and {huggingface.WEIGHTS} "
-        "(`bert-jax import` makes one from a Google TF1 checkpoint)"
+        "(`bert-jax convert` makes one from a Google TF1 checkpoint)"
     )
 
 

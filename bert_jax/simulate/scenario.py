@@ -65,8 +65,8 @@ class Scenario:
         for host in self.missing_hosts:
             if host >= self.hosts_per_attempt[0] or self.hosts_per_attempt[0] == 1:
                 raise ConfigError(
-                    f"--drop host={host}: the hosts are 0 to {self.hosts_per_attempt[0] - 1}, "
-                    "and one is left"
+                    f"--missing-host host={host}: the hosts are 0 to "
+                    f"{self.hosts_per_attempt[0] - 1}, and one is left"
                 )
 
     def num_hosts(self, attempt_index: int) -> int:
@@ -95,7 +95,7 @@ def parse_missing_host(text: str) -> int:
     """
     found = re.fullmatch(r"host=(\d+)", text)
     if not found:
-        raise ConfigError(f"--drop {text}: expected host=NUMBER, as in host=3")
+        raise ConfigError(f"--missing-host {text}: expected host=NUMBER, as in host=3")
     return int(found[1])
 
 

@@ -50,11 +50,11 @@ class JobShard:
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
             raise ConfigError(
-                f"lane {self.index} of {self.count}: expected --lane 0 to {self.count - 1}"
+                f"shard {self.index} of {self.count}: expected --shard 0 to {self.count - 1}"
             )
 
     def __str__(self) -> str:
-        return f"lane {self.index} of {self.count}"
+        return f"shard {self.index} of {self.count}"
 
     def select_jobs(self, jobs: Sequence[JobT]) -> list[JobT]:
         """Its cells, longest first."""
@@ -100,7 +100,7 @@ def locked(output: Path, shard: JobShard) -> Iterator[None]:
                     f"{output} is in use: {owner} runs all cells there; wait for it or stop it"
                 ) from None
             stream.truncate(0)
-            stream.write("a command with --lanes\n")
+            stream.write("a command with --num-shards\n")
             stream.flush()
             yield
 

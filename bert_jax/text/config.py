@@ -1,4 +1,4 @@
-"""Settings of `bert-jax vocab learn`."""
+"""Settings of `bert-jax tokenizer train`."""
 
 from dataclasses import dataclass
 from typing import Literal

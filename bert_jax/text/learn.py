@@ -196,7 +196,7 @@ def _train_bpe(texts: Iterable[str], config: TokenizerTrainingConfig) -> Tokeniz
     if config.vocab_size < len(alphabet) + len(special_tokens):
         raise UserError(
             f"vocab_size {config.vocab_size} is too small for byte-level BPE: 256 bytes and "
-            f"{len(special_tokens)} special tokens come first. Use a larger --size."
+            f"{len(special_tokens)} special tokens come first. Use a larger --vocab-size."
         )
     backend = BackendTokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -45,7 +45,7 @@ def train_wordpiece_vocab(
     if len(letters) > vocab_size:
         raise UserError(
             f"the vocabulary is too small: the corpus alone has {len(letters)} letters (within and "
-            f"at the start of words) for {vocab_size} tokens. Use a larger --size."
+            f"at the start of words) for {vocab_size} tokens. Use a larger --vocab-size."
         )
     merger = _Merger(words, counts, letters)
     while len(merger.tokens) < vocab_size and merger.merge(min_frequency):

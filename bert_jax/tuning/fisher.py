@@ -133,7 +133,7 @@ def _require_masked_lm(model: LoadedModel, corpus_folder: Path) -> Tokenizer:
     check_same_tokenizer(
         Tokenization.of(model.tokenizer, model.path),
         corpus_tokenization(corpus_folder, read_manifest(corpus_folder)),
-        f"Prepare the text again with `bert-jax prepare --vocab {tokenizer_folder(model.path)}`.",
+        f"Prepare the text again: `bert-jax prepare --tokenizer {tokenizer_folder(model.path)}`.",
     )
     return model.tokenizer
 

@@ -1,4 +1,4 @@
-"""`bert-jax data show`, and the flags that name a task."""
+"""`bert-jax data inspect`, and the flags that name a task."""
 
 import argparse
 import json
@@ -31,8 +31,8 @@ def test_texts(tmp_path, vocabulary, capsys):
     train.write_text(f"text,pair,label\n{A},{B},yes\n{B} {A} {A} {A} {A} {A},{B},no\n{B},{A},no\n")
     (tmp_path / "dev.csv").write_text(f"text,pair,label\n{A.upper()},{B},no\n{A},{A},\n")
     flags = ["--train", str(train), "--dev", str(tmp_path / "dev.csv"), "--text", "text"]
-    flags += ["--text-pair", "pair", "--label", "label", "--vocab", vocabulary]
-    assert main(["data", "show", "columns", *flags, "--max-length", "8", "--show", "1"]) == 0
+    flags += ["--text-pair", "pair", "--label", "label", "--tokenizer", vocabulary]
+    assert main(["data", "inspect", "columns", *flags, "--max-length=8", "--num-examples=1"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[0] == (
         "columns: classification, labels no, yes; measured by accuracy, f1_macro"
@@ -43,20 +43,20 @@ def test_texts(tmp_path, vocabulary, capsys):
     assert "  longer than 8, truncated: 1 (33.3%)\n" in out
     assert f"  tokens:         [CLS] {A} [SEP] {B} [SEP]\n  token_type_ids: 0 0 0 1 1\n" in out
     assert "train, example 0: yes" in out and "  labels: 1\n" in out and "example 1" not in out
-    assert err == "warning: 1 of 1 examples of dev have a text that is in train too\n"
+    assert err == "warning: 1 of 1 examples of dev have a text that also occurs in train\n"
 
 
 def test_tags_and_questions(tmp_path, vocabulary, capsys):
     (tmp_path / "a.txt").write_text(f"{A} B-X\n{B} O\n")
-    flags = ["--vocab", vocabulary, "--max-length", "12"]
-    assert main(["data", "show", "conll", "--train", str(tmp_path / "a.txt"), *flags]) == 0
+    flags = ["--tokenizer", vocabulary, "--max-length", "12"]
+    assert main(["data", "inspect", "conll", "--train", str(tmp_path / "a.txt"), *flags]) == 0
     out = capsys.readouterr().out
     assert "conll: token_classification, labels O, B-X, I-X; measured by f1, token_accuracy" in out
     assert "  token_labels: 0 1 0 0\n  token_label_weights: 0.0 1.0 1.0 0.0\n" in out
     question = {"id": "q", "question": A, "answers": [{"text": A, "answer_start": 5}]}
     content = {"data": [{"paragraphs": [{"context": f"{B} {A}", "qas": [question]}]}]}
     (tmp_path / "a.json").write_text(json.dumps(content))
-    assert main(["data", "show", "squad", "--dev", str(tmp_path / "a.json"), *flags]) == 0
+    assert main(["data", "inspect", "squad", "--dev", str(tmp_path / "a.json"), *flags]) == 0
     out = capsys.readouterr().out
     assert f"dev, example q: {A!r}" in out and "start_positions: 4" in out
     assert "longer than 12, cut into windows: 0 (0.0%)" in out
@@ -64,8 +64,8 @@ def test_tags_and_questions(tmp_path, vocabulary, capsys):
 
 def test_shared_glue(shared, capsys):
     vocab = str(shared / "vocab" / "bert-base-uncased" / "vocab.txt")
-    flags = ["--glue-dir", str(shared / "glue"), "--vocab", vocab, "--max-length", "64"]
-    assert main(["data", "show", "glue/stsb", *flags]) == 0
+    flags = ["--glue-dir", str(shared / "glue"), "--tokenizer", vocab, "--max-length", "64"]
+    assert main(["data", "inspect", "glue/stsb", *flags]) == 0
     out = capsys.readouterr().out
     assert "dev: 1,500 examples" in out and "(score) 1,500 (100.0%), from 0 to 5, mean" in out
 

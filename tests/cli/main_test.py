@@ -8,6 +8,7 @@ import types
 import pytest
 
 from bert_jax import __version__, cli
+from bert_jax.cli.arguments import renamed
 from bert_jax.errors import ConfigError, UserError
 
 
@@ -87,9 +88,50 @@ def test_the_help_of_each_verb_has_an_example(verb, capsys):
         cli.main([*verb.split(), "--help"])
     shown = capsys.readouterr().out
     assert exited.value.code == 0
-    assert "example" in shown
-    assert f"bert-jax {verb} " in shown.split("example")[1]
+    assert "\nexample" in shown
+    assert f"bert-jax {verb} " in shown.split("\nexample")[1]
     assert cli.VERBS[verb].HELP in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["explain", "recipe.py"], "the verb `explain` is now called `show-config`"),
+        (["data", "show", "squad"], "`data show` is now called `data inspect`"),
+        (["vocab", "learn", "--size", "9"], "`vocab learn` is now called `tokenizer train`"),
+        (["predict", "--model", "m", "--long=tail"], "--long of `predict` is now called --truncat"),
+        (["fisher", "m", "--texts", "9"], "--texts of `fisher` is now called --num-examples"),
+    ],
+)
+def test_an_old_verb_or_flag_is_answered_with_its_new_name(command, message, capsys):
+    with pytest.raises(SystemExit) as exited:
+        cli.main(command)
+    assert exited.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_new_names_of_verbs_and_flags_exist():
+    for old, new in renamed.RENAMED_VERBS.items():
+        assert old not in cli.VERBS and new in cli.VERBS
+    for verb, flags in renamed.RENAMED_FLAGS.items():
+        parser = argparse.ArgumentParser()
+        cli.VERBS[verb].add_arguments(parser)
+        for old, new in flags.items():
+            assert old not in parser._option_string_actions, f"{verb} {old}"
+            assert new in parser._option_string_actions, f"{verb} {new}"
+
+
+def test_an_old_flag_after_two_dashes_is_a_text():
+    assert renamed.renamed_message(["predict", "--model", "m", "--", "--long"]) is None
+
+
+def test_every_flag_has_a_help_text():
+    for name, verb in cli.VERBS.items():
+        parser = argparse.ArgumentParser()
+        verb.add_arguments(parser)
+        for action in parser._actions:
+            assert action.help, f"{name} {action.option_strings or action.metavar}"
+            assert not action.help.startswith(("of ", "default:")), f"{name} {action.help}"
 
 
 def test_help_lists_every_verb(capsys):

@@ -141,9 +141,9 @@ def test_words_are_tagged_and_texts_get_their_words(predict, tmp_path):
 def test_what_was_cut_is_told(predict, exported, capsys):
     assert main(["predict", "--model", str(exported / "texts"), "the " * 30, "a"]) == 0
     assert "1 of the inputs did not fit in 20 tokens" in capsys.readouterr().err
-    predict("texts", "the " * 30, "--long", "windows", "--pool", "max")
+    predict("texts", "the " * 30, "--truncation", "windows", "--window-pooling", "max")
     assert main(["predict", "--model", str(exported / "texts"), "the " * 9]) == 0
-    assert "not read whole" not in capsys.readouterr().err
+    assert "were truncated" not in capsys.readouterr().err
 
 
 def test_an_output_is_whole_or_absent(predict, refused, tmp_path):

@@ -24,17 +24,17 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict]:
 
 
 def test_texts_come_from_arguments_files_or_stdin(exported, tmp_path, capsys, monkeypatch):
-    assert main(["fill-mask", exported, "a [MASK]", "the [MASK] sea", "--top", "2"]) == 0
+    assert main(["fill-mask", exported, "a [MASK]", "the [MASK] sea", "--top-k", "2"]) == 0
     expected = lines(capsys)
     assert [len(row["masks"][0]["candidates"]) for row in expected] == [2, 2]
 
     (tmp_path / "texts.txt").write_text("a [MASK]\n\nthe [MASK] sea\n")
-    assert main(["fill-mask", exported, "--top", "2", "--file", str(tmp_path / "texts.txt")]) == 0
+    assert main(["fill-mask", exported, "--top-k", "2", "--file", str(tmp_path / "texts.txt")]) == 0
     assert lines(capsys) == expected
 
     stream = io.TextIOWrapper(io.BytesIO(b"a [MASK]\n\nthe [MASK] sea"))
     monkeypatch.setattr(sys, "stdin", stream)
-    assert main(["fill-mask", exported, "--top", "2"]) == 0
+    assert main(["fill-mask", exported, "--top-k", "2"]) == 0
     assert lines(capsys) == expected
 
 
@@ -63,8 +63,8 @@ def test_mistakes_are_one_line_and_an_exit_code(exported, tmp_path, capsys, monk
 
 
 def test_import_of_an_export_is_the_same_model(exported, tmp_path, capsys):
-    assert main(["import", exported, "--output", str(tmp_path / "again")]) == 0
+    assert main(["convert", exported, "--output", str(tmp_path / "again")]) == 0
     again = tmp_path / "again" / "model.safetensors"
     assert again.read_bytes() == (Path(exported) / "model.safetensors").read_bytes()
-    assert main(["import", exported, "--output", str(tmp_path / "again")]) == 1
+    assert main(["convert", exported, "--output", str(tmp_path / "again")]) == 1
     assert "exists and is not an empty folder" in capsys.readouterr().err

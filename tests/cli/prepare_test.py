@@ -13,7 +13,7 @@ from bert_jax.testing.text_corpus import write_text, write_vocabulary
 def files(tmp_path) -> list[str]:
     write_text(tmp_path / "text", num_documents=4)
     vocabulary = write_vocabulary(tmp_path / "vocabulary")
-    return ["--files", str(tmp_path / "text" / "*"), "--vocab", str(vocabulary)]
+    return ["--files", str(tmp_path / "text" / "*"), "--tokenizer", str(vocabulary)]
 
 
 def test_prepares_and_says_so(tmp_path, files, capsys):
@@ -26,7 +26,7 @@ def test_prepares_and_says_so(tmp_path, files, capsys):
 
 def test_flags_reach_the_settings(tmp_path, files):
     output = tmp_path / "prepared"
-    flags = ["--documents-by", "line", "--splitter", "lines", "--max-part-tokens", "64"]
+    flags = ["--document-unit", "line", "--splitter", "lines", "--max-part-tokens", "64"]
     flags += ["--shards", "2", "--encoding", "latin-1", "--errors", "ignore", "--workers", "1"]
     assert main(["prepare", *files, *flags, "--output", str(output)]) == 0
     manifest = read_manifest(output)
@@ -62,20 +62,20 @@ def test_a_task_of_the_users_own(tmp_path, files, capsys):
 @pytest.mark.parametrize(
     "arguments, code, message",
     [
-        (["--files", "{tmp}/none*", "--vocab", "{vocab}"], 1, "no file matches"),
+        (["--files", "{tmp}/none*", "--tokenizer", "{vocab}"], 1, "no file matches"),
         (
-            ["--files", "{tmp}/bad.txt", "--vocab", "{vocab}"],
+            ["--files", "{tmp}/bad.txt", "--tokenizer", "{vocab}"],
             1,
             "bad.txt: not utf-8 text at byte 3",
         ),
-        (["--files", "{tmp}/empty.txt", "--vocab", "{vocab}"], 1, "every file is empty"),
-        (["--files", "{tmp}/bad.txt", "--vocab", "{tmp}/none"], 1, "no such file or folder"),
-        (["--files", "{tmp}/bad.txt"], 2, "--files needs --vocab"),
-        (["--files", "x", "--vocab", "{vocab}", "--split", "test"], 2, "--split goes with --task"),
-        (["--files", "x", "--vocab", "{vocab}", "--workers", "0"], 2, "--workers 0"),
-        (["--files", "x", "--vocab", "{vocab}", "--shards", "0"], 2, "shards is 0"),
-        (["--task", "x", "--vocab", "{vocab}"], 2, "--vocab goes with --files"),
-        (["--task", "x", "--documents-by", "line"], 2, "--documents-by goes with --files"),
+        (["--files", "{tmp}/empty.txt", "--tokenizer", "{vocab}"], 1, "every file is empty"),
+        (["--files", "{tmp}/bad.txt", "--tokenizer", "{tmp}/none"], 1, "no such file or folder"),
+        (["--files", "{tmp}/bad.txt"], 2, "--files needs --tokenizer"),
+        (["--files", "x", "--tokenizer", "{vocab}", "--split=a"], 2, "--split goes with --task"),
+        (["--files", "x", "--tokenizer", "{vocab}", "--workers", "0"], 2, "--workers 0"),
+        (["--files", "x", "--tokenizer", "{vocab}", "--shards", "0"], 2, "shards is 0"),
+        (["--task", "x", "--tokenizer", "{vocab}"], 2, "--tokenizer goes with --files"),
+        (["--task", "x", "--document-unit", "line"], 2, "--document-unit goes with --files"),
     ],
 )
 def test_mistakes(tmp_path, files, capsys, arguments, code, message):

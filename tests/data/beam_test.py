@@ -119,7 +119,7 @@ assert not heavy, heavy
 
 def _run(command: list[str], config: PrepareConfig, files: str, output: str):
     assert config.tokenizer is not None
-    flags = ["--files", files, "--vocab", config.tokenizer, "--output", output, "--shards", "4"]
+    flags = ["--files", files, "--tokenizer", config.tokenizer, "--output", output, "--shards", "4"]
     return subprocess.run(
         [*command, *flags, "--runner", "DirectRunner"],
         cwd=REPOSITORY,

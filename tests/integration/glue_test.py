@@ -96,7 +96,7 @@ def test_stopped_and_killed_it_ends_in_the_same_results(made, tmp_path):
     stopped = start(made, output)
     await_training(output / "rte/seed-0")
     stopped.send_signal(signal.SIGTERM)
-    assert "the same command goes on from here" in finish(stopped, EXIT_PREEMPTED)
+    assert "run the same command to resume" in finish(stopped, EXIT_PREEMPTED)
 
     killed = start(made, output)
     await_training(output / "rte/seed-0", steps=15)

@@ -14,7 +14,7 @@ from bert_jax.testing.models import small_model
 from bert_jax.text.tokenizer import load_tokenizer
 
 RECIPE = "configs/pretrain/bert.py"
-TINY = [RECIPE, "--with", "size=tiny"]
+TINY = [RECIPE, "--arg", "size=tiny"]
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def at_the_root(monkeypatch):
 def test_a_recipe_is_planned_without_its_corpus(capsys):
     assert main(["plan", *TINY, "--slice", "v5e-16"]) == 0
     out = capsys.readouterr().out
-    assert "corpus not at hand: planned for a vocabulary of 30,522" in out
+    assert "corpus not found: assuming a vocabulary size of 30,522" in out
     assert "bert-tiny on v5e-16: 16 chips on 4 hosts, 16 devices of 15.75 GiB" in out
     assert "4,433,468 parameters" in out
     for line in ("optimizer state", "gradients over the links, ms", "USD, spot", "verdict"):
@@ -35,7 +35,7 @@ def test_a_recipe_is_planned_without_its_corpus(capsys):
 
 
 def test_other_vocabularies_and_launch_data_stand_in_too(capsys):
-    arguments = [RECIPE, "--with", "size=tiny", "corpus=@data/wiki", "heldout=@data/held"]
+    arguments = [RECIPE, "--arg", "size=tiny", "corpus=@data/wiki", "heldout=@data/held"]
     assert main(["plan", *arguments, "--vocab-size", "8192", "--slice", "v6e-16", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["placeholder_corpora"] == ["corpus", "heldout"]
@@ -44,13 +44,13 @@ def test_other_vocabularies_and_launch_data_stand_in_too(capsys):
 
 
 def test_a_corpus_that_should_be_here_is_not_stood_in_for(capsys):
-    arguments = [RECIPE, "--with", "size=tiny", "corpus=no/such/folder", "--slice", "v6e-16"]
+    arguments = [RECIPE, "--arg", "size=tiny", "corpus=no/such/folder", "--slice", "v6e-16"]
     assert main(["plan", *arguments]) == 1
     assert "no/such/folder" in capsys.readouterr().err
 
 
 def test_several_slices_are_rows_and_one_that_cannot_says_why(capsys):
-    arguments = [RECIPE, "--with", "size=tiny", "batch_size=16", "--slice", "all16", "v5e-4"]
+    arguments = [RECIPE, "--arg", "size=tiny", "batch_size=16", "--slice", "all16", "v5e-4"]
     assert main(["plan", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line for line in lines[2:] if line}
@@ -76,7 +76,7 @@ def test_json_has_everything_in_plain_units(capsys):
 
 
 def test_what_does_not_fit_says_by_how_much_and_three_ways_out(capsys):
-    arguments = [RECIPE, "--with", "size=large", "batch_size=512", "--slice", "v5e-16"]
+    arguments = [RECIPE, "--arg", "size=large", "batch_size=512", "--slice", "v5e-16"]
     assert main(["plan", *arguments]) == 1
     out = capsys.readouterr().out
     assert "too much" in out and "It does not fit. What would, the cheapest first:" in out
@@ -99,7 +99,7 @@ def test_what_does_not_fit_says_by_how_much_and_three_ways_out(capsys):
         ([*TINY, "--slice", "v5e-16", "--vocab-size", "5"], "--vocab-size 5: expected more than 5"),
         ([*TINY, "--slice", ""], "slice '' is not known; the nearest is 'v"),
         ([*TINY, "--slice", "v5e-16", "--largest-batch"], "--largest-batch .* add --compile"),
-        ([*TINY, "steps=a", "--slice", "v5e-16"], "--with steps"),
+        ([*TINY, "steps=a", "--slice", "v5e-16"], "--arg steps"),
         (["no.py", "--slice", "v5e-16"], "no.py: no such recipe"),
     ],
 )
@@ -143,7 +143,7 @@ def labelled(tmp_path) -> list[str]:
             rows.writerow(("text", "label"))
             rows.writerows((" ".join(["sea"] * 3), "no") for _ in range(40))
             rows.writerows((" ".join(["sea"] * 18), "yes") for _ in range(24))
-    return [str(tmp_path / "recipe.py"), "--with", f"model={tmp_path}/model", f"folder={tmp_path}"]
+    return [str(tmp_path / "recipe.py"), "--arg", f"model={tmp_path}/model", f"folder={tmp_path}"]
 
 
 def test_fine_tuning_is_planned_by_the_lengths_of_its_rows(labelled, capsys):

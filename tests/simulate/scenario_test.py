@@ -38,7 +38,7 @@ def test_the_forms_of_the_flags():
     for text in ("2@50", "host=2", "host=a@step=3", "host=2@step=50 ", "step=5@host=1"):
         with pytest.raises(ConfigError, match="as in host=2@step=50"):
             parse_kill(text, "TERM")
-    with pytest.raises(ConfigError, match="--drop 3: expected host=NUMBER"):
+    with pytest.raises(ConfigError, match="--missing-host 3: expected host=NUMBER"):
         parse_missing_host("3")
 
 
@@ -57,7 +57,7 @@ def test_hosts_at_each_start():
         ({"kills": (kill(0, 100),)}, "the run has 100 steps"),
         ({"kills": (kill(0, 0),)}, "step 1 to 99"),
         ({"kills": (kill(0, 9), kill(1, 9))}, "a later step than that of the kill before it"),
-        ({"missing_hosts": frozenset({4})}, "--drop host=4: the hosts are 0 to 3"),
+        ({"missing_hosts": frozenset({4})}, "--missing-host host=4: the hosts are 0 to 3"),
         ({"hosts_per_attempt": (1,), "missing_hosts": frozenset({0})}, "one is left"),
     ],
 )

@@ -29,7 +29,7 @@ def corpus(tmp_path_factory) -> str:
 def start(run: Path, corpus: str, *flags: str, steps: int = 20, **variables: str):
     command = [sys.executable, "-m", "bert_jax", "simulate", RECIPE, "--run", str(run), *flags]
     return subprocess.Popen(
-        [*command, "--with", f"corpus={corpus}", f"steps={steps}"],
+        [*command, "--arg", f"corpus={corpus}", f"steps={steps}"],
         cwd=ROOT,
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
@@ -72,7 +72,7 @@ def test_sigterm_to_one_of_two_hosts(corpus, tmp_path):
 
 
 def test_a_host_that_never_starts_is_named(corpus, tmp_path):
-    flags = ("--hosts", "2", "--devices", "1", "--drop", "host=1")
+    flags = ("--hosts", "2", "--devices", "1", "--missing-host", "host=1")
     account, said = simulate(
         tmp_path / "run", corpus, *flags, expect=76, BERT_JAX_RENDEZVOUS_SECONDS="1"
     )
@@ -126,7 +126,7 @@ def test_sigkill_of_a_host_costs_the_steps_since_the_checkpoint_alone(corpus, st
 @pytest.mark.slow
 def test_one_then_four_then_two_hosts(corpus, straight, tmp_path):
     run = tmp_path / "run"
-    flags = ("--hosts", "1", "--hosts-after", "4", "2", "--devices", "1")
+    flags = ("--hosts", "1", "--hosts-after-restart", "4", "2", "--devices", "1")
     account, _ = simulate(run, corpus, *flags, "--kill", "host=0@step=6", "host=3@step=13")
     for line in ("start 1: 1 x 1", "start 2: 4 x 1", "start 3: 2 x 1", AGREED):
         assert line in account
@@ -138,7 +138,7 @@ def test_one_then_four_then_two_hosts(corpus, straight, tmp_path):
 
 @pytest.mark.slow
 def test_all_hosts_name_the_missing_one_with_the_usual_wait(corpus, tmp_path):
-    flags = ("--hosts", "4", "--devices", "2", "--drop", "host=3")
+    flags = ("--hosts", "4", "--devices", "2", "--missing-host", "host=3")
     account, said = simulate(tmp_path / "run", corpus, *flags, expect=76)
     for host in range(3):
         assert f"[host {host}] error: process 3 of 4 did not report to process 0 at" in said

@@ -266,7 +266,7 @@ def test_the_verb_from_flags_to_files(glue_dir, tmp_path, monkeypatch, capsys):
     flags += ["--tasks", "rte", "sst2", "--learning-rate", "1e-4"]
     assert main([*flags, "--seeds", "0", "1"]) == 0
     told = capsys.readouterr()
-    assert "sst2 is skipped: train split absent" in told.err
+    assert "sst2 skipped: train split absent" in told.err
     assert "submission.zip: CoLA.tsv missing: no finished run of cola" in told.err
     results = json.loads((output / "results.json").read_text())
     table = (output / "table.md").read_text()

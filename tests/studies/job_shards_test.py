@@ -120,7 +120,7 @@ def test_lanes_share_a_folder_and_nobody_else_may_use_it(tmp_path, command):
                 second.write_or_check_settings({"model": "two"})
         with pytest.raises(UserError, match="in use: process"):
             JobRunner(tmp_path, command, shard=one).__enter__()
-        with pytest.raises(UserError, match="in use: a command with --lanes"):
+        with pytest.raises(UserError, match="in use: a command with --num-shards"):
             JobRunner(tmp_path, command).__enter__()
     with (
         lock_run_folder(tmp_path),
@@ -130,14 +130,14 @@ def test_lanes_share_a_folder_and_nobody_else_may_use_it(tmp_path, command):
 
 
 def test_lanes_that_cannot_be(tmp_path, capsys):
-    with pytest.raises(ConfigError, match="lane 2 of 2: expected --lane 0 to 1"):
+    with pytest.raises(ConfigError, match="shard 2 of 2: expected --shard 0 to 1"):
         JobShard(index=2, count=2)
     glue = ["glue", "--glue-dir", "x", "--model", "x", "--output", str(tmp_path / "output")]
     for flags, words in (
-        (["--lanes", "2"], "--lane I go together"),
-        (["--lane", "0"], "--lane I go together"),
-        (["--lanes", "2", "--lane", "2"], "expected --lane 0 to 1"),
-        (["--lanes", "2", "--lane", "0", "--mnli-init"], "run --tasks mnli on lanes"),
+        (["--num-shards", "2"], "--shard I go together"),
+        (["--shard", "0"], "--shard I go together"),
+        (["--num-shards", "2", "--shard", "2"], "expected --shard 0 to 1"),
+        (["--num-shards", "2", "--shard", "0", "--mnli-init"], "run --tasks mnli in shards"),
     ):
         assert main([*glue, *flags]) == 2
         assert words in capsys.readouterr().err
@@ -162,7 +162,7 @@ def test_lanes_that_are_killed_at_random_make_the_same_table(shared, tmp_path):
     draw, kills = random.Random(4), 0
 
     def start(lane: int) -> subprocess.Popen:
-        words = [*glue, "--output", str(apart), "--lanes", "3", "--lane", str(lane)]
+        words = [*glue, "--output", str(apart), "--num-shards", "3", "--shard", str(lane)]
         return subprocess.Popen(words, env=where, start_new_session=True)
 
     running = {lane: start(lane) for lane in range(3)}

@@ -156,7 +156,7 @@ def test_values_are_json_or_words():
         (["--grid", "epochs=0"], "epochs is 0, expected a number above 0"),
         (["--grid", "seed=1,2"], "name several with --seeds"),
         (["--grid", "epochs=2", "--epochs", "3"], "epochs is both searched over and set"),
-        (["--grid", "epochs=2", "--seeds", "1", "1"], "expected each once"),
+        (["--grid", "epochs=2", "--seeds", "1", "1"], "a seed occurs twice"),
         (["--range", "epochs=2..3"], "--range needs --random N"),
         (["--random", "2", "--range", "epochs=3..2"], "expected ascending"),
         (["--random", "2", "--range", "epochs=0..2:log"], "above 0 for a logarithmic one"),

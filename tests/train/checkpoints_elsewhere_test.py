@@ -31,7 +31,7 @@ def command(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "recipe.py").write_text(RECIPE)
     prepared = prepare_corpus(folder / "train")
-    return ["pretrain", str(folder / "recipe.py"), "--with", f"corpus={prepared}"]
+    return ["pretrain", str(folder / "recipe.py"), "--arg", f"corpus={prepared}"]
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def test_a_corpus_of_another_vocabulary_than_the_model_is_refused(folder, tmp_pa
     model, corpus = folder / "model", folder / "other" / "prepared"
     message = (
         rf"{model} and {corpus} have different vocabularies: {model} has 78 tokens, fingerprint "
-        rf"\w{{12}}; {corpus} has 78 tokens, .*`bert-jax prepare --vocab {model}`"
+        rf"\w{{12}}; {corpus} has 78 tokens, .*`bert-jax prepare --tokenizer {model}`"
     )
     refused(adapt(corpus, model), tmp_path / "run", message)
 
@@ -107,7 +107,7 @@ def test_each_kind_of_model_is_compared(folder, tmp_path):
         (trained, trained / "vocabulary"),
         (trained / "checkpoints" / "10", trained / "vocabulary"),
     ):
-        message = rf"{model} has 18 tokens.* 78 tokens.*--vocab {vocabulary}`"
+        message = rf"{model} has 18 tokens.* 78 tokens.*--tokenizer {vocabulary}`"
         refused(adapt(corpus, model), tmp_path / "run", message)
 
 
@@ -118,7 +118,7 @@ def test_a_tf1_checkpoint_is_compared(shared, folder, tmp_path):
         refused(
             adapt(folder / "train" / "prepared", path),
             tmp_path / "run",
-            rf"different vocabularies: .*--vocab {checkpoint}`",
+            rf"different vocabularies: .*--tokenizer {checkpoint}`",
         )
 
 
@@ -141,13 +141,13 @@ def test_a_corpus_prepared_anew_under_a_run_is_refused(folder, tmp_path):
     )
     shutil.rmtree(moving)
     shutil.copytree(folder / "other" / "prepared", moving)
-    with pytest.raises(UserError, match=rf"--vocab {tmp_path / 'vocabulary'}`"):
+    with pytest.raises(UserError, match=rf"--tokenizer {tmp_path / 'vocabulary'}`"):
         make_source(config).prepare_run_folder(tmp_path)
 
 
 def test_a_held_out_corpus_of_another_vocabulary_is_refused(folder, tmp_path):
     train, other = folder / "train" / "prepared", folder / "other" / "prepared"
-    message = rf"{train} and {other} have different.*held-out text.*--vocab {train}/vocabulary`"
+    message = rf"{train} and {other} have different.*held-out text.*--tokenizer {train}/vocabulary`"
     config = adapt(train, folder / "model", heldout=other)
     refused(config, tmp_path / "run", message)
     with pytest.raises(UserError, match=message):
@@ -204,7 +204,7 @@ def test_labeled_data_of_another_vocabulary_is_refused(folder, tmp_path):
 
 def test_a_yardstick_text_of_another_vocabulary_is_refused(folder):
     model, prepared = corpus_model(folder), folder / "other" / "prepared"
-    message = r"model and .*prepared have different vocabularies.*bert-jax prepare --vocab model`"
+    message = r"model and .*prepared have different vocab.*bert-jax prepare --tokenizer model`"
     with pytest.raises(UserError, match=message):
         fisher.fisher_information(model, prepared)
     after = dataclasses.replace(model, tokenizer=PreparedCorpus(prepared).tokenizer())

@@ -1,7 +1,8 @@
-"""Asks malloc for huge pages, which it only hears when a process starts.
+"""Restarts the process with huge pages for malloc, to train faster on a CPU.
 
-A step on a CPU allocates its large activations anew each time. In pages of 4 kB the kernel then
-spends up to a third of the step handing them out (`docs/performance.md`).
+Each training step on a CPU allocates its large activations again. With pages of 4 kB the kernel
+spends up to a third of the step mapping them (`docs/performance.md`). glibc reads the setting only
+when a process starts, hence the restart.
 """
 
 import os
@@ -14,10 +15,11 @@ _KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def restart_with_huge_pages() -> None:
-    """Starts this command over, in the same process, with the tunable set; returns if useless.
+    """Replaces this process by the same command with the tunable set, if that has an effect.
 
-    It is useless where malloc is not glibc's, where the kernel gives huge pages to all ("always")
-    or to none ("never"), and where the user or an earlier call has set the tunable.
+    Returns without a restart if malloc is not glibc's, if the kernel gives huge pages to every
+    process ("always") or to none ("never"), or if the tunable is already set. To prevent the
+    restart, set GLIBC_TUNABLES=glibc.malloc.hugetlb=0.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if TUNABLE in tunables or platform.libc_ver()[0] != "glibc":

@@ -1,4 +1,4 @@
-"""The arguments that verbs reading a recipe share: CONFIG, --with, --set."""
+"""Defines the arguments of verbs that read a recipe: CONFIG, --arg and --set."""
 
 import argparse
 
@@ -7,20 +7,21 @@ from bert_jax.experiment import Experiment
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds CONFIG, --with and --set."""
-    parser.add_argument("config", metavar="CONFIG", help="a recipe, as configs/pretrain/bert.py")
+    """Adds CONFIG, --arg and --set."""
+    parser.add_argument("config", metavar="CONFIG", help="recipe, such as configs/pretrain/bert.py")
     add_override_arguments(parser)
 
 
 def add_override_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --with and --set."""
+    """Adds --arg and --set."""
     parser.add_argument(
+        "--arg",
         "--with",
         dest="arguments",
         metavar="NAME=VALUE",
         nargs="+",
         default=[],
-        help="arguments of the recipe's get_config",
+        help="arguments of get_config in the recipe",
     )
     parser.add_argument(
         "--set",
@@ -28,7 +29,7 @@ def add_override_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD=VALUE",
         nargs="+",
         default=[],
-        help="fields of the resulting config, as train.schedule.peak_learning_rate=2e-4",
+        help="fields of the config, as in train.schedule.peak_learning_rate=2e-4",
     )
 
 
@@ -37,21 +38,21 @@ def add_checkpoints_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoints",
         metavar="URL",
-        help="keep them there, as in gs://bucket/run/checkpoints, and not in the run folder, which "
-        "then says where they are",
+        help="folder of the checkpoints, as in gs://bucket/run/checkpoints (default: in the run "
+        "folder); the run folder records it",
     )
 
 
 def load_experiment(args: argparse.Namespace) -> Experiment:
-    """The config that the arguments describe."""
+    """Returns the config that the arguments describe."""
     return experiment_from_recipe(args.config, args)
 
 
 def experiment_from_recipe(recipe: str, args: argparse.Namespace) -> Experiment:
-    """The config that a recipe gives with --with and --set.
+    """Returns the config that a recipe builds with --arg and --set.
 
     Raises:
-      ConfigError: unknown name (the nearest is named), wrong type, impossible value.
+      ConfigError: a name is unknown (the nearest is given), or a value is invalid.
     """
     get_config = load_recipe(recipe)
     return override(call_recipe(get_config, args.arguments, recipe), args.overrides)

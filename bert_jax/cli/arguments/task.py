@@ -1,4 +1,4 @@
-"""The flags that name a task and its data, for all verbs that read one."""
+"""Defines the flags that name a fine-tuning task and its data files."""
 
 import argparse
 from typing import cast
@@ -20,15 +20,15 @@ TASKS_HELP = """\
 TASK is one of
   glue/NAME  with --glue-dir, the folder of the official files, or without, from TFDS
              (NAME: cola sst2 mrpc stsb qqp mnli qnli rte wnli ax)
-  snli       with --snli-dir
-  squad      with --train, --dev, --test: JSON files; --squad-version 2.0 for unanswerable ones
+  snli       with --snli-dir, the folder of the official files
+  squad      with --train, --dev, --test: JSON files; --squad-version 2.0 if some have no answer
   conll      with --train, --dev, --test: a word and its tag on each line
   swag       with --train, --dev, --test: CSV files with endings to choose from
   columns    with --train, --dev, --test: your CSV, TSV, JSONL or Parquet; --text, --label, ...
 """
 
 _FILES = ("train", "dev", "test")
-# Task -> the flags that it takes; the names of its config's fields, where they are not the same.
+# Task -> the flags that it takes. They are names of fields of its config, except _FLAG_TO_FIELD.
 _TASK_FLAGS: dict[str, tuple[str, ...]] = {
     "glue": ("glue_dir",),
     "snli": ("snli_dir",),
@@ -40,45 +40,56 @@ _TASK_FLAGS: dict[str, tuple[str, ...]] = {
 _FLAG_TO_FIELD = {"glue_dir": "folder", "snli_dir": "folder", "squad_version": "version"}
 
 
-def add_task_arguments(parser: argparse.ArgumentParser) -> None:
-    """TASK and the flags of `task_config`; none of them has a default, so that all can be told."""
-    parser.add_argument("task", metavar="TASK", help="glue/NAME, snli, squad, conll, swag, columns")
-    data = parser.add_argument_group("the task's data")
-    data.add_argument("--glue-dir", metavar="DIR", help="holds CoLA/train.tsv and so on")
-    data.add_argument("--snli-dir", metavar="DIR", help="holds snli_1.0_train.jsonl and so on")
-    for split in _FILES:
-        data.add_argument(f"--{split}", metavar="FILE", help=f"the file of {split}, .gz or not")
-    data.add_argument("--squad-version", choices=("1.1", "2.0"), help="default: 1.1")
+def add_task_arguments(parser: argparse.ArgumentParser) -> argparse.Action:
+    """Adds TASK and the flags of its data; returns the action of TASK.
+
+    No flag has a default, so `task_config` can tell which flags the user gave.
+    """
+    task = parser.add_argument(
+        "task", metavar="TASK", help="glue/NAME, snli, squad, conll, swag or columns"
+    )
+    data = parser.add_argument_group("data of the task")
+    data.add_argument("--glue-dir", metavar="DIR", help="folder with CoLA/train.tsv and so on")
     data.add_argument(
-        "--word-column", type=int, metavar="N", help="of the words, from 0 (default: 0)"
+        "--snli-dir", metavar="DIR", help="folder with snli_1.0_train.jsonl and so on"
+    )
+    for split in _FILES:
+        data.add_argument(f"--{split}", metavar="FILE", help=f"{split} examples, plain or .gz")
+    data.add_argument(
+        "--squad-version", choices=("1.1", "2.0"), help="format of the SQuAD files (default: 1.1)"
     )
     data.add_argument(
-        "--tag-column", type=int, metavar="N", help="of the tags (default: -1, the last)"
+        "--word-column",
+        type=int,
+        metavar="N",
+        help="column of the words, counted from 0 (default: 0)",
+    )
+    data.add_argument(
+        "--tag-column", type=int, metavar="N", help="column of the tags (default: -1, the last)"
     )
     data.add_argument(
         "--strict",
         action="store_true",
         default=None,
-        help="refuse malformed tags and answers that are not at their offset, instead of mending",
+        help="error on malformed tags and misplaced answers, which are otherwise repaired",
     )
-    data.add_argument("--text", metavar="COLUMN", help="the column of the text")
-    data.add_argument("--text-pair", metavar="COLUMN", help="the column of a second text")
-    data.add_argument("--label", metavar="COLUMN", help="the column of the label")
-    data.add_argument(
-        "--id", metavar="COLUMN", help="the column of ids (default: rows are counted)"
-    )
+    data.add_argument("--text", metavar="COLUMN", help="column of the text")
+    data.add_argument("--text-pair", metavar="COLUMN", help="column of the second text")
+    data.add_argument("--label", metavar="COLUMN", help="column of the label")
+    data.add_argument("--id", metavar="COLUMN", help="column of the ids (default: row numbers)")
     data.add_argument(
         "--kind",
         choices=("classification", "regression"),
-        help="what the labels are (default: seen from the labels)",
+        help="type of the labels (default: inferred from the labels)",
     )
+    return task
 
 
 def task_config(args: argparse.Namespace) -> TaskConfig:
-    """The task that the flags name.
+    """Returns the config of the task that the flags describe.
 
     Raises:
-      ConfigError: an unknown task, a flag that it does not take, or one that it lacks.
+      ConfigError: the task is unknown, does not take a flag, or needs one that is missing.
     """
     task, _, glue_name = args.task.partition("/")
     if task not in _TASK_FLAGS or bool(glue_name) != (task == "glue"):
@@ -118,12 +129,12 @@ def task_config(args: argparse.Namespace) -> TaskConfig:
 
 
 def task_command(args: argparse.Namespace) -> list[str]:
-    """TASK and its flags as they were given, for the command line of another process."""
+    """Returns TASK and its flags as the user gave them, for the command line of a subprocess."""
     command = [args.task]
     for flag in dict.fromkeys(flag for flags in _TASK_FLAGS.values() for flag in flags):
         value = getattr(args, flag)
         if value is not None:
-            # As one word, so that a value that begins with "-" is not taken for a flag.
+            # As one word, because argparse would read a value that begins with "-" as a flag.
             command.append(_flag_name(flag) if value is True else f"{_flag_name(flag)}={value}")
     return command
 

@@ -1,4 +1,4 @@
-"""Texts for the verbs that read them: arguments, files or standard input."""
+"""Reads texts from arguments, files or standard input, for the verbs that take texts."""
 
 import argparse
 import sys
@@ -11,35 +11,37 @@ _GROUP_SIZE = 256
 
 
 def add_text_arguments(parser: argparse.ArgumentParser) -> None:
-    """TEXT..., --file, --encoding, --errors."""
+    """Adds TEXT..., --file, --encoding and --errors."""
     parser.add_argument(
-        "texts", metavar="TEXT", nargs="*", help="a text; texts stand right after MODEL"
+        "texts", metavar="TEXT", nargs="*", help="text; all texts come right after MODEL"
     )
     parser.add_argument(
         "--file",
         metavar="FILE",
         action="append",
         default=[],
-        help="a file or pattern (.txt, .gz) with a text on each line, or .jsonl with a field "
-        "'text'; may be repeated; without TEXT and --file, standard input is read",
+        help="file or glob pattern: .txt with a text on each line, or .jsonl with a field 'text', "
+        "plain or .gz; repeatable (default without TEXT: standard input)",
     )
-    parser.add_argument("--encoding", default="utf-8", help="of the files (default: utf-8)")
+    parser.add_argument(
+        "--encoding", default="utf-8", help="encoding of the texts (default: utf-8)"
+    )
     parser.add_argument(
         "--errors",
         choices=("strict", "replace", "ignore"),
         default="strict",
-        help="what to do with bytes that are not text (default: strict)",
+        help="treatment of bytes that are not valid text (default: strict, which is an error)",
     )
 
 
 def text_groups(args: argparse.Namespace) -> Iterator[list[str]]:
-    """The texts in order, many together where they are at hand; empty lines are left out."""
+    """Yields groups of texts in order, without empty lines; on a terminal, one text at a time."""
     group_size = _GROUP_SIZE
     if args.texts or args.file:
         texts = _from_arguments(args)
     else:
         texts = _from_stdin(args)
-        if sys.stdin.isatty():  # someone types: answer each line
+        if sys.stdin.isatty():  # a person types: answer after each line
             group_size = 1
     while group := list(islice(texts, group_size)):
         yield group

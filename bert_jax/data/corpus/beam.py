@@ -1,6 +1,6 @@
 """The corpus of `bert-jax prepare --files`, by Apache Beam: for more text than one machine holds.
 
-    python -m bert_jax.data.corpus.beam --files 'books/*.txt.gz' --vocab vocabulary \\
+    python -m bert_jax.data.corpus.beam --files 'books/*.txt.gz' --tokenizer vocabulary \\
         --output prepared --runner DirectRunner
 
 Runs in an environment of its own (requirements-beam.txt) and imports neither seqio nor TensorFlow.
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--files", nargs="+", required=True, metavar="GLOB")
-    parser.add_argument("--vocab", required=True, metavar="PATH", help="a local file or folder")
+    parser.add_argument("--tokenizer", required=True, metavar="PATH", help="local file or folder")
     parser.add_argument("--output", required=True, metavar="DIR")
     add_reading_arguments(parser)
     add_writing_arguments(parser)

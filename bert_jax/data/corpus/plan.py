@@ -58,7 +58,9 @@ class PrepareConfig:
         if self.num_shards is not None and self.num_shards < 1:
             raise ConfigError(f"num_shards is {self.num_shards}; expected at least 1")
         if isinstance(self.source, TextFiles) and self.tokenizer is None:
-            raise ConfigError("text files need a vocabulary; learn one with `bert-jax vocab learn`")
+            raise ConfigError(
+                "text files need a tokenizer; train one with `bert-jax tokenizer train`"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 def add_reading_arguments(parser: argparse._ActionsContainer) -> None:
     """What files hold and how they are read."""
     parser.add_argument(
-        "--documents-by",
+        "--document-unit",
         choices=("file", "blank-line", "line"),
-        help="what a document is in a text file (default: file)",
+        help="unit of a plain-text file that is one document (default: file)",
     )
     parser.add_argument(
-        "--json-field", metavar="NAME", help="the text in JSON lines (default: text)"
+        "--json-field", metavar="NAME", help="field of .jsonl lines with the text (default: text)"
     )
-    parser.add_argument("--encoding", metavar="NAME", help="of the files (default: utf-8)")
+    parser.add_argument("--encoding", metavar="NAME", help="encoding of the files (default: utf-8)")
     parser.add_argument(
         "--errors",
         choices=("strict", "replace", "ignore"),
-        help="what to do with bytes that are not text (default: strict, which stops)",
+        help="treatment of bytes that are not valid text (default: strict, which is an error)",
     )
     parser.add_argument(
         "--splitter",
         metavar="NAME",
-        help="rules, lines, or sentencex:LANG for languages not written like English "
+        help="sentence splitter: rules (English-like languages), lines, or sentencex:LANG "
         "(default: rules)",
     )
 
@@ -37,17 +37,19 @@ def add_reading_arguments(parser: argparse._ActionsContainer) -> None:
 def add_writing_arguments(parser: argparse._ActionsContainer) -> None:
     """How the prepared corpus is written."""
     parser.add_argument(
-        "--shards", type=int, metavar="N", help="most output files (default: by the corpus's size)"
+        "--shards", type=int, metavar="N", help="maximum number of shards (default: from the size)"
     )
     parser.add_argument(
         "--max-part-tokens",
         type=int,
         default=8192,
         metavar="N",
-        help="longer documents are stored in several records (default: 8192)",
+        help="maximum tokens of a record; longer documents take several (default: 8192)",
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace a corpus that was prepared otherwise"
+        "--overwrite",
+        action="store_true",
+        help="replacement of a corpus prepared with other settings",
     )
 
 
@@ -61,10 +63,10 @@ def prepare_config_from_args(args: argparse.Namespace) -> "PrepareConfig":
     from bert_jax.data.corpus.plan import PrepareConfig
     from bert_jax.data.corpus.sources import TextFiles
 
-    if args.vocab is None:
-        raise ConfigError("--files needs --vocab PATH; `bert-jax vocab learn` makes one")
+    if args.tokenizer is None:
+        raise ConfigError("--files needs --tokenizer PATH; `bert-jax tokenizer train` makes one")
     flag_values = {
-        "document_unit": args.documents_by,
+        "document_unit": args.document_unit,
         "json_field": args.json_field,
         "encoding": args.encoding,
         "errors": args.errors,
@@ -73,7 +75,7 @@ def prepare_config_from_args(args: argparse.Namespace) -> "PrepareConfig":
     return PrepareConfig(
         source=TextFiles({"train": tuple(args.files)}, **read_options),
         output=args.output,
-        tokenizer=args.vocab,
+        tokenizer=args.tokenizer,
         documents=DocumentsConfig(
             splitter=args.splitter or "rules", max_part_tokens=args.max_part_tokens
         ),

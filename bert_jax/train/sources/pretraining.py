@@ -38,7 +38,7 @@ class PretrainingSource:
     def prepare_run_folder(self, folder: Path) -> None:
         """See `Source`."""
         tokenization = self._corpus.tokenization
-        remedy = "Prepare the text again with `bert-jax prepare --vocab {tokenizer}`."
+        remedy = "Prepare the text again with `bert-jax prepare --tokenizer {tokenizer}`."
         check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
         vocab_size = self._experiment.objective.model.vocab_size
         check_embedding_rows(

@@ -249,7 +249,7 @@ def test_settings_that_cannot_be_right(tmp_path, vocabulary):
         DocumentsConfig(max_part_tokens=3)
     with pytest.raises(ConfigError, match="num_shards is 0"):
         _config(tmp_path, vocabulary, num_shards=0)
-    with pytest.raises(ConfigError, match="need a vocabulary"):
+    with pytest.raises(ConfigError, match="need a tokenizer"):
         PrepareConfig(source=TextFiles("x"), output="y")
     with pytest.raises(UserError, match="no split 'test' here; splits: train"):
         _prepare(tmp_path, vocabulary, split="test")
@@ -272,7 +272,7 @@ COMMAND = [sys.executable, "-m", "bert_jax", "prepare", "--shards", "12", "--wor
 
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=24, sentences_per_document=300)
-    files = ["--files", str(tmp_path / "text" / "*"), "--vocab", vocabulary]
+    files = ["--files", str(tmp_path / "text" / "*"), "--tokenizer", vocabulary]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = subprocess.Popen([*COMMAND, *files, "--output", str(killed)], start_new_session=True)
     while not list(killed.glob("documents-*.json")) and process.poll() is None:
@@ -311,7 +311,7 @@ def test_a_full_disk_is_told_and_costs_nothing(tmp_path, vocabulary):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
-    files = ["--files", str(tmp_path / "text" / "*"), "--vocab", vocabulary]
+    files = ["--files", str(tmp_path / "text" / "*"), "--tokenizer", vocabulary]
     output = ["--output", str(tmp_path / "prepared"), "--workers", "1"]
     command = [sys.executable, "-c", program, "prepare", *files, *output]
     full = subprocess.run(command, capture_output=True, text=True)
@@ -329,7 +329,7 @@ def test_text_files_are_prepared_without_tensorflow(tmp_path, vocabulary):
         "heavy = {'tensorflow', 'seqio', 'jax', 'flax', 'torch'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    arguments = ["prepare", "--files", str(tmp_path / "text" / "*"), "--vocab", vocabulary]
+    arguments = ["prepare", "--files", str(tmp_path / "text" / "*"), "--tokenizer", vocabulary]
     subprocess.run(
         [
             sys.executable,

@@ -255,14 +255,16 @@ def test_what_does_not_fit_together_is_refused(folder, tmp_path):
         multi_task_experiment({"a": dataclasses.replace(no_dev, train=None)}, str(folder / "model"))
 
 
-def test_recipes_take_no_flags_of_a_task(capsys):
+def test_finetune_config_excludes_task_flags(capsys):
     recipe = str(Path(__file__).parents[3] / "configs/finetune/multi_task.py")
     for argv, message in (
-        ([recipe, "--epochs", "2"], "--epochs does not go with a recipe"),
-        ([recipe, "--model", "m"], "--model does not go with a recipe"),
-        ([recipe, "--glue-dir", "g"], "--glue-dir=g does not go with a recipe"),
-        ([recipe], "needs --with model=..."),
-        (["conll", "--train", "t", "--model", "m", "--with", "a=b"], "--with goes with a recipe"),
+        (["--config", recipe, "--epochs", "2"], "--epochs does not go with --config"),
+        (["--config", recipe, "--model", "m"], "--model does not go with --config"),
+        (["--config", recipe, "--glue-dir", "g"], "--glue-dir=g does not go with --config"),
+        (["--config", recipe], "needs --arg model=..."),
+        (["--config", recipe, "conll"], "expected one of them"),
+        ([recipe, "--model", "m"], "finetune --config "),
+        (["conll", "--train", "t", "--model", "m", "--arg", "a=b"], "--arg is for recipes"),
         (["conll", "--train", "t"], "conll needs --model"),
     ):
         assert main(["finetune", *argv, "--run", "nowhere"]) == 2

@@ -1,4 +1,4 @@
-"""`bert-jax vocab learn`, as typed."""
+"""`bert-jax tokenizer train`, as typed."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def test_learns_and_says_so(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("Some words, some more words.\n" * 30)
     output = tmp_path / "vocabulary"
     code = main(
-        ["vocab", "learn", "--size", "64", "--output", str(output), str(tmp_path / "*.txt")]
+        ["tokenizer", "train", "--vocab-size=64", "--output", str(output), str(tmp_path / "*.txt")]
     )
     vocabulary = load_tokenizer(output)
     assert code == 0
@@ -29,7 +29,7 @@ def test_learns_and_says_so(tmp_path, capsys):
         (["{tmp}/bad.txt"], 1, "bad.txt: not utf-8 text at byte 3"),
         (["{tmp}/empty.txt"], 1, "nothing to learn from"),
         (["{tmp}/bad.txt", "--encoding", "klingon"], 1, "unknown encoding"),
-        (["{tmp}/bad.txt", "--size", "2"], 2, "vocab_size is 2"),
+        (["{tmp}/bad.txt", "--vocab-size", "2"], 2, "vocab_size is 2"),
     ],
 )
 def test_mistakes(tmp_path, capsys, arguments, code, message):
@@ -37,7 +37,7 @@ def test_mistakes(tmp_path, capsys, arguments, code, message):
     (tmp_path / "empty.txt").write_text("")
     arguments = [a.format(tmp=tmp_path) for a in arguments]
     output = tmp_path / "out"
-    assert main(["vocab", "learn", "--output", str(output), *arguments]) == code
+    assert main(["tokenizer", "train", "--output", str(output), *arguments]) == code
     shown = capsys.readouterr().err
     assert shown.startswith("error: ") and message in shown and "Traceback" not in shown
     assert not output.exists()
@@ -46,7 +46,8 @@ def test_mistakes(tmp_path, capsys, arguments, code, message):
 def test_other_encodings_can_be_read(tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"caf\xe9 noir caf\xe9 noir")
     for name, flags in (("a", ["--encoding", "latin-1"]), ("b", ["--errors", "replace"])):
-        command = ["vocab", "learn", "--size", "100", "--cased", "--output", str(tmp_path / name)]
+        command = ["tokenizer", "train", "--vocab-size", "100", "--cased"]
+        command += ["--output", str(tmp_path / name)]
         assert main([*command, str(tmp_path / "bad.txt"), *flags]) == 0
     assert "café" in load_tokenizer(tmp_path / "a")
     assert "café" not in load_tokenizer(tmp_path / "b")
@@ -55,6 +56,6 @@ def test_other_encodings_can_be_read(tmp_path):
 def test_usage_errors_and_help(capsys):
     for arguments, code in ((["--kind", "nothing"], 2), (["--help"], 0)):
         with pytest.raises(SystemExit) as caught:
-            main(["vocab", "learn", *arguments])
+            main(["tokenizer", "train", *arguments])
         assert caught.value.code == code
     assert "example:" in capsys.readouterr().out
