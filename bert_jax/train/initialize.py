@@ -8,7 +8,7 @@ import optax
 
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import TaskHead, head_param_name
+from bert_jax.models.heads.config import TaskHead, head_param_name
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig
 from bert_jax.objectives.multi_task import HEADS

@@ -12,7 +12,8 @@ from bert_jax.quickstart import docstring_corpus
 RECIPE = """
 from bert_jax.data.config import PretrainingData
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import BertConfig, LearnedPositions
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.config import Pretraining
 from bert_jax.text.tokenizer import load_tokenizer
 from bert_jax.train.config import CheckpointConfig, HeldOutEval, Phase, TrainConfig, WarmupLinear

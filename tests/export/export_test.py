@@ -12,15 +12,14 @@ from bert_jax.errors import UserError
 from bert_jax.export.export import export, sample_batch
 from bert_jax.interop import huggingface, huggingface_heads
 from bert_jax.interop.huggingface_config import to_hf_config
-from bert_jax.models.config import (
-    LearnedPositions,
+from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RegressionHead,
     SequenceClassificationHead,
-    SinusoidalInit,
     TokenClassificationHead,
 )
+from bert_jax.models.layers.config import LearnedPositions, SinusoidalInit
 from bert_jax.models.model import run_forward
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model

@@ -10,7 +10,7 @@ from bert_jax.config_lib import override
 from bert_jax.data.finetuning.config import Columns, Conll, Squad, Swag, TaskConfig
 from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
-from bert_jax.models.config import LearnedPositions
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.testing.models import WORDS, small_model
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.models.config import (
+from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RegressionHead,

@@ -12,14 +12,14 @@ import pytest
 from bert_jax import batch as contract
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.errors import ConfigError
-from bert_jax.models.config import (
-    ComputeConfig,
+from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RegressionHead,
     SequenceClassificationHead,
     TokenClassificationHead,
 )
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.parameters import parts_in, validate_params
 from bert_jax.objectives.config import FineTuning, ObjectiveConfig
 from bert_jax.objectives.fine_tuning import FineTuningObjective

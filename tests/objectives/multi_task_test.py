@@ -11,7 +11,7 @@ import pytest
 from bert_jax import batch as contract
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.errors import ConfigError
-from bert_jax.models.config import (
+from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RegressionHead,

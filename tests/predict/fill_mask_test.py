@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.models.config import LearnedPositions
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.model import run_forward
 from bert_jax.predict.fill_mask import FillMask
 from bert_jax.pretrained.load import LoadedModel

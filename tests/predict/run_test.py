@@ -13,7 +13,7 @@ from bert_jax.config_lib import override
 from bert_jax.data.finetuning.config import Columns, Conll, Squad, Swag, TaskConfig
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.export.export import export
-from bert_jax.models.config import LearnedPositions
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
 from bert_jax.testing.models import WORDS, small_model

@@ -13,7 +13,8 @@ from bert_jax.config_lib import override
 from bert_jax.data.config import PackedSegments, PretrainingData, SingleSegment
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import BertConfig, LearnedPositions
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.config import CausalLM, Pretraining
 from bert_jax.parallel.config import make_mesh_config
 from bert_jax.params import paths
