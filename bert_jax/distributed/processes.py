@@ -36,7 +36,7 @@ HEARTBEAT = "BERT_JAX_HEARTBEAT_SECONDS"
 class DistributedConfig:
     """What one process has to know to join the others.
 
-    `coordinator` is HOST:PORT of process 0, "auto" (a TPU pod or a cluster that JAX recognises) or
+    `coordinator` is HOST:PORT of process 0, "auto" (a TPU pod or a cluster that JAX recognizes) or
     None (one process). `local_devices` asks for that many devices on a CPU. `heartbeat_seconds`
     is how long the others wait for a process that has died before they stop too.
     """

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 JAX_PORT = "8482"
 _METADATA_SERVER = "metadata.google.internal"
 _MAX_TRIES, _TIMEOUT_SECONDS = 3, 5.0
-# Clusters that JAX recognises before a TPU slice.
+# Clusters that JAX recognizes before a TPU slice.
 _OTHER_CLUSTERS = {"SLURM_JOB_ID": "Slurm", "OMPI_MCA_orte_hnp_uri": "Open MPI"}
 
 

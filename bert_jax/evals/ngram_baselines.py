@@ -5,7 +5,7 @@ The bigram model (Jelinek and Mercer 1980; Chen and Goodman 1999) mixes three es
     P(w | v) = a(v) c(v, w) / c(v) + b(v) c(w) / N + (1 - a(v) - b(v)) / V,
 
 with v the true token to the left of w. The weights depend on v through its count, in powers of two,
-and are fitted by expectation maximisation on a tenth of the training text that was kept out of the
+and are fitted by expectation maximization on a tenth of the training text that was kept out of the
 counts meanwhile. The unigram model is the same without the first term. NumPy only.
 """
 
@@ -150,7 +150,7 @@ def fit_weights(
     *,
     max_iterations: int = 100,
 ) -> tuple[np.ndarray, list[float]]:
-    """Mixture weights of greatest likelihood, one set per bucket, by expectation maximisation.
+    """Mixture weights of greatest likelihood, one set per bucket, by expectation maximization.
 
     Args:
       components: float64 [n, K], the probability of each sample under each of K models.

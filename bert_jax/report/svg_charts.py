@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 Points = Sequence[tuple[float, float]]
 
-# Told apart by most colour-blind readers too (after Okabe and Ito 2008); dark enough on white.
+# Told apart by most color-blind readers too (after Okabe and Ito 2008); dark enough on white.
 COLORS = ("#0072b2", "#d55e00", "#00805f", "#a6478a", "#806000", "#4d4d4d")
 WIDTH, HEIGHT = 460, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 26, 10, 34
 _MAX_POINTS = 240
-# For those who cannot tell the colours apart: dashes of a line, and of its key in the legend.
+# For those who cannot tell the colors apart: dashes of a line, and of its key in the legend.
 _DASHES = (("none", "solid"), ("8 3", "dashed"), ("2 3", "dotted"))
 
 
@@ -140,7 +140,7 @@ def ticks(low: float, high: float, target_count: int = 5) -> list[float]:
 
 
 def downsample(points: Points, max_points: int = _MAX_POINTS) -> list[tuple[float, float]]:
-    """At most `most` points, each the mean of its neighbours: a long run's noise becomes a line."""
+    """At most `most` points, each the mean of its neighbors: a long run's noise becomes a line."""
     if len(points) <= max_points:
         return list(points)
     group_bounds = [round(index * len(points) / max_points) for index in range(max_points + 1)]
@@ -175,5 +175,5 @@ def _legend(series: Sequence[Series]) -> str:
 
 
 def _line_style(index: int) -> tuple[str, str, str]:
-    """Colour, dashes and border style of a line."""
+    """Color, dashes and border style of a line."""
     return (COLORS[index % len(COLORS)], *_DASHES[index % len(_DASHES)])

@@ -255,7 +255,7 @@ def run_python(code, *arguments, **environment):
     )
 
 
-def test_a_write_that_the_system_refuses_is_one_message_without_a_traceback(tmp_path):
+def test_failed_write_is_reported_in_one_message_without_traceback(tmp_path):
     code = """
         import resource, sys
         import jax.numpy as jnp, jax

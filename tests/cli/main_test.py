@@ -1,4 +1,4 @@
-"""The command line as a whole: verbs, help, exit codes, messages."""
+"""Covers bert_jax/cli/__init__.py: verbs, help, exit codes and error messages."""
 
 import argparse
 import subprocess

@@ -1,4 +1,4 @@
-"""`bert-jax predict` from the command line: what it reads, what it writes, what it refuses."""
+"""Covers bert_jax/cli/predict.py for task heads: input, output and rejected input."""
 
 import csv
 import io

@@ -117,7 +117,7 @@ def test_sparse_counts_equal_dense_ones_whatever_the_chunks(monkeypatch):
     np.testing.assert_array_equal(whole.bigram_weights, chunked.bigram_weights)
 
 
-def test_expectation_maximisation_raises_the_likelihood_and_finds_the_weights():
+def test_expectation_maximization_finds_the_mixture_weights():
     # Samples from 0.7 * A + 0.3 * B, with A and B two distributions over four outcomes.
     a, b = np.array([0.7, 0.1, 0.1, 0.1]), np.array([0.1, 0.1, 0.1, 0.7])
     rng = np.random.default_rng(1)

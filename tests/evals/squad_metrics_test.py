@@ -107,11 +107,11 @@ def perturbed(gold: list[list[str]], seed: int) -> list[str]:
 
 @settings(deadline=None)
 @given(texts)
-def test_normalising(text: str):
+def test_normalizing(text: str):
     assert normalize_answer(text) == " ".join(words(text))
 
 
-def test_normalising_by_example():
+def test_normalizing_by_example():
     assert normalize_answer("  The U.S.A.,\t an  'apple'-A day!") == "usa applea day"
     assert normalize_answer("Beyoncé’s THE\u00a0band") == "beyoncé’s band"
     assert normalize_answer("a an the") == normalize_answer("!?") == ""

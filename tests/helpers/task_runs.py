@@ -1,4 +1,4 @@
-"""A small finished fine-tuning run of each kind of task, with texts that look like markup."""
+"""Trains one small fine-tuning run of each kind of task, with texts that look like markup."""
 
 import csv
 import json

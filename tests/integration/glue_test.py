@@ -1,4 +1,4 @@
-"""`bert-jax glue` that is stopped and killed ends in the results of one that never was."""
+"""Covers bert_jax/cli/glue.py: an interrupted benchmark ends with the same results."""
 
 import json
 import os

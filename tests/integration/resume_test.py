@@ -1,4 +1,4 @@
-"""A run that is killed, in a save or elsewhere, ends in the parameters of one that never was."""
+"""Covers bert_jax/train/run.py: a run that is killed, also while it saves, resumes exactly."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from bert_jax.params import paths
 from bert_jax.testing.text_corpus import prepare_corpus
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
 
-DRIVER = Path(__file__).with_name("driver.py")
+DRIVER = Path(__file__).parent.parent / "helpers/training_driver.py"
 KILLED = -signal.SIGKILL
 
 

@@ -1,4 +1,4 @@
-"""Ids and offsets equal Hugging Face's, on 20,000 real and fuzzed lines for each vocabulary.
+"""Compares bert_jax/text/ with Hugging Face tokenizers on 20,000 real and fuzzed lines.
 
 The reference reads the published files by itself; ours are loaded by `load_vocabulary`. Saved
 folders are opened with AutoTokenizer, as users of an export do.
@@ -118,9 +118,9 @@ def test_byte_level_bpe_equals_roberta_tokenizer(lines, shared):
 
 
 def test_sentencepiece_equals_t5_tokenizer(lines, real_lines, shared):
-    """All real lines; the fuzzed ones where both libraries normalise alike.
+    """All real lines; the fuzzed ones where both libraries normalize alike.
 
-    `tokenizers` normalises whole graphemes, SentencePiece characters, so that stacked accents and
+    `tokenizers` normalizes whole graphemes, SentencePiece characters, so that stacked accents and
     joined emoji come out differently; T5's own code was on SentencePiece's side.
     """
     path = shared / "vocab/t5-base/spiece.model"

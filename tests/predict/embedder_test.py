@@ -79,7 +79,7 @@ def test_layers_and_poolings_that_are_not_there(model):
         Embedder(model, pooling="sum")  # type: ignore[arg-type]
 
 
-def test_predicting_from_an_export_imports_no_tensorflow_no_torch_and_no_orbax(model, tmp_path):
+def test_embedding_from_an_export_imports_no_tensorflow_torch_or_orbax(model, tmp_path):
     export(model, tmp_path / "exported")
     code = f"""
 import sys

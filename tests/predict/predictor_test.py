@@ -348,7 +348,7 @@ def test_settings_that_do_not_fit_are_refused(models, tmp_path):
         Predictor(models["question_answering"], max_length=12)([("the net", "a sea")])
 
 
-def test_predicting_from_an_export_imports_no_tensorflow_no_torch_and_no_orbax(models, tmp_path):
+def test_predicting_from_an_export_imports_no_tensorflow_torch_or_orbax(models, tmp_path):
     export(models["token_classification"], tmp_path / "exported")
     code = f"""
 import sys

@@ -15,9 +15,9 @@ from sklearn import metrics
 from bert_jax.report.run_report import write_report
 from bert_jax.report.svg_charts import ticks
 from bert_jax.report.task_report import MAX_CLASSES, report_sections
+from tests.helpers.browser import browse, find_browser
+from tests.helpers.report_markup import Report
 from tests.helpers.task_runs import HOSTILE, HOSTILE_LABEL, KINDS
-from tests.train.browser import browse, find_browser
-from tests.train.markup import Report
 
 ZERO: Any = 0  # scikit-learn's default makes it look like a string
 each_kind = pytest.mark.parametrize("kind", KINDS)

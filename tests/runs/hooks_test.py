@@ -209,7 +209,7 @@ def look(guard, step, loss):
 
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_examples_and_checkpoint(loss):
+def test_non_finite_loss_stops_the_run_and_names_examples_and_checkpoint(loss):
     watch = guard()
     look(watch, 50, 2.0)
     with pytest.raises(TrainingHalted) as caught:

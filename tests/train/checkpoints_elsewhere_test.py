@@ -1,4 +1,4 @@
-"""A run whose checkpoints are not in its folder: read, resumed, mirrored, refused."""
+"""Covers bert_jax/checkpoints/ outside the run folder: read, resumed, mirrored, rejected."""
 
 import shutil
 from pathlib import Path

@@ -49,8 +49,8 @@ def train(config: Experiment, devices: int, steps: int = STEPS):
     grid = sharding.make_mesh(config.mesh, jax.devices()[:devices])
     phase = config.train.phases[0]
     program, optimizer = make_objective(config.objective), make_optimizer(config.train)
-    initialise = functools.partial(init_state, program, optimizer)
-    abstract = abstract_state(initialise, optimizer, grid)
+    initialize = functools.partial(init_state, program, optimizer)
+    abstract = abstract_state(initialize, optimizer, grid)
     step = compile_step(
         config, phase, program, optimizer, program.batch_fields(), [phase.sizes], abstract, grid
     )
@@ -74,7 +74,7 @@ def train(config: Experiment, devices: int, steps: int = STEPS):
 
 @functools.cache
 def initial_state(program_config):
-    """Made once, on one device: the initialiser takes long to compile."""
+    """Made once, on one device: the initializer takes long to compile."""
     train_config = experiment().train
     state = init_state(
         make_objective(program_config), make_optimizer(train_config), jax.random.key(0)
@@ -161,8 +161,8 @@ def test_a_batch_of_another_shape_is_an_error_not_a_compilation():
     config = experiment()
     grid = sharding.make_mesh(config.mesh, jax.devices()[:1])
     program, optimizer = make_objective(config.objective), make_optimizer(config.train)
-    initialise = functools.partial(init_state, program, optimizer)
-    abstract = abstract_state(initialise, optimizer, grid)
+    initialize = functools.partial(init_state, program, optimizer)
+    abstract = abstract_state(initialize, optimizer, grid)
     step = compile_step(
         config, PHASE, program, optimizer, program.batch_fields(), [PHASE.sizes], abstract, grid
     )

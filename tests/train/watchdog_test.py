@@ -156,7 +156,7 @@ def test_a_setting_that_is_no_number(monkeypatch, text):
 def test_when_one_host_hangs_each_says_its_own_place(tmp_path):
     """Host 1 hangs in its loop; host 0 in the step, in which it waits for host 1."""
     corpus, port = prepare_corpus(tmp_path / "corpus"), free_port()
-    driver = str(ROOT / "tests" / "integration" / "driver.py")
+    driver = str(ROOT / "tests/helpers/training_driver.py")
     processes = [
         start(
             *(driver, str(corpus), str(tmp_path / "run"), "--hang-at", "5"),

@@ -1,1 +1,1 @@
-"""Labelled data: examples of tasks, read from other people's formats, as rows of token ids."""
+"""Labeled data: examples of tasks, read from other people's formats, as rows of token ids."""

@@ -1,4 +1,4 @@
-"""Covers FULL-SENTENCES and DOC-SENTENCES inputs: data/pretraining/dataset.py and windows.py."""
+"""Covers FULL-SENTENCES and DOC-SENTENCES: bert_jax/data/pretraining/dataset.py and windows.py."""
 
 from pathlib import Path
 

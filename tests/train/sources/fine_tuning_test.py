@@ -137,7 +137,7 @@ def test_fresh_layers_are_drawn_anew(columns, model, tmp_path):
     assert np.abs(after[kernel.format(1)] - start[kernel.format(1)]).max() > 1e-3
 
 
-def test_a_fine_tuned_model_goes_on_with_its_head_or_gets_that_of_another_task(
+def test_fine_tuned_model_keeps_its_head_or_gets_one_for_another_task(
     finished, columns, model, tmp_path
 ):
     learned = paths.flatten(load_model(str(finished)).params)["classifier/kernel"]

@@ -33,8 +33,8 @@ from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
 from bert_jax.train.step import init_state
+from tests.helpers.report_markup import Report
 from tests.helpers.task_runs import TASKS
-from tests.train.markup import Report
 
 # Name of the task -> its kind and its first metric.
 NAMES = {

@@ -1,4 +1,4 @@
-"""Reads a report as strictly as a test wants it."""
+"""Parses the HTML of a report and rejects what a browser would only tolerate."""
 
 from html.parser import HTMLParser
 

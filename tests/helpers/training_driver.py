@@ -1,7 +1,7 @@
 """Runs a small experiment in a process of its own, with an accident at a chosen step.
 
-    python driver.py CORPUS RUN [--steps 40] [--kill-at 17] [--kill-in-save 20] [--term-at 11]
-                                [--term-in-save 20] [--hang-at 5]
+    python training_driver.py CORPUS RUN [--steps 40] [--kill-at 17] [--kill-in-save 20]
+                              [--term-at 11] [--term-in-save 20] [--hang-at 5]
 
 `--kill-at N` is SIGKILL after update N, `--kill-in-save N` SIGKILL while the checkpoint of step N
 is half written, `--term-at N` SIGTERM after update N, `--term-in-save N` SIGTERM while the

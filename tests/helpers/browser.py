@@ -1,4 +1,4 @@
-"""A headless Chromium that looks at a page, by its DevTools protocol over pipes."""
+"""Opens a page in headless Chromium through its DevTools protocol."""
 
 import json
 import os
