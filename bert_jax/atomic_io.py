@@ -1,4 +1,7 @@
-"""Files and folders that a reader sees whole or not at all: written aside, then renamed."""
+"""Writes files and folders atomically: to a temporary path first, then renamed.
+
+A reader sees the complete file or none.
+"""
 
 import contextlib
 import json
@@ -11,14 +14,14 @@ from typing import Any
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write a file or a folder to; nothing is there yet.
+    """Yields a temporary path in the same folder, to write a file or a folder to.
 
-    At the end what was written moves to `path`, a file once its bytes are on the disk; after an
-    error it is removed. The path is this process's own: what another leaves behind when it is
-    killed stays, as `.NAME.PID.partial`, and two threads may not write to one `path`.
+    When the `with` block ends, what was written is renamed to `path`; a file is synced to disk
+    before. After an error it is removed. The temporary name, `.NAME.PID.partial`, is unique to the
+    process: a killed process leaves its file behind, and two threads must not write the same path.
 
     Raises:
-      OSError: it cannot be written or moved; as a folder, if `path` is one that is not empty.
+      OSError: writing or renaming failed, or `path` is a folder that is not empty.
     """
     partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
     _remove(partial_path)
@@ -33,13 +36,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def atomic_write(path: Path, content: str | bytes) -> None:
-    """Writes a file aside and moves it to `path`."""
+    """Writes a file atomically."""
     with atomic_path(path) as partial_path:
         partial_path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Writes indented JSON aside and moves it to `path`."""
+    """Writes indented JSON atomically."""
     atomic_write(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -47,6 +50,6 @@ def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        # Its parent may be a file, or gone: what was tried says so, not the clearing up.
+        # The parent may not exist or may be a file; the error of the caller is the one to show.
         with contextlib.suppress(OSError):
             path.unlink()

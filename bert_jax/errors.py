@@ -1,16 +1,20 @@
-"""What a user can get wrong, as exceptions with one clear message each.
+"""Defines the errors that a user can cause.
 
-The command line prints the message and exits with `exit_code`; tracebacks are for our own bugs.
+The command line prints their message without a traceback and exits with `exit_code`. Any other
+exception is a bug in bert_jax.
 """
 
 
 class UserError(Exception):
-    """What the user can mend: the message says what was found, what was expected, what to do."""
+    """Reports a mistake that the user can correct.
+
+    The message says what was found, where, what was expected, and what to do.
+    """
 
     exit_code = 1
 
 
 class ConfigError(UserError):
-    """A configuration that cannot be right: unknown field, wrong type, impossible combination."""
+    """Reports an invalid config: unknown field, wrong type, or impossible combination of values."""
 
     exit_code = 2

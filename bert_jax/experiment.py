@@ -1,4 +1,7 @@
-"""The root config: everything that decides what a run computes, in one value. No jax, no tf."""
+"""Defines the root config, which determines everything that a run computes.
+
+Imports neither jax nor TensorFlow.
+"""
 
 from dataclasses import dataclass
 
@@ -11,7 +14,14 @@ from bert_jax.train.config import TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What `configs/` return and `bert_jax.train.run` runs."""
+    """Configures one run: model and objective, data, training, mesh.
+
+    The functions in `configs/` return it and `bert_jax.train.run.run` runs it.
+
+    Attributes:
+      init_from: run folder, Hugging Face folder or Google TF1 checkpoint to start from; None:
+        random parameters.
+    """
 
     name: str
     objective: ObjectiveConfig
@@ -19,7 +29,7 @@ class Experiment:
     train: TrainConfig
     mesh: MeshConfig = MeshConfig()  # noqa: RUF009 (frozen)
     seed: int = 0
-    init_from: str | None = None  # run folder, Hugging Face folder or TF1 checkpoint to start from
+    init_from: str | None = None
 
     def __post_init__(self) -> None:
         communication_dtype, dtype = self.mesh.communication_dtype, self.objective.compute.dtype
@@ -49,4 +59,4 @@ MAY_CHANGE_ON_RESUME = (
     "objective.compute.remat.*",
     "objective.compute.attention.*",
 )
-"""Fields that say where and how often, not what: a run may be resumed with others."""
+"""Fields that may differ when a run is resumed, because they do not change what is computed."""

@@ -1,4 +1,4 @@
-"""What a run was computed on, for its record."""
+"""Describes the hardware of a run, for its records."""
 
 import os
 import platform
@@ -8,9 +8,9 @@ import jax
 
 
 def hardware_info() -> dict[str, Any]:
-    """{"devices", "device_kind", "platform", "processes", "host_cpus", "host_cpu"}.
+    """Returns {"devices", "device_kind", "platform", "processes", "host_cpus", "host_cpu"}.
 
-    Devices are those of all processes together; the host is this process's.
+    "devices" counts the devices of all processes; the two host entries describe this host only.
     """
     devices = jax.devices()
     return {

@@ -1,6 +1,7 @@
-"""The table of TPU slices (`tpu_slices.json`), read into types. Standard library only.
+"""Loads the table of TPU slices, `tpu_slices.json`, into dataclasses.
 
-Nothing else in the project names a slice; the launcher in `tpu/` reads the same file through here.
+All other modules, and the launcher in `tpu/`, take their facts about TPUs from here. Imports the
+standard library only.
 """
 
 import difflib
@@ -17,21 +18,23 @@ FILE = Path(__file__).with_name("tpu_slices.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One generation of TPU chips; figures are for one chip.
+    """Describes one generation of TPU chips; the numbers are for one chip.
 
     Attributes:
       bf16_flops: peak dense bfloat16 FLOP/s.
-      hbm_gib, usable_hbm_gib: memory, and what XLA can give to a program.
-      link_bytes_per_second: one link, one way; a chip has two links along each of `link_axes`.
-      clock_hz: of the tensor core, to turn the compiler's cycles into seconds.
-      devices_per_chip: how many JAX devices a chip is.
-      cores_per_device: tensor cores that a JAX device has; two share a kernel's grid.
-      chip_config: what libtpu has to be told to see whole chips, or None.
-      saved_replicated, saved_sharded, saved_ffn: what XLA keeps of a layer for the backward pass;
-        see `activations.SavedBytes`.
-      usd_on_demand, usd_spot: US list price of a chip-hour; None where none is published.
-      backends: how it can be rented: "tpu-api" (Cloud TPU), "gce" (Compute Engine).
-      runtime_version: of Cloud TPU; machine_type, image_family: of Compute Engine.
+      hbm_gib, usable_hbm_gib: memory of a chip, and the part of it that a program can use.
+      link_bytes_per_second: bandwidth of one interconnect link in one direction; a chip has two
+        links along each of `link_axes` axes.
+      clock_hz: clock of the TensorCore; converts the compiler's cycle estimates into seconds.
+      devices_per_chip: number of JAX devices on a chip.
+      cores_per_device: number of TensorCores of a JAX device; two share the grid of a kernel.
+      chip_config: libtpu's `chip_config_name` that makes a chip one device; None: the default.
+      saved_replicated, saved_sharded, saved_ffn: bytes of a layer's activations that XLA saves for
+        the backward pass; see `SavedBytes` in `bert_jax/plan/activations.py`.
+      usd_on_demand, usd_spot: US list price of a chip-hour; None if none is published.
+      backends: the services that rent it: "tpu-api" (Cloud TPU), "gce" (Compute Engine).
+      runtime_version: Cloud TPU's software version.
+      machine_type, image_family: Compute Engine's names.
     """
 
     name: str
@@ -60,22 +63,22 @@ class Generation:
 
     @property
     def device_flops(self) -> float:
-        """Peak bfloat16 FLOP/s of one JAX device."""
+        """Returns the peak bfloat16 FLOP/s of one JAX device."""
         return self.bf16_flops / self.devices_per_chip
 
     @property
     def device_bandwidth(self) -> float:
-        """Bytes a second between one JAX device and its memory."""
+        """Returns the memory bandwidth of one JAX device in bytes per second."""
         return self.hbm_bytes_per_second / self.devices_per_chip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Chips of one generation that are rented together.
+    """Describes a TPU slice: chips of one generation that are rented together.
 
     Attributes:
-      topology: as libtpu and Compute Engine write it: "4x4", "2x2x4".
-      accelerator_type: Cloud TPU's name for it; None where only Compute Engine rents it.
+      topology: in the notation of libtpu and Compute Engine: "4x4", "2x2x4".
+      accelerator_type: Cloud TPU's name of the slice; None if only Compute Engine offers it.
     """
 
     name: str
@@ -87,35 +90,35 @@ class Slice:
 
     @property
     def devices(self) -> int:
-        """`jax.device_count()` on it."""
+        """Returns the number of JAX devices of the slice (`jax.device_count()`)."""
         return self.chips * self.generation.devices_per_chip
 
     @property
     def device_hbm_gib(self) -> float:
-        """Memory that XLA can use on one JAX device."""
+        """Returns the memory in GiB that a program can use on one JAX device."""
         return self.generation.usable_hbm_gib / self.generation.devices_per_chip
 
     @property
     def bf16_flops(self) -> float:
-        """Peak bfloat16 FLOP/s of all chips together."""
+        """Returns the peak bfloat16 FLOP/s of all chips together."""
         return self.chips * self.generation.bf16_flops
 
     @property
     def libtpu_topology(self) -> str:
-        """The name under which libtpu compiles for it."""
+        """Returns the topology name for ahead-of-time compilation with libtpu."""
         return f"{self.generation.name}:{self.topology}"
 
     def usd_per_hour(self, *, spot: bool) -> float | None:
-        """List price of the whole slice; None where none is published."""
-        each = self.generation.usd_spot if spot else self.generation.usd_on_demand
-        return None if each is None else each * self.chips
+        """Returns the list price of the whole slice per hour; None if none is published."""
+        chip_price = self.generation.usd_spot if spot else self.generation.usd_on_demand
+        return None if chip_price is None else chip_price * self.chips
 
 
 def find_slice(name: str) -> Slice:
-    """The slice of that name.
+    """Returns the slice with this name.
 
     Raises:
-      ConfigError: there is none; names the nearest and all of them.
+      ConfigError: no slice has that name; the message names the nearest and all slices.
     """
     slices = all_slices()
     if name not in slices:
@@ -131,7 +134,7 @@ def find_slice(name: str) -> Slice:
 
 @functools.cache
 def all_slices() -> dict[str, Slice]:
-    """Every slice of the table by name, in its order."""
+    """Returns all slices by name, in the order of the table."""
     table = _table()
     generations = {name: _generation(name, row) for name, row in table["generations"].items()}
     return {
@@ -146,7 +149,7 @@ def _generation(name: str, row: dict[str, Any]) -> Generation:
 
 
 def prices_as_of() -> str:
-    """The date of the table's prices, as YYYY-MM-DD."""
+    """Returns the date of the prices as YYYY-MM-DD."""
     return str(_table()["as_of"])
 
 

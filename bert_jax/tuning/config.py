@@ -1,20 +1,30 @@
-"""Which parameters of a pretrained encoder move, how fast, and what holds them. No jax here."""
+"""Defines the tuning config: frozen parameters, learning rates by depth, weight anchors.
+
+Imports no jax.
+"""
 
 from dataclasses import dataclass
 
 from bert_jax.errors import ConfigError
 
 WHOLE_ENCODER = "encoder/**"
-"""The path pattern of all parameters below the head and its pooler."""
+"""The path pattern of all encoder parameters, without pooler and heads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class L2SP:
-    """Pulls the encoder to where it started, the head to zero (Li et al. 2018, equation 3)."""
+    """Configures L2-SP regularization (Li et al. 2018, equation 3).
 
-    # alpha: half of it times the squared distance is added to the loss
+    The loss gets `encoder_strength` / 2 times the squared distance of the encoder from its initial
+    weights, and `head_strength` / 2 times the squared norm of the head.
+
+    Attributes:
+      encoder_strength: alpha in the paper.
+      head_strength: beta in the paper.
+    """
+
     encoder_strength: float = 0.1
-    head_strength: float = 0.01  # beta
+    head_strength: float = 0.01
 
     def __post_init__(self) -> None:
         if min(self.encoder_strength, self.head_strength) < 0:
@@ -26,13 +36,16 @@ class L2SP:
 
 @dataclass(frozen=True, kw_only=True)
 class EWC:
-    """Pulls each encoder parameter to where it started, by its importance for the old task.
+    """Configures elastic weight consolidation (Kirkpatrick et al. 2017, equation 3).
 
-    Elastic weight consolidation (Kirkpatrick et al. 2017, equation 3): half of `strength` times
-    the Fisher information times the squared distance is added to the loss.
+    The loss gets `strength` / 2 times the sum over encoder weights of their Fisher information
+    times their squared distance from the initial weights.
+
+    Attributes:
+      fisher: file with the Fisher information, written by `bert-jax fisher`.
     """
 
-    fisher: str  # file written by `bert-jax fisher`
+    fisher: str
     strength: float = 1e4
 
     def __post_init__(self) -> None:
@@ -44,33 +57,42 @@ class EWC:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputedFeatures:
-    """The encoder reads each batch anew, with its dropout."""
+    """Runs the encoder on every batch, with dropout; the usual way to fine-tune."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CachedFeatures:
-    """The frozen encoder reads each row once, before the first step (Devlin et al. 2019, 5.3).
+    """Runs the frozen encoder once on each sequence, before training (Devlin et al. 2019, 5.3).
 
-    This is the feature-based approach: its states are kept in the run folder, and a step computes
-    the head and its pooler alone. The encoder's dropout has no part in states that are computed
-    once; `objective.classifier_dropout`, which is the head's, has.
+    This is the feature-based approach: the features are cached in the run folder, and a training
+    step computes only pooler and head. Features are computed without the encoder's dropout; the
+    head's dropout, `objective.classifier_dropout`, applies at every step.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningConfig:
-    """How the parameters move; the defaults move all of them alike.
+    """Configures how a pretrained model is adapted; by default all parameters train alike.
 
-    Parameters are counted by depth: the embeddings are 0, layer k (from 0) is k + 1, and the head
-    with its pooler, which starts afresh, comes above all layers.
+    The depth of a parameter is 0 for the embeddings, k + 1 for layer k (from 0), and one more than
+    the top layer for pooler and head.
+
+    Attributes:
+      frozen: path patterns of parameters that do not change, for example "encoder/embeddings/**".
+      layerwise_lr_decay: learning rate of each depth divided by that of the depth above it.
+      head_lr_multiplier: multiplies the learning rate of the head.
+      unfreeze_every: steps after which the next depth starts to train, from the top; 0: all depths
+        train from the first step.
+      reinit_layers: number of top layers that start from random values (Zhang et al. 2021).
+      weight_anchor: penalty on the distance from the initial weights.
+      features: whether the encoder runs on every batch, or once before training.
     """
 
-    frozen: tuple[str, ...] = ()  # path patterns, as "encoder/embeddings/**": these do not move
-    # Each depth moves at this multiple of the rate of the one above it.
+    frozen: tuple[str, ...] = ()
     layerwise_lr_decay: float = 1.0
-    head_lr_multiplier: float = 1.0  # multiple of the learning rate for the head
-    unfreeze_every: int = 0  # steps after which one more depth moves, from the top; 0: all at once
-    reinit_layers: int = 0  # layers from the top that start from random values (Zhang et al. 2021)
+    head_lr_multiplier: float = 1.0
+    unfreeze_every: int = 0
+    reinit_layers: int = 0
     weight_anchor: L2SP | EWC | None = None
     features: ComputedFeatures | CachedFeatures = ComputedFeatures()
 
@@ -91,18 +113,18 @@ class TuningConfig:
             self._check_encoder_frozen()
 
     def _check_encoder_frozen(self) -> None:
-        """Raises if a parameter of an encoder that is read once could move."""
-        requirement = "tuning.features is CachedFeatures, which needs an encoder that does not move"
+        """Raises ConfigError if cached features are combined with an encoder that changes."""
+        requirement = "tuning.features is CachedFeatures, which needs a frozen encoder"
         if WHOLE_ENCODER not in self.frozen:
             raise ConfigError(
                 f"{requirement}, but tuning.frozen is {list(self.frozen)}; "
-                f"put {WHOLE_ENCODER!r} there"
+                f"add {WHOLE_ENCODER!r} to it"
             )
         for name in ("unfreeze_every", "reinit_layers"):
             if getattr(self, name):
                 raise ConfigError(
-                    f"{requirement}, but tuning.{name} is {getattr(self, name)}; expected 0, "
-                    "or ComputedFeatures as tuning.features"
+                    f"{requirement}, but tuning.{name} is {getattr(self, name)}; expected 0, or "
+                    "set tuning.features to ComputedFeatures"
                 )
         anchors_encoder = (
             self.weight_anchor.encoder_strength
@@ -111,10 +133,10 @@ class TuningConfig:
         )
         if anchors_encoder:
             raise ConfigError(
-                f"{requirement}, but tuning.weight_anchor is {self.weight_anchor}, which holds one "
-                "that does; expected null, or L2SP with encoder_strength 0.0 to pull the head alone"
+                f"{requirement}, but tuning.weight_anchor is {self.weight_anchor}, which has no "
+                "effect on it; expected null, or L2SP with encoder_strength 0.0 (head only)"
             )
 
 
 FROZEN_ENCODER = TuningConfig(frozen=(WHOLE_ENCODER,), features=CachedFeatures())
-"""Head and pooler alone are trained, on states that the encoder computes once."""
+"""Trains only pooler and head, on features that the encoder computes once."""

@@ -1,4 +1,4 @@
-"""How deep in the network a parameter lies, by its path."""
+"""Computes the depth of a parameter in the network from its path."""
 
 import re
 from collections.abc import Iterable
@@ -9,20 +9,20 @@ _LAYER = re.compile(r"encoder/layers/(\d+)/")
 
 
 def count_layers(params: Iterable[str]) -> int:
-    """The number of layers that these parameters have, given by their paths."""
+    """Returns the number of encoder layers among these parameter paths."""
     matches = (_LAYER.match(path) for path in params)
     return 1 + max((int(match[1]) for match in matches if match), default=-1)
 
 
 def param_depth(path: str, num_layers: int) -> int:
-    """0 for embeddings, k + 1 for layer k, layers + 1 for whatever stands on the encoder."""
+    """Returns 0 for embeddings, k + 1 for layer k (from 0), num_layers + 1 for pooler and heads."""
     if match := _LAYER.match(path):
         return int(match[1]) + 1
     return 0 if path.startswith("encoder/") else num_layers + 1
 
 
 def lowest_trainable_depth(params: Iterable[str], frozen: Iterable[str]) -> int:
-    """The depth of the lowest of these parameters that no pattern of `frozen` matches."""
+    """Returns the smallest depth of the parameters that no pattern of `frozen` matches."""
     params, frozen = list(params), list(frozen)
     num_layers = count_layers(params)
     trainable_paths = (
@@ -32,5 +32,5 @@ def lowest_trainable_depth(params: Iterable[str], frozen: Iterable[str]) -> int:
 
 
 def num_layers_with_gradients(num_layers: int, lowest_trainable: int) -> int:
-    """How many of the layers a backward pass goes through that ends at the depth `lowest`."""
+    """Returns how many layers the backward pass goes through if it ends at `lowest_trainable`."""
     return max(0, min(num_layers, num_layers + 1 - lowest_trainable))

@@ -1,4 +1,4 @@
-"""A program with frozen parameters: no gradient is computed for them."""
+"""Freezes parameters of an objective, so that no gradient is computed for them."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from bert_jax.params import paths
 
 
 class FrozenParams:
-    """Another program, whose parameters that match a pattern are constants to the gradient."""
+    """Wraps an objective; parameters that match one of `patterns` get no gradient."""
 
     def __init__(self, objective: Objective, patterns: tuple[str, ...]):
         self.config = objective.config
@@ -29,7 +29,7 @@ class FrozenParams:
         loss_denominators: dict[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> LossOutput:
-        """The other program's losses."""
+        """Returns the losses of the wrapped objective, with `stop_gradient` on frozen parameters."""
 
         def stop_gradient_if_frozen(path: str, leaf: Any) -> Any:
             is_frozen = any(paths.matches(pattern, path) for pattern in self._patterns)

@@ -1,4 +1,4 @@
-"""What tuning adds to the optimizer: frozen parameters, rates by depth, gradual unfreezing."""
+"""Adds frozen parameters, layer-wise learning rates and gradual unfreezing to the optimizer."""
 
 from typing import Any, NamedTuple
 
@@ -12,16 +12,17 @@ from bert_jax.params.paths import matches
 from bert_jax.tuning.config import TuningConfig
 from bert_jax.tuning.depth import count_layers, param_depth
 
-TRAINABLE, FROZEN = "moved", "frozen"
+TRAINABLE, FROZEN = "moved", "frozen"  # these names are part of saved optimizer states
 
 
 def freeze(
     tuning: TuningConfig, optimizer: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """`optimizer` for all parameters but the frozen ones, which get no update and no moments.
+    """Restricts `optimizer` to the parameters that are not frozen; frozen ones have no moments.
 
     Raises:
-      ConfigError: at init, a pattern of `tuning.frozen` that matches nothing, or all are frozen.
+      ConfigError: at init, if a pattern of `tuning.frozen` matches no parameter, or all parameters
+        are frozen.
     """
     if not tuning.frozen:
         return optimizer
@@ -31,14 +32,17 @@ def freeze(
         for pattern in tuning.frozen:
             if not any(matches(pattern, path) for path in flat_params):
                 raise ConfigError(
-                    f"tuning.frozen has {pattern!r}, which matches no parameter; they are such as "
-                    f"{', '.join(list(flat_params)[:3])} (`bert-jax show-config` lists them)"
+                    f"tuning.frozen has {pattern!r}, which matches no parameter; parameters are "
+                    f"{', '.join(list(flat_params)[:3])} and others (`bert-jax show-config` lists them)"
                 )
         is_frozen = {
             path: any(matches(pattern, path) for pattern in tuning.frozen) for path in flat_params
         }
         if all(is_frozen.values()):
-            raise ConfigError(f"tuning.frozen {tuning.frozen} leaves no parameter that moves")
+            raise ConfigError(
+                f"tuning.frozen is {tuning.frozen}, which freezes all parameters; expected at least "
+                "one parameter to train"
+            )
         return paths.unflatten(
             {path: FROZEN if frozen else TRAINABLE for path, frozen in is_frozen.items()}
         )
@@ -47,13 +51,13 @@ def freeze(
 
 
 class UpdateCountState(NamedTuple):
-    """Updates done."""
+    """Holds the number of updates done."""
 
     count: jax.Array
 
 
 def scale_by_depth(tuning: TuningConfig) -> optax.GradientTransformation:
-    """Multiplies updates by a rate for each depth, 0 while that depth is still frozen.
+    """Multiplies updates by a factor for each depth; 0 while that depth is not yet unfrozen.
 
     Layer-wise decay as in Howard and Ruder 2018 (3.2) and Clark et al. 2020 (ELECTRA, appendix B);
     gradual unfreezing as in Howard and Ruder 2018 (3.3).
@@ -63,7 +67,7 @@ def scale_by_depth(tuning: TuningConfig) -> optax.GradientTransformation:
         num_layers = count_layers(paths.flatten(params))
 
         def lr_multiplier(path: str, leaf: Any) -> Any:
-            if isinstance(leaf, optax.MaskedNode):  # frozen: it has no update
+            if isinstance(leaf, optax.MaskedNode):  # frozen parameters have no update
                 return leaf
             distance_from_head = num_layers + 1 - param_depth(path, num_layers)  # 0 for the head
             scale = tuning.layerwise_lr_decay**distance_from_head * (

@@ -1,4 +1,4 @@
-"""Penalties on the distance from where training began, as gradients added by the optimizer."""
+"""Penalizes the distance from the initial weights (L2-SP, EWC) by adding to the gradients."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,11 +14,11 @@ from bert_jax.tuning.config import EWC, L2SP
 
 
 class AnchorState(NamedTuple):
-    """What holds the parameters, each shaped like them.
+    """Holds the anchor of each parameter; both fields are pytrees shaped like the parameters.
 
     Attributes:
-      start: where they are pulled to.
-      strength: how strongly; a scalar, or one number for each weight.
+      start: the weights that the parameters are pulled towards.
+      strength: factor of the penalty's gradient for each weight.
     """
 
     start: Any
@@ -26,14 +26,14 @@ class AnchorState(NamedTuple):
 
 
 def l2_to_init(weight_anchor: L2SP | EWC) -> optax.GradientTransformation:
-    """Adds the gradient of an anchor's penalty, strength x (w - start), to each gradient.
+    """Returns an optax transform that adds the penalty's gradient, strength x (w - start).
 
-    L2-SP pulls the encoder to its start and the head to zero. EWC pulls the encoder alone, with
-    strengths of zero until `with_importance` has put in those that were measured.
+    L2-SP pulls the encoder towards its initial weights and the head towards zero. EWC pulls only
+    the encoder; its strengths are zero until `set_fisher` inserts the measured ones.
     """
 
     def starting_point(path: str, leaf: Any) -> Any:
-        if isinstance(leaf, optax.MaskedNode):  # frozen: nothing to hold
+        if isinstance(leaf, optax.MaskedNode):  # frozen: it has no gradient
             return leaf
         return jnp.array(leaf) if path.startswith("encoder/") else jnp.zeros_like(leaf)
 
@@ -70,10 +70,10 @@ def l2_to_init(weight_anchor: L2SP | EWC) -> optax.GradientTransformation:
 
 
 def set_fisher(opt_state: Any, weight_anchor: EWC, fisher: Mapping[str, np.ndarray]) -> Any:
-    """An optimizer's state with EWC's strengths: `weight_anchor.strength` x Fisher information.
+    """Returns the optimizer state with EWC strengths: `weight_anchor.strength` x Fisher information.
 
     Raises:
-      ConfigError: `fisher` lacks a parameter of the encoder, or has one of another shape.
+      ConfigError: an encoder parameter is missing in `fisher` or has another shape there.
     """
 
     def fisher_strength(path: str, leaf: Any) -> Any:
@@ -81,8 +81,8 @@ def set_fisher(opt_state: Any, weight_anchor: EWC, fisher: Mapping[str, np.ndarr
             return leaf
         if path not in fisher or fisher[path].shape != leaf.shape:
             raise ConfigError(
-                f"tuning.weight_anchor.fisher {weight_anchor.fisher} does not fit the model at "
-                f"{path}; make it of the model that training starts from"
+                f"tuning.weight_anchor.fisher: {weight_anchor.fisher} does not fit the model at "
+                f"{path}; run `bert-jax fisher` on the model that training starts from"
             )
         return jax.device_put(np.float32(weight_anchor.strength) * fisher[path], leaf.sharding)
 

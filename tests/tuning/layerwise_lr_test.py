@@ -96,7 +96,7 @@ def test_depths_thaw_one_by_one_from_the_top():
             TuningConfig(frozen=("encoder/layer/**",)),
             "'encoder/layer/\\*\\*', which matches no parameter",
         ),
-        (TuningConfig(frozen=("**",)), "leaves no parameter that moves"),
+        (TuningConfig(frozen=("**",)), "which freezes all parameters"),
     ],
 )
 def test_patterns_that_cannot_be_meant_are_refused(tuning, message):
@@ -121,8 +121,8 @@ def test_numbers_out_of_range_are_refused(bad):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"frozen": ("encoder/layers/**",)}, r"frozen is \['encoder/layers/\*\*'\]; put 'encoder/"),
-        ({"frozen": ()}, r"tuning.frozen is \[\]; put 'encoder/\*\*' there"),
+        ({"frozen": ("encoder/layers/**",)}, r"frozen is \['encoder/layers/\*\*'\]; add 'encoder/"),
+        ({"frozen": ()}, r"tuning.frozen is \[\]; add 'encoder/\*\*' to it"),
         ({"unfreeze_every": 10}, "tuning.unfreeze_every is 10; expected 0, or ComputedFeatures"),
         ({"reinit_layers": 1}, "tuning.reinit_layers is 1; expected 0, or ComputedFeatures"),
         (
