@@ -1,14 +1,14 @@
-"""Saving and restoring a run: orbax beneath; names, checksums and clear errors from here.
+"""Saves and restores checkpoints with orbax, adding checksums and readable errors.
 
-One step is one folder, committed by a rename:
+Each step is a folder that becomes visible by a rename when it is complete:
 
-    <folder>/<step>/params/        the parameters, so that they can be read without the rest
-                    training/      everything else of the state: step, optimizer state
+    <folder>/<step>/params/        the parameters, which can be read without the rest
+                    training/      the rest of the state: step and optimizer state
                     info/          JSON: data position, resolved config, versions, metrics
-                    checksums.json one sum for each file, written before the rename
+                    checksums.json a checksum for each file, written before the rename
 
-Every array is kept under its path in the state as a string ("opt_state/0/mu/encoder/..."), so a
-checkpoint knows neither optax's classes nor the mesh or the number of processes that wrote it.
+Arrays are saved under their path in the state ("opt_state/0/mu/encoder/..."). A checkpoint
+therefore does not depend on optax's classes, on the mesh, or on the number of processes.
 """
 
 import json
@@ -36,13 +36,15 @@ _TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"
 
 
 class Checkpointer:
-    """The checkpoints of one run. Every process makes one and calls every method; use `with`.
+    """Saves and restores the checkpoints of one run; a context manager.
+
+    With several processes, every process creates one and calls every method.
 
     Args:
-      folder: holds one folder for each step; made if absent; may be a gs:// path.
-      keep_last: this many newest checkpoints are kept.
-      keep_best: name of a metric given to `save`; the checkpoint best in it is kept as well.
-      best_mode: whether a small or a large value of that metric is best.
+      folder: contains a folder for each step; created if needed; may be a gs:// path.
+      keep_last: number of newest checkpoints to keep.
+      best_metric: name of a metric given to `save`; the best checkpoint is kept as well.
+      best_mode: whether the smallest or the largest value of that metric is the best.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Checkpointer:
             raise ValueError(f"keep_last is {keep_last}; at least 1 checkpoint must be kept")
         self.folder = step_folder.absolute_path(folder)
         if run_on_process_0(lambda: self.folder.exists() and not self.folder.is_dir()):
-            raise UserError(f"{self.folder} is a file; checkpoints need a folder there")
+            raise UserError(f"{self.folder} is a file; expected a folder for the checkpoints")
         self._best_metric = best_metric
         self._saving_step: int | None = None
         self._valid_step: int | None = None
@@ -96,16 +98,16 @@ class Checkpointer:
         info: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> bool:
-        """Starts saving; returns as soon as `state` may be donated, and writes beside training.
+        """Starts saving in the background; returns when `state` may be donated.
 
         Args:
-          step: number of updates done; the checkpoint's name.
+          step: number of updates done; the name of the checkpoint.
           state: a dict of pytrees of arrays with the key "params".
           info: JSON values: position, config, versions, metrics.
-          metrics: the values that `keep_best` chooses among.
+          metrics: metrics of this step; `best_metric` selects the one to rank by.
 
         Returns:
-          False when this step is saved already (nothing is written), else True.
+          False if this step is already saved (nothing is written), else True.
 
         Raises:
           UserError: this save, or the one before it, could not be written.
@@ -120,7 +122,7 @@ class Checkpointer:
         }
         trees = step_folder.by_item(step_folder.by_path(state))
         items = {item: ocp.args.StandardSave(tree) for item, tree in trees.items()}
-        json.dumps(info)  # a value that is not JSON is our own mistake: let it raise as such
+        json.dumps(info)  # raises here, not in the background thread, if a value is not JSON
         composite = ocp.args.Composite(**items, info=ocp.args.JsonSave(dict(info)))
         self._saving_step, self._valid_step = step, None
         with self._as_user_errors():
@@ -143,7 +145,7 @@ class Checkpointer:
         self._saving_step = None
 
     def close(self) -> None:
-        """Waits, then frees the background threads."""
+        """Waits for the save in progress and frees the background threads."""
         with self._as_user_errors():
             self._manager.close()
 
@@ -154,12 +156,12 @@ class Checkpointer:
         self.close()
 
     def latest_valid_step(self) -> int | None:
-        """The newest step whose files are as they were written; None if nothing was ever saved.
+        """Returns the newest valid step; None if there are no checkpoints.
 
-        Steps passed over are warned about, with the names of the files.
+        Damaged steps are skipped with a warning that names the files.
 
         Raises:
-          UserError: there are checkpoints, but none is usable; or the save in progress failed.
+          UserError: there are checkpoints, but none is valid; or the save in progress failed.
         """
         self.wait()
         self._valid_step = run_on_process_0(
@@ -170,21 +172,21 @@ class Checkpointer:
     def restore(
         self, abstract_state: Mapping[str, Any], step: int | None = None
     ) -> tuple[dict[str, Any], dict[str, Any], int]:
-        """Reads a checkpoint straight into the shardings of `abstract_state`.
+        """Reads a checkpoint directly into the shardings of `abstract_state`.
 
-        The mesh and the number of processes may differ from those that saved. Without `step`, the
-        newest usable one is taken, and unusable ones after it are renamed to <step>.damaged, so
-        that the run can save under these numbers again.
+        The mesh and the number of processes may differ from those of the run that saved it. Without
+        `step`, damaged checkpoints after the newest valid one are renamed to <step>.damaged, so
+        that the run can save these steps again.
 
         Args:
-          abstract_state: the state's structure, with `jax.ShapeDtypeStruct(..., sharding=...)`.
-          step: a certain step instead of the newest usable one.
+          abstract_state: the state as `jax.ShapeDtypeStruct(..., sharding=...)` leaves.
+          step: the step to restore; None: the newest valid one.
 
         Returns:
           (state, info, step), `state` with the structure, shapes and dtypes of `abstract_state`.
 
         Raises:
-          UserError: no usable checkpoint, or one of another model or optimizer.
+          UserError: there is no valid checkpoint, or it belongs to another model or optimizer.
         """
         self.wait()
         if step is None:
@@ -226,7 +228,7 @@ class Checkpointer:
             self._manager.reload()
 
     def _write_checksums(self) -> None:
-        """Called in the saving thread, when all files are written and none is committed."""
+        """Writes the checksums; called in the saving thread before the folder is renamed."""
         if jax.process_index() != 0 or self._saving_step is None:
             return
         temporary_folder = self.folder / f"{self._saving_step}{_TEMPORARY_SUFFIX}"
@@ -238,36 +240,36 @@ class Checkpointer:
     def _as_user_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever the storage layers beneath raise
+        except Exception as error:  # orbax and the file systems raise many kinds
             failed_step, self._saving_step = self._saving_step, None
             self._manager.reload()
             last_good_step = max(self._manager.all_steps(), default=None)
             last_saved = (
-                "nothing was saved before"
+                "no earlier checkpoint exists"
                 if last_good_step is None
-                else f"step {last_good_step} is the last good"
+                else f"the last checkpoint is step {last_good_step}"
             )
             raise UserError(
                 f"the checkpoint of step {failed_step} could not be written in {self.folder}: "
-                f"{_short_error(error)}; {last_saved}; look at the space, quota and rights there, "
-                "then run the same command to go on"
+                f"{_short_error(error)}; {last_saved}; check free space, quota and permissions "
+                "there, then run the same command to resume"
             ) from error
 
 
 def restore_params(
     folder: epath.PathLike, step: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Reads the parameters alone, as NumPy arrays, on every process that calls it.
+    """Reads only the parameters, as NumPy arrays, on every process that calls it.
 
     Args:
-      folder: a folder of checkpoints, as given to `Checkpointer`. Nothing in it is changed.
-      step: a certain step instead of the newest usable one.
+      folder: a folder of checkpoints, as given to `Checkpointer`; nothing in it is changed.
+      step: the step to read; None: the newest valid one.
 
     Returns:
       (params, info, step); `params` is a nested dict with string keys.
 
     Raises:
-      UserError: no such folder, no checkpoint in it, or none that is usable.
+      UserError: the folder does not exist, or contains no valid checkpoint.
     """
     root = step_folder.absolute_path(folder)
     steps, required_files = step_folder.list_steps(root), (f"{PARAMS}/", f"{INFO}/")
@@ -297,7 +299,7 @@ def _short_error(error: BaseException) -> str:
 
 
 def _hide_tracebacks_of_background_saves() -> None:
-    """Orbax logs a failed save with its traceback; we raise the same failure as one message."""
+    """Hides orbax's log records with tracebacks; a failed save is raised as a UserError anyway."""
 
     def is_not_orbax_traceback(record: logging.LogRecord) -> bool:
         return not ("orbax" in record.pathname and record.exc_info)

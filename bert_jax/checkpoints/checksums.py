@@ -1,6 +1,6 @@
-"""Checksums of a checkpoint's files: a byte that flips on disk is found before it is trained on.
+"""Writes and verifies checksums of a checkpoint's files.
 
-The array format beneath a checkpoint restores such a byte without an error, as a wrong weight.
+Without them a byte that flips on disk would be restored as a wrong weight without any error.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ from etils import epath
 FILE = "checksums.json"
 _FORMAT = "bert_jax checkpoint 1"
 _CHUNK_BYTES = 1 << 20
-# Rewritten while the folder is committed, after the sums are taken; nothing is restored from them.
+# Orbax rewrites these after the checksums are computed; nothing is restored from them.
 _EXCLUDED_FILES = (FILE, "_CHECKPOINT_METADATA", "commit_success.txt")
 
 
 def write_checksums(folder: epath.Path) -> None:
-    """Writes `checksums.json` over all files now under `folder`: aside first, then renamed."""
+    """Writes `checksums.json` for all files in `folder`, atomically."""
     names = sorted(_list_files(folder))
     with ThreadPoolExecutor(4) as pool:
         hashes = pool.map(lambda name: _hash_file(folder / name), names)
@@ -36,11 +36,11 @@ def write_checksums(folder: epath.Path) -> None:
 
 
 def find_problems(folder: epath.Path, file_prefixes: tuple[str, ...] = ("",)) -> list[str]:
-    """What is wrong with the files of `folder`, one line for each; empty when all is well.
+    """Returns one line for each missing or damaged file of `folder`; [] if all are valid.
 
     Args:
-      folder: one step's folder.
-      only: look only at files whose name, relative to `folder`, begins with one of these.
+      folder: the folder of one step.
+      file_prefixes: check only files whose name, relative to `folder`, starts with one of these.
     """
     try:
         content = json.loads((folder / FILE).read_text())
@@ -50,7 +50,7 @@ def find_problems(folder: epath.Path, file_prefixes: tuple[str, ...] = ("",)) ->
             name: (entry["bytes"], entry["digest"]) for name, entry in content["files"].items()
         }
     except FileNotFoundError:
-        return [f"{folder / FILE} is missing: not a checkpoint of bert_jax, or not complete"]
+        return [f"{folder / FILE} is missing: not a bert_jax checkpoint, or an incomplete one"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return [f"{folder / FILE} cannot be read ({error!r})"]
     names = sorted(name for name in recorded if name.startswith(file_prefixes))
@@ -67,9 +67,9 @@ def _check_file(file: epath.Path, size: int, digest: str) -> str | None:
     except OSError as error:
         return f"{file} cannot be read ({error.strerror or error})"
     if found_size != size:
-        return f"{file} has {found_size} bytes, was written with {size}"
+        return f"{file} has {found_size} bytes, expected {size}"
     if found_digest != digest:
-        return f"{file} is damaged: its checksum differs from the one that was written"
+        return f"{file} is damaged: its checksum is not the one in {FILE}"
     return None
 
 

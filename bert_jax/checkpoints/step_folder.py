@@ -1,6 +1,6 @@
-"""What lies in a folder of checkpoints: steps, the newest usable one, its arrays, its info.
+"""Reads checkpoint folders: which steps there are, which are valid, and what is in them.
 
-Only reads. The layout is described in `checkpoint.py`.
+The layout is described in `checkpointer.py`.
 """
 
 import logging
@@ -22,37 +22,34 @@ from bert_jax.params import paths
 logger = logging.getLogger(__name__)
 
 if find_spec("gcsfs") is not None:
-    # Or epath has TensorFlow read gs://, which would then come into every training process. It
-    # decides at the first path of any kind, so this cannot wait for one of gs://.
+    # By default epath imports TensorFlow to read gs:// paths. It decides at the first path of any
+    # kind, so this must be set at import time.
     os.environ.setdefault("EPATH_USE_TF", "0")
 
 PARAMS, TRAINING, INFO = "params", "training", "info"
 
 
 def read_info(step_folder: epath.Path) -> dict[str, Any]:
-    """The JSON that was saved with one step."""
+    """Returns the JSON values saved with one step."""
     return upgrade_info(ocp.JsonCheckpointHandler().restore(step_folder / INFO))
 
 
 def absolute_path(folder: epath.PathLike) -> epath.Path:
-    """A path that orbax takes: it wants local ones from the root on; gs:// paths stay.
+    """Returns `folder` as an absolute path, as orbax requires; gs:// paths do not change.
 
     Raises:
-      UserError: a gs:// path without gcsfs, which reads it.
+      UserError: a gs:// path, and gcsfs is not installed.
     """
     text = os.fspath(folder)
     if "://" not in text:
         return epath.Path(os.path.abspath(text))
     if find_spec("gcsfs") is None:
-        raise UserError(
-            f"{text} is read and written through gcsfs, which is not installed: "
-            "pip install 'bert_jax[tpu]'"
-        )
+        raise UserError(f"{text} needs gcsfs, which is not installed: pip install 'bert_jax[tpu]'")
     return epath.Path(text)
 
 
 def list_steps(folder: epath.Path) -> list[int]:
-    """The numbers of the step folders, ascending; UserError if `folder` is not a folder."""
+    """Returns the steps in `folder` in ascending order; raises UserError if it is not a folder."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; expected one that holds checkpoints")
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
@@ -61,12 +58,16 @@ def list_steps(folder: epath.Path) -> list[int]:
 def latest_valid_step(
     folder: epath.Path, steps: Sequence[int], file_prefixes: tuple[str, ...] = ("",)
 ) -> int | None:
-    """The newest of `steps` whose files are as written; warns about those passed over.
+    """Returns the newest valid step, and logs a warning for each damaged one after it.
 
-    `only`: check the files alone whose names begin with one of these. None if `steps` is empty.
+    Args:
+      file_prefixes: check only files whose name starts with one of these.
+
+    Returns:
+      The step; None if `steps` is empty.
 
     Raises:
-      UserError: there are steps, but none is usable; names the files.
+      UserError: there are steps, but none is valid; the message names the files.
     """
     rejections: list[str] = []
     for step in sorted(steps, reverse=True):
@@ -75,24 +76,24 @@ def latest_valid_step(
             for line in rejections:
                 logger.warning("checkpoint %s; using step %d instead", line, step)
             return step
-        rejections.append(f"step {step} is not usable: {_first_lines(problems)}")
+        rejections.append(f"step {step} is not valid: {_first_lines(problems)}")
     if rejections:
         raise UserError(
-            f"no usable checkpoint in {folder}: {'; '.join(rejections)}; "
-            "restore these files from a copy, or move the folder away to start anew"
+            f"no valid checkpoint in {folder}: {'; '.join(rejections)}; "
+            "restore these files from a copy, or move the folder away to start again"
         )
     return None
 
 
 def verify_step(step_folder: epath.Path, file_prefixes: tuple[str, ...] = ("",)) -> None:
-    """Raises UserError, with the names of the files, unless this step is as it was written."""
+    """Raises UserError with the names of the files if a file of this step is damaged."""
     problems = checksums.find_problems(step_folder, file_prefixes)
     if problems:
-        raise UserError(f"the checkpoint {step_folder} is not usable: {_first_lines(problems)}")
+        raise UserError(f"the checkpoint {step_folder} is not valid: {_first_lines(problems)}")
 
 
 def check_compatible(step_folder: epath.Path, expected_arrays: Mapping[str, Any]) -> None:
-    """Raises unless the checkpoint holds exactly these paths, shapes and dtypes."""
+    """Raises UserError unless the checkpoint holds exactly these paths, shapes and dtypes."""
     saved_arrays = {
         f"{PARAMS}/{path}": a for path, a in array_metadata(step_folder / PARAMS).items()
     }
@@ -113,25 +114,25 @@ def check_compatible(step_folder: epath.Path, expected_arrays: Mapping[str, Any]
             )
     if differences:
         raise UserError(
-            f"the checkpoint {step_folder} is of another model or optimizer: "
+            f"the checkpoint {step_folder} belongs to another model or optimizer: "
             f"{_first_lines(sorted(differences))}; use the config it was made with "
             "(config.json of its run)"
         )
 
 
 def array_metadata(item_folder: epath.Path) -> dict[str, Any]:
-    """Path -> metadata (shape, dtype) of every array saved in one item."""
+    """Returns {path: metadata with shape and dtype} of the arrays saved in one item."""
     return paths.flatten(ocp.StandardCheckpointHandler().metadata(item_folder).tree)
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """Any pytree as {"opt_state/0/mu/encoder/kernel": leaf}; fields and indices become names."""
+    """Flattens a pytree to {"opt_state/0/mu/encoder/kernel": leaf}."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def by_item(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A state by path, as the two nested dicts that a checkpoint keeps apart."""
+    """Splits a flattened state into the two nested dicts that are saved separately."""
     prefix = f"{PARAMS}/"
     params = {p.removeprefix(prefix): leaf for p, leaf in flat.items() if p.startswith(prefix)}
     training_state = {path: leaf for path, leaf in flat.items() if not path.startswith(prefix)}

@@ -1,6 +1,6 @@
-"""What each process of a run says of itself before JAX starts, and in what several differ.
+"""Describes the processes of a run and compares them before JAX starts.
 
-Standard library only, no jax.
+Imports the standard library only.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ _PACKAGES = ("bert_jax", "jax", "jaxlib", "libtpu")
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessInfo:
-    """What a process says of itself.
+    """Describes one process of a run.
 
     Attributes:
-      process, count: its number, and how many it was told there are.
-      local_devices: how many devices it was told to have; None: as many as the machine has.
-      host, pid: where it runs, to be named in messages.
-      versions: of the packages that have to be the same everywhere.
+      process_id, num_processes: as configured in this process.
+      local_devices: configured number of devices; None: all devices of the machine.
+      host, pid: shown in messages.
+      versions: versions of the packages that must be the same in all processes.
     """
 
     process_id: int
@@ -35,13 +35,16 @@ class ProcessInfo:
 
     @property
     def location(self) -> str:
-        """Where the process runs, as "pid 4711 on host-2"."""
+        """Returns the process as text, for example "pid 4711 on host-2"."""
         return f"pid {self.pid} on {self.host}"
 
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Versions here; that of bert_jax has a fingerprint of its sources, which hosts may lag in."""
+    """Returns installed package versions.
+
+    The version of bert_jax includes a hash of its source, to detect hosts that run older code.
+    """
     versions_by_package = {}
     for package in _PACKAGES:
         try:
@@ -59,7 +62,7 @@ def package_versions() -> dict[str, str]:
 
 
 def mismatches(infos: Mapping[int, ProcessInfo]) -> list[str]:
-    """In what the processes that came differ; one line for each."""
+    """Lists the settings that differ between processes, one line each."""
     lines = []
     packages = dict.fromkeys(name for r in infos.values() for name in r.versions)
     values_by_check: dict[str, Mapping[int, object]] = {
@@ -85,6 +88,6 @@ def mismatches(infos: Mapping[int, ProcessInfo]) -> list[str]:
 
 
 def format_processes(process_ids: Sequence[int]) -> str:
-    """As "process 3" or "processes 1, 3"."""
+    """Formats process ids as "process 3" or "processes 1, 3"."""
     noun = "process" if len(process_ids) == 1 else "processes"
     return f"{noun} {', '.join(map(str, process_ids))}"

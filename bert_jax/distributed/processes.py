@@ -1,8 +1,8 @@
-"""Starting several processes as one run, and letting process 0 decide for all of them.
+"""Initializes JAX for a run of several processes, and runs functions on process 0 for all of them.
 
-A run of one process needs none of this. On TPU pods `coordinator="auto"` lets JAX find the other
-hosts; elsewhere each process is told the coordinator's address, by argument or environment. Before
-JAX starts the processes look whether all are there (`rendezvous.py`).
+With one process nothing of this is needed. On TPU pods `coordinator="auto"` lets JAX find the other
+hosts; elsewhere every process gets the address of the coordinator as an argument or environment
+variable. Before JAX starts, the processes check that all of them are running (`rendezvous.py`).
 """
 
 import json
@@ -34,11 +34,13 @@ HEARTBEAT = "BERT_JAX_HEARTBEAT_SECONDS"
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """What one process has to know to join the others.
+    """Configures how a process joins the others of a run.
 
-    `coordinator` is HOST:PORT of process 0, "auto" (a TPU pod or a cluster that JAX recognizes) or
-    None (one process). `local_devices` asks for that many devices on a CPU. `heartbeat_seconds`
-    is how long the others wait for a process that has died before they stop too.
+    Attributes:
+      coordinator: HOST:PORT of process 0, "auto" (a TPU pod, or a cluster that JAX recognizes), or
+        None (a single process).
+      local_devices: number of CPU devices to simulate; None: JAX's default.
+      heartbeat_seconds: time after which the other processes stop when one has died.
     """
 
     coordinator: str | None = None
@@ -56,10 +58,11 @@ def config_from_environment(
     local_devices: int | None = None,
     heartbeat_seconds: int | None = None,
 ) -> DistributedConfig:
-    """Arguments where they are given, else the environment variables BERT_JAX_*.
+    """Returns the config from the arguments; those that are None come from BERT_JAX_* variables.
 
     Raises:
-      UserError: a variable that is not a number, or a coordinator without the process numbers.
+      UserError: a variable is not a number, or a coordinator is set without the process id and the
+        number of processes.
     """
     config = DistributedConfig(
         coordinator=coordinator or os.environ.get(COORDINATOR) or None,
@@ -88,8 +91,8 @@ def _validate_config(config: DistributedConfig) -> None:
     if config.coordinator is None:
         if (num_processes or 1) > 1:
             raise UserError(
-                f"{num_processes} processes but no coordinator: give HOST:PORT of process 0 "
-                f"({COORDINATOR})"
+                f"{num_processes} processes, but no coordinator; set {COORDINATOR} to HOST:PORT of "
+                "process 0"
             )
         return
     if ":" not in config.coordinator:
@@ -97,20 +100,23 @@ def _validate_config(config: DistributedConfig) -> None:
     if num_processes is None or process_id is None:
         raise UserError(
             f"coordinator {config.coordinator!r} also needs the number of processes "
-            f"({NUM_PROCESSES}) and the number of this one ({PROCESS_ID})"
+            f"({NUM_PROCESSES}) and the id of this process ({PROCESS_ID})"
         )
     if not 0 <= process_id < num_processes:
         raise UserError(
-            f"process number {process_id}: expected 0 to {num_processes - 1} "
+            f"process id {process_id}: expected 0 to {num_processes - 1} "
             f"with {num_processes} processes"
         )
 
 
 def initialize(config: DistributedConfig) -> None:
-    """Joins the run; call it before anything asks JAX for its devices. One process: does nothing.
+    """Connects this process to the others; call it before anything uses JAX's devices.
+
+    Does nothing for a single process, except to set the number of CPU devices.
 
     Raises:
-      UserError: another process is missing or does not fit (named), or could not be reached.
+      UserError: another process is missing, cannot be reached, or has other versions or settings;
+        the message names it.
     """
     if config.local_devices is not None:
         jax.config.update("jax_num_cpu_devices", config.local_devices)
@@ -147,7 +153,7 @@ class _ProcessFormatter(logging.Formatter):
 
 
 def _rendezvous(config: DistributedConfig) -> None:
-    """Sees that all processes are there; on a TPU slice by the numbers in its metadata."""
+    """Checks that all processes are running; on a TPU slice their number is in its metadata."""
     coordinator, num_processes = config.coordinator, config.num_processes
     process_id = config.process_id
     if coordinator == "auto":
@@ -159,8 +165,8 @@ def _rendezvous(config: DistributedConfig) -> None:
         coordinator, process_id = tpu_process.coordinator, tpu_process.process_id
         if num_processes not in (None, tpu_process.num_processes):
             raise UserError(
-                f"{NUM_PROCESSES}={num_processes}, but the metadata of this TPU slice has "
-                f"{tpu_process.num_processes} hosts; is each host a slice of its own?"
+                f"{NUM_PROCESSES}={num_processes}, but the metadata of this TPU slice lists "
+                f"{tpu_process.num_processes} hosts; check whether each host is a separate slice"
             )
         num_processes = tpu_process.num_processes
     assert coordinator is not None and num_processes is not None and process_id is not None
@@ -172,13 +178,13 @@ def _rendezvous(config: DistributedConfig) -> None:
 
 
 def barrier(name: str, *, timeout_seconds: float = 3600) -> None:
-    """Returns when every process has come to `place`, a name that each comes to once.
+    """Waits until every process has called this with the same `name`; use each name once.
 
-    Without it a process that compiles faster than the others would begin to reduce alone, and
-    collectives wait for 30 seconds only.
+    Without it a process that compiles faster than the others would start a collective alone, and
+    collectives time out after 30 seconds.
 
     Raises:
-      UserError: some have not come after that long; names them.
+      UserError: some processes did not arrive in time; the message names them.
     """
     if jax.process_count() == 1:
         return
@@ -195,15 +201,16 @@ def barrier(name: str, *, timeout_seconds: float = 3600) -> None:
             else f"a process ({str(error).splitlines()[0]})"
         )
         raise UserError(
-            f"{missing_text} did not come to {name} within {timeout_seconds:g} s; "
-            "look at what it said last"
+            f"{missing_text} did not reach {name} within {timeout_seconds:g} s; "
+            "look at the end of its log"
         ) from None
 
 
 def run_on_process_0(function: Callable[[], T]) -> T:
-    """Runs `decide` on process 0 and returns its result, a JSON value, on every process.
+    """Runs `function` on process 0 and returns its result, a JSON value, on every process.
 
-    What it raises there is raised on the others as a UserError, so that none waits for process 0.
+    An exception on process 0 is raised on the other processes as a UserError, so that they do not
+    wait for process 0.
     """
     if jax.process_count() == 1:
         return function()
@@ -212,7 +219,7 @@ def run_on_process_0(function: Callable[[], T]) -> T:
     if jax.process_index() == 0:
         try:
             payload = {"result": function()}
-        except Exception as error:  # whatever it is, the others have to hear of it
+        except Exception as error:  # every kind of error must reach the other processes
             failure, payload = error, {"error": str(error) or repr(error)}
     encoded = np.frombuffer(json.dumps(payload).encode(), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int32(encoded.size)))

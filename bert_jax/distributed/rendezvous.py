@@ -1,10 +1,11 @@
-"""Before JAX starts: every process of a run reports to process 0, and all hear who is missing.
+"""Checks before JAX starts that all processes of a run are present and compatible.
 
-JAX itself waits five minutes for a process that is absent, and then aborts all others with a C++
-stack. Here process 0 listens for a minute on the port beside the coordinator's, for one line of
-JSON from each other process, and answers all of them alike: go on, or what is wrong.
+JAX itself waits five minutes for a missing process and then aborts all others with a C++ stack
+trace. Here process 0 listens for one minute on the port next to the coordinator's. Each other
+process sends one line of JSON, and process 0 sends all of them the same reply: continue, or what is
+wrong.
 
-Each process counts seconds on its own clock alone. Standard library only, no jax.
+Processes do not compare clocks. Imports the standard library only.
 """
 
 import json
@@ -19,16 +20,16 @@ from bert_jax.errors import UserError
 
 TIMEOUT_VARIABLE = "BERT_JAX_RENDEZVOUS_SECONDS"
 DEFAULT_TIMEOUT_SECONDS = 60.0
-# What the launch scripts call a failed preflight: not the training is wrong, but where it started.
+# The launcher in `tpu/` treats this exit code as a problem of the hosts, not of the training.
 EXIT_RENDEZVOUS_FAILED = 76
 
 _PROTOCOL = "bert_jax rendezvous 1"
-_MAX_LINE_BYTES = 1 << 16  # bytes
-_REPLY_MARGIN_SECONDS = 15.0  # seconds that an answer may come later than process 0's own deadline
+_MAX_LINE_BYTES = 1 << 16
+_REPLY_MARGIN_SECONDS = 15.0  # the reply may come this much after the deadline of process 0
 
 
 class RendezvousError(UserError):
-    """The processes of a run did not come together; each of them says the same."""
+    """Reports that processes are missing or incompatible; all processes get the same message."""
 
     exit_code = EXIT_RENDEZVOUS_FAILED
 
@@ -36,15 +37,15 @@ class RendezvousError(UserError):
 def wait_for_all_processes(
     coordinator: str, own_info: ProcessInfo, *, timeout_seconds: float | None = None
 ) -> None:
-    """Returns when all `own.count` processes are there and fit together.
+    """Waits until all `own_info.num_processes` processes are present and compatible.
 
     Args:
-      coordinator: HOST:PORT of JAX's coordinator; the port after it is used here.
-      seconds: how long to wait; BERT_JAX_RENDEZVOUS_SECONDS, or 60.
+      coordinator: HOST:PORT of JAX's coordinator; the next port is used here.
+      timeout_seconds: None: the environment variable BERT_JAX_RENDEZVOUS_SECONDS, or 60.
 
     Raises:
-      NotTogether: on every process alike: which are missing and where they were expected, which
-        number came twice, or which process has another version.
+      RendezvousError: on every process, with the same message: which processes are missing, which
+        process id occurs twice, or which versions differ.
     """
     host, port = rendezvous_address(coordinator)
     timeout = _timeout_from_environment() if timeout_seconds is None else timeout_seconds
@@ -57,37 +58,39 @@ def wait_for_all_processes(
 
 
 def rendezvous_address(coordinator: str) -> tuple[str, int]:
-    """Where processes meet: the coordinator's host, and the port beside its own.
+    """Returns host and port of the rendezvous: the coordinator's host and the next port.
 
     Raises:
-      UserError: not HOST:PORT.
+      UserError: `coordinator` is not HOST:PORT.
     """
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(f"coordinator {coordinator!r}: expected HOST:PORT, as in 10.0.0.2:8476")
+        raise UserError(
+            f"coordinator {coordinator!r}: expected HOST:PORT, for example 10.0.0.2:8476"
+        )
     return host.strip("[]"), int(port) + (1 if int(port) < 65535 else -1)
 
 
 class _RendezvousServer:
-    """Process 0's side: collects one report from each, then answers all."""
+    """Receives one report from each process, then sends all of them the same reply."""
 
     def __init__(self, own_info: ProcessInfo, host: str, port: int):
         self._own_info, self._address = own_info, f"{host}:{port}"
         self._infos = {own_info.process_id: own_info}
-        self._buffers: dict[socket.socket, bytes] = {}  # what has come of a line so far
+        self._buffers: dict[socket.socket, bytes] = {}  # received bytes of a line
         self._info_by_connection: dict[socket.socket, ProcessInfo] = {}
         self._problem = ""
         try:
             self._listener = _listen(host, port)
         except OSError as error:
             raise RendezvousError(
-                f"process 0 cannot listen on port {port}, beside the coordinator's, on "
-                f"{own_info.host}: {error.strerror or error}; does another run, or another process "
-                "with number 0, use it? Choose another port for BERT_JAX_COORDINATOR"
+                f"process 0 cannot listen on port {port} (next to the coordinator's) of "
+                f"{own_info.host}: {error.strerror or error}; stop the run that uses it, or choose "
+                "another port for BERT_JAX_COORDINATOR"
             ) from None
 
     def run(self, timeout_seconds: float) -> str:
-        """Waits and answers; returns what is wrong, or ""."""
+        """Waits for all processes, replies to them, and returns the problem or ""."""
         deadline = time.monotonic() + timeout_seconds
         with selectors.DefaultSelector() as selector, self._listener:
             selector.register(self._listener, selectors.EVENT_READ)
@@ -101,7 +104,7 @@ class _RendezvousServer:
                 try:
                     connection.sendall(reply)
                 except OSError:
-                    continue  # it has gone, and will be missed by JAX
+                    continue  # the process has ended; JAX will report it missing
                 finally:
                     connection.close()
         return self._problem
@@ -130,7 +133,7 @@ class _RendezvousServer:
         ):
             return
         info = _parse_info(self._buffers[source]) if data else None
-        if info is None or source in self._info_by_connection:  # it has gone, or is none of ours
+        if info is None or source in self._info_by_connection:  # closed, or not bert_jax
             selector.unregister(source)
             self._drop_connection(source)
             return
@@ -150,15 +153,16 @@ class _RendezvousServer:
             or not 0 <= info.process_id < info.num_processes
         ):
             self._problem = (
-                f"process {info.process_id} ({info.location}) was told of {info.num_processes} "
-                f"processes, process 0 ({self._own_info.location}) of "
-                f"{self._own_info.num_processes}; give all the same number (BERT_JAX_NUM_PROCESSES)"
+                f"process {info.process_id} ({info.location}) expects {info.num_processes} "
+                f"processes, process 0 ({self._own_info.location}) expects "
+                f"{self._own_info.num_processes}; set BERT_JAX_NUM_PROCESSES to the same number "
+                "everywhere"
             )
         elif info.process_id in self._infos:
             self._problem = (
-                f"two processes have the number {info.process_id}: "
-                f"{self._infos[info.process_id].location} and {info.location}; give each a number "
-                "of its own (BERT_JAX_PROCESS_ID)"
+                f"two processes have the id {info.process_id}: "
+                f"{self._infos[info.process_id].location} and {info.location}; set a different "
+                "BERT_JAX_PROCESS_ID for each"
             )
         else:
             self._infos[info.process_id] = info
@@ -170,9 +174,9 @@ class _RendezvousServer:
             present = ", ".join(f"{n} on {self._infos[n].host}" for n in sorted(self._infos))
             lines.append(
                 f"{format_processes(missing)} of {num_processes} did not report to process 0 at "
-                f"{self._address} within {timeout_seconds:g} s; there are {present}; start the "
-                "same command on every host, "
-                f"or look at what the missing said ({TIMEOUT_VARIABLE} waits longer)"
+                f"{self._address} within {timeout_seconds:g} s; present: {present}; start the same "
+                "command on every host, or look at the logs of the missing ones "
+                f"({TIMEOUT_VARIABLE} sets a longer timeout)"
             )
         return "; ".join(lines + mismatches(self._infos))
 
@@ -180,7 +184,7 @@ class _RendezvousServer:
 def _report_to_process_0(
     own_info: ProcessInfo, host: str, port: int, timeout_seconds: float
 ) -> str:
-    """Reports to process 0 and returns its answer; tries until somebody is there."""
+    """Reports to process 0, retrying until the timeout, and returns the problem or ""."""
     line = json.dumps({"hello": _PROTOCOL, **asdict(own_info)}).encode() + b"\n"
     deadline, reason = time.monotonic() + timeout_seconds, "no answer"
     while (remaining := deadline - time.monotonic()) > 0:
@@ -198,17 +202,18 @@ def _report_to_process_0(
             reply = _parse_message(received)
             if reply is not None:
                 return str(reply.get("problem", ""))
-            reason = "it was closed" if not received else "something else listens there"
+            reason = "connection closed" if not received else "another program listens there"
         time.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
     return (
-        f"process {own_info.process_id} of {own_info.num_processes} did not find process 0 at "
-        f"{host}:{port} within {timeout_seconds:g} s ({reason}); is process 0 running, and "
-        f"BERT_JAX_COORDINATOR its address on every host? ({TIMEOUT_VARIABLE} waits longer)"
+        f"process {own_info.process_id} of {own_info.num_processes} could not reach process 0 at "
+        f"{host}:{port} within {timeout_seconds:g} s ({reason}); check that process 0 is running "
+        "and that BERT_JAX_COORDINATOR is its address on every host "
+        f"({TIMEOUT_VARIABLE} sets a longer timeout)"
     )
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """On this machine alone where processes meet on it, else on all of its addresses."""
+    """Listens on the loopback address if `host` is this machine, else on all addresses."""
     if host == "localhost" or host.startswith("127."):
         return socket.create_server(("127.0.0.1" if host == "localhost" else host, port))
     if socket.has_dualstack_ipv6():

@@ -1,12 +1,12 @@
-"""Which process of how many this host is on a TPU slice, and where process 0 is, by its metadata.
+"""Reads the process id, the number of processes and the coordinator from TPU slice metadata.
 
-A restatement of what `jax._src.clusters.cloud_tpu_cluster` (jax 0.10.2) reads, which has no public
-name and needs jax: on Compute Engine the metadata server's `agent-worker-number` and
-`worker-network-endpoints`, on Kubernetes the variables TPU_WORKER_ID and TPU_PROCESS_ADDRESSES or
-TPU_WORKER_HOSTNAMES. It serves the rendezvous alone: JAX goes on to find its place by itself.
+It reads what `jax._src.clusters.cloud_tpu_cluster` (jax 0.10.2) reads, which is private and needs
+jax: on Compute Engine the metadata server's `agent-worker-number` and `worker-network-endpoints`,
+on Kubernetes the variables TPU_WORKER_ID and TPU_PROCESS_ADDRESSES or TPU_WORKER_HOSTNAMES. Only
+the rendezvous uses it; JAX determines the same values by itself.
 
-Tested against a metadata server of our own. It was not run on a real TPU: neither the values there,
-nor whether hosts of a slice reach each other on the port beside JAX's own, have been seen.
+Tested against a fake metadata server, not on a real TPU: the values there, and whether the hosts of
+a slice can reach each other on the port next to JAX's, are unconfirmed.
 """
 
 import urllib.error
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 JAX_PORT = "8482"
 _METADATA_SERVER = "metadata.google.internal"
 _MAX_TRIES, _TIMEOUT_SECONDS = 3, 5.0
-# Clusters that JAX recognizes before a TPU slice.
+# Clusters that JAX checks for before it looks for a TPU slice.
 _OTHER_CLUSTERS = {"SLURM_JOB_ID": "Slurm", "OMPI_MCA_orte_hnp_uri": "Open MPI"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TpuProcess:
-    """One host's place in its slice; `coordinator` is HOST:PORT of JAX on process 0."""
+    """Identifies a host of a TPU slice; `coordinator` is HOST:PORT of JAX on process 0."""
 
     coordinator: str
     num_processes: int
@@ -31,18 +31,18 @@ class TpuProcess:
 
 
 class NotOnTpu(Exception):
-    """The place cannot be told; the message is the reason."""
+    """Reports why the process id cannot be read from TPU metadata."""
 
 
 def locate(environment: Mapping[str, str]) -> TpuProcess:
-    """The place of this host.
+    """Returns the process id and coordinator of this host.
 
     Raises:
-      Unknown: not on a TPU slice, on several slices together, or metadata of an unknown form.
+      NotOnTpu: not on a TPU slice, on several slices, or the metadata has an unknown format.
     """
     for variable, cluster in _OTHER_CLUSTERS.items():
         if variable in environment:
-            raise NotOnTpu(f"{variable} is set, so that JAX follows {cluster}")
+            raise NotOnTpu(f"{variable} is set, so JAX uses {cluster}")
     if "TPU_SKIP_MDS_QUERY" not in environment:
         server = environment.get("GCE_METADATA_IP", _METADATA_SERVER)
         worker_id = _metadata_attribute(server, "agent-worker-number")
@@ -50,7 +50,7 @@ def locate(environment: Mapping[str, str]) -> TpuProcess:
             return _on_compute_engine(environment, server, worker_id)
     addresses = environment.get("TPU_PROCESS_ADDRESSES", environment.get("TPU_WORKER_HOSTNAMES"))
     if addresses is None:
-        raise NotOnTpu("there is no TPU slice's metadata here")
+        raise NotOnTpu("no metadata of a TPU slice found")
     _require_one_slice(environment.get("MEGASCALE_NUM_SLICES"))
     return _make_tpu_process(
         environment, addresses.split(","), environment.get("TPU_WORKER_ID", "")
@@ -83,7 +83,7 @@ def _make_tpu_process(
     environment: Mapping[str, str], hosts: list[str], worker_id: str
 ) -> TpuProcess:
     if not worker_id.strip().isdigit() or int(worker_id) >= len(hosts):
-        raise NotOnTpu(f"the number of this host is {worker_id!r}, of {len(hosts)} hosts")
+        raise NotOnTpu(f"the worker number of this host is {worker_id!r}, of {len(hosts)} hosts")
     port = environment.get("JAX_COORDINATOR_PORT", JAX_PORT)
     coordinator_host = environment.get("MEGASCALE_COORDINATOR_ADDRESS") or hosts[0]
     return TpuProcess(
@@ -94,7 +94,7 @@ def _make_tpu_process(
 
 
 def _metadata_attribute(server: str, key: str) -> str | None:
-    """A value of the metadata server; None where there is no server, or no such value."""
+    """Returns a value of the metadata server; None if there is no server or no such value."""
     request = urllib.request.Request(
         f"http://{server}/computeMetadata/v1/instance/attributes/{key}",
         headers={"Metadata-Flavor": "Google"},

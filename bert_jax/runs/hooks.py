@@ -1,7 +1,7 @@
-"""What may watch the loop: a hook is called with an event every so many steps, and may raise.
+"""Defines hooks: objects that the training loop calls with an event every few steps.
 
-The loop knows no hook by name. Hooks that write (progress, metrics, TensorBoard) are made on
-process 0 only; hooks that may stop the run (`SpikeGuard`) on every process, so that all stop.
+A hook ends the run by raising. Hooks that write (progress, metrics, TensorBoard) exist on process 0
+only. Hooks that may stop the run (`SpikeGuard`) exist on every process, so that all of them stop.
 """
 
 import math
@@ -19,19 +19,19 @@ from bert_jax.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvent:
-    """One finished step, as hooks see it.
+    """Describes one finished training step.
 
     Attributes:
-      step: number of updates done, this one included; 1 after the first.
+      step: number of updates done, including this one; 1 after the first.
       total_steps: the number of updates of the whole run.
-      phase: name of the phase, as "length-128".
+      phase: name of the phase, for example "length-128".
       position: index of the first example of this step's batch in the run's order of examples.
-      batch_size: examples in the batch; they are position .. position + batch_size - 1.
-      seconds: time spent on training so far in this process, without evaluations and saves.
-      tokens: input positions trained on so far in this process, padding included.
+      batch_size: examples in the batch, at positions `position` to `position + batch_size - 1`.
+      seconds: training time of this process so far, without evaluations and saves.
+      tokens: input positions of this process's run so far, padding included.
       flops: model FLOPs so far (forward and backward) by the analytic formula; 0 if unknown.
-      device_metrics: scalars still on the device. `metrics` fetches them, once, when asked for:
-        a step that no hook looks at never waits for the device.
+      device_metrics: scalars on the device. The property `metrics` copies them to the host on first
+        use, so the host waits for the device only in steps whose metrics a hook reads.
     """
 
     step: int
@@ -46,39 +46,39 @@ class StepEvent:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """The step's metrics as Python floats; waits for the step to finish."""
+        """Returns the metrics as Python floats; waits for the device to finish the step."""
         return {name: float(value) for name, value in jax.device_get(self.device_metrics).items()}
 
 
 class Hook(Protocol):
-    """Something called after every `every`-th step, and after the last one."""
+    """Is called after every `every`-th step and after the last one."""
 
     @property
     def every(self) -> int:
-        """Steps from one call to the next."""
+        """Returns the number of steps between calls."""
         ...
 
     def __call__(self, event: StepEvent) -> None:
-        """Looks at one step. Raising ends the run."""
+        """Handles one step; raising ends the run."""
         ...
 
     def close(self) -> None:
-        """Called once when the run ends, however it ends."""
+        """Frees resources; called once when the run ends, also after an error."""
         ...
 
 
 def call_hooks(hooks: Sequence[Hook], event: StepEvent) -> None:
-    """Calls, in order, the hooks that are due at this step."""
+    """Calls the hooks that are due at this step, in order."""
     for hook in hooks:
         if event.step % hook.every == 0 or event.step == event.total_steps:
             hook(event)
 
 
 class Throughput:
-    """Rates between one event and the next: tokens and steps each second, and MFU.
+    """Measures throughput between events: steps and tokens per second, and MFU.
 
     Args:
-      peak_flops: FLOP/s of all devices together; without it there is no MFU.
+      peak_flops: peak FLOP/s of all devices together; None: no MFU.
     """
 
     def __init__(self, peak_flops: float | None = None):
@@ -86,7 +86,7 @@ class Throughput:
         self._last: StepEvent | None = None
 
     def measure(self, event: StepEvent) -> dict[str, float]:
-        """Rates since the last call; empty at the first, which has the compilation in it."""
+        """Returns the rates since the last call; {} at the first, which includes compilation."""
         last, self._last = self._last, event
         if last is None or event.seconds <= last.seconds or event.step <= last.step:
             return {}
@@ -101,10 +101,11 @@ class Throughput:
 
 
 class LimitInFlightSteps:
-    """Keeps the host at most `ahead` steps before the devices.
+    """Limits how many dispatched steps the devices have not finished yet.
 
-    What the loop is at is then what the devices are at, for whoever watches it; and CPU devices
-    of several processes hang when some thirty programs wait in line (jaxlib 0.10.2).
+    JAX dispatches steps asynchronously. The limit keeps the host's step number close to the
+    devices', so that progress and hang detection are accurate. It also avoids a hang of
+    multi-process runs on CPU with about 30 queued programs (jaxlib 0.10.2).
     """
 
     every = 1
@@ -114,28 +115,28 @@ class LimitInFlightSteps:
         self._in_flight: deque[Mapping[str, Any]] = deque()
 
     def __call__(self, event: StepEvent) -> None:
-        """Waits for the step that was `ahead` steps before this one."""
+        """Waits until the step `max_steps` before this one is finished."""
         self._in_flight.append(event.device_metrics)
         if len(self._in_flight) > self._max_steps:
             jax.block_until_ready(self._in_flight.popleft())
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Does nothing."""
 
 
 class TrainingHalted(UserError):
-    """The loss left the rails; going on would only train on the damage."""
+    """Reports that the loss diverged and training was stopped."""
 
 
 class SpikeGuard:
-    """Stops the run when the loss is not finite, or stays far above what it was.
+    """Stops the run when the loss is not finite or stays far above its running median.
 
     Args:
-      every: steps from one look to the next; each look waits for the device.
-      last_good: gives the step of the last checkpoint on disk, or None.
-      factor: a look is bad when the loss is above `factor` times the running median.
-      patience: this many bad looks in a row stop the run.
-      window: looks that the median is taken over; bad ones do not enter it.
+      every: steps between checks; each check waits for the device.
+      last_good_step: returns the step of the newest valid checkpoint, or None.
+      factor: a check fails if the loss is above `factor` times the running median.
+      patience: number of consecutive failed checks that stops the run.
+      window: number of checks that the median is computed over; failed ones are left out.
     """
 
     def __init__(
@@ -155,10 +156,10 @@ class SpikeGuard:
         self._last_good_event: StepEvent | None = None
 
     def __call__(self, event: StepEvent) -> None:
-        """Looks at one step.
+        """Checks the loss of one step.
 
         Raises:
-          TrainingHalted: names the step, the examples and the last good checkpoint.
+          TrainingHalted: the message names the step, the examples and the last valid checkpoint.
         """
         loss = event.metrics["loss"]
         if not math.isfinite(loss):
@@ -172,24 +173,26 @@ class SpikeGuard:
         if self._num_bad_checks >= self._patience:
             raise TrainingHalted(
                 f"the loss is {loss:.4g}, above {self._factor:g} times its running median "
-                f"{median:.4g} for {self._num_bad_checks} looks in a row, "
+                f"{median:.4g} in {self._num_bad_checks} consecutive checks, "
                 f"{self._describe_event(event)}"
             )
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Does nothing."""
 
     def _describe_event(self, event: StepEvent) -> str:
         last_example = event.position + event.batch_size - 1
         text = f"at step {event.step} (examples {event.position} to {last_example}); "
         if self._last_good_event is not None:
-            text += f"it was well at step {self._last_good_event.step} (examples up to "
+            text += (
+                f"the last normal loss was at step {self._last_good_event.step} (examples up to "
+            )
             text += f"{self._last_good_event.position + self._last_good_event.batch_size - 1}); "
         last_good_step = self._last_good_step()
         if last_good_step is None:
-            return text + "no checkpoint was saved before; try a lower learning rate or more warmup"
+            return text + "no checkpoint was saved yet; try a lower learning rate or more warmup"
         return (
             text
-            + f"the last good checkpoint is step {last_good_step}: start again from there with a "
+            + f"the last valid checkpoint is step {last_good_step}: start again from it with a "
             "lower learning rate, more warmup or stronger clipping"
         )

@@ -1,4 +1,4 @@
-"""The numbers of a run, kept: `metrics.jsonl`, one JSON object a line, and TensorBoard if asked."""
+"""Logs the metrics of a run to `metrics.jsonl` (one JSON object per line) and to TensorBoard."""
 
 import importlib
 import json
@@ -17,17 +17,18 @@ TRAIN, EVALUATION = "train", "evaluation"
 
 
 class MetricsLog:
-    """Appends to `metrics.jsonl`; each line is on disk before the call returns.
+    """Appends metrics to `metrics.jsonl`; each line is flushed before the call returns.
 
-    A line is {"split", "step", "phase", "seconds", metric: value, ...}; "split" is "train" or
-    "evaluation", a value that is not finite is null. Lines of steps beyond `resume_step`, which
-    the resumed run will do again, and a line that a kill cut short, are dropped.
+    A line is {"split", "step", "phase", "seconds", metric: value, ...}. "split" is "train" or
+    "evaluation", and values that are not finite become null. When a run is resumed, lines of steps
+    after `resume_step` are removed, because those steps run again, and so is an incomplete last
+    line.
 
     Args:
-      folder: the run folder, a local one.
-      every: steps from one training line to the next.
-      resume_step: the step that was restored; 0 for a fresh start.
-      peak_flops: FLOP/s of all devices together, to log the MFU.
+      folder: a local run folder.
+      every: steps between training lines.
+      resume_step: the step of the restored checkpoint; 0 for a new run.
+      peak_flops: peak FLOP/s of all devices together, for the MFU; None: no MFU.
     """
 
     def __init__(
@@ -46,13 +47,13 @@ class MetricsLog:
         self._stream = path.open("a", encoding="utf-8")
 
     def __call__(self, event: StepEvent) -> None:
-        """Logs one training step."""
+        """Logs the metrics of one training step."""
         values = {**event.metrics, **self._throughput.measure(event)}
         fields = {"phase": event.phase, "seconds": round(event.seconds, 3)}
         self._write({"split": TRAIN, "step": event.step, **fields}, values)
 
     def write_evaluation(self, step: int, values: Mapping[str, float], *, phase: str = "") -> None:
-        """Logs the result of an evaluation made after `step` updates."""
+        """Logs the metrics of an evaluation after `step` updates."""
         self._write({"split": EVALUATION, "step": step, "phase": phase}, values)
 
     def close(self) -> None:
@@ -66,10 +67,12 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a `metrics.jsonl`; an absent file is an empty one.
+    """Returns the lines of a `metrics.jsonl`; [] if the file does not exist.
+
+    An incomplete last line is skipped.
 
     Raises:
-      UserError: a line before the last is not one of ours.
+      UserError: another line was not written by `MetricsLog`.
     """
     if not path.exists():
         return []
@@ -82,17 +85,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError, AttributeError):
             is_valid = False
         if not is_valid:
-            if number == len(lines):  # cut short by a kill
+            if number == len(lines):  # incomplete, because the process was killed
                 break
             raise UserError(
-                f"{path}, line {number}: not a line of metrics; move the file away to go on"
+                f'{path}, line {number}: expected a JSON object with "step" and "split"; repair '
+                "the line, or move the file away"
             )
         rows.append(row)
     return rows
 
 
 class TensorBoard:
-    """Writes the same numbers as TensorBoard events, under <run folder>/tensorboard.
+    """Logs the same metrics as `MetricsLog` to TensorBoard, in <run folder>/tensorboard.
 
     Raises:
       UserError: tensorboardX is not installed.
@@ -112,19 +116,19 @@ class TensorBoard:
             tensorboardx = importlib.import_module("tensorboardX")
         except ImportError:
             raise UserError(
-                "TensorBoard logs need tensorboardX: pip install 'bert_jax[tensorboard]'"
+                "train.logging.tensorboard needs tensorboardX: pip install 'bert_jax[tensorboard]'"
             ) from None
-        # Events beyond the restored step are marked as void, for the resumed run writes them anew.
+        # TensorBoard hides events from `purge_step` on; the resumed run writes them again.
         self._writer = tensorboardx.SummaryWriter(
             str(folder / "tensorboard"), purge_step=resume_step + 1 if resume_step else None
         )
 
     def __call__(self, event: StepEvent) -> None:
-        """Logs one training step."""
+        """Logs the metrics of one training step."""
         self._write(event.step, TRAIN, {**event.metrics, **self._throughput.measure(event)})
 
     def write_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs the result of an evaluation made after `step` updates."""
+        """Logs the metrics of an evaluation after `step` updates."""
         self._write(step, EVALUATION, values)
 
     def close(self) -> None:

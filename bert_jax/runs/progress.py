@@ -1,4 +1,4 @@
-"""The live line of a run on stderr, and of whatever else takes its time."""
+"""Shows the progress of a run as one live line on stderr."""
 
 import shutil
 import sys
@@ -10,11 +10,11 @@ from bert_jax.runs.hooks import StepEvent, Throughput
 
 
 class LiveLine:
-    """One line that is rewritten in a terminal; elsewhere a plain line every `interval` seconds.
+    """Writes one line that is overwritten in a terminal, or a new line every `interval` seconds.
 
     Args:
-      interval: seconds between plain lines where stderr is not a terminal.
-      stream: where to write; stderr when None.
+      interval: seconds between lines if the stream is not a terminal.
+      stream: the output; None: stderr.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class LiveLine:
         self._printed_at: float | None = None
 
     def update(self, text: Callable[[], str], *, is_last: bool = False) -> None:
-        """Writes `text()` if it is time for a line; the last one is always written."""
+        """Writes `text()` if `interval` has passed; always writes the last line."""
         now = self._clock()
         too_soon = self._printed_at is not None and now - self._printed_at < self._interval
         if not self._is_terminal and too_soon and not is_last:
@@ -44,18 +44,18 @@ class LiveLine:
         self._stream.flush()
 
     def close(self) -> None:
-        """Leaves the live line, so that what is printed next begins on a line of its own."""
+        """Ends the live line with a newline."""
         if self._is_terminal and self._printed_at is not None:
             self._stream.write("\n")
             self._stream.flush()
 
 
 class ProgressLine:
-    """A `LiveLine` of the training loop.
+    """Shows step, loss, throughput and remaining time of training in a `LiveLine`.
 
     Args:
-      every: steps from one refresh to the next.
-      peak_flops: FLOP/s of all devices together, to show the MFU.
+      every: steps between updates of the line.
+      peak_flops: peak FLOP/s of all devices together, for the MFU; None: no MFU.
       interval, stream, clock: see `LiveLine`.
     """
 
@@ -106,7 +106,7 @@ class ProgressLine:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as "42s", "3m 05s", "2h 07m" or "4d 03h"."""
+    """Formats seconds as "42s", "3m 05s", "2h 07m" or "4d 03h"."""
     rounded = max(0, round(seconds))
     minutes, hours, days = rounded // 60, rounded // 3600, rounded // 86400
     if days:

@@ -1,16 +1,17 @@
-"""The folder of one run: who may train there, and with which config.
+"""Manages the run folder: its lock, its config, and the location of its checkpoints.
 
     <run folder>/config.json      resolved config, its fingerprint, package versions, hardware
-                 lock             held by the process that trains here
-                 checkpoints/     see checkpoint.py; or elsewhere, as config.json then says
-                 metrics.jsonl    see metrics_log.py
+                 lock             locked by the process that trains here
+                 checkpoints/     see checkpoints/checkpointer.py; config.json names another
+                                  location if there is one
+                 metrics.jsonl    see runs/metrics.py
                  evaluation.json  results of the final evaluation
-                 analysis.json    of fine-tuning: what report and model card say beyond metrics
-                 predictions/     of fine-tuning: each split's, as JSON lines; of several tasks
-                                  in a folder for each
-                 encoder_states/  of an encoder that reads once, see encoder_states.py
-                 compiled/        programs, see compilation_cache.py; may be deleted
-                 report.html      see report.py
+                 analysis.json    fine-tuning: error analysis for the report and the model card
+                 predictions/     fine-tuning: JSON lines for each split; one folder for each
+                                  task in multi-task runs
+                 encoder_states/  features of a frozen encoder, see train/sources/feature_cache.py
+                 compiled/        compiled programs, see train/compilation_cache.py; may be deleted
+                 report.html      see report/run_report.py
 
 Imports neither jax nor TensorFlow.
 """
@@ -35,13 +36,13 @@ from bert_jax.legacy_names import upgrade_analysis, upgrade_config
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
 ANALYSIS = "analysis.json"
-# A key of config.json, beside "config": no part of what is computed.
+# A key of config.json next to "config"; the location of the checkpoints does not affect results.
 _CHECKPOINT_DIR_KEY = "checkpoints"
 _PACKAGES = ("bert_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide what a run computes."""
+    """Returns the versions of Python and of the packages that affect what a run computes."""
     versions_by_package = {"python": platform.python_version()}
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -50,15 +51,15 @@ def package_versions() -> dict[str, str]:
 
 
 def read_json(file: Path) -> Any:
-    """Reads JSON.
+    """Reads a JSON file of a run folder and translates names of earlier versions.
 
     Raises:
-      UserError: the file is absent, or not JSON (with the line).
+      UserError: the file does not exist or is not JSON; the message names the line.
     """
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{file} does not exist; expected the folder of a run there") from None
+        raise UserError(f"{file} does not exist; expected a run folder") from None
     except ValueError as error:
         raise UserError(f"{file} is not JSON: {error}; restore it from a copy") from None
     if file.name == CONFIG:
@@ -67,7 +68,7 @@ def read_json(file: Path) -> Any:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the resolved config of a run as JSON.
+    """Returns the resolved config of a run as JSON values.
 
     Raises:
       UserError: `folder` is not a run folder.
@@ -80,13 +81,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def lock_run_folder(folder: Path) -> Iterator[None]:
-    """Makes the run folder if absent and keeps every other process from training in it.
+    """Creates the run folder if needed and locks it, so that no other process trains in it.
 
-    The system frees the lock when its holder ends, however it ends, so a lock file left behind by
-    a dead process is no obstacle. Only process 0 of a run calls this.
+    The operating system releases the lock when the process ends for any reason, so a lock file
+    left behind by a killed process does no harm. Only process 0 of a run calls this.
 
     Raises:
-      UserError: another process trains there (named), or the folder cannot be made or written.
+      UserError: another process trains there (the message names it), or the folder cannot be
+        created or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,8 +101,8 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise UserError(
-                    f"{folder / LOCK} cannot be locked: {error.strerror}; "
-                    "choose a run folder on a file system that has locks"
+                    f"{folder / LOCK} cannot be locked: {error.strerror}; choose a run folder on "
+                    "a file system that supports locks"
                 ) from None
             stream.seek(0)
             holder = stream.read().strip() or "another process"
@@ -122,19 +124,19 @@ def write_or_check_config(
     hardware: Mapping[str, Any] | None = None,
     external_dir: str | None = None,
 ) -> None:
-    """Writes `config.json` into a new run folder; in a used one, insists on the same config.
+    """Writes `config.json` into a new run folder, or checks it against the config of the run there.
 
     Args:
       folder: an existing run folder.
       config: the root dataclass.
-      may_differ: glob patterns over field paths ("logging.*", "checkpoints.keep_last") that do not
-        change what is computed. When only these differ, the new values are written.
-      hardware: what a new run starts on, for the record.
-      checkpoints: where they are to be, if not in the folder; a used folder keeps to its place.
+      mutable_fields: glob patterns over field paths ("logging.*", "checkpoints.keep_last") that do
+        not change what is computed. If only these differ, the new values are written.
+      hardware: description of the hardware, recorded for a new run.
+      external_dir: location of the checkpoints outside the run folder; fixed once a run started.
 
     Raises:
-      UserError: another config was used here; names the fields with both values. Or the
-        checkpoints are elsewhere.
+      UserError: the folder holds a run with another config (the message lists the fields with both
+        values), or its checkpoints are in another place than `external_dir`.
     """
     file, resolved = folder / CONFIG, to_json(config)
     content = {
@@ -150,7 +152,7 @@ def write_or_check_config(
     saved = read_json(file)
     if not isinstance(saved, dict) or "config" not in saved:
         raise UserError(f"{file} was not written by bert_jax; choose another run folder")
-    # Fields that came into being after the folder was written have their defaults there.
+    # Fields added since the folder was written get their default values.
     saved_config = to_json(from_json(type(config), saved["config"], str(file)))
     changes = diff(saved_config, resolved)
     conflicts = [
@@ -160,7 +162,7 @@ def write_or_check_config(
         lines = "".join(f"\n  {path}: {old!r} there, {new!r} now" for path, old, new in conflicts)
         raise UserError(
             f"{folder} holds a run with another config:{lines}\n"
-            "take these values back, or choose another run folder"
+            "use the values of that run, or choose another run folder"
         )
     if external_dir is not None and external_dir != str(checkpoint_dir(folder)):
         raise UserError(
@@ -172,9 +174,10 @@ def write_or_check_config(
 
 
 def external_checkpoint_dir(folder: Path) -> str | None:
-    """Where the checkpoints of a run are, if not in its folder; None: there.
+    """Returns the location of checkpoints outside the run folder; None: they are in the folder.
 
-    Those in the folder come first: a run's folder that was copied with them is a whole one.
+    A folder `checkpoints` in the run folder takes precedence over the location in `config.json`, so
+    a run folder that was copied together with its checkpoints is complete.
     """
     if (folder / CHECKPOINTS).is_dir() or not (folder / CONFIG).is_file():
         return None
@@ -183,10 +186,10 @@ def external_checkpoint_dir(folder: Path) -> str | None:
 
 
 def checkpoint_dir(folder: Path) -> Path | str:
-    """Where the checkpoints of a run are: in its folder, or where its config.json says."""
+    """Returns the folder of the checkpoints: in the run folder, or as `config.json` says."""
     return external_checkpoint_dir(folder) or folder / CHECKPOINTS
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether a folder is that of a run that has checkpoints, or has said where they will be."""
+    """Returns whether `folder` is a run folder, with checkpoints in it or a location for them."""
     return (folder / CHECKPOINTS).is_dir() or external_checkpoint_dir(folder) is not None

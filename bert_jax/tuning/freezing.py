@@ -29,7 +29,7 @@ class FrozenParams:
         loss_denominators: dict[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> LossOutput:
-        """Returns the losses of the wrapped objective, with `stop_gradient` on frozen parameters."""
+        """Returns the losses of the wrapped objective; frozen parameters get no gradient."""
 
         def stop_gradient_if_frozen(path: str, leaf: Any) -> Any:
             is_frozen = any(paths.matches(pattern, path) for pattern in self._patterns)

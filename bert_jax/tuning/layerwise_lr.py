@@ -32,16 +32,16 @@ def freeze(
         for pattern in tuning.frozen:
             if not any(matches(pattern, path) for path in flat_params):
                 raise ConfigError(
-                    f"tuning.frozen has {pattern!r}, which matches no parameter; parameters are "
-                    f"{', '.join(list(flat_params)[:3])} and others (`bert-jax show-config` lists them)"
+                    f"tuning.frozen has {pattern!r}, which matches no parameter; parameters are, "
+                    f"for example, {', '.join(list(flat_params)[:3])}; `bert-jax show-config` lists them"
                 )
         is_frozen = {
             path: any(matches(pattern, path) for pattern in tuning.frozen) for path in flat_params
         }
         if all(is_frozen.values()):
             raise ConfigError(
-                f"tuning.frozen is {tuning.frozen}, which freezes all parameters; expected at least "
-                "one parameter to train"
+                f"tuning.frozen is {tuning.frozen}, which freezes all parameters; expected at "
+                "least one parameter to train"
             )
         return paths.unflatten(
             {path: FROZEN if frozen else TRAINABLE for path, frozen in is_frozen.items()}

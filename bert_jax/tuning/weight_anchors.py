@@ -70,7 +70,7 @@ def l2_to_init(weight_anchor: L2SP | EWC) -> optax.GradientTransformation:
 
 
 def set_fisher(opt_state: Any, weight_anchor: EWC, fisher: Mapping[str, np.ndarray]) -> Any:
-    """Returns the optimizer state with EWC strengths: `weight_anchor.strength` x Fisher information.
+    """Returns the optimizer state with EWC strengths, `weight_anchor.strength` x Fisher values.
 
     Raises:
       ConfigError: an encoder parameter is missing in `fisher` or has another shape there.

@@ -185,9 +185,9 @@ def test_no_good_step_is_an_error_that_names_the_files(tmp_path):
     with Checkpointer(tmp_path) as checkpointer, pytest.raises(UserError) as caught:
         checkpointer.latest_valid_step()
     assert all(str(file) in str(caught.value) for file in files)
-    with pytest.raises(UserError, match="no usable checkpoint"):
+    with pytest.raises(UserError, match="no valid checkpoint"):
         restore_params(tmp_path)
-    with pytest.raises(UserError, match="is not usable"):
+    with pytest.raises(UserError, match="is not valid"):
         restore_params(tmp_path, step=10)
     assert step_folders(tmp_path) == ["10", "20"]
 
@@ -217,9 +217,7 @@ def test_folders_that_are_not_ours(tmp_path):
     with pytest.raises(UserError, match="holds no checkpoint"):
         restore_params(tmp_path)
     (tmp_path / "5" / "default").mkdir(parents=True)
-    with pytest.raises(
-        UserError, match=r"checksums\.json is missing: not a checkpoint of bert_jax"
-    ):
+    with pytest.raises(UserError, match=r"checksums\.json is missing: not a bert_jax checkpoint"):
         restore_params(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file"):
@@ -240,7 +238,7 @@ def test_disk_full_while_saving_names_the_folder_and_keeps_the_last_good(tmp_pat
                 checkpointer.wait()
         message = str(caught.value)
         assert "step 2" in message and "No space left" in message and str(tmp_path) in message
-        assert "step 1 is the last good" in message
+        assert "the last checkpoint is step 1" in message
     with Checkpointer(tmp_path) as checkpointer:
         assert checkpointer.restore(abstract(make_state()))[2] == 1
         checkpointer.save(2, make_state(2), {})
@@ -277,7 +275,9 @@ def test_failed_write_is_reported_in_one_message_without_traceback(tmp_path):
     process = run_python(code, tmp_path)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert "step 2 could not be written" in out and "step 1 is the last good" in out, out + err
+    assert "step 2 could not be written" in out and "the last checkpoint is step 1" in out, (
+        out + err
+    )
     assert "Traceback" not in err
     assert restore_params(tmp_path)[2] == 1
 

@@ -61,14 +61,16 @@ def test_one_is_missing_and_all_say_which_and_where():
     assert len(set(ends)) == 1 and ends[0]
     host, port = rendezvous.rendezvous_address(where)
     assert f"processes 1, 3 of 4 did not report to process 0 at {host}:{port}" in ends[0]
-    assert "within 1.5 s; there are 0 on host-0, 2 on host-2" in ends[0]
+    assert "within 1.5 s; present: 0 on host-0, 2 on host-2" in ends[0]
 
 
 def test_process_0_is_missing():
     where = f"127.0.0.1:{free_port()}"
     ends = come(report(1), report(2), seconds=0.5, coordinator=where)
     port = rendezvous.rendezvous_address(where)[1]
-    assert all(e and f"did not find process 0 at 127.0.0.1:{port} within 0.5 s" in e for e in ends)
+    assert all(
+        e and f"could not reach process 0 at 127.0.0.1:{port} within 0.5 s" in e for e in ends
+    )
     assert ends[0] and "Connection refused" in ends[0] and "BERT_JAX_COORDINATOR" in ends[0]
 
 
@@ -96,7 +98,7 @@ def test_a_package_that_one_host_lacks_and_other_devices():
 def test_two_processes_with_one_number():
     ends = come(report(0), report(1, host="a", pid=7), report(1, host="b", pid=8))
     assert ends[0] and ends == [ends[0]] * 3
-    assert "two processes have the number 1: " in ends[0]
+    assert "two processes have the id 1: " in ends[0]
     assert "pid 7 on a" in ends[0] and "pid 8 on b" in ends[0]
     assert "BERT_JAX_PROCESS_ID" in ends[0]
 
@@ -106,14 +108,15 @@ def test_two_processes_with_number_0_on_one_host():
     ends = come(report(0, 2), report(0, 2), seconds=1.0, coordinator=where)
     busy, waited = sorted(ends, key=lambda end: "did not report" in (end or ""))
     port = rendezvous.rendezvous_address(where)[1]
-    assert busy and f"process 0 cannot listen on port {port}" in busy and "another process" in busy
+    assert busy and f"process 0 cannot listen on port {port}" in busy
+    assert "stop the run that uses it" in busy
     assert waited and "process 1 of 2 did not report" in waited
 
 
 def test_another_number_of_processes():
     ends = come(report(0), report(1, count=5))
     assert ends[0] and ends == [ends[0]] * 2
-    assert "process 1 (pid" in ends[0] and "was told of 5 processes" in ends[0]
+    assert "process 1 (pid" in ends[0] and "expects 5 processes" in ends[0]
 
 
 def test_a_process_that_comes_late_is_waited_for():
@@ -188,7 +191,7 @@ def test_something_else_answers_at_the_address():
 
         threading.Thread(target=answer, daemon=True).start()
         (end,) = come(report(1), seconds=0.2, coordinator=f"127.0.0.1:{port - 1}")
-    assert end and "something else listens there" in end
+    assert end and "another program listens there" in end
 
 
 @pytest.mark.parametrize(

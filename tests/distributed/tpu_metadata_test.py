@@ -85,7 +85,7 @@ def test_what_is_not_known_has_a_reason(metadata, attributes, reason):
 
 
 def test_other_clusters_come_first(metadata):
-    with pytest.raises(NotOnTpu, match="SLURM_JOB_ID is set, so that JAX follows Slurm"):
+    with pytest.raises(NotOnTpu, match="SLURM_JOB_ID is set, so JAX uses Slurm"):
         locate({"SLURM_JOB_ID": "1", "GCE_METADATA_IP": metadata(agent_worker_number="0")})
 
 
@@ -93,7 +93,7 @@ def test_no_server_at_all():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(NotOnTpu, match="no TPU slice"):
+        with pytest.raises(NotOnTpu, match="no metadata of a TPU slice"):
             locate({"GCE_METADATA_IP": address})
 
 
@@ -105,9 +105,9 @@ def test_auto_meets_by_the_metadata(metadata, monkeypatch):
     port = free_port()
     monkeypatch.setenv("JAX_COORDINATOR_PORT", str(port))
     config = processes.DistributedConfig(coordinator="auto")
-    with pytest.raises(UserError, match=rf"process 1 of 2 did not find .*127.0.0.1:{port + 1}"):
+    with pytest.raises(UserError, match=rf"process 1 of 2 could not reach .*127.0.0.1:{port + 1}"):
         processes.initialize(config)
-    with pytest.raises(UserError, match=r"BERT_JAX_NUM_PROCESSES=4, .* has 2 hosts"):
+    with pytest.raises(UserError, match=r"BERT_JAX_NUM_PROCESSES=4, .* lists 2 hosts"):
         processes.initialize(processes.DistributedConfig(coordinator="auto", num_processes=4))
 
 

@@ -216,9 +216,9 @@ def test_non_finite_loss_stops_the_run_and_names_examples_and_checkpoint(loss):
         look(watch, 60, loss)
     message = str(caught.value)
     assert "at step 60 (examples 472 to 479)" in message
-    assert "well at step 50 (examples up to 399)" in message
-    assert "last good checkpoint is step 40" in message
-    with pytest.raises(TrainingHalted, match="no checkpoint was saved before"):
+    assert "last normal loss was at step 50 (examples up to 399)" in message
+    assert "last valid checkpoint is step 40" in message
+    with pytest.raises(TrainingHalted, match="no checkpoint was saved yet"):
         look(guard(last_good=lambda: None), 1, loss)
 
 
@@ -226,7 +226,9 @@ def test_a_lasting_spike_stops_the_run_and_a_short_one_does_not():
     watch = guard(factor=2.0, patience=3)
     for step, loss in enumerate([3.0, 2.9, 9.0, 9.0, 2.8, 9.0, 9.0], 1):
         look(watch, step, loss)
-    with pytest.raises(TrainingHalted, match=r"above 2 times its running median 2\.9 for 3 looks"):
+    with pytest.raises(
+        TrainingHalted, match=r"above 2 times its running median 2\.9 in 3 consecutive"
+    ):
         look(watch, 8, 9.0)
 
 

@@ -123,8 +123,8 @@ def test_numbers_out_of_range_are_refused(bad):
     [
         ({"frozen": ("encoder/layers/**",)}, r"frozen is \['encoder/layers/\*\*'\]; add 'encoder/"),
         ({"frozen": ()}, r"tuning.frozen is \[\]; add 'encoder/\*\*' to it"),
-        ({"unfreeze_every": 10}, "tuning.unfreeze_every is 10; expected 0, or ComputedFeatures"),
-        ({"reinit_layers": 1}, "tuning.reinit_layers is 1; expected 0, or ComputedFeatures"),
+        ({"unfreeze_every": 10}, "tuning.unfreeze_every is 10; expected 0, or set"),
+        ({"reinit_layers": 1}, "tuning.reinit_layers is 1; expected 0, or set"),
         (
             {"weight_anchor": L2SP()},
             "tuning.weight_anchor is L2SP.*, or L2SP with encoder_strength 0.0",
