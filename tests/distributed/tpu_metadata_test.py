@@ -64,7 +64,7 @@ def test_on_kubernetes():
 @pytest.mark.parametrize(
     ("attributes", "reason"),
     [
-        ({}, "no TPU slice's metadata here"),
+        ({}, "no metadata of a TPU slice found"),
         (
             {
                 "agent_worker_number": "0",
