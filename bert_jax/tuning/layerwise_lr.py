@@ -33,7 +33,8 @@ def freeze(
             if not any(matches(pattern, path) for path in flat_params):
                 raise ConfigError(
                     f"tuning.frozen has {pattern!r}, which matches no parameter; parameters are, "
-                    f"for example, {', '.join(list(flat_params)[:3])}; `bert-jax show-config` lists them"
+                    f"for example, {', '.join(list(flat_params)[:3])}; `bert-jax show-config` "
+                    "lists them"
                 )
         is_frozen = {
             path: any(matches(pattern, path) for pattern in tuning.frozen) for path in flat_params
