@@ -1,1 +1,1 @@
-"""TPU slices: the launcher for your own machine, and what runs on the hosts of a slice."""
+"""Runs training on TPU slices: the launcher for your own machine and the agent for the hosts."""

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# BERT-base with batches of 4096 and LAMB (You et al. 2020): as many sequences in fewer updates, so
-# that 16 chips wait less for each other than with the paper's batches of 256.
+# Pretrains BERT-base with batches of 4096 and LAMB (You et al. 2020): the same number of sequences in
+# fewer updates, so 16 chips communicate less than with the paper's batches of 256.
 #   BUCKET=gs://my-bucket tpu/pretrain_bert_base_16_large_batch.sh [--dry-run] [--max-usd 150] ...
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 BUCKET="${BUCKET:?set BUCKET=gs://...}"
-SLICE="${SLICE:-v6e-16}"                # all of them: tpu/pod prices
+SLICE="${SLICE:-v6e-16}"                # `tpu/tpuctl prices` lists all types
 RUN_ID="${RUN_ID:-bert-base-large-batch}"
-CORPUS="${CORPUS:-$BUCKET/data/corpus}" # holds train/ and heldout/, from `bert-jax prepare`
+CORPUS="${CORPUS:-$BUCKET/data/corpus}" # contains train/ and heldout/, from `bert-jax prepare`
 BATCH="${BATCH:-4096}"
-MAX_HOURS="${MAX_HOURS:-12}"            # of slices, all restarts together
+MAX_HOURS="${MAX_HOURS:-12}"            # slice hours of all attempts together
 
-tpu/pod launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
+tpu/tpuctl launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
   --data "corpus=$CORPUS" "$@" -- \
   pretrain configs/pretrain/bert_large_batch.py --with size=base "batch_size=$BATCH" \
   tpu=true parallelism=fsdp gradient_accumulation_steps=1 gradient_accumulation_steps_long=4 \

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# BERT-large as in the paper, 1,000,000 updates of 256 sequences, on 16 TPU chips.
+# Pretrains BERT-large as in the paper: 1,000,000 updates of 256 sequences, on 16 TPU chips.
 #   BUCKET=gs://my-bucket tpu/pretrain_bert_large_16.sh [--dry-run] [--max-usd 500] ...
-# v2 has too little memory for it: bert-jax plan configs/pretrain/bert.py --with size=large --slice all16
+# It does not fit into the memory of v2: bert-jax plan configs/pretrain/bert.py --with size=large --slice all16
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 BUCKET="${BUCKET:?set BUCKET=gs://...}"
-SLICE="${SLICE:-v6e-16}"                # all of them: tpu/pod prices
+SLICE="${SLICE:-v6e-16}"                # `tpu/tpuctl prices` lists all types
 RUN_ID="${RUN_ID:-bert-large}"
-CORPUS="${CORPUS:-$BUCKET/data/corpus}" # holds train/ and heldout/, from `bert-jax prepare`
-MAX_HOURS="${MAX_HOURS:-24}"            # of slices, all restarts together
+CORPUS="${CORPUS:-$BUCKET/data/corpus}" # contains train/ and heldout/, from `bert-jax prepare`
+MAX_HOURS="${MAX_HOURS:-24}"            # slice hours of all attempts together
 
-tpu/pod launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
+tpu/tpuctl launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
   --data "corpus=$CORPUS" "$@" -- \
   pretrain configs/pretrain/bert.py --with size=large tpu=true parallelism=fsdp \
   corpus=@data/corpus/train heldout=@data/corpus/heldout

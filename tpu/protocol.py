@@ -1,25 +1,26 @@
-"""What the launcher and the hosts of a slice say to each other, and what exit codes mean.
+"""Defines the JSON objects that the launcher and the hosts exchange, and the exit codes.
 
-Each dataclass is one JSON object of a run's folder; `names.py` says which, `strict_json.py` reads
-them. Standard library only, from Python 3.10 on (what the hosts' systems have).
+Each dataclass is one object in a run's folder: `bucket_layout.py` names the objects, and
+`strict_json.py` reads and writes them. Uses only the standard library and runs on Python 3.10,
+which TPU VM images ship.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from bert_jax.errors import ConfigError
-from tpu import names
+from tpu import bucket_layout
 
-VERSION = 1
+VERSION = bucket_layout.LAYOUT_VERSION
 HEARTBEAT_SECONDS = 30
 RENDEZVOUS_SECONDS = 60
-"""A host whose report is not there after that long is named."""
+"""After this time, a host that has not reported is named in the log."""
 COORDINATOR_PORT = 8476
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_USAGE_BSD = 64
+EXIT_AGENT_USAGE = 64
 EXIT_HUNG = 70
 EXIT_SAVED = 75
 EXIT_PREFLIGHT = 76
@@ -28,29 +29,29 @@ EXIT_ABORTED = 134
 EXIT_KILLED = 137
 EXIT_TERMINATED = 143
 
-MEANINGS = {
+EXIT_CODE_MEANINGS = {
     EXIT_DONE: "done",
     EXIT_FAILED: "the trainer failed",
-    EXIT_USAGE: "the trainer's command or configuration is wrong",
-    EXIT_USAGE_BSD: "the agent's command is wrong",
-    EXIT_HUNG: "a step, save or evaluation hung; run again to go on from the newest checkpoint",
-    EXIT_SAVED: "saved after a request to stop; run again to go on",
-    EXIT_PREFLIGHT: "a host is not fit to train, or absent",
-    EXIT_CONFIG: "what the order asks for cannot be had (code, data, secrets, permissions)",
-    EXIT_ABORTED: "aborted: the coordinator or another host went away",
-    EXIT_KILLED: "killed by SIGKILL, as by the system when memory runs out",
-    EXIT_TERMINATED: "ended by SIGTERM before anything had to be saved",
+    EXIT_USAGE: "the trainer's command line or configuration is wrong",
+    EXIT_AGENT_USAGE: "the agent's command line is wrong",
+    EXIT_HUNG: "a step, save or evaluation hung; run again to resume from the newest checkpoint",
+    EXIT_SAVED: "saved after a request to stop; run again to resume",
+    EXIT_PREFLIGHT: "a host is missing or failed its preflight checks",
+    EXIT_CONFIG: "something the job needs is not available (code, data, secrets, permissions)",
+    EXIT_ABORTED: "aborted: the coordinator or another host disconnected",
+    EXIT_KILLED: "killed by SIGKILL, for example when the host runs out of memory",
+    EXIT_TERMINATED: "terminated by SIGTERM before there was anything to save",
 }
-NOT_REPEATED = frozenset({EXIT_USAGE, EXIT_USAGE_BSD, EXIT_CONFIG})
-"""The same command would end in the same way."""
+FATAL_EXIT_CODES = frozenset({EXIT_USAGE, EXIT_AGENT_USAGE, EXIT_CONFIG})
+"""Exit codes after which the same command would fail in the same way."""
 
 POD_VERBS = ("pretrain", "finetune")
-"""Verbs of bert-jax that train on several hosts together."""
+"""Verbs of bert-jax that train one model on all hosts together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SliceShape:
-    """As much of a slice as a host has to know; see bert_jax/hardware/tpu_slices.json."""
+    """Holds the sizes of a slice that a host needs; see bert_jax/hardware/tpu_slices.json."""
 
     name: str
     hosts: int
@@ -61,61 +62,62 @@ class SliceShape:
         if min(self.hosts, self.devices, self.chips) < 1 or self.chips % self.hosts:
             raise ConfigError(
                 f"slice {self.name}: {self.hosts} hosts, {self.chips} chips, {self.devices} "
-                "devices; expected as many chips on each host"
+                "devices; expected the same number of chips on each host"
             )
 
     @property
     def chips_per_host(self) -> int:
-        """Each host has as many."""
+        """Returns the number of chips of each host."""
         return self.chips // self.hosts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """What the hosts of one life of a slice have to do.
+class JobSpec:
+    """Tells the hosts of one attempt what to run.
 
     Attributes:
       bundle: sha256 of the code.
       run_url: gs://BUCKET/runs/RUN_ID.
-      mode: "pod", one run on all chips; "lanes", `bert-jax glue` with one process on each chip.
-      arguments: of `bert-jax`, without --run, --checkpoints, --output, --lanes; may say
-        @data/NAME and @code anywhere.
+      mode: "pod": one training run on all chips; "shards": `bert-jax glue` with one process per
+        chip, each with its share of the jobs.
+      arguments: arguments of `bert-jax`, without the flags that the hosts add (--run,
+        --checkpoints, --output, --lanes). They may contain @data/NAME and @code anywhere.
       data: name -> gs:// folder that is copied to each host.
-      secrets: environment variable -> its name in Secret Manager.
-      max_hours: the unit is stopped after so long, however it goes.
-      hosts: internal addresses in the order of the worker numbers.
-      requires: package -> version that each host must have ("jax", "libtpu", ...).
+      secrets: environment variable -> resource name in Secret Manager.
+      max_hours: systemd stops the unit after this time, whatever state the trainer is in.
+      host_addresses: internal IP addresses in the order of the host numbers.
+      required_versions: package -> version that each host must have ("jax", "libtpu", ...).
     """
 
     version: int = VERSION
     run_id: str
-    incarnation: int
+    attempt: int
     slice: SliceShape
     bundle: str
     run_url: str
-    mode: Literal["pod", "lanes"]
+    mode: Literal["pod", "shards"]
     arguments: tuple[str, ...]
     data: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
     max_hours: float
-    hosts: tuple[str, ...]
+    host_addresses: tuple[str, ...]
     coordinator_port: int = COORDINATOR_PORT
-    requires: dict[str, str] = field(default_factory=dict)
+    required_versions: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
             raise ConfigError(
-                f"the order has version {self.version}, this code reads {VERSION}: launch again "
-                "with the launcher of the same bundle"
+                f"the job spec has version {self.version}, this code reads version {VERSION}: "
+                "launch again with the launcher from the same bundle"
             )
-        names.run_id(self.run_id)
-        names.sha(self.bundle)
-        if names.url(self.run_url) != self.run_url or not self.run_url.endswith(
+        bucket_layout.validate_run_id(self.run_id)
+        bucket_layout.validate_sha(self.bundle)
+        if bucket_layout.validate_url(self.run_url) != self.run_url or not self.run_url.endswith(
             f"/runs/{self.run_id}"
         ):
             raise ConfigError(f"run_url {self.run_url!r}: expected gs://.../runs/{self.run_id}")
-        if self.incarnation < 0:
-            raise ConfigError(f"incarnation {self.incarnation}: expected 0 or more")
+        if self.attempt < 0:
+            raise ConfigError(f"attempt {self.attempt}: expected 0 or more")
         if self.max_hours <= 0:
             raise ConfigError(f"max_hours {self.max_hours}: expected more than 0")
         if not 1024 <= self.coordinator_port <= 65535:
@@ -124,112 +126,114 @@ class Order:
         self._check_names()
 
     def _check_hosts(self) -> None:
-        if len(self.hosts) != self.slice.hosts or len(set(self.hosts)) != len(self.hosts):
+        addresses = self.host_addresses
+        if len(addresses) != self.slice.hosts or len(set(addresses)) != len(addresses):
             raise ConfigError(
-                f"hosts has {list(self.hosts)}: {self.slice.name} has {self.slice.hosts} hosts, "
-                "each with an address of its own"
+                f"host_addresses is {list(addresses)}: {self.slice.name} has {self.slice.hosts} "
+                "hosts, each with its own address"
             )
-        for address in self.hosts:
-            if not names.ADDRESS.fullmatch(address):
-                raise ConfigError(f"hosts has {address!r}, which is no address")
+        for address in addresses:
+            if not bucket_layout.ADDRESS_PATTERN.fullmatch(address):
+                raise ConfigError(f"host_addresses contains {address!r}, expected IP addresses")
 
     def _check_names(self) -> None:
         if not self.arguments:
-            raise ConfigError("arguments is empty: expected those of bert-jax, its verb first")
+            raise ConfigError("arguments is empty: expected a verb of bert-jax and its arguments")
         verbs = POD_VERBS if self.mode == "pod" else ("glue",)
         if self.arguments[0] not in verbs:
             raise ConfigError(
                 f"mode {self.mode} runs bert-jax {' or '.join(verbs)}, not {self.arguments[0]!r}"
             )
-        for key, place in self.data.items():
-            names.name(key, "data")
-            names.url(place)
+        for key, url in self.data.items():
+            bucket_layout.validate_name(key, "data")
+            bucket_layout.validate_url(url)
         for argument in self.arguments:
-            for used in names.DATA_TOKEN.findall(argument):
-                # A path may go on behind the name: @data/wiki/train.
-                if used not in self.data:
+            for data_name in bucket_layout.DATA_REFERENCE_PATTERN.findall(argument):
+                # The name may be followed by a path: @data/wiki/train.
+                if data_name not in self.data:
                     raise ConfigError(
-                        f"argument {argument!r} speaks of data {used!r}; the order has "
-                        f"{', '.join(self.data) or 'none'}"
+                        f"argument {argument!r} uses data {data_name!r}, which is not defined; "
+                        f"defined data: {', '.join(self.data) or 'none'} (add --data "
+                        f"{data_name}=gs://...)"
                     )
         for variable, secret in self.secrets.items():
-            if not names.VARIABLE.fullmatch(variable):
-                raise ConfigError(f"secret {variable!r}: expected the name of a variable")
-            if not names.SECRET.fullmatch(secret):
+            if not bucket_layout.ENV_VARIABLE_PATTERN.fullmatch(variable):
+                raise ConfigError(f"secret {variable!r}: expected an environment variable name")
+            if not bucket_layout.SECRET_PATTERN.fullmatch(secret):
                 raise ConfigError(
                     f"secret {variable} is {secret!r}: expected "
                     "projects/PROJECT/secrets/NAME/versions/latest"
                 )
 
     @property
-    def folder(self) -> names.IncarnationFolder:
-        """Where reports of this life go."""
-        return names.RunFolder(self.run_url).incarnation(self.incarnation)
+    def attempt_folder(self) -> bucket_layout.AttemptFolder:
+        """Returns the bucket folder of this attempt's reports."""
+        return bucket_layout.RunFolder(self.run_url).attempt(self.attempt)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
-    """One thing that is not as it should be.
+class PreflightProblem:
+    """Describes one failed preflight check.
 
     Attributes:
-      check: its name, as "chips".
-      fix: what to do about it.
-      anywhere: another slice would have it too, as data that is not there.
+      check: name of the check, such as "chips".
+      fix: what the user can do about it.
+      slice_independent: the check would fail on another slice, too, for example missing data.
     """
 
     check: str
     found: str
     expected: str
     fix: str
-    anywhere: bool = False
+    slice_independent: bool = False
 
     def __str__(self) -> str:
         return f"{self.check}: found {self.found}; expected {self.expected}; {self.fix}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preflight:
-    """What a host found when it looked itself over.
+class PreflightReport:
+    """Holds the results of the preflight checks of one host.
 
     Attributes:
-      ok: nothing stands against training; `warnings` may be there all the same.
-      address: of the host, as the others reach it.
+      ok: no check failed; `warnings` may still be present.
+      address: the address under which the other hosts reach this one.
       versions: package -> installed version.
       time: seconds since 1970.
     """
 
     host: int
     ok: bool
-    problems: tuple[Problem, ...]
-    warnings: tuple[Problem, ...]
+    problems: tuple[PreflightProblem, ...]
+    warnings: tuple[PreflightProblem, ...]
     address: str
     versions: dict[str, str]
     time: float
 
 
-Phase = Literal["fetching", "waiting", "training", "collecting", "saving", "ended"]
+HostPhase = Literal["fetching", "waiting", "training", "collecting", "saving", "ended"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
-    """A host's heartbeat.
+class Heartbeat:
+    """Reports periodically what a host is doing.
 
     Attributes:
-      phase: fetching code, data and the run so far; waiting for the other hosts; training;
-        collecting what all lanes have found; saving because it was asked to stop; ended.
-      pid: of the trainer, if it runs.
-      line: the last one of the log.
-      step: of the newest complete checkpoint, told by host 0; on lanes how many cells are
-        finished, as far as the host knows; None if there is none.
-      rss_bytes: memory of the trainer and its children.
-      disk_free_bytes: where the run folder lies.
+      phase: fetching (code, data and the run so far), waiting (for the other hosts), training,
+        collecting (the results of all shards), saving (after a request to stop), ended.
+      pid: process id of the trainer, if it is running.
+      last_log_line: the last line of the host's log.
+      step: step of the newest complete checkpoint, reported by host 0; in shards mode the number
+        of finished jobs that this host has seen; None if there is none.
+      rss_bytes: resident memory of the trainer and its child processes.
+      disk_free_bytes: free bytes on the disk that holds the run folder.
       time: seconds since 1970.
     """
 
     host: int
-    phase: Phase
+    phase: HostPhase
     pid: int | None
-    line: str
+    last_log_line: str
     step: int | None
     rss_bytes: int
     disk_free_bytes: int
@@ -237,8 +241,8 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exit:
-    """How a host's trainer ended; `meaning` is a sentence."""
+class ExitReport:
+    """Reports how a host's trainer exited; `meaning` is the exit code in words."""
 
     host: int
     code: int
@@ -247,14 +251,14 @@ class Exit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
-    """The run is complete."""
+class DoneMarker:
+    """Marks the run as complete."""
 
     run_id: str
-    incarnation: int
+    attempt: int
     time: float
 
 
-def meaning(code: int) -> str:
-    """What an exit code says."""
-    return MEANINGS.get(code, f"ended with code {code}, which is not one of ours")
+def describe_exit_code(code: int) -> str:
+    """Returns the meaning of an exit code in words."""
+    return EXIT_CODE_MEANINGS.get(code, f"exited with the unknown code {code}")

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# The first thing to run: a tiny BERT for a few minutes on all 16 chips. If this ends with code 0,
-# permissions, quota, network, code, data, checkpoints and the way back are all right.
+# Run this first: it trains a tiny BERT for a few minutes on all 16 chips. If it exits with code 0,
+# permissions, quota, network, code, data, checkpoints and the deletion of the slice work.
 #   BUCKET=gs://my-bucket tpu/smoke_16.sh [--dry-run] [--yes] ...
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 BUCKET="${BUCKET:?set BUCKET=gs://...}"
-SLICE="${SLICE:-v6e-16}"                # all of them: tpu/pod prices
+SLICE="${SLICE:-v6e-16}"                # `tpu/tpuctl prices` lists all types
 RUN_ID="${RUN_ID:-smoke}"
-CORPUS="${CORPUS:-$BUCKET/data/corpus}" # holds train/, from `bert-jax prepare`
+CORPUS="${CORPUS:-$BUCKET/data/corpus}" # contains train/, from `bert-jax prepare`
 STEPS="${STEPS:-500}"
 BATCH="${BATCH:-256}"                   # a multiple of 32
-MAX_HOURS="${MAX_HOURS:-1}"             # of slices, all restarts together
+MAX_HOURS="${MAX_HOURS:-1}"             # slice hours of all attempts together
 
-tpu/pod launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
+tpu/tpuctl launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
   --data "corpus=$CORPUS" "$@" -- \
   pretrain configs/pretrain/bert.py --with size=tiny "steps=$STEPS" "batch_size=$BATCH" \
   corpus=@data/corpus/train

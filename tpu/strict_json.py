@@ -1,6 +1,6 @@
-"""Dataclasses as JSON and back, strictly: every field must be there, and no other.
+"""Reads and writes dataclasses as JSON; every field must be present and no other key may be.
 
-Standard library only, from Python 3.10 on.
+Uses only the standard library and runs on Python 3.10.
 """
 
 import json
@@ -16,65 +16,74 @@ T = TypeVar("T")
 
 
 def to_text(value: Any) -> str:
-    """A dataclass as JSON."""
+    """Returns a dataclass as JSON text."""
     return json.dumps(asdict(value), indent=2, sort_keys=True) + "\n"
 
 
-def from_text(cls: type[T], text: str | bytes, where: str) -> T:
-    """The inverse of `to_text`; every field must be there, and no other.
+def from_text(cls: type[T], text: str | bytes, source: str) -> T:
+    """Parses JSON text into a dataclass; every field must be present and no other key may be.
 
     Args:
-      where: what is read, for the messages.
+      source: URL or path of the text, for error messages.
 
     Raises:
-      UserError: not JSON, an unknown or missing key (named), a wrong type, or a wrong value.
+      UserError: the text is not JSON, a key is unknown or missing, or a value is invalid.
     """
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise UserError(f"{where} is not JSON: {error}") from None
+        raise UserError(f"{source} is not JSON: {error}") from None
     try:
-        return _read(cls, data, "")
+        return _decode(cls, data, "")
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{source}: {error}") from None
 
 
-def _read(annotation: Any, data: Any, path: str) -> Any:
+def _decode(annotation: Any, data: Any, path: str) -> Any:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if is_dataclass(annotation):
-        return _read_dataclass(annotation, data, path)
-    if origin in (typing.Union, types.UnionType):  # X | None is the only one here
+        return _decode_dataclass(annotation, data, path)
+    if origin in (typing.Union, types.UnionType):  # `X | None` is the only union that is used
         present = next(each for each in arguments if each is not type(None))
-        return None if data is None else _read(present, data, path)
+        return None if data is None else _decode(present, data, path)
     if origin is tuple and isinstance(data, list):
-        return tuple(_read(arguments[0], each, f"{path}[{i}]") for i, each in enumerate(data))
+        return tuple(_decode(arguments[0], each, f"{path}[{i}]") for i, each in enumerate(data))
     if origin is dict and isinstance(data, Mapping):
-        return {key: _read(arguments[1], each, f"{path}.{key}") for key, each in data.items()}
+        return {key: _decode(arguments[1], each, f"{path}.{key}") for key, each in data.items()}
     if origin is Literal and data in arguments:
         return data
     if annotation is float and type(data) is int:
         return float(data)
     if type(data) is annotation:
         return data
-    expected = " or ".join(map(repr, arguments)) if origin is Literal else _plain(annotation)
-    raise ConfigError(f"{path or 'the whole'} is {data!r}, expected {expected}")
+    expected = (
+        " or ".join(map(repr, arguments)) if origin is Literal else _describe_type(annotation)
+    )
+    raise ConfigError(f"{path or 'the JSON value'} is {data!r}, expected {expected}")
 
 
-def _read_dataclass(cls: Any, data: Any, path: str) -> Any:
+def _decode_dataclass(cls: Any, data: Any, path: str) -> Any:
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{path or 'the whole'} is {data!r}, expected an object")
+        raise ConfigError(f"{path or 'the JSON value'} is {data!r}, expected an object")
     hints, known = typing.get_type_hints(cls), [each.name for each in fields(cls)]
-    inside = f"{path}." if path else ""
+    prefix = f"{path}." if path else ""
     unknown = sorted(set(data) - set(known))
     if unknown:
-        raise ConfigError(f"unknown key {inside}{unknown[0]}; known are {', '.join(known)}")
+        raise ConfigError(f"unknown key {prefix}{unknown[0]}; known keys: {', '.join(known)}")
     missing = [key for key in known if key not in data]
     if missing:
-        raise ConfigError(f"key {inside}{missing[0]} is missing")
-    return cls(**{key: _read(hints[key], data[key], f"{inside}{key}") for key in known})
+        raise ConfigError(f"key {prefix}{missing[0]} is missing")
+    return cls(**{key: _decode(hints[key], data[key], f"{prefix}{key}") for key in known})
 
 
-def _plain(annotation: Any) -> str:
-    words = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-    outer = {tuple: "a list", dict: "an object"}
-    return words.get(annotation) or outer.get(typing.get_origin(annotation), str(annotation))
+def _describe_type(annotation: Any) -> str:
+    scalar_names = {
+        str: "a string",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+    }
+    container_names = {tuple: "a list", dict: "an object"}
+    return scalar_names.get(annotation) or container_names.get(
+        typing.get_origin(annotation), str(annotation)
+    )

@@ -1,17 +1,20 @@
-"""A launcher that was away, asleep or ended or forgetful, and goes on with what is there."""
+"""Tests restart loops that were suspended, ended or lost their state.
+
+Covers tpu/launcher/restarts/restart_policy.py and restart_loop.py.
+"""
 
 import json
 
 import pytest
 
-from tests.tpu.cloud import DATA, LAUNCH, SLICE, WORK, Clock, pod
-from tests.tpu.scenario_test import ONE, asked, launch
+from tests.helpers.tpu.cloud import DATA, LAUNCH, SLICE, WORK, Clock, tpuctl
+from tests.tpu.scenario_test import ONE, launch, requested_zones
 
 HOUR = 3600.0
 UNAVAILABLE = "UNAVAILABLE: The service is currently unavailable."
 
 
-def test_a_laptop_that_wakes_without_a_network_gives_its_slice_back(cloud, trainers, capsys):
+def test_limit_is_enforced_after_suspend_without_network(cloud, trainers, capsys):
     trainers.codes = {0: -1}
 
     def turn(number: int) -> None:
@@ -21,14 +24,14 @@ def test_a_laptop_that_wakes_without_a_network_gives_its_slice_back(cloud, train
 
     trainers.each_turn = turn
     assert launch("--max-hours", "2") == 75
-    said = capsys.readouterr().err
-    assert said.count("cannot look") == 3 and "limit of 2.00 hours" in said
+    output = capsys.readouterr().err
+    assert (
+        output.count("cannot be read at the moment") == 3 and "limit of 2.00 slice hours" in output
+    )
     assert not cloud.slices()
 
 
-def test_a_cloud_that_cannot_be_asked_for_an_hour_beyond_all_limits_is_given_up(
-    cloud, trainers, capsys
-):
+def test_loop_gives_up_when_the_cloud_stays_unreachable(cloud, trainers, capsys):
     trainers.codes = {0: -1}
 
     def turn(number: int) -> None:
@@ -36,13 +39,13 @@ def test_a_cloud_that_cannot_be_asked_for_an_hour_beyond_all_limits_is_given_up(
             cloud.script(fail=[{"match": "storage ls", "text": UNAVAILABLE}])
 
     trainers.each_turn = turn
-    begun = Clock.now
+    started_at = Clock.now
     assert launch("--max-hours", "2") == 1
-    assert "the cloud cannot be asked any more" in capsys.readouterr().err
-    assert 3 * HOUR <= Clock.now - begun < 3.2 * HOUR
+    assert "the cloud cannot be reached any more" in capsys.readouterr().err
+    assert 3 * HOUR <= Clock.now - started_at < 3.2 * HOUR
 
 
-def test_a_slice_that_was_granted_while_nobody_looked_is_used(cloud, trainers):
+def test_babysit_uses_a_slice_granted_in_the_meantime(cloud, trainers):
     cloud.script(slices={"*": {"queue": "WAITING_FOR_RESOURCES"}})
 
     def turn(number: int) -> None:
@@ -53,11 +56,11 @@ def test_a_slice_that_was_granted_while_nobody_looked_is_used(cloud, trainers):
     assert launch() == 130
     Clock.now += 30 * HOUR
     cloud.script()
-    assert pod("babysit", *ONE) == 0
-    assert len(asked(cloud)) == 1 and not cloud.slices()
+    assert tpuctl("babysit", *ONE) == 0
+    assert len(requested_zones(cloud)) == 1 and not cloud.slices()
 
 
-def test_a_pause_does_not_count_as_waiting(cloud, trainers):
+def test_suspended_time_does_not_count_as_waiting(cloud, trainers):
     cloud.script(slices={"*": {"queue": "WAITING_FOR_RESOURCES"}})
 
     def turn(number: int) -> None:
@@ -67,10 +70,10 @@ def test_a_pause_does_not_count_as_waiting(cloud, trainers):
             cloud.script()
 
     trainers.each_turn = turn
-    assert launch() == 0 and len(asked(cloud)) == 1
+    assert launch() == 0 and len(requested_zones(cloud)) == 1
 
 
-def test_a_deletion_that_nobody_watched_is_asked_for_again(cloud, trainers):
+def test_failed_deletion_is_repeated_after_suspend(cloud, trainers):
     trainers.codes = {0: 2}
     cloud.script(
         fail=[{"match": "queued-resources delete", "times": 1, "text": UNAVAILABLE}],
@@ -84,15 +87,15 @@ def test_a_deletion_that_nobody_watched_is_asked_for_again(cloud, trainers):
     assert launch() == 2 and not cloud.slices()
 
 
-def test_without_its_memory_it_starts_a_slice_that_is_there(cloud, trainers):
-    assert pod("up", *LAUNCH, *DATA, *WORK) == 0
-    cloud.object("babysit.json").unlink()
-    assert pod("babysit", *ONE) == 0
+def test_babysit_without_loop_state_starts_the_existing_slice(cloud, trainers):
+    assert tpuctl("up", *LAUNCH, *DATA, *WORK) == 0
+    cloud.object("restart_loop.json").unlink()
+    assert tpuctl("babysit", *ONE) == 0
     assert sorted(trainers.starts) == [(f"{SLICE}-0", host) for host in range(4)]
-    assert len(asked(cloud)) == 1
+    assert len(requested_zones(cloud)) == 1
 
 
-def test_without_its_memory_it_goes_on_with_a_slice_that_trains(cloud, trainers):
+def test_babysit_without_loop_state_continues_a_training_slice(cloud, trainers):
     trainers.codes = {0: -1}
 
     def turn(number: int) -> None:
@@ -103,53 +106,53 @@ def test_without_its_memory_it_goes_on_with_a_slice_that_trains(cloud, trainers)
 
     trainers.each_turn = turn
     assert launch() == 130
-    cloud.object("babysit.json").unlink()
-    assert pod("babysit", *ONE) == 0 and len(asked(cloud)) == 1
+    cloud.object("restart_loop.json").unlink()
+    assert tpuctl("babysit", *ONE) == 0 and len(requested_zones(cloud)) == 1
 
 
-def test_without_its_memory_no_life_has_an_old_ones_number(cloud, trainers):
+def test_attempt_numbers_are_unique_without_loop_state(cloud, trainers):
     trainers.codes = dict.fromkeys(range(3), 134)
     assert launch() == 1
-    cloud.object("babysit.json").unlink()
+    cloud.object("restart_loop.json").unlink()
     trainers.codes = {}
-    assert pod("babysit", *ONE) == 0
+    assert tpuctl("babysit", *ONE) == 0
     created = [line.split()[4] for line in cloud.commands("queued-resources create")]
     assert created == [f"{SLICE}-{life}" for life in range(4)]
 
 
-def test_another_limit_does_not_cost_the_slice(cloud, trainers):
-    assert pod("up", *LAUNCH, *DATA, *WORK) == 0
-    assert pod("preflight", *ONE) == 0
-    order = cloud.object("incarnations/0/order.json")
-    assert json.loads(order.read_text())["max_hours"] == 12
+def test_new_max_hours_keeps_the_slice(cloud, trainers):
+    assert tpuctl("up", *LAUNCH, *DATA, *WORK) == 0
+    assert tpuctl("preflight", *ONE) == 0
+    job_spec = cloud.object("attempts/0/job.json")
+    assert json.loads(job_spec.read_text())["max_hours"] == 12
     assert launch("--max-hours", "20") == 0
-    assert len(asked(cloud)) == 1 and json.loads(order.read_text())["max_hours"] == 20
+    assert len(requested_zones(cloud)) == 1 and json.loads(job_spec.read_text())["max_hours"] == 20
 
 
-def test_the_order_of_another_task_is_not_overwritten(cloud, trainers, capsys):
-    assert pod("up", *LAUNCH, *DATA, *WORK) == 0
-    assert pod("preflight", *ONE) == 0
-    order = cloud.object("incarnations/0/order.json")
-    changed = order.read_text().replace("pretrain", "finetune")
-    order.write_text(changed)
-    assert pod("preflight", *ONE) == 1
-    assert "another task" in capsys.readouterr().err and order.read_text() == changed
+def test_job_spec_of_another_job_is_not_overwritten(cloud, trainers, capsys):
+    assert tpuctl("up", *LAUNCH, *DATA, *WORK) == 0
+    assert tpuctl("preflight", *ONE) == 0
+    job_spec = cloud.object("attempts/0/job.json")
+    changed = job_spec.read_text().replace("pretrain", "finetune")
+    job_spec.write_text(changed)
+    assert tpuctl("preflight", *ONE) == 1
+    assert "another job" in capsys.readouterr().err and job_spec.read_text() == changed
 
 
-def test_a_slice_that_cannot_be_deleted_is_told_of_when_the_run_is_done(cloud, trainers, capsys):
+def test_done_run_reports_a_slice_that_cannot_be_deleted(cloud, trainers, capsys):
     cloud.script(fail=[{"match": "queued-resources delete", "text": UNAVAILABLE}])
-    begun = Clock.now
+    started_at = Clock.now
 
     def turn(number: int) -> None:
-        assert Clock.now - begun < 2 * HOUR, "it tries for ever"
+        assert Clock.now - started_at < 2 * HOUR, "it tries for ever"
 
     trainers.each_turn = turn
     assert launch() == 1
-    assert "done; still there after 1 h of deleting" in capsys.readouterr().err
+    assert "done; not deleted after 1 h" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["stop", "down"])
-def test_a_slice_that_was_given_back_by_hand_is_not_counted_on(cloud, trainers, verb):
+def test_hours_are_not_counted_after_stop_and_down(cloud, trainers, verb):
     trainers.codes = {0: -1}
 
     def turn(number: int) -> None:
@@ -160,7 +163,7 @@ def test_a_slice_that_was_given_back_by_hand_is_not_counted_on(cloud, trainers, 
     assert launch() == 130
     trainers.each_turn = lambda number: None
     Clock.now += HOUR
-    assert pod(verb, *ONE) == 0 and not cloud.slices()
+    assert tpuctl(verb, *ONE) == 0 and not cloud.slices()
     Clock.now += 20 * HOUR
     assert launch() == 0
-    assert HOUR <= cloud.loop()["billed"] < 1.5 * HOUR
+    assert HOUR <= cloud.loop()["billed_seconds"] < 1.5 * HOUR

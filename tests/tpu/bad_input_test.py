@@ -1,23 +1,35 @@
-"""What a user can get wrong, and what the launcher says about it: one clear message each."""
+"""Tests the error messages for invalid flags, jobs, data and projects.
+
+Covers tpu/launcher/options.py, cli.py, commands_launch.py and tpu/launcher/checks/.
+"""
 
 import json
 
 import pytest
 
-from tests.tpu.cloud import DATA, LAUNCH, ROOT, WORK, FakeCloud, Trainers, pod, run_pod
+from tests.helpers.tpu.cloud import (
+    DATA,
+    LAUNCH,
+    ROOT,
+    WORK,
+    FakeCloud,
+    Trainers,
+    run_tpuctl,
+    tpuctl,
+)
 
 ONE = ("--bucket", "gs://bucket", "--run-id", "r1")
 RECIPE = ("--", "pretrain", "configs/pretrain/bert.py", "--with")
 
 
-def told(capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str]:
-    """Exit code and the last message of a command."""
-    code = pod(*words)
+def run_for_error(capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str]:
+    """Returns the exit code and the messages of a command."""
+    code = tpuctl(*words)
     return code, capsys.readouterr().err
 
 
 def with_flag(flag: str, value: str) -> list[str]:
-    """A launch with one flag changed."""
+    """Returns the arguments of a launch with one flag changed."""
     words: list[str] = list(LAUNCH)
     if flag in words:
         words[words.index(flag) + 1] = value
@@ -31,18 +43,26 @@ def with_flag(flag: str, value: str) -> list[str]:
     [
         ("--slice", "v6e-61", "slice 'v6e-61' is not known; the nearest is 'v6e-16'"),
         ("--slice", "v5litepod-16", "the nearest is 'v5e-16'"),
-        ("--run-id", "x; rm -rf ~", "run id 'x; rm -rf ~': expected 1 to 40 of a-z, 0-9 and -"),
+        (
+            "--run-id",
+            "x; rm -rf ~",
+            "run id 'x; rm -rf ~': expected 1 to 40 characters of a-z, 0-9 and -",
+        ),
         ("--run-id", "$(reboot)", "run id '$(reboot)'"),
-        ("--run-id", "Run_1", "a letter first and no - last"),
-        ("--bucket", "gs://b;ls", "is no place in a bucket"),
-        ("--bucket", "my-bucket", "is no place in a bucket; expected gs://BUCKET/FOLDER"),
+        ("--run-id", "Run_1", "starting with a letter and not ending with -"),
+        ("--bucket", "gs://b;ls", "is not a bucket URL"),
+        ("--bucket", "my-bucket", "is not a bucket URL; expected gs://BUCKET/FOLDER"),
         ("--bucket", "gs://bucket/folder", "expected gs://NAME, without a folder"),
-        ("--zones", "us-central1-b,`id`", "--zones '`id`' is no zone"),
-        ("--zones", "europe-west4-a", "gs://bucket is in us-central1, zone europe-west4-a is not"),
+        ("--zones", "us-central1-b,`id`", "--zones '`id`' is not a zone"),
+        (
+            "--zones",
+            "europe-west4-a",
+            "gs://bucket is in us-central1, but zone europe-west4-a is not",
+        ),
         ("--project", "p&q", "project: found 'p&q'"),
         ("--service-account", "me;id@p", "--service-account 'me;id@p'"),
         ("--data", "wiki;=gs://bucket/x", "data 'wiki;'"),
-        ("--data", "other=/tmp/x", "is no place in a bucket"),
+        ("--data", "other=/tmp/x", "is not a bucket URL"),
         ("--data", "nothing", "--data 'nothing': expected NAME=VALUE"),
         ("--env-secret", "HF_TOKEN=projects/p", "expected HF_TOKEN=projects/PROJECT/secrets/NAME"),
         ("--max-hours", "0", "--max-hours 0: expected more than 0"),
@@ -52,30 +72,38 @@ def with_flag(flag: str, value: str) -> list[str]:
         ("--slices", "x", "unrecognized arguments: --slices x"),
     ],
 )
-def test_flags(cloud: FakeCloud, trainers: Trainers, capsys, flag, value, message):
-    code, said = told(capsys, *with_flag(flag, value))
-    assert code == 2 and message in said and said.count("\n") == 1, said
+def test_invalid_flags_are_reported_in_one_line(
+    cloud: FakeCloud, trainers: Trainers, capsys, flag, value, message
+):
+    code, output = run_for_error(capsys, *with_flag(flag, value))
+    assert code == 2 and message in output and output.count("\n") == 1, output
     assert not cloud.commands("create") and not cloud.object("manifest.json").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "what is to run stands after --"),
+        ((), "the job after -- must start with"),
         (("--",), "found nothing"),
-        (("--", "python", "train.py"), "begins with glue, pretrain, finetune; found 'python'"),
-        (("--", "pretrain", "c.py", "--run", "x"), "--run is given by the hosts themselves"),
-        (("--", "glue", "--lane=3"), "--lane is given by the hosts themselves"),
-        (("--", "pretrain", "c.py", "--with", "corpus=@data/no"), "speaks of data 'no'"),
+        (
+            ("--", "python", "train.py"),
+            "start with one of glue, pretrain, finetune; found 'python'",
+        ),
+        (("--", "pretrain", "c.py", "--run", "x"), "--run is set by the hosts; omit it"),
+        (("--", "glue", "--lane=3"), "--lane is set by the hosts; omit it"),
+        (
+            ("--", "pretrain", "c.py", "--with", "corpus=@data/no"),
+            "uses data 'no', which is not defined",
+        ),
         (("--", "pretrain", "--with", "corpus=x"), "pretrain needs a recipe"),
         (
             (*RECIPE[:2], "configs/pretrain/bret.py"),
-            "recipe configs/pretrain/bret.py: hosts will "
-            "not have it; they have files below configs/, and others that git lists as @code/FILE; "
-            "the nearest is configs/pretrain/bert.py",
+            "recipe configs/pretrain/bret.py will not "
+            "exist on the hosts; they have the files below configs/, and other files in git as "
+            "@code/FILE; the nearest is configs/pretrain/bert.py",
         ),
-        ((*RECIPE[:2], "tests/mine.py"), "recipe tests/mine.py: hosts will not have it"),
-        ((*RECIPE[:2], "/etc/x.py"), "recipe /etc/x.py: hosts will not have it"),
+        ((*RECIPE[:2], "tests/mine.py"), "recipe tests/mine.py will not exist on the hosts"),
+        ((*RECIPE[:2], "/etc/x.py"), "recipe /etc/x.py will not exist on the hosts"),
         (
             (*RECIPE, "corpus=@data/wiki", "siz=base"),
             "--with siz=base: configs/pretrain/bert.py "
@@ -85,9 +113,9 @@ def test_flags(cloud: FakeCloud, trainers: Trainers, capsys, flag, value, messag
         ((*RECIPE, "size=base"), "configs/pretrain/bert.py needs --with corpus=..."),
     ],
 )
-def test_what_is_to_run(cloud: FakeCloud, trainers: Trainers, capsys, words, message):
-    code, said = told(capsys, "launch", *LAUNCH, *DATA, *words)
-    assert code == 2 and message in said and not cloud.commands("create")
+def test_invalid_jobs_are_reported(cloud: FakeCloud, trainers: Trainers, capsys, words, message):
+    code, output = run_for_error(capsys, "launch", *LAUNCH, *DATA, *words)
+    assert code == 2 and message in output and not cloud.commands("create")
 
 
 @pytest.mark.parametrize(
@@ -98,39 +126,39 @@ def test_what_is_to_run(cloud: FakeCloud, trainers: Trainers, capsys, words, mes
         ("@data/wiki/recipe.py", "--with", "anything=1"),
     ],
 )
-def test_recipes_that_hosts_will_have(cloud, trainers, words):
+def test_recipe_paths_that_exist_on_hosts(cloud, trainers, words):
     (cloud.folder / "gcs/bucket/data/wiki/recipe.py").touch()
-    assert pod("launch", *LAUNCH, *DATA, "--", "pretrain", *words) == 0
+    assert tpuctl("launch", *LAUNCH, *DATA, "--", "pretrain", *words) == 0
 
 
 @pytest.mark.parametrize("words", [("cola", "--model", "@data/wiki"), ("mine.tsv",)])
-def test_a_task_is_no_recipe(cloud, trainers, words):
-    assert pod("launch", *LAUNCH, *DATA, "--", "finetune", *words) == 0
+def test_finetune_task_needs_no_recipe(cloud, trainers, words):
+    assert tpuctl("launch", *LAUNCH, *DATA, "--", "finetune", *words) == 0
 
 
-def test_a_backend_that_the_generation_does_not_have(cloud, trainers, capsys):
+def test_unsupported_backend_is_rejected(cloud, trainers, capsys):
     words = ["launch", *LAUNCH, "--backend", "gce", *DATA, *WORK]
     words[words.index("v6e-16")] = "v4-32"
-    code, said = told(capsys, *words)
-    assert code == 2 and "v4 is rented through tpu-api only" in said
+    code, output = run_for_error(capsys, *words)
+    assert code == 2 and "v4 can only be rented through tpu-api" in output
 
 
-def test_a_bucket_where_the_generation_is_not_offered(cloud, trainers, capsys):
+def test_bucket_region_without_the_generation_is_rejected(cloud, trainers, capsys):
     cloud.script(buckets={"bucket": "AUSTRALIA-SOUTHEAST1"})
-    code, said = told(capsys, "launch", *LAUNCH, *DATA, *WORK)
-    assert code == 2 and "gs://bucket is in australia-southeast1, where v6e is not known" in said
+    code, output = run_for_error(capsys, "launch", *LAUNCH, *DATA, *WORK)
+    assert code == 2 and "gs://bucket is in australia-southeast1, where v6e is not known" in output
 
 
-def test_a_bucket_that_is_not_there(cloud, trainers, capsys):
+def test_missing_bucket_is_reported(cloud, trainers, capsys):
     cloud.script(buckets={"bucket": None})
-    code, said = told(capsys, "launch", *LAUNCH, *DATA, *WORK)
-    assert code == 1 and "gs://bucket not found: 404" in said
+    code, output = run_for_error(capsys, "launch", *LAUNCH, *DATA, *WORK)
+    assert code == 1 and "gs://bucket not found: 404" in output
 
 
 @pytest.mark.parametrize("location", ["US", "NAM4", "US-CENTRAL1"])
-def test_buckets_of_several_regions(cloud, trainers, location):
+def test_multi_region_buckets_are_accepted(cloud, trainers, location):
     cloud.script(buckets={"bucket": location})
-    assert pod("launch", *LAUNCH, "--zones", "us-central1-b", *DATA, *WORK) == 0
+    assert tpuctl("launch", *LAUNCH, "--zones", "us-central1-b", *DATA, *WORK) == 0
 
 
 POOL = {"quotaId": "TPUV6EPreemptiblePerProjectPerZoneForTPUAPI"}
@@ -143,33 +171,31 @@ POOL = {"quotaId": "TPUV6EPreemptiblePerProjectPerZoneForTPUAPI"}
            "details": {"value": "8"}}]}], 2, "us-central1-b: 8, and v6e-16 needs 16"),
         ([{**POOL, "dimensionsInfos": [{"dimensions": {}, "details": {"value": "0"}}]}], 2,
          "us-central1-b: 0, and v6e-16 needs 16"),
-        ([], 0, "no pool for spot v6e in us-central1-b is recognised"),
+        ([], 0, "no pool for spot v6e in us-central1-b is recognized"),
     ],
 )  # fmt: skip
-def test_missing_quota_is_known_before_anything_is_made(
-    cloud, trainers, capsys, rows, code, message
-):
+def test_missing_quota_is_found_before_creation(cloud, trainers, capsys, rows, code, message):
     cloud.script(quotas={"tpu.googleapis.com": rows})
-    found, said = told(capsys, "launch", *LAUNCH, *DATA, *WORK)
-    assert found == code and message in said
+    found, output = run_for_error(capsys, "launch", *LAUNCH, *DATA, *WORK)
+    assert found == code and message in output
     assert bool(cloud.commands("queued-resources create")) == (code == 0)
 
 
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ({"account": None}, "nobody is logged in; gcloud auth login"),
+        ({"account": None}, "gcloud is not logged in; gcloud auth login"),
         ({"apis": ["storage.googleapis.com"]}, "gcloud services enable tpu.googleapis.com"),
         ({"types": {"us-central1-b": ["v5p-32"]}}, "us-central1-b does not offer v6e-16"),
         ({"project": "(unset)"}, "gcloud config set project PROJECT"),
         ({"missing_accounts": ["a@p.iam.gserviceaccount.com"]}, "Unknown service account"),
     ],
 )
-def test_what_doctor_finds_ends_a_launch(cloud, trainers, capsys, script, message):
+def test_failed_doctor_checks_end_a_launch(cloud, trainers, capsys, script, message):
     cloud.script(**script)
     account = ("--service-account", "a@p.iam.gserviceaccount.com")
-    code, said = told(capsys, "launch", *LAUNCH, *account, *DATA, *WORK)
-    assert code == 2 and message in said and not cloud.commands("create ")
+    code, output = run_for_error(capsys, "launch", *LAUNCH, *account, *DATA, *WORK)
+    assert code == 2 and message in output and not cloud.commands("create ")
 
 
 OTHER = ("--data", "glue=gs://other/glue")
@@ -185,161 +211,171 @@ FAR = {"bucket": "US-CENTRAL1", "other": "EUROPE-WEST4"}
          "wiki cannot be listed: ERROR: (gcloud.storage.ls) HTTPError 403: user@example.com does"),
         (DATA, {"deny_storage": [["read", "gs://bucket/data"]]}, "roles/storage.objectViewer"),
         ((*DATA, *OTHER), {"buckets": FAR}, "--data glue: gs://other is in europe-west4, "
-         "us-central1-b is not; gcloud storage rsync -r gs://other/glue gs://bucket/data/glue"),
+         "zone us-central1-b is not; gcloud storage rsync -r gs://other/glue gs://bucket/data/glue"),
         ((*DATA, *OTHER), {"buckets": {"other": None}}, "there is nothing at gs://other/glue"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("verb", ["launch", "up", "doctor"])
-def test_data_that_hosts_could_not_have(cloud, trainers, capsys, verb, data, script, message):
+def test_unreadable_data_is_found_before_creation(
+    cloud, trainers, capsys, verb, data, script, message
+):
     (cloud.folder / "gcs/other/glue/RTE").mkdir(parents=True)
     cloud.script(**script)
-    code = pod(verb, *LAUNCH, *data, *WORK)
-    said = capsys.readouterr()
+    code = tpuctl(verb, *LAUNCH, *data, *WORK)
+    output = capsys.readouterr()
     if verb == "doctor":
         assert code == 1
-        assert message in said.out.replace("\n       fix: ", "; ").replace("FAIL ", "")
+        assert message in output.out.replace("\n       fix: ", "; ").replace("FAIL ", "")
     else:
-        assert code == 2 and message in said.err
+        assert code == 2 and message in output.err
     assert not cloud.commands(" cp ") and not cloud.commands("create ")
 
 
-def test_a_part_of_the_data_that_is_missing(cloud, trainers, capsys):
+def test_missing_subfolder_of_the_data_is_found(cloud, trainers, capsys):
     words = [*WORK[:-1], "corpus=@data/wiki/train", "heldout=@data/wiki/heldout"]
-    code, said = told(capsys, "launch", *LAUNCH, *DATA, *words)
+    code, output = run_for_error(capsys, "launch", *LAUNCH, *DATA, *words)
     assert code == 2 and not cloud.commands("create ")
-    assert "gs://bucket/data/wiki has no heldout, which @data/wiki/heldout stands for" in said
+    assert "gs://bucket/data/wiki has no heldout, which @data/wiki/heldout refers to" in output
     (cloud.folder / "gcs/bucket/data/wiki/heldout").mkdir()
-    assert told(capsys, "launch", *LAUNCH, *DATA, *words)[0] == 0
+    assert run_for_error(capsys, "launch", *LAUNCH, *DATA, *words)[0] == 0
 
 
-def test_data_of_another_bucket_in_the_region(cloud, trainers, capsys):
+def test_data_bucket_without_readable_location_is_a_warning(cloud, trainers, capsys):
     (cloud.folder / "gcs/other/glue/RTE").mkdir(parents=True)
     cloud.script(fail=[{"match": "buckets describe gs://other", "text": "HTTPError 403: no"}])
-    code, said = told(capsys, "launch", *LAUNCH, *DATA, *OTHER, *WORK)
-    assert code == 0 and "WARN --data glue: gs://other does not say where it is" in said
+    code, output = run_for_error(capsys, "launch", *LAUNCH, *DATA, *OTHER, *WORK)
+    assert code == 0 and "WARN --data glue: gs://other has no readable location" in output
 
 
 CLOSED = "PERMISSION_DENIED: Permission denied on 'locations/us-central1-a' (or it may not exist)"
 LIST = "accelerator-types list .*us-central1-a"
 
 
-def test_a_zone_that_cannot_be_asked_ends_a_launch_that_names_it(cloud, trainers, capsys):
+def test_unreadable_zone_in_zones_flag_ends_the_launch(cloud, trainers, capsys):
     cloud.script(fail=[{"match": LIST, "text": CLOSED}])
     zones = ("--zones", "us-central1-b,us-central1-a")
-    code, said = told(capsys, "launch", *LAUNCH, *zones, *DATA, *WORK)
+    code, output = run_for_error(capsys, "launch", *LAUNCH, *zones, *DATA, *WORK)
     assert code == 2 and not cloud.commands("create ")
-    assert "zone: us-central1-a cannot be asked: ERROR" in said and "other zones: --zones" in said
+    assert (
+        "zone: us-central1-a cannot be read: ERROR" in output and "other zones: --zones" in output
+    )
 
 
-def test_a_zone_that_nobody_named_and_cannot_be_asked_is_left_out(cloud, trainers, capsys):
+def test_unreadable_default_zone_is_skipped(cloud, trainers, capsys):
     location, closed = {"bucket": "US"}, {"match": " list .*us-east5-a", "text": CLOSED}
     cloud.script(buckets=location, fail=[closed], types={"us-central1-b": ["v5p-32"]})
-    code, said = told(capsys, "launch", *LAUNCH, *DATA, *WORK)
-    assert code == 0, said
-    assert "does not offer v6e-16; it is left out" in said and said.count("left out") == 2
+    code, output = run_for_error(capsys, "launch", *LAUNCH, *DATA, *WORK)
+    assert code == 0, output
+    assert "does not offer v6e-16; it is not used" in output and output.count("it is not used") == 2
     zones = json.loads(cloud.object("manifest.json").read_text())["zones"]
     assert zones and not {"us-central1-b", "us-east5-a"} & set(zones)
 
 
-def test_doctor_says_what_is_well_and_what_is_not(cloud, trainers, capsys):
+def test_doctor_prints_passed_and_failed_checks(cloud, trainers, capsys):
     cloud.script(apis=[])
     words = [word for word in LAUNCH if word != "--yes"]
-    assert pod("doctor", *words, *DATA, *WORK) == 1
-    said = capsys.readouterr().out
-    assert "OK   bucket: gs://bucket is in us-central1" in said
-    assert "FAIL API: tpu.googleapis.com" in said and "fix: gcloud services enable" in said
+    assert tpuctl("doctor", *words, *DATA, *WORK) == 1
+    output = capsys.readouterr().out
+    assert "OK   bucket: gs://bucket is in us-central1" in output
+    assert "FAIL API: tpu.googleapis.com" in output and "fix: gcloud services enable" in output
     assert not cloud.commands(" cp ") and not cloud.commands("create")
 
 
-def test_nobody_says_yes(cloud, trainers, capsys, monkeypatch):
+def test_launch_needs_confirmation_of_the_cost(cloud, trainers, capsys, monkeypatch):
     words = [word for word in LAUNCH if word != "--yes"]
-    code, said = told(capsys, "launch", *words, *DATA, *WORK)
-    assert code == 2 and "give --yes" in said
+    code, output = run_for_error(capsys, "launch", *words, *DATA, *WORK)
+    assert code == 2 and "pass --yes" in output
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda prompt: "n")
-    code, said = told(capsys, "launch", *words, *DATA, *WORK)
-    assert code == 1 and "nothing was created" in said and not cloud.commands("create")
+    code, output = run_for_error(capsys, "launch", *words, *DATA, *WORK)
+    assert code == 1 and "nothing was created" in output and not cloud.commands("create")
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "stop", "down", "run", "babysit", "sync"])
-def test_verbs_of_a_run_that_is_not_there(cloud, trainers, capsys, verb):
-    code, said = told(capsys, verb, *ONE)
-    assert code == 1 and "there is no such run" in said and "tpu/pod launch" in said
+def test_commands_on_a_missing_run_are_rejected(cloud, trainers, capsys, verb):
+    code, output = run_for_error(capsys, verb, *ONE)
+    assert code == 1 and "there is no such run" in output and "tpu/tpuctl launch" in output
 
 
-def test_a_missing_bucket_flag(cloud, trainers, capsys, monkeypatch):
-    code, said = told(capsys, "status", "--run-id", "r1")
-    assert code == 2 and "--bucket is missing; give it, or set BERT_TPU_BUCKET" in said
+def test_missing_bucket_flag_names_the_variable(cloud, trainers, capsys, monkeypatch):
+    code, output = run_for_error(capsys, "status", "--run-id", "r1")
+    assert code == 2 and "--bucket is missing; pass it, or set BERT_TPU_BUCKET" in output
     monkeypatch.setenv("BERT_TPU_BUCKET", "gs://bucket")
-    code, said = told(capsys, "status", "--run-id", "r1")
-    assert code == 1 and "gs://bucket/runs/r1/manifest.json does not exist" in said
+    code, output = run_for_error(capsys, "status", "--run-id", "r1")
+    assert code == 1 and "gs://bucket/runs/r1/manifest.json does not exist" in output
 
 
-def test_flags_beat_the_environment(cloud, trainers, monkeypatch):
+def test_flags_take_precedence_over_the_environment(cloud, trainers, monkeypatch):
     monkeypatch.setenv("BERT_TPU_SLICE", "v2-32")
     monkeypatch.setenv("BERT_TPU_MAX_HOURS", "3")
     monkeypatch.setenv("BERT_TPU_CAPACITY", "on-demand")
-    assert pod("launch", *LAUNCH, "--capacity", "spot", *DATA, *WORK) == 0
+    assert tpuctl("launch", *LAUNCH, "--capacity", "spot", *DATA, *WORK) == 0
     found = json.loads(cloud.object("manifest.json").read_text())
     assert (found["slice"], found["max_hours"], found["capacity"]) == ("v6e-16", 3.0, "spot")
 
 
-def test_a_wrong_environment_is_refused(cloud, trainers, capsys, monkeypatch):
+def test_invalid_environment_variable_is_rejected(cloud, trainers, capsys, monkeypatch):
     monkeypatch.setenv("BERT_TPU_CAPACITY", "cheap")
-    code, said = told(capsys, "launch", *LAUNCH, *DATA, *WORK)
-    assert code == 2 and "BERT_TPU_CAPACITY='cheap'" in said
+    code, output = run_for_error(capsys, "launch", *LAUNCH, *DATA, *WORK)
+    assert code == 2 and "BERT_TPU_CAPACITY='cheap'" in output
 
 
-def test_max_usd_without_a_price(cloud, trainers, capsys, monkeypatch):
-    from tpu.launcher import context
+def test_max_usd_without_a_known_price_is_rejected(cloud, trainers, capsys, monkeypatch):
+    from tpu.launcher.runs import run_context
 
-    monkeypatch.setattr(context, "usd_per_hour", lambda name, spot: None)
-    code, said = told(capsys, "launch", *LAUNCH, "--max-usd", "5", *DATA, *WORK)
-    assert code == 2 and "no price of v6e-16 is published" in said
+    monkeypatch.setattr(run_context, "usd_per_hour", lambda name, spot: None)
+    code, output = run_for_error(capsys, "launch", *LAUNCH, "--max-usd", "5", *DATA, *WORK)
+    assert code == 2 and "no price of v6e-16 is published" in output
 
 
-def test_every_verb_has_help_with_an_example_that_it_understands(cloud, trainers, capsys):
-    from tpu.launcher.cli import VERBS
+def test_every_command_has_help_with_an_example(cloud, trainers, capsys):
+    from tpu.launcher.cli import COMMANDS
 
-    for verb in VERBS:
+    for verb in COMMANDS:
         with pytest.raises(SystemExit) as done:
-            pod(verb, "--help")
+            tpuctl(verb, "--help")
         assert done.value.code == 0
-        assert f"example:\n  tpu/pod {verb} " in capsys.readouterr().out
+        assert f"example:\n  tpu/tpuctl {verb} " in capsys.readouterr().out
 
 
-def test_without_gcloud_it_says_how_to_get_it(cloud):
-    done = run_pod("status", *ONE, PATH="/usr/sbin:/sbin:" + _python_only(cloud))
+def test_missing_gcloud_is_reported_with_install_link(cloud):
+    done = run_tpuctl("status", *ONE, PATH="/usr/sbin:/sbin:" + _python_only(cloud))
     assert done.returncode == 1 and "cloud.google.com/sdk/docs/install" in done.stderr
 
 
-def test_a_dry_run_is_about_the_real_project_and_region(cloud, trainers, capsys):
+def test_dry_run_reads_the_real_project_and_region(cloud, trainers, capsys):
     cloud.script(buckets={"bucket": "EUROPE-WEST4"})
-    assert pod("launch", *LAUNCH, "--dry-run", *DATA, *WORK) == 0
-    said = capsys.readouterr()
-    (made,) = [line for line in said.out.splitlines() if " create " in line]
-    assert "--project=test-project --zone=europe-west4-a" in made and not said.err.count("as if")
-    asked = [" ".join(words[:3]) for words in cloud.argv]
-    assert asked == ["config get-value project", "storage buckets describe"]
+    assert tpuctl("launch", *LAUNCH, "--dry-run", *DATA, *WORK) == 0
+    output = capsys.readouterr()
+    (made,) = [line for line in output.out.splitlines() if " create " in line]
+    assert (
+        "--project=test-project --zone=europe-west4-a" in made
+        and "the dry run continues" not in output.err
+    )
+    commands = [" ".join(words[:3]) for words in cloud.argv]
+    assert commands == ["config get-value project", "storage buckets describe"]
 
 
 @pytest.mark.parametrize("script", [{"project": "(unset)"}, {"buckets": {"bucket": None}}])
-def test_a_dry_run_makes_up_what_is_not_there_yet_and_says_so(cloud, trainers, capsys, script):
+def test_dry_run_uses_defaults_for_missing_project_or_bucket(cloud, trainers, capsys, script):
     cloud.script(**script)
-    assert pod("launch", *LAUNCH, "--dry-run", *DATA, *WORK) == 0
-    assert capsys.readouterr().err.count("a dry run goes on, as if it were ") == 1
+    assert tpuctl("launch", *LAUNCH, "--dry-run", *DATA, *WORK) == 0
+    assert capsys.readouterr().err.count("the dry run continues with ") == 1
 
 
-def test_a_dry_run_needs_no_gcloud(cloud):
+def test_dry_run_works_without_gcloud(cloud):
     words = ("launch", *LAUNCH, "--dry-run", *DATA, "--zones", "us-east1-d", *WORK)
-    done = run_pod(*words, PATH="/usr/sbin:/sbin:" + _python_only(cloud, "git"))
+    done = run_tpuctl(*words, PATH="/usr/sbin:/sbin:" + _python_only(cloud, "git"))
     assert done.returncode == 0, done.stderr
     assert "--project=my-project --zone=us-east1-d" in done.stdout
-    assert "gcloud is not on PATH" in done.stderr and "as if it were us-east1" in done.stderr
+    assert (
+        "gcloud is not on PATH" in done.stderr
+        and "the dry run continues with us-east1" in done.stderr
+    )
 
 
 def _python_only(cloud: FakeCloud, *more: str) -> str:
-    """A folder with python3, bash and dirname, and nothing else but what is named."""
+    """Returns a folder with only python3, bash, dirname and the named programs."""
     import shutil
     import sys
 
@@ -351,11 +387,11 @@ def _python_only(cloud: FakeCloud, *more: str) -> str:
     return str(folder)
 
 
-def test_pod_runs_from_anywhere(cloud, tmp_path):
+def test_tpuctl_runs_from_any_directory(cloud, tmp_path):
     import subprocess
 
     done = subprocess.run(
-        [str(ROOT / "tpu/pod"), "prices", "--hours", "2"],
+        [str(ROOT / "tpu/tpuctl"), "prices", "--hours", "2"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

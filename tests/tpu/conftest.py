@@ -1,4 +1,4 @@
-"""A cloud of one's own for every test: folders, a script of what goes wrong, and every argv."""
+"""Provides a fake cloud for each test."""
 
 import os
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.tpu.cloud import BUNDLE, HERE, Clock, FakeCloud, InProcess, Trainers
-from tpu.launcher import cli, timing, verbs
+from tests.helpers.tpu.cloud import BUNDLE, HERE, Clock, FakeCloud, InProcess, Trainers
+from tpu.launcher import clock, command_context, commands_launch
 
 
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
-    """A cloud with data and nothing else; gcloud on PATH is the fake."""
+    """Provides a cloud with data and nothing else; gcloud on PATH is the fake one."""
     folder = tmp_path / "cloud"
     folder.mkdir()
     monkeypatch.setenv("FAKE_CLOUD", str(folder))
@@ -26,13 +26,13 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
 
 @pytest.fixture
 def trainers(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainers]:
-    """The launcher in this process: fake gcloud, fake clock, hosts without processes."""
+    """Runs the launcher in this process with fake gcloud, fake clock and simulated hosts."""
     found = Trainers(cloud)
-    monkeypatch.setattr(cli, "Gcloud", InProcess)
-    monkeypatch.setattr(timing, "Timing", Clock)
-    monkeypatch.setattr(verbs, "pack", lambda root: BUNDLE)
-    monkeypatch.setattr("fake_gcloud.hosts._once", found.remote)
-    monkeypatch.setattr("fake_gcloud.tpus.time.time", lambda: Clock.now)
+    monkeypatch.setattr(command_context, "GcloudRunner", InProcess)
+    monkeypatch.setattr(clock, "ScaledClock", Clock)
+    monkeypatch.setattr(commands_launch, "pack", lambda root: BUNDLE)
+    monkeypatch.setattr("tests.helpers.tpu.fake_gcloud.hosts._once", found.remote)
+    monkeypatch.setattr("tests.helpers.tpu.fake_gcloud.tpus.time.time", lambda: Clock.now)
     monkeypatch.setattr(Clock, "now", 1e9)
     monkeypatch.setattr(Clock, "on_sleep", staticmethod(found.tick))
     yield found

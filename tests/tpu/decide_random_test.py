@@ -1,9 +1,9 @@
-"""The restart loop under 10,000 random histories of a cloud: what must never happen never does.
+"""Tests the restart policy with 10,000 random histories of a cloud.
 
-The cloud here is a truth that `decide` sees through `Observation` only: slices that come late, are
-taken away, fall ill, trainers that end with any code or fall silent, looks that fail, for hours or
-once, slices that cannot be deleted, a laptop that sleeps, a clock that is set back, a second loop
-that died between remembering and doing.
+`decide` sees the simulated cloud only through `Observation`. Slices are granted late, preempted or
+degraded; trainers exit with any code or stop reporting; observations fail once or for hours; slices
+cannot be deleted; the launcher is suspended, its clock is set back, or it dies between saving its
+state and acting. Covers tpu/launcher/restarts/restart_policy.py and transitions.py.
 """
 
 import random
@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from tpu.launcher.backend import LiveSlice
-from tpu.launcher.decide import BILLED, decide
-from tpu.launcher.states import (
+from tpu.launcher.cloud.backend import BILLED_STATUSES, LiveSlice
+from tpu.launcher.restarts.loop_types import (
     Action,
-    Create,
-    Failure,
-    HostSeen,
+    ActionFailure,
+    CreateSlice,
+    HostObservation,
     Limits,
-    Loop,
+    LoopState,
     Observation,
-    Start,
-    Stop,
+    StartTrainers,
+    StopTrainers,
 )
+from tpu.launcher.restarts.restart_policy import decide
 
 HISTORIES = 10_000
 TURNS = 4000
@@ -62,7 +62,7 @@ class Cloud:
         self.truth_seconds = 0.0
         self.billed = 0.0
         self.step = 0
-        self.failure: Failure | None = None
+        self.failure: ActionFailure | None = None
         self.done = self.stop = False
         self.keep = self.happens(0.3)
         self.creations: list[int] = []
@@ -89,7 +89,7 @@ class Cloud:
         set_back = self.happens(self.temper / 20)
         self.truth_seconds += seconds
         self.in_vain += 0.0 if slept else seconds
-        if any(each.status in BILLED for each in self.slices.values()):
+        if any(each.status in BILLED_STATUSES for each in self.slices.values()):
             self.billed += seconds
             self.excused += seconds if slept or set_back or not self.known else 0.0
         self.clock += -self.dice.choice([5, 500]) if set_back else seconds
@@ -116,17 +116,17 @@ class Cloud:
             return
         if made.status in ("waiting", "starting"):
             if bad:
-                made.status = self.dice.choice(["dead", "unwell", "waiting"])
+                made.status = self.dice.choice(["terminated", "degraded", "waiting"])
                 made.detail = self.dice.choice(["", NO_QUOTA, DENIED])
             elif self.happens(0.3):
                 made.status = "starting" if made.status == "waiting" else "ready"
             return
         if bad:
-            made.status = self.dice.choice(["dead", "unwell", "gone", "starting", "ready"])
+            made.status = self.dice.choice(["terminated", "degraded", "gone", "starting", "ready"])
             if made.status == "gone":
                 del self.slices[number]
                 return
-        if made.status == "unwell" and self.happens(0.3):
+        if made.status == "degraded" and self.happens(0.3):
             made.status = "ready"
         if made.started and made.status == "ready":
             self.trains(made)
@@ -153,16 +153,16 @@ class Cloud:
             self.dark_until = self.truth_seconds + self.dice.choice([600.0, 7200.0, 100_000.0])
         if self.truth_seconds < self.dark_until or self.happens(self.temper / 3):
             self.failure, self.known = failure, False
-            return Observation(seen=False)
+            return Observation(reachable=False)
         self.in_vain, self.known = 0.0, True
         newest = max([current, *self.slices])
         made = self.slices.get(newest)
         return Observation(
             slices=tuple(live(number, each) for number, each in sorted(self.slices.items())),
             hosts=tuple(
-                HostSeen(
+                HostObservation(
                     host=host,
-                    beat=str(made.beats.get(host, "")),
+                    heartbeat=str(made.beats.get(host, "")),
                     step=made.step,
                     exit_code=made.exits.get(host),
                 )
@@ -171,90 +171,94 @@ class Cloud:
             )
             if made
             else (),
-            started=bool(made and made.started),
+            trainers_started=bool(made and made.started),
             done=self.done,
-            stop=self.stop,
-            keep=self.stop and self.keep,
+            stop_requested=self.stop,
+            keep_slice=self.stop and self.keep,
             failure=failure,
         )
 
     def do(self, action: Action) -> None:
-        if isinstance(action, Create):
-            self.creations.append(action.incarnation)
+        if isinstance(action, CreateSlice):
+            self.creations.append(action.attempt)
             if self.happens(self.temper):
                 kind: Any = self.dice.choice(CREATE_ERRORS)
-                self.failure = Failure(action="create", kind=kind, text=kind)
+                self.failure = ActionFailure(action="create", error_kind=kind, message=kind)
                 if kind in ("network", "other") and self.happens(0.2):
                     # It is made all the same, and seen only later.
                     when = self.truth_seconds + self.dice.choice([0.0, 30.0, 90.0])
-                    self.late[action.incarnation] = (when, action.zone)
+                    self.late[action.attempt] = (when, action.zone)
                 return
-            self.slices[action.incarnation] = Made(action.zone)
-        elif isinstance(action, Start):
-            made = self.slices.get(action.live.incarnation)
+            self.slices[action.attempt] = Made(action.zone)
+        elif isinstance(action, StartTrainers):
+            made = self.slices.get(action.live.attempt)
             if made and self.happens(self.temper):
                 kind: Any = self.dice.choice(START_ERRORS)
-                self.failure = Failure(action="start", kind=kind, text=kind, code=78)
+                self.failure = ActionFailure(
+                    action="start", error_kind=kind, message=kind, exit_code=78
+                )
                 made.started = made.started or self.happens(0.2)
             elif made:
                 made.started = True
-        elif isinstance(action, Stop):
-            made = self.slices.get(action.live.incarnation)
+        elif isinstance(action, StopTrainers):
+            made = self.slices.get(action.live.attempt)
             if made and made.started and not self.happens(self.temper):
                 for host in range(HOSTS):
                     made.exits.setdefault(host, 75)
         elif self.stuck or self.happens(self.temper):
             self.known = False
-        elif action.live.incarnation in self.slices:
-            self.slices[action.live.incarnation].status = "deleting"
+        elif action.live.attempt in self.slices:
+            self.slices[action.live.attempt].status = "deleting"
 
 
 def live(number: int, made: Made) -> LiveSlice:
     return LiveSlice(
-        incarnation=number,
+        attempt=number,
         zone=made.zone,
         status=made.status,
         detail=made.detail,
-        machines=("m",),
+        ssh_targets=("m",),
     )
 
 
-def check_turn(before: Loop, after: Loop, seen: Observation, actions: tuple, cloud: Cloud) -> None:
+def check_turn(
+    before: LoopState, after: LoopState, seen: Observation, actions: tuple, cloud: Cloud
+) -> None:
     """What must hold after every turn."""
-    if not seen.seen:
+    if not seen.reachable:
         assert not actions, "acted blindly"
-    alive = {each.incarnation for each in seen.slices}
+    alive = {each.attempt for each in seen.slices}
     for action in actions:
-        if isinstance(action, Create):
+        if isinstance(action, CreateSlice):
             assert not alive, "made a second slice"
             assert not cloud.slices and not cloud.late, "made a second slice, in truth"
-            assert action.incarnation > max([-1, *cloud.creations]), "used a name twice"
-            assert before.outcome is None and not seen.done and not seen.stop
+            assert action.attempt > max([-1, *cloud.creations]), "used a name twice"
+            assert before.exit_code is None and not seen.done and not seen.stop_requested
         else:
-            assert action.live.incarnation in alive, "touched what it did not see"
-        if isinstance(action, Start):
-            assert alive == {action.live.incarnation}, "trained beside another slice"
-    assert after.billed >= before.billed and after.now >= before.now
-    if after.reason.startswith("no slice to be had") and not before.ended:
-        granted = [each for each in seen.slices if each.status in BILLED]
-        assert before.phase == "leaving" or not granted, "gave back what it had waited for"
-    if seen.keep and before.phase != "leaving" and not seen.done:
+            assert action.live.attempt in alive, "touched what it did not see"
+        if isinstance(action, StartTrainers):
+            assert alive == {action.live.attempt}, "trained beside another slice"
+    assert after.billed_seconds >= before.billed_seconds and after.loop_time >= before.loop_time
+    if after.reason.startswith("no slice was available") and not before.ended:
+        granted = [each for each in seen.slices if each.status in BILLED_STATUSES]
+        assert before.phase == "draining" or not granted, "gave back what it had waited for"
+    if seen.keep_slice and before.phase != "draining" and not seen.done:
         assert not actions, "touched what is to be kept"
-    there = [(each.incarnation, each.status, each.detail) for each in seen.slices]
-    if before.phase == "asked" and there == [(before.incarnation, "dead", DENIED)]:
-        assert after.outcome is not None, "asks again for what it may not have"
+    there = [(each.attempt, each.status, each.detail) for each in seen.slices]
+    if before.phase == "requested" and there == [(before.attempt, "terminated", DENIED)]:
+        assert after.exit_code is not None, "asks again for what it may not have"
     codes = {each.exit_code for each in seen.hosts}
-    if before.phase == "running" and seen.seen and codes & FATAL and not seen.done:
-        assert after.outcome is not None, "went on after a code that must not be repeated"
+    if before.phase == "running" and seen.reachable and codes & FATAL and not seen.done:
+        assert after.exit_code is not None, "went on after a code that must not be repeated"
 
 
-def history(seed: int, limits: Limits) -> tuple[Loop, Cloud]:
+def history(seed: int, limits: Limits) -> tuple[LoopState, Cloud]:
     """One run to its end."""
     cloud = Cloud(seed)
-    state = Loop(clock=cloud.clock)
+    state = LoopState(wall_time=cloud.clock)
     for _ in range(TURNS):
         cloud.wait()
-        seen = cloud.look(state.incarnation)
+        seen = cloud.look(state.attempt)
         before = state
         state, actions = decide(state, seen, cloud.clock, limits)
         check_turn(before, state, seen, actions, cloud)
@@ -270,33 +274,35 @@ def history(seed: int, limits: Limits) -> tuple[Loop, Cloud]:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_no_history_breaks_the_rules(part: int):
+def test_random_histories_keep_the_rules(part: int):
     ends: dict[int | None, int] = {}
     for seed in range(part, HISTORIES, 4):
         zones = ("us-central1-b", "us-east1-d", "us-east5-a")[: 1 + seed % 3]
-        limits = Limits(hosts=HOSTS, zones=zones, hours=0.2 + seed % 5 / 4, wait_hours=1.0)
+        limits = Limits(hosts=HOSTS, zones=zones, max_hours=0.2 + seed % 5 / 4, wait_hours=1.0)
         state, cloud = history(seed, limits)
-        ends[state.outcome] = ends.get(state.outcome, 0) + 1
-        assert state.outcome is not None and state.reason
-        if state.outcome == 0:
+        ends[state.exit_code] = ends.get(state.exit_code, 0) + 1
+        assert state.exit_code is not None and state.reason
+        if state.exit_code == 0:
             assert cloud.done and not cloud.slices, f"seed {seed} is not done: {state}"
         blind = state.reason.startswith("the cloud cannot")
         if blind:
-            assert cloud.in_vain >= limits.blind_hours * 3600, f"seed {seed} gave up: {state}"
+            assert cloud.in_vain >= limits.unreachable_timeout_hours * 3600, (
+                f"seed {seed} gave up: {state}"
+            )
         kept = state.reason.endswith("the slice is kept")
         assert not kept or (cloud.stop and cloud.keep)
-        told = blind or kept or "still there" in state.reason
+        told = blind or kept or "not deleted" in state.reason
         assert told or not cloud.slices, f"seed {seed} left {cloud.slices}: {state}"
         check_bill(seed, state, cloud, limits)
     assert {0, 1, 75, 78} <= set(ends), f"the histories are too tame: {ends}"
 
 
-def check_bill(seed: int, state: Loop, cloud: Cloud, limits: Limits) -> None:
+def check_bill(seed: int, state: LoopState, cloud: Cloud, limits: Limits) -> None:
     """The limit holds, but for turns in which nothing could be seen or done, and sleep."""
-    assert cloud.billed - cloud.excused <= limits.hours * 3600 + 120, f"seed {seed}: {state}"
+    assert cloud.billed - cloud.excused <= limits.max_hours * 3600 + 120, f"seed {seed}: {state}"
 
 
-def test_lives_without_progress_are_few():
+def test_attempts_without_progress_are_limited():
     """However often it is tried: three lives in a row without a checkpoint end the run."""
 
     class Barren(Cloud):
@@ -304,25 +310,25 @@ def test_lives_without_progress_are_few():
             made.exits = dict.fromkeys(range(HOSTS), 134)
 
     for seed in range(100):
-        limits = Limits(hosts=HOSTS, zones=("us-central1-b",), hours=50.0)
+        limits = Limits(hosts=HOSTS, zones=("us-central1-b",), max_hours=50.0)
         cloud = Barren(seed)
-        state = Loop(clock=cloud.clock)
+        state = LoopState(wall_time=cloud.clock)
         cloud.temper, cloud.stuck = 0.0, False
         for _ in range(TURNS):
             cloud.wait()
-            seen = cloud.look(state.incarnation)
+            seen = cloud.look(state.attempt)
             state, actions = decide(state, seen, cloud.clock, limits)
             for action in actions:
                 cloud.do(action)
             if state.ended:
                 break
-        assert len(cloud.creations) == limits.no_progress and state.outcome == 1
+        assert len(cloud.creations) == limits.max_attempts_without_progress and state.exit_code == 1
 
 
-def test_a_clock_that_is_set_back_moves_nothing():
-    limits = Limits(hosts=HOSTS, zones=("us-central1-b",), hours=1.0)
-    state = Loop(clock=1000.0, billed=7.0, billing=True)
+def test_clock_set_back_does_not_change_timers():
+    limits = Limits(hosts=HOSTS, zones=("us-central1-b",), max_hours=1.0)
+    state = LoopState(wall_time=1000.0, billed_seconds=7.0, is_billed=True)
     after, _ = decide(state, Observation(), -1e6, limits)
-    assert (after.now, after.billed) == (state.now, 7.0)
-    again, _ = decide(replace(after, billing=True), Observation(), -1e6 + 30, limits)
-    assert again.now == 30.0 and again.billed == 37.0
+    assert (after.loop_time, after.billed_seconds) == (state.loop_time, 7.0)
+    again, _ = decide(replace(after, is_billed=True), Observation(), -1e6 + 30, limits)
+    assert again.loop_time == 30.0 and again.billed_seconds == 37.0

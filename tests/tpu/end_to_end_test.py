@@ -1,4 +1,7 @@
-"""A launch as a user gives it, with real processes: four hosts train together and are preempted."""
+"""Tests a launch with real processes: four hosts train together and are preempted.
+
+Covers tpu/smoke_16.sh, tpu/launcher/ and tpu/worker/.
+"""
 
 import json
 import os
@@ -8,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.tpu.cloud import ROOT, FakeCloud
-from tpu import names
+from tests.helpers.tpu.cloud import ROOT, FakeCloud
+from tpu import bucket_layout
 
 RUN = "runs/smoke"
-NODE = names.slice_prefix(f"gs://my-bucket/{RUN}")
+NODE = bucket_layout.slice_name_prefix(f"gs://my-bucket/{RUN}")
 
 
 def corpus(folder: Path, cloud: FakeCloud) -> None:
-    """This repository's documentation, prepared, in the fake bucket."""
+    """Prepares this repository's documentation as a corpus in the fake bucket."""
     prepared = cloud.folder / "gcs/my-bucket/data/corpus/train"
     verbs = [
         ["vocab", "learn", "--size", "2000", "--output", str(folder / "vocabulary")],
@@ -28,7 +31,7 @@ def corpus(folder: Path, cloud: FakeCloud) -> None:
 
 
 @pytest.mark.slow
-def test_the_smoke_recipe_trains_and_survives_a_preemption(cloud: FakeCloud, tmp_path: Path):
+def test_smoke_recipe_survives_a_preemption(cloud: FakeCloud, tmp_path: Path):
     corpus(tmp_path, cloud)
     when = {"preempt_when": f"gs://my-bucket/{RUN}/run/checkpoints/3", "notice": True}
     cloud.script(slices={f"{NODE}-0": when})
@@ -52,10 +55,10 @@ def test_the_smoke_recipe_trains_and_survives_a_preemption(cloud: FakeCloud, tmp
     folder = cloud.folder / "gcs/my-bucket" / RUN
     assert done.returncode == 0, done.stderr[-6000:]
     assert (folder / "DONE.json").exists() and not cloud.slices()
-    lives = sorted(path.name for path in (folder / "incarnations").iterdir())
+    lives = sorted(path.name for path in (folder / "attempts").iterdir())
     assert lives[:2] == ["0", "1"]
     for host in range(4):
-        last = json.loads((folder / f"incarnations/{lives[-1]}/host-{host}.exit.json").read_text())
+        last = json.loads((folder / f"attempts/{lives[-1]}/host-{host}.exit.json").read_text())
         assert last["code"] == 0
         starts = cloud.folder / f"hosts/{NODE}-0-{host}/.fake-systemd/starts.txt"
         assert starts.read_text().split() == ["bert-smoke-0"]

@@ -1,8 +1,9 @@
-"""Every command of every verb, for each generation and way of renting, word for word.
+"""Tests the gcloud commands of every launcher command, for each generation and backend.
 
-    BERT_TPU_GOLDENS=write pytest tests/tpu/golden_test.py      writes them anew
+    BERT_TPU_GOLDENS=write pytest tests/tpu/golden_test.py      writes the golden files
 
-Lines are what `--dry-run` prints; a change here is a change of what is run against the cloud.
+The lines are the output of `--dry-run`; a changed line means that other commands would be run.
+Covers tpu/launcher/cloud/tpu_api.py, gce.py, ssh_commands.py and dry_run.py.
 """
 
 import os
@@ -12,8 +13,12 @@ from pathlib import Path
 import pytest
 
 from bert_jax.hardware.tpu_slices import all_slices
-from tests.tpu.cloud import BUNDLE, FakeCloud, Trainers, pod
-from tpu.launcher.cli import VERBS
+from tests.helpers.tpu.cloud import BUNDLE, FakeCloud, Trainers, tpuctl
+from tpu import bucket_layout, strict_json
+from tpu.launcher import commands_launch
+from tpu.launcher.cli import COMMANDS, build_parser
+from tpu.launcher.command_context import make_command_context
+from tpu.launcher.options import parse_options
 
 GOLDENS = Path(__file__).parent / "goldens"
 WRITE = os.environ.get("BERT_TPU_GOLDENS") == "write"
@@ -30,11 +35,11 @@ MAKING = ("doctor", "up", "launch")
 
 
 @pytest.mark.parametrize(("name", "backend"), CASES)
-def test_every_command_is_as_it_was(
+def test_gcloud_commands_match_the_goldens(
     name: str, backend: str, cloud: FakeCloud, trainers: Trainers, capsys: pytest.CaptureFixture
 ):
     found = "\n".join(
-        section(verb, name, backend, cloud, capsys) for verb in VERBS if verb != "prices"
+        section(verb, name, backend, cloud, capsys) for verb in COMMANDS if verb != "prices"
     )
     file = GOLDENS / f"{name}-{backend}.txt"
     if WRITE:
@@ -43,7 +48,7 @@ def test_every_command_is_as_it_was(
     assert found == file.read_text(), f"{file.name} differs; BERT_TPU_GOLDENS=write renews it"
 
 
-def test_no_golden_is_left_over():
+def test_every_golden_file_is_used():
     assert {file.stem for file in GOLDENS.glob("*.txt")} == {"-".join(case) for case in CASES}
 
 
@@ -59,26 +64,21 @@ def section(verb: str, name: str, backend: str, cloud: FakeCloud, capsys) -> str
     words += ["--dry-run", *(RUN if verb in MAKING else ())]
     if verb not in MAKING:
         write_manifest(cloud, name, backend)
-    assert pod(*words) == 0, capsys.readouterr().err
+    assert tpuctl(*words) == 0, capsys.readouterr().err
     commands = capsys.readouterr().out.replace(BUNDLE.sha, "SHA")
     assert all(line.startswith("gcloud ") for line in commands.splitlines()), "not commands only"
-    return f"$ tpu/pod {shlex.join(shown)}\n{commands}"
+    return f"$ tpu/tpuctl {shlex.join(shown)}\n{commands}"
 
 
 def write_manifest(cloud: FakeCloud, name: str, backend: str) -> None:
     """As a launch would have left it."""
-    from tests.tpu.cloud import InProcess
-    from tpu import names, strict_json
-    from tpu.launcher import cli, verbs
-
+    zone = all_slices()[name].generation.zones[0]
     words = ["launch", "--bucket", "gs://bucket", "--run-id", "r1", "--slice", name]
-    args = cli.build_parser().parse_args([*words, "--backend", backend, "--project", "my-project"])
-    args.arguments = RUN[1:]
-    args.data = ["wiki=gs://bucket/data/wiki"]
-    args.zones = all_slices()[name].generation.zones[0]
-    args.reader = InProcess()
-    run, _ = verbs.plan_run(args, args.reader)
+    words += ["--backend", backend, "--project", "my-project", "--zones", zone]
+    words += ["--data", "wiki=gs://bucket/data/wiki"]
+    options = parse_options(build_parser(), words, RUN[1:])
+    run, _ = commands_launch.plan_run(make_command_context(options))
     file = cloud.object("manifest.json")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(strict_json.to_text(run.manifest))
-    assert run.folder == names.RunFolder("gs://bucket/runs/r1")
+    assert run.folder == bucket_layout.RunFolder("gs://bucket/runs/r1")

@@ -1,4 +1,7 @@
-"""Who looks after a run: one launcher, whatever answers are lost and however long a turn takes."""
+"""Tests the lease of a run: lost responses, long actions, concurrent launchers.
+
+Covers tpu/launcher/restarts/lease.py.
+"""
 
 import json
 import socket
@@ -8,72 +11,72 @@ import threading
 import pytest
 
 from bert_jax.errors import UserError
-from tests.tpu.cloud import DATA, LAUNCH, WORK, Clock, InProcess, pod
-from tests.tpu.scenario_test import ONE, asked, launch
-from tests.tpu_worker.fake_pod import await_true
-from tpu.launcher import act
-from tpu.launcher.bucket import Bucket
-from tpu.launcher.gcloud import Answer
-from tpu.launcher.lease import Lease, LeaseLost
+from tests.helpers.tpu.cloud import DATA, LAUNCH, WORK, Clock, InProcess, tpuctl
+from tests.helpers.tpu.fake_pod import await_true
+from tests.tpu.scenario_test import ONE, launch, requested_zones
+from tpu.launcher.cloud.bucket import Bucket
+from tpu.launcher.cloud.gcloud import CommandResult
+from tpu.launcher.restarts import actions
+from tpu.launcher.restarts.lease import Lease, LeaseLost
 
 URL = "gs://bucket/runs/r1/LEASE"
 
 
-def test_two_babysitters_do_not_fight(cloud, trainers, capsys):
+def test_second_launcher_is_rejected(cloud, trainers, capsys):
     trainers.codes = {0: -1}
-    assert pod("up", *LAUNCH, *DATA, *WORK) == 0
+    assert tpuctl("up", *LAUNCH, *DATA, *WORK) == 0
     held = {"holder": "process 7 on laptop", "host": "laptop", "pid": 7, "time": Clock.now}
     cloud.object("LEASE").write_text(json.dumps(held))
-    assert pod("babysit", *ONE) == 1
-    assert "process 7 on laptop looks after this run" in capsys.readouterr().err
+    assert tpuctl("babysit", *ONE) == 1
+    assert "another launcher manages this run: process 7 on laptop" in capsys.readouterr().err
     assert cloud.slices()
 
 
-def test_a_lease_is_taken_over_only_when_it_stands_still(cloud, trainers):
+def test_lease_is_taken_over_only_if_not_renewed(cloud, trainers):
     bucket, url, time = Bucket(InProcess()), URL, Clock()
     first = Lease(bucket, url, clock=lambda: 5.0, sleep=time.sleep)  # a clock far off
-    first.take()
-    # It looks a year old by our clock, but it moves while we watch.
-    second = Lease(bucket, url, clock=time.clock, sleep=lambda seconds: first.renew())
-    second._host = "another machine"
-    with pytest.raises(Exception, match="looks after this run"):
-        second.take()
-    third = Lease(bucket, url, clock=time.clock, sleep=time.sleep)
-    third._host = "another machine"
-    third.take()
+    first.acquire()
+    # The lease looks a year old by this clock, but it is renewed while it is watched.
+    second = Lease(bucket, url, clock=time.time, sleep=lambda seconds: first.renew())
+    second._machine = "another machine"
+    with pytest.raises(Exception, match="manages this run"):
+        second.acquire()
+    third = Lease(bucket, url, clock=time.time, sleep=time.sleep)
+    third._machine = "another machine"
+    third.acquire()
     with pytest.raises(LeaseLost):
         first.renew()
-    first.give()
+    first.release()
     assert cloud.object("LEASE").exists(), "gave away what was not its own"
 
 
 @pytest.mark.parametrize("lost", ["objects describe", "storage cat", "storage cp"])
-def test_a_renewal_whose_answer_is_lost_loses_nothing(cloud, trainers, lost):
+def test_lease_survives_a_lost_response(cloud, trainers, lost):
     class Forgetful(InProcess):
-        """Runs everything, and forgets the answer to one command."""
+        """Runs all commands, and loses the response to one."""
 
         forgets = False
 
-        def run(self, argv, **more) -> Answer:
+        def run(self, argv, **more) -> CommandResult:
             answer = super().run(argv, **more)
             if self.forgets and lost in " ".join(argv):
                 self.forgets = False
-                return Answer(124, "", "timed out after 120 s")
+                return CommandResult(124, "", "timed out after 120 s")
             return answer
 
     runner = Forgetful()
     lease = Lease(Bucket(runner), URL, clock=lambda: 0.0)
-    lease.take()
+    lease.acquire()
     runner.forgets = True
     with pytest.raises(UserError, match="timed out"):
         lease.renew()
     lease.renew()
     lease.renew()
-    lease.give()
+    lease.release()
     assert not cloud.object("LEASE").exists()
 
 
-def test_a_launch_outlives_a_renewal_that_is_cut_off(cloud, trainers, capsys):
+def test_launch_survives_a_failed_renewal(cloud, trainers, capsys):
     trainers.codes = {0: -1}
 
     def turn(number: int) -> None:
@@ -83,19 +86,19 @@ def test_a_launch_outlives_a_renewal_that_is_cut_off(cloud, trainers, capsys):
         trainers.codes = {} if number == 12 else trainers.codes
 
     trainers.each_turn = turn
-    assert launch() == 0 and len(asked(cloud)) == 1
+    assert launch() == 0 and len(requested_zones(cloud)) == 1
     assert "the lease could not be renewed" in capsys.readouterr().err
     assert not cloud.object("LEASE").exists()
 
 
-def test_of_many_at_once_one_takes_the_lease(cloud, trainers):
+def test_one_of_many_concurrent_launchers_gets_the_lease(cloud, trainers):
     won: list[int] = []
 
     def take(number: int) -> None:
         lease = Lease(Bucket(InProcess()), URL, clock=lambda: 0.0)
-        lease._host = f"machine {number}"
+        lease._machine = f"machine {number}"
         try:
-            lease.take()
+            lease.acquire()
         except Exception:
             return
         won.append(number)
@@ -108,34 +111,34 @@ def test_of_many_at_once_one_takes_the_lease(cloud, trainers):
     assert len(won) == 1
 
 
-def test_a_start_of_twenty_minutes_does_not_lose_the_lease(cloud, trainers, monkeypatch):
+def test_lease_is_renewed_during_a_long_start(cloud, trainers, monkeypatch):
     refused: list[str] = []
 
     def slow(run, live) -> None:
         written = cloud.object("LEASE").stat().st_mtime_ns
         Clock.now += 20 * 60
         await_true(lambda: cloud.object("LEASE").stat().st_mtime_ns > written, 30)
-        other = Lease(Bucket(InProcess()), URL, clock=Clock().clock, sleep=Clock().sleep)
-        other._host = "another machine"
-        with pytest.raises(UserError, match="looks after this run") as error:
-            other.take()
+        other = Lease(Bucket(InProcess()), URL, clock=Clock().time, sleep=Clock().sleep)
+        other._machine = "another machine"
+        with pytest.raises(UserError, match="manages this run") as error:
+            other.acquire()
         refused.append(str(error.value))
 
-    monkeypatch.setattr(act, "fetch", slow)
+    monkeypatch.setattr(actions, "fetch_code", slow)
     monkeypatch.setattr(Clock, "wait", lambda self, event, seconds: event.wait(0.01))
     assert launch() == 0 and len(refused) == 1
     assert not cloud.object("LEASE").exists()
 
 
-def test_a_process_has_died_here_only_where_it_ran(cloud, trainers):
+def test_dead_holder_is_detected_only_on_its_machine(cloud, trainers):
     with subprocess.Popen(["true"]) as ended:
         pass
-    dead = Lease(Bucket(InProcess()), URL, clock=Clock().clock)
-    dead._pid, dead._host = ended.pid, socket.gethostname()  # of a machine of that name
-    dead.take()
-    ours = Lease(Bucket(InProcess()), URL, clock=Clock().clock)
-    with pytest.raises(UserError, match="looks after this run"):
-        ours.take()
-    dead._host = ours._host
+    dead = Lease(Bucket(InProcess()), URL, clock=Clock().time)
+    dead._pid, dead._machine = ended.pid, socket.gethostname()  # of a machine of that name
+    dead.acquire()
+    ours = Lease(Bucket(InProcess()), URL, clock=Clock().time)
+    with pytest.raises(UserError, match="manages this run"):
+        ours.acquire()
+    dead._machine = ours._machine
     dead.renew()
-    ours.take()
+    ours.acquire()

@@ -1,4 +1,4 @@
-"""Every command of the goldens, read by the real gcloud's own parser; no account, no network.
+"""Tests that the real gcloud parses every command of the goldens; no account, no network.
 
 The API is a server on this machine that refuses everything, so what is tested is that gcloud knows
 the command and its flags. Skips where there is no Google Cloud CLI.
@@ -20,12 +20,12 @@ import pytest
 
 GOLDENS = Path(__file__).parent / "goldens"
 UNKNOWN = re.compile(r"unrecognized arguments|Invalid choice|Invalid value|argument -|Must be spec")
-# Not in SDK 528; generally available since 2026-06 by Google's release notes. `doctor` looks.
+# Not in SDK 528; generally available since 2026-06 (Google's release notes). `doctor` checks it.
 NEWER = ("--target-size-policy-mode=bulk",)
 
 
 class Refuses(BaseHTTPRequestHandler):
-    """An API that says no."""
+    """Serves an API that rejects every request."""
 
     def _no(self) -> None:
         body = json.dumps({"error": {"code": 400, "message": "NO", "status": "INVALID_ARGUMENT"}})
@@ -37,7 +37,7 @@ class Refuses(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = _no
 
     def log_message(self, *words: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_the_real_gcloud_knows_every_command_and_flag(environment: dict[str, str], tmp_path: Path):
+def test_real_gcloud_parses_every_command(environment: dict[str, str], tmp_path: Path):
     program = shutil.which("gcloud")
-    if program is None or "tests/tpu/bin" in program:
+    if program is None or "tests/helpers/tpu/bin" in program:
         pytest.skip("no Google Cloud CLI here: flags were NOT held against the real parser")
     (tmp_path / "CODE.tar.gz").write_text("x")
     lines = sorted(shapes())
@@ -83,7 +83,7 @@ def test_the_real_gcloud_knows_every_command_and_flag(environment: dict[str, str
 
 
 def shapes() -> set[str]:
-    """One command of each kind, by its words without their values."""
+    """Returns one command of each kind, compared without the values of flags."""
     kinds: dict[tuple[str, ...], str] = {}
     for file in sorted(GOLDENS.glob("*.txt")):
         for line in file.read_text().splitlines():

@@ -1,4 +1,7 @@
-"""The rules of the house for tpu/launcher: standard library only, small files, known errors."""
+"""Tests the imports and sizes of tpu/launcher, and the error catalog.
+
+Covers tpu/launcher/cloud/error_catalog.py.
+"""
 
 import ast
 import sys
@@ -6,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.tpu.cloud import ROOT
-from tpu.launcher.messages import CATALOGUE, recognise
+from tests.helpers.tpu.cloud import ROOT
+from tpu.launcher.cloud.error_catalog import ERROR_CATALOG, classify_error
 
-FILES = sorted((ROOT / "tpu/launcher").glob("*.py"))
+FILES = sorted((ROOT / "tpu/launcher").rglob("*.py"))
 OURS = ("tpu", "bert_jax.errors", "bert_jax.hardware.tpu_slices")
 README = (ROOT / "tpu/README.md").read_text()
 
 
 def imported(file: Path) -> set[str]:
-    """Modules that a file imports, by their full names."""
+    """Returns the full names of the modules that a file imports."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -26,14 +29,14 @@ def imported(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_the_launcher_needs_no_installation(file: Path):
+def test_launcher_uses_only_the_standard_library(file: Path):
     for name in imported(file):
         light = name.split(".")[0] in sys.stdlib_module_names
         assert light or name.startswith(OURS), f"{file.name} imports {name}"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_files_and_functions_stay_small(file: Path):
+def test_launcher_files_and_functions_are_small(file: Path):
     text = file.read_text()
     assert len(text.splitlines()) <= 300 and ast.get_docstring(ast.parse(text))
     for node in ast.walk(ast.parse(text)):
@@ -42,8 +45,8 @@ def test_files_and_functions_stay_small(file: Path):
             assert lines <= 60, f"{file.name}: {node.name} has {lines} lines"
 
 
-def test_only_the_table_names_slices():
-    """But for the example in the help."""
+def test_slice_names_appear_only_in_the_table():
+    """Tests that slice names appear nowhere else, except in the examples of the help."""
     for file in FILES:
         if file.name not in ("cli.py", "options.py"):
             assert "v6e-16" not in file.read_text(), file.name
@@ -74,12 +77,12 @@ def test_only_the_table_names_slices():
         ("something new", "other"),
     ],
 )  # fmt: skip
-def test_errors_are_recognised_by_their_text(text: str, kind: str):
-    assert recognise(f"ERROR: (gcloud.compute.tpus.x) {text}").kind == kind
+def test_error_patterns_recognize_messages(text: str, kind: str):
+    assert classify_error(f"ERROR: (gcloud.compute.tpus.x) {text}").kind == kind
 
 
-def test_every_kind_of_error_has_advice():
-    assert all(row.advice for row in CATALOGUE)
+def test_every_error_pattern_has_advice():
+    assert all(row.advice for row in ERROR_CATALOG)
     for words in (
         "There is no more capacity in the zone",
         "PERMISSION_DENIED",

@@ -1,4 +1,7 @@
-"""A canary: a made-up secret that must be in no command, file, log or output, however it comes."""
+"""Tests that secrets appear in no command, file, log or output.
+
+Covers tpu/launcher/cloud/redaction.py, gcloud.py and runs/bundle.py.
+"""
 
 import json
 import os
@@ -6,93 +9,93 @@ import subprocess
 
 import pytest
 
-from tests.tpu.cloud import DATA, LAUNCH, WORK, FakeCloud, pod
-from tpu.launcher.bundle import pack
-from tpu.launcher.gcloud import Gcloud
-from tpu.launcher.secrecy import redact
+from tests.helpers.tpu.cloud import DATA, LAUNCH, WORK, FakeCloud, tpuctl
+from tpu.launcher.cloud.gcloud import GcloudRunner
+from tpu.launcher.cloud.redaction import redact
+from tpu.launcher.runs.bundle import pack
 
-# Shaped like a token, put together so that no file of the repository holds one.
+# Looks like a token; concatenated so that no file of the repository contains one.
 CANARY = "hf_" + "canaryCANARY" * 3
 PLAIN = "correct-horse-battery"  # of no known shape: known by its variable's name
 SECRET = "projects/p/secrets/hf"
 
 
 def everything(cloud: FakeCloud) -> str:
-    """All files of the cloud but the script, where the secret has its home."""
+    """Returns the content of all files of the cloud except the script, which has the secret."""
     files = [f for f in cloud.folder.rglob("*") if f.is_file() and f.name != "script.json"]
     return "\n".join(file.read_bytes().decode(errors="replace") for file in files)
 
 
-def test_a_secret_by_name_reaches_nobody_by_value(cloud, trainers, capsys, monkeypatch):
+def test_secret_value_appears_nowhere(cloud, trainers, capsys, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", PLAIN)
     cloud.script(secrets={SECRET: CANARY})
     words = ("launch", *LAUNCH, "--env-secret", f"HF_TOKEN={SECRET}", *DATA, *WORK)
-    assert pod(*words) == 0
+    assert tpuctl(*words) == 0
     for verb in ("status", "logs", "down"):
-        assert pod(verb, "--bucket", "gs://bucket", "--run-id", "r1") == 0
-    assert pod(*words[:-5], "--dry-run", *words[-5:]) == 0
-    said = capsys.readouterr()
+        assert tpuctl(verb, "--bucket", "gs://bucket", "--run-id", "r1") == 0
+    assert tpuctl(*words[:-5], "--dry-run", *words[-5:]) == 0
+    output = capsys.readouterr()
     for secret in (CANARY, PLAIN):
-        assert secret not in said.out + said.err + everything(cloud)
-    order = json.loads(cloud.object("incarnations/0/order.json").read_text())
-    assert order["secrets"] == {"HF_TOKEN": f"{SECRET}/versions/latest"}
+        assert secret not in output.out + output.err + everything(cloud)
+    job_spec = json.loads(cloud.object("attempts/0/job.json").read_text())
+    assert job_spec["secrets"] == {"HF_TOKEN": f"{SECRET}/versions/latest"}
 
 
 @pytest.mark.parametrize("secret", [CANARY, PLAIN])
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
-def test_a_secret_in_the_arguments_is_refused(cloud, trainers, capsys, monkeypatch, secret, dry):
+def test_secret_in_job_arguments_is_rejected(cloud, trainers, capsys, monkeypatch, secret, dry):
     monkeypatch.setenv("HF_TOKEN", PLAIN)
-    code = pod("launch", *LAUNCH, *dry, *DATA, *WORK, f"name={secret}")
-    said = capsys.readouterr()
-    assert code == 1 and "--env-secret NAME=projects/PROJECT/secrets/NAME" in said.err
-    assert secret not in said.out + said.err + everything(cloud)
+    code = tpuctl("launch", *LAUNCH, *dry, *DATA, *WORK, f"name={secret}")
+    output = capsys.readouterr()
+    assert code == 1 and "--env-secret NAME=projects/PROJECT/secrets/NAME" in output.err
+    assert secret not in output.out + output.err + everything(cloud)
 
 
 @pytest.mark.parametrize("flag", ["--env-secret", "--data", "--project", "--service-account"])
-def test_a_secret_in_a_flag_is_not_repeated(cloud, trainers, capsys, flag):
-    """As when someone pastes the value where the name belongs."""
-    pod("launch", *LAUNCH, flag, f"HF_TOKEN={CANARY}", *WORK)
-    said = capsys.readouterr()
-    assert CANARY not in said.out + said.err + everything(cloud)
+def test_secret_in_a_flag_is_not_printed(cloud, trainers, capsys, flag):
+    """Tests a value that was pasted in place of the name."""
+    tpuctl("launch", *LAUNCH, flag, f"HF_TOKEN={CANARY}", *WORK)
+    output = capsys.readouterr()
+    assert CANARY not in output.out + output.err + everything(cloud)
 
 
-def test_what_gcloud_says_is_redacted(cloud, trainers, capsys, monkeypatch):
+def test_gcloud_output_is_redacted(cloud, trainers, capsys, monkeypatch):
     monkeypatch.setenv("API_KEY", PLAIN)
     cloud.script(fail=[{"match": "buckets describe", "text": f"bad token {CANARY} and {PLAIN}"}])
-    assert pod("launch", *LAUNCH, *DATA, *WORK) == 1
-    said = capsys.readouterr().err
-    assert "bad token [redacted] and [API_KEY]" in said
-    assert CANARY not in said and PLAIN not in said
+    assert tpuctl("launch", *LAUNCH, *DATA, *WORK) == 1
+    output = capsys.readouterr().err
+    assert "bad token [redacted] and [API_KEY]" in output
+    assert CANARY not in output and PLAIN not in output
 
 
-def test_processes_get_no_secret_in_their_words(cloud, monkeypatch):
+def test_commands_with_secrets_are_rejected(cloud, monkeypatch):
     environment = {**os.environ, "MY_SECRET": PLAIN}
-    with pytest.raises(Exception, match=r"holds the value of \$MY_SECRET"):
-        Gcloud(environment).run(["gcloud", "storage", "ls", f"gs://b/{PLAIN}"])
+    with pytest.raises(Exception, match=r"contains the value of \$MY_SECRET"):
+        GcloudRunner(environment).run(["gcloud", "storage", "ls", f"gs://b/{PLAIN}"])
     assert not cloud.argv
 
 
 @pytest.mark.parametrize(
     "word", ["multi-task-fine-tuning-experiment-1", "gs://b/data/task-descriptions-english"]
 )
-def test_a_word_that_ends_like_the_beginning_of_a_token_is_none(word):
+def test_words_that_resemble_token_prefixes_are_kept(word):
     assert redact(word, {}) == word
 
 
 @pytest.mark.parametrize("before", ["", "key=", "/", "-"])
-def test_a_token_after_anything_but_a_letter_is_one(before):
+def test_token_after_a_non_letter_is_redacted(before):
     token = "sk-" + "canaryCANARY" * 3
     assert redact(f"{before}{token}", {}) == f"{before}[redacted]"
 
 
-def test_a_path_in_a_variable_called_credentials_is_no_secret(tmp_path):
+def test_path_in_a_credentials_variable_is_no_secret(tmp_path):
     file = tmp_path / "key.json"
     file.write_text("{}")
     environment = {"GOOGLE_APPLICATION_CREDENTIALS": str(file)}
     assert redact(f"using {file}", environment) == f"using {file}"
 
 
-def test_a_bundle_with_a_token_is_refused(tmp_path):
+def test_bundle_with_a_token_is_rejected(tmp_path):
     for name in ("setup.py", "bert_jax/__init__.py", "tpu/worker/agent.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
@@ -105,5 +108,7 @@ def test_a_bundle_with_a_token_is_refused(tmp_path):
     assert pack(tmp_path) == first, "took a file that git does not know, from outside the code"
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/mine.py").write_text(f"TOKEN = '{CANARY}'")
-    with pytest.raises(Exception, match=r"configs/mine.py holds something shaped like a token"):
+    with pytest.raises(
+        Exception, match=r"configs/mine.py contains something that looks like a token"
+    ):
         pack(tmp_path)

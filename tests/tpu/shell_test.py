@@ -1,4 +1,7 @@
-"""Shell files under tpu/: shellcheck, `bash -n`, short; recipes and README commands by dry run."""
+"""Tests the shell files under tpu/, and the commands in tpu/README.md as dry runs.
+
+Covers tpu/*.sh, tpu/tpuctl, tpu/worker/bootstrap.sh and tpu/launcher/cloud/dry_run.py.
+"""
 
 import os
 import re
@@ -9,27 +12,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.tpu.cloud import ROOT, FakeCloud, run_pod
+from tests.helpers.tpu.cloud import ROOT, FakeCloud, run_tpuctl
 
 RECIPES = sorted((ROOT / "tpu").glob("*.sh"))
-FILES = [*RECIPES, ROOT / "tpu/pod", *(ROOT / "tpu/worker").glob("*.sh")]
-FILES += [ROOT / "tests/tpu/fake_cloud.sh"]
+FILES = [*RECIPES, ROOT / "tpu/tpuctl", *(ROOT / "tpu/worker").glob("*.sh")]
+FILES += [ROOT / "tests/helpers/tpu/fake_cloud.sh"]
 NAMES = {
     "pretrain_bert_base_16.sh",
     "pretrain_bert_base_16_large_batch.sh",
     "pretrain_bert_large_16.sh",
-    "finetune_glue_mixture_16.sh",
-    "finetune_glue_lanes_16.sh",
+    "finetune_glue_multi_task_16.sh",
+    "finetune_glue_sharded_16.sh",
     "smoke_16.sh",
 }
 README = ROOT / "tpu/README.md"
 
 
-def test_all_recipes_are_there():
+def test_all_recipes_exist():
     assert {file.name for file in RECIPES} == NAMES
 
 
-def test_shellcheck_has_nothing_to_say():
+def test_shellcheck_passes():
     program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert program, "pip install -e '.[test]' brings shellcheck"
     done = subprocess.run([program, *map(str, FILES)], capture_output=True, text=True)
@@ -37,20 +40,20 @@ def test_shellcheck_has_nothing_to_say():
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_bash_can_read_it(file: Path):
+def test_bash_parses_shell_files(file: Path):
     done = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.name)
-def test_recipes_are_short_strict_and_one_call(file: Path):
+def test_recipes_are_short_and_call_launch_once(file: Path):
     text = file.read_text()
     assert len(text.splitlines()) < 30 and os.access(file, os.X_OK)
-    assert "\nset -euo pipefail\n" in text and text.count("\ntpu/pod launch ") == 1
+    assert "\nset -euo pipefail\n" in text and text.count("\ntpu/tpuctl launch ") == 1
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.name)
-def test_recipes_launch_what_they_say(cloud: FakeCloud, file: Path):
+def test_recipes_dry_run(cloud: FakeCloud, file: Path):
     words = [str(file), "--dry-run", "--project", "my-project"]
     environment = {**os.environ, "BUCKET": "gs://my-bucket"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment)
@@ -60,30 +63,30 @@ def test_recipes_launch_what_they_say(cloud: FakeCloud, file: Path):
     assert config is None or (ROOT / config[0]).is_file()
 
 
-def test_recipes_ask_for_a_bucket(cloud: FakeCloud):
+def test_recipes_require_a_bucket(cloud: FakeCloud):
     environment = {name: value for name, value in os.environ.items() if name != "BUCKET"}
     done = subprocess.run([str(RECIPES[0])], capture_output=True, text=True, env=environment)
     assert done.returncode != 0 and "set BUCKET=gs://..." in done.stderr
 
 
 def commands() -> list[str]:
-    """Lines of the README's code blocks that begin with tpu/, their continuations joined."""
+    """Returns the lines in the README's code blocks that start with tpu/, continuations joined."""
     blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", README.read_text(), re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     plain = [re.sub(r"\s+#.*$", "", line).strip() for line in lines]
     return [line for line in plain if re.match(r"([A-Z_]+=\S+ )*tpu/", line)]
 
 
-def test_the_cost_table_is_what_the_command_prints(cloud: FakeCloud):
-    assert run_pod("prices", "--hours", "12").stdout in README.read_text()
+def test_readme_price_table_matches_the_command(cloud: FakeCloud):
+    assert run_tpuctl("prices", "--hours", "12").stdout in README.read_text()
 
 
-def test_the_readme_has_commands():
+def test_readme_has_commands():
     assert len(commands()) >= 12
 
 
 @pytest.mark.parametrize("line", commands())
-def test_commands_of_the_readme_are_understood(cloud: FakeCloud, line: str):
+def test_readme_commands_dry_run(cloud: FakeCloud, line: str):
     _launched(cloud)
     before, _, after = line.replace(" --dry-run", "").partition(" -- ")
     dry = f"{before} --dry-run" + (f" -- {after}" if after else "")
@@ -96,7 +99,7 @@ def test_commands_of_the_readme_are_understood(cloud: FakeCloud, line: str):
 
 
 def _launched(cloud: FakeCloud) -> None:
-    """The runs that the README speaks of are in the bucket."""
+    """Writes the manifests of the runs that the README mentions (here of layout version 1)."""
     import json
 
     for run in ("smoke",):

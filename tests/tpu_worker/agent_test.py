@@ -1,5 +1,7 @@
-"""The agent's verbs on hosts of this machine, with a stand-in for the trainer: what each does,
-twice as well as once, and what it says when something is wrong."""
+"""Tests the verbs of the agent on hosts of this machine, with a stub in place of the trainer.
+
+Covers tpu/worker/.
+"""
 
 import contextlib
 import json
@@ -14,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.tpu_worker.fake_pod import BUNDLE, FakePod, await_true
+from tests.helpers.tpu.fake_pod import BUNDLE, FakePod, await_true
 
-STUB = Path(__file__).with_name("stub_trainer.py")
+STUB = Path(__file__).parents[1] / "helpers/tpu/stub_trainer.py"
 CANARY = "canary-7f3a9c51e2"
 
 
 @pytest.fixture
 def make(make_pod, tmp_path):
-    """A slice whose trainer is the stub."""
+    """Makes slices whose trainer is the stub."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STUB}" "$@"\n')
     python.chmod(0o755)
@@ -30,48 +32,50 @@ def make(make_pod, tmp_path):
     def get(hosts: int = 1, *words: str, **fields) -> FakePod:
         pod = make_pod(hosts)
         pod.extra = {"BERT_TPU_PYTHON": str(python), "BERT_TPU_RENDEZVOUS": "40"}
-        pod.order(0, ["pretrain", "recipe.py", "--with", *words], **fields)
+        pod.write_job_spec(0, ["pretrain", "recipe.py", "--with", *words], **fields)
         return pod
 
     return get
 
 
-def said(pod: FakePod, verb: str, host: int = 0, **more: str) -> tuple[int, str]:
+def run_verb(pod: FakePod, verb: str, host: int = 0, **more: str) -> tuple[int, str]:
     done = pod.agent(verb, 0, host, **more)
     return done.returncode, done.stdout + done.stderr
 
 
 def problems(pod: FakePod, host: int = 0, **more: str) -> dict[str, dict]:
-    code, text = said(pod, "preflight", host, **more)
+    code, text = run_verb(pod, "preflight", host, **more)
     report = pod.read(0, f"host-{host}.preflight.json")
     assert report is not None, text
     assert (code == 0) == report["ok"] == (not report["problems"])
-    passing = not all(each["anywhere"] for each in report["problems"])
+    passing = not all(each["slice_independent"] for each in report["problems"])
     assert code == (0 if report["ok"] else 76 if passing else 78)
     return {each["check"]: each for each in [*report["problems"], *report["warnings"]]}
 
 
-def test_a_fit_host_says_so_with_its_versions(make):
+def test_preflight_of_a_good_host_reports_versions(make):
     pod = make()
     assert not problems(pod).keys() - {"huge pages", "open files"}
     report = pod.read(0, "host-0.preflight.json")
     assert report["versions"]["jax"] and report["address"] == "127.0.0.1"
-    assert not list(pod.life(0).glob("*.probe"))
+    assert not list(pod.attempt_folder(0).glob("*.probe"))
 
 
-def test_a_wrong_version_is_named_on_its_host_alone(make):
+def test_wrong_package_version_is_reported(make):
     pod = make(2)
     found = pod.agent("preflight", 0, 0) and pod.read(0, "host-0.preflight.json")
-    pod.order(0, ["pretrain", "x"], requires={"jax": found["versions"]["jax"], "libtpu": "9.9"})
+    pod.write_job_spec(
+        0, ["pretrain", "x"], required_versions={"jax": found["versions"]["jax"], "libtpu": "9.9"}
+    )
     both = [problems(pod, 0), problems(pod, 1, FAKE_JAX_VERSION="0.4.1")]
     assert "version of jax" not in both[0]
     assert both[1]["version of jax"]["found"] == "0.4.1"
     assert both[1]["version of jax"]["expected"] == found["versions"]["jax"]
     assert both[0]["version of libtpu"]["expected"] == "9.9"
-    assert "tpu/pod sync" in both[0]["version of libtpu"]["fix"]
+    assert "tpu/tpuctl sync" in both[0]["version of libtpu"]["fix"]
 
 
-def test_chips_that_are_missing_or_held_are_named_with_the_process(make):
+def test_missing_or_used_chips_are_reported(make):
     pod = make()
     (pod.home(0) / "dev/vfio/3").unlink()
     found = problems(pod)["chips"]
@@ -87,7 +91,7 @@ def test_chips_that_are_missing_or_held_are_named_with_the_process(make):
     assert "chips are free" not in problems(pod)
 
 
-def test_a_lock_file_is_removed_only_when_nobody_holds_the_chips(make):
+def test_lock_file_is_removed_only_if_chips_are_free(make):
     pod = make()
     lockfile = pod.home(0) / "libtpu_lockfile"
     lockfile.touch()
@@ -98,12 +102,12 @@ def test_a_lock_file_is_removed_only_when_nobody_holds_the_chips(make):
     assert not lockfile.exists()
 
 
-def test_what_is_short_or_refused_is_said_with_numbers(make):
+def test_missing_resources_are_reported_with_numbers(make):
     pod = make(data={"wiki": "gs://bucket/data/wiki"})
     found = problems(pod, BERT_TPU_MIN_DISK_GB="1e9", BERT_TPU_MIN_MEMORY_GB="1e9")
     assert "GB free" in found["disk"]["found"] and "GB available" in found["memory"]["found"]
     assert found["data wiki"]["found"] == "nothing at gs://bucket/data/wiki"
-    deny = {"deny_storage": [["write", f"{pod.run_url}/incarnations/0/host-0.probe"]]}
+    deny = {"deny_storage": [["write", f"{pod.run_url}/attempts/0/host-0.probe"]]}
     (pod.folder / "script.json").write_text(json.dumps(deny))
     found = problems(pod)
     assert "403" in found["bucket"]["found"] and "storage.objectAdmin" in found["bucket"]["fix"]
@@ -119,29 +123,29 @@ def test_what_is_short_or_refused_is_said_with_numbers(make):
     [
         ({}, "data wiki"),
         ({"deny_storage": [["read", "gs://bucket/data"]]}, "data wiki"),
-        ({"deny_storage": [["write", "gs://bucket/runs/try/incarnations/0/host-0.probe"]]},
+        ({"deny_storage": [["write", "gs://bucket/runs/try/attempts/0/host-0.probe"]]},
          "bucket"),
         ({}, "secret HF_TOKEN"),
     ],
 )  # fmt: skip
-def test_what_no_other_slice_could_mend_is_told_from_a_host_that_is_unfit(make, script, check):
+def test_slice_independent_problems_have_their_own_code(make, script, check):
     what, name = check.split(" ") if " " in check else (check, "")
     held = {"HF_TOKEN": "projects/p/secrets/s/versions/latest"} if what == "secret" else {}
     pod = make(data={name: "gs://bucket/data/wiki"} if what == "data" else {}, secrets=held)
     (pod.folder / "script.json").write_text(json.dumps(script))
-    assert problems(pod).keys() >= {check} and said(pod, "preflight")[0] == 78
+    assert problems(pod).keys() >= {check} and run_verb(pod, "preflight")[0] == 78
     (pod.home(0) / "dev/vfio/3").unlink()
-    assert problems(pod).keys() >= {check, "chips"} and said(pod, "preflight")[0] == 76
+    assert problems(pod).keys() >= {check, "chips"} and run_verb(pod, "preflight")[0] == 76
 
 
-def test_a_secret_that_was_not_answered_for_may_be_elsewhere(make):
+def test_transient_secret_error_is_slice_dependent(make):
     pod = make(1, secrets={"HF_TOKEN": "projects/p/secrets/s/versions/latest"})
     fail = {"match": "secrets versions access", "text": "UNAVAILABLE: try again"}
     (pod.folder / "script.json").write_text(json.dumps({"fail": [fail]}))
-    assert not problems(pod)["secret HF_TOKEN"]["anywhere"]
+    assert not problems(pod)["secret HF_TOKEN"]["slice_independent"]
 
 
-def test_a_wrong_clock_and_a_proxy_are_warnings(make):
+def test_clock_skew_and_proxy_are_warnings(make):
     pod = make()
     pod.metadata.skew = -3600.0
     found = problems(pod, https_proxy="http://x:1")
@@ -149,25 +153,25 @@ def test_a_wrong_clock_and_a_proxy_are_warnings(make):
     assert "https_proxy is set" in found["proxy"]["found"]
     assert pod.read(0, "host-0.preflight.json")["ok"]
     found = problems(pod, BERT_TPU_CLOCK="http://127.0.0.1:9")
-    assert "did not say the time" in found["clock"]["found"]
+    assert "returned no Date header" in found["clock"]["found"]
 
 
-def test_a_host_of_another_slice_and_other_code_are_problems(make):
+def test_wrong_address_and_wrong_bundle_are_problems(make):
     pod = make()
     pod.metadata.set(0, "instance/network-interfaces/0/ip", "10.9.9.9")
     assert "10.9.9.9" in problems(pod)["address"]["found"]
-    pod.order(0, ["pretrain", "x"], bundle="1" * 64)
+    pod.write_job_spec(0, ["pretrain", "x"], bundle="1" * 64)
     assert BUNDLE in problems(pod)["code"]["found"]
 
 
-def test_auto_asks_the_metadata_server(make):
+def test_auto_host_number_uses_the_metadata_server(make):
     pod = make(2)
     pod.metadata.set(1, "instance/attributes/agent-worker-number", "0")
-    assert "host 0 (127.0.0.1) is fit" in pod.agent("preflight", 0, 1, "auto").stdout.replace(
-        "not fit", "fit"
+    assert "host 0 (127.0.0.1) is ready" in pod.agent("preflight", 0, 1, "auto").stdout.replace(
+        "not ready", "ready"
     )
     pod.metadata.set(1, "instance/attributes/agent-worker-number", "7")
-    assert "host 1 (127.0.0.2) is fit" in pod.agent("preflight", 0, 1, "auto").stdout
+    assert "host 1 (127.0.0.2) is ready" in pod.agent("preflight", 0, 1, "auto").stdout
     pod.metadata.set(1, "instance/network-interfaces/0/ip", "10.9.9.9")
     done = pod.agent("preflight", 0, 1, "auto")
     assert done.returncode == 78
@@ -180,13 +184,13 @@ def test_auto_asks_the_metadata_server(make):
         (["start", "gs://bucket/runs/try", "0"], 64, "usage"),
         (["fly", "gs://bucket/runs/try", "0", "0"], 64, "usage"),
         (["start", "gs://bucket/x", "0", "0"], 78, "expected gs://BUCKET/runs/RUN_ID"),
-        (["start", "gs://bucket/runs/a;b", "0", "0"], 78, "no place in a bucket"),
-        (["start", "gs://bucket/runs/try", "-1", "0"], 78, "incarnation '-1'"),
+        (["start", "gs://bucket/runs/a;b", "0", "0"], 78, "is not a bucket URL"),
+        (["start", "gs://bucket/runs/try", "-1", "0"], 78, "attempt '-1'"),
         (["start", "gs://bucket/runs/try", "0", "4"], 78, "expected 0 to 0, or auto"),
         (["start", "gs://bucket/runs/try", "1", "0"], 78, "does not exist"),
     ],
 )
-def test_wrong_words(make, words, code, told):
+def test_invalid_agent_arguments(make, words, code, told):
     pod = make()
     script = pod.home(0) / "bert_jax" / BUNDLE / "tpu/worker/agent.py"
     done = subprocess.run(
@@ -198,7 +202,7 @@ def test_wrong_words(make, words, code, told):
     assert (done.returncode, told in done.stderr) == (code, True), done.stderr
 
 
-def test_a_life_with_a_trainer_that_ends(make):
+def test_attempt_with_a_successful_trainer(make):
     pod = make(1, "end=0")
     pod.launch(0)
     assert pod.await_end(0, 60) == {0: 0}
@@ -210,7 +214,7 @@ def test_a_life_with_a_trainer_that_ends(make):
 @pytest.mark.parametrize(
     "word, code", [("end=2", 2), ("end=1", 1), ("end=70", 70), ("die=yes", 137)]
 )
-def test_the_trainers_code_is_handed_on(make, word, code):
+def test_trainer_exit_code_is_reported(make, word, code):
     pod = make(1, word)
     pod.launch(0)
     assert pod.await_end(0, 60) == {0: code}
@@ -218,35 +222,35 @@ def test_the_trainers_code_is_handed_on(make, word, code):
     assert pod.read(0, "host-0.exit.json")["meaning"]
 
 
-def test_ten_starts_make_one_trainer_and_stop_saves(make):
+def test_ten_starts_run_one_trainer_and_stop_saves(make):
     pod = make(1, "run=yes")
     assert pod.agent("preflight", 0, 0).returncode == 0
     with ThreadPoolExecutor(10) as pool:
-        starts = list(pool.map(lambda _: said(pod, "start"), range(10)))
+        starts = list(pool.map(lambda _: run_verb(pod, "start"), range(10)))
     assert {code for code, _ in starts} == {0}
     assert pod.starts(0) == ["bert-try-0"]
     await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
     unit = pod.unit(0, 0)
     assert unit["ActiveState"] == "active" and int(unit["MainPID"]) and not pod.codes(0)
-    assert "runs or has run" in said(pod, "preflight")[1]
-    assert "has ended (75: saved" in said(pod, "stop")[1]
+    assert "was started before" in run_verb(pod, "preflight")[1]
+    assert "has ended (75: saved" in run_verb(pod, "stop")[1]
     assert pod.codes(0) == {0: 75}
     assert (pod.run / "run/saved.txt").exists()
-    assert pod.read(0, "host-0.state.json")["step"] == 7
-    assert "does not run" in pod.agent("stop", 1, 0).stdout
-    assert said(pod, "stop")[0] == 0
-    # Not even a whole new unit of that name trains again, nor a unit by hand beside another.
-    assert "not started again" in said(pod, "start")[1]
+    assert pod.read(0, "host-0.heartbeat.json")["step"] == 7
+    assert "is not running" in pod.agent("stop", 1, 0).stdout
+    assert run_verb(pod, "stop")[0] == 0
+    # A unit that has ended is not started again.
+    assert "not started again" in run_verb(pod, "start")[1]
     assert pod.starts(0) == ["bert-try-0"]
 
 
-def test_a_second_unit_of_a_run_is_kept_off_the_host(make):
+def test_second_unit_of_a_run_is_rejected(make):
     pod = make(1, "run=yes")
-    pod.order(1, ["pretrain", "x", "--with", "run=yes"])
+    pod.write_job_spec(1, ["pretrain", "x", "--with", "run=yes"])
     pod.launch(0)
     await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
     other = pod.agent("unit", 1, 0)
-    assert other.returncode == 76 and "by another process" in other.stderr
+    assert other.returncode == 76 and "another process on this host" in other.stderr
     assert pod.read(1, "host-0.exit.json") is None
 
 
@@ -257,7 +261,7 @@ def test_a_second_unit_of_a_run_is_kept_off_the_host(make):
         ("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"),
     ],
 )
-def test_a_notice_saves(make, key, value):
+def test_preemption_notice_saves(make, key, value):
     pod = make(1, "run=yes")
     pod.metadata.set(0, "instance/maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
     pod.launch(0)
@@ -270,18 +274,18 @@ def test_a_notice_saves(make, key, value):
     assert "saved step 7" in pod.log(0, 0)
 
 
-def test_a_trainer_that_does_not_hear_is_killed_by_systemd_with_everything(make):
+def test_trainer_that_ignores_sigterm_is_killed(make):
     pod = make(1, "deaf=yes")
     pod.launch(0)
     await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
-    pid = pod.read(0, "host-0.state.json")["pid"]
+    pid = pod.read(0, "host-0.heartbeat.json")["pid"]
     pod.kill(0, 0)
     await_true(lambda: not Path(f"/proc/{pid}").exists(), 30)
     assert pod.codes(0) == {}
     assert pod.unit(0, 0)["ActiveState"] == "inactive"
 
 
-def test_a_host_that_never_reports_is_named(make):
+def test_host_without_report_is_named(make):
     pod = make(2, "end=0")
     pod.extra["BERT_TPU_RENDEZVOUS"] = "3"
     pod.agent("preflight", 0, 0)
@@ -291,7 +295,7 @@ def test_a_host_that_never_reports_is_named(make):
     assert "no report after 3 s from host 1 (127.0.0.2)" in pod.log(0, 0)
 
 
-def test_a_host_whose_unit_never_starts_is_named(make):
+def test_host_without_started_unit_is_named(make):
     pod = make(2, "end=0")
     pod.extra["BERT_TPU_RENDEZVOUS"] = "1"
     pod.agent("preflight", 0, 0)
@@ -303,27 +307,27 @@ def test_a_host_whose_unit_never_starts_is_named(make):
 
 
 @pytest.mark.slow  # the stub of the late host may end before a busy machine has looked at it
-def test_a_host_whose_unit_starts_late_is_named_and_waited_for(make):
-    """As when ssh did not reach it at first; what the others have begun is not thrown away."""
+def test_late_host_is_named_and_waited_for(make):
+    """Tests a host that ssh did not reach at first; the other hosts wait for it."""
     pod = make(2, "end=0")
     pod.extra["BERT_TPU_RENDEZVOUS"] = "3"
     pod.agent("preflight", 0, 0)
     pod.agent("preflight", 0, 1)
     pod.agent("start", 0, 0)
-    late = "after 3 s the trainer has not started on host 1 (127.0.0.2); goes on waiting"
+    late = "after 3 s the trainer has not started on host 1 (127.0.0.2); still waiting"
     await_true(lambda: late in pod.log(0, 0), 30, pod.tell)
     pod.agent("start", 0, 1)
     assert pod.await_end(0, 60) == {0: 0, 1: 0}, pod.tell()
 
 
-def test_a_host_that_waits_for_another_can_be_stopped(make):
+def test_waiting_host_can_be_stopped(make):
     pod = make(2, "end=0")
     pod.agent("preflight", 0, 0)
     pod.agent("preflight", 0, 1)
     pod.agent("start", 0, 0)
-    await_true(lambda: (pod.read(0, "host-0.state.json") or {}).get("phase") == "waiting", 30)
+    await_true(lambda: (pod.read(0, "host-0.heartbeat.json") or {}).get("phase") == "waiting", 30)
     begun = time.monotonic()
-    assert "has ended (75: saved" in said(pod, "stop")[1]
+    assert "has ended (75: saved" in run_verb(pod, "stop")[1]
     assert time.monotonic() - begun < 30 and pod.codes(0) == {0: 75}
 
 
@@ -338,31 +342,31 @@ def test_hosts_with_different_versions_do_not_train(make):
         assert "host 1 (127.0.0.2) has jax 0.4.1, host 0 has" in pod.log(0, host)
 
 
-def test_an_unfit_host_keeps_the_others_from_training(make):
+def test_failed_preflight_of_one_host_stops_all(make):
     pod = make(2, "end=0")
     (pod.home(1) / "dev/vfio/0").unlink()
     for host in range(2):
         pod.agent("preflight", 0, host)
         pod.agent("start", 0, host)
     assert pod.await_end(0, 120) == {0: 76, 1: 76}
-    assert "host 1 (127.0.0.2) is not fit: chips: found 3" in pod.log(0, 0)
+    assert "host 1 (127.0.0.2) is not ready: chips: found 3" in pod.log(0, 0)
     assert not (pod.run / "run/began.txt").exists()
 
 
-def test_an_order_with_an_unknown_key_ends_with_its_name(make):
+def test_unknown_job_spec_key_is_reported(make):
     pod = make(1, "end=0")
     pod.launch(0)
     pod.await_end(0, 60)
     await_true(lambda: pod.unit(0, 0)["ActiveState"] == "inactive", 60)
-    file = pod.life(1) / "order.json"
+    file = pod.attempt_folder(1) / "job.json"
     file.parent.mkdir()
-    order = json.loads((pod.life(0) / "order.json").read_text())
-    file.write_text(json.dumps({**order, "incarnation": 1, "hostess": []}))
+    order = json.loads((pod.attempt_folder(0) / "job.json").read_text())
+    file.write_text(json.dumps({**order, "attempt": 1, "hostess": []}))
     assert pod.agent("unit", 1, 0).returncode == 78
     assert "unknown key hostess" in pod.read(1, "host-0.exit.json")["meaning"]
 
 
-def test_a_secret_is_in_no_file_and_no_argv(make):
+def test_secret_is_in_no_file_and_no_argv(make):
     pod = make(
         1, "run=yes", "say=HF_TOKEN", secrets={"HF_TOKEN": "projects/p/secrets/s/versions/latest"}
     )
@@ -372,7 +376,7 @@ def test_a_secret_is_in_no_file_and_no_argv(make):
     pod.launch(0)
     await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
     await_true(lambda: "HF_TOKEN is <HF_TOKEN>" in pod.log(0, 0), 30, pod.tell)
-    pid = pod.read(0, "host-0.state.json")["pid"]
+    pid = pod.read(0, "host-0.heartbeat.json")["pid"]
     environment = Path(f"/proc/{pid}/environ").read_text()
     assert CANARY in environment and "of-the-caller" not in environment
     for process in Path("/proc").iterdir():
@@ -386,13 +390,13 @@ def test_a_secret_is_in_no_file_and_no_argv(make):
             assert CANARY.encode() not in file.read_bytes(), file
 
 
-def test_a_secret_that_a_cell_of_a_lane_says_is_in_no_file_of_the_bucket(make):
+def test_secret_in_shard_output_is_redacted_in_the_bucket(make):
     pod = make(1)
     secrets = {"projects/p/secrets/s": f'{CANARY}"&'}
     (pod.folder / "script.json").write_text(json.dumps({"secrets": secrets}))
     words = ["glue", "--zip", "say=HF_TOKEN"]
     held = {"HF_TOKEN": "projects/p/secrets/s/versions/latest"}
-    pod.order(0, words, mode="lanes", secrets=held)
+    pod.write_job_spec(0, words, mode="shards", secrets=held)
     pod.launch(0)
     assert pod.await_end(0, 120) == {0: 0}, pod.tell()
     for lane in range(4):
@@ -404,15 +408,15 @@ def test_a_secret_that_a_cell_of_a_lane_says_is_in_no_file_of_the_bucket(make):
         assert not file.is_file() or CANARY.encode() not in file.read_bytes(), file
 
 
-def test_a_secret_that_cannot_be_read_is_a_problem_by_name(make):
+def test_unreadable_secret_is_reported_by_name(make):
     pod = make(1, "end=0", secrets={"HF_TOKEN": "projects/p/secrets/s/versions/latest"})
     found = problems(pod)["secret HF_TOKEN"]
     assert "projects/p/secrets/s" in found["found"]
     assert "secretmanager.secretAccessor" in found["fix"]
 
 
-def test_ctrl_c_to_the_launcher_is_none_of_the_units_business(make):
-    """The unit is a session of its own: what ends the shell that started it does not reach it."""
+def test_unit_runs_in_its_own_session(make):
+    """Tests that the unit is a session of its own, so Ctrl-C in the launcher does not reach it."""
     pod = make(1, "run=yes")
     pod.launch(0)
     await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)

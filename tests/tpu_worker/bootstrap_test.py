@@ -1,4 +1,4 @@
-"""bootstrap.sh with a `uv` that installs nothing: once for the same requirements."""
+"""Tests tpu/worker/bootstrap.sh with a fake `uv` that installs nothing."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SUDO = ROOT / "tests/tpu_worker/bin"
+SUDO = ROOT / "tests/helpers/tpu/worker_bin"
 UV = """#!/bin/sh
 echo "$*" >> "$HOME/uv.txt"
 if [ "$1" = venv ]; then
@@ -48,7 +48,7 @@ def installs(home: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def test_an_environment_is_made_once_for_the_same_requirements(home):
+def test_venv_is_created_once_per_requirements(home):
     for sha in ("a" * 64, "a" * 64, "b" * 64):
         done = bootstrap(home, sha)
         assert done.returncode == 0, done.stderr
@@ -67,7 +67,7 @@ def test_an_environment_is_made_once_for_the_same_requirements(home):
     assert len(list((home / "bert_jax").glob("venv-*"))) == 2
 
 
-def test_a_broken_installation_is_made_anew(home):
+def test_incomplete_venv_is_recreated(home):
     (home / "broken").touch()
     assert bootstrap(home, "a" * 64).returncode != 0
     (home / "broken").unlink()
@@ -75,11 +75,11 @@ def test_a_broken_installation_is_made_anew(home):
     assert (home / "bert_jax" / ("a" * 64) / ".venv/complete").exists()
 
 
-def test_a_python_that_has_everything_is_left_alone(home):
+def test_given_python_is_used_without_installation(home):
     done = bootstrap(home, "a" * 64, BERT_TPU_PYTHON="/opt/python")
     assert done.returncode == 0 and "/opt/python" in done.stdout and not installs(home)
 
 
-def test_another_bundle_than_its_own_is_refused(home):
+def test_bootstrap_of_another_bundle_is_rejected(home):
     done = bootstrap(home, "a" * 64, "b" * 64)
-    assert done.returncode == 64 and "run tpu/pod sync again" in done.stderr
+    assert done.returncode == 64 and "run tpu/tpuctl sync again" in done.stderr

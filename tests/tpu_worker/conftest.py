@@ -1,4 +1,4 @@
-"""A slice on this machine, and data for it to train on."""
+"""Provides a slice on this machine, and data for it to train on."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bert_jax.testing.text_corpus import prepare_corpus
-from tests.tpu_worker.fake_pod import FakePod
-from tests.tpu_worker.metadata_server import MetadataServer, serving
+from tests.helpers.tpu.fake_pod import FakePod
+from tests.helpers.tpu.metadata_server import MetadataServer, serving
 
 RECIPE = """
 from bert_jax.experiment import Experiment
@@ -42,7 +42,7 @@ def make_pod(tmp_path, metadata) -> Iterator[Callable[[int], FakePod]]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
-    """A recipe and a prepared corpus, as a folder of data."""
+    """Provides a data folder with a recipe and a prepared corpus."""
     folder = tmp_path_factory.mktemp("corpus")
     prepare_corpus(tmp_path_factory.mktemp("text") / "x").rename(folder / "train")
     (folder / "recipe.py").write_text(RECIPE)

@@ -1,7 +1,7 @@
-"""`tpu/pod launch` from end to end: the fake cloud, but real hosts' agents and real trainers.
+"""Tests `tpu/tpuctl launch` end to end with a fake cloud, real agents and real trainers.
 
-Slices are taken away while they train, with a notice and without one, at moments that are drawn at
-random; what is in the bucket at the end is what an undisturbed run leaves.
+Slices are preempted during training at random times, with and without a notice; the results in the
+bucket equal those of an undisturbed run. Covers tpu/*.sh, tpu/launcher/ and tpu/worker/.
 """
 
 import json
@@ -22,7 +22,7 @@ from bert_jax.pretrained.load import load_model
 from bert_jax.simulate.attempt import free_port
 from bert_jax.testing.models import small_model
 from bert_jax.testing.text_corpus import prepare_corpus
-from tpu import names
+from tpu import bucket_layout
 
 ROOT = Path(__file__).parents[2]
 TASKS = ("rte", "wnli", "mrpc")
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 
 class Cloud:
-    """A fake cloud with data in gs://bucket/data."""
+    """Provides a fake cloud with data in gs://bucket/data."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -43,9 +43,9 @@ class Cloud:
         shutil.copytree(source, self.bucket / name)
 
     def taken_away(self, run: str, draw: random.Random, lives: int, first: float) -> None:
-        """Some lives of a run end early: each second one without a notice."""
+        """Preempts some attempts of a run, every second one without a notice."""
         rows = {
-            f"{names.slice_prefix(f'gs://bucket/runs/{run}')}-{life}": {
+            f"{bucket_layout.slice_name_prefix(f'gs://bucket/runs/{run}')}-{life}": {
                 "preempt_after": draw.uniform(first, 2 * first),
                 "notice": life % 2 == 0,
                 "notice_seconds": 60,
@@ -55,16 +55,20 @@ class Cloud:
         (self.folder / "script.json").write_text(json.dumps({"slices": rows}))
 
     def launch(self, run: str, *words: str, **recipe: str) -> Path:
-        """Runs a recipe to its end, with these variables; the run's folder in the bucket."""
+        """Runs a recipe with these variables; returns the run folder in the bucket."""
         name, *flags = words
         done = subprocess.run(
-            # Hosts of all pods are this machine: each pod has a coordinator's port of its own.
+            # The hosts of all pods are this machine, so each pod needs its own coordinator port.
             [str(ROOT / "tpu" / name), "--yes", f"--coordinator-port={free_port()}", *flags],
             env={
                 **{k: v for k, v in os.environ.items() if not k.startswith("BERT_TPU_")},
                 "FAKE_CLOUD": str(self.folder),
                 "PATH": os.pathsep.join(
-                    [str(ROOT / "tests/tpu/bin"), str(Path(sys.executable).parent), "/usr/bin:/bin"]
+                    [
+                        str(ROOT / "tests/helpers/tpu/bin"),
+                        str(Path(sys.executable).parent),
+                        "/usr/bin:/bin",
+                    ]
                 ),
                 "BERT_TPU_PYTHON": sys.executable,
                 "BERT_TPU_HEARTBEAT": "8",
@@ -73,7 +77,7 @@ class Cloud:
                 "BERT_JAX_LOCAL_DEVICES": "1",
                 "BERT_JAX_RENDEZVOUS_SECONDS": "120",
                 "JAX_PLATFORMS": "cpu",
-                # A zone that takes a slice back at once is left alone for a while.
+                # A zone that preempts a slice at once is blocked for a while.
                 "BERT_TPU_ZONES": "us-central1-b,us-central1-a,us-central1-c",
                 "BUCKET": "gs://bucket",
                 "RUN_ID": run,
@@ -90,11 +94,11 @@ class Cloud:
         return folder
 
     def lives(self, run: Path) -> int:
-        """How many slices the run has had."""
-        return len(list((run / "incarnations").iterdir()))
+        """Returns the number of attempts of the run."""
+        return len(list((run / "attempts").iterdir()))
 
     def tell(self, run: Path) -> str:
-        """The ends of all logs."""
+        """Returns the last part of all logs."""
         return "\n".join(f"== {f}\n{f.read_text()[-2500:]}" for f in run.glob("**/host-*.log"))
 
 
@@ -105,7 +109,7 @@ def cloud(tmp_path) -> Cloud:
 
 @pytest.fixture
 def glue(shared, cloud, tmp_path) -> dict[str, str]:
-    """RTE, WNLI and MRPC as they are, and a tiny encoder, where the recipes look for them."""
+    """Uploads RTE, WNLI, MRPC and a tiny encoder to where the recipes expect them."""
     for name in TASKS:
         cloud.put(f"data/glue/{name.upper()}", shared / "glue" / name.upper())
     export(
@@ -118,7 +122,7 @@ def glue(shared, cloud, tmp_path) -> dict[str, str]:
     return {"TASKS": ",".join(TASKS), "BATCH": "64"}
 
 
-def test_pretraining_on_four_hosts_ends_as_if_nothing_had_been(cloud, tmp_path):
+def test_preempted_pretraining_is_bit_identical(cloud, tmp_path):
     cloud.put("data/corpus/train", prepare_corpus(tmp_path / "corpus"))
     recipe = {"STEPS": "20", "BATCH": "32"}
     calm = cloud.launch("calm", "smoke_16.sh", **recipe)
@@ -130,7 +134,7 @@ def test_pretraining_on_four_hosts_ends_as_if_nothing_had_been(cloud, tmp_path):
         np.testing.assert_array_equal(value, other[path], err_msg=path)
 
 
-def test_glue_on_sixteen_lanes_ends_in_the_same_table(cloud, glue, tmp_path):
+def test_preempted_sharded_glue_writes_the_same_table(cloud, glue, tmp_path):
     plain = tmp_path / "plain"  # the recipe's command in one process, with the hosts' paths
     (plain / "data").mkdir(parents=True)
     (plain / "data/glue").symlink_to(cloud.bucket / "data/glue")
@@ -144,7 +148,7 @@ def test_glue_on_sixteen_lanes_ends_in_the_same_table(cloud, glue, tmp_path):
         timeout=3600,
     )
     cloud.taken_away("lanes", random.Random(2), lives=2, first=120)
-    run = cloud.launch("lanes", "finetune_glue_lanes_16.sh", **glue)
+    run = cloud.launch("lanes", "finetune_glue_sharded_16.sh", **glue)
     assert cloud.lives(run) > 1
     results = json.loads((run / "run/results.json").read_text())
     assert results["failed"] == {} and results["tasks"].keys() == set(TASKS)
@@ -152,10 +156,10 @@ def test_glue_on_sixteen_lanes_ends_in_the_same_table(cloud, glue, tmp_path):
         assert (run / "run" / file).read_bytes() == (plain / "run" / file).read_bytes()
 
 
-def test_the_mixture_of_glue_ends_in_the_same_evaluation(cloud, glue):
-    calm = cloud.launch("calm", "finetune_glue_mixture_16.sh", **glue)
+def test_preempted_multi_task_glue_has_the_same_evaluation(cloud, glue):
+    calm = cloud.launch("calm", "finetune_glue_multi_task_16.sh", **glue)
     cloud.taken_away("rough", random.Random(3), lives=2, first=60)
-    rough = cloud.launch("rough", "finetune_glue_mixture_16.sh", **glue)
+    rough = cloud.launch("rough", "finetune_glue_multi_task_16.sh", **glue)
     assert cloud.lives(calm) == 1 and cloud.lives(rough) > 1  # a fast machine may be done before
     for file in ("evaluation.json", "analysis.json", "predictions/rte/dev.jsonl"):
         assert (calm / "run" / file).read_bytes() == (rough / "run" / file).read_bytes()

@@ -1,4 +1,4 @@
-"""What the mirror leaves alone: files that are being written, and locks."""
+"""Tests which files are copied to the bucket. Covers tpu/worker/bucket_sync.py."""
 
 import re
 from pathlib import Path
@@ -7,16 +7,16 @@ import pytest
 
 from bert_jax.atomic_io import atomic_path
 from tpu.worker import storage
-from tpu.worker.host import Host
-from tpu.worker.mirror import _PASSING, LanesRun
+from tpu.worker.bucket_sync import _TEMPORARY_FILES, ShardedSync
+from tpu.worker.host_context import HostContext
 
 
 def skipped(name: str) -> bool:
-    return any(re.match(pattern, name) for pattern in _PASSING)
+    return any(re.match(pattern, name) for pattern in _TEMPORARY_FILES)
 
 
 @pytest.mark.parametrize("name", ["config.json", "cells/rte/1/report.html"])
-def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path, name: str):
+def test_temporary_files_are_excluded(tmp_path: Path, name: str):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(tmp_path / name) as aside:
         aside.touch()
@@ -24,20 +24,20 @@ def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path, name: str):
     assert not skipped(name)
 
 
-def test_a_folder_that_is_being_written_is_left_alone(tmp_path: Path):
+def test_temporary_folders_are_excluded(tmp_path: Path):
     with atomic_path(tmp_path / "vocabulary") as aside:
         aside.mkdir()
         assert skipped(f"{aside.name}/vocab.txt")
     assert not skipped("vocabulary/vocab.txt")
 
 
-def test_what_cells_have_said_is_copied_when_it_has_changed(tmp_path: Path, monkeypatch):
+def test_job_logs_are_uploaded_when_changed(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     written: list[tuple[str, str]] = []
-    monkeypatch.setattr(storage, "bring", lambda source, target, **rest: None)
+    monkeypatch.setattr(storage, "rsync", lambda source, target, **rest: None)
     monkeypatch.setattr(storage, "write", lambda url, text: written.append((url, text)))
     monkeypatch.setattr(storage, "copy", lambda source, target: None)
-    lanes = LanesRun(Host(run_url="gs://b/runs/r", incarnation=0), [0], 1)
+    lanes = ShardedSync(HostContext(run_url="gs://b/runs/r", attempt=0), [0], 1)
     lanes.fetch()
     run = tmp_path / "home/bert_jax/runs/r/run"
     (run / "lanes").mkdir()
@@ -53,5 +53,5 @@ def test_what_cells_have_said_is_copied_when_it_has_changed(tmp_path: Path, monk
     assert written[1:] == [(url, "one\ntwo\n")]
 
 
-def test_locks_are_left_alone():
+def test_lock_files_are_excluded():
     assert skipped("lock") and skipped("lanes/0-of-16/lock") and not skipped("clock")

@@ -1,4 +1,7 @@
-"""What launcher and hosts say to each other: read strictly, and only with names that are plain."""
+"""Tests the JSON objects that launcher and hosts exchange.
+
+Covers tpu/protocol.py, tpu/strict_json.py and tpu/bucket_layout.py.
+"""
 
 import ast
 import dataclasses
@@ -10,17 +13,24 @@ import pytest
 
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.hardware.tpu_slices import find_slice
-from tpu import names, protocol, strict_json
-from tpu.protocol import Exit, Order, Preflight, Problem, SliceShape, State
+from tpu import bucket_layout, protocol, strict_json
+from tpu.protocol import (
+    ExitReport,
+    Heartbeat,
+    JobSpec,
+    PreflightProblem,
+    PreflightReport,
+    SliceShape,
+)
 
 ROOT = Path(__file__).parents[2]
 
 
-def order(**fields) -> Order:
+def job_spec(**fields) -> JobSpec:
     kind = find_slice("v6e-16")
     plain = {
         "run_id": "base",
-        "incarnation": 3,
+        "attempt": 3,
         "slice": SliceShape(
             name=kind.name, hosts=kind.hosts, devices=kind.devices, chips=kind.chips
         ),
@@ -36,34 +46,34 @@ def order(**fields) -> Order:
         "data": {"wiki": "gs://bucket/data/wiki"},
         "secrets": {"HF_TOKEN": "projects/p/secrets/s/versions/latest"},
         "max_hours": 12,
-        "hosts": ("10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"),
-        "requires": {"jax": "0.10.2"},
+        "host_addresses": ("10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"),
+        "required_versions": {"jax": "0.10.2"},
     }
-    return Order(**{**plain, **fields})
+    return JobSpec(**{**plain, **fields})
 
 
-PROBLEM = Problem(check="chips", found="3", expected="4", fix="make the slice anew")
+PROBLEM = PreflightProblem(check="chips", found="3", expected="4", fix="create a new slice")
 VALUES = [
-    order(),
-    Preflight(
+    job_spec(),
+    PreflightReport(
         host=1, ok=False, problems=(PROBLEM,), warnings=(), address="a", versions={}, time=1.5
     ),
-    State(
+    Heartbeat(
         host=0,
         phase="training",
         pid=None,
-        line="",
+        last_log_line="",
         step=3,
         rss_bytes=1,
         disk_free_bytes=2,
         time=9.0,
     ),
-    Exit(host=2, code=75, meaning=protocol.meaning(75), time=2.0),
+    ExitReport(host=2, code=75, meaning=protocol.describe_exit_code(75), time=2.0),
 ]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_what_is_written_is_read_and_nothing_else(value):
+def test_json_round_trip_and_strictness(value):
     text = strict_json.to_text(value)
     assert strict_json.from_text(type(value), text, "x.json") == value
     data = json.loads(text)
@@ -74,70 +84,72 @@ def test_what_is_written_is_read_and_nothing_else(value):
         wrong = {**data, field.name: {"no": ["such"]}}
         with pytest.raises(ConfigError, match=rf"x.json: .*{field.name}|is missing|unknown key"):
             strict_json.from_text(type(value), json.dumps(wrong), "x.json")
-    with pytest.raises(ConfigError, match="unknown key surprise; known are"):
+    with pytest.raises(ConfigError, match="unknown key surprise; known keys"):
         strict_json.from_text(type(value), json.dumps({**data, "surprise": 1}), "x.json")
     with pytest.raises(UserError, match=r"x\.json is not JSON"):
         strict_json.from_text(type(value), text[:-9], "x.json")
 
 
-def test_a_key_within_is_named_with_its_path():
-    data = json.loads(strict_json.to_text(order()))
+def test_unknown_nested_key_is_named_with_its_path():
+    data = json.loads(strict_json.to_text(job_spec()))
     data["slice"]["cips"] = data["slice"].pop("chips")
     with pytest.raises(ConfigError, match=r"unknown key slice\.cips"):
-        strict_json.from_text(Order, json.dumps(data), "order.json")
+        strict_json.from_text(JobSpec, json.dumps(data), "job.json")
 
 
 @pytest.mark.parametrize(
     "fields, words",
     [
-        ({"version": 2}, "has version 2, this code reads 1"),
+        ({"version": 1}, "has version 1, this code reads version 2"),
         ({"run_id": "x; rm -rf /"}, "run id"),
         ({"run_url": "gs://bucket/runs/other"}, "expected gs://.../runs/base"),
-        ({"run_url": "gs://bucket/$(id)/runs/base"}, "no place in a bucket"),
-        ({"run_url": "gs://bucket/../x/runs/base"}, "no place in a bucket"),
+        ({"run_url": "gs://bucket/$(id)/runs/base"}, "is not a bucket URL"),
+        ({"run_url": "gs://bucket/../x/runs/base"}, "is not a bucket URL"),
         ({"bundle": "ab"}, "sha256 of 64"),
-        ({"hosts": ("a", "b")}, "has 4 hosts"),
-        ({"hosts": ("a", "b", "c", "c")}, "an address of its own"),
-        ({"hosts": ("a", "b", "c", "d e")}, "no address"),
+        ({"host_addresses": ("a", "b")}, "has 4 hosts"),
+        ({"host_addresses": ("a", "b", "c", "c")}, "its own address"),
+        ({"host_addresses": ("a", "b", "c", "d e")}, "expected IP addresses"),
         ({"arguments": ()}, "arguments is empty"),
         ({"arguments": ("export", "x")}, "runs bert-jax pretrain or finetune, not 'export'"),
-        ({"mode": "lanes"}, "mode lanes runs bert-jax glue, not 'pretrain'"),
-        ({"arguments": ("pretrain", "a=@data/wikki")}, "speaks of data 'wikki'.*has wiki"),
+        ({"mode": "shards"}, "mode shards runs bert-jax glue, not 'pretrain'"),
+        ({"arguments": ("pretrain", "a=@data/wikki")}, "uses data 'wikki'.*defined data: wiki"),
         ({"data": {"a/b": "gs://bucket/x"}}, "data 'a/b'"),
         ({"secrets": {"HF_TOKEN": "hunter2"}}, "projects/PROJECT/secrets/NAME"),
-        ({"secrets": {"A-B": "projects/p/secrets/s/versions/1"}}, "name of a variable"),
+        ({"secrets": {"A-B": "projects/p/secrets/s/versions/1"}}, "environment variable name"),
         ({"max_hours": 0}, "max_hours"),
-        ({"incarnation": -1}, "incarnation -1"),
+        ({"attempt": -1}, "attempt -1"),
         ({"coordinator_port": 80}, "1024 to 65535"),
     ],
 )
-def test_orders_that_cannot_be(fields, words):
+def test_invalid_job_specs(fields, words):
     with pytest.raises(ConfigError, match=words):
-        order(**fields)
+        job_spec(**fields)
 
 
 @pytest.mark.parametrize("text", ["", "-a", "a-", "A", "a_b", "1a", "a" * 41, "a\n", "a b", "ä"])
-def test_run_ids_that_cannot_be(text):
+def test_invalid_run_ids(text):
     with pytest.raises(ConfigError, match="1 to 40"):
-        names.run_id(text)
+        bucket_layout.validate_run_id(text)
 
 
-def test_objects_of_a_run():
-    folder = names.RunFolder(names.run_url("gs://bucket/", "base"))
+def test_run_folder_urls():
+    folder = bucket_layout.RunFolder(bucket_layout.run_url("gs://bucket/", "base"))
     assert folder.checkpoints == "gs://bucket/runs/base/run/checkpoints"
-    assert folder.incarnation(2).log(3) == "gs://bucket/runs/base/incarnations/2/host-3.log"
-    assert order().folder == folder.incarnation(3)
-    assert names.bundle_url("gs://bucket", "ab" * 32).endswith(f"/bundles/{'ab' * 32}.tar.gz")
-    assert names.unit_name("base", 3) == "bert-base-3"
+    assert folder.attempt(2).log(3) == "gs://bucket/runs/base/attempts/2/host-3.log"
+    assert job_spec().attempt_folder == folder.attempt(3)
+    assert bucket_layout.bundle_url("gs://bucket", "ab" * 32).endswith(
+        f"/bundles/{'ab' * 32}.tar.gz"
+    )
+    assert bucket_layout.unit_name("base", 3) == "bert-base-3"
 
 
-def test_every_code_that_we_give_means_something():
+def test_every_exit_code_has_a_meaning():
     codes = [v for k, v in vars(protocol).items() if k.startswith("EXIT_")]
-    assert set(codes) == set(protocol.MEANINGS) >= protocol.NOT_REPEATED
-    assert "not one of ours" in protocol.meaning(99)
+    assert set(codes) == set(protocol.EXIT_CODE_MEANINGS) >= protocol.FATAL_EXIT_CODES
+    assert "unknown code 99" in protocol.describe_exit_code(99)
 
 
-def test_hosts_need_the_standard_library_alone_and_a_python_of_their_system():
+def test_worker_uses_only_the_standard_library_and_python_3_10():
     """Ubuntu 22.04 has Python 3.10; nothing is installed when the agent begins."""
     files = [*(ROOT / "tpu").glob("*.py"), *(ROOT / "tpu/worker").glob("*.py")]
     files += [ROOT / "bert_jax/__init__.py", ROOT / "bert_jax/errors.py"]
@@ -153,7 +165,7 @@ def test_hosts_need_the_standard_library_alone_and_a_python_of_their_system():
                 assert ours or first in sys.stdlib_module_names - {"tomllib"}, f"{file}: {module}"
 
 
-def test_sizes_and_first_lines():
+def test_worker_files_and_functions_are_small():
     for file in [*(ROOT / "tpu").glob("*.py"), *(ROOT / "tpu/worker").glob("*.py")]:
         tree = ast.parse(file.read_text())
         assert ast.get_docstring(tree), file

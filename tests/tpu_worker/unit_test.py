@@ -1,4 +1,7 @@
-"""Whole lives of small slices, with real trainers: complete, preempted, killed, gone on with."""
+"""Tests whole attempts with real trainers: complete, preempted, killed, resumed.
+
+Covers tpu/worker/job.py.
+"""
 
 import json
 import shutil
@@ -10,8 +13,8 @@ import pytest
 
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
-from tests.tpu_worker.fake_pod import FakePod, await_true
-from tests.tpu_worker.metadata_server import serving
+from tests.helpers.tpu.fake_pod import FakePod, await_true
+from tests.helpers.tpu.metadata_server import serving
 
 
 def put_corpus(pod: FakePod, corpus: Path) -> dict:
@@ -36,32 +39,32 @@ def steps_logged(pod: FakePod) -> list[int]:
 @pytest.mark.slow
 def test_two_hosts_train_to_the_end(make_pod, corpus):
     pod = make_pod(2)
-    pod.order(0, pretrain(6), **put_corpus(pod, corpus))
+    pod.write_job_spec(0, pretrain(6), **put_corpus(pod, corpus))
     pod.launch(0)
     assert pod.await_end(0) == {0: 0, 1: 0}, pod.tell()
     await_true(lambda: (pod.run / "DONE.json").exists(), 30)
     assert json.loads((pod.run / "DONE.json").read_text())["run_id"] == "try"
     assert steps_logged(pod) == [1, 2, 3, 4, 5, 6]
-    state = pod.read(0, "host-0.state.json")
+    state = pod.read(0, "host-0.heartbeat.json")
     assert (state["phase"], state["step"]) == ("ended", 6)
     assert "process 1 of 2" in pod.log(0, 1)
     assert (pod.run / "run" / "report.html").exists()
     passing = [file for kind in ("tmp", "partial") for file in (pod.run / "run").rglob(f"*.{kind}")]
     assert not passing and not (pod.run / "run" / "lock").exists()
     assert parameters(pod)
-    # A connection that breaks may repeat the start even now.
+    # A broken connection may repeat the start even after the end.
     again = pod.agent("start", 0, 1)
-    assert again.returncode == 0 and "has ended before (0: done)" in again.stdout
+    assert again.returncode == 0 and "has already ended (0: done)" in again.stdout
     assert pod.starts(1) == ["bert-try-0"]
     assert pod.unit(0, 1)["ActiveState"] == "inactive"
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, corpus) -> dict[str, np.ndarray]:
-    """Parameters after 24 steps on four hosts that nothing happened to."""
+    """Returns the parameters after 24 undisturbed steps on four hosts."""
     with serving() as metadata:
         pod = FakePod(tmp_path_factory.mktemp("undisturbed") / "cloud", metadata, 4)
-        pod.order(0, pretrain(24, every=8), **put_corpus(pod, corpus))
+        pod.write_job_spec(0, pretrain(24, every=8), **put_corpus(pod, corpus))
         pod.launch(0)
         assert pod.await_end(0, 400) == dict.fromkeys(range(4), 0), pod.tell()
         return parameters(pod)
@@ -74,24 +77,22 @@ def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> No
 
 
 @pytest.mark.slow
-def test_a_notice_to_one_host_saves_all_and_new_hosts_go_on_as_if_nothing_had_been(
-    make_pod, corpus, undisturbed
-):
+def test_resume_after_a_preemption_notice_is_bit_identical(make_pod, corpus, undisturbed):
     pod = make_pod(4)
     data = put_corpus(pod, corpus)
-    pod.order(0, pretrain(24, every=8), **data)
+    pod.write_job_spec(0, pretrain(24, every=8), **data)
     pod.launch(0)
     await_true(lambda: (pod.run / "run/metrics.jsonl").exists(), 240, pod.tell)
     pod.metadata.set(2, "instance/preempted", "TRUE")
     assert pod.await_end(0) == dict.fromkeys(range(4), 75), pod.tell()
     (step,) = {line.split(" saved step ")[1].split(";")[0] for line in saves(pod, 0)}
     assert 1 <= int(step) < 24
-    assert pod.read(0, "host-0.state.json")["step"] == int(step)
+    assert pod.read(0, "host-0.heartbeat.json")["step"] == int(step)
     assert steps_logged(pod) == list(range(1, int(step) + 1))
 
     for host in range(4):  # a new slice: nothing of the old one is left
         pod.make_host(host)
-    pod.order(1, pretrain(24, every=8), **data)
+    pod.write_job_spec(1, pretrain(24, every=8), **data)
     pod.launch(1)
     assert pod.await_end(1, 400) == dict.fromkeys(range(4), 0), pod.tell()
     assert f"begins after step {step} of 24" in pod.log(1, 3)
@@ -100,12 +101,10 @@ def test_a_notice_to_one_host_saves_all_and_new_hosts_go_on_as_if_nothing_had_be
 
 
 @pytest.mark.slow
-def test_a_slice_that_goes_while_it_saves_loses_the_steps_since_the_checkpoint_before(
-    make_pod, corpus, undisturbed
-):
+def test_resume_after_an_interrupted_save_is_bit_identical(make_pod, corpus, undisturbed):
     pod = make_pod(4)
     data = put_corpus(pod, corpus)
-    pod.order(0, pretrain(24, every=8), **data)
+    pod.write_job_spec(0, pretrain(24, every=8), **data)
     pod.launch(0)
     checkpoints = pod.run / "run/checkpoints"
     await_true(lambda: (checkpoints / "8/checksums.json").exists(), 240, pod.tell)
@@ -115,7 +114,7 @@ def test_a_slice_that_goes_while_it_saves_loses_the_steps_since_the_checkpoint_b
     time.sleep(0.3)
     for host in range(4):
         pod.kill(0, host)
-    # What a write that was cut off leaves in a bucket: a step without its last objects.
+    # Simulates an interrupted write: a step without its last objects.
     newest = max(int(p.name) for p in checkpoints.iterdir() if p.name.isdecimal())
     half = checkpoints / str(newest + 1)
     shutil.copytree(checkpoints / str(newest), half)
@@ -123,7 +122,7 @@ def test_a_slice_that_goes_while_it_saves_loses_the_steps_since_the_checkpoint_b
 
     for host in range(4):
         pod.make_host(host)
-    pod.order(1, pretrain(24, every=8), **data)
+    pod.write_job_spec(1, pretrain(24, every=8), **data)
     pod.launch(1)
     assert pod.await_end(1, 400) == dict.fromkeys(range(4), 0), pod.tell()
     assert f"begins after step {newest} of 24" in pod.log(1, 0)

@@ -1,1 +1,1 @@
-"""The laptop's side: `tpu/pod VERB` makes slices, starts training on them, and looks after it."""
+"""Rents TPU slices, starts trainers on them and restarts them; `tpu/tpuctl` is its command."""

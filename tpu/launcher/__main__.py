@@ -1,4 +1,4 @@
-"""`python3 -m tpu.launcher VERB ...`; `tpu/pod` is the short way to it."""
+"""Runs `python3 -m tpu.launcher COMMAND ...`; the script `tpu/tpuctl` calls it."""
 
 import sys
 

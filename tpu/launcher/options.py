@@ -1,28 +1,71 @@
-"""Flags of the verbs; a flag beats the variable BERT_TPU_<FLAG>, and that the default.
+"""Defines the flags of the launcher; flag_values.py parses and validates their values.
 
-Everything after `--` is what `bert-jax` is to run on the slice.
+A flag takes precedence over the variable BERT_TPU_<FLAG>, and that over the default. Everything
+after `--` is the job: arguments of `bert-jax` that run on the slice.
 """
 
 import argparse
 import os
-import re
-import secrets
-import time
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 from bert_jax.errors import ConfigError
-from bert_jax.hardware.tpu_slices import find_slice
-from tpu import names
+from tpu.launcher.cloud.backend import Capacity
 from tpu.protocol import COORDINATOR_PORT
 
-_ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z0-9]+")
-_PROJECT = re.compile(r"[a-z][a-z0-9.:-]{4,62}")
-_ACCOUNT = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+")
-MODES = {"glue": "lanes", "pretrain": "pod", "finetune": "pod"}
+_CAPACITIES = ("spot", "on-demand", "reserved")
+_BACKENDS = ("auto", "tpu-api", "gce")
+RENAMED_FLAGS = {
+    "--take-over": "--force-lease",
+    "--keep": "--keep-slice",
+    "--incarnation": "--attempt",
+}
 
 
-class Parser(argparse.ArgumentParser):
-    """Keeps the line breaks of examples, and takes no abbreviated flags."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Holds the flags of one launcher command; flags that the command lacks have their default.
+
+    Attributes:
+      command: the command's name, such as "launch".
+      job_arguments: the arguments after `--`.
+      max_hours, max_usd: for commands on an existing run, None keeps the run's own limit.
+    """
+
+    command: str
+    job_arguments: tuple[str, ...] = ()
+    bucket: str | None = None
+    run_id: str | None = None
+    dry_run: bool = False
+    verbose: bool = False
+    slice: str | None = None
+    zones: str | None = None
+    project: str | None = None
+    backend: str = "auto"
+    capacity: Capacity = "spot"
+    max_hours: float | None = None
+    max_usd: float | None = None
+    wait_hours: float = 24.0
+    service_account: str | None = None
+    coordinator_port: int = COORDINATOR_PORT
+    internal_ips: bool = False
+    iap: bool = False
+    data: Sequence[str] = ()
+    env_secret: Sequence[str] = ()
+    keep_slice: bool = False
+    yes: bool = False
+    force_lease: bool = False
+    json: bool = False
+    host: int | None = None
+    attempt: int | None = None
+    lines: int = 100
+    follow: bool = False
+    hours: float = 12.0
+
+
+class LauncherParser(argparse.ArgumentParser):
+    """Parses flags without abbreviations, and reports errors as one line."""
 
     def __init__(self, **settings: Any):
         super().__init__(
@@ -30,179 +73,164 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> Any:
-        """One clear line."""
+        """Raises the error instead of printing the usage and exiting."""
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """Which run, and how to show what is done."""
-    _add(parser, "--bucket", help="gs://NAME, where everything of the run lies")
-    _add(parser, "--run-id", help="name of the run: a-z, 0-9 and -")
-    parser.add_argument("--dry-run", action="store_true", help="print commands, change nothing")
-    parser.add_argument("--verbose", action="store_true", help="print commands as they are run")
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that all commands on a run have."""
+    _add_env_flag(parser, "--bucket", help="bucket of the run, gs://NAME")
+    _add_env_flag(parser, "--run-id", help="name of the run: a-z, 0-9 and -")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only print the commands, change nothing"
+    )
+    parser.add_argument("--verbose", action="store_true", help="print each command that is run")
 
 
-def add_making(parser: argparse.ArgumentParser) -> None:
-    """What to rent, for how long, and what runs there."""
-    _add(parser, "--slice", help="as v6e-16; all of them: tpu/pod prices")
-    _add(parser, "--zones", metavar="Z1,Z2", help="in this order; default: those near the bucket")
-    _add(parser, "--project", help="default: gcloud config get-value project")
-    _add(parser, "--backend", default="auto", choices=["auto", "tpu-api", "gce"],
-         help="default: auto, the Cloud TPU API where the generation has it")  # fmt: skip
-    _add(parser, "--capacity", default="spot", choices=["spot", "on-demand", "reserved"],
-         help="default: spot, which is cheap and may be taken away")  # fmt: skip
-    _add(parser, "--max-hours", type=float, default=12.0, help="of slices in all; default: 12")
-    _add(parser, "--max-usd", type=float, help="at list price; default: no limit of its own")
-    _add(parser, "--wait-hours", type=float, default=24.0, help="for a slice; default: 24")
-    _add(parser, "--service-account", help="of the hosts; default: the project's own")
-    _add(parser, "--coordinator-port", type=int, default=COORDINATOR_PORT,
-         help=f"on host 0, and the one after it; default: {COORDINATOR_PORT}")  # fmt: skip
-    _add(parser, "--internal-ips", switch=True, help="hosts without public addresses")
-    _add(parser, "--iap", switch=True, help="ssh through Identity-Aware Proxy")
-    parser.add_argument("--data", action="append", default=[], metavar="NAME=gs://...",
-                        help="copied to each host; arguments say @data/NAME")  # fmt: skip
-    parser.add_argument("--env-secret", action="append", default=[], metavar="NAME=projects/...",
-                        help="from Secret Manager, read by the hosts themselves")  # fmt: skip
-    parser.add_argument("--keep", action="store_true",
-                        help="leave the slice when the run is done; it costs on")  # fmt: skip
-    parser.add_argument("--yes", action="store_true", help="do not ask whether the cost is right")
-    parser.add_argument("--take-over", action="store_true", help="from a babysitter that is dead")
+def add_launch_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that describe a new run: what to rent, for how long, with which data."""
+    _add_env_flag(
+        parser, "--slice", help="slice type, such as v6e-16; `tpu/tpuctl prices` lists all of them"
+    )
+    _add_env_flag(
+        parser,
+        "--zones",
+        metavar="Z1,Z2",
+        help="zones to try, in this order (default: the zones in the bucket's region)",
+    )
+    _add_env_flag(
+        parser, "--project", help="Google Cloud project (default: the one gcloud is set to)"
+    )
+    _add_env_flag(
+        parser,
+        "--backend",
+        default="auto",
+        choices=_BACKENDS,
+        help="API to rent through (default: auto, the Cloud TPU API if the generation has it)",
+    )
+    _add_env_flag(
+        parser,
+        "--capacity",
+        default="spot",
+        choices=_CAPACITIES,
+        help="kind of capacity (default: spot, which is cheap and can be preempted)",
+    )
+    _add_env_flag(
+        parser,
+        "--max-hours",
+        type=float,
+        default=12.0,
+        help="limit on the slice hours of all attempts together (default: 12)",
+    )
+    _add_env_flag(
+        parser, "--max-usd", type=float, help="limit on the cost at list price (default: none)"
+    )
+    _add_env_flag(
+        parser,
+        "--wait-hours",
+        type=float,
+        default=24.0,
+        help="longest wait for a slice (default: 24)",
+    )
+    _add_env_flag(
+        parser,
+        "--service-account",
+        help="service account of the hosts (default: the project's default account)",
+    )
+    _add_env_flag(
+        parser,
+        "--coordinator-port",
+        type=int,
+        default=COORDINATOR_PORT,
+        help="port on host 0 for jax.distributed; the next port is used too "
+        f"(default: {COORDINATOR_PORT})",
+    )
+    _add_env_flag(
+        parser, "--internal-ips", is_switch=True, help="hosts without external IP addresses"
+    )
+    _add_env_flag(parser, "--iap", is_switch=True, help="ssh through Identity-Aware Proxy")
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="NAME=gs://...",
+        help="folder to copy to each host; arguments refer to it as @data/NAME (repeatable)",
+    )
+    parser.add_argument(
+        "--env-secret",
+        action="append",
+        default=[],
+        metavar="NAME=projects/...",
+        help="environment variable that the hosts read from Secret Manager (repeatable)",
+    )
+    parser.add_argument(
+        "--keep-slice", action="store_true", help="keep the slice when the run is done; it costs"
+    )
+    parser.add_argument("--yes", action="store_true", help="start without asking about the cost")
+    add_force_lease_flag(parser)
+
+
+def add_force_lease_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds --force-lease."""
+    parser.add_argument(
+        "--force-lease",
+        action="store_true",
+        help="take the run over from another launcher; only if that one is dead",
+    )
+
+
+def parse_options(
+    parser: argparse.ArgumentParser, argv: Sequence[str], job_arguments: tuple[str, ...]
+) -> Options:
+    """Parses the flags before `--`.
+
+    Raises:
+      ConfigError: a flag is unknown, was renamed, or has an invalid value.
+    """
+    for word in argv:
+        flag = word.split("=", 1)[0]
+        if flag in RENAMED_FLAGS:
+            raise ConfigError(f"{flag} was renamed: use {RENAMED_FLAGS[flag]}")
+    values = vars(parser.parse_args(list(argv)))
+    options = Options(job_arguments=job_arguments, **values)
+    _check_choices(options)
+    _validate_limits(options)
+    return options
 
 
 def split_arguments(argv: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Words before and after the first `--`."""
+    """Splits a command line at the first `--` into launcher flags and job arguments."""
     if "--" not in argv:
         return argv, ()
-    at = argv.index("--")
-    return argv[:at], tuple(argv[at + 1 :])
+    index = argv.index("--")
+    return argv[:index], tuple(argv[index + 1 :])
 
 
-def checked_place(args: argparse.Namespace) -> names.RunFolder:
-    """Bucket and run id, which every verb needs.
-
-    Raises:
-      ConfigError: one is missing or impossible.
-    """
-    for name in ("bucket", "run_id"):
-        if not getattr(args, name):
-            flag, variable = f"--{name.replace('_', '-')}", f"BERT_TPU_{name.upper()}"
-            raise ConfigError(f"{flag} is missing; give it, or set {variable}")
-    if args.bucket.removeprefix("gs://").strip("/").count("/"):
-        raise ConfigError(f"--bucket {args.bucket}: expected gs://NAME, without a folder")
-    return names.RunFolder(names.run_url(args.bucket, args.run_id))
-
-
-def default_run_id(arguments: tuple[str, ...]) -> str:
-    """pretrain-20260801-3fa9."""
-    return f"{arguments[0]}-{time.strftime('%Y%m%d')}-{secrets.token_hex(2)}"
-
-
-def checked_arguments(words: tuple[str, ...]) -> tuple[str, ...]:
-    """What `bert-jax` is to run.
-
-    Raises:
-      ConfigError: it is no verb for a slice, or says what the hosts say themselves.
-    """
-    if not words or words[0] not in MODES:
-        found = f"found {words[0]!r}" if words else "found nothing"
-        raise ConfigError(
-            f"what is to run stands after --, and begins with {', '.join(MODES)}; {found}. As in: "
-            "tpu/pod launch ... -- pretrain configs/pretrain/bert.py --with corpus=@data/wiki"
-        )
-    for own in ("--run", "--checkpoints", "--output", "--lanes", "--lane"):
-        if any(word == own or word.startswith(f"{own}=") for word in words):
-            raise ConfigError(f"{own} is given by the hosts themselves; leave it away")
-    return words
-
-
-def checked_zones(text: str | None) -> tuple[str, ...]:
-    """The zones of --zones.
-
-    Raises:
-      ConfigError: one does not look like a zone.
-    """
-    zones = tuple(zone.strip() for zone in (text or "").split(",") if zone.strip())
-    for zone in zones:
-        if not _ZONE.fullmatch(zone):
-            raise ConfigError(f"--zones {zone!r} is no zone; expected names as us-central1-b")
-    return zones
-
-
-def check_limits(args: argparse.Namespace) -> None:
-    """Hours and dollars, of whichever verb has them.
-
-    Raises:
-      ConfigError: names the flag.
-    """
+def _validate_limits(options: Options) -> None:
     for name in ("max_hours", "max_usd", "wait_hours"):
-        value = getattr(args, name, None)
+        value = cast("float | None", getattr(options, name))
         if value is not None and not 0 < value < 1e6:
             raise ConfigError(
-                f"--{name.replace('_', '-')} {value:g}: expected more than 0, and less than 1e6"
+                f"--{name.replace('_', '-')} {value:g}: expected more than 0 and less than 1e6"
             )
 
 
-def checked_rest(args: argparse.Namespace) -> None:
-    """Everything else that can be wrong in itself.
-
-    Raises:
-      ConfigError: names the flag.
-    """
-    if not args.slice:
-        raise ConfigError("--slice is missing; give it as --slice v6e-16, or set BERT_TPU_SLICE")
-    find_slice(args.slice)
-    if args.service_account and not _ACCOUNT.fullmatch(args.service_account):
-        raise ConfigError(
-            f"--service-account {args.service_account!r}: expected NAME@PROJECT.iam."
-            "gserviceaccount.com"
-        )
+def _check_choices(options: Options) -> None:
+    # argparse checks `choices` for flags, but not for defaults, which may be from the environment.
+    for name, choices in (("capacity", _CAPACITIES), ("backend", _BACKENDS)):
+        value = getattr(options, name)
+        if value not in choices:
+            raise ConfigError(f"BERT_TPU_{name.upper()}={value!r}: expected {', '.join(choices)}")
 
 
-def checked_project(text: str) -> str:
-    """A project's id.
-
-    Raises:
-      ConfigError: there is none, or it cannot be one.
-    """
-    if not _PROJECT.fullmatch(text):
-        found = f"found {text!r}" if text and text != "(unset)" else "none is set"
-        raise ConfigError(f"project: {found}; gcloud config set project PROJECT, or --project")
-    return text
-
-
-def pairs(words: list[str], flag: str) -> dict[str, str]:
-    """NAME=VALUE words as a dict; data folders and secrets are checked.
-
-    Raises:
-      ConfigError: a word is not of that form.
-    """
-    found: dict[str, str] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or key in found:
-            raise ConfigError(f"{flag} {word!r}: expected NAME=VALUE, each name once")
-        if flag == "--data":
-            found[names.name(key, "data")] = names.url(value)
-            continue
-        if not names.VARIABLE.fullmatch(key):
-            raise ConfigError("--env-secret: the part before = is no name of a variable")
-        full = value if "/versions/" in value else f"{value}/versions/latest"
-        if not names.SECRET.fullmatch(full):
-            raise ConfigError(
-                f"--env-secret {key}=...: expected {key}=projects/PROJECT/secrets/NAME, the name "
-                "of a secret and not the secret itself"
-            )
-        found[key] = full
-    return found
-
-
-def _add(parser: argparse.ArgumentParser, flag: str, switch: bool = False, **rest: Any) -> None:
-    """A flag whose default may come from the environment."""
+def _add_env_flag(
+    parser: argparse.ArgumentParser, flag: str, is_switch: bool = False, **settings: Any
+) -> None:
+    """Adds a flag whose default can be set by the environment variable BERT_TPU_<FLAG>."""
     variable = f"BERT_TPU_{flag.removeprefix('--').replace('-', '_').upper()}"
-    given = os.environ.get(variable)
-    if switch:
-        on = (given or "").lower() in ("1", "true", "yes")
-        parser.add_argument(flag, action="store_true", default=on, **rest)
+    env_value = os.environ.get(variable)
+    if is_switch:
+        enabled = (env_value or "").lower() in ("1", "true", "yes")
+        parser.add_argument(flag, action="store_true", default=enabled, **settings)
     else:
-        # argparse does not hold defaults against `choices`; main does, after parsing.
-        parser.add_argument(flag, **{**rest, **({"default": given} if given else {})})
+        parser.add_argument(flag, **{**settings, **({"default": env_value} if env_value else {})})

@@ -1,1 +1,1 @@
-"""What runs on each host of a slice. Standard library only, from Python 3.10 on."""
+"""Runs on each host of a slice; uses only the standard library and runs on Python 3.10."""

@@ -1,43 +1,43 @@
 #!/usr/bin/env bash
-# The trainer's Python environment on a host, with the versions of constraints.txt; safe to run twice.
-#   bootstrap.sh SHA        SHA: of the bundle that this file lies in
-# Environments are kept by what is asked for, so that new code alone installs nothing.
-# BERT_TPU_PYTHON names a Python that has everything: then nothing is installed.
+# Installs the trainer's Python environment on a host, with the versions of constraints.txt; idempotent.
+#   bootstrap.sh SHA        SHA: sha256 of the bundle that contains this file
+# An environment is named by a hash of its requirements, so that new code alone installs nothing.
+# BERT_TPU_PYTHON names a Python that already has all packages: then nothing is installed.
 set -euo pipefail
 
 code="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 if [ "$(basename "$code")" != "${1:?usage: bootstrap.sh SHA}" ]; then
-  echo "error: this is $code, not bundle $1; run tpu/pod sync again" >&2
+  echo "error: this is $code, not bundle $1; run tpu/tpuctl sync again" >&2
   exit 64
 fi
 
-# Transfers between host and chips are slower without.
-pages=/sys/kernel/mm/transparent_hugepage/enabled
-if [ -e "$pages" ] && ! grep -q '\[always\]' "$pages"; then
-  echo always | sudo -n tee "$pages" > /dev/null || echo "warning: $pages was not changed" >&2
+# Transfers between host and chips are slower without huge pages.
+thp_setting=/sys/kernel/mm/transparent_hugepage/enabled
+if [ -e "$thp_setting" ] && ! grep -q '\[always\]' "$thp_setting"; then
+  echo always | sudo -n tee "$thp_setting" > /dev/null || echo "warning: $thp_setting was not changed" >&2
 fi
 
 if [ -n "${BERT_TPU_PYTHON:-}" ]; then
-  echo "ready: $BERT_TPU_PYTHON, as BERT_TPU_PYTHON says"
+  echo "ready: using BERT_TPU_PYTHON=$BERT_TPU_PYTHON"
   exit 0
 fi
 
 root="$(dirname "$code")"
-asked="$(cat "$code/setup.py" "$code/constraints.txt" | sha256sum | cut -c1-16)"
-environment="$root/venv-$asked"
+requirements_hash="$(cat "$code/setup.py" "$code/constraints.txt" | sha256sum | cut -c1-16)"
+venv="$root/venv-$requirements_hash"
 mkdir -p "$root"
 exec 9> "$root/bootstrap.lock"
 flock 9
 
-if [ ! -e "$environment/complete" ]; then
+if [ ! -e "$venv/complete" ]; then
   export PATH="$HOME/.local/bin:$PATH"
-  # The systems of TPU VMs have Python 3.10; uv brings another without touching it.
+  # TPU VM images have Python 3.10; uv installs another one next to it.
   command -v uv > /dev/null || python3 -m pip install --quiet --user 'uv>=0.5,<1'
-  rm -rf "$environment"
-  uv venv --quiet --python 3.11 "$environment"
-  uv pip install --quiet --python "$environment/bin/python" \
+  rm -rf "$venv"
+  uv venv --quiet --python 3.11 "$venv"
+  uv pip install --quiet --python "$venv/bin/python" \
     --constraint "$code/constraints.txt" "${code}[tpu]"
-  touch "$environment/complete"
+  touch "$venv/complete"
 fi
-ln -sfn "$environment" "$code/.venv"
-echo "ready: $environment"
+ln -sfn "$venv" "$code/.venv"
+echo "ready: $venv"

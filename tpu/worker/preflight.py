@@ -1,4 +1,4 @@
-"""Is this host fit to train? Everything that can be known before JAX is imported, in seconds."""
+"""Checks in seconds, before JAX is imported, whether this host can train."""
 
 import email.utils
 import json
@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tpu.protocol import Order, Preflight, Problem
-from tpu.worker import devices, host, metadata, secret_manager, storage
-from tpu.worker.host import CODE, Host
+from tpu.protocol import JobSpec, PreflightProblem, PreflightReport
+from tpu.worker import devices, host_context, metadata_server, secret_manager, storage
+from tpu.worker.host_context import CODE_ROOT, HostContext
 from tpu.worker.secret_manager import SecretError
 from tpu.worker.settings import Settings
 from tpu.worker.storage import StorageError
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy")
-SKEW_SECONDS = 10
-OPEN_FILES = 65536
+MAX_CLOCK_SKEW_SECONDS = 10
+MIN_OPEN_FILES = 65536
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_VERSIONS = """
+_VERSIONS_SCRIPT = """
 import importlib.metadata, json, sys
 found = {}
 for name in sys.argv[1:]:
@@ -32,230 +32,261 @@ for name in sys.argv[1:]:
 print(json.dumps(found))
 """
 
-Check = Callable[[Host, int, Order, Settings], Iterator[Problem]]
+HostCheck = Callable[[HostContext, int, JobSpec, Settings], Iterator[PreflightProblem]]
 
 
-def examine(this: Host, number: int, order: Order, settings: Settings) -> Preflight:
-    """Makes all checks."""
-    problems = [found for check in CHECKS for found in check(this, number, order, settings)]
-    warnings = [found for check in CAUTIONS for found in check(this, number, order, settings)]
-    return Preflight(
-        host=number,
+def run_preflight(
+    context: HostContext, host_number: int, job_spec: JobSpec, settings: Settings
+) -> PreflightReport:
+    """Runs all checks and returns the report."""
+    problems = [
+        found
+        for check in REQUIRED_CHECKS
+        for found in check(context, host_number, job_spec, settings)
+    ]
+    warnings = [
+        found
+        for check in WARNING_CHECKS
+        for found in check(context, host_number, job_spec, settings)
+    ]
+    return PreflightReport(
+        host=host_number,
         ok=not problems,
         problems=tuple(problems),
         warnings=tuple(warnings),
-        address=order.hosts[number],
-        versions=versions(settings),
+        address=job_spec.host_addresses[host_number],
+        versions=installed_versions(settings),
         time=time.time(),
     )
 
 
-def versions(settings: Settings) -> dict[str, str]:
-    """Package -> version in the trainer's environment, from its metadata; imports none of them."""
+def installed_versions(settings: Settings) -> dict[str, str]:
+    """Returns {package: version} of the trainer's environment without importing the packages."""
     try:
-        done = subprocess.run(
-            [str(host.python(settings)), "-c", _VERSIONS, *PACKAGES],
+        completed = subprocess.run(
+            [str(host_context.trainer_python(settings)), "-c", _VERSIONS_SCRIPT, *PACKAGES],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=60,
         )
-        return json.loads(done.stdout)
+        return json.loads(completed.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return {}
 
 
-def _code(this: Host, number: int, order: Order, settings: Settings) -> Iterator[Problem]:
-    if order.bundle != CODE.name:
-        yield Problem(
+def _check_code(
+    context: HostContext, host_number: int, job_spec: JobSpec, settings: Settings
+) -> Iterator[PreflightProblem]:
+    if job_spec.bundle != CODE_ROOT.name:
+        yield PreflightProblem(
             check="code",
-            found=f"the agent runs from {CODE}",
-            expected=f"bundle {order.bundle[:12]}...",
-            fix="tpu/pod sync brings the code of the order",
+            found=f"the agent runs from {CODE_ROOT}",
+            expected=f"bundle {job_spec.bundle[:12]}...",
+            fix="tpu/tpuctl sync installs the code of the job spec",
         )
     if shutil.which("systemd-run") is None:
-        yield Problem(
+        yield PreflightProblem(
             check="systemd",
             found="no systemd-run on PATH",
-            expected="a machine that systemd runs, as TPU VMs are",
+            expected="a machine with systemd, such as a TPU VM",
             fix="use the runtime version of bert_jax/hardware/tpu_slices.json",
         )
 
 
-def _versions(this: Host, number: int, order: Order, settings: Settings) -> Iterator[Problem]:
-    found = versions(settings)
-    for package, version in order.requires.items():
+def _check_versions(
+    context: HostContext, host_number: int, job_spec: JobSpec, settings: Settings
+) -> Iterator[PreflightProblem]:
+    found = installed_versions(settings)
+    for package, version in job_spec.required_versions.items():
         if found.get(package) != version:
-            yield Problem(
+            yield PreflightProblem(
                 check=f"version of {package}",
                 found=found.get(package, "none"),
                 expected=version,
-                fix=f"remove {this.root}/venv-* on the host, then tpu/pod sync installs it anew",
+                fix=f"remove {context.root}/venv-* on the host and run tpu/tpuctl sync",
             )
 
 
-def _chips(this: Host, number: int, order: Order, settings: Settings) -> Iterator[Problem]:
-    there, wanted = devices.chips(settings.dev), order.slice.chips_per_host
-    if len(there) != wanted:
-        yield Problem(
+def _check_chips(
+    context: HostContext, host_number: int, job_spec: JobSpec, settings: Settings
+) -> Iterator[PreflightProblem]:
+    chip_files, expected_chips = devices.list_chips(settings.dev), job_spec.slice.chips_per_host
+    names = ", ".join(path.name for path in chip_files)
+    if len(chip_files) != expected_chips:
+        yield PreflightProblem(
             check="chips",
-            found=f"{len(there)} in {settings.dev} ({', '.join(p.name for p in there) or 'none'})",
-            expected=f"{wanted}, as each host of {order.slice.name} has",
-            fix="tpu/pod down and up make the slice anew; a chip may be broken",
+            found=f"{len(chip_files)} in {settings.dev} ({names or 'none'})",
+            expected=f"{expected_chips}, the number of each host of {job_spec.slice.name}",
+            fix="a chip may be broken: create a new slice with tpu/tpuctl down and up",
         )
-    held = devices.holders([*there, settings.lockfile])
-    for pid, command in (held or {}).items():
-        yield Problem(
+    holders = devices.find_holders([*chip_files, settings.lockfile])
+    for pid, command in (holders or {}).items():
+        yield PreflightProblem(
             check="chips are free",
-            found=f"process {pid} ({command}) holds them",
+            found=f"process {pid} ({command}) uses them",
             expected="none",
-            fix=f"stop it (tpu/pod stop, or kill {pid}); if it does not go, make the slice anew",
+            fix=f"stop it (tpu/tpuctl stop, or kill {pid}); if that fails, create a new slice",
         )
-    if settings.lockfile.exists() and held == {}:
+    if settings.lockfile.exists() and holders == {}:
         failure = devices.remove_lockfile(settings.lockfile)
         if failure:
-            yield Problem(
+            yield PreflightProblem(
                 check="lock file",
                 found=f"{settings.lockfile} of a dead process cannot be removed: {failure}",
                 expected="none",
                 fix=f"sudo rm {settings.lockfile}",
             )
-    elif settings.lockfile.exists() and held is None:
-        yield Problem(
+    elif settings.lockfile.exists() and holders is None:
+        yield PreflightProblem(
             check="lock file",
-            found=f"{settings.lockfile}, and whether a process holds the chips cannot be seen",
-            expected="none, or the right to ask by sudo",
+            found=f"{settings.lockfile}, and it is unknown whether a process uses the chips",
+            expected="no lock file, or sudo without a password to check",
             fix=f"if nothing trains there: sudo rm {settings.lockfile}",
         )
 
 
-def _room(this: Host, number: int, order: Order, settings: Settings) -> Iterator[Problem]:
-    this.root.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(this.root).free / 1e9
-    if free < settings.min_disk_gb:
-        yield Problem(
+def _check_disk_and_memory(
+    context: HostContext, host_number: int, job_spec: JobSpec, settings: Settings
+) -> Iterator[PreflightProblem]:
+    context.root.mkdir(parents=True, exist_ok=True)
+    free_gb = shutil.disk_usage(context.root).free / 1e9
+    if free_gb < settings.min_disk_gb:
+        yield PreflightProblem(
             check="disk",
-            found=f"{free:.1f} GB free at {this.root}",
+            found=f"{free_gb:.1f} GB free at {context.root}",
             expected=f"{settings.min_disk_gb:g} GB",
-            fix=f"remove old runs and data below {this.root}, or make the slice anew",
+            fix=f"remove old runs and data below {context.root}, or create a new slice",
         )
-    available = _meminfo("MemAvailable")
-    if available < settings.min_memory_gb:
-        yield Problem(
+    available_gb = _meminfo_gb("MemAvailable")
+    if available_gb < settings.min_memory_gb:
+        yield PreflightProblem(
             check="memory",
-            found=f"{available:.1f} GB available",
+            found=f"{available_gb:.1f} GB available",
             expected=f"{settings.min_memory_gb:g} GB",
-            fix="stop what uses it, or make the slice anew",
+            fix="stop what uses it, or create a new slice",
         )
     try:
-        this.cache.mkdir(parents=True, exist_ok=True)
-        probe = this.cache / ".probe"
+        context.compilation_cache.mkdir(parents=True, exist_ok=True)
+        probe = context.compilation_cache / ".probe"
         probe.write_text("")
         probe.unlink()
     except OSError as error:
-        yield Problem(
+        yield PreflightProblem(
             check="cache",
-            found=f"{this.cache} cannot be written: {error.strerror}",
-            expected="a folder of our own",
-            fix=f"sudo chown -R $USER {this.root}",
+            found=f"{context.compilation_cache} cannot be written: {error.strerror}",
+            expected="a folder that this user can write",
+            fix=f"sudo chown -R $USER {context.root}",
         )
 
 
-def _bucket(this: Host, number: int, order: Order, settings: Settings) -> Iterator[Problem]:
-    probe = f"{this.folder.url}/host-{number}.probe"
+def _check_bucket(
+    context: HostContext, host_number: int, job_spec: JobSpec, settings: Settings
+) -> Iterator[PreflightProblem]:
+    probe = f"{context.attempt_folder.url}/host-{host_number}.probe"
     try:
         storage.write(probe, "probe")
         if storage.read(probe) != "probe":
-            raise StorageError(f"{probe} does not hold what was written", lasting=False)
+            raise StorageError(f"{probe} was read back with other content", permanent=False)
         storage.remove(probe)
     except StorageError as error:
-        yield Problem(
+        yield PreflightProblem(
             check="bucket",
             found=str(error),
             expected="write, read and delete in the run's folder",
             fix="give the hosts' service account roles/storage.objectAdmin on the bucket",
-            anywhere=error.lasting,
+            slice_independent=error.permanent,
         )
 
 
-def _data(this: Host, number: int, order: Order, settings: Settings) -> Iterator[Problem]:
-    for name, place in order.data.items():
+def _check_data(
+    context: HostContext, host_number: int, job_spec: JobSpec, settings: Settings
+) -> Iterator[PreflightProblem]:
+    for name, url in job_spec.data.items():
         try:
-            found = "" if storage.names(place) else f"nothing at {place}"
-            fix, lasting = f"gcloud storage cp --recursive FOLDER {place}", True
+            problem_text = "" if storage.list_names(url) else f"nothing at {url}"
+            fix, permanent = f"gcloud storage cp --recursive FOLDER {url}", True
         except StorageError as error:
-            found, lasting = str(error), error.lasting
+            problem_text, permanent = str(error), error.permanent
             fix = "give the hosts' service account roles/storage.objectViewer on its bucket"
-        if found:
-            yield Problem(
+        if problem_text:
+            yield PreflightProblem(
                 check=f"data {name}",
-                found=found,
-                expected="the folder that the order names",
+                found=problem_text,
+                expected="the folder of --data",
                 fix=fix,
-                anywhere=lasting,
+                slice_independent=permanent,
             )
 
 
-def _secrets(this: Host, number: int, order: Order, settings: Settings) -> Iterator[Problem]:
-    for variable, secret in order.secrets.items():
+def _check_secrets(
+    context: HostContext, host_number: int, job_spec: JobSpec, settings: Settings
+) -> Iterator[PreflightProblem]:
+    for variable, secret in job_spec.secrets.items():
         try:
-            secret_manager.access(secret)
+            secret_manager.access_secret(secret)
         except SecretError as error:
-            yield Problem(
+            yield PreflightProblem(
                 check=f"secret {variable}",
                 found=str(error),
                 expected=f"to read {secret}",
                 fix="give the hosts' service account roles/secretmanager.secretAccessor on it",
-                anywhere=error.lasting,
+                slice_independent=error.permanent,
             )
 
 
-def _identity(this: Host, number: int, order: Order, settings: Settings) -> Iterator[Problem]:
-    address = metadata.get(settings.metadata, metadata.NETWORK_ADDRESS)
-    if address is not None and address != order.hosts[number]:
-        yield Problem(
+def _check_address(
+    context: HostContext, host_number: int, job_spec: JobSpec, settings: Settings
+) -> Iterator[PreflightProblem]:
+    address = metadata_server.get(settings.metadata, metadata_server.INTERNAL_IP)
+    if address is not None and address != job_spec.host_addresses[host_number]:
+        yield PreflightProblem(
             check="address",
             found=f"this host is {address}",
-            expected=f"{order.hosts[number]}, host {number} of the order",
-            fix="the order is of another slice: launch again",
+            expected=f"{job_spec.host_addresses[host_number]}, host {host_number} of the job spec",
+            fix="the job spec is for another slice: launch again",
         )
 
 
-def _clock(this: Host, number: int, order: Order, settings: Settings) -> Iterator[Problem]:
-    date, now = metadata.date(settings.clock), time.time()
+def _check_clock(
+    context: HostContext, host_number: int, job_spec: JobSpec, settings: Settings
+) -> Iterator[PreflightProblem]:
+    date, now = metadata_server.http_date(settings.clock), time.time()
     if date is None:
-        found = f"{settings.clock} did not say the time"
+        found = f"{settings.clock} returned no Date header"
     else:
         skew = now - email.utils.parsedate_to_datetime(date).timestamp()
-        if abs(skew) <= SKEW_SECONDS:
+        if abs(skew) <= MAX_CLOCK_SKEW_SECONDS:
             return
         found = f"{abs(skew):.0f} seconds {'ahead of' if skew > 0 else 'behind'} {settings.clock}"
-    yield Problem(
+    yield PreflightProblem(
         check="clock",
         found=found,
-        expected=f"within {SKEW_SECONDS} seconds",
-        fix="sudo systemctl restart chrony; at some minutes the bucket refuses access",
+        expected=f"within {MAX_CLOCK_SKEW_SECONDS} seconds",
+        fix="sudo systemctl restart chrony; the bucket refuses access if a clock is minutes off",
     )
 
 
-def _surroundings(this: Host, number: int, order: Order, settings: Settings) -> Iterator[Problem]:
+def _check_environment(
+    context: HostContext, host_number: int, job_spec: JobSpec, settings: Settings
+) -> Iterator[PreflightProblem]:
     for name in sorted(os.environ):
         if name.lower().endswith("_proxy") and name.lower() != "no_proxy":
-            yield Problem(
+            yield PreflightProblem(
                 check="proxy",
                 found=f"{name} is set",
-                expected="no proxy: it breaks the hosts' talk to each other",
+                expected="no proxy: it breaks the connections between hosts",
                 fix=f"unset {name} on the host; the trainer does not inherit it",
             )
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if limit != resource.RLIM_INFINITY and limit < OPEN_FILES:
-        yield Problem(
+    if limit != resource.RLIM_INFINITY and limit < MIN_OPEN_FILES:
+        yield PreflightProblem(
             check="open files",
             found=f"a limit of {limit}",
-            expected=f"{OPEN_FILES}",
-            fix="raise it in /etc/security/limits.conf; the unit asks for as many",
+            expected=f"{MIN_OPEN_FILES}",
+            fix="raise it in /etc/security/limits.conf; the unit requests that many",
         )
     if _HUGE_PAGES.exists() and "[always]" not in _HUGE_PAGES.read_text():
-        yield Problem(
+        yield PreflightProblem(
             check="huge pages",
             found=_HUGE_PAGES.read_text().strip(),
             expected="[always]: transfers to the chips are slower without",
@@ -263,15 +294,15 @@ def _surroundings(this: Host, number: int, order: Order, settings: Settings) -> 
         )
 
 
-def _meminfo(key: str) -> float:
+def _meminfo_gb(key: str) -> float:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024 / 1e9
     return 0.0
 
 
-CHECKS: tuple[Check, ...] = (
-    *(_code, _versions, _chips, _room),
-    *(_bucket, _data, _secrets, _identity),
+REQUIRED_CHECKS: tuple[HostCheck, ...] = (
+    *(_check_code, _check_versions, _check_chips, _check_disk_and_memory),
+    *(_check_bucket, _check_data, _check_secrets, _check_address),
 )
-CAUTIONS: tuple[Check, ...] = (_clock, _surroundings)
+WARNING_CHECKS: tuple[HostCheck, ...] = (_check_clock, _check_environment)

@@ -1,73 +1,45 @@
-"""Secrets, from Secret Manager to the trainer's environment: never on disk, in argv, in a log."""
+"""Reads secrets from Secret Manager for the environment of the trainer.
 
-import html
-import json
+Their values are never written to disk, to a command line or to a log.
+"""
+
 import subprocess
-from collections.abc import Mapping
 
 from bert_jax.errors import UserError
 
-_SECONDS = 60
-_SHORTEST = 4  # a shorter value would black out half of a log
-_REFUSED = ("PERMISSION_DENIED", "NOT_FOUND", "FAILED_PRECONDITION")
+_TIMEOUT_SECONDS = 60
+_PERMANENT_ERRORS = ("PERMISSION_DENIED", "NOT_FOUND", "FAILED_PRECONDITION")
 
 
 class SecretError(UserError):
-    """A secret cannot be read; `lasting` if asking again would not help."""
+    """Reports that a secret cannot be read; `permanent` if a retry would not help."""
 
-    def __init__(self, message: str, *, lasting: bool):
+    def __init__(self, message: str, *, permanent: bool):
         super().__init__(message)
-        self.lasting = lasting
+        self.permanent = permanent
 
 
-def access(secret: str) -> str:
-    """The value of projects/PROJECT/secrets/NAME/versions/VERSION.
+def access_secret(secret: str) -> str:
+    """Returns the value of projects/PROJECT/secrets/NAME/versions/VERSION.
 
     Raises:
-      SecretError: it cannot be read; does not hold the value.
+      SecretError: it cannot be read. The message never contains the value.
     """
     _, project, _, name, _, version = secret.split("/")
-    words = ["gcloud", "secrets", "versions", "access", version]
+    argv = ["gcloud", "secrets", "versions", "access", version]
     try:
-        done = subprocess.run(
-            [*words, f"--secret={name}", f"--project={project}"],
+        completed = subprocess.run(
+            [*argv, f"--secret={name}", f"--project={project}"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        why = f"{secret} cannot be read: {type(error).__name__}"
-        raise SecretError(why, lasting=False) from None
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()
-        why = said.splitlines()[-1] if said else "no reason given"
-        refused = any(word in said for word in _REFUSED)
-        raise SecretError(f"{secret} cannot be read: {why}", lasting=refused)
-    return done.stdout.decode().rstrip("\n")
-
-
-class Redactor:
-    """Blacks out the values of secrets in what a trainer says."""
-
-    def __init__(self, secrets: Mapping[str, str]):
-        lines = {
-            (name, form)
-            for name, text in secrets.items()
-            for line in text.splitlines()
-            for form in (
-                line,
-                json.dumps(line, ensure_ascii=False)[1:-1],
-                html.escape(line),
-            )  # as files quote it
-        }
-        # The longest first: one value may be part of another.
-        self._lines = sorted(
-            ((line, name) for name, line in lines if len(line) >= _SHORTEST),
-            key=lambda r: -len(r[0]),
-        )
-
-    def __call__(self, text: str) -> str:
-        """`text`, with <NAME> for each value."""
-        for line, name in self._lines:
-            text = text.replace(line, f"<{name}>")
-        return text
+        reason = f"{secret} cannot be read: {type(error).__name__}"
+        raise SecretError(reason, permanent=False) from None
+    if completed.returncode != 0:
+        stderr = completed.stderr.decode(errors="replace").strip()
+        reason = stderr.splitlines()[-1] if stderr else "no reason given"
+        permanent = any(word in stderr for word in _PERMANENT_ERRORS)
+        raise SecretError(f"{secret} cannot be read: {reason}", permanent=permanent)
+    return completed.stdout.decode().rstrip("\n")

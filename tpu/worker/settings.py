@@ -1,4 +1,4 @@
-"""What a host can be told by its environment (BERT_TPU_*); the defaults are those of a TPU VM."""
+"""Reads the settings of a host from the environment (BERT_TPU_*); the defaults fit TPU VMs."""
 
 import os
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from tpu import protocol
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Places and times.
+    """Holds paths, URLs and times.
 
     Attributes:
-      metadata: BERT_TPU_METADATA, the metadata server.
-      clock: BERT_TPU_CLOCK, a server whose Date the clock is held against.
-      dev: BERT_TPU_DEV, where the chips' device files lie.
-      lockfile: BERT_TPU_LOCKFILE, which libtpu leaves behind when it is killed.
-      mount: BERT_TPU_MOUNT, below which buckets are mounted; None: the trainer speaks to gs://.
-      python: BERT_TPU_PYTHON, the trainer's; None: that of the environment beside the code.
-      min_disk_gb: BERT_TPU_MIN_DISK_GB, free where runs and data lie.
-      min_memory_gb: BERT_TPU_MIN_MEMORY_GB, available.
-      heartbeat: BERT_TPU_HEARTBEAT, seconds from one report to the next.
-      rendezvous: BERT_TPU_RENDEZVOUS, seconds after which a silent host is named as absent.
+      metadata: BERT_TPU_METADATA, URL of the metadata server.
+      clock: BERT_TPU_CLOCK, a server whose Date header the clock is compared with.
+      dev: BERT_TPU_DEV, folder of the chips' device files.
+      lockfile: BERT_TPU_LOCKFILE, the lock file that libtpu leaves behind when it is killed.
+      mount: BERT_TPU_MOUNT, folder below which buckets are mounted; None: gs:// URLs are used.
+      python: BERT_TPU_PYTHON, the trainer's Python; None: the one in the code's .venv.
+      min_disk_gb: BERT_TPU_MIN_DISK_GB, required free space for runs and data.
+      min_memory_gb: BERT_TPU_MIN_MEMORY_GB, required available memory.
+      heartbeat: BERT_TPU_HEARTBEAT, seconds between two reports.
+      rendezvous: BERT_TPU_RENDEZVOUS, seconds after which a host that has not reported is named.
     """
 
     metadata: str = "http://metadata.google.internal"
@@ -40,17 +40,19 @@ class Settings:
 
 
 def from_environment() -> Settings:
-    """Reads BERT_TPU_*.
+    """Returns the settings that BERT_TPU_* variables describe.
 
     Raises:
-      ConfigError: a number that is none.
+      ConfigError: a value is not a number.
     """
-    given = {name: os.environ.get(f"BERT_TPU_{name.upper()}") for name in _KINDS}
-    values: dict[str, Any] = {name: _read(name, text) for name, text in given.items() if text}
+    given = {name: os.environ.get(f"BERT_TPU_{name.upper()}") for name in _FIELD_TYPES}
+    values: dict[str, Any] = {
+        name: _parse_value(name, text) for name, text in given.items() if text
+    }
     return Settings(**values)
 
 
-_KINDS: dict[str, Callable[[str], Any]] = {
+_FIELD_TYPES: dict[str, Callable[[str], Any]] = {
     "metadata": str,
     "clock": str,
     "dev": Path,
@@ -64,9 +66,9 @@ _KINDS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _read(name: str, text: str) -> Any:
+def _parse_value(name: str, text: str) -> Any:
     try:
-        return _KINDS[name](text)
+        return _FIELD_TYPES[name](text)
     except ValueError:
         variable = f"BERT_TPU_{name.upper()}"
         raise ConfigError(f"{variable}={text!r}: expected a number") from None

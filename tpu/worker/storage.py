@@ -1,4 +1,4 @@
-"""The bucket, through `gcloud storage`: small objects, folders that are brought up to date."""
+"""Reads and writes the bucket with `gcloud storage`: small objects, and folders by rsync."""
 
 import os
 import subprocess
@@ -9,27 +9,27 @@ from pathlib import Path
 
 from bert_jax.errors import UserError
 
-_SMALL_SECONDS, _LARGE_SECONDS = 120, 3600
-_PAUSES = (1.0, 4.0)  # seconds before the second and the third try
-_ABSENT = ("matched no objects", "Did not find existing container", "not found: 404")
-_REFUSED = ("HTTPError 401", "HTTPError 403", "does not have storage", "AccessDenied")
+_OBJECT_TIMEOUT_SECONDS, _RSYNC_TIMEOUT_SECONDS = 120, 3600
+_RETRY_DELAYS = (1.0, 4.0)  # seconds before the second and the third try
+_NOT_FOUND_MESSAGES = ("matched no objects", "Did not find existing container", "not found: 404")
+_DENIED_MESSAGES = ("HTTPError 401", "HTTPError 403", "does not have storage", "AccessDenied")
 
 
 class StorageError(UserError):
-    """The bucket did not do what was asked; `lasting` if asking again would not help."""
+    """Reports a failed bucket operation; `permanent` if a retry would not help."""
 
-    def __init__(self, message: str, *, lasting: bool):
+    def __init__(self, message: str, *, permanent: bool):
         super().__init__(message)
-        self.lasting = lasting
+        self.permanent = permanent
 
 
 def read(url: str) -> str | None:
-    """The text of an object; None if it is not there.
+    """Returns the text of an object; None if it does not exist.
 
     Raises:
       StorageError: it cannot be read.
     """
-    return _gcloud(["cat", url], may_be_absent=True)
+    return _run_gcloud(["cat", url], missing_ok=True)
 
 
 def write(url: str, text: str) -> None:
@@ -50,41 +50,41 @@ def copy(source: str | Path, target: str | Path) -> None:
     Raises:
       StorageError: it cannot be copied.
     """
-    _gcloud(["cp", str(source), str(target)])
+    _run_gcloud(["cp", str(source), str(target)])
 
 
-def names(url: str) -> list[str]:
-    """The names directly below a folder, those of folders with a slash; empty if there are none.
+def list_names(url: str) -> list[str]:
+    """Returns the names directly below a folder; names of folders end with a slash.
 
     Raises:
       StorageError: it cannot be listed.
     """
-    listed = _gcloud(["ls", f"{url}/"], may_be_absent=True) or ""
+    listed = _run_gcloud(["ls", f"{url}/"], missing_ok=True) or ""
     lines = (line.strip().removeprefix(f"{url}/") for line in listed.splitlines())
     return [line for line in lines if line]
 
 
 def remove(url: str) -> None:
-    """Removes an object; one that is not there is no error.
+    """Removes an object; does nothing if it does not exist.
 
     Raises:
       StorageError: it cannot be removed.
     """
-    _gcloud(["rm", url], may_be_absent=True)
+    _run_gcloud(["rm", url], missing_ok=True)
 
 
-def bring(
+def rsync(
     source: str | Path,
     target: str | Path,
     *,
-    skip: Sequence[str] = (),
+    exclude: Sequence[str] = (),
     required: bool = False,
 ) -> None:
-    """Makes `target` hold what `source` holds, copying what is new or different; removes nothing.
+    """Copies files of `source` that are new or different to `target`; removes nothing.
 
     Args:
       skip: regular expressions of relative paths, from their beginning, that are left alone.
-      required: a source in the bucket that is not there is an error, not an empty one.
+      required: raise if the source does not exist; otherwise it counts as empty.
 
     Raises:
       StorageError: something cannot be copied.
@@ -92,39 +92,41 @@ def bring(
     if isinstance(target, Path):
         target.mkdir(parents=True, exist_ok=True)
     flags = ["--recursive"]
-    flags += [f"--exclude={'|'.join(f'(?:{each})' for each in skip)}"] if skip else []
-    words = ["rsync", *flags, str(source), str(target)]
-    _gcloud(words, may_be_absent=not required, seconds=_LARGE_SECONDS)
+    flags += [f"--exclude={'|'.join(f'(?:{each})' for each in exclude)}"] if exclude else []
+    arguments = ["rsync", *flags, str(source), str(target)]
+    _run_gcloud(arguments, missing_ok=not required, timeout=_RSYNC_TIMEOUT_SECONDS)
 
 
-def _gcloud(
-    words: Sequence[str], *, may_be_absent: bool = False, seconds: float = _SMALL_SECONDS
+def _run_gcloud(
+    arguments: Sequence[str], *, missing_ok: bool = False, timeout: float = _OBJECT_TIMEOUT_SECONDS
 ) -> str | None:
-    """stdout, or None if what was named is not there and may be absent. Tries three times."""
-    for pause in (*_PAUSES, None):
+    """Returns stdout, or None if the object is absent and may be. Tries three times."""
+    for delay in (*_RETRY_DELAYS, None):
         failure = None
         try:
-            done = subprocess.run(
-                ["gcloud", "storage", *words],
+            completed = subprocess.run(
+                ["gcloud", "storage", *arguments],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=seconds,
+                timeout=timeout,
                 env={**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"},
             )
         except FileNotFoundError:
-            raise StorageError("gcloud is not on PATH of this host", lasting=True) from None
+            raise StorageError("gcloud is not on PATH of this host", permanent=True) from None
         except subprocess.TimeoutExpired:
-            failure, lasting = f"no answer in {seconds:.0f} seconds", False
+            failure, permanent = f"no answer in {timeout:.0f} seconds", False
         else:
-            if done.returncode == 0:
-                return done.stdout.decode("utf-8", errors="replace")
-            said = done.stderr.decode("utf-8", errors="replace").strip()
-            absent = any(words in said for words in _ABSENT)
-            if absent and may_be_absent:
+            if completed.returncode == 0:
+                return completed.stdout.decode("utf-8", errors="replace")
+            stderr = completed.stderr.decode("utf-8", errors="replace").strip()
+            not_found = any(message in stderr for message in _NOT_FOUND_MESSAGES)
+            if not_found and missing_ok:
                 return None
-            failure = said.splitlines()[-1] if said else f"exit code {done.returncode}"
-            lasting = absent or any(words in said for words in _REFUSED)
-        if lasting or pause is None:
-            raise StorageError(f"gcloud storage {words[0]} {words[-1]}: {failure}", lasting=lasting)
-        time.sleep(pause)
+            failure = stderr.splitlines()[-1] if stderr else f"exit code {completed.returncode}"
+            permanent = not_found or any(message in stderr for message in _DENIED_MESSAGES)
+        if permanent or delay is None:
+            raise StorageError(
+                f"gcloud storage {arguments[0]} {arguments[-1]}: {failure}", permanent=permanent
+            )
+        time.sleep(delay)
     raise AssertionError("the last try returns or raises")

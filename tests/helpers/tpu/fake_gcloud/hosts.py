@@ -1,0 +1,128 @@
+"""Fakes hosts of a slice as folders on this machine; commands run as local processes.
+
+    hosts/NODE-I/         $HOME
+          metadata/...    values of the metadata server, as files
+          dev/vfio/0..3   the chips
+Processes of a host have FAKE_HOST=NODE-I in their environment.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.tpu.fake_gcloud.parsing import CloudError
+from tests.helpers.tpu.fake_gcloud.script import Script
+
+REPEATS = 10  # how often the real gcloud repeats a remote command whose connection broke
+BIN = Path(__file__).resolve().parent.parent / "bin"
+WORKER_BIN = Path(__file__).resolve().parent.parent / "worker_bin"
+
+
+def address(number: int) -> str:
+    """Returns a host's address; all are addresses of this machine."""
+    return f"127.0.0.{2 + number}"
+
+
+def prepare(root: Path, node: str, hosts: int) -> None:
+    """Creates the folders of new hosts."""
+    for number in range(hosts):
+        home = root / "hosts" / f"{node}-{number}"
+        chips = home / "dev" / "vfio"
+        chips.mkdir(parents=True, exist_ok=True)
+        for chip in range(4):
+            (chips / str(chip)).touch()
+        tell(home, "instance/attributes/agent-worker-number", str(number))
+        tell(home, "instance/network-interfaces/0/ip", address(number))
+        tell(home, "instance/preempted", "FALSE")
+        tell(home, "instance/maintenance-event", "NONE")
+
+
+def tell(home: Path, key: str, value: str) -> None:
+    """Sets a value of a host's metadata server."""
+    file = home / "metadata" / "computeMetadata" / "v1" / key
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(value)
+
+
+def notify(root: Path, node: str, hosts: int) -> None:
+    """Sends the preemption notice to the hosts of a node."""
+    for number in range(hosts):
+        tell(root / "hosts" / f"{node}-{number}", "instance/preempted", "TRUE")
+
+
+def run(root: Path, script: Script, node: str, number: int, command: str) -> int:
+    """Runs a command on a host like ssh, repeated like gcloud does when the connection breaks."""
+    for _ in range(1 + REPEATS):
+        drop = script.drops(command, number)
+        code = 255
+        if drop is None or drop.get("ran", False):
+            code = _once(root, node, number, command)
+        if drop is None:
+            if code:
+                print(
+                    f"##### Command execution on worker {number} failed with exit status {code}. "
+                    "Continuing.",
+                    file=sys.stderr,
+                )
+            return code
+    raise CloudError("[/usr/bin/ssh] exited with return code [255].", 255)
+
+
+def kill(root: Path, node: str) -> None:
+    """Kills all processes on the hosts of a node at once."""
+    home = str(root / "hosts")
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal() or int(process.name) == os.getpid():
+            continue
+        try:
+            words = (process / "environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        ours = any(word.startswith(f"HOME={home}/{node}-") for word in words)
+        if ours and any(word.startswith(f"FAKE_HOST={node}-") for word in words):
+            try:
+                os.kill(int(process.name), signal.SIGKILL)
+            except OSError:
+                continue
+
+
+def environment(root: Path, node: str, number: int) -> dict[str, str]:
+    """Returns the variables of a process on a host; keeps BERT_TPU_* that are already set."""
+    home = root / "hosts" / f"{node}-{number}"
+    own: dict[str, Any] = {
+        "BERT_TPU_METADATA": f"file://{home}/metadata",
+        "BERT_TPU_DEV": str(home / "dev"),
+        "BERT_TPU_LOCKFILE": str(home / "libtpu_lockfile"),
+        "BERT_TPU_MOUNT": str(root / "gcs"),
+        "BERT_TPU_MIN_DISK_GB": "0.1",
+        "BERT_TPU_MIN_MEMORY_GB": "0.1",
+    }
+    return {
+        **own,
+        **os.environ,
+        "BERT_TPU_METADATA": own["BERT_TPU_METADATA"],
+        "BERT_TPU_DEV": own["BERT_TPU_DEV"],
+        "BERT_TPU_LOCKFILE": own["BERT_TPU_LOCKFILE"],
+        "FAKE_CLOUD": str(root),
+        "FAKE_HOST": f"{node}-{number}",
+        "HOME": str(home),
+        "PATH": f"{WORKER_BIN}:{BIN}:{os.environ['PATH']}",
+    }
+
+
+def _once(root: Path, node: str, number: int, command: str) -> int:
+    home = root / "hosts" / f"{node}-{number}"
+    home.mkdir(parents=True, exist_ok=True)
+    with (root / "ssh.log").open("a") as log:
+        log.write(f"{time.time():.3f} {node}-{number} {command}\n")
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=home,
+        env=environment(root, node, number),
+        stdin=subprocess.DEVNULL,
+    )
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode

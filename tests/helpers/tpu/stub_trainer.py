@@ -1,0 +1,71 @@
+"""Replaces the trainer's Python in tests: does at once what the arguments after --with say.
+
+`-c CODE` runs as ever, but for a version of jax that FAKE_JAX_VERSION pretends. Otherwise:
+
+    end=CODE       ends with that code
+    run=yes        waits for SIGTERM, saves a word, ends with 75
+    deaf=yes       does not hear SIGTERM
+    say=NAME       prints the value of that variable
+    die=yes        is killed
+
+With --output, as lanes have it: a cell for the lane, whose log and, in the end, whose results say
+what `say` tells.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+if sys.argv[1] == "-c":
+    done = subprocess.run([sys.executable, *sys.argv[1:]], capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    if "FAKE_JAX_VERSION" in os.environ:
+        found["jax"] = os.environ["FAKE_JAX_VERSION"]
+    print(json.dumps(found))
+    sys.exit(done.returncode)
+
+told = dict(word.split("=", 1) for word in sys.argv if "=" in word)
+if "--output" in sys.argv:
+    said = f"{told['say']} is {os.environ.get(told['say'])}"
+    output = Path(sys.argv[sys.argv.index("--output") + 1])
+    if "--lane" in sys.argv:
+        lane, count = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--lane", "--lanes"))
+        cell = output / f"cell-{lane}"
+        for file, text in (
+            (output / f"lanes/lane-{lane}-of-{count}.json", json.dumps({"jobs": [cell.name]})),
+            (cell / "log.txt", f"begins\n{said}\n{said}"),
+            (cell / "finished.json", "{}"),
+        ):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+    else:
+        (output / "results.json").write_text(json.dumps({"failed": {"cell-0": said}}))
+        (output / "table.md").write_text(said)
+    sys.exit(0)
+run = Path(sys.argv[sys.argv.index("--run") + 1])
+checkpoints = Path(sys.argv[sys.argv.index("--checkpoints") + 1])
+checkpoints.mkdir(parents=True, exist_ok=True)
+(run / "began.txt").write_text(f"{os.environ['BERT_JAX_PROCESS_ID']}\n")
+
+
+def save(*_: object) -> None:
+    (checkpoints / "7").mkdir(exist_ok=True)
+    (checkpoints / "7" / "checksums.json").write_text("{}")
+    (run / "saved.txt").write_text("saved\n")
+    print("saved step 7", flush=True)
+    sys.exit(75)
+
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in told else save)
+print("begins", flush=True)
+if "say" in told:
+    print(f"{told['say']} is {os.environ.get(told['say'])}", flush=True)
+if "die" in told:
+    os.kill(os.getpid(), signal.SIGKILL)
+while "run" in told or "deaf" in told:
+    time.sleep(0.05)
+sys.exit(int(told.get("end", 0)))

@@ -1,0 +1,1 @@
+"""Checks everything that can be checked before a slice is rented."""

@@ -1,0 +1,93 @@
+"""Checks the recipe of a run: does the bundle contain it, and does it have these arguments?
+
+The recipe is parsed but not executed, because that would need the packages that hosts install.
+"""
+
+import ast
+import difflib
+import posixpath
+from collections.abc import Iterable
+from pathlib import Path
+
+from bert_jax.errors import ConfigError
+from tpu.launcher.runs.bundle import Bundle
+
+# Paths in the trainer's working directory: @code is the bundle, configs/ a link to its configs.
+_CODE_PREFIX, _CONFIGS_PREFIX, _DATA_PREFIX = "@code/", "configs/", "@data/"
+
+
+def check_recipe(arguments: tuple[str, ...], bundle: Bundle, root: Path) -> None:
+    """Checks the job's arguments against the recipe that they name, if they name one.
+
+    Args:
+      root: folder that the bundle was packed from.
+
+    Raises:
+      ConfigError: the recipe is not in the bundle, an argument is unknown, or one is missing.
+    """
+    if arguments[0] == "glue":
+        return
+    recipe = next(
+        (word for word in arguments[1:] if word.endswith(".py") and "=" not in word), None
+    )
+    if recipe is None:
+        if arguments[0] == "pretrain":
+            raise ConfigError("pretrain needs a recipe, for example configs/pretrain/bert.py")
+        return  # a task of `finetune`
+    if recipe.startswith(_DATA_PREFIX):
+        return  # the user's own recipe, which only hosts can read
+    path = posixpath.normpath(recipe)
+    name = path.removeprefix(_CODE_PREFIX)
+    if name not in bundle.files or not path.startswith((_CODE_PREFIX, _CONFIGS_PREFIX)):
+        raise ConfigError(
+            f"recipe {recipe} will not exist on the hosts; they have the files below configs/, and "
+            f"other files in git as @code/FILE{_suggest_nearest(name, bundle.files)}"
+        )
+    _check_recipe_arguments(
+        recipe, _parse_assignments(arguments), ast.parse((root / name).read_bytes(), name)
+    )
+
+
+def _check_recipe_arguments(recipe: str, assignments: list[str], tree: ast.Module) -> None:
+    found = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    function = next((node for node in found if node.name == "get_config"), None)
+    if function is None or function.args.kwarg is not None:
+        return  # its arguments cannot be determined by parsing
+    parameters = function.args
+    positional_names = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
+    known = [*positional_names, *(each.arg for each in parameters.kwonlyargs)]
+    for assignment in assignments:
+        name, equals, _ = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--with {assignment}: expected NAME=VALUE, for example size=tiny")
+        if name not in known:
+            raise ConfigError(
+                f"--with {assignment}: {recipe} has no argument {name!r}"
+                f"{_suggest_nearest(name, known)}; it has {', '.join(known)}"
+            )
+    required = positional_names[: len(positional_names) - len(parameters.defaults)]
+    defaults = zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
+    required += [each.arg for each, default in defaults if default is None]
+    for name in required:
+        if not any(assignment.startswith(f"{name}=") for assignment in assignments):
+            raise ConfigError(f"{recipe} needs --with {name}=...")
+
+
+def _parse_assignments(arguments: tuple[str, ...]) -> list[str]:
+    """Returns the NAME=VALUE words of the last --with, which is the one that `bert-jax` uses."""
+    found: list[str] = []
+    in_with_flag = False
+    for word in arguments:
+        if word.startswith("--"):
+            flag, equals, first = word.partition("=")
+            in_with_flag = flag == "--with"
+            if in_with_flag:
+                found = [first] if equals else []
+        elif in_with_flag:
+            found.append(word)
+    return found
+
+
+def _suggest_nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; the nearest is {close[0]}" if close else ""

@@ -1,0 +1,1 @@
+"""Runs gcloud commands and parses their output: slices, buckets, errors."""

@@ -1,0 +1,1 @@
+"""Describes one run: its manifest, its code bundle and its price."""
