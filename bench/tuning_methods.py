@@ -72,9 +72,9 @@ def run_method(
     from bert_jax.config_lib import override
     from bert_jax.data.finetuning.config import Glue
     from bert_jax.pretrained.load import load_model
+    from bert_jax.studies.forgetting import measure_forgetting
     from bert_jax.train.presets import fine_tuning_experiment
     from bert_jax.train.run import run
-    from bert_jax.tuning.fisher import measure_forgetting
 
     experiment = fine_tuning_experiment(
         Glue(task=args.task, folder=args.glue_dir),

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prints losses, accuracies and parameter changes as one JSON line."""
     from bert_jax.pretrained.load import load_model
-    from bert_jax.tuning.fisher import measure_forgetting
+    from bert_jax.studies.forgetting import measure_forgetting
 
     before, after = load_model(args.before), load_model(args.after)
     print(

@@ -1,7 +1,4 @@
-"""Masked LM on general text as a yardstick for adapted encoders: what was forgotten, what matters.
-
-The head is that of the model before it was adapted: a fine-tuned run has none of its own.
-"""
+"""Computes the Fisher information of an encoder's weights for EWC, from masked LM on a corpus."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,62 +28,26 @@ from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 
 SEED = 0
-"""Of the windows and masks: the same text at the same places for every model."""
-
-
-def measure_forgetting(
-    before: LoadedModel, after: LoadedModel, corpus_folder: Path, *, num_examples: int = 512
-) -> dict[str, Any]:
-    """Masked-LM loss on text in general, before and after an encoder was adapted.
-
-    Both encoders are read by the masked-LM head of `before`, at the same masked positions.
-
-    Returns:
-      {"before": {"mlm_loss", "mlm_accuracy"}, "after": {...}, "tokens": masked tokens, "distance":
-      {path: |after - before| / |before| for each parameter of the encoder}}; losses in nats.
-
-    Raises:
-      UserError: `before` has no masked-LM head; encoders of two shapes or of two vocabularies; not
-        a prepared corpus, or one of another vocabulary.
-    """
-    tokenizer = _require_masked_lm(before, corpus_folder)
-    if after.config != before.config:
-        raise UserError(f"{after.path} is not an encoder of the same shape as {before.path}")
-    if after.tokenizer is not None:
-        check_same_tokenizer(
-            Tokenization.of(tokenizer, before.path),
-            Tokenization.of(after.tokenizer, after.path),
-            f"Name a model that was trained from {before.path}.",
-        )
-    params_before, params_after = (
-        paths.flatten(model.params["encoder"]) for model in (before, after)
-    )
-    result: dict[str, Any] = {}
-    for name, encoder in (("before", before.params), ("after", after.params)):
-        params = {"encoder": encoder["encoder"], "masked_lm": before.params["masked_lm"]}
-        metrics, tokens = _evaluate_masked_lm(
-            params, before.config, tokenizer, corpus_folder, num_examples
-        )
-        result[name], result["tokens"] = metrics, tokens
-    result["distance"] = {
-        path: float(np.linalg.norm(params_after[path] - leaf) / max(np.linalg.norm(leaf), 1e-12))
-        for path, leaf in params_before.items()
-    }
-    return result
+"""Seed of sequences and masks, so that all models are evaluated at the same positions."""
 
 
 def fisher_information(
     model: LoadedModel, corpus_folder: Path, *, num_examples: int = 512
 ) -> dict[str, np.ndarray]:
-    """The diagonal of the empirical Fisher information of masked LM, by path, for the encoder.
+    """Computes the diagonal of the empirical Fisher information of the encoder's weights.
 
-    The mean over examples, one at a time, of the squared gradient of an example's mean loss
-    (Kirkpatrick et al. 2017, equation 3): how much the text that was learned resists a change.
+    For each weight it is the mean over examples of the squared gradient of the example's masked-LM
+    loss (Kirkpatrick et al. 2017, equation 3). Large values mark weights that matter most for the
+    pretraining text.
+
+    Returns:
+      {parameter path: array shaped like the parameter}.
 
     Raises:
-      UserError: as `forgetting`.
+      UserError: the model has no masked-LM head or no vocabulary, or `corpus_folder` is not a
+        prepared corpus with the same vocabulary.
     """
-    tokenizer, config = _require_masked_lm(model, corpus_folder), model.config
+    tokenizer, config = require_masked_lm(model, corpus_folder), model.config
     head = model.params["masked_lm"]
 
     @jax.jit
@@ -109,27 +70,32 @@ def fisher_information(
 
 
 def save_fisher(flat: dict[str, np.ndarray], file: Path) -> None:
-    """Writes importances by path as safetensors and renames the complete file into place."""
+    """Writes Fisher information by parameter path as safetensors, atomically."""
     with atomic_path(file) as temporary:
         save_file({path: np.ascontiguousarray(leaf) for path, leaf in flat.items()}, temporary)
 
 
 def load_fisher(file: str) -> dict[str, np.ndarray]:
-    """Importances by path, as `save_fisher` wrote them; UserError when they cannot be read."""
+    """Reads a file written by `save_fisher`; raises UserError if it cannot be read."""
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"tuning.weight_anchor.fisher: {file} cannot be read ({error}); "
-            "`bert-jax fisher` writes it"
+            "write it with `bert-jax fisher`"
         ) from None
 
 
-def _require_masked_lm(model: LoadedModel, corpus_folder: Path) -> Tokenizer:
-    """Returns the vocabulary of a model that has a masked-LM head and fits the corpus."""
+def require_masked_lm(model: LoadedModel, corpus_folder: Path) -> Tokenizer:
+    """Returns the tokenizer of a model; raises UserError unless it fits the corpus.
+
+    The model must also have a masked-LM head.
+    """
     if "masked_lm" in model.missing or model.tokenizer is None:
         missing_part = "vocabulary" if model.tokenizer is None else "masked-LM head"
-        raise UserError(f"{model.path} has no {missing_part}; take the model as it was pretrained")
+        raise UserError(
+            f"{model.path} has no {missing_part}; use the pretrained model before fine-tuning"
+        )
     check_same_tokenizer(
         Tokenization.of(model.tokenizer, model.path),
         corpus_tokenization(corpus_folder, read_manifest(corpus_folder)),
@@ -138,9 +104,10 @@ def _require_masked_lm(model: LoadedModel, corpus_folder: Path) -> Tokenizer:
     return model.tokenizer
 
 
-def _evaluate_masked_lm(
+def evaluate_masked_lm(
     params: Any, config: EncoderConfig, tokenizer: Tokenizer, corpus_folder: Path, num_examples: int
 ) -> tuple[dict[str, float], int]:
+    """Returns ({"mlm_loss" in nats, "mlm_accuracy"}, number of masked tokens)."""
     step = jax.jit(lambda params, batch: _masked_lm_loss(params, config, batch, tokenizer)[1])
     device_params, sums = jax.device_put(params), np.zeros((2, 2))
     for batch in _batches(config, corpus_folder, num_examples, batch_size=16):

@@ -22,6 +22,7 @@ from bert_jax.parallel import sharding
 from bert_jax.parallel.config import make_mesh_config
 from bert_jax.pretrained.initial import tokenizer_folder
 from bert_jax.pretrained.load import LoadedModel, build_model
+from bert_jax.studies import forgetting
 from bert_jax.studies.ngram_comparison import ngram_baseline_losses
 from bert_jax.testing.models import random_parameters, small_config, small_model, write_run
 from bert_jax.testing.text_corpus import prepare_corpus
@@ -209,7 +210,7 @@ def test_a_yardstick_text_of_another_vocabulary_is_refused(folder):
         fisher.fisher_information(model, prepared)
     after = dataclasses.replace(model, tokenizer=PreparedCorpus(prepared).tokenizer())
     with pytest.raises(UserError, match="model and model have different vocabularies"):
-        fisher.measure_forgetting(model, after, folder / "train" / "prepared")
+        forgetting.measure_forgetting(model, after, folder / "train" / "prepared")
 
 
 def test_heads_that_a_model_lacks_are_named(folder, tmp_path, caplog):

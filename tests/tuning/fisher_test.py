@@ -1,4 +1,4 @@
-"""What an encoder forgot, and which weights its text needs: against the pretraining program."""
+"""Tests bert_jax/tuning/fisher.py and bert_jax/studies/forgetting.py against the objective."""
 
 import dataclasses
 from pathlib import Path
@@ -15,6 +15,7 @@ from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.make import make_objective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, build_model
+from bert_jax.studies import forgetting
 from bert_jax.testing.models import random_parameters, small_config
 from bert_jax.testing.text_corpus import prepare_corpus
 from bert_jax.tuning import fisher
@@ -35,14 +36,14 @@ def model(prepared: Path, seed: int = 0) -> LoadedModel:
 
 def test_the_same_encoder_has_forgotten_nothing(prepared):
     same = model(prepared)
-    found = fisher.measure_forgetting(same, same, prepared, num_examples=32)
+    found = forgetting.measure_forgetting(same, same, prepared, num_examples=32)
     assert found["before"] == found["after"] and found["tokens"] > 50
     assert set(found["distance"].values()) == {0.0}
 
 
 def test_losses_are_those_of_the_pretraining_program(prepared):
     before, after = model(prepared), model(prepared, seed=1)
-    found = fisher.measure_forgetting(before, after, prepared, num_examples=32)
+    found = forgetting.measure_forgetting(before, after, prepared, num_examples=32)
     mixed = {**before.params, "encoder": after.params["encoder"]}
     for name, params in (("before", before.params), ("after", mixed)):
         losses, weights = _program_losses(before, params, prepared, 16, 32)
@@ -94,7 +95,7 @@ def test_fisher_comes_back_from_its_file(prepared, tmp_path):
     fisher.save_fisher(found, tmp_path / "fisher.safetensors")
     again = fisher.load_fisher(str(tmp_path / "fisher.safetensors"))
     assert all(np.array_equal(again[path], leaf) for path, leaf in found.items())
-    with pytest.raises(UserError, match="`bert-jax fisher` writes it"):
+    with pytest.raises(UserError, match="write it with `bert-jax fisher`"):
         fisher.load_fisher(str(tmp_path / "none.safetensors"))
 
 
@@ -102,7 +103,7 @@ def test_models_that_cannot_be_compared_are_refused(prepared):
     loaded = model(prepared)
     headless = dataclasses.replace(loaded, missing=("masked_lm",))
     with pytest.raises(UserError, match="no masked-LM head"):
-        fisher.measure_forgetting(headless, loaded, prepared)
+        forgetting.measure_forgetting(headless, loaded, prepared)
     other = dataclasses.replace(loaded, config=small_config(num_hidden_layers=1))
-    with pytest.raises(UserError, match="not an encoder of the same shape"):
-        fisher.measure_forgetting(loaded, other, prepared)
+    with pytest.raises(UserError, match="have different encoder configs"):
+        forgetting.measure_forgetting(loaded, other, prepared)
