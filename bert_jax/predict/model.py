@@ -30,6 +30,8 @@ def encode_texts(texts: Sequence[str], tokenizer: Tokenizer, max_length: int) ->
     Raises:
       UserError: the model has no room for a text between [CLS] and [SEP].
     """
+    if isinstance(texts, str):  # a str is a sequence of strings: its characters
+        raise TypeError(f"expected a list of texts, found the text {texts[:40]!r}")
     if max_length < 3:
         raise UserError(f"this model reads {max_length} tokens; a text needs at least 3")
     encodings = tokenizer.encode_batch(texts)

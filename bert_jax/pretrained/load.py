@@ -11,9 +11,13 @@ Imports no TensorFlow; `initial.py` reads Google's TF1 checkpoints, too.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
 
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.data.config import MultiTaskData
@@ -21,8 +25,10 @@ from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
-from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.encoder import Encoder, EncoderConfig
 from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.model import build_network
 from bert_jax.models.parameters import missing_heads, validate_params
 from bert_jax.objectives.config import MultiTask
 from bert_jax.objectives.multi_task import task_params
@@ -83,6 +89,46 @@ class LoadedModel:
     run: RunCheckpoint | None = None
     head: TaskHead | None = None
     tasks: tuple[str, ...] = ()
+
+    def encoder(self, compute: ComputeConfig | None = None) -> Encoder:
+        """Returns the encoder as a Flax NNX module that holds the loaded parameters.
+
+        It can be called, differentiated and put into a module of your own; see `docs/api.md`.
+
+        Args:
+          compute: dtypes and kernels of the module; None for float32.
+        """
+        network = build_network(self.config, compute=compute or ComputeConfig())
+        return network.merge({"encoder": jax.device_put(self.params["encoder"])}).encoder
+
+    def tokenize(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+        """Returns texts as arguments of the encoder, padded to the longest text.
+
+        Returns:
+          {"input_ids", "token_type_ids", "attention_mask"}, each int32 [B, L]. Texts longer than
+          the model allows are truncated.
+
+        Raises:
+          UserError: the model has no tokenizer.
+        """
+        if isinstance(texts, str):
+            raise TypeError(f"expected a list of texts, found the text {texts[:40]!r}")
+        if self.tokenizer is None:
+            raise UserError(f"{self.path} has no tokenizer files")
+        add_special_tokens = self.tokenizer.build_inputs_with_special_tokens
+        max_tokens = self.config.max_length - len(add_special_tokens([]))
+        rows = [add_special_tokens(e.ids[:max_tokens]) for e in self.tokenizer.encode_batch(texts)]
+        shape = (len(rows), max(map(len, rows), default=0))
+        input_ids = np.full(shape, self.tokenizer.pad_id, np.int32)
+        attention_mask = np.zeros(shape, np.int32)
+        for index, row in enumerate(rows):
+            input_ids[index, : len(row)] = row
+            attention_mask[index, : len(row)] = 1
+        return {
+            "input_ids": input_ids,
+            "token_type_ids": np.zeros(shape, np.int32),
+            "attention_mask": attention_mask,
+        }
 
 
 def load_model(path: str | Path, task: str | None = None) -> LoadedModel:

@@ -1,0 +1,82 @@
+"""Covers bert_jax/__init__.py, train/__init__.py, pretrained/load.py and examples/."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax.export.export import export
+from bert_jax.testing.models import small_model
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("api")
+    export(small_model(folder / "vocabulary"), folder / "exported")
+    return folder / "exported"
+
+
+def test_import_is_light_and_the_public_names_exist():
+    code = (
+        "import sys, bert_jax\n"
+        "assert not {'jax', 'flax', 'tensorflow', 'numpy'} & set(sys.modules)\n"
+        "assert set(bert_jax.__all__) <= set(dir(bert_jax))\n"
+        "names = {name: getattr(bert_jax, name) for name in bert_jax.__all__}\n"
+        "import bert_jax.train.run\n"
+        "assert all(getattr(bert_jax, name) is names[name] for name in names)\n"
+        "assert all(callable(names[name]) for name in names if name != '__version__')\n"
+        "assert 'tensorflow' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Preditor'"):
+        bert_jax.Preditor  # noqa: B018
+
+
+def test_train_calls_run_and_returns_whether_it_is_complete(monkeypatch, tmp_path):
+    calls = []
+    for exit_code, complete in ((0, True), (75, False)):
+        monkeypatch.setattr(
+            "bert_jax.train.run.run", lambda *args, code=exit_code: calls.append(args) or code
+        )
+        experiment = object()
+        assert bert_jax.train(experiment, str(tmp_path)) is complete
+        assert calls[-1] == (experiment, tmp_path, None)
+
+
+def test_encoder_holds_the_pretrained_weights(exported):
+    model = bert_jax.load_model(exported)
+    texts = ["the old man", "a net by the sea ."]
+    batch = model.tokenize(texts)
+    states = np.asarray(model.encoder()(**batch).last_hidden_state)
+    embed = bert_jax.Embedder(model, pooling="cls")
+    for row, (vector, truncated) in zip(states, embed(texts), strict=True):
+        np.testing.assert_allclose(row[0], vector, atol=1e-5)
+        assert not truncated
+
+
+def test_tokenize_truncates_long_texts_and_refuses_one_text(exported):
+    model = bert_jax.load_model(exported)
+    batch = model.tokenize(["the " * 100, "sea"])
+    assert batch["input_ids"].shape == (2, model.config.max_length)
+    assert batch["attention_mask"].sum(axis=1).tolist() == [model.config.max_length, 3]
+    for call in (model.tokenize, bert_jax.Embedder(model), bert_jax.FillMask(model)):
+        with pytest.raises(TypeError, match="list of texts"):
+            call("one text")
+
+
+def test_custom_loop_trains_encoder_and_head(exported):
+    spec = importlib.util.spec_from_file_location("loop", ROOT / "examples" / "custom_loop.py")
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    losses = example.train(str(exported), steps=8, learning_rate=1e-2)
+    assert losses[-1] < losses[0]
