@@ -1,1 +1,1 @@
-"""What a run will need, before paying for it."""
+"""Estimates the memory, time, and cost of a run on a TPU slice before it is started."""

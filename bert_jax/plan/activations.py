@@ -1,35 +1,36 @@
-"""What a step keeps of its activations until the backward pass has used them, by formula.
+"""Estimates by formula how much activation memory a training step needs on each device.
 
-XLA keeps what matrix products give, and computes again, inside the fusions that need it, all that
-follows from them element by element: softmax, dropout masks (a hash of the element's index), norms,
-the non-linearity. With T = texts x L tokens on a device, s bytes a number in the compute dtype and
-t parts of a layer (the mesh's tensor axis), a layer keeps on v5e and v5p
+XLA saves the outputs of matrix products for the backward pass. It recomputes everything that
+follows from them element by element (softmax, dropout masks, norms, the non-linearity) inside the
+fusions that need it. Let T = sequences x L be the tokens on a device, s the bytes per element of
+the compute dtype, and t the size of the mesh's tensor axis. A layer on v5e and v5p then saves
 
-    scores, but of fused attention          4 texts H/t L^2     softmax is computed in float32
-    its weights after dropout, in bfloat16  2 texts H/t L^2     not if all is float32
-    queries, keys, values, context          4 s T D/t
-    the sums before the two norms           2 s T D
-    the wide layer before its non-linearity   s T F/t
+    attention scores, unless fused            4 sequences H/t L^2   softmax runs in float32
+    attention weights after dropout, bf16     2 sequences H/t L^2   not if all is float32
+    queries, keys, values, context            4 s T D/t
+    inputs of the two norms                   2 s T D
+    feed-forward before the non-linearity     s T F/t
 
-On v2 and v3 the second and the last are float32; v4 and tpu7x keep the wide layer in float32 as
-well, v6e what is behind the non-linearity as well (`tpu_slices.json`). With `RematLayer` a layer's
-input alone is kept, s T D. At the fullest moment, when the backward pass begins, there are besides:
-one such layer in full if it was kept by its input; the gradient of the last layer's scores, or the
-logits, whichever is larger; and the gradient of the table of words, to which the logits are tied.
-Then layers go faster than gradients come (see `Memory`).
+On v2 and v3 the second and the last row are float32. v4 and tpu7x also save the feed-forward
+activations in float32, and v6e also saves the output of the non-linearity (`tpu_slices.json`).
+With `FullRemat`, only the input of each layer is saved: s T D. Memory peaks when the backward pass
+begins. At that moment there are also: one layer in full, if layers are recomputed; the gradient of
+the last layer's scores or the logits, whichever is larger; and the gradient of the word embedding
+table, which is tied to the logits. From then on, activations are freed faster than gradients are
+created (see `Memory`).
 
-`RematAllButDots` keeps what `RematLayer` does: the products of `models/layers/matmul.py` have
-their own gradients, which its policy does not see.
+`SaveDots` saves the same as `FullRemat`: the products of `models/layers/matmul.py` define
+their own gradients, so the policy does not recognize them as dots.
 
-A scan keeps more, for nothing can be computed again from what has left the loop: all that JAX's
-derivative asks for, stacked over the layers, which are (5 + s) bytes a score, (26 + 6 s) T D and
-(12 + s) T F. Kernels and their gradients are stacked as well.
+A scan saves more, because nothing can be recomputed from values that have left the loop. It stacks
+everything that JAX's derivative needs: (5 + s) bytes per score, (26 + 6 s) T D, and (12 + s) T F.
+It also stacks the kernels and their gradients.
 
-Held against libtpu 0.0.42 in `tests/plan/activations_test.py`: BERT-base and BERT-large with fused
-attention, unrolled, on 16 chips of each generation within 3 % of the whole peak; on v5e also with
-plain attention, scanned, computed again and in float32, within a tenth. So few rows that they lie
-in the chip's other memory (16 of 128) are put 19 % too high. Scanned layers of other generations
-were not held against anything.
+`tests/plan/activations_test.py` compares the formula with libtpu 0.0.42. For BERT-base and
+BERT-large with fused attention and unrolled layers on 16 chips, the total peak is within 3 % on
+every generation. On v5e, plain attention, scanned layers, remat, and float32 are within 10 %.
+A batch so small that it fits in on-chip memory (16 sequences of length 128) is overestimated
+by 19 %. Scanned layers on generations other than v5e have not been compared.
 """
 
 from dataclasses import dataclass
@@ -47,17 +48,19 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True, kw_only=True)
 class SavedBytes:
-    """What a compiler keeps of a layer for each number that it computes; see the top of this file.
+    """Holds how many bytes the compiler saves per element of a layer's activations.
 
-    A pair (a, b) is a bytes whatever the compute dtype, and b numbers in the compute dtype.
+    A pair (a, b) means a bytes plus b elements of the compute dtype. The shape letters are those of
+    the module docstring.
 
     Attributes:
-      scores: of [H/t, L, L] of each text.
-      rounded: bytes of the same beside it, if the compute dtype is bfloat16 and layers are neither
-        scanned nor computed again.
-      whole, split: of [T, D] and of [T, D/t].
-      wide: of [T, F/t].
-      logits: bytes of [predictions, V/t].
+      scores: attention scores [H/t, L, L] of each sequence.
+      replicated: activations of shape [T, D].
+      sharded: activations of shape [T, D/t].
+      ffn: activations of shape [T, F/t].
+      logits: bytes per element of the logits [predictions, V/t].
+      bf16_attention_weights: additional bytes per attention score if the compute dtype is bfloat16
+        and layers are neither scanned nor recomputed.
     """
 
     scores: tuple[int, int]
@@ -74,7 +77,7 @@ SCANNED_SAVED_BYTES = SavedBytes(
 
 
 def saved_bytes_of(generation: Generation) -> SavedBytes:
-    """What XLA keeps of an unrolled layer on TPUs of a generation."""
+    """Returns what XLA saves of an unrolled layer on a TPU generation."""
     return SavedBytes(
         scores=(4, 0),
         bf16_attention_weights=2,
@@ -87,7 +90,10 @@ def saved_bytes_of(generation: Generation) -> SavedBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMicrobatch:
-    """One device's part of a microbatch: texts [texts, length], and a `tensor`-th of a layer."""
+    """Describes the part of a microbatch that one device computes.
+
+    A device holds `num_sequences` sequences and 1 / `tensor_parallel_size` of each layer.
+    """
 
     num_sequences: int
     seq_length: int
@@ -96,7 +102,7 @@ class DeviceMicrobatch:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Returns T, the number of input positions."""
         return self.num_sequences * self.seq_length
 
 
@@ -106,11 +112,14 @@ def activation_bytes(
     saved: SavedBytes,
     lowest_trainable_layer: int = 0,
 ) -> int:
-    """Bytes of activations on one device when the backward pass begins.
+    """Returns the bytes of activations on one device when the backward pass begins.
 
     Args:
-      keeps: what the compiler keeps of a layer that is not scanned.
-      lowest: the depth of the lowest parameter that moves; layers below it keep nothing.
+      experiment: the run's config.
+      microbatch: the device's part of a microbatch.
+      saved: what the compiler saves of a layer that is not scanned.
+      lowest_trainable_layer: the depth of the lowest trainable parameter; layers below it save
+        nothing.
     """
     objective = experiment.objective
     model, compute = objective.model, objective.compute
@@ -121,7 +130,7 @@ def activation_bytes(
     bytes_per_layer = layer_bytes(objective, microbatch, SCANNED_SAVED_BYTES if scanned else saved)
     score_gradient_bytes = _FLOAT32 * _num_attention_scores(objective, microbatch)
     num_layers = num_layers_with_gradients(model.num_hidden_layers, lowest_trainable_layer)
-    if not num_layers:  # only the head moves: what a layer gave is gone when the next has read it
+    if not num_layers:  # only the head is trained: each layer's output is freed after its use
         return bytes_per_layer + head_bytes
     embedding_gradient_bytes = (
         _FLOAT32 * model.vocab_size * model.hidden_size // microbatch.tensor_parallel_size
@@ -129,7 +138,7 @@ def activation_bytes(
         else 0
     )
     scanned_stack_bytes = 0
-    if scanned:  # parameters in the compute dtype, gradients in float32
+    if scanned:  # a scan stacks kernels in the compute dtype and their gradients in float32
         bytes_per_param = itemsize(objective) + _FLOAT32
         scanned_stack_bytes = (
             bytes_per_param
@@ -159,7 +168,7 @@ def activation_bytes(
 
 
 def layer_bytes(objective: ObjectiveConfig, microbatch: DeviceMicrobatch, saved: SavedBytes) -> int:
-    """What one layer keeps: the table at the top of this file."""
+    """Returns the bytes that one layer saves for the backward pass, per the table above."""
     model, s = objective.model, itemsize(objective)
     scores, replicated, sharded, ffn = (
         fixed + s * copies
@@ -174,7 +183,7 @@ def layer_bytes(objective: ObjectiveConfig, microbatch: DeviceMicrobatch, saved:
 
 
 def gathered_bytes(objective: ObjectiveConfig, tensor_parallel_size: int) -> int:
-    """Bytes of parameters that fsdp has made whole: XLA keeps them for the backward pass."""
+    """Returns the bytes of FSDP-gathered parameters, which XLA keeps for the backward pass."""
     model = objective.model
     num_params = (
         model.num_hidden_layers * _num_kernel_params(objective)
@@ -184,18 +193,18 @@ def gathered_bytes(objective: ObjectiveConfig, tensor_parallel_size: int) -> int
 
 
 def _num_kernel_params(objective: ObjectiveConfig) -> int:
-    """Of one layer's kernels; biases and norms are too few to count."""
+    """Counts the parameters of one layer's kernels; biases and norms are negligible."""
     model = objective.model
     return model.hidden_size * (4 * model.hidden_size + 2 * model.intermediate_size)
 
 
 def itemsize(objective: ObjectiveConfig) -> int:
-    """Bytes of a number in the compute dtype."""
+    """Returns the bytes per element of the compute dtype."""
     return 2 if objective.compute.dtype == "bfloat16" else 4
 
 
 def _num_attention_scores(objective: ObjectiveConfig, microbatch: DeviceMicrobatch) -> int:
-    """One layer's attention scores; 0 if they are never there all at once."""
+    """Counts one layer's attention scores; 0 if a fused kernel never materializes them."""
     model = objective.model
     num_heads, seq_length = model.num_attention_heads, microbatch.seq_length
     fused = isinstance(objective.compute.attention, PallasAttention)
@@ -210,7 +219,7 @@ def _num_attention_scores(objective: ObjectiveConfig, microbatch: DeviceMicrobat
 
 
 def _num_logits(objective: ObjectiveConfig, microbatch: DeviceMicrobatch) -> int:
-    """Scores over the vocabulary. Heads of tasks have too few labels to count."""
+    """Counts the logits over the vocabulary; the logits of task heads are negligible."""
     match objective:
         case Pretraining() if objective.mlm_weight:
             num_predictions = microbatch.num_sequences * microbatch.max_predictions_per_seq

@@ -1,4 +1,4 @@
-"""What a phase needs of each device's memory: state, gradients, a batch, activations."""
+"""Estimates the memory that a phase needs on each device: state, gradients, batch, activations."""
 
 import math
 from dataclasses import dataclass
@@ -19,14 +19,16 @@ from bert_jax.plan.state_bytes import StateBytes
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes on one device at the fullest moment of a step.
+    """Holds the peak memory of a step on one device, in bytes.
 
     Attributes:
-      parameters, optimizer: the state, float32; it is updated in place.
-      batch: the fields of the device's rows.
-      summed: the gradients of the microbatches before, float32; 0 without microbatches.
-      gradients: all of them, float32, as they are at the end of the backward pass.
-      activations: as they are at its beginning; `plan/activations.py` has the formula.
+      parameters: the parameters, float32; they are updated in place.
+      optimizer: the optimizer state, float32; it is updated in place.
+      batch: the device's part of the input batch.
+      accumulated_gradients: the sum over earlier microbatches, float32; 0 without microbatches.
+      gradients: all gradients at the end of the backward pass, float32.
+      activations: the activations at the beginning of the backward pass; `plan/activations.py`
+        has the formula.
     """
 
     parameters: int
@@ -38,7 +40,10 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The step's peak: a layer's activations go as its gradients come, so the larger counts."""
+        """Returns the peak of the step.
+
+        A layer's activations are freed when its gradients are created, so only the larger counts.
+        """
         persistent = self.parameters + self.optimizer + self.batch + self.accumulated_gradients
         return persistent + max(self.gradients, self.activations)
 
@@ -46,7 +51,7 @@ class Memory:
 def phase_memory(
     experiment: Experiment, inputs: Inputs, state: StateBytes, tpu_slice: Slice
 ) -> Memory:
-    """What a phase needs of each device, in its longest batches."""
+    """Returns the memory that the longest batches of a phase need on each device."""
     data, fsdp, tensor = experiment.mesh.axis_sizes(tpu_slice.devices)
     objective, phase, shards = experiment.objective, inputs.phase, data * fsdp
     microbatch = DeviceMicrobatch(

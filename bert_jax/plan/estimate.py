@@ -1,7 +1,7 @@
-"""A run on a slice, before it is paid for: memory, time and cost of each phase, by formula.
+"""Plans a run on a TPU slice: estimates memory, time, and cost of each phase by formula.
 
-`make_plan` is the one door. A compiled program says the same better: it can stand beside the
-estimate of its phase, whose `inputs` have the fields and shapes to compile for.
+`make_plan` is the entry point. Compiling the program gives better estimates (`plan/xla/`); the
+`inputs` of each phase are the fields and shapes to compile for.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from bert_jax.plan.state_bytes import StateBytes, state_bytes
 from bert_jax.plan.timing import StepTime, step_time
 
 DEFAULT_MFU = 0.4
-"""The share of the chips' peak that is assumed where none is stated."""
+"""The default model FLOPs utilization: the assumed fraction of the chips' peak FLOP/s."""
 
 MEMORY_MARGIN = 0.08
-"""Share of a device's memory to be left free: collectives and fragmentation take some of it."""
+"""The fraction of device memory to leave free for collectives and fragmentation."""
 
 Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePlan:
-    """One phase on one slice."""
+    """Holds the estimates of one phase on one slice."""
 
     inputs: Inputs
     memory: Memory
@@ -34,14 +34,14 @@ class PhasePlan:
 
     @property
     def seconds(self) -> Bounds:
-        """All steps of the phase, (compute alone, no overlap)."""
+        """Returns the seconds of all steps: (compute only, no overlap)."""
         low, high = self.step.bounds
         return self.inputs.phase.steps * low, self.inputs.phase.steps * high
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """A whole run on one slice."""
+    """Holds the estimates of a whole run on one slice."""
 
     experiment: Experiment
     tpu_slice: Slice
@@ -51,27 +51,27 @@ class RunPlan:
 
     @property
     def memory(self) -> Memory:
-        """Of the phase that needs most."""
+        """Returns the memory of the phase that needs the most."""
         return max((phase.memory for phase in self.phases), key=lambda memory: memory.total)
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes of a device that a run may use: all but the margin."""
+        """Returns the bytes of a device that a run may use: all except the margin."""
         return int((1 - MEMORY_MARGIN) * self.tpu_slice.device_hbm_gib * 2**30)
 
     @property
     def fits(self) -> bool:
-        """Whether every phase does, by the estimate and with the margin."""
+        """Returns whether every phase fits in the usable memory, by the formula."""
         return self.memory.total <= self.usable_bytes
 
     @property
     def hours(self) -> Bounds:
-        """All phases, (compute alone, no overlap)."""
+        """Returns the hours of all phases: (compute only, no overlap)."""
         low, high = zip(*(phase.seconds for phase in self.phases), strict=True)
         return sum(low) / 3600, sum(high) / 3600
 
     def usd(self, *, spot: bool) -> Bounds | None:
-        """List price of these hours; None where there is none."""
+        """Returns the list price of these hours in USD; None if the slice has no list price."""
         price = self.tpu_slice.usd_per_hour(spot=spot)
         return None if price is None else (price * self.hours[0], price * self.hours[1])
 
@@ -83,17 +83,22 @@ def make_plan(
     mfu: float = DEFAULT_MFU,
     inputs: tuple[Inputs, ...] | None = None,
 ) -> RunPlan:
-    """The plan of a run on a slice.
+    """Estimates a run on a slice.
 
     Args:
-      inputs: those of `make_inputs`, where they are at hand: labelled data is read for them.
+      experiment: the run's config.
+      tpu_slice: the slice to plan for.
+      mfu: the assumed model FLOPs utilization, above 0 and at most 1.
+      inputs: the result of `make_inputs`, if the caller has it already; for fine-tuning it is
+        expensive, because it reads the labeled data.
 
     Raises:
-      ConfigError: the mesh does not fit the slice, a batch does not divide, or mfu is no share.
-      UserError: labelled data cannot be read.
+      ConfigError: the mesh does not fit the slice, a batch does not divide evenly, or mfu is out of
+        range.
+      UserError: the labeled data cannot be read.
     """
     if not 0 < mfu <= 1:
-        raise ConfigError(f"--mfu {mfu}: expected a share of the peak, above 0 and at most 1")
+        raise ConfigError(f"--mfu {mfu}: expected a fraction of the peak, above 0 and at most 1")
     check_batch_sizes(experiment, tpu_slice)
     state = state_bytes(experiment, tpu_slice.devices)
     data, fsdp, _ = experiment.mesh.axis_sizes(tpu_slice.devices)
@@ -111,9 +116,10 @@ def make_plan(
 
 
 def check_batch_sizes(experiment: Experiment, tpu_slice: Slice) -> None:
-    """Raises a ConfigError unless every batch gives each device as many rows as the others.
+    """Checks that every batch size divides evenly over the devices that hold different examples.
 
-    It names the nearest sizes below and above that do, and what to set.
+    Raises:
+      ConfigError: one does not; the message names the nearest sizes that do.
     """
     data, fsdp, _ = experiment.mesh.axis_sizes(tpu_slice.devices)
     shards = data * fsdp
@@ -128,13 +134,11 @@ def check_batch_sizes(experiment: Experiment, tpu_slice: Slice) -> None:
         if size % divisor:
             smaller, larger = size // divisor * divisor, -(-size // divisor) * divisor
             nearest = f"{smaller} or {larger}" if smaller else f"{larger}"
-            each = (
-                f"{accumulation_steps} microbatches on {shards}"
-                if accumulation_steps > 1
-                else f"{shards}"
+            microbatches = (
+                f", times {accumulation_steps} microbatches" if accumulation_steps > 1 else ""
             )
             raise ConfigError(
-                f"{field} is {size}, which {tpu_slice.name} cannot share evenly: {each} groups of "
-                f"devices hold rows (mesh data {data} x fsdp {fsdp}). The nearest that can: "
-                f"{nearest} (--set {field}={larger})"
+                f"{field} is {size}, expected a multiple of {divisor} on {tpu_slice.name} "
+                f"(mesh data {data} x fsdp {fsdp}{microbatches}); the nearest is {nearest}: "
+                f"--set {field}={larger}"
             )

@@ -1,7 +1,7 @@
-"""What the batches of each phase are, in fields and shapes.
+"""Describes the batches of each phase by their fields and shapes.
 
-It is all that memory, time and a compilation need to know of the data. A pretraining corpus need
-not be there; labelled files are read.
+This is all that the estimates of memory and time and a compilation need from the data. A
+pretraining corpus does not have to exist yet; labeled files are read for their lengths.
 """
 
 import collections
@@ -23,12 +23,13 @@ from bert_jax.tuning.config import CachedFeatures
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The batches of a phase.
+    """Describes the batches of a phase.
 
     Attributes:
-      fields: their names in `bert_jax.batch`.
-      shapes: sizes of the letters of `bert_jax.batch`, by ascending L; each is compiled.
-      shares: of the phase's steps that have each of `shapes`; they add up to 1.
+      phase: the phase's config.
+      fields: the names of the batch fields (see `bert_jax.batch`).
+      shapes: {shape letter: size} of each batch shape, by ascending L; each shape is compiled.
+      step_fractions: the fraction of the phase's steps that use each of `shapes`; they sum to 1.
     """
 
     phase: Phase
@@ -38,19 +39,19 @@ class Inputs:
 
     @property
     def num_sequences(self) -> int:
-        """Texts of a batch that the encoder reads: its rows, times the choices in each."""
+        """Returns how many sequences the encoder reads per batch: examples times choices."""
         return self.phase.batch_size * self.shapes[-1].get("A", 1)
 
     def batch_spec(self, shape_index: int = -1) -> BatchSpec:
-        """Shape and dtype of each field of a batch; the longest batch by default."""
+        """Returns the shape and dtype of each batch field; by default of the longest batch."""
         return batch_spec(self.fields, self.shapes[shape_index])
 
 
 def make_inputs(experiment: Experiment) -> tuple[Inputs, ...]:
-    """The inputs of each phase.
+    """Returns the inputs of each phase.
 
     Raises:
-      UserError: labelled data is missing or damaged, or does not go with the program.
+      UserError: labeled data is missing or damaged, or does not match the objective.
     """
     data, phases = experiment.data, experiment.train.phases
     if isinstance(data, PretrainingData):
@@ -84,7 +85,7 @@ def _pretraining_fields(experiment: Experiment, data: PretrainingData) -> tuple[
     )
     if missing := sorted(set(fields) - set(available_fields)):
         raise ConfigError(
-            f"the program needs the field {missing[0]!r}, which data.input_format "
-            f"{type(data.input_format).__name__} does not make"
+            f"the objective needs the batch field {missing[0]!r}, which data.input_format "
+            f"{type(data.input_format).__name__} does not provide"
         )
     return fields + (PACKED_FIELDS if isinstance(data.input_format, PackedSegments) else ())

@@ -1,6 +1,6 @@
-"""A vocabulary in place of a corpus that is not there yet: a run can be planned before its data.
+"""Writes a placeholder vocabulary, so that a run can be planned before its corpus exists.
 
-Recipes read one thing of a corpus, its vocabulary; a plan needs no more of that than its size.
+Recipes read only the vocabulary of a corpus, and a plan needs only its size.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 
 CORPUS_PARAMETERS = ("corpus", "heldout")
-"""The parameters of recipes that name a corpus written by `bert-jax prepare`."""
+"""The recipe parameters that name a corpus written by `bert-jax prepare`."""
 
 REMOTE_PREFIXES = ("@", "gs://")
-"""How a folder begins that is not on this machine: the launcher's data, or a bucket."""
+"""Prefixes of folders that are not on this machine: data of the launcher, or a bucket."""
 
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -28,23 +28,27 @@ _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 def planned_experiment(
     recipe: str, arguments: Sequence[str], overrides: Sequence[str], vocab_size: int
 ) -> tuple[Experiment, tuple[str, ...]]:
-    """The config that a recipe gives, and the names of the corpora that were stood in for.
+    """Builds a recipe's config, with placeholders for corpora that are missing.
 
-    A corpus that is named and should be on this machine is read: a wrong path is an error.
+    A corpus that is given with a local path is read, so a wrong path is an error.
 
     Args:
-      arguments: of the recipe, "name=value".
-      overrides: of its config, "field=value".
-      vocab_size: of a corpus that is not here.
+      recipe: the path of the recipe.
+      arguments: recipe arguments, "name=value".
+      overrides: config overrides, "field=value".
+      vocab_size: the vocabulary size of a missing corpus.
+
+    Returns:
+      The config, and the names of the recipe parameters that got a placeholder.
 
     Raises:
-      ConfigError: as `call_recipe` and `override`, or a vocabulary too small for BERT.
+      ConfigError: raised by `call_recipe` or `override`, or the vocabulary is too small for BERT.
     """
     get_config = load_recipe(recipe)
     with _placeholder_corpora(get_config, arguments, vocab_size) as (filled, missing):
         experiment = call_recipe(get_config, filled, recipe)
     if missing and isinstance(experiment.data, PretrainingData):
-        # Not the stand-in's folder, which is gone, and has another name each time.
+        # The placeholder's temporary folder is deleted by now, and its name differs every time.
         corpus = _parse_arguments(arguments).get("corpus", "corpus")
         data = dataclasses.replace(experiment.data, corpus=corpus)
         experiment = dataclasses.replace(experiment, data=data)
@@ -79,18 +83,18 @@ def _parse_arguments(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def write_placeholder_vocab(folder: Path, vocab_size: int) -> None:
-    """A WordPiece vocabulary of so many pieces, the special ones and made-up ones.
+    """Writes a WordPiece vocabulary of the special tokens and invented ones.
 
     Raises:
-      ConfigError: there would be none but the special ones.
+      ConfigError: the size leaves no room for tokens other than the special ones.
     """
     if vocab_size <= len(_SPECIAL_TOKENS):
         raise ConfigError(
-            f"--vocab-size {vocab_size}: expected more than {len(_SPECIAL_TOKENS)} pieces"
+            f"--vocab-size {vocab_size}: expected more than {len(_SPECIAL_TOKENS)} tokens"
         )
     tokens = [
         *_SPECIAL_TOKENS,
-        *(f"piece{number}" for number in range(len(_SPECIAL_TOKENS), vocab_size)),
+        *(f"token{number}" for number in range(len(_SPECIAL_TOKENS), vocab_size)),
     ]
     folder.mkdir(parents=True)
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens), "utf-8")

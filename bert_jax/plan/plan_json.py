@@ -1,4 +1,4 @@
-"""Plans as plain data, for `bert-jax plan --json`: bytes, seconds and USD, nothing rounded."""
+"""Converts plans to JSON values for `bert-jax plan --json`: bytes, seconds, and USD, unrounded."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,10 +15,13 @@ def plan_to_json(
     compiled: Sequence[CompiledEstimate] = (),
     largest_batch_sizes: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """A plan; pairs are [compute alone, no overlap].
+    """Converts a plan to JSON values; time and cost are pairs [compute only, no overlap].
 
     Args:
-      largest: rows of the largest batch of each phase that the compiler says fits.
+      plan: the plan of a run on a slice.
+      suggestions: changes after which the run fits.
+      compiled: the compiler's estimate of each phase, if it ran.
+      largest_batch_sizes: the largest batch size of each phase that fits per the compiler.
     """
     tpu_slice, state = plan.tpu_slice, plan.state
     sizes = plan.experiment.mesh.axis_sizes(tpu_slice.devices)

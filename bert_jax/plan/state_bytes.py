@@ -1,7 +1,7 @@
-"""Parameters, gradients and optimizer state: what they weigh on each device, with none allocated.
+"""Computes the bytes of parameters, gradients, and optimizer state on each device.
 
-Shapes are the network's and the optimizer's own, traced; shardings are the trainer's, on a mesh of
-devices that need not be there.
+Nothing is allocated: shapes come from tracing the model and the optimizer, and shardings are the
+trainer's own on an abstract mesh.
 """
 
 import dataclasses
@@ -30,13 +30,15 @@ MESH_AXES = ("data", "fsdp", "tensor")
 
 @dataclass(frozen=True, kw_only=True)
 class StateBytes:
-    """Of a run on a mesh; bytes are those of one device.
+    """Holds the size of a run's state; bytes are per device.
 
     Attributes:
-      count: parameters of the whole model, frozen ones too.
-      gradients: of the parameters that move, as large as these.
-      lowest: the depth of the lowest parameter that moves, as `tuning.depth` counts: 0 for the
-        embeddings. The backward pass ends there.
+      num_parameters: the parameters of the whole model, including frozen ones.
+      parameters: the bytes of the parameters.
+      optimizer: the bytes of the optimizer state.
+      gradients: the bytes of the gradients of the trainable parameters.
+      lowest_trainable_layer: the depth of the lowest trainable parameter as defined in
+        `tuning.depth`, 0 for the embeddings. The backward pass ends there.
     """
 
     num_parameters: int
@@ -47,10 +49,10 @@ class StateBytes:
 
 
 def make_abstract_mesh(mesh: MeshConfig, devices: int) -> AbstractMesh:
-    """The mesh (data, fsdp, tensor) over so many devices, none of which needs to be there.
+    """Returns the mesh (data, fsdp, tensor) over a number of devices that need not exist.
 
     Raises:
-      ConfigError: the product of the sizes cannot be the number of devices.
+      ConfigError: the axis sizes do not multiply to the number of devices.
     """
     return AbstractMesh(
         mesh.axis_sizes(devices), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)
@@ -58,8 +60,9 @@ def make_abstract_mesh(mesh: MeshConfig, devices: int) -> AbstractMesh:
 
 
 def state_bytes(experiment: Experiment, devices: int) -> StateBytes:
-    """What the state of a run weighs on each of so many devices."""
-    # Only what the state depends on: many plans of one run then share an answer.
+    """Returns the size of a run's state on each of `devices` devices."""
+    # Keep only the settings that the state depends on, so that plans of one run share a cache
+    # entry.
     objective = dataclasses.replace(experiment.objective, compute=ComputeConfig())
     train = TrainConfig(
         phases=(Phase(steps=1, seq_length=1, batch_size=1),),
@@ -75,7 +78,7 @@ def _state_bytes(
     objective: ObjectiveConfig, train: TrainConfig, abstract_mesh: AbstractMesh
 ) -> StateBytes:
     shapes = _abstract_params(objective)
-    # Only names and sizes of the mesh's axes are read, which an abstract mesh has.
+    # The sharding functions only read axis names and sizes, which an abstract mesh has.
     mesh = cast(jax.sharding.Mesh, abstract_mesh)
     optimizer = make_optimizer(train)
     sharded_params = _with_shardings(shapes, sharding.parameter_shardings(shapes, mesh))
@@ -113,6 +116,6 @@ def _with_shardings(shapes: Any, shardings: Any) -> Any:
 
 
 def bytes_on_device(leaf: jax.ShapeDtypeStruct) -> int:
-    """Bytes of one device's shard of an abstract array that has a sharding."""
+    """Returns the bytes of one device's shard of an abstract array with a sharding."""
     assert leaf.sharding is not None
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize

@@ -1,4 +1,4 @@
-"""What to change when a run does not fit: each way is planned like the run itself, and must fit."""
+"""Suggests changes for a run that does not fit; each suggestion is planned again and must fit."""
 
 import contextlib
 import dataclasses
@@ -14,17 +14,17 @@ from bert_jax.plan.estimate import PhasePlan, RunPlan, make_plan
 
 REMAT = ('objective.compute.remat={"type": "FullRemat"}',)
 FSDP = ("mesh.data=1", "mesh.fsdp=-1")
-_MICROBATCHES_TEXT = "{} microbatches in each update"
+_MICROBATCHES_TEXT = "{} microbatches per update"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """A change after which the run fits.
+    """Describes a change after which the run fits.
 
     Attributes:
-      what: in words.
-      overrides: for --set.
-      plan: of the changed run; on another slice where the change is that.
+      description: the change in words.
+      overrides: the change as arguments of --set; empty if the change is another slice.
+      plan: the plan of the changed run.
     """
 
     description: str
@@ -33,11 +33,11 @@ class Suggestion:
 
 
 def suggest(plan: RunPlan, max_suggestions: int = 3) -> list[Suggestion]:
-    """Up to so many changes that make a run fit, the cheapest first.
+    """Returns up to `max_suggestions` changes that make a run fit, the cheapest first.
 
-    Microbatches, recomputation and sharded state are tried by themselves, and together if none of
-    them is enough; beside them stands the cheapest slice on which the run fits as it is. Cost is
-    the list price on demand of the hours with no overlap.
+    Gradient accumulation, rematerialization, and FSDP are tried one by one, then in combination if
+    none of them suffices. The cheapest slice on which the unchanged run fits is added. Cost is the
+    on-demand list price of the hours without overlap.
     """
     found = _first_fitting(plan, _single_changes(plan)) or _first_fitting(
         plan, _combined_changes(plan)
@@ -59,9 +59,9 @@ def _single_changes(plan: RunPlan) -> Iterator[Suggestion]:
         for n in microbatch_counts
     )
     if isinstance(plan.experiment.objective.compute.remat, NoRemat):
-        yield _make_suggestion(plan, "layers computed again in the backward pass", REMAT)
+        yield _make_suggestion(plan, "recompute layers in the backward pass (remat)", REMAT)
     if _is_replicated(plan):
-        yield _make_suggestion(plan, "parameters and optimizer state shared out", FSDP)
+        yield _make_suggestion(plan, "shard parameters and optimizer state (FSDP)", FSDP)
 
 
 def _combined_changes(plan: RunPlan) -> Iterator[Suggestion]:
@@ -70,8 +70,8 @@ def _combined_changes(plan: RunPlan) -> Iterator[Suggestion]:
         for n in (1, *_microbatch_counts(plan)):
             accumulation = _accumulation_overrides(plan, n) if n > 1 else ()
             descriptions = [_MICROBATCHES_TEXT.format(n)] if accumulation else []
-            descriptions += ["layers computed again"] if remat else []
-            descriptions += ["state shared out"] if shard_state else []
+            descriptions += ["recompute layers"] if remat else []
+            descriptions += ["shard the state"] if shard_state else []
             if len(descriptions) > 1:
                 yield _make_suggestion(
                     plan, ", ".join(descriptions), (*accumulation, *remat, *shard_state)
@@ -79,9 +79,10 @@ def _combined_changes(plan: RunPlan) -> Iterator[Suggestion]:
 
 
 def _first_fitting(plan: RunPlan, suggestions: Iterator[Suggestion]) -> list[Suggestion]:
-    """Those that fit, of each kind the first: the one with the fewest microbatches."""
+    """Returns the first suggestion of each kind that fits: the one with the fewest microbatches."""
     found: dict[str, Suggestion] = {}
     for suggestion in suggestions:
+        # Descriptions of one kind differ only in the number of microbatches.
         without_digits = "".join(
             letter for letter in suggestion.description if not letter.isdigit()
         )
@@ -101,10 +102,10 @@ def _make_suggestion(plan: RunPlan, description: str, overrides: tuple[str, ...]
 
 
 def _other_slices(plan: RunPlan) -> list[Suggestion]:
-    """The cheapest other slice on which the run fits as it is, if there is one."""
+    """Returns the cheapest other slice on which the unchanged run fits, if any."""
     inputs, found = tuple(phase.inputs for phase in plan.phases), []
     for name, tpu_slice in all_slices().items():
-        with contextlib.suppress(ConfigError):  # its devices cannot share the batch
+        with contextlib.suppress(ConfigError):  # its devices do not divide the batch
             other_plan = make_plan(plan.experiment, tpu_slice, mfu=plan.mfu, inputs=inputs)
             if other_plan.fits:
                 found.append(
@@ -114,7 +115,7 @@ def _other_slices(plan: RunPlan) -> list[Suggestion]:
 
 
 def _is_replicated(plan: RunPlan) -> bool:
-    """Whether every device holds the whole model."""
+    """Returns whether every device holds the whole model."""
     return plan.experiment.mesh.axis_sizes(plan.tpu_slice.devices)[1:] == (1, 1)
 
 
@@ -123,7 +124,7 @@ def _phases_over_memory(plan: RunPlan) -> dict[int, PhasePlan]:
 
 
 def _microbatch_counts(plan: RunPlan) -> list[int]:
-    """Into how many microbatches the phases that do not fit can be cut, ascending."""
+    """Returns the possible numbers of microbatches of the phases that do not fit, ascending."""
     per_device_batch_sizes = [
         phase.per_device_batch_size for phase in _phases_over_memory(plan).values()
     ]

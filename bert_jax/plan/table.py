@@ -1,4 +1,4 @@
-"""Plans in words and columns: one run on one slice in full, or a row for each of several slices."""
+"""Formats plans as text: one run on one slice in full, or one line per slice to compare slices."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from bert_jax.plan.timing import min_batch_size
 
 _LABEL_WIDTH, _COLUMN_WIDTH = 34, 16
 _BOTTLENECK_FRACTION = 0.25
-"""Links and update as a share of compute from which on the plan says that they bind the run."""
+"""Communication and optimizer time are reported from this fraction of compute time on."""
 
 
 def describe_plan(plan: RunPlan, suggestions: Sequence[Suggestion] = ()) -> str:
-    """A run on one slice, on one screen; `ways` are what to change when it does not fit."""
+    """Formats the plan of a run on one slice; `suggestions` are listed if it does not fit."""
     sections = [
         _header_section(plan),
         _memory_section(plan),
@@ -28,8 +28,8 @@ def describe_plan(plan: RunPlan, suggestions: Sequence[Suggestion] = ()) -> str:
 
 
 def compare_plans(plans: Sequence[tuple[Slice, RunPlan | str]]) -> str:
-    """A row for each slice: its plan, or why there is none."""
-    rows = [("slice", "devices", "GiB / room", "fits", "hours", "USD spot", "USD on demand")]
+    """Formats one line per slice: its plan, or the reason why the run is impossible there."""
+    rows = [("slice", "devices", "GiB / usable", "fits", "hours", "USD spot", "USD on demand")]
     rows += [_slice_row(tpu_slice, plan) for tpu_slice, plan in plans if isinstance(plan, RunPlan)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
@@ -45,12 +45,12 @@ def compare_plans(plans: Sequence[tuple[Slice, RunPlan | str]]) -> str:
 
 
 def assumptions(mfu: float) -> str:
-    """What stands behind the numbers, in the lines below them."""
+    """Returns the lines below the tables that state what the estimates assume."""
     return (
-        f"Estimates. Hours from compute alone at {mfu:.0%} of the chips' peak, which is an\n"
-        "assumption (--mfu), to compute, gradients over the links and the optimizer one after\n"
-        "another; without evaluation, checkpoints and compilation. Memory by formula, mostly\n"
-        "within a tenth of what the compiler says (--compile asks it).\n"
+        f"These are estimates. Hours range from compute only, at an assumed MFU of {mfu:.0%}\n"
+        "(--mfu), to compute, communication, and optimizer without overlap. They exclude\n"
+        "evaluation, checkpoints, and compilation. Memory is computed by formula, usually within\n"
+        "10 % of the compiler's figure (--compile).\n"
         f"USD: list prices of {prices_as_of()}."
     )
 
@@ -71,7 +71,11 @@ def _header_section(plan: RunPlan) -> str:
     tpu_slice, compute = plan.tpu_slice, plan.experiment.objective.compute
     data, fsdp, tensor = plan.experiment.mesh.axis_sizes(tpu_slice.devices)
     layer_loop = "scanned" if isinstance(compute.layer_loop, Scanned) else "unrolled"
-    remat_text = "all kept" if isinstance(compute.remat, NoRemat) else "computed again (remat)"
+    remat_text = (
+        "activations saved"
+        if isinstance(compute.remat, NoRemat)
+        else "activations recomputed (remat)"
+    )
     return (
         f"{plan.experiment.name} on {tpu_slice.name}: {tpu_slice.chips} chips on "
         f"{tpu_slice.hosts} hosts, {tpu_slice.devices} devices of "
@@ -86,7 +90,7 @@ def _memory_section(plan: RunPlan) -> str:
     fit_cells = [
         "fits"
         if each.total <= plan.usable_bytes
-        else f"{format_gib(each.total - plan.usable_bytes)} too much"
+        else f"{format_gib(each.total - plan.usable_bytes)} over"
         for each in memories
     ]
     return format_columns(
@@ -94,26 +98,26 @@ def _memory_section(plan: RunPlan) -> str:
         ("parameters", *(format_gib(each.parameters) for each in memories)),
         ("optimizer state", *(format_gib(each.optimizer) for each in memories)),
         (
-            "batch, microbatches' gradients",
+            "batch, accumulated gradients",
             *(format_gib(each.batch + each.accumulated_gradients) for each in memories),
         ),
-        ("activations at their most, or", *(format_gib(each.activations) for each in memories)),
-        ("gradients, if they are more", *(format_gib(each.gradients) for each in memories)),
-        ("together", *(format_gib(each.total) for each in memories)),
+        ("peak activations, or", *(format_gib(each.activations) for each in memories)),
+        ("gradients, whichever is larger", *(format_gib(each.gradients) for each in memories)),
+        ("total", *(format_gib(each.total) for each in memories)),
         (
-            f"room, {MEMORY_MARGIN:.0%} left free",
+            f"usable, {MEMORY_MARGIN:.0%} kept free",
             *(format_gib(plan.usable_bytes) for _ in memories),
         ),
-        ("verdict", *fit_cells),
+        ("result", *fit_cells),
     )
 
 
 def _step_section(plan: RunPlan) -> str:
     steps = [phase.step for phase in plan.phases]
     return format_columns(
-        ("one update", *_length_headers(plan)),
-        ("rows", *(f"{phase.inputs.phase.batch_size:,}" for phase in plan.phases)),
-        ("rows of a device at a time", *map(_per_device_batch_size, plan.phases)),
+        ("one step", *_length_headers(plan)),
+        ("batch size", *(f"{phase.inputs.phase.batch_size:,}" for phase in plan.phases)),
+        ("batch size per device", *map(_per_device_batch_size, plan.phases)),
         ("tokens", *(f"{step.tokens:,.0f}" for step in steps)),
         ("model FLOPs", *(f"{step.flops:.3g}" for step in steps)),
         (
@@ -121,15 +125,15 @@ def _step_section(plan: RunPlan) -> str:
             *(format_milliseconds(step.compute) for step in steps),
         ),
         (
-            "gradients over the links, ms",
+            "gradient communication, ms",
             *(format_milliseconds(step.gradient_comm) for step in steps),
         ),
         (
-            "activations over the links, ms",
+            "activation communication, ms",
             *(format_milliseconds(step.activation_comm) for step in steps),
         ),
-        ("optimizer in HBM, ms", *(format_milliseconds(step.optimizer) for step in steps)),
-        ("tokens a second", *(_tokens_per_second(phase) for phase in plan.phases)),
+        ("optimizer (HBM traffic), ms", *(format_milliseconds(step.optimizer) for step in steps)),
+        ("tokens per second", *(_tokens_per_second(phase) for phase in plan.phases)),
     )
 
 
@@ -140,8 +144,8 @@ def _totals_section(plan: RunPlan) -> str:
     ]
     steps = [phase.inputs.phase.steps for phase in plan.phases]
     rows = [
-        ("the run", *_length_headers(plan), *(["all"] if has_several_phases else [])),
-        ("updates", *(f"{n:,}" for n in [*steps, *([sum(steps)] if has_several_phases else [])])),
+        ("whole run", *_length_headers(plan), *(["all"] if has_several_phases else [])),
+        ("steps", *(f"{n:,}" for n in [*steps, *([sum(steps)] if has_several_phases else [])])),
         (
             "hours",
             *(
@@ -164,7 +168,7 @@ def _totals_section(plan: RunPlan) -> str:
 
 
 def _bottleneck_lines(plan: RunPlan) -> list[str]:
-    """A line for each phase that waits for links and memory rather than for its products."""
+    """Returns a line for each phase limited by communication or memory rather than by compute."""
     data, fsdp, _ = plan.experiment.mesh.axis_sizes(plan.tpu_slice.devices)
     lines = []
     for index, phase in enumerate(plan.phases):
@@ -177,9 +181,9 @@ def _bottleneck_lines(plan: RunPlan) -> list[str]:
         )
         if activation_comm_fraction > _BOTTLENECK_FRACTION:
             lines.append(
-                f"length {phase_config.seq_length}: summing activations over the links is "
-                f"{activation_comm_fraction:.0%} of compute, "
-                "whatever the\nbatch (--set mesh.tensor=1 needs none)."
+                f"length {phase_config.seq_length}: communicating activations takes "
+                f"{activation_comm_fraction:.0%} of the compute time at\n"
+                "any batch size (--set mesh.tensor=1 avoids it)."
             )
         if overhead_fraction > _BOTTLENECK_FRACTION:
             sufficient_batch_size = min_batch_size(
@@ -188,15 +192,15 @@ def _bottleneck_lines(plan: RunPlan) -> list[str]:
                 data * fsdp * phase_config.gradient_accumulation_steps,
             )
             message = (
-                f"length {phase_config.seq_length}: {phase_config.batch_size:,} rows are few for "
-                f"these chips. What does not grow "
-                f"with\nthe batch is {overhead_fraction:.0%} of compute"
+                f"length {phase_config.seq_length}: the batch size {phase_config.batch_size:,} is "
+                "small for these chips. Gradient communication and\nthe optimizer, which do not "
+                f"depend on it, take {overhead_fraction:.0%} of the compute time"
             )
             if sufficient_batch_size is not None:
                 message += (
-                    f"; from {sufficient_batch_size:,} rows on it would be a tenth (--set\n"
-                    f"train.phases.{index}.batch_size={sufficient_batch_size}, with a learning "
-                    "rate for it and fewer updates)"
+                    f";\nwith {sufficient_batch_size:,} it would be 10 % (--set "
+                    f"train.phases.{index}.batch_size={sufficient_batch_size}, and\n"
+                    "adapt the learning rate and the number of steps)"
                 )
             lines.append(f"{message}.")
     return lines
@@ -205,16 +209,16 @@ def _bottleneck_lines(plan: RunPlan) -> list[str]:
 def _suggestion_lines(suggestions: Sequence[Suggestion]) -> str:
     if not suggestions:
         return (
-            "No way out was found: not with microbatches, layers computed again and state shared "
-            "out,\nnor on another slice. Take a smaller model or shorter rows."
+            "No change makes it fit: neither gradient accumulation, remat, and FSDP, nor another "
+            "slice.\nUse a smaller model or shorter sequences."
         )
-    lines = ["It does not fit. What would, the cheapest first:"]
+    lines = ["It does not fit. Changes that make it fit, the cheapest first:"]
     for number, suggestion in enumerate(suggestions, 1):
         plan = suggestion.plan
         lines.append(
             f"  {number}. {suggestion.description}: {format_gib(plan.memory.total)} of "
             f"{format_gib(plan.usable_bytes)} GiB, {_format_range(plan.hours)} hours, "
-            f"on demand {_format_usd(plan, spot=False)}"
+            f"USD on demand {_format_usd(plan, spot=False)}"
         )
         overrides = " ".join(f"'{each}'" if " " in each else each for each in suggestion.overrides)
         lines.append(
@@ -224,7 +228,7 @@ def _suggestion_lines(suggestions: Sequence[Suggestion]) -> str:
 
 
 def format_columns(*rows: tuple[str, ...]) -> str:
-    """A block of labelled rows under a row of heads."""
+    """Formats labeled rows of equal-width columns below a header row."""
     header, *rest = rows
     lines = [
         f"{header[0]:<{_LABEL_WIDTH}}" + "".join(f"{cell:>{_COLUMN_WIDTH}}" for cell in header[1:])
@@ -276,10 +280,10 @@ def _format_number(value: float) -> str:
 
 
 def format_gib(size: float) -> str:
-    """Bytes in GiB."""
+    """Formats bytes as GiB with two decimals."""
     return f"{size / 2**30:.2f}"
 
 
 def format_milliseconds(seconds: float) -> str:
-    """Seconds in ms, three digits."""
+    """Formats seconds as milliseconds with three significant digits."""
     return f"{1e3 * seconds:.3g}"

@@ -1,23 +1,23 @@
-"""How long an update takes on a slice, between two bounds, and what the run then costs.
+"""Estimates the time of a training step on a TPU slice as a lower and an upper bound.
 
-Compute alone: the model's FLOPs at a stated share of the chips' peak (MFU). The share is an
-assumption, which only a run on the slice or its compiled program can replace. Layers that are
-computed again in the backward pass (remat) add their forward pass to it.
+The lower bound is compute only: the model's FLOPs at an assumed fraction of the chips' peak (model
+FLOPs utilization, MFU). Only a run on the slice, or its compiled program, can replace that
+assumption. Rematerialization adds one more forward pass.
 
-No overlap: to that are added, one after another, what cannot be avoided but may be hidden:
+The upper bound adds, without any overlap, the costs that are unavoidable but may be hidden:
 
-- the links. Summing G bytes over n chips, and giving all of them the sum, moves 2 (n - 1) / n G
-  bytes out of every chip (Patarasuk and Yuan 2009). Up to 16 chips a slice has no wrap-around
-  links, so a corner chip has one link along each axis of the topology, and the others wait for it.
-  Sharded parameters (fsdp) are gathered too, once, and their gradients summed for each of m
-  microbatches: (1 + 2 m) (n - 1) / n. All of it is half as much where `mesh.exchange` is bfloat16.
-  Devices on one chip exchange for nothing, and share its links for what is apart;
-- the sums of activations of layers cut in t (tensor), twice in each direction, over one axis. They
-  alone grow with the batch;
-- the update: reading and writing parameters and optimizer state and reading gradients, in HBM.
+- Gradient communication. An all-reduce of G bytes over n chips sends 2 (n - 1) / n G bytes from
+  every chip (Patarasuk and Yuan 2009). Slices of up to 16 chips have no wrap-around links, so a
+  corner chip has only one link along each axis of the topology, and the others wait for it. FSDP
+  parameters are also gathered once, and their gradients are summed for each of m microbatches:
+  (1 + 2 m) (n - 1) / n. All of this is halved if `mesh.communication_dtype` is bfloat16. Devices on
+  the same chip exchange data for free, but share the chip's links.
+- Activation communication of tensor parallelism: two all-reduces per layer in each direction, over
+  one axis of the topology. It is the only part that grows with the batch.
+- The optimizer: reads and writes parameters and optimizer state and reads gradients, all in HBM.
 
-If the MFU is right the truth lies between the two; evaluation, checkpoints, compilation and waiting
-for data are in neither.
+If the assumed MFU is right, the true time lies between the bounds. Neither includes evaluation,
+checkpoints, compilation, or waiting for data.
 """
 
 import math
@@ -35,15 +35,16 @@ from bert_jax.tuning.config import CachedFeatures
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of one update, the mean over a phase's batches.
+    """Holds the time of one step in seconds, averaged over a phase's batches.
 
     Attributes:
-      flops: model FLOPs over all chips; nothing for what is computed twice.
-      tokens: input positions, padding included.
-      compute: seconds of the FLOPs at the stated MFU.
-      links: the least that gradients and sharded parameters take between the chips.
-      sums: likewise the activations of layers that are cut (tensor); it grows with the batch.
-      update: the least that the optimizer takes in HBM.
+      flops: model FLOPs over all chips; recomputation is not counted.
+      tokens: input positions, including padding.
+      compute: the seconds of the FLOPs at the assumed MFU.
+      gradient_comm: the minimal seconds to communicate gradients and FSDP parameters.
+      activation_comm: the minimal seconds to communicate activations of tensor-parallel layers; it
+        grows with the batch.
+      optimizer: the minimal seconds of the optimizer's HBM traffic.
     """
 
     flops: float
@@ -55,25 +56,25 @@ class StepTime:
 
     @property
     def no_overlap(self) -> float:
-        """Seconds when all of it follows one another."""
+        """Returns the seconds if nothing overlaps."""
         return self.compute + self.gradient_comm + self.activation_comm + self.optimizer
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """(compute alone, no overlap)."""
+        """Returns the bounds (compute only, no overlap)."""
         return self.compute, self.no_overlap
 
 
 def step_time(
     experiment: Experiment, inputs: Inputs, state: StateBytes, tpu_slice: Slice, mfu: float
 ) -> StepTime:
-    """The time of one update of a phase."""
+    """Estimates the time of one step of a phase."""
     objective = experiment.objective
     flops = tokens = 0.0
     for sizes, fraction in zip(inputs.shapes, inputs.step_fractions, strict=True):
         flops += fraction * model_flops(experiment, inputs, sizes, state.lowest_trainable_layer)
         tokens += fraction * inputs.num_sequences * sizes["L"]
-    # The forward pass is a third of the FLOPs.
+    # The forward pass is a third of the FLOPs, and remat computes it twice.
     remat_factor = 1.0 if isinstance(objective.compute.remat, NoRemat) else 4 / 3
     hbm_bytes = 2 * (state.parameters + state.optimizer) + state.gradients
     return StepTime(
@@ -87,14 +88,14 @@ def step_time(
 
 
 def link_axes(tpu_slice: Slice) -> int:
-    """Along how many axes a chip of the slice has neighbours: 2 in a 4x4 and in a 2x2x1."""
+    """Counts the topology axes along which a chip has neighbors: 2 in a 4x4 and in a 2x2x1."""
     return sum(size != "1" for size in tpu_slice.topology.split("x"))
 
 
 def model_flops(
     experiment: Experiment, inputs: Inputs, sizes: dict[str, int], lowest_trainable_layer: int
 ) -> float:
-    """`step_flops` of one of the inputs' `shapes`; `lowest` as in `StateBytes`."""
+    """Returns the model FLOPs of a step with one of the inputs' `shapes`, over all devices."""
     return step_flops(
         experiment.objective,
         inputs.phase,
@@ -109,9 +110,9 @@ def _gradient_comm(
     experiment: Experiment, inputs: Inputs, state: StateBytes, tpu_slice: Slice
 ) -> float:
     data, fsdp, _ = _bytes_leaving_chip(experiment, tpu_slice)
-    # All but a thousandth is matrices, which are what `exchange` is for.
+    # communication_dtype applies to matrices only, but they are 99.9 % of the parameters.
     dtype_scale = 0.5 if experiment.mesh.communication_dtype == "bfloat16" else 1.0
-    # Each device holds 1 / fsdp of what is gathered; gradients are summed for every microbatch.
+    # `state` counts the 1 / fsdp that a device stores, so multiply by fsdp for what is gathered.
     shards = experiment.mesh.axis_sizes(tpu_slice.devices)[1]
     gathered = shards * (
         state.parameters + 2 * inputs.phase.gradient_accumulation_steps * state.gradients
@@ -135,10 +136,10 @@ def _activation_comm(experiment: Experiment, tpu_slice: Slice, tokens: float) ->
 
 
 def _bytes_leaving_chip(experiment: Experiment, tpu_slice: Slice) -> list[float]:
-    """What leaves a chip of each byte that its devices exchange over data, fsdp and tensor."""
+    """Returns how many bytes leave a chip per exchanged byte on the axes data, fsdp, and tensor."""
     devices_per_chip = devices_left = tpu_slice.generation.devices_per_chip
     found = []
-    # Devices of one chip are neighbours on the mesh's last axes.
+    # Devices of one chip are neighbors on the mesh's last axes.
     for size in reversed(experiment.mesh.axis_sizes(tpu_slice.devices)):
         devices_on_chip = math.gcd(size, devices_left)
         chips, devices_left = size // devices_on_chip, devices_left // devices_on_chip
@@ -149,9 +150,10 @@ def _bytes_leaving_chip(experiment: Experiment, tpu_slice: Slice) -> list[float]
 def min_batch_size(
     step: StepTime, batch_size: int, multiple: int, max_fraction: float = 0.1
 ) -> int | None:
-    """The rows at which all but compute takes at most `share` of it; a multiple of `parts`.
+    """Returns the batch size from which communication and optimizer are small next to compute.
 
-    None if no number of rows is enough, as `sums` grow with them.
+    They then take at most `max_fraction` of the compute time. The result is a multiple of
+    `multiple`, or None if no batch size suffices because activation communication grows with it.
     """
     allowed_seconds = max_fraction * step.compute - step.activation_comm
     if allowed_seconds <= 0:

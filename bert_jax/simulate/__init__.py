@@ -1,0 +1,1 @@
+"""Simulates a multi-host training run on one machine, with hosts that are killed."""

@@ -1,4 +1,4 @@
-"""One life of a simulated pod: all hosts started together, until the last one has ended."""
+"""Runs one attempt of a simulated run: starts all hosts and waits until all have ended."""
 
 import contextlib
 import json
@@ -15,24 +15,25 @@ from bert_jax.simulate.scenario import Kill, Scenario
 from bert_jax.simulate.simulated_host import HEARTBEAT_SECONDS, HostProcess, host_environment
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
 
-POLL_SECONDS = 0.02  # seconds
+POLL_SECONDS = 0.02
 GRACE_SECONDS = HEARTBEAT_SECONDS + 15
-"""What hosts have to notice that another one has failed, before they are ended."""
+"""How long hosts may take to exit after another host has failed, before they are killed."""
 _TAIL_BYTES = 4096  # bytes of the log in which its last line is looked for
 
 
 @dataclass(kw_only=True)
 class Attempt:
-    """What came of one start.
+    """Holds the result of one attempt.
 
     Attributes:
-      hosts: how many there were to be.
-      killed: the accident that took place, with the step that was logged last before it.
-      begins, saved: for each host that said so, the step it began after, and the one it saved.
-      codes: each host's exit code, negative for a signal; dropped hosts are not in it.
-      first_failed: the host that failed first, of those that were not done and had not saved.
-      ended_here: hosts that did not end by themselves when another had failed.
-      errors: what failed hosts said last.
+      num_hosts: the number of hosts, including missing ones.
+      killed: the kill that happened, and the last step that was logged before it; None if none.
+      resumed_from: {host: the step after which it reported to begin}.
+      saved: {host: the step that it reported to have saved}.
+      exit_codes: {host: its exit code, negative for a signal}, without missing hosts.
+      first_failed_host: the first host that neither completed the run nor saved and exited.
+      killed_by_simulator: the hosts that did not exit after another host had failed.
+      errors: {failed host: its last error message}.
     """
 
     num_hosts: int
@@ -56,18 +57,19 @@ def run_attempt(
     """Starts the hosts and returns when all have ended.
 
     Args:
-      start: the number of this start, from 0 on.
-      hear: called with (host, line) for what hosts print.
-      say: called with what the simulator itself has to say.
-      stop: a signal that is to be passed on to all hosts, each once; None: none.
+      scenario: the hosts and kills of the simulation.
+      attempt_index: the index of this attempt, from 0.
+      on_line: called with (host, line) for every line that a host prints.
+      log: called with every message of the simulator itself.
+      next_signal: returns the next signal to forward to all hosts, or None.
     """
     num_hosts, port = scenario.num_hosts(attempt_index), free_port()
     attempt = Attempt(num_hosts=num_hosts)
     kill = scenario.kills[attempt_index] if attempt_index < len(scenario.kills) else None
     if kill and (checkpoint_step := newest_checkpoint_step(scenario.run)) >= kill.step:
         log(
-            f"step {checkpoint_step} is saved already: "
-            f"no {kill.signal_to_send.name} at step {kill.step}"
+            f"{kill.signal_to_send.name} at step {kill.step} is skipped: "
+            f"step {checkpoint_step} is already saved"
         )
         kill = None
     metrics_tail = _MetricsTail(scenario.run / METRICS)
@@ -75,7 +77,7 @@ def run_attempt(
         hosts = []
         for number in range(num_hosts):
             if attempt_index == 0 and number in scenario.missing_hosts:
-                log(f"host {number} is not started")
+                log(f"host {number} is not started (--missing-host)")
                 continue
             host_env = host_environment(number, num_hosts, scenario.devices_per_host, port)
             hosts.append(HostProcess(number, scenario.command, host_env, on_line))
@@ -83,7 +85,7 @@ def run_attempt(
         failed_at: float | None = None
         while any(host.exit_code is None for host in hosts):
             if kill and (step := metrics_tail.newest_step()) >= kill.step:
-                log(f"{kill.signal_to_send.name} to host {kill.host}; step {step} is logged")
+                log(f"sending {kill.signal_to_send.name} to host {kill.host} after step {step}")
                 _find_host(hosts, kill.host).send_signal(kill.signal_to_send)
                 attempt.killed, kill = (kill, step), None
             if received_signal := next_signal():
@@ -92,10 +94,12 @@ def run_attempt(
             if failed_at is None and (failed := _first_failed(hosts)):
                 failed_at, attempt.first_failed_host = time.monotonic(), failed.number
                 end = describe_exit_code(failed.exit_code)
-                log(f"host {failed.number} has ended: {end}; the others follow")
+                log(f"host {failed.number} failed: {end}; waiting for the others to exit")
             if failed_at is not None and time.monotonic() - failed_at > GRACE_SECONDS:
                 for host in [host for host in hosts if host.exit_code is None]:
-                    log(f"host {host.number} has not ended in {GRACE_SECONDS} s and is killed")
+                    log(
+                        f"killing host {host.number}, which has not exited within {GRACE_SECONDS} s"
+                    )
                     attempt.killed_by_simulator.append(host.number)
                     host.send_signal(signal.SIGKILL)
                 failed_at = float("inf")
@@ -124,27 +128,27 @@ def _find_host(hosts: list[HostProcess], number: int) -> HostProcess:
 
 
 def _first_failed(hosts: list[HostProcess]) -> HostProcess | None:
-    """Of those that have failed, one that was killed: the others fail because of it."""
+    """Returns a failed host, preferring one that was killed: it is why the others fail."""
     failed = [h for h in hosts if h.exit_code not in (None, EXIT_DONE, EXIT_PREEMPTED)]
     return min(failed, key=lambda host: host.exit_code != -signal.SIGKILL, default=None)
 
 
 def describe_exit_code(exit_code: int | None) -> str:
-    """An exit code in words: "75", "SIGKILL"."""
+    """Describes an exit code, as in "exit code 75" or "killed by SIGKILL"."""
     if exit_code is None or exit_code >= 0:
         return f"exit code {exit_code}"
     return f"killed by {signal.Signals(-exit_code).name}"
 
 
 def newest_checkpoint_step(run: Path) -> int:
-    """The step of the newest checkpoint in a run's folder; 0 if there is none."""
+    """Returns the step of the newest checkpoint in a run folder; 0 if there is none."""
     folder = run / "checkpoints"
     names = os.listdir(folder) if folder.is_dir() else []
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 def free_port() -> int:
-    """A port of this machine that is free, as is the one after it, where processes meet."""
+    """Returns a free port whose successor is free too, which the rendezvous needs."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -155,7 +159,10 @@ def free_port() -> int:
 
 
 class _MetricsTail:
-    """The newest step in a log that is written anew when the run begins."""
+    """Reads the newest step of a metrics file that this attempt replaces when it begins.
+
+    The file of an earlier attempt is recognized by its inode and ignored.
+    """
 
     def __init__(self, file: Path):
         self._file = file
@@ -170,5 +177,5 @@ class _MetricsTail:
                 stream.seek(max(0, size - _TAIL_BYTES))
                 *_, last, _ = stream.read().split(b"\n")
             return int(json.loads(last)["step"])
-        except (OSError, ValueError):  # not begun
+        except (OSError, ValueError):  # not written yet
             return 0

@@ -1,4 +1,4 @@
-"""What a simulated pod is to go through: its hosts at each start, and its accidents."""
+"""Defines the scenario of a simulation: the hosts of each attempt, and which are killed when."""
 
 import math
 import re
@@ -13,7 +13,7 @@ SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """A signal to one host, as soon as process 0 has logged a step; a start has at most one."""
+    """Describes a signal sent to one host when process 0 logs a step; at most one per attempt."""
 
     host: int
     step: int
@@ -22,16 +22,16 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One simulation.
+    """Describes one simulation.
 
     Attributes:
-      command: what each host runs, `bert-jax pretrain ...` with the run folder in it.
+      command: the command of each host, `bert-jax pretrain ...` with the run folder in it.
       run: the run folder.
-      hosts: how many hosts each start has; the last number holds for all later starts.
-      devices: of each host.
-      kills: the first is for the first start, the second for the start after it, and so on.
-      dropped: hosts that are never started.
-      steps: updates of the whole run.
+      hosts_per_attempt: the number of hosts of each attempt; later attempts use the last number.
+      devices_per_host: the number of CPU devices of each host.
+      kills: the kill of the first attempt, of the second, and so on.
+      missing_hosts: hosts that are not started in the first attempt.
+      steps: the steps of the whole run.
     """
 
     command: tuple[str, ...]
@@ -46,39 +46,49 @@ class Scenario:
         if min((*self.hosts_per_attempt, self.devices_per_host)) < 1:
             raise ConfigError(
                 f"--hosts {' '.join(map(str, self.hosts_per_attempt))} "
-                f"--devices {self.devices_per_host}: expected at least 1 of each"
+                f"--devices {self.devices_per_host}: expected at least 1 host and 1 device"
             )
         for index, kill in enumerate(self.kills):
             flag = f"--kill host={kill.host}@step={kill.step}"
             if kill.host >= self.num_hosts(index):
                 raise ConfigError(
-                    f"{flag}: start {index + 1} has {self.num_hosts(index)} hosts, "
-                    f"0 to {self.num_hosts(index) - 1}"
+                    f"{flag}: expected a host from 0 to {self.num_hosts(index) - 1} in attempt "
+                    f"{index + 1}"
                 )
             if not 0 < kill.step < self.steps:
                 raise ConfigError(
-                    f"{flag}: the run has {self.steps} steps, so that a host can be killed at "
-                    f"step 1 to {self.steps - 1}"
+                    f"{flag}: expected a step from 1 to {self.steps - 1}, because the run has "
+                    f"{self.steps} steps"
                 )
             if index and kill.step <= self.kills[index - 1].step:
-                raise ConfigError(f"{flag}: expected a later step than that of the kill before it")
+                raise ConfigError(f"{flag}: expected a later step than that of the previous kill")
         for host in self.missing_hosts:
-            if host >= self.hosts_per_attempt[0] or self.hosts_per_attempt[0] == 1:
+            flag = f"--missing-host host={host}"
+            if self.hosts_per_attempt[0] == 1:
+                raise ConfigError(f"{flag}: at least one host must be started; use --hosts 2")
+            if host >= self.hosts_per_attempt[0]:
                 raise ConfigError(
-                    f"--missing-host host={host}: the hosts are 0 to "
-                    f"{self.hosts_per_attempt[0] - 1}, and one is left"
+                    f"{flag}: expected a host from 0 to {self.hosts_per_attempt[0] - 1}"
                 )
 
     def num_hosts(self, attempt_index: int) -> int:
-        """How many hosts a start has, by its number from 0 on."""
+        """Returns the number of hosts of an attempt, by its index from 0."""
         return self.hosts_per_attempt[min(attempt_index, len(self.hosts_per_attempt) - 1)]
+
+    def describe_attempt(self, attempt_index: int) -> str:
+        """Describes the hosts of an attempt, as in "attempt 1: 3 hosts x 2 devices"."""
+        hosts, devices = self.num_hosts(attempt_index), self.devices_per_host
+        return (
+            f"attempt {attempt_index + 1}: {hosts} host{'s' * (hosts > 1)} x "
+            f"{devices} device{'s' * (devices > 1)}"
+        )
 
 
 def parse_kill(text: str, signal_name: str) -> Kill:
-    """ "host=2@step=50" as a kill.
+    """Parses a kill like "host=2@step=50".
 
     Raises:
-      ConfigError: another form.
+      ConfigError: the text has another form.
     """
     found = re.fullmatch(r"host=(\d+)@step=(\d+)", text)
     if not found:
@@ -88,10 +98,10 @@ def parse_kill(text: str, signal_name: str) -> Kill:
 
 
 def parse_missing_host(text: str) -> int:
-    """ "host=3" as a number.
+    """Parses a host like "host=3".
 
     Raises:
-      ConfigError: another form.
+      ConfigError: the text has another form.
     """
     found = re.fullmatch(r"host=(\d+)", text)
     if not found:
@@ -100,5 +110,5 @@ def parse_missing_host(text: str) -> int:
 
 
 def logging_interval(configured: int, kills: tuple[Kill, ...]) -> int:
-    """Steps between two log lines, such that each kill's step has one."""
+    """Returns a logging interval that divides the configured one and every kill's step."""
     return math.gcd(configured, *(kill.step for kill in kills))

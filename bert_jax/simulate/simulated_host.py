@@ -1,4 +1,4 @@
-"""One host of a simulated pod: a process with an environment of its own, and what it says."""
+"""Runs one host of a simulation as a subprocess with its own environment, and parses its output."""
 
 import os
 import re
@@ -18,9 +18,9 @@ from bert_jax.distributed.rendezvous import TIMEOUT_VARIABLE as RENDEZVOUS
 from bert_jax.train.preemption import SAVED_MESSAGE, START_MESSAGE
 
 HEARTBEAT_SECONDS = 10
-"""How long hosts wait for one that has died; JAX's own 100 s would only be waited for here."""
+"""The heartbeat timeout after which hosts give up on a dead one; JAX's default is 100 s."""
 RENDEZVOUS_SECONDS = 40
-# What gloo prints for each group of devices, and the C++ frames below JAX's own abort.
+# Lines that gloo prints for each group of devices, and C++ stack frames of JAX's abort.
 _NOISE = re.compile(
     r"\[Gloo\] Rank|.*Expected number of connected peer ranks|"
     r" {4}@ +0x|\*\*\* Check failure stack trace|$"
@@ -32,13 +32,17 @@ _SAVED = re.compile(rf"{_PREFIX}{SAVED_MESSAGE} step (\d+)")
 
 
 class HostProcess:
-    """Starts at once.
+    """Runs a simulated host: a `bert-jax pretrain` subprocess, started on construction.
 
     Args:
-      hear: called with (number, line) for each line that the host prints, in a thread.
+      number: the number of the host.
+      command: the command to run.
+      environment: the environment of the subprocess.
+      on_line: called with (number, line) for each line that the host prints, in a thread.
 
     Attributes:
-      begins, saved: the step after which it said that it begins, and the one that it has saved.
+      resumed_from: the step after which the host reported to begin; None before that.
+      saved: the step that the host reported to have saved before it exits; None if none.
       error: the last `error: ...` or `watchdog: ...` that it printed, else its last line.
     """
 
@@ -62,26 +66,26 @@ class HostProcess:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C reaches the hosts through us alone
+            start_new_session=True,  # the supervisor forwards Ctrl-C itself
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Returns the exit code, negative for a signal; None while the host runs."""
         return self._process.poll()
 
     def send_signal(self, signal_number: signal.Signals) -> None:
-        """Sends a signal, unless it has ended."""
+        """Sends a signal, unless the host has ended."""
         self._process.send_signal(signal_number)
 
     def close(self) -> None:
-        """Ends it if it runs, and hears the rest of what it said."""
+        """Kills the host if it still runs, and reads the rest of its output."""
         if self.exit_code is None:
             self._process.kill()
         self._process.wait()
-        self._reader.join(timeout=5)  # what it started may hold the pipe open
+        self._reader.join(timeout=5)  # its children may hold the pipe open
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -100,7 +104,7 @@ class HostProcess:
 
 
 def host_environment(number: int, count: int, devices: int, port: int) -> dict[str, str]:
-    """What host `number` of `count` finds in its environment; everything else is as here."""
+    """Returns the environment of host `number` of `count`, based on the current one."""
     distributed_variables = (COORDINATOR, NUM_PROCESSES, PROCESS_ID)
     inherited = {
         name: value for name, value in os.environ.items() if name not in distributed_variables

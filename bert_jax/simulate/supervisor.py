@@ -1,9 +1,9 @@
-"""What supervises a simulated pod: starts all hosts again from the newest checkpoint, or gives up.
+"""Supervises a simulated run: restarts all hosts from the newest checkpoint, or gives up.
 
-every host ended with 0                      the run is complete
-every host ended with 75                     all have saved: start again
-a host was killed, aborted or hung (70)      start again, while checkpoints get further
-anything else                                the same would happen again: give up
+all hosts exit with 0                        the run is complete
+all hosts exit with 75                       all have saved: restart
+a host is killed, aborts, or hangs (70)      restart, while checkpoints make progress
+anything else                                would fail again: give up
 """
 
 import contextlib
@@ -31,21 +31,21 @@ from bert_jax.train.preemption import (
 )
 
 MAX_ATTEMPTS_WITHOUT_PROGRESS = 3
-"""Starts in a row that got no further than the one before."""
+"""The supervisor gives up after this many attempts in a row without a newer checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """All lives of a simulation, and its exit code."""
+    """Holds all attempts of a simulation, and its exit code."""
 
     exit_code: int
     attempts: tuple[Attempt, ...]
 
 
 class Supervisor:
-    """Runs a plan while it is entered; SIGTERM and Ctrl-C are passed on to all hosts.
+    """Runs a scenario as a context manager that forwards SIGTERM and Ctrl-C to all hosts.
 
-    A second Ctrl-C kills them. What hosts print goes to stderr as it comes, with their numbers.
+    A second Ctrl-C kills them. The output of hosts goes to stderr, prefixed with their numbers.
     """
 
     def __init__(self, scenario: Scenario):
@@ -69,17 +69,13 @@ class Supervisor:
         self._stack.close()
 
     def run(self) -> Outcome:
-        """Lives until the run is complete, or until there is no use in another one."""
+        """Starts attempts until the run is complete or another attempt would be useless."""
         attempts: list[Attempt] = []
         attempts_without_progress = 0
         while True:
             start_step = newest_checkpoint_step(self._scenario.run)
-            num_hosts = self._scenario.num_hosts(len(attempts))
-            origin = f"from step {start_step}" if start_step else "from the beginning"
-            self._log(
-                f"start {len(attempts) + 1}: {num_hosts} x "
-                f"{self._scenario.devices_per_host} devices, {origin}"
-            )
+            origin = f"from step {start_step}" if start_step else "from scratch"
+            self._log(f"{self._scenario.describe_attempt(len(attempts))}, {origin}")
             attempt = run_attempt(
                 self._scenario,
                 len(attempts),
@@ -89,7 +85,7 @@ class Supervisor:
             )
             attempts.append(attempt)
             exit_codes = set(attempt.exit_codes.values())
-            self._log(f"start {len(attempts)} has ended: {describe_exit_codes(attempt)}")
+            self._log(f"attempt {len(attempts)} ended: {describe_exit_codes(attempt)}")
             if exit_codes == {EXIT_DONE}:
                 return Outcome(exit_code=EXIT_DONE, attempts=tuple(attempts))
             if self._stop_requested:
@@ -118,7 +114,7 @@ class Supervisor:
         self._print(f"[host {host}] {line}")
 
     def _log(self, line: str) -> None:
-        self._print(f"[pod {format_duration(time.monotonic() - self._start_time)}] {line}")
+        self._print(f"[simulator {format_duration(time.monotonic() - self._start_time)}] {line}")
 
     def _print(self, line: str) -> None:
         with self._print_lock:
@@ -126,7 +122,7 @@ class Supervisor:
 
 
 def describe_exit_codes(attempt: Attempt) -> str:
-    """The exit codes of one start, as "exit code 0 on hosts 0, 1; killed by SIGKILL on host 2"."""
+    """Describes exit codes, as in "exit code 0 on hosts 0, 1; killed by SIGKILL on host 2"."""
     groups: dict[int, list[int]] = {}
     for host, exit_code in sorted(attempt.exit_codes.items()):
         groups.setdefault(exit_code, []).append(host)
@@ -137,14 +133,14 @@ def describe_exit_codes(attempt: Attempt) -> str:
 
 
 def format_hosts(host_numbers: list[int]) -> str:
-    """As "host 2" or "hosts 0, 1"."""
+    """Formats host numbers, as in "host 2" or "hosts 0, 1"."""
     return f"host{'s' * (len(host_numbers) > 1)} {', '.join(map(str, host_numbers))}"
 
 
 def _is_retryable(attempt: Attempt) -> bool:
-    """Whether another start may get further, by the host that failed first."""
+    """Returns whether another attempt may succeed, judging by the host that failed first."""
     if attempt.first_failed_host is None:
-        return True  # all have saved, or are done
+        return True  # all hosts have saved or are done
     exit_code = attempt.exit_codes[attempt.first_failed_host]
     return exit_code < 0 or exit_code == EXIT_HUNG
 

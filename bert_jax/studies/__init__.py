@@ -1,1 +1,1 @@
-"""Many runs, and what they say together: GLUE, sweeps, contests with baselines."""
+"""Runs studies of many fine-tuning runs: GLUE benchmarks, sweeps, and baseline comparisons."""

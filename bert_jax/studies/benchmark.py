@@ -1,7 +1,7 @@
-"""GLUE as a whole: every task with every seed, and one table of what came of it.
+"""Runs the GLUE benchmark: every task with every seed and setting, and collects the results.
 
-<output>/<task>/seed-<n>/    see cells.py; a folder for each setting between, if there are many
-         results.json        the protocol, and for each task all numbers
+<output>/<task>/seed-<n>/    a job (see job_runner.py); <task>/<setting>/seed-<n>/ if several settings
+         results.json        the config and all numbers of each task
          table.md, table.html
          submission.zip      see leaderboard.py
 """
@@ -22,25 +22,27 @@ from bert_jax.studies.job_runner import Job, JobRunner
 from bert_jax.studies.sweep_trials import Trial
 
 TRAINABLE_TASKS = tuple(name for name in GLUE_TASKS if name != "ax")
-"""The tasks with training data; the diagnostic set AX is read by the MNLI models."""
+"""The tasks with training data; the diagnostic set AX is predicted by the MNLI models."""
 MNLI_INIT_TASKS = ("rte", "mrpc", "stsb")
-"""The tasks that Liu et al. 2019 (RoBERTa, section 5.1) start from a model of MNLI."""
+"""The tasks that Liu et al. 2019 (RoBERTa, section 5.1) initialize from an MNLI model."""
 SAME_SEED_MNLI = "<runs of mnli>"
 LABELED_SPLITS = ("dev", "dev_mismatched")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
-    """What is run: the product of tasks, settings and seeds.
+    """Configures a benchmark: the product of tasks, settings, and seeds.
 
     Attributes:
-      glue_dir: the folder of the official files.
-      model: what every run starts from.
-      epochs, batch_size, learning_rate: all combinations are tried if there are several; on dev
-        the one with the best median over seeds is chosen for each task.
-      max_length: of rows; None leaves it to `fine_tuning`.
-      mnli_init: what RTE, MRPC and STS-B start from: a model of MNLI, or OWN_MNLI for the MNLI run
-        of the same seed; None for `model`.
+      glue_dir: the folder of the official GLUE files.
+      model: the pretrained model that every run starts from.
+      tasks: the tasks to run.
+      seeds: the seeds of each task and setting.
+      epochs, batch_size, learning_rate: the values to try; all combinations are run, and for each
+        task the one with the best median over seeds on dev is chosen.
+      max_length: the maximum sequence length; None for the default of `bert-jax finetune`.
+      mnli_init: the model that RTE, MRPC, and STS-B start from: a model of MNLI, or SAME_SEED_MNLI
+        for the MNLI run of the same seed; None for `model`.
       overrides: FIELD=VALUE for every run.
     """
 
@@ -59,17 +61,19 @@ class BenchmarkConfig:
         for name in ("tasks", "seeds", "epochs", "batch_size", "learning_rate"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
-                raise ConfigError(f"{name} is {list(values)}, expected one or more, each once")
+                raise ConfigError(
+                    f"{name} is {list(values)}, expected at least one value and no duplicates"
+                )
         for task in self.tasks:
             if task not in TRAINABLE_TASKS:
                 raise ConfigError(
-                    f"tasks has {task!r}; expected some of {', '.join(TRAINABLE_TASKS)} "
-                    "(AX comes with mnli)"
+                    f"tasks contains {task!r}; expected tasks from {', '.join(TRAINABLE_TASKS)} "
+                    "(ax is predicted with mnli)"
                 )
 
     @property
     def settings(self) -> list[dict[str, Any]]:
-        """Every combination of batch size, learning rate and epochs."""
+        """Returns every combination of batch size, learning rate, and epochs."""
         return sweep_trials.grid(
             {
                 "batch_size": self.batch_size,
@@ -80,14 +84,14 @@ class BenchmarkConfig:
 
 
 class Benchmark:
-    """Runs a protocol in a folder, and reads what its runs have left there."""
+    """Runs a benchmark in a folder, and reads the results of its runs."""
 
     def __init__(self, config: BenchmarkConfig, output: Path):
-        """Reads every task once, so that damaged data is known before anything runs.
+        """Reads every task once, so that damaged data is found before anything runs.
 
         Raises:
-          UserError: a task's files are damaged, no task can be trained, or MNLI cannot be though
-            others shall start from it.
+          UserError: a task's files are damaged, no task can be trained, or MNLI cannot be trained
+            although other tasks start from it.
         """
         self.config, self._output = config, output
         self.skipped: dict[str, str] = {}
@@ -100,28 +104,31 @@ class Benchmark:
                 self._num_train_examples[name] = len(self._read_task(name).splits["train"])
         if not self._num_train_examples:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
-            raise UserError(f"no task of --tasks can be trained ({reasons})")
+            raise UserError(f"none of --tasks can be trained ({reasons})")
         if (
             self._mnli_init_tasks()
             and config.mnli_init == SAME_SEED_MNLI
             and "mnli" not in self._num_train_examples
         ):
             raise UserError(
-                "--mnli-init needs runs of mnli: "
-                + self.skipped.get("mnli", "it is not among --tasks")
-                + "; name a model of MNLI after --mnli-init"
+                "--mnli-init without a model needs the task mnli: "
+                + self.skipped.get("mnli", "mnli is not in --tasks")
+                + "; add mnli, or give the path of an MNLI model after --mnli-init"
             )
 
     @property
     def tasks(self) -> list[str]:
-        """Those that can be trained."""
+        """Returns the tasks that can be trained."""
         return list(self._num_train_examples)
 
     def run(self, runner: JobRunner) -> dict[str, str]:
-        """Runs what is not finished; {cell: why} of those that failed.
+        """Runs the unfinished jobs.
+
+        Returns:
+          {name of a failed job: reason}.
 
         Raises:
-          Stopped: a signal came.
+          Interrupted: a signal asked to stop.
         """
         mnli_init_tasks = self._mnli_init_tasks()
         other_tasks = [name for name in self._num_train_examples if name not in mnli_init_tasks]
@@ -131,11 +138,11 @@ class Benchmark:
         for name in mnli_init_tasks:
             for seed in self.config.seeds:
                 if seed not in self._models(name):
-                    failed[f"{name}/seed-{seed}"] = "its start, the run of mnli, has failed"
+                    failed[f"{name}/seed-{seed}"] = "the run of mnli that it starts from has failed"
         return failed | runner.run(self._jobs(mnli_init_tasks))
 
     def results(self, failed: Mapping[str, str]) -> dict[str, Any]:
-        """All numbers of the finished runs, as JSON values; the same runs give the same bytes."""
+        """Returns all numbers of the finished runs as JSON values, in a deterministic order."""
         tasks = {name: self._task_results(name) for name in self._num_train_examples}
         return {
             "config": asdict(self.config),
@@ -145,7 +152,7 @@ class Benchmark:
         }
 
     def best_run(self, name: str) -> Path | None:
-        """The folder of a task's best run on dev, in the chosen setting; None if there is none."""
+        """Returns the folder of a task's best run on dev in the best setting, or None."""
         best_trial = self._best_trial(name)
         if best_trial is None:
             return None
@@ -184,7 +191,7 @@ class Benchmark:
         }
 
     def _best_trial(self, name: str) -> tuple[Trial, dict[int, float]] | None:
-        """The trial of the best median on dev, with its values of the first metric by seed."""
+        """Returns the trial with the best median on dev, and its first metric by seed."""
         candidates = self._trials(name) if name in self._num_train_examples else []
         values = [self._first_metric_by_seed(name, trial) for trial in candidates]
         if not any(values):
@@ -222,7 +229,10 @@ class Benchmark:
         ]
 
     def _models(self, name: str) -> dict[int, str]:
-        """Seed -> what its run starts from; a seed whose run of MNLI failed is not there."""
+        """Returns {seed: the model that its run starts from}.
+
+        Seeds whose MNLI run failed are left out if the task starts from it.
+        """
         config = self.config
         if name not in self._mnli_init_tasks():
             return dict.fromkeys(config.seeds, config.model)
@@ -243,12 +253,12 @@ class Benchmark:
 
 
 def _untrainable_reason(glue_dir: str, name: str) -> str | None:
-    """Why a task cannot be trained and selected: a split that the folder lacks."""
+    """Returns why a task cannot be trained: a split that is missing in the folder."""
     spec = GLUE_TASKS[name]
     for split in ("train", "dev"):
         names = tuple(f"{folder}/{spec.files[split]}" for folder in spec.folder_names)
         if find_file(Path(glue_dir), names) is None:
-            return f"{split} split absent: {glue_dir} has no {names[0]}"
+            return f"no {split} split: {glue_dir} has no {names[0]}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The table of a benchmark: a row for each task and metric, and the protocol in words."""
+"""Writes the table of a benchmark, with a row for each task and metric, and notes on the config."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ _DISPLAY_NAMES = {
 
 
 def write_table(folder: Path, results: dict[str, Any]) -> ResultTable:
-    """Writes table.md and table.html from what `Benchmark.results` gives; returns the table."""
+    """Writes table.md and table.html from the results of `Benchmark.results`; returns the table."""
     has_several_settings = any(len(task["settings"]) > 1 for task in results["tasks"].values())
     rows = []
     for name, task in results["tasks"].items():
@@ -41,7 +41,7 @@ def write_table(folder: Path, results: dict[str, Any]) -> ResultTable:
                 ]
                 row.append(f"{_percent(low)} to {_percent(high)}")
                 rows.append([*row, best_setting] if has_several_settings else row)
-    columns = (*_COLUMNS, "chosen setting") if has_several_settings else _COLUMNS
+    columns = (*_COLUMNS, "best setting") if has_several_settings else _COLUMNS
     table = ResultTable(columns=columns, rows=rows, num_text_columns=3)
     write_pages(folder, "GLUE, development sets", table, _notes(results))
     return table
@@ -57,18 +57,23 @@ def _notes(results: dict[str, Any]) -> list[str]:
         f"batch size {_join_numbers(config['batch_size'])}; "
         f"learning rate {_join_numbers(config['learning_rate'])}; "
         f"seeds {_join_numbers(config['seeds'])}."
-        + (f" Set for all: {' '.join(config['overrides'])}." if config["overrides"] else ""),
-        "Dev is evaluated after every epoch, and the checkpoint that is best in the task's first "
-        "metric counts. Dev thus selects and measures: expect somewhat less on test.",
-        "Median, mean, std (n - 1) and best are over the seeds; all are times 100.",
-        "The interval is of the run in the middle: 2.5th to 97.5th percentile of 1,000 resamples "
-        "of the dev examples. It says nothing of the spread over seeds.",
+        + (
+            f" Overrides of all runs: {' '.join(config['overrides'])}."
+            if config["overrides"]
+            else ""
+        ),
+        "Dev is evaluated after every epoch, and the checkpoint with the best first metric of the "
+        "task is reported. Dev is thus used for both selection and measurement: expect somewhat "
+        "lower results on test.",
+        "Median, mean, std (n - 1), and best are over the seeds; all are multiplied by 100.",
+        "The interval is of the run with the median result: the 2.5th to 97.5th percentile of "
+        "1,000 bootstrap samples of the dev examples. It does not include the variance over seeds.",
     ]
     settings = max((len(task["settings"]) for task in results["tasks"].values()), default=1)
     if settings > 1:
         notes.append(
-            f"For each task the one of {settings} settings with the best median on dev is shown; "
-            "results.json has the medians of all."
+            f"For each task the setting with the best median on dev is shown, of {settings} "
+            "settings; results.json has the medians of all settings."
         )
     notes += [
         f"{_DISPLAY_NAMES[name]} was skipped: {reason}."
@@ -80,7 +85,7 @@ def _notes(results: dict[str, Any]) -> list[str]:
 
 def _mnli_init_text(mnli_init: str) -> str:
     init = "the MNLI run of the same seed" if mnli_init == SAME_SEED_MNLI else mnli_init
-    return f", but RTE, MRPC and STS-B from {init}"
+    return f", except RTE, MRPC, and STS-B, which start from {init}"
 
 
 def _join_numbers(values: list[Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a finished fine-tuning run of a classifier or regressor has left, read again."""
+"""Reads the predictions of a finished classification or regression run and computes intervals."""
 
 import json
 from pathlib import Path
@@ -14,31 +14,36 @@ from bert_jax.train.sources.fine_tuning import PREDICTIONS
 
 
 def read_predictions(run: Path, split: str) -> list[dict[str, Any]]:
-    """The predictions of a split, a JSON object for each example.
+    """Reads the predictions of a split, a JSON object for each example.
 
     Raises:
-      UserError: there are none.
+      UserError: the run has no predictions for the split.
     """
     file = run / PREDICTIONS / f"{split}.jsonl"
     if not file.is_file():
-        raise UserError(f"{file} is not there; remove {run} to train it again")
+        raise UserError(
+            f"{file} does not exist; delete {run} and run the same command to train again"
+        )
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def bootstrap_interval(run: Path, task: Task, split: str, metric: str) -> tuple[float, float]:
-    """The 95 % bootstrap interval of a metric over the examples of a split.
+    """Computes the 95 % bootstrap interval of a metric over the examples of a split.
 
     Args:
-      task: of kind classification or regression, the one that the run was trained on.
+      run: the run folder.
+      task: the classification or regression task that the run was trained on.
+      split: the split whose predictions are read.
+      metric: the name of the metric.
 
     Raises:
-      UserError: no predictions, or those of other examples.
+      UserError: the predictions are missing or belong to other examples.
     """
     predictions, examples = read_predictions(run, split), task.splits[split]
     if [row["id"] for row in predictions] != [example.id for example in examples]:
         raise UserError(
-            f"{run / PREDICTIONS / split}.jsonl is not about the examples of {task.name} that are "
-            "there now: the data has changed; choose another --output"
+            f"{run / PREDICTIONS / split}.jsonl was made for other examples than {task.name} has "
+            "now: the data has changed; choose another --output"
         )
     if task.kind == "classification":
         probabilities = np.array(

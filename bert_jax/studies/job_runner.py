@@ -1,15 +1,15 @@
-"""Many fine-tuning runs one after another, each in a folder and a process of its own.
+"""Runs many fine-tuning jobs one after another, each in its own folder and process.
 
-    <output>/lock           held by the command that works here
-             settings.json  what all runs share; a command with other settings is refused
-             <cell>/        a run folder, as `bert-jax finetune` leaves it, and beside that
-                    log.txt        what the run said
-                    finished.json  its arguments, written when it had ended well
+    <output>/lock           held by the command that runs the jobs
+             settings.json  the settings that all jobs share; other settings are an error
+             <job>/         a run folder of `bert-jax finetune`, and in addition
+                    log.txt        the output of the run
+                    finished.json  its arguments, written when it has succeeded
 
-Several commands can share the cells of a folder on lanes: see lanes.py.
+Several commands can split the jobs of a folder into shards: see job_shards.py.
 
-A process of its own gives back all memory, on a GPU as well, and takes nothing else with it when
-it crashes. A finished cell is not run again; one that was stopped or killed goes on where it was.
+A process per job frees all memory at its end, including GPU memory, and limits a crash to one job.
+A finished job is not run again. A job that was interrupted or killed resumes from its checkpoint.
 """
 
 import contextlib
@@ -38,18 +38,18 @@ from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, signal_handlers
 
 SETTINGS_FILE, LOG_FILE, FINISHED_FILE = "settings.json", "log.txt", "finished.json"
 FINETUNE_COMMAND = (sys.executable, "-m", "bert_jax", "finetune")
-_POLL_SECONDS = 0.5  # seconds
+_POLL_SECONDS = 0.5
 _TAIL_BYTES = 4096  # bytes of a log in which its last line is looked for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run.
+    """Describes one fine-tuning run.
 
     Attributes:
-      name: its folder below the output's.
-      arguments: of `bert-jax finetune`, all but --run.
-      work: how long it takes, in any unit that is the same for all cells of a command.
+      name: its folder, relative to the output folder.
+      arguments: the arguments of `bert-jax finetune`, without --run.
+      cost: how long it takes, in any unit that all jobs of a command share.
     """
 
     name: str
@@ -58,22 +58,22 @@ class Job:
 
 
 class Interrupted(Exception):
-    """A signal asked to stop; the run of the moment has saved what it had."""
+    """Raised when a signal asked to stop; the active run has saved a checkpoint."""
 
 
 class JobRunner:
-    """Runs cells in a folder, which is its own while it is entered.
+    """Runs jobs in a folder, which it locks while it is used as a context manager.
 
-    The first SIGTERM or Ctrl-C is passed on to the run of the moment, which saves and leaves; a
-    second Ctrl-C ends it at once. Enter it on the main thread.
+    The first SIGTERM or Ctrl-C is forwarded to the active run, which saves and exits; a second
+    Ctrl-C kills it. The context must be entered on the main thread.
 
     Args:
-      folder: the output; made if absent.
+      folder: the output folder; it is created if necessary.
       command: the beginning of each run's command line.
-      lane: run the cells of this lane only; the folder is then shared with the other lanes.
+      shard: run only the jobs of this shard; the folder is then shared with the other shards.
 
     Raises:
-      UserError: another command works in the folder, or on the lane.
+      UserError: another command uses the folder or the shard.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class JobRunner:
         self._stack.close()
 
     def write_or_check_settings(self, settings: dict[str, Any]) -> None:
-        """Leaves the settings that all cells share; in a used folder, insists on the same ones.
+        """Writes the settings that all jobs share, or compares them with those of the folder.
 
         Raises:
-          UserError: it was begun with others; names them.
+          UserError: the folder was created with other settings; the message lists them.
         """
         if self._shard is None:
             self._write_or_check_settings(settings)
@@ -121,26 +121,26 @@ class JobRunner:
         if not file.exists():
             write_json(file, settings)
             return
-        # Through JSON, as those that were read: a tuple is a list there.
+        # A round trip through JSON, because settings.json has lists where `settings` has tuples.
         changes = diff(run_folder.read_json(file), json.loads(json.dumps(settings)))
         if changes:
-            lines = "".join(f"\n  {path}: {old!r} there, {new!r} now" for path, old, new in changes)
+            lines = "".join(f"\n  {path}: was {old!r}, now {new!r}" for path, old, new in changes)
             raise UserError(
-                f"{self._folder} was begun with other settings:{lines}\n"
-                "take these values back, or choose another --output"
+                f"{self._folder} was created with other settings:{lines}\n"
+                "use the old values, or choose another --output"
             )
 
     def run(self, jobs: Sequence[Job]) -> dict[str, str]:
-        """Runs those that are not finished, in the given order; returns the failures.
+        """Runs the unfinished jobs in the given order.
 
         Args:
-          cells: all of the study; a lane takes its share of them, longest first.
+          jobs: all jobs of the study; a shard selects its own, longest first.
 
         Returns:
-          {name of a failed cell: why}; the others are finished.
+          {name of a failed job: reason}; all other jobs are finished.
 
         Raises:
-          Stopped: a signal came.
+          Interrupted: a signal asked to stop.
         """
         if self._shard is not None:
             all_jobs, jobs = jobs, self._shard.select_jobs(jobs)
@@ -149,9 +149,9 @@ class JobRunner:
         failed: dict[str, str] = {}
         pending = [job for job in jobs if not is_finished(self._folder, job)]
         if len(pending) < len(jobs):
-            _log(f"{len(jobs) - len(pending)} of {len(jobs)} runs were finished before")
+            _log(f"{len(jobs) - len(pending)} of {len(jobs)} runs are already finished")
         total, start_time, done_cost = sum(job.cost for job in pending), time.monotonic(), 0.0
-        bar_format = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left"
+        bar_format = "{desc} {percentage:3.0f}%|{bar}| {elapsed} elapsed, {remaining} left"
         with tqdm(total=total, bar_format=bar_format, disable=None) as bar:
             for number, job in enumerate(pending, start=1):
                 bar.set_description_str(f"[{number}/{len(pending)}] {job.name}")
@@ -169,12 +169,12 @@ class JobRunner:
                 status = "finished" if reason is None else f"FAILED: {reason}"
                 _log(
                     f"[{number}/{len(pending)}] {job.name} {status} "
-                    f"({format_duration(elapsed)} gone{remaining})"
+                    f"({format_duration(elapsed)} elapsed{remaining})"
                 )
         return failed
 
     def _run_one(self, job: Job, bar: tqdm) -> str | None:
-        """Why the cell failed; None if it is finished."""
+        """Runs a job and returns the reason why it failed, or None if it succeeded."""
         run, start_cost = self._folder / job.name, bar.n
         run.mkdir(parents=True, exist_ok=True)
         self._wait_for_orphan(run)
@@ -188,7 +188,7 @@ class JobRunner:
                 stderr=subprocess.STDOUT,
             )
             try:
-                if self._stop_requested:  # the signal came while the process began
+                if self._stop_requested:  # the signal arrived while the process was starting
                     self._child.terminate()
                 while (exit_code := self._child.poll()) is None:
                     _advance(bar, start_cost + job.cost * progress_fraction(run))
@@ -208,12 +208,12 @@ class JobRunner:
         return _failure_reason(run, exit_code)
 
     def _wait_for_orphan(self, run: Path) -> None:
-        """Lets a process go to its end that was left behind here by a command that was killed."""
+        """Waits for a run that an earlier, killed command has left behind in the folder."""
         announced = False
         while not self._stop_requested and _is_locked(run / run_folder.LOCK):
             if not announced:
                 owner = (run / run_folder.LOCK).read_text(encoding="utf-8").strip()
-                _log(f"{run}: waiting for {owner}, which still trains there")
+                _log(f"{run}: waiting for {owner}, which is still training there")
             announced = True
             time.sleep(_POLL_SECONDS)
 
@@ -226,25 +226,20 @@ class JobRunner:
 
 
 def is_finished(folder: Path, job: Job) -> bool:
-    """Whether the cell has ended well, with the same arguments."""
+    """Returns whether a job has succeeded with the same arguments."""
     file = folder / job.name / FINISHED_FILE
     return file.exists() and run_folder.read_json(file) == {"arguments": list(job.arguments)}
 
 
 def progress_fraction(run: Path) -> float:
-    """Which share of its updates a run has made, by its own log; 0 before the first line."""
+    """Returns the fraction of its steps that a run has completed, from its metrics; 0 if none."""
     try:
         config = run_folder.read_config(run)
         steps = sum(phase["steps"] for phase in config["train"]["phases"])
         row = json.loads(_last_lines(run / metrics.FILE)[-1])
         return min(1.0, row["step"] / steps)
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        UserError,
-    ):  # not begun, or a line half written
+    except (OSError, ValueError, LookupError, TypeError, UserError):
+        # The run has not started, or its last line is only half written.
         return 0.0
 
 
@@ -257,7 +252,7 @@ def _log(line: str) -> None:
 
 
 def _failure_reason(run: Path, exit_code: int) -> str:
-    """The last thing that a failed run said."""
+    """Returns the last error message of a failed run, or its last line of output."""
     exit_text = (
         f"exit code {exit_code}"
         if exit_code > 0
@@ -266,7 +261,7 @@ def _failure_reason(run: Path, exit_code: int) -> str:
     lines = _last_lines(run / LOG_FILE)
     errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
     message = " ".join(lines[errors[-1] if errors else -1 :]).removeprefix("error: ")
-    return f"{message or 'it said nothing'} ({exit_text}; {run / LOG_FILE})"
+    return f"{message or 'no output'} ({exit_text}; {run / LOG_FILE})"
 
 
 def _last_lines(file: Path) -> list[str]:

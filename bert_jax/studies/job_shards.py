@@ -1,10 +1,10 @@
-"""Lanes: the cells of a study dealt out to several processes that know nothing of each other.
+"""Splits the jobs of a study into shards that independent processes run.
 
-Which lane a cell belongs to follows from the cells and the number of lanes alone, so lanes need no
-coordinator, can be on different machines, and go on after a restart where they were.
+The shard of a job depends only on the list of jobs and the number of shards. Shards thus need no
+coordinator, can run on different machines, and resume after a restart.
 
-    <output>/lanes/lane-<i>-of-<n>.json    the cells of a lane, in its order
-                   <i>-of-<n>/lock         held by the command that runs it
+    <output>/lanes/lane-<i>-of-<n>.json    the jobs of a shard, in its order
+                   <i>-of-<n>/lock         held by the command that runs the shard
 """
 
 import contextlib
@@ -18,22 +18,22 @@ from bert_jax.atomic_io import write_json
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.runs import run_folder
 
-FOLDER = "lanes"
+FOLDER = "lanes"  # tpu/worker reads the files in this folder, so its name must not change
 STARTUP_COST = 10_000.0
-"""What it costs to start a process and to compile, in rows read: as much as a small task."""
+"""The cost of starting a process and compiling, in examples: as much as a small task."""
 
 
 class HasCost(Protocol):
-    """What has a name and takes time."""
+    """Defines the protocol of a job that can be assigned to a shard."""
 
     @property
     def name(self) -> str:
-        """Different for each."""
+        """Returns the unique name of the job."""
         ...
 
     @property
     def cost(self) -> float:
-        """Rows that it reads."""
+        """Returns the cost of the job in examples read."""
         ...
 
 
@@ -42,36 +42,34 @@ JobT = TypeVar("JobT", bound=HasCost)
 
 @dataclass(frozen=True, kw_only=True)
 class JobShard:
-    """One of several: `number` is 0 to `count` - 1."""
+    """Identifies one of `count` shards by its index from 0 to `count` - 1."""
 
     index: int
     count: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
-            raise ConfigError(
-                f"shard {self.index} of {self.count}: expected --shard 0 to {self.count - 1}"
-            )
+            raise ConfigError(f"--shard {self.index}: expected a number from 0 to {self.count - 1}")
 
     def __str__(self) -> str:
         return f"shard {self.index} of {self.count}"
 
     def select_jobs(self, jobs: Sequence[JobT]) -> list[JobT]:
-        """Its cells, longest first."""
+        """Returns the jobs of this shard, longest first."""
         return assign(jobs, self.count)[self.index]
 
     def write_manifest(self, output: Path, jobs: Sequence[HasCost]) -> None:
-        """Leaves a note of its cells, for whoever copies what this lane writes."""
+        """Writes the list of the shard's jobs, so that their folders can be copied elsewhere."""
         file = output / FOLDER / f"lane-{self.index}-of-{self.count}.json"
         manifest = {"jobs": [job.name for job in jobs], "cost": sum(job.cost for job in jobs)}
         write_json(file, manifest)
 
 
 def assign(jobs: Sequence[JobT], count: int) -> list[list[JobT]]:
-    """Every cell on one of `count` lanes: longest first, each on the lane that has least to do.
+    """Assigns every job to one of `count` shards: longest first, to the least loaded shard.
 
-    No lane then has more than 4/3 of what the best division would give the longest one (Graham
-    1969). Equal cells go by their names, equal lanes by their numbers.
+    The largest load is then at most 4/3 of the optimum (Graham 1969). Ties are broken by the names
+    of jobs and the indices of shards.
     """
     shards: list[list[JobT]] = [[] for _ in range(count)]
     loads = [0.0] * count
@@ -84,10 +82,10 @@ def assign(jobs: Sequence[JobT], count: int) -> list[list[JobT]]:
 
 @contextlib.contextmanager
 def locked(output: Path, shard: JobShard) -> Iterator[None]:
-    """Holds a lane, and keeps a command without lanes out of the whole folder.
+    """Locks a shard, and keeps commands without shards from using the folder.
 
     Raises:
-      UserError: another process runs this lane, or all cells.
+      UserError: another process runs this shard, or all jobs.
     """
     with run_folder.lock_run_folder(output / FOLDER / f"{shard.index}-of-{shard.count}"):
         with (output / run_folder.LOCK).open("a+", encoding="utf-8") as stream:
@@ -97,7 +95,7 @@ def locked(output: Path, shard: JobShard) -> Iterator[None]:
                 stream.seek(0)
                 owner = stream.read().strip() or "another process"
                 raise UserError(
-                    f"{output} is in use: {owner} runs all cells there; wait for it or stop it"
+                    f"{output} is in use: {owner} runs all jobs there; wait for it or stop it"
                 ) from None
             stream.truncate(0)
             stream.write("a command with --num-shards\n")
@@ -107,7 +105,7 @@ def locked(output: Path, shard: JobShard) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(output: Path) -> Iterator[None]:
-    """One lane after the other, for what all of them look at and the first one writes."""
+    """Locks out other shards while files that they share are written or checked."""
     with (output / FOLDER / run_folder.LOCK).open("a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

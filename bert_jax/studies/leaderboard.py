@@ -1,8 +1,8 @@
-"""The zip that GLUE's leaderboard takes: a file of test predictions for each of its test sets.
+"""Writes the zip file that GLUE's leaderboard accepts: a file of predictions for each test set.
 
-Each file is tab-separated, with the header "index", "prediction" and a line for each row of the
-test file in its order, counted from 0. Classes are written as the training files write them, STS-B
-as a score in [0, 5]. The leaderboard wants all eleven files.
+Each file is tab-separated, with the header "index", "prediction" and a line for each example of the
+test file, counted from 0. Classes are written as in the training files, STS-B as a score in [0, 5].
+The leaderboard requires all eleven files.
 """
 
 import io
@@ -23,12 +23,12 @@ from bert_jax.studies.finished_run import read_predictions
 
 FILE = "submission.zip"
 HEADER = "index\tprediction\n"
-_DATE = (1980, 1, 1, 0, 0, 0)  # in the archive, so that the same predictions give the same bytes
+_DATE = (1980, 1, 1, 0, 0, 0)  # a fixed date, so that the same predictions give the same bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestSet:
-    """One file of the zip: whose predictions of which split, and how many rows there are."""
+    """Describes one file of the zip: the task and split that it holds, and its size."""
 
     task: str
     split: str
@@ -53,16 +53,18 @@ TEST_SETS = {
 def write_submission(
     file: Path, best_run: Callable[[str], Path | None], glue_dir: str
 ) -> dict[str, str]:
-    """Writes the test sets of which there are predictions.
+    """Writes the test sets for which there are predictions.
 
-    WNLI is the majority class of its training data, as in most submissions: its dev and test sets
-    contradict its training set, and models trained on it stay below that.
+    WNLI is predicted as the majority class of its training data, as in most submissions: its dev
+    and test sets contradict its training set, and models trained on it are worse than that.
 
     Args:
-      best_run: task -> the folder of the run that predicts; None where there is none.
+      file: the zip file.
+      best_run: returns the folder of the run whose predictions of a task are used; None if none.
+      glue_dir: the folder of the official GLUE files.
 
     Returns:
-      {name of a file that is missing or not as the leaderboard wants it: why}.
+      {name of a file that is missing or that the leaderboard would reject: reason}.
     """
     problems: dict[str, str] = {}
     with atomic_path(file) as temporary_file, zipfile.ZipFile(temporary_file, "w") as archive:
@@ -74,7 +76,7 @@ def write_submission(
                 continue
             if len(predictions) != test_set.num_examples:
                 problems[name] = (
-                    f"{len(predictions):,} rows; "
+                    f"{len(predictions):,} examples; "
                     f"the official test set has {test_set.num_examples:,}"
                 )
             info = zipfile.ZipInfo(name, _DATE)
@@ -84,7 +86,7 @@ def write_submission(
 
 
 def submission_file(task: str, predictions: Sequence[dict[str, Any]]) -> str:
-    """One file of the zip, from predictions as a run leaves them."""
+    """Formats the predictions of a run as one file of the zip."""
     spec = GLUE_TASKS[task]
     class_names = {label: class_name for class_name, label in spec.labels_by_alias().items()}
     text = io.StringIO()
@@ -110,7 +112,7 @@ def _test_set_predictions(
 
 
 def _majority_predictions(glue_dir: str) -> list[dict[str, Any]]:
-    """WNLI's test set with the most frequent label of its training set."""
+    """Predicts the most frequent label of WNLI's training set for its test set."""
     splits = load_task(Glue(task="wnli", folder=glue_dir)).splits
     for split in ("train", "test"):
         if split not in splits:

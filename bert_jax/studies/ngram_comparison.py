@@ -1,4 +1,4 @@
-"""N-gram baselines for a run: fitted on its training text, judged on its held-out positions."""
+"""Fits n-gram baselines on a run's corpus and evaluates them at its held-out masked positions."""
 
 from tqdm import tqdm
 
@@ -12,25 +12,31 @@ from bert_jax.train.sources.held_out import check_held_out_corpus, held_out_batc
 
 
 def ngram_baseline_losses(experiment: Experiment) -> dict[str, float]:
-    """Unigram and interpolated bigram losses on the masked positions of the run's last evaluation.
+    """Computes unigram and interpolated bigram losses at the masked positions of held-out text.
+
+    The positions are those of the run's last evaluation.
 
     Returns:
-      {"unigram": nats per masked token, "bigram": the same, "tokens": masked tokens}.
+      {"unigram": nats per masked token, "bigram": the same, "tokens": number of masked tokens}.
 
     Raises:
-      UserError: the run has no held-out corpus or masks nothing, or a corpus is missing; the two
+      UserError: the run has no held-out corpus or no masking, a corpus is missing, or the two
         corpora have different vocabularies or the same documents.
     """
     evaluation, data = experiment.train.evaluation, experiment.data
     if not isinstance(evaluation, HeldOutEval) or not isinstance(data, PretrainingData):
-        raise UserError(f"{experiment.name} has no held-out corpus to compare n-gram models on")
+        raise UserError(
+            f"{experiment.name} has no held-out corpus, which n-gram baselines are evaluated on"
+        )
     if data.masking is None:
-        raise UserError(f"{experiment.name} has no masked positions to compare n-gram models on")
+        raise UserError(
+            f"{experiment.name} masks no tokens, but n-gram baselines predict masked tokens"
+        )
     corpus = PreparedCorpus(data.corpus)
     check_held_out_corpus(corpus, evaluation.corpus)
     record_indices = tqdm(
         range(len(corpus.tokens_per_part)),
-        "counting pairs",
+        "counting bigrams",
         unit=" parts",
         leave=False,
         disable=None,

@@ -1,4 +1,4 @@
-"""Tables of results, as Markdown and on a page that opens offline."""
+"""Writes tables of results as Markdown and as an HTML page that opens offline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ MARKDOWN_FILE, HTML_FILE = "table.md", "table.html"
 
 @dataclass(frozen=True, kw_only=True)
 class ResultTable:
-    """Rows of text below the names of columns."""
+    """Holds a table of text cells; `num_text_columns` is the number of left-aligned columns."""
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[str]]
-    num_text_columns: int = 1  # the first so many columns hold words, the rest numbers
+    num_text_columns: int = 1
 
     def markdown(self) -> str:
-        """The table in Markdown, columns aligned."""
+        """Formats the table as Markdown with aligned columns."""
         cells = [[cell.replace("|", "\\|") for cell in row] for row in (self.columns, *self.rows)]
         widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
         separator = [
@@ -43,10 +43,14 @@ def write_pages(
     notes: Sequence[str],
     charts: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Writes table.md and table.html: the table, sentences about it, and charts (on the page).
+    """Writes table.md and table.html: the table, notes, and (HTML only) charts.
 
     Args:
-      charts: (heading, SVG element).
+      folder: the folder of the files.
+      title: the heading of the page.
+      table: the table.
+      notes: sentences below the table.
+      charts: pairs (heading, SVG element).
     """
     note_lines = "".join(f"- {note}\n" for note in notes)
     atomic_write(folder / MARKDOWN_FILE, f"# {title}\n\n{table.markdown()}\n{note_lines}")
@@ -56,5 +60,5 @@ def write_pages(
     body += html.section("Results", html.table(table.columns, table.rows))
     if cards:
         body += f'<h2>By setting</h2><div class="charts">{cards}</div>'
-    body += html.section("How these numbers were made", f"<ul>{items}</ul>")
+    body += html.section("How these numbers were computed", f"<ul>{items}</ul>")
     atomic_write(folder / HTML_FILE, html.html_page(title, body))

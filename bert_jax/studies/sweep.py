@@ -1,8 +1,8 @@
-"""Searches over settings of a fine-tuning run: every combination of a grid, or random draws.
+"""Searches over settings of a fine-tuning run: every combination of a grid, or random samples.
 
-<output>/<setting>/seed-<n>/   see cells.py
-         results.json          what was searched, and for each setting all numbers
-         table.md, table.html  settings from best to worst; the page has a plot for each field
+<output>/<setting>/seed-<n>/   a job (see job_runner.py)
+         results.json          the search, and all numbers of each setting
+         table.md, table.html  settings from best to worst; the page has a chart for each field
 """
 
 import json
@@ -21,13 +21,16 @@ from bert_jax.studies import sweep_trials
 from bert_jax.studies.result_page import ResultTable, write_pages
 from bert_jax.studies.sweep_chart import sweep_chart
 
-_SIGNIFICANT_DIGITS = 4  # of a drawn number
+_SIGNIFICANT_DIGITS = 4  # of a sampled number
 _STATISTICS = ("median", "mean", "std", "best")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Numbers from `low` to `high`, whole if both are; evenly likely, or so their logarithms."""
+    """Samples numbers from `low` to `high`, uniformly or (`log`) with uniform logarithms.
+
+    The numbers are integers if both bounds are.
+    """
 
     low: float
     high: float
@@ -35,15 +38,15 @@ class Range:
 
     def __post_init__(self) -> None:
         if not self.low < self.high or (self.log and self.low <= 0):
-            above = ", above 0 for a logarithmic one" if self.log else ""
-            raise ConfigError(f"a range from {self.low} to {self.high}; expected ascending{above}")
+            positive = " and both above 0 for :log" if self.log else ""
+            raise ConfigError(f"--range {self.low}..{self.high}: expected LOW < HIGH{positive}")
 
     def sample(self, generator: np.random.Generator) -> float:
-        """One number, floats to 4 significant digits."""
+        """Samples a number; floats are rounded to 4 significant digits."""
         if isinstance(self.low, int) and isinstance(self.high, int):
             if not self.log:
                 return int(generator.integers(self.low, self.high + 1))
-            # Each whole number has the logarithmic width from half below to half above it.
+            # Each integer n stands for the interval from n - 0.5 to n + 0.5.
             low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
             return min(self.high, max(self.low, round(math.exp(generator.uniform(low, high)))))
         if self.log:
@@ -55,13 +58,14 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What is tried.
+    """Defines the settings of a search.
 
     Attributes:
-      values: field -> what to try. A field is one of `trials.FLAGS` or a path in the config.
-      ranges: field -> what to draw from; only with `random`.
-      random: draws; None tries every combination of `values`.
-      seed: of the draws. Draw i does not depend on how many there are, nor on other fields.
+      values: {field: the values to try}. A field is one of `sweep_trials.FLAG_SETTINGS` or a path
+        in the config.
+      ranges: {field: the range to sample from}; only with `num_samples`.
+      num_samples: the number of random samples; None for every combination of `values`.
+      seed: the seed of the samples. Sample i depends neither on `num_samples` nor on other fields.
     """
 
     values: Mapping[str, tuple[Any, ...]]
@@ -71,19 +75,19 @@ class Search:
 
     def __post_init__(self) -> None:
         if not self.values and not self.ranges:
-            raise ConfigError("nothing to search over; give --grid or --range")
+            raise ConfigError("nothing to search over; add --grid or --range")
         if self.ranges and self.num_samples is None:
-            raise ConfigError("--range needs --random N, the number of draws")
+            raise ConfigError("--range needs --random N, the number of samples")
         if self.num_samples is not None and self.num_samples < 1:
-            raise ConfigError(f"--random is {self.num_samples}, expected 1 or more")
+            raise ConfigError(f"--random {self.num_samples}: expected at least 1")
         for field in self.values.keys() & self.ranges.keys():
-            raise ConfigError(f"{field} is both in --grid and in --range")
+            raise ConfigError(f"{field} is both in --grid and in --range; remove one")
         for field in (*self.values, *self.ranges):
             if field == "seed":
-                raise ConfigError("seed cannot be searched over; name several with --seeds")
+                raise ConfigError("seed cannot be searched over; give several seeds with --seeds")
 
     def settings(self) -> list[dict[str, Any]]:
-        """The settings to try, each once."""
+        """Returns the settings to try, without duplicates."""
         if self.num_samples is None:
             return sweep_trials.grid(self.values)
         sampled = [self._sample_setting(number) for number in range(self.num_samples)]
@@ -102,28 +106,28 @@ class Search:
 
 
 def parse_values(assignments: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """ "FIELD=V1,V2" -> {field: (v1, v2)}; values are JSON, or bare words for strings.
+    """Parses "FIELD=V1,V2" to {field: (v1, v2)}; values are JSON, or strings without quotes.
 
     Raises:
-      ConfigError: no "=", no value, a field or a value twice.
+      ConfigError: there is no "=" or no value, or a field or a value is repeated.
     """
     found: dict[str, tuple[Any, ...]] = {}
     for assignment in assignments:
         field, text = _split_assignment("--grid", "epochs=2,3", assignment, found)
-        # Commas inside brackets and quotes belong to a value.
+        # Commas inside brackets and quotes do not separate values.
         parts = [v for v in re.split(r',(?![^\[]*\])(?=(?:[^"]*"[^"]*")*[^"]*$)', text) if v]
         values = tuple(map(_parse_value, parts))
         if not values or len({json.dumps(value) for value in values}) < len(values):
-            raise ConfigError(f"--grid {assignment}: expected values, each once, between commas")
+            raise ConfigError(f"--grid {assignment}: expected different values separated by commas")
         found[field] = values
     return found
 
 
 def parse_ranges(assignments: Sequence[str]) -> dict[str, Range]:
-    """ "FIELD=LOW..HIGH" or "FIELD=LOW..HIGH:log" -> {field: Range}.
+    """Parses "FIELD=LOW..HIGH" or "FIELD=LOW..HIGH:log" to {field: Range}.
 
     Raises:
-      ConfigError: anything else, or a field twice.
+      ConfigError: the text has another form, or a field is repeated.
     """
     found: dict[str, Range] = {}
     example = "learning_rate=1e-6..1e-4:log"
@@ -145,7 +149,7 @@ def collect_results(
     config: Mapping[str, Any],
     failed: Mapping[str, str],
 ) -> dict[str, Any]:
-    """All numbers of the finished runs as JSON values; the same runs give the same bytes."""
+    """Returns all numbers of the finished runs as JSON values, in a deterministic order."""
     rows, medians = [], []
     for trial in all_trials:
         runs = sweep_trials.read_evaluations(output, trial)
@@ -168,7 +172,7 @@ def collect_results(
 
 
 def write_table(output: Path, results: dict[str, Any]) -> ResultTable:
-    """Writes table.md and table.html from what `collect` gives; returns the table."""
+    """Writes table.md and table.html from the result of `collect_results`; returns the table."""
     best_metric, config = results["best_metric"], results["config"]
     finished_rows = [row for row in results["trials"] if best_metric in row["dev"]]
     finished_rows.sort(key=lambda row: -row["dev"][best_metric]["median"])
@@ -202,7 +206,7 @@ def write_table(output: Path, results: dict[str, Any]) -> ResultTable:
                     for row in finished_rows
                     for value in row["dev"][best_metric]["values"].values()
                 ],
-                title=f"dev {best_metric} by {field}: a dot for each run, a line of medians",
+                title=f"dev {best_metric} by {field}: a dot per run, a line of medians",
                 field=field,
             ),
         )
@@ -216,20 +220,20 @@ def write_table(output: Path, results: dict[str, Any]) -> ResultTable:
 def _notes(results: dict[str, Any]) -> list[str]:
     config, num_settings = results["config"], len(results["trials"])
     is_random = config["search"]["num_samples"] is not None
-    search_method = "random draws" if is_random else "every combination"
+    search_method = "random samples" if is_random else "every combination"
     notes = [
-        f"{num_settings} settings ({search_method}) of {config['task']}, each with the seeds "
+        f"{num_settings} settings ({search_method}) of {config['task']}, each with seeds "
         f"{', '.join(map(str, config['seeds']))}; every run starts from {config['model']}.",
-        f"All numbers are of dev, on which the checkpoint of each run was chosen by "
-        f"{results['best_metric']} too. The best of {num_settings} settings is better on dev than "
-        "it will be on other data: measure it again on test.",
-        "Median, mean, std (n - 1) and best are over the seeds.",
+        "All numbers are on dev, where each checkpoint was selected, too, by "
+        f"{results['best_metric']}. The best of {num_settings} settings looks better on dev than it "
+        "is on other data: evaluate it again on test.",
+        "Median, mean, std (n - 1), and best are over the seeds.",
     ]
     return [*notes, *(f"{job} failed: {reason}" for job, reason in results["failed"].items())]
 
 
 def search_json(search: Search) -> dict[str, Any]:
-    """A search as JSON values."""
+    """Converts a search to JSON values."""
     return {
         "values": {field: list(values) for field, values in search.values.items()},
         "ranges": {field: asdict(value_range) for field, value_range in search.ranges.items()},
@@ -246,7 +250,7 @@ def _split_assignment(
         raise ConfigError(f"{flag} {assignment}: expected FIELD=..., as in {example}")
     field = field.replace("-", "_")
     if field in found:
-        raise ConfigError(f"{flag} names {field} twice")
+        raise ConfigError(f"{flag} has the field {field} twice")
     return field, text
 
 

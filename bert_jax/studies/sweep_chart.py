@@ -1,4 +1,4 @@
-"""What a swept field does to a metric, as inline SVG: a dot for each run, a line of medians."""
+"""Draws the effect of a swept field on a metric as inline SVG: a dot per run, a line of medians."""
 
 import json
 import math
@@ -9,20 +9,20 @@ from typing import Any
 from bert_jax.report.html import escape
 from bert_jax.report.svg_charts import COLORS, PlotArea, svg, ticks
 
-_MIN_LOG_RATIO = (
-    10.0  # a field whose greatest value is so many times its least has a logarithmic axis
-)
+_MIN_LOG_RATIO = 10.0  # the axis is logarithmic from this ratio of largest to smallest value on
 _MAX_LABELS = 6
 
 
 def sweep_chart(points: Sequence[tuple[Any, float]], *, title: str, field: str) -> str:
-    """An SVG element with a dot for each (value of the field, metric).
+    """Returns an SVG element with a dot for each (value of the field, metric).
 
-    Numbers have an axis to scale, a logarithmic one where they are positive and wide apart; all
-    other values stand side by side in the order in which they come.
+    Numbers are drawn to scale, on a logarithmic axis if they are positive and span a wide range.
+    All other values are evenly spaced in their given order.
 
     Args:
-      title: what a screen reader says.
+      points: pairs (value of the field, metric).
+      title: the title for screen readers.
+      field: the name of the field.
     """
     position_of = _x_positions([value for value, _ in points])
     coordinates = [(position_of[_label(value)], y) for value, y in points]
@@ -49,7 +49,7 @@ def sweep_chart(points: Sequence[tuple[Any, float]], *, title: str, field: str) 
 
 
 def _x_positions(values: Sequence[Any]) -> dict[str, float]:
-    """Where each value stands on the axis, by its label."""
+    """Returns {label: position on the x axis} of each value."""
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return {label: float(n) for n, label in enumerate(dict.fromkeys(map(_label, values)))}
     logarithmic = min(values) > 0 and max(values) >= _MIN_LOG_RATIO * min(values)
@@ -57,7 +57,7 @@ def _x_positions(values: Sequence[Any]) -> dict[str, float]:
 
 
 def _evenly_spaced(positions: Sequence[float]) -> list[float]:
-    """Some of the places, evenly over their order, the first and the last among them."""
+    """Selects evenly spaced positions, including the first and the last."""
     if len(positions) <= _MAX_LABELS:
         return list(positions)
     last = len(positions) - 1

@@ -1,7 +1,7 @@
-"""Trials: one setting of a fine-tuning run each, with a run for every seed, and what came of them.
+"""Defines trials, each a setting of a fine-tuning run with several seeds, and reads their results.
 
-A trial lies in `<task>/<setting>/seed-<n>`, or in `<task>/seed-<n>` where there is one setting
-only. Trials are compared by the median over their seeds of the task's first metric on dev.
+A trial's folder is `<task>/<setting>/seed-<n>`, or `<task>/seed-<n>` if there is only one setting.
+Trials are compared by the median of the task's first metric on dev over their seeds.
 """
 
 import hashlib
@@ -19,23 +19,23 @@ from bert_jax.runs import run_folder
 from bert_jax.studies.job_runner import Job, is_finished
 
 FLAG_SETTINGS = ("epochs", "batch_size", "learning_rate", "max_length")
-"""Settings that `bert-jax finetune` has a flag for; any other one is a field of the config."""
+"""Settings with a flag of `bert-jax finetune`; any other setting is a config field."""
 
 Setting = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One setting of a task.
+    """Describes one setting of a task and its runs.
 
     Attributes:
-      folder: of its runs, below the output; "" is the output itself.
-      setting: flag or field of the config -> value.
-      seeds: of its runs.
-      base: arguments of `bert-jax finetune` that all trials of the task share, without --set.
-      overrides: FIELD=VALUE that they share.
-      models: what the run of a seed starts from, as --model.
-      work: see `Cell`, of one run.
+      folder: the folder of its runs, relative to the output; "" for the output itself.
+      setting: {flag or config field: value}.
+      seeds: the seeds of its runs.
+      base_arguments: arguments of `bert-jax finetune` that all trials share, without --set.
+      overrides: FIELD=VALUE that all trials share.
+      models: {seed: the model that its run starts from}.
+      cost: the cost of one run (see `Job`).
     """
 
     folder: str
@@ -47,8 +47,8 @@ class Trial:
     cost: float
 
     def job(self, seed: int) -> Job:
-        """The run of one seed."""
-        # Sorted, so that the same setting is the same command in whatever order it was named.
+        """Returns the job of one seed."""
+        # Sorted, so that the same setting gives the same command in any order of its fields.
         sorted_setting = sorted(self.setting.items())
         flags = {name: value for name, value in sorted_setting if name in FLAG_SETTINGS}
         fields = {name: value for name, value in sorted_setting if name not in FLAG_SETTINGS}
@@ -64,12 +64,12 @@ class Trial:
         )
 
     def jobs(self) -> list[Job]:
-        """The runs of all seeds."""
+        """Returns the jobs of all seeds."""
         return [self.job(seed) for seed in self.seeds]
 
 
 def grid(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination of the values of each name, the last name changing fastest."""
+    """Returns every combination of the values of each name; the last name changes fastest."""
     return [
         dict(zip(values, combination, strict=True))
         for combination in itertools.product(*values.values())
@@ -77,7 +77,7 @@ def grid(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def setting_name(setting: Setting) -> str:
-    """A setting as the name of a folder; the same setting has the same one in any command."""
+    """Returns the folder name of a setting, which does not depend on the order of its fields."""
     name = ",".join(f"{field}={_format_value(value)}" for field, value in sorted(setting.items()))
     if re.fullmatch(r"[\w.,=+-]{1,120}", name, re.ASCII):
         return name
@@ -86,10 +86,10 @@ def setting_name(setting: Setting) -> str:
 
 
 def read_evaluations(output: Path, trial: Trial) -> dict[int, dict[str, dict[str, float]]]:
-    """Seed -> {split: {metric: value}} of the finished runs of a trial.
+    """Returns {seed: {split: {metric: value}}} of the finished runs of a trial.
 
     Raises:
-      UserError: what a finished run has left is damaged.
+      UserError: the results of a finished run are damaged.
     """
     found = {}
     for seed in trial.seeds:
@@ -102,7 +102,7 @@ def read_evaluations(output: Path, trial: Trial) -> dict[int, dict[str, dict[str
 def metric_by_seed(
     runs: Mapping[int, Mapping[str, Mapping[str, float]]], split: str, metric: str
 ) -> dict[int, float]:
-    """Seed -> a metric on a split; a run in which it is undefined is not there."""
+    """Returns {seed: a metric on a split}, without runs where it is undefined."""
     return {
         seed: splits[split][metric]
         for seed, splits in runs.items()
@@ -111,31 +111,33 @@ def metric_by_seed(
 
 
 def seed_statistics(values: Mapping[int, float]) -> dict[str, Any]:
-    """Median, mean, standard deviation (n - 1) and best over seeds, and the values themselves."""
+    """Returns median, mean, standard deviation (n - 1), best, and the values over seeds."""
     summary = asdict(summarize_seeds(list(values.values())))
     return {**summary, "values": {str(seed): value for seed, value in sorted(values.items())}}
 
 
 def median_seed(values: Mapping[int, float]) -> int:
-    """The seed in the middle: of an even number, the worse of the two; of equal ones, the first."""
+    """Returns the seed with the median value; the worse of two middle ones, the first of ties."""
     sorted_seeds = sorted(values, key=lambda seed: (values[seed], seed))
     return sorted_seeds[(len(sorted_seeds) - 1) // 2]
 
 
 def best_seed(values: Mapping[int, float]) -> int:
-    """The seed of the greatest value; of equal ones, the first."""
+    """Returns the seed with the largest value; the first of ties."""
     return min(values, key=lambda seed: (-values[seed], seed))
 
 
 def best_trial_index(medians: Sequence[float | None]) -> int:
-    """The number of the trial with the greatest median; of equal ones, the first.
+    """Returns the index of the trial with the largest median; the first of ties.
 
     Raises:
-      UserError: none has one.
+      UserError: no trial has a median.
     """
     candidates = [(-median, number) for number, median in enumerate(medians) if median is not None]
     if not candidates:
-        raise UserError("no run has finished, so there is nothing to compare")
+        raise UserError(
+            "no run has finished, so there is nothing to compare; see the log.txt of each run"
+        )
     return min(candidates)[1]
 
 

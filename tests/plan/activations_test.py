@@ -1,4 +1,7 @@
-"""The formula for activations against two compilers: libtpu's as recorded, XLA's for CPU anew."""
+"""Compares the formula for activations with recorded results of libtpu and with XLA on CPU.
+
+Covers bert_jax/plan/activations.py and bert_jax/plan/device_memory.py.
+"""
 
 import dataclasses
 import functools
@@ -6,7 +9,7 @@ import functools
 import jax
 import pytest
 
-from bert_jax import batch as contract
+from bert_jax import batch as batch_fields
 from bert_jax.data.config import PretrainingData
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import find_slice
@@ -35,16 +38,20 @@ from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import init_state, make_train_step
 
-# XLA's compiler for CPU fuses less: softmax, weights before and after dropout are apart, the
-# non-linearity's parts and the norms' too, and the logits' gradient is beside the logits.
+# XLA fuses less on CPU: it saves the softmax, the weights before and after dropout, the parts of
+# the non-linearity and of the norms separately, and the gradient of the logits next to the logits.
 TPU = saved_bytes_of(find_slice("v5e-16").generation)
 CPU = SavedBytes(scores=(12, 0), replicated=(0, 5), sharded=(0, 4), ffn=(0, 3), logits=8)
 
 
-def experiment(size: BertSize, rows, length, predictions, depth=None, **compute) -> Experiment:
+def experiment(
+    size: BertSize, batch_size, length, predictions, depth=None, **compute
+) -> Experiment:
     model = bert_config(size)
     model = dataclasses.replace(model, num_hidden_layers=depth or model.num_hidden_layers)
-    phase = Phase(steps=10, seq_length=length, batch_size=rows, max_predictions_per_seq=predictions)
+    phase = Phase(
+        steps=10, seq_length=length, batch_size=batch_size, max_predictions_per_seq=predictions
+    )
     return Experiment(
         name=size,
         objective=Pretraining(model=model, mask_token_id=103, compute=ComputeConfig(**compute)),
@@ -53,18 +60,18 @@ def experiment(size: BertSize, rows, length, predictions, depth=None, **compute)
     )
 
 
-def estimated(config: Experiment, keeps: SavedBytes) -> int:
+def estimated(config: Experiment, saved: SavedBytes) -> int:
     (phase,) = config.train.phases
-    part = DeviceMicrobatch(
+    microbatch = DeviceMicrobatch(
         num_sequences=phase.batch_size,
         seq_length=phase.seq_length,
         max_predictions_per_seq=phase.max_predictions_per_seq,
     )
-    return activation_bytes(config, part, keeps)
+    return activation_bytes(config, microbatch, saved)
 
 
-# Layers of BERT-base; rows, length and predictions on a device; and bytes of HBM at the peak, the
-# state left out, which is updated in place. libtpu 0.0.42.1, jax 0.10.2, v5e:4x4, 2026-11-21.
+# Layers of BERT-base; batch size, length, and predictions on a device; and the peak of HBM in bytes
+# without the state, which is updated in place. libtpu 0.0.42.1, jax 0.10.2, v5e:4x4, 2026-11-21.
 TPU_PEAKS = [
     (2, 16, 512, 77, NoRemat(), Unrolled(), "bfloat16", 1_607_987_712 - 470_732_504),
     (4, 16, 512, 77, NoRemat(), Unrolled(), "bfloat16", 2_637_668_864 - 640_841_432),
@@ -77,18 +84,18 @@ TPU_PEAKS = [
 
 
 @pytest.mark.parametrize(
-    ("depth", "rows", "length", "predictions", "remat", "loop", "dtype", "peak"), TPU_PEAKS
+    ("depth", "batch_size", "length", "predictions", "remat", "loop", "dtype", "peak"), TPU_PEAKS
 )
-def test_the_formula_is_within_a_tenth_of_libtpus_analysis(
-    depth, rows, length, predictions, remat, loop, dtype, peak
+def test_activation_bytes_within_10_percent_of_libtpu(
+    depth, batch_size, length, predictions, remat, loop, dtype, peak
 ):
     compute = {"dtype": dtype, "remat": remat, "layer_loop": loop}
-    config = experiment("base", rows, length, predictions, depth, **compute)
+    config = experiment("base", batch_size, length, predictions, depth, **compute)
     assert estimated(config, TPU) == pytest.approx(peak, rel=0.1)
 
 
-# Peaks of a device, state and all, GiB: configs/pretrain/bert.py with tpu=true and 256 rows of 512;
-# the same compiler and day. docs/tpu.md has the table.
+# Peaks of a device with the state, GiB: configs/pretrain/bert.py with tpu=true, batch size 256, and
+# length 512; the same compiler and day. docs/tpu.md has the table.
 PEAKS = {
     "v2-32": ("fsdp", 1.65, 4.27),
     "v3-32": ("fsdp", 1.65, 4.27),
@@ -100,52 +107,54 @@ PEAKS = {
 }
 
 
-def test_plain_attention_keeps_its_scores_too():
-    """BERT-base as the recipe is without tpu=true: 6.29 GiB by libtpu, of which 1.23 are state."""
+def test_plain_attention_saves_its_scores():
+    """BERT-base by the recipe without tpu=true: 6.29 GiB per libtpu, of which 1.23 are state."""
     config, _ = planned_experiment("configs/pretrain/bert.py", ["size=base"], [], 30522)
     plan = make_plan(config, find_slice("v5e-16"))
     assert plan.phases[1].memory.total == pytest.approx(6.29 * 2**30, rel=0.03)
 
 
-@pytest.mark.parametrize("where", PEAKS)
+@pytest.mark.parametrize("slice_name", PEAKS)
 @pytest.mark.parametrize("size", ["base", "large"])
-def test_a_plan_needs_the_memory_that_libtpu_says(where, size):
-    layout, *peaks = PEAKS[where]
-    arguments = [f"size={size}", "tpu=true", f"parallelism={layout}"]
+def test_phase_memory_matches_libtpu_peak(slice_name, size):
+    parallelism, *peaks = PEAKS[slice_name]
+    arguments = [f"size={size}", "tpu=true", f"parallelism={parallelism}"]
     config, _ = planned_experiment("configs/pretrain/bert.py", arguments, [], 30522)
-    plan = make_plan(config, find_slice(where))
+    plan = make_plan(config, find_slice(slice_name))
     peak = peaks[["base", "large"].index(size)] * 2**30
     assert plan.phases[1].memory.total == pytest.approx(peak, rel=0.03)
 
 
-def test_what_libtpu_refuses_is_not_said_to_fit():
-    """4,096 rows on v6e: 2.48 GiB at 256 and 9.23 at 1,024 go on to 36, of 31.25 that there are."""
+def test_batch_that_libtpu_rejects_does_not_fit():
+    """Batch size 4,096 on v6e: 2.48 GiB at 256 and 9.23 at 1,024 extrapolate to 36 of 31.25."""
     arguments = ["size=base", "tpu=true", "parallelism=fsdp"]
-    rows = ["train.phases.1.batch_size=4096"]
-    config, _ = planned_experiment("configs/pretrain/bert.py", arguments, rows, 30522)
+    batch_size = ["train.phases.1.batch_size=4096"]
+    config, _ = planned_experiment("configs/pretrain/bert.py", arguments, batch_size, 30522)
     assert not make_plan(config, find_slice("v6e-16")).fits
 
 
 @pytest.mark.parametrize(
-    ("size", "rows", "length", "predictions"),
+    ("size", "batch_size", "length", "predictions"),
     [("tiny", 8, 128, 20), ("tiny", 32, 64, 10), ("tiny", 16, 512, 77), ("mini", 16, 128, 20)],
 )
-def test_the_formula_is_within_a_fifth_of_xlas_analysis_on_cpu(size, rows, length, predictions):
-    """The whole train step, compiled here: all of its temporary memory, where the state is donated.
+def test_activation_bytes_within_20_percent_of_xla_on_cpu(size, batch_size, length, predictions):
+    """Compiles the whole train step and compares its temporary memory; the state is donated.
 
-    Rows differ by 4, lengths by 8 and sizes by 10; the compiler's own copies are fixed above. On
-    CPU it undoes the recomputation of unrolled layers, so nothing can be learned of that here.
+    Batch sizes differ by 4, lengths by 8, and model sizes by 10. Remat cannot be tested on CPU,
+    because XLA undoes the recomputation of unrolled layers there.
     """
-    config = experiment(size, rows, length, predictions)
+    config = experiment(size, batch_size, length, predictions)
     (phase,), train = config.train.phases, config.train
     program, optimizer = make_objective(config.objective), make_optimizer(train)
-    initialise = functools.partial(init_state, program, optimizer)
-    state = jax.eval_shape(initialise, jax.random.key(0))
+    initialize = functools.partial(init_state, program, optimizer)
+    state = jax.eval_shape(initialize, jax.random.key(0))
     schedule = learning_rate_schedule(train.schedule, train.steps)
     step = make_train_step(program, optimizer, schedule, seed=0)
     batch = {
         name: jax.ShapeDtypeStruct(shape, dtype)
-        for name, (shape, dtype) in contract.batch_spec(program.batch_fields(), phase.sizes).items()
+        for name, (shape, dtype) in batch_fields.batch_spec(
+            program.batch_fields(), phase.sizes
+        ).items()
     }
     compiled = jax.jit(step, donate_argnums=0).lower(state, batch).compile()
     analysis = compiled.memory_analysis()
@@ -153,52 +162,57 @@ def test_the_formula_is_within_a_fifth_of_xlas_analysis_on_cpu(size, rows, lengt
     assert estimated(config, CPU) == pytest.approx(analysis.temp_size_in_bytes, rel=0.2)
 
 
-def test_a_layer_by_hand():
-    """BERT-base, 16 texts of 512, bfloat16: scores in 4 bytes, six times D and once F in 2."""
+def test_layer_bytes_by_hand():
+    """BERT-base, 16 sequences of 512, bfloat16: scores in 4 bytes, six times D and once F in 2."""
     program = experiment("base", 16, 512, 77, dtype="bfloat16").objective
     scores = 4 * 16 * 12 * 512 * 512
     numbers = 16 * 512 * (6 * 768 + 3072)
-    part = DeviceMicrobatch(num_sequences=16, seq_length=512, max_predictions_per_seq=77)
-    assert layer_bytes(program, part, TPU) == scores + 2 * numbers == 327_155_712
-    # Two devices a layer: the sums before the norms are whole on both.
-    halves = dataclasses.replace(part, tensor_parallel_size=2)
-    assert layer_bytes(program, halves, TPU) == scores // 2 + 2 * 16 * 512 * (4 * 768 + 1536)
+    microbatch = DeviceMicrobatch(num_sequences=16, seq_length=512, max_predictions_per_seq=77)
+    assert layer_bytes(program, microbatch, TPU) == scores + 2 * numbers == 327_155_712
+    # With two devices per layer, the inputs of the norms are replicated.
+    sharded_layer = dataclasses.replace(microbatch, tensor_parallel_size=2)
+    assert layer_bytes(program, sharded_layer, TPU) == scores // 2 + 2 * 16 * 512 * (4 * 768 + 1536)
 
 
-def test_fused_attention_keeps_no_scores():
+def test_fused_attention_saves_no_scores():
     plain = experiment("base", 16, 512, 77, dtype="bfloat16")
     fused = experiment("base", 16, 512, 77, dtype="bfloat16", attention=PallasAttention())
     scores = 4 * 16 * 12 * 512 * 512
-    part = DeviceMicrobatch(num_sequences=16, seq_length=512, max_predictions_per_seq=77)
-    saved = layer_bytes(plain.objective, part, TPU) - layer_bytes(fused.objective, part, TPU)
+    microbatch = DeviceMicrobatch(num_sequences=16, seq_length=512, max_predictions_per_seq=77)
+    saved = layer_bytes(plain.objective, microbatch, TPU) - layer_bytes(
+        fused.objective, microbatch, TPU
+    )
     assert saved == scores
-    # Where the kernel does not fit, scores are there: rows of 100, and a causal mask.
-    odd = dataclasses.replace(part, seq_length=100)
-    assert layer_bytes(plain.objective, odd, TPU) == layer_bytes(fused.objective, odd, TPU)
+    # The kernel supports neither length 100 nor a causal mask, so the scores are materialized.
+    unsupported = dataclasses.replace(microbatch, seq_length=100)
+    assert layer_bytes(plain.objective, unsupported, TPU) == layer_bytes(
+        fused.objective, unsupported, TPU
+    )
     causal = CausalLM(model=fused.objective.model, compute=fused.objective.compute)
-    assert layer_bytes(causal, part, TPU) == layer_bytes(plain.objective, part, TPU)
+    assert layer_bytes(causal, microbatch, TPU) == layer_bytes(plain.objective, microbatch, TPU)
 
 
-def test_layers_below_the_lowest_that_moves_keep_nothing():
+def test_frozen_lower_layers_save_no_activations():
     config = experiment("base", 16, 512, 77, dtype="bfloat16")
-    part = DeviceMicrobatch(num_sequences=16, seq_length=512, max_predictions_per_seq=77)
-    one = layer_bytes(config.objective, part, TPU) + 2 * 16 * 12 * 512 * 512
-    whole = activation_bytes(config, part, TPU)
+    microbatch = DeviceMicrobatch(num_sequences=16, seq_length=512, max_predictions_per_seq=77)
+    bytes_per_layer = layer_bytes(config.objective, microbatch, TPU) + 2 * 16 * 12 * 512 * 512
+    all_trainable = activation_bytes(config, microbatch, TPU)
     assert (
-        activation_bytes(config, part, TPU, lowest_trainable_layer=1) == whole
-    )  # frozen embeddings alone
+        activation_bytes(config, microbatch, TPU, lowest_trainable_layer=1) == all_trainable
+    )  # only the embeddings are frozen
     assert (
-        activation_bytes(config, part, TPU, lowest_trainable_layer=12) == whole - 11 * one
-    )  # the last layer moves
+        activation_bytes(config, microbatch, TPU, lowest_trainable_layer=12)
+        == all_trainable - 11 * bytes_per_layer
+    )  # the last layer is trained
     assert (
-        activation_bytes(config, part, TPU, lowest_trainable_layer=13) < 2 * one
-    )  # the head alone
+        activation_bytes(config, microbatch, TPU, lowest_trainable_layer=13) < 2 * bytes_per_layer
+    )  # only the head is trained
 
 
-def test_every_position_scored_is_many_logits():
+def test_causal_lm_has_logits_at_every_position():
     config = experiment("base", 4, 512, 0, dtype="bfloat16")
     causal = CausalLM(model=config.objective.model, compute=config.objective.compute)
-    left_to_right = dataclasses.replace(config, objective=causal)
-    part = DeviceMicrobatch(num_sequences=4, seq_length=512, max_predictions_per_seq=0)
+    causal_experiment = dataclasses.replace(config, objective=causal)
+    microbatch = DeviceMicrobatch(num_sequences=4, seq_length=512, max_predictions_per_seq=0)
     logits = 4 * 4 * 511 * 30522
-    assert activation_bytes(left_to_right, part, TPU) > logits
+    assert activation_bytes(causal_experiment, microbatch, TPU) > logits

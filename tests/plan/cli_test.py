@@ -1,4 +1,8 @@
-"""`bert-jax plan` as a user meets it: without data, on one slice and several, and with mistakes."""
+"""Runs `bert-jax plan` without data, on one and multi_task slices, and with wrong arguments.
+
+Covers bert_jax/cli/plan.py, bert_jax/plan/placeholder_corpus.py, bert_jax/plan/plan_json.py,
+bert_jax/plan/inputs.py, and bert_jax/plan/table.py.
+"""
 
 import csv
 import json
@@ -18,49 +22,49 @@ TINY = [RECIPE, "--arg", "size=tiny"]
 
 
 @pytest.fixture(autouse=True)
-def at_the_root(monkeypatch):
+def in_repository_root(monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
 
 
-def test_a_recipe_is_planned_without_its_corpus(capsys):
+def test_plan_without_corpus(capsys):
     assert main(["plan", *TINY, "--slice", "v5e-16"]) == 0
     out = capsys.readouterr().out
     assert "corpus not found: assuming a vocabulary size of 30,522" in out
     assert "bert-tiny on v5e-16: 16 chips on 4 hosts, 16 devices of 15.75 GiB" in out
     assert "4,433,468 parameters" in out
-    for line in ("optimizer state", "gradients over the links, ms", "USD, spot", "verdict"):
+    for line in ("optimizer state", "gradient communication, ms", "USD, spot", "result"):
         assert line in out
-    assert "list prices of 20" in out and "assumption (--mfu)" in out
+    assert "list prices of 20" in out and "(--mfu)" in out
     assert len(out.splitlines()) <= 50 and max(map(len, out.splitlines())) <= 100
 
 
-def test_other_vocabularies_and_launch_data_stand_in_too(capsys):
+def test_placeholder_for_remote_corpora_and_vocab_size(capsys):
     arguments = [RECIPE, "--arg", "size=tiny", "corpus=@data/wiki", "heldout=@data/held"]
     assert main(["plan", *arguments, "--vocab-size", "8192", "--slice", "v6e-16", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["placeholder_corpora"] == ["corpus", "heldout"]
-    # 30522 pieces fewer 8192, each with a vector of 128 and a bias.
+    # 30522 - 8192 fewer tokens, each with a vector of 128 and a bias.
     assert plan["slices"][0]["parameters"] == 4_433_468 - (30522 - 8192) * 129
 
 
-def test_a_corpus_that_should_be_here_is_not_stood_in_for(capsys):
+def test_missing_local_corpus_is_an_error(capsys):
     arguments = [RECIPE, "--arg", "size=tiny", "corpus=no/such/folder", "--slice", "v6e-16"]
     assert main(["plan", *arguments]) == 1
     assert "no/such/folder" in capsys.readouterr().err
 
 
-def test_several_slices_are_rows_and_one_that_cannot_says_why(capsys):
+def test_compare_slices_with_reason_for_impossible_ones(capsys):
     arguments = [RECIPE, "--arg", "size=tiny", "batch_size=16", "--slice", "all16", "v5e-4"]
     assert main(["plan", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line for line in lines[2:] if line}
     assert rows["v5e-16"].split()[1] == "16" and " yes " in rows["v5e-16"]
-    assert "no list price" in rows["tpu7x-32:"] or "cannot share evenly" in rows["tpu7x-32:"]
-    assert "32 groups of devices" in rows["v3-32:"]
+    assert "no list price" in rows["tpu7x-32:"] or "expected a multiple" in rows["tpu7x-32:"]
+    assert "expected a multiple of 32" in rows["v3-32:"]
     assert "v5e-4" in rows
 
 
-def test_json_has_everything_in_plain_units(capsys):
+def test_json_output_units(capsys):
     assert main(["plan", *TINY, "--slice", "v4-32", "tpu7x-32", "--mfu", "0.5", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     v4, v7 = plan["slices"]
@@ -75,11 +79,11 @@ def test_json_has_everything_in_plain_units(capsys):
     assert v4["hours"][0] < v4["hours"][1]
 
 
-def test_what_does_not_fit_says_by_how_much_and_three_ways_out(capsys):
+def test_run_that_does_not_fit_gets_three_suggestions(capsys):
     arguments = [RECIPE, "--arg", "size=large", "batch_size=512", "--slice", "v5e-16"]
     assert main(["plan", *arguments]) == 1
     out = capsys.readouterr().out
-    assert "too much" in out and "It does not fit. What would, the cheapest first:" in out
+    assert " over" in out and "Changes that make it fit, the cheapest first:" in out
     assert [
         line[:4] for line in out.splitlines() if line.startswith("  ") and line[3:4] == "."
     ] == [
@@ -94,8 +98,11 @@ def test_what_does_not_fit_says_by_how_much_and_three_ways_out(capsys):
     ("arguments", "message"),
     [
         ([*TINY, "--slice", "v5e-61"], "slice 'v5e-61' is not known; the nearest is 'v5e-16'"),
-        ([*TINY, "batch_size=100", "--slice", "v5e-16"], "batch_size is 100.*: 96 or 112"),
-        ([*TINY, "--slice", "v5e-16", "--mfu", "40"], "--mfu 40.0: expected a share of the peak"),
+        ([*TINY, "batch_size=100", "--slice", "v5e-16"], "batch_size is 100.* is 96 or 112"),
+        (
+            [*TINY, "--slice", "v5e-16", "--mfu", "40"],
+            "--mfu 40.0: expected a fraction of the peak",
+        ),
         ([*TINY, "--slice", "v5e-16", "--vocab-size", "5"], "--vocab-size 5: expected more than 5"),
         ([*TINY, "--slice", ""], "slice '' is not known; the nearest is 'v"),
         ([*TINY, "--slice", "v5e-16", "--largest-batch"], "--largest-batch .* add --compile"),
@@ -103,14 +110,14 @@ def test_what_does_not_fit_says_by_how_much_and_three_ways_out(capsys):
         (["no.py", "--slice", "v5e-16"], "no.py: no such recipe"),
     ],
 )
-def test_mistakes_are_one_line(arguments, message, capsys):
+def test_invalid_arguments_give_one_error_line(arguments, message, capsys):
     assert main(["plan", *arguments]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1
     assert re.search(message, err)
 
 
-def test_a_stand_in_is_a_vocabulary(tmp_path):
+def test_placeholder_vocab_loads_as_tokenizer(tmp_path):
     write_placeholder_vocab(tmp_path / "vocabulary", 1000)
     vocabulary = load_tokenizer(tmp_path / "vocabulary")
     assert (vocabulary.vocab_size, vocabulary.mask_id) == (1000, 4)
@@ -121,11 +128,11 @@ from bert_jax.data.finetuning.config import Columns
 from bert_jax.experiment import Experiment
 
 
-def get_config(*, model: str, folder: str, several: bool = False) -> Experiment:
+def get_config(*, model: str, folder: str, multi_task: bool = False) -> Experiment:
     from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 
     task = Columns(train=f"{folder}/train.csv", dev=f"{folder}/dev.csv", text="text", label="label")
-    if several:
+    if multi_task:
         tasks = {"one": task, "two": task}
         return multi_task_experiment(tasks, model, batch_size=16, max_length=20)
     return fine_tuning_experiment(task, model, epochs=2, batch_size=16, max_length=20)
@@ -133,8 +140,8 @@ def get_config(*, model: str, folder: str, several: bool = False) -> Experiment:
 
 
 @pytest.fixture
-def labelled(tmp_path) -> list[str]:
-    """Arguments of a recipe: 40 rows of 5 pieces and 24 of 20, which batches of 16 keep apart."""
+def labeled_recipe(tmp_path) -> list[str]:
+    """Returns recipe arguments for a task of 40 examples of 5 tokens and 24 of 20."""
     export(small_model(tmp_path / "vocabulary"), tmp_path / "model")
     (tmp_path / "recipe.py").write_text(FINE_TUNING)
     for split in ("train", "dev"):
@@ -146,27 +153,29 @@ def labelled(tmp_path) -> list[str]:
     return [str(tmp_path / "recipe.py"), "--arg", f"model={tmp_path}/model", f"folder={tmp_path}"]
 
 
-def test_fine_tuning_is_planned_by_the_lengths_of_its_rows(labelled, capsys):
-    assert main(["plan", *labelled, "--slice", "v5e-4", "--json"]) == 0
+def test_fine_tuning_plan_uses_example_lengths(labeled_recipe, capsys):
+    assert main(["plan", *labeled_recipe, "--slice", "v5e-4", "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)["slices"]
     (phase,) = plan["phases"]
-    # 40 rows are two batches of length 16; the rest of them go up to the longer rows' batches.
+    # 40 examples make two batches of length 16; the other 8 join the batches of longer ones.
     assert phase["steps"] == 8
     assert phase["batch_length_fractions"] == {"16": 0.5, "20": 0.5}
     assert phase["step"]["tokens"] == 16 * 18
     assert phase["per_device_batch_size"] == 4
 
 
-def test_several_tasks_are_planned(labelled, capsys):
-    assert main(["plan", *labelled, "several=true", "--slice", "v5e-16", "v6e-4"]) == 0
-    assert not re.search("^v(5e-16|6e-4):", capsys.readouterr().out, re.M)  # why there is no plan
+def test_multi_task_plan(labeled_recipe, capsys):
+    assert main(["plan", *labeled_recipe, "multi_task=true", "--slice", "v5e-16", "v6e-4"]) == 0
+    assert not re.search(
+        "^v(5e-16|6e-4):", capsys.readouterr().out, re.M
+    )  # a line with the reason why there is no plan
 
 
-def test_a_frozen_encoder_that_reads_once_costs_no_steps(labelled, capsys):
+def test_cached_features_have_no_model_flops_per_step(labeled_recipe, capsys):
     frozen = [
         'train.tuning={"frozen": ["encoder/**"], "features": {"type": "CachedFeatures"}}',
     ]
-    assert main(["plan", *labelled, "--set", *frozen, "--slice", "v5e-4", "--json"]) == 0
+    assert main(["plan", *labeled_recipe, "--set", *frozen, "--slice", "v5e-4", "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)["slices"]
     step = plan["phases"][0]["step"]
     assert step["model_flops"] == 0 and step["gradient_comm_seconds"] > 0

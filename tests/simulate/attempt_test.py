@@ -1,4 +1,7 @@
-"""One life of a pod, with hosts that are a few lines of Python without JAX."""
+"""Runs attempts with hosts that are a few lines of Python without JAX.
+
+Covers bert_jax/simulate/attempt.py and bert_jax/simulate/simulated_host.py.
+"""
 
 import os
 import signal
@@ -7,31 +10,37 @@ import time
 
 import pytest
 
-from bert_jax.simulate import attempt as life_module
+from bert_jax.simulate import attempt as attempt_module
 from bert_jax.simulate.attempt import Attempt, free_port, newest_checkpoint_step, run_attempt
 from bert_jax.simulate.scenario import Kill, Scenario
 from bert_jax.simulate.simulated_host import host_environment
+from bert_jax.train.preemption import START_MESSAGE
 
-# What every host does: finds its number, says it, and then runs the lines that it was given.
-BEGIN = """
+# The beginning of every host's script: it reads its number and reports the step it begins after.
+BEGIN = (
+    f"""
+START_MESSAGE = {START_MESSAGE!r}
+"""
+    + """
 import os, sys, time
 here = int(os.environ.get("BERT_JAX_PROCESS_ID", 0))
 run = sys.argv[1]
-print(f"process {here} of 2: begins after step 0 of 9", flush=True)
+print(f"process {here} of 2: {START_MESSAGE} step 0 of 9", flush=True)
 def log(step):
-    with open(os.path.join(run, "aside"), "w") as stream:
+    with open(os.path.join(run, "new_metrics"), "w") as stream:
         stream.write('{"split": "train", "step": %d}\\n' % step)
-    os.replace(os.path.join(run, "aside"), os.path.join(run, "metrics.jsonl"))
+    os.replace(os.path.join(run, "new_metrics"), os.path.join(run, "metrics.jsonl"))
 """
+)
 
 
 @pytest.fixture
-def one_life(tmp_path):
-    """Lines of Python -> what came of two hosts that run them, and what was heard."""
+def run_hosts(tmp_path):
+    """Returns a function that runs lines of Python on two hosts: (attempt, printed lines)."""
 
-    def get(lines: str, *, stop=None, **changes) -> tuple[Attempt, list[tuple[int, str]]]:
-        heard: list[tuple[int, str]] = []
-        made = {
+    def get(lines: str, *, next_signal=None, **changes) -> tuple[Attempt, list[tuple[int, str]]]:
+        printed: list[tuple[int, str]] = []
+        settings = {
             "command": (sys.executable, "-c", BEGIN + lines, str(tmp_path)),
             "run": tmp_path,
             "hosts_per_attempt": (2,),
@@ -39,79 +48,79 @@ def one_life(tmp_path):
             "steps": 9,
         }
         found = run_attempt(
-            Scenario(**made | changes),
+            Scenario(**settings | changes),
             0,
-            on_line=lambda host, line: heard.append((host, line)),
-            log=lambda line: heard.append((-1, line)),
-            next_signal=stop or (lambda: None),
+            on_line=lambda host, line: printed.append((host, line)),
+            log=lambda line: printed.append((-1, line)),
+            next_signal=next_signal or (lambda: None),
         )
-        return found, heard
+        return found, printed
 
     return get
 
 
-def test_hosts_that_are_done(one_life):
-    found, heard = one_life("print('[Gloo] Rank 0 is connected'); print('hello')")
+def test_hosts_that_complete_the_run(run_hosts):
+    found, printed = run_hosts("print('[Gloo] Rank 0 is connected'); print('hello')")
     assert found == Attempt(num_hosts=2, exit_codes={0: 0, 1: 0}, resumed_from={0: 0, 1: 0})
-    assert sorted(h for h in heard if h[1] == "hello") == [(0, "hello"), (1, "hello")]
-    assert not any("Gloo" in line for _, line in heard)
+    assert sorted(h for h in printed if h[1] == "hello") == [(0, "hello"), (1, "hello")]
+    assert not any("Gloo" in line for _, line in printed)
 
 
-def test_the_one_that_fails_first_is_known_with_what_it_said(one_life):
-    found, _ = one_life("if here: print('error: no'); print('more'); sys.exit(3)\ntime.sleep(1)")
+def test_first_failed_host_and_its_error(run_hosts):
+    found, _ = run_hosts("if here: print('error: no'); print('more'); sys.exit(3)\ntime.sleep(1)")
     assert found.exit_codes == {0: 0, 1: 3} and found.first_failed_host == 1
     assert found.errors == {1: "error: no"}
 
 
-def test_a_host_is_killed_at_its_step_and_those_that_hang_are_ended(one_life, monkeypatch):
-    monkeypatch.setattr(life_module, "GRACE_SECONDS", 0.5)
+def test_host_is_killed_at_step_and_hanging_hosts_too(run_hosts, monkeypatch):
+    monkeypatch.setattr(attempt_module, "GRACE_SECONDS", 0.5)
     kill = Kill(host=1, step=4, signal_to_send=signal.SIGKILL)
     lines = "if here == 0:\n  for step in range(1, 6): log(step); time.sleep(.1)\ntime.sleep(99)"
-    found, heard = one_life(lines, kills=(kill,))
+    found, printed = run_hosts(lines, kills=(kill,))
     assert found.exit_codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
     assert found.killed in [(kill, 4), (kill, 5)]
     assert found.first_failed_host == 1 and found.killed_by_simulator == [0]
-    assert any("SIGKILL to host 1; step" in line for _, line in heard)
+    assert any("sending SIGKILL to host 1 after step" in line for _, line in printed)
 
 
-def test_a_log_of_a_former_life_kills_nobody(one_life, tmp_path):
-    """The file is there with high steps until the run writes it anew."""
+def test_metrics_of_earlier_attempt_trigger_no_kill(run_hosts, tmp_path):
+    """The old file with high steps exists until the run replaces it."""
     (tmp_path / "metrics.jsonl").write_text('{"split": "train", "step": 8}\n')
     kill = Kill(host=1, step=4, signal_to_send=signal.SIGTERM)
-    found, _ = one_life("time.sleep(.5)\nif here == 0: log(2)", kills=(kill,))
+    found, _ = run_hosts("time.sleep(.5)\nif here == 0: log(2)", kills=(kill,))
     assert found.killed is None and found.exit_codes == {0: 0, 1: 0}
 
 
-def test_a_step_that_is_saved_already_kills_nobody(one_life, tmp_path):
+def test_kill_at_saved_step_is_skipped(run_hosts, tmp_path):
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     kill = Kill(host=1, step=4, signal_to_send=signal.SIGTERM)
-    found, heard = one_life("if here == 0: log(6)\ntime.sleep(.3)", kills=(kill,))
+    found, printed = run_hosts("if here == 0: log(6)\ntime.sleep(.3)", kills=(kill,))
     assert found.killed is None
-    assert (-1, "step 5 is saved already: no SIGTERM at step 4") in heard
+    assert (-1, "SIGTERM at step 4 is skipped: step 5 is already saved") in printed
 
 
-def test_a_request_to_stop_reaches_every_host(one_life):
-    begun = time.monotonic()
-    asked = []
+def test_signal_is_forwarded_to_every_host(run_hosts):
+    start_time = time.monotonic()
+    sent = []
 
-    def stop():
-        if asked or time.monotonic() - begun < 1.0:
+    def next_signal():
+        if sent or time.monotonic() - start_time < 1.0:
             return None
-        asked.append(True)
+        sent.append(True)
         return signal.SIGTERM
 
     lines = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\ntime.sleep(30)"
-    found, _ = one_life(lines, stop=stop)
+    found, _ = run_hosts(lines, next_signal=next_signal)
     assert found.exit_codes == {0: 75, 1: 75} and found.first_failed_host is None
 
 
-def test_a_dropped_host_is_not_started(one_life):
-    found, heard = one_life("", missing_hosts=frozenset({1}))
+def test_missing_host_is_not_started(run_hosts):
+    found, printed = run_hosts("", missing_hosts=frozenset({1}))
     assert found.exit_codes == {0: 0}
-    assert (-1, "host 1 is not started") in heard
+    assert (-1, "host 1 is not started (--missing-host)") in printed
 
 
-def test_the_environment_of_a_host(monkeypatch):
+def test_host_environment(monkeypatch):
     monkeypatch.setenv("BERT_JAX_PROCESS_ID", "7")
     monkeypatch.setenv("BERT_JAX_HEARTBEAT_SECONDS", "33")
     found = host_environment(1, 4, 2, 5000)
@@ -121,16 +130,16 @@ def test_the_environment_of_a_host(monkeypatch):
     assert found["BERT_JAX_HEARTBEAT_SECONDS"] == "33"
     assert found["BERT_JAX_RENDEZVOUS_SECONDS"] == "40"
     assert found["PATH"] == os.environ["PATH"]
-    alone = host_environment(0, 1, 2, 5000)
-    assert not {"BERT_JAX_COORDINATOR", "BERT_JAX_PROCESS_ID"} & alone.keys()
+    single_host = host_environment(0, 1, 2, 5000)
+    assert not {"BERT_JAX_COORDINATOR", "BERT_JAX_PROCESS_ID"} & single_host.keys()
 
 
-def test_the_newest_checkpoint(tmp_path):
+def test_newest_checkpoint_step(tmp_path):
     assert newest_checkpoint_step(tmp_path) == 0
     for name in ("5", "10", "12.orbax-checkpoint-tmp", "9.damaged"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert newest_checkpoint_step(tmp_path) == 10
 
 
-def test_two_ports_beside_each_other():
+def test_free_port():
     assert 0 < free_port() < 65535

@@ -1,9 +1,9 @@
-"""For a pod's tests: a BERT of width 16 with dropout, two lengths, a save every 5 steps."""
+"""A recipe for simulation tests: BERT of width 16 with dropout and two sequence lengths."""
 
 from bert_jax.experiment import Experiment
 from bert_jax.testing.experiments import tiny_experiment, two_length_phases
 
 
 def get_config(*, corpus: str, steps: int = 20, layers: int = 1) -> Experiment:
-    """A run on a corpus of `bert_jax.testing.text_corpus`."""
-    return tiny_experiment("pod", corpus, two_length_phases(steps), num_hidden_layers=layers)
+    """Returns a run on a corpus of `bert_jax.testing.text_corpus`."""
+    return tiny_experiment("simulated", corpus, two_length_phases(steps), num_hidden_layers=layers)

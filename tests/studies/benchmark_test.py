@@ -1,4 +1,9 @@
-"""GLUE as a whole: what is run from what, the numbers, the table, the leaderboard's zip."""
+"""Runs GLUE benchmarks with fake runs and checks their numbers, table, and submission.
+
+Covers bert_jax/studies/benchmark.py, bert_jax/studies/benchmark_table.py,
+bert_jax/studies/finished_run.py, bert_jax/studies/leaderboard.py,
+bert_jax/studies/result_page.py, and bert_jax/cli/glue.py.
+"""
 
 import csv
 import io
@@ -25,25 +30,27 @@ from bert_jax.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfi
 from bert_jax.studies.job_runner import JobRunner
 
 
-def pretended_run(arguments: Sequence[str], run: Path) -> str | None:
-    """What stands in for `bert-jax finetune`: random predictions that depend on the arguments,
-    right ones more often with a larger learning rate. A run of seed 9 fails."""
+def fake_run(arguments: Sequence[str], run: Path) -> str | None:
+    """Fakes `bert-jax finetune` with random predictions that depend on its arguments.
+
+    A larger learning rate gives more correct predictions. A run with seed 9 fails.
+    """
     args = build_parser().parse_args(["finetune", *arguments, "--run", str(run)])
     if args.seed == 9:
         return "no luck"
     task = load_task(task_config(args))
-    draw = np.random.default_rng([args.seed, zlib.crc32(args.task.encode())])
+    rng = np.random.default_rng([args.seed, zlib.crc32(args.task.encode())])
     found = {}
     (run / "predictions").mkdir(parents=True)
     (run / "model.txt").write_text(args.model)
     for split, examples in task.splits.items():
-        labelled = getattr(examples[0], "label", None) is not None
-        outputs = draw.normal(2.5, 2.0, (len(examples), len(task.labels) or 1))
-        if labelled and task.labels:
-            right = get_references(task, examples)
-            outputs[np.arange(len(examples)), right] += 1e4 * args.learning_rate
+        labeled = getattr(examples[0], "label", None) is not None
+        outputs = rng.normal(2.5, 2.0, (len(examples), len(task.labels) or 1))
+        if labeled and task.labels:
+            correct = get_references(task, examples)
+            outputs[np.arange(len(examples)), correct] += 1e4 * args.learning_rate
         outputs = outputs if task.labels else outputs[:, 0]
-        if labelled and split != "train":
+        if labeled and split != "train":
             found[split] = task_metrics(
                 task.kind, task.labels, get_references(task, examples), outputs
             )
@@ -55,14 +62,14 @@ def pretended_run(arguments: Sequence[str], run: Path) -> str | None:
     return None
 
 
-class Pretender(JobRunner):
-    """Runs no process."""
+class FakeJobRunner(JobRunner):
+    """Fakes every run instead of starting a process."""
 
-    def _run_one(self, cell, bar):
-        run = self._folder / cell.name
-        failure = pretended_run(cell.arguments, run)
+    def _run_one(self, job, bar):
+        run = self._folder / job.name
+        failure = fake_run(job.arguments, run)
         if failure is None:
-            write_json(run / job_runner.FINISHED_FILE, {"arguments": list(cell.arguments)})
+            write_json(run / job_runner.FINISHED_FILE, {"arguments": list(job.arguments)})
         return failure
 
 
@@ -75,34 +82,41 @@ def write_tsv(file: Path, header: str, rows: list[str]) -> None:
 
 
 def pairs(count: int, labels: tuple[str, ...] = ()) -> list[str]:
-    """Rows of index, two sentences, and a label in turn if there are labels."""
-    draw = np.random.default_rng(count)
+    """Returns lines of index, two sentences, and a random label if there are labels."""
+    rng = np.random.default_rng(count)
     rows = [f"{n}\tthe old man {n}\tthe sea" for n in range(count)]
-    return [f"{row}\t{draw.choice(labels)}" for row in rows] if labels else rows
+    return [f"{row}\t{rng.choice(labels)}" for row in rows] if labels else rows
 
 
 @pytest.fixture(scope="module")
 def glue_dir(tmp_path_factory) -> str:
-    """RTE, MRPC, STS-B, MNLI, WNLI and AX of a few rows; SST-2 without train, no other task."""
+    """Writes small RTE, MRPC, STS-B, MNLI, WNLI, and AX tasks, and SST-2 without a train split."""
     folder = tmp_path_factory.mktemp("glue")
-    named, names = "index sentence1 sentence2", "index sentence1 sentence2 label"
-    both = ("entailment", "not_entailment")
+    header_without_label, header_with_label = (
+        "index sentence1 sentence2",
+        "index sentence1 sentence2 label",
+    )
+    rte_labels = ("entailment", "not_entailment")
     for split, count in (("train", 40), ("dev", 30), ("test", 3000)):
-        labels = () if split == "test" else both
+        labels = () if split == "test" else rte_labels
         write_tsv(
-            folder / f"RTE/{split}.tsv", named if split == "test" else names, pairs(count, labels)
+            folder / f"RTE/{split}.tsv",
+            header_without_label if split == "test" else header_with_label,
+            pairs(count, labels),
         )
     for split, count in (("train", 40), ("dev", 30), ("test", 7)):
         scores = () if split == "test" else ("0.0", "2.5", "5.0")
-        header = named if split == "test" else f"{named} score"
+        header = header_without_label if split == "test" else f"{header_without_label} score"
         write_tsv(folder / f"STS-B/{split}.tsv", header, pairs(count, scores))
     for split, count in (("train", 60), ("dev_matched", 50), ("dev_mismatched", 50)):
-        write_tsv(folder / f"MNLI/{split}.tsv", f"{named} gold_label", pairs(count, NLI))
-    write_tsv(folder / "MNLI/test_matched.tsv", named, pairs(20))
-    write_tsv(folder / "AX/diagnostic.tsv", named, pairs(1104))
-    write_tsv(folder / "WNLI/train.tsv", names, [*pairs(9, ("0",)), *pairs(8, ("1",))])
-    write_tsv(folder / "WNLI/dev.tsv", names, pairs(8, ("0", "1")))
-    write_tsv(folder / "WNLI/test.tsv", named, pairs(146))
+        write_tsv(
+            folder / f"MNLI/{split}.tsv", f"{header_without_label} gold_label", pairs(count, NLI)
+        )
+    write_tsv(folder / "MNLI/test_matched.tsv", header_without_label, pairs(20))
+    write_tsv(folder / "AX/diagnostic.tsv", header_without_label, pairs(1104))
+    write_tsv(folder / "WNLI/train.tsv", header_with_label, [*pairs(9, ("0",)), *pairs(8, ("1",))])
+    write_tsv(folder / "WNLI/dev.tsv", header_with_label, pairs(8, ("0", "1")))
+    write_tsv(folder / "WNLI/test.tsv", header_without_label, pairs(146))
     write_tsv(folder / "SST-2/dev.tsv", "sentence label", ["good\t1", "bad\t0"])
     (folder / "MRPC").mkdir()
     for split in ("train", "dev"):
@@ -112,9 +126,9 @@ def glue_dir(tmp_path_factory) -> str:
     return str(folder)
 
 
-def run_benchmark(protocol: BenchmarkConfig, output: Path) -> tuple[Benchmark, dict]:
-    benchmark = Benchmark(protocol, output)
-    with Pretender(output) as runner:
+def run_benchmark(config: BenchmarkConfig, output: Path) -> tuple[Benchmark, dict]:
+    benchmark = Benchmark(config, output)
+    with FakeJobRunner(output) as runner:
         failed = benchmark.run(runner)
     return benchmark, benchmark.results(failed)
 
@@ -123,16 +137,16 @@ def lines_of(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def gold_and_predicted(glue_dir: str, run: Path) -> tuple[list[str], list[str]]:
-    """Read again without our readers."""
+def labels_and_predictions(glue_dir: str, run: Path) -> tuple[list[str], list[str]]:
+    """Reads labels and predictions without the readers of the project."""
     lines = (Path(glue_dir) / "RTE/dev.tsv").read_text().splitlines()
     rows = list(csv.DictReader(lines, delimiter="\t"))
-    said = lines_of(run / "predictions/dev.jsonl")
-    return [row["label"] for row in rows], [row["label"] for row in said]
+    predictions = lines_of(run / "predictions/dev.jsonl")
+    return [row["label"] for row in rows], [row["label"] for row in predictions]
 
 
-def test_numbers_are_those_of_the_runs(glue_dir, tmp_path):
-    protocol = BenchmarkConfig(
+def test_results_match_independent_metrics(glue_dir, tmp_path):
+    config = BenchmarkConfig(
         glue_dir=glue_dir,
         model="m",
         tasks=("rte", "sst2"),
@@ -140,10 +154,12 @@ def test_numbers_are_those_of_the_runs(glue_dir, tmp_path):
         learning_rate=(1e-4,),
     )
     output = tmp_path / "output"
-    _, results = run_benchmark(protocol, output)
+    _, results = run_benchmark(config, output)
     found = results["tasks"]["rte"]
     runs = {seed: output / f"rte/seed-{seed}" for seed in range(4)}
-    accuracy = {s: accuracy_score(*gold_and_predicted(glue_dir, run)) for s, run in runs.items()}
+    accuracy = {
+        s: accuracy_score(*labels_and_predictions(glue_dir, run)) for s, run in runs.items()
+    }
     values = np.array(list(accuracy.values()))
     row = found["splits"]["dev"]["accuracy"]
     assert len(set(values)) > 1
@@ -152,17 +168,19 @@ def test_numbers_are_those_of_the_runs(glue_dir, tmp_path):
     assert row["mean"] == pytest.approx(np.mean(values))
     assert row["std"] == pytest.approx(np.std(values, ddof=1))
     assert row["best"] == values.max() == accuracy[found["best_seed"]]
-    assert accuracy[found["median_seed"]] == np.sort(values)[1]  # of four, the lower middle
-    # The interval, drawn again here: percentiles of resampled accuracies of the run in the middle.
-    right = np.equal(*gold_and_predicted(glue_dir, runs[found["median_seed"]]))
-    draws = np.random.default_rng(1).choice(right, (20_000, len(right))).mean(axis=1)
+    assert (
+        accuracy[found["median_seed"]] == np.sort(values)[1]
+    )  # the lower of the two middle values
+    # Computes the bootstrap interval of the median run independently.
+    correct = np.equal(*labels_and_predictions(glue_dir, runs[found["median_seed"]]))
+    draws = np.random.default_rng(1).choice(correct, (20_000, len(correct))).mean(axis=1)
     assert row["confidence_interval"] == pytest.approx(np.percentile(draws, [2.5, 97.5]), abs=0.04)
-    assert results["skipped"] == {"sst2": f"train split absent: {glue_dir} has no SST-2/train.tsv"}
+    assert results["skipped"] == {"sst2": f"no train split: {glue_dir} has no SST-2/train.tsv"}
     assert results["failed"] == {} and found["num_train_examples"] == 40
 
 
-def test_of_a_grid_the_best_median_is_chosen_and_failures_are_kept(glue_dir, tmp_path):
-    protocol = BenchmarkConfig(
+def test_best_setting_by_median_and_failures(glue_dir, tmp_path):
+    config = BenchmarkConfig(
         glue_dir=glue_dir,
         model="m",
         tasks=("rte", "mrpc"),
@@ -170,7 +188,7 @@ def test_of_a_grid_the_best_median_is_chosen_and_failures_are_kept(glue_dir, tmp
         learning_rate=(1e-6, 1e-3),
         batch_size=(16, 32),
     )
-    benchmark, results = run_benchmark(protocol, tmp_path / "output")
+    benchmark, results = run_benchmark(config, tmp_path / "output")
     for name in ("rte", "mrpc"):
         found = results["tasks"][name]
         assert found["best_setting"] == {"batch_size": 16, "learning_rate": 1e-3, "epochs": 3.0}
@@ -183,8 +201,8 @@ def test_of_a_grid_the_best_median_is_chosen_and_failures_are_kept(glue_dir, tmp
     assert set(results["failed"].values()) == {"no luck"}
 
 
-def test_mnli_comes_first_and_its_runs_are_started_from(glue_dir, tmp_path):
-    protocol = BenchmarkConfig(
+def test_mnli_init_from_same_seed_runs(glue_dir, tmp_path):
+    config = BenchmarkConfig(
         glue_dir=glue_dir,
         model="m",
         tasks=("rte", "stsb", "wnli", "mnli"),
@@ -192,13 +210,13 @@ def test_mnli_comes_first_and_its_runs_are_started_from(glue_dir, tmp_path):
         mnli_init=SAME_SEED_MNLI,
     )
     output = tmp_path / "output"
-    _, results = run_benchmark(protocol, output)
+    _, results = run_benchmark(config, output)
     for seed in (0, 1):
         for name in ("rte", "stsb"):
-            told = (output / f"{name}/seed-{seed}/model.txt").read_text()
-            assert told == str(output / f"mnli/seed-{seed}")
+            captured = (output / f"{name}/seed-{seed}/model.txt").read_text()
+            assert captured == str(output / f"mnli/seed-{seed}")
         assert (output / f"wnli/seed-{seed}/model.txt").read_text() == "m"
-    why = "its start, the run of mnli, has failed"
+    why = "the run of mnli that it starts from has failed"
     assert results["failed"]["rte/seed-9"] == results["failed"]["stsb/seed-9"] == why
     assert set(results["tasks"]["mnli"]["splits"]) == {"dev", "dev_mismatched"}
     stsb = results["tasks"]["stsb"]["splits"]["dev"]
@@ -207,25 +225,27 @@ def test_mnli_comes_first_and_its_runs_are_started_from(glue_dir, tmp_path):
     other = BenchmarkConfig(
         glue_dir=glue_dir, model="m", tasks=("rte", "sst2"), mnli_init=SAME_SEED_MNLI
     )
-    with pytest.raises(UserError, match="needs runs of mnli: it is not among --tasks"):
+    with pytest.raises(UserError, match="needs the task mnli: mnli is not in --tasks"):
         Benchmark(other, output)
-    given = BenchmarkConfig(glue_dir=glue_dir, model="m", tasks=("rte",), seeds=(2,), mnli_init="n")
-    run_benchmark(given, output)
+    explicit_model = BenchmarkConfig(
+        glue_dir=glue_dir, model="m", tasks=("rte",), seeds=(2,), mnli_init="n"
+    )
+    run_benchmark(explicit_model, output)
     assert (output / "rte/seed-2/model.txt").read_text() == "n"
 
 
-def test_the_zip_is_as_the_leaderboard_wants_it(glue_dir, tmp_path):
-    protocol = BenchmarkConfig(
+def test_submission_zip_format(glue_dir, tmp_path):
+    config = BenchmarkConfig(
         glue_dir=glue_dir, model="m", tasks=("rte", "stsb", "mnli"), seeds=(0, 1)
     )
-    benchmark, results = run_benchmark(protocol, tmp_path / "output")
+    benchmark, results = run_benchmark(config, tmp_path / "output")
     file = tmp_path / "submission.zip"
-    wrong = leaderboard.write_submission(file, benchmark.best_run, glue_dir)
+    problems = leaderboard.write_submission(file, benchmark.best_run, glue_dir)
     missing = ["CoLA.tsv", "SST-2.tsv", "MRPC.tsv", "QQP.tsv", "MNLI-mm.tsv", "QNLI.tsv"]
-    assert [name for name, why in wrong.items() if why.startswith("missing: ")] == missing
-    assert wrong["CoLA.tsv"] == "missing: no finished run of cola"
-    assert wrong["STS-B.tsv"] == "7 rows; the official test set has 1,379"
-    assert "MNLI-m.tsv" in wrong and "RTE.tsv" not in wrong
+    assert [name for name, why in problems.items() if why.startswith("missing: ")] == missing
+    assert problems["CoLA.tsv"] == "missing: no finished run of cola"
+    assert problems["STS-B.tsv"] == "7 examples; the official test set has 1,379"
+    assert "MNLI-m.tsv" in problems and "RTE.tsv" not in problems
 
     content = {}
     with zipfile.ZipFile(file) as archive:
@@ -238,11 +258,11 @@ def test_the_zip_is_as_the_leaderboard_wants_it(glue_dir, tmp_path):
     for name, rows in content.items():
         assert rows[0] == ["index", "prediction"]
         assert [row[0] for row in rows[1:]] == [str(n) for n in range(len(rows) - 1)], name
-    said = {name: {row[1] for row in rows[1:]} for name, rows in content.items()}
-    assert said["RTE.tsv"] == {"entailment", "not_entailment"}
-    assert said["AX.tsv"] == said["MNLI-m.tsv"] == set(NLI)
-    assert said["WNLI.tsv"] == {"0"} and len(content["WNLI.tsv"]) == 147
-    assert all(re.fullmatch(r"[0-5]\.\d{3}", score) for score in said["STS-B.tsv"])
+    predictions = {name: {row[1] for row in rows[1:]} for name, rows in content.items()}
+    assert predictions["RTE.tsv"] == {"entailment", "not_entailment"}
+    assert predictions["AX.tsv"] == predictions["MNLI-m.tsv"] == set(NLI)
+    assert predictions["WNLI.tsv"] == {"0"} and len(content["WNLI.tsv"]) == 147
+    assert all(re.fullmatch(r"[0-5]\.\d{3}", score) for score in predictions["STS-B.tsv"])
 
     best = tmp_path / f"output/rte/seed-{results['tasks']['rte']['best_seed']}"
     lines = lines_of(best / "predictions/test.jsonl")
@@ -252,61 +272,65 @@ def test_the_zip_is_as_the_leaderboard_wants_it(glue_dir, tmp_path):
     assert file.read_bytes() == before
 
 
-def test_classes_are_written_as_the_files_write_them():
+def test_submission_file_class_names():
     rows = [{"id": "0", "label": "equivalent"}, {"id": "1", "label": "not_equivalent"}]
     assert leaderboard.submission_file("mrpc", rows) == "index\tprediction\n0\t1\n1\t0\n"
     rows = [{"id": "0", "value": 7.0}, {"id": "1", "value": -0.2}, {"id": "2", "value": 3.14159}]
     assert leaderboard.submission_file("stsb", rows).split()[3::2] == ["5.000", "0.000", "3.142"]
 
 
-def test_the_verb_from_flags_to_files(glue_dir, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(job_runner, "JobRunner", Pretender)
+def test_glue_command_writes_results_and_table(glue_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(job_runner, "JobRunner", FakeJobRunner)
     output = tmp_path / "output"
     flags = ["glue", "--glue-dir", glue_dir, "--model", "<m>", "--output", str(output), "--zip"]
     flags += ["--tasks", "rte", "sst2", "--learning-rate", "1e-4"]
     assert main([*flags, "--seeds", "0", "1"]) == 0
-    told = capsys.readouterr()
-    assert "sst2 skipped: train split absent" in told.err
-    assert "submission.zip: CoLA.tsv missing: no finished run of cola" in told.err
+    captured = capsys.readouterr()
+    assert "no train split" in captured.err
+    assert "submission.zip: CoLA.tsv missing: no finished run of cola" in captured.err
     results = json.loads((output / "results.json").read_text())
     table = (output / "table.md").read_text()
-    assert told.out.strip() in table
+    assert captured.out.strip() in table
     row = results["tasks"]["rte"]["splits"]["dev"]["accuracy"]
-    cell = next(line for line in table.splitlines() if line.startswith("| RTE"))
-    shown = [part.strip() for part in cell.strip("|").split("|")]
+    job = next(line for line in table.splitlines() if line.startswith("| RTE"))
+    shown = [part.strip() for part in job.strip("|").split("|")]
     assert shown[:4] == ["RTE", "dev", "accuracy", "2"]
     assert shown[4:8] == [f"{100 * row[key]:.2f}" for key in ("median", "mean", "std", "best")]
     assert "Epochs 3; batch size 32; learning rate 0.0001; seeds 0, 1." in table
-    assert "SST-2 was skipped: train split absent" in table
+    assert "SST-2 was skipped: no train split" in table
     page = (output / "table.html").read_text()
     assert "&lt;m&gt;" in page and "<m>" not in page and shown[4] in page
-    # More seeds may be asked for; what is finished is not repeated, what fails is told.
+    # More seeds can be added: finished runs are not repeated, and failures are reported.
     assert main([*flags, "--seeds", "0", "1", "9"]) == 1
-    told = capsys.readouterr().err
-    assert "2 of 3 runs were finished before" in told and "rte/seed-9 failed: no luck" in told
-    again = json.loads((output / "results.json").read_text())
-    assert again["tasks"] == results["tasks"] and list(again["failed"]) == ["rte/seed-9"]
+    captured = capsys.readouterr().err
+    assert (
+        "2 of 3 runs are already finished" in captured and "rte/seed-9 failed: no luck" in captured
+    )
+    second_results = json.loads((output / "results.json").read_text())
+    assert second_results["tasks"] == results["tasks"] and list(second_results["failed"]) == [
+        "rte/seed-9"
+    ]
     assert main([*flags, "--seeds", "0", "--epochs", "5"]) == 1
-    assert "begun with other settings:\n  epochs.0: 3.0 there, 5.0 now" in capsys.readouterr().err
+    assert "created with other settings:\n  epochs.0: was 3.0, now 5.0" in capsys.readouterr().err
 
 
-def test_what_cannot_be_run_is_refused(glue_dir, tmp_path):
-    with pytest.raises(UserError, match="no task of --tasks can be trained"):
+def test_invalid_benchmark_configs(glue_dir, tmp_path):
+    with pytest.raises(UserError, match="none of --tasks can be trained"):
         Benchmark(BenchmarkConfig(glue_dir=glue_dir, model="m", tasks=("sst2",)), tmp_path)
-    with pytest.raises(ConfigError, match="tasks has 'ax'"):
+    with pytest.raises(ConfigError, match="tasks contains 'ax'"):
         BenchmarkConfig(glue_dir=glue_dir, model="m", tasks=("ax",))
-    with pytest.raises(ConfigError, match="expected one or more, each once"):
+    with pytest.raises(ConfigError, match="expected at least one value and no duplicates"):
         BenchmarkConfig(glue_dir=glue_dir, model="m", seeds=(0, 0))
 
 
 def test_f1_of_the_table_is_scikit_learns(glue_dir, tmp_path):
-    protocol = BenchmarkConfig(glue_dir=glue_dir, model="m", tasks=("mrpc",), seeds=(0,))
-    _, results = run_benchmark(protocol, tmp_path / "output")
+    config = BenchmarkConfig(glue_dir=glue_dir, model="m", tasks=("mrpc",), seeds=(0,))
+    _, results = run_benchmark(config, tmp_path / "output")
     rows = list(
         csv.reader(io.StringIO((Path(glue_dir) / "MRPC/dev.tsv").read_text()), delimiter="\t")
     )
-    said = (tmp_path / "output/mrpc/seed-0/predictions/dev.jsonl").read_text().splitlines()
-    predicted = [int(json.loads(line)["label"] == "equivalent") for line in said]
+    predictions = (tmp_path / "output/mrpc/seed-0/predictions/dev.jsonl").read_text().splitlines()
+    predicted = [int(json.loads(line)["label"] == "equivalent") for line in predictions]
     expected = f1_score([int(row[0]) for row in rows[1:]], predicted)
     found = results["tasks"]["mrpc"]["splits"]["dev"]["f1"]
     assert found["median"] == found["best"] == pytest.approx(expected)

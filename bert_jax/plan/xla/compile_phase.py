@@ -1,7 +1,7 @@
-"""A phase's train step compiled by libtpu for a slice, in processes of its own; and what was kept.
+"""Compiles the train step of a phase with libtpu for a TPU slice, in a subprocess, and caches it.
 
-Results are kept under the fingerprint of the lowered program, the slice and the versions of JAX and
-libtpu. `compiled.py` makes times of them.
+The cache key is a hash of the lowered program, the slice, and the versions of JAX and libtpu.
+`compile_report.py` turns the compiler's report into times.
 """
 
 import gzip
@@ -47,10 +47,17 @@ def compile_phase(
     tpu_slice: Slice,
     cache: Path | None = None,
 ) -> CompiledEstimate:
-    """Compiles the longest batch of a phase for a slice, or reads what was compiled before.
+    """Compiles the train step for a phase's longest batch, or reads the cached result.
+
+    Args:
+      experiment: the run's config.
+      inputs: the batch fields and shapes of the phase.
+      phase_index: the phase's index in `train.phases`.
+      tpu_slice: the slice to compile for.
+      cache: the folder of cached results (default: `cache_folder()`).
 
     Raises:
-      UserError: libtpu is not installed, or the compiler failed for another reason than memory.
+      UserError: libtpu is not installed, or the compiler failed for a reason other than memory.
     """
     cache = cache or cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
@@ -75,18 +82,18 @@ def compile_phase(
 
 
 def compiler_versions() -> str:
-    """As "libtpu 0.0.42.1, jax 0.10.2"."""
+    """Returns the versions of libtpu and JAX, as in "libtpu 0.0.42.1, jax 0.10.2"."""
     return ", ".join(f"{name} {metadata.version(name)}" for name in ("libtpu", "jax"))
 
 
 def cache_folder() -> Path:
-    """Where compiled results are kept: below XDG_CACHE_HOME, or ~/.cache."""
+    """Returns the folder of cached results, in XDG_CACHE_HOME or ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "bert_jax" / "plan"
 
 
 def _attention_kernel_runs(text: str) -> tuple[int, int]:
-    """How often a program runs the attention kernel, forward and backward."""
+    """Counts the runs of the attention kernel in a compiled program: (forward, backward)."""
     kernels = read_costs(text).kernel_runs.items()
     names = (pallas_attention.FORWARD, pallas_attention.BACKWARD)
     forward, backward = (sum(n for label, n in kernels if name in label) for name in names)
@@ -100,7 +107,7 @@ def _attention_seconds(
     kernel_runs: tuple[int, int],
     cache: Path,
 ) -> tuple[float, float]:
-    """(by schedule, by roofline) of all attention kernels of a step on one device."""
+    """Estimates the seconds of a step's attention kernels on one device: (schedule, roofline)."""
     objective, generation = experiment.objective, tpu_slice.generation
     model, seq_length = objective.model, inputs.shapes[-1]["L"]
     request = {
@@ -120,12 +127,12 @@ def _attention_seconds(
     forward, backward = kernel_runs
     data, fsdp, _ = experiment.mesh.axis_sizes(tpu_slice.devices)
     num_sequences = inputs.num_sequences // (inputs.phase.gradient_accumulation_steps * data * fsdp)
-    # A device of two cores that are one to JAX (megacore) shares the grid out between them.
+    # A megacore device is one device to JAX, but its two cores split the grid.
     grid_programs = (
         num_sequences * (model.hidden_size // pallas_attention.LANES) / generation.cores_per_device
     )
     cycles = grid_programs * (forward * bundles["forward"] + backward * bundles["backward"])
-    # Forward 2 products of 2 L^2 D, backward 5; 4 arrays [L, D] are moved forward, 8 backward.
+    # Forward: 2 products of 2 L^2 D FLOPs and 4 arrays [L, D] moved. Backward: 5 and 8.
     flops = num_sequences * (4 * forward + 10 * backward) * seq_length**2 * model.hidden_size
     itemsize = 2 if request["dtype"] == "bfloat16" else 4
     hbm_bytes = (
@@ -138,10 +145,10 @@ def _attention_seconds(
 
 
 def run_worker_module(module: str, request: dict[str, Any]) -> str:
-    """Runs one of the processes that use libtpu; returns its answer, JSON."""
+    """Runs a worker module that uses libtpu and returns its output, JSON."""
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
-            "--compile needs libtpu, which has XLA's compiler for TPUs and needs no TPU: "
+            "--compile needs libtpu, XLA's compiler for TPUs (no TPU is needed); install it with: "
             "pip install 'bert_jax[tpu]' (Linux on x86)"
         )
     return run_worker([sys.executable, "-m", module], request)
@@ -150,14 +157,17 @@ def run_worker_module(module: str, request: dict[str, Any]) -> str:
 def run_worker(
     command: Sequence[str], request: dict[str, Any], environment: Mapping[str, str] | None = None
 ) -> str:
-    """Runs a process that compiles with libtpu: a request on standard input, a file for its answer.
+    """Runs a subprocess that compiles with libtpu, and returns the content of its output file.
+
+    The request goes to its standard input as JSON.
 
     Args:
-      request: {"slice", ...}; "output", the file, is added.
-      environment: of the process, beside this one's and `ENVIRONMENT`.
+      command: the command of the subprocess.
+      request: {"slice", ...}; the key "output", the path of the output file, is added.
+      environment: variables to set in addition to this process's and `LIBTPU_ENVIRONMENT`.
 
     Raises:
-      UserError: it failed; with the last error of what it said.
+      UserError: the subprocess failed; the message has the last error that it printed.
     """
     with tempfile.TemporaryDirectory(prefix="bert-jax-plan-") as folder:
         output_file = Path(folder) / "output"
@@ -173,7 +183,8 @@ def run_worker(
             error_lines = [line for line in process.stderr.splitlines() if "Error" in line]
             if process.returncode < 0:
                 error_lines = [
-                    f"ended by signal {-process.returncode}; is this machine's memory enough?"
+                    f"the subprocess was killed by signal {-process.returncode}, often for lack of "
+                    "memory on this machine"
                 ]
             reason = error_lines[-1] if error_lines else f"exit status {process.returncode}"
             raise UserError(f"the compiler failed for {request['slice']}: {reason}")

@@ -1,18 +1,18 @@
-"""What a compiled step costs on a slice: memory, and two estimates of its time.
+"""Estimates memory and time of a compiled train step on a TPU slice from the compiler's report.
 
-Nothing here was ever run on a TPU: these are estimates, and called so everywhere. Two stand beside
-each other, because they err differently.
+The program is compiled for a TPU, but never run on one. There are two estimates of the time, with
+different errors:
 
-- By schedule: the compiler's cycles for each operation, as often as its loops run it; for
-  attention kernels the bundles that it has scheduled (`kernel_schedule.py`); for random bits and
-  what it is silent about, the bytes of their results over the memory's bandwidth.
-- By roofline: each operation takes what its FLOPs or its bytes need at the least (XLA's
-  `optimal_seconds`), kernels likewise. It counts copies to and from on-chip memory several times,
-  which is taken off (`CHARGED`), and the body of a loop once: for unrolled layers and whole batches
-  only.
+- By schedule: the compiler's estimated cycles of each operation times its loop trip count. For
+  attention kernels it counts the scheduled bundles (`kernel_schedule.py`). For random bits and
+  operations without an estimate it takes the bytes of their results over the HBM bandwidth.
+- By roofline: the minimal time of each operation given its FLOPs and bytes (XLA's
+  `optimal_seconds`), likewise for kernels. XLA counts copies to and from on-chip memory several
+  times, which is corrected (`COPY_OVERCOUNT`), and the body of a loop once. The estimate is
+  therefore only valid for unrolled layers without gradient accumulation.
 
-To both are added the collectives, one after another with the rest: their bytes over the links of a
-corner chip (`timing.py`).
+Both add the time of the collectives without overlap: their bytes over the links of a corner chip
+(`timing.py`).
 """
 
 import math
@@ -25,24 +25,27 @@ from bert_jax.plan.timing import link_axes
 from bert_jax.plan.xla.hlo import read_costs
 
 COPY_OVERCOUNT = {"copy": 4, "slice": 3}
-"""How often XLA's `optimal_seconds` counts the bytes of a copy to or from on-chip memory."""
+"""How many times XLA's `optimal_seconds` counts the bytes of a copy to or from on-chip memory."""
+# Longer times may include a whole second that is only a marker; see `optimal_seconds`.
 _MAX_ROOFLINE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledEstimate:
-    """What the compiler says of one phase on one slice. Times are estimates, in seconds of a step.
+    """Holds the compiler's estimates for one phase on one slice; times are seconds per step.
 
     Attributes:
-      out_of_memory: the compiler's own message, or None if it fits; then the rest counts.
-      peak_bytes: on one device.
-      schedule, roofline: time of the operations; roofline is None if layers or microbatches are
-        a loop, or the step takes too long for it.
-      kernels: of `schedule`, in kernels.
-      links: of the collectives.
-      collectives: kind -> [how many, bytes of their results].
-      flops: by formula, of one device, for the share of the peak.
-      peak_flops: of one device.
+      out_of_memory: the compiler's message if the program does not fit, else None. The other
+        attributes are valid only if it is None.
+      peak_bytes: the peak memory of one device.
+      schedule_seconds: the time of the operations by schedule.
+      roofline_seconds: the time of the operations by roofline; None if the program has loops or the
+        step is too long for this estimate.
+      kernel_seconds: the part of `schedule_seconds` spent in kernels.
+      collective_seconds: the time of the collectives.
+      collectives: {kind: [number of runs, bytes of their results]}.
+      flops_per_device: the model FLOPs of one device by formula, used to compute the MFU.
+      device_peak_flops: the peak FLOP/s of one device.
     """
 
     out_of_memory: str | None
@@ -57,7 +60,7 @@ class CompiledEstimate:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """A whole step by each estimate there is, all costs counted."""
+        """Returns the seconds of a whole step, with collectives, by each available estimate."""
         if self.out_of_memory is not None:
             return {}
         estimates = {"schedule": self.schedule_seconds, "roofline": self.roofline_seconds}
@@ -69,14 +72,14 @@ class CompiledEstimate:
 
     @property
     def mfu(self) -> dict[str, float]:
-        """The share of the chips' peak that each estimate comes to."""
+        """Returns the model FLOPs utilization by each available estimate."""
         return {
             name: self.flops_per_device / (estimated_seconds * self.device_peak_flops)
             for name, estimated_seconds in self.seconds.items()
         }
 
     def fits(self, usable_bytes: int) -> bool:
-        """Whether it does in so many bytes of a device."""
+        """Returns whether the program fits in `usable_bytes` of a device."""
         return self.out_of_memory is None and self.peak_bytes <= usable_bytes
 
 
@@ -87,14 +90,17 @@ def estimate_compiled(
     *,
     attention_kernel_seconds: tuple[float, float] = (0.0, 0.0),
 ) -> CompiledEstimate:
-    """Times from what `aot.facts` tells of a compiled step.
+    """Estimates times from the report of `compile_worker.compile_report`.
 
     Args:
-      flops: of the model in a step, over all devices.
-      kernels: seconds of attention kernels on one device, by schedule and by roofline.
+      report: the compiler's report.
+      tpu_slice: the slice that the program was compiled for.
+      flops: the model FLOPs of a step over all devices.
+      attention_kernel_seconds: seconds of the attention kernels on one device, by schedule and by
+        roofline; XLA has no estimate for kernels.
 
     Raises:
-      UserError: a loop of the program has no known trip count.
+      UserError: the trip count of a loop is unknown.
     """
     if report["out_of_memory"] is not None:
         return CompiledEstimate(out_of_memory=report["out_of_memory"])
@@ -133,9 +139,10 @@ def estimate_compiled(
 
 
 def optimal_seconds(reported_seconds: float) -> float:
-    """The `optimal_seconds` of a program's cost analysis, if they are fewer than one.
+    """Returns the fractional part of the `optimal_seconds` of a program's cost analysis.
 
-    Every operation that has no cost subtracts a whole second, so that whole ones say nothing.
+    XLA subtracts a whole second for every operation of unknown cost, so only the fraction has a
+    meaning.
     """
     return reported_seconds - math.floor(reported_seconds)
 
@@ -143,12 +150,14 @@ def optimal_seconds(reported_seconds: float) -> float:
 def collective_seconds(
     collectives: Mapping[tuple[str, tuple[int, ...]], list[float]], tpu_slice: Slice
 ) -> float:
-    """All collectives one after another, over the links of a corner chip.
+    """Returns the seconds of all collectives without overlap, over the links of a corner chip.
+
+    Devices of one chip exchange data for free. If they belong to different replica groups, they
+    share the chip's links.
 
     Args:
-      collectives: as `hlo.Costs` has them.
-
-    Devices of one chip exchange for nothing; those that are in groups apart share its links.
+      collectives: the collectives as in `hlo.HloCosts`.
+      tpu_slice: the slice that the program was compiled for.
     """
     devices_per_chip = tpu_slice.generation.devices_per_chip
     link_bytes = 0.0
@@ -163,12 +172,12 @@ def collective_seconds(
 
 
 def _link_bytes_per_result_byte(kind: str, chips: int, devices: int) -> float:
-    """Bytes that leave a chip for each of the result, by the least that any way needs."""
+    """Returns the minimal bytes that leave a chip per byte of the collective's result."""
     fraction = (chips - 1) / chips
     match kind:
         case "all-reduce":
             return 2 * fraction
-        case "reduce-scatter":  # its result is one device's part
+        case "reduce-scatter":  # the result is one device's shard
             return fraction * devices
         case "collective-permute":
             return float(chips > 1)

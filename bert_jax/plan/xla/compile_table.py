@@ -1,4 +1,4 @@
-"""What the compiler says of a run's phases, in columns like those of `table.py`."""
+"""Formats the compiler's estimates of a run's phases in columns like those of `table.py`."""
 
 from collections.abc import Sequence
 
@@ -13,23 +13,25 @@ def describe_compiled(
     versions: str,
     largest_batch_sizes: Sequence[int] = (),
 ) -> str:
-    """A column for each phase.
+    """Formats a column for each phase.
 
     Args:
-      versions: of the compiler.
-      largest: rows of the largest batch of each phase that fits, where that was asked.
+      plan: the plan of the run.
+      estimates: the compiler's estimate of each phase.
+      versions: the versions of libtpu and JAX.
+      largest_batch_sizes: the largest batch size of each phase that fits; empty if not requested.
     """
     lengths = [f"length {phase.inputs.phase.seq_length}" for phase in plan.phases]
     lines = [
-        f"compiled by {versions} for {plan.tpu_slice.name}; estimates: nothing was run on a TPU",
+        f"compiled by {versions} for {plan.tpu_slice.name}; estimates, not measured on a TPU",
         format_columns(
             ("one device", *lengths),
             (
-                "peak of memory, GiB",
+                "peak memory, GiB",
                 *(_cell_or_dash(each, format_gib(each.peak_bytes)) for each in estimates),
             ),
-            ("room, GiB", *(format_gib(plan.usable_bytes) for _ in estimates)),
-            ("verdict", *("fits" if each.fits(plan.usable_bytes) else "NO" for each in estimates)),
+            ("usable memory, GiB", *(format_gib(plan.usable_bytes) for _ in estimates)),
+            ("result", *("fits" if each.fits(plan.usable_bytes) else "NO" for each in estimates)),
             (
                 "by schedule, ms",
                 *(
@@ -38,7 +40,7 @@ def describe_compiled(
                 ),
             ),
             (
-                "  of that attention kernels",
+                "  of which attention kernels",
                 *(
                     _cell_or_dash(each, format_milliseconds(each.kernel_seconds))
                     for each in estimates
@@ -46,7 +48,7 @@ def describe_compiled(
             ),
             ("by roofline, ms", *(_roofline_cell(each) for each in estimates)),
             (
-                "collectives, ms (on top)",
+                "plus collectives, ms",
                 *(
                     _cell_or_dash(each, format_milliseconds(each.collective_seconds))
                     for each in estimates
@@ -62,7 +64,7 @@ def describe_compiled(
         else:
             lines.append(f"{length}, collectives: {_collectives_text(each)}")
     for length, batch_size in zip(lengths, largest_batch_sizes, strict=False):
-        lines.append(f"{length}, the largest batch that fits: {batch_size:,} rows")
+        lines.append(f"{length}, largest batch size that fits: {batch_size:,}")
     return "\n".join(lines) + "\n"
 
 
@@ -84,5 +86,5 @@ def _mfu_cell(estimate: CompiledEstimate, name: str) -> str:
 def _collectives_text(estimate: CompiledEstimate) -> str:
     kinds = (estimate.collectives or {}).items()
     return ", ".join(
-        f"{count:.0f} {kind} of {size / 1e6:.0f} MB in all" for kind, (count, size) in kinds
+        f"{count:.0f} {kind} ({size / 1e6:.0f} MB in total)" for kind, (count, size) in kinds
     )

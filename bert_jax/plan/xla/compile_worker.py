@@ -1,8 +1,8 @@
-"""Compiles a train step for a TPU slice without a TPU; a process of its own, run by `compile.py`.
+"""Compiles a train step for a TPU slice without a TPU; the subprocess of `compile_phase.py`.
 
-libtpu holds XLA's compiler for every generation. It has to be told so before JAX starts, by
-environment variables, which is why this is a process: a request comes as JSON on standard input,
-facts go as JSON to a file.
+libtpu contains XLA's compiler for every TPU generation. It reads environment variables before JAX
+starts, so it needs a process of its own: the request comes as JSON on standard input, and the
+result goes to a file.
 """
 
 import functools
@@ -32,7 +32,7 @@ OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 
 
 def topology(tpu_slice: Slice) -> Any:
-    """The devices of a slice, as libtpu describes them."""
+    """Returns libtpu's description of the devices of a slice."""
     from jax.experimental import topologies
 
     config = tpu_slice.generation.chip_config
@@ -43,7 +43,7 @@ def topology(tpu_slice: Slice) -> Any:
 
 
 def lower(experiment: Experiment, request: dict[str, Any], devices: Any) -> Any:
-    """The train step of one phase and batch shape, lowered for these devices."""
+    """Lowers the train step of one phase and batch shape for the given devices."""
     mesh = sharding.make_mesh(experiment.mesh, devices)
     phase = experiment.train.phases[request["phase"]]
     objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
@@ -61,11 +61,12 @@ def lower(experiment: Experiment, request: dict[str, Any], devices: Any) -> Any:
 
 
 def compile_report(lowered: Any) -> dict[str, Any]:
-    """What the compiler says.
+    """Compiles a lowered train step and reports its memory, cost, and scheduled program.
 
     Returns:
-      {"out_of_memory": its message}, or {"out_of_memory": None, "peak_bytes": on one device,
-      "optimal_seconds": of its analysis, "text": the scheduled program}.
+      {"out_of_memory": the compiler's message} if it does not fit, else {"out_of_memory": None,
+      "peak_bytes": the peak memory of one device, "optimal_seconds": from XLA's cost analysis,
+      "text": the scheduled program}.
     """
     try:
         compiled = lowered.compile()
@@ -89,15 +90,15 @@ def _memory_line(message: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what decides the compiled program."""
+    """Returns the versions of the packages that determine the compiled program."""
     return {name: metadata.version(name) for name in ("jax", "jaxlib", "libtpu")}
 
 
 def main() -> int:
-    """Reads the request, keeps the facts under the program's fingerprint, answers with the file.
+    """Reads the request, compiles or finds the cached report, and writes the report's path.
 
-    All of the program's text is kept, not what is read from it: another way to read it needs no
-    other compilation.
+    The report holds the whole text of the program, so that a change in how the text is read does
+    not require a new compilation.
     """
     request = json.load(sys.stdin)
     experiment = from_json(Experiment, request["experiment"], "the request")

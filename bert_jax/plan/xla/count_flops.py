@@ -1,7 +1,7 @@
-"""Counts the FLOPs of matrix products in the gradient of a program, as it is written.
+"""Counts the FLOPs of matrix products in the jaxpr of a program's gradient.
 
-It holds the formula (`train/flops.py`) to account: a formula that has lost sight of the program
-would make every MFU wrong in silence.
+The count checks the formula in `train/flops.py`: a formula that no longer matches the model would
+silently make every reported MFU wrong.
 """
 
 import dataclasses
@@ -22,24 +22,29 @@ TOLERANCE = 0.03
 
 
 def check_formula(config: ObjectiveConfig, inputs: Inputs) -> float:
-    """The counted FLOPs of a step of a phase's longest batch, with every parameter moving.
+    """Counts the FLOPs of a step and checks the formula against the count.
+
+    The step uses the phase's longest batch, with every parameter trainable.
+
+    Returns:
+      The counted FLOPs.
 
     Raises:
-      UserError: the formula is off by more than 3 %.
+      UserError: the formula differs from the count by more than 3 %.
     """
     sizes = inputs.shapes[-1]
     formula = step_flops(config, inputs.phase, sizes["L"], num_choices=sizes.get("A", 1))
     counted = counted_flops(config, inputs)
     if abs(counted / formula - 1) > TOLERANCE:
         raise UserError(
-            f"the program has {counted:.4g} FLOPs a step by count and {formula:.4g} by formula, "
-            f"more than {TOLERANCE:.0%} apart: bert_jax/train/flops.py does not know this program"
+            f"the program has {counted:.4g} FLOPs per step by count but {formula:.4g} by formula, "
+            f"more than {TOLERANCE:.0%} apart; correct the formula in bert_jax/train/flops.py"
         )
     return counted
 
 
 def counted_flops(config: ObjectiveConfig, inputs: Inputs) -> float:
-    """FLOPs of all products in the forward and backward pass, nothing computed twice."""
+    """Counts the FLOPs of all matrix products in a forward and backward pass without remat."""
     objective = make_objective(dataclasses.replace(config, compute=ComputeConfig()))
     batch = {
         name: jax.ShapeDtypeStruct(shape, dtype)
@@ -58,14 +63,14 @@ def _jaxpr_flops(jaxpr: core.Jaxpr) -> float:
     total, broadcast_scalars = 0.0, set()
     for equation in jaxpr.eqns:
         if equation.primitive.name == "broadcast_in_dim" and _shape(equation.invars[0]) == ():
-            broadcast_scalars.add(equation.outvars[0])  # a product with it is a sum
+            broadcast_scalars.add(equation.outvars[0])  # its dot_general is only a sum
         elif (
             equation.primitive.name == "dot_general" and equation.invars[0] not in broadcast_scalars
         ):
             total += _dot_general_flops(equation)
         trip_count = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
         inner_flops = [_jaxpr_flops(each) for each in _inner_jaxprs(equation.params)]
-        # Of the branches of a condition one runs.
+        # Only one branch of a conditional runs.
         total += trip_count * (
             max(inner_flops, default=0.0) if "branches" in equation.params else sum(inner_flops)
         )
@@ -75,7 +80,7 @@ def _jaxpr_flops(jaxpr: core.Jaxpr) -> float:
 def _inner_jaxprs(params: dict[str, Any]) -> list[core.Jaxpr]:
     found = []
     for name, value in params.items():
-        if name.startswith(("jvp", "fwd", "bwd")):  # rules that were applied already, or never will
+        if name.startswith(("jvp", "fwd", "bwd")):  # differentiation rules, which do not run
             continue
         for each in value if isinstance(value, tuple | list) else (value,):
             jaxpr = getattr(each, "jaxpr", each)

@@ -1,12 +1,12 @@
-"""Reads what XLA's TPU compiler says of a compiled program, op by op; standard library only.
+"""Reads the costs in the text of a program compiled by XLA for a TPU; standard library only.
 
-The compiler writes a program as text, scheduled, and beside most operations the cycles that it
-estimates for them. It says nothing of the cycles of collectives, kernels, random bits, gathers and
-scatters: these are returned by themselves, for a model of their own. Copies to and from
-on-chip memory that run beside the computation (copy-start, slice-start) have no cycles either.
+The text is the scheduled program. Most operations have the compiler's estimated cycles, but
+collectives, kernels, random bits, gathers, and scatters do not. They are returned separately, for
+other cost models. Copies to and from on-chip memory that run in parallel with the computation
+(copy-start, slice-start) have no cycles either.
 
-A collective that runs beside the computation is written into several fusions, piece by piece; the
-pieces have one channel, and are counted once.
+A collective that runs in parallel with the computation is split over several fusions with the same
+channel, and is counted once.
 """
 
 import math
@@ -47,7 +47,7 @@ _ZERO_COST_OPS = {
     "replica-id",
     "optimization-barrier",
 }
-# Custom calls that are notes to the compiler, not work.
+# Custom calls that annotate the program for the compiler and cost nothing.
 _ANNOTATION_TARGETS = (
     "ConcatBitcast",
     "AssumeGatherIndicesInBound",
@@ -58,53 +58,55 @@ PALLAS_KERNEL_TARGET = "tpu_custom_call"
 
 @dataclass(frozen=True)
 class Op:
-    """One instruction of the compiled text."""
+    """Holds one instruction of the compiled text."""
 
     name: str
     opcode: str
-    result_type: str  # its type
-    text: str  # all after the name
+    result_type: str
+    text: str  # everything after the name
 
     @property
     def cycles(self) -> int | None:
-        """What the compiler estimates; None where it says nothing."""
+        """Returns the compiler's estimated cycles; None if the text has none."""
         found = re.search(r'"estimated_cycles":"(-?\d+)"', self.text)
         return int(found[1]) if found else None
 
     @property
     def result_bytes(self) -> int:
-        """Size of its result."""
+        """Returns the bytes of the result."""
         return sum(_array_bytes(*match) for match in _SHAPE.findall(self.result_type))
 
     @property
     def comm_bytes(self) -> int:
-        """Size of a collective's result; that of its start is (operands, results, context)."""
+        """Returns the bytes of a collective's result.
+
+        The result type of a start operation is (operands, results, context).
+        """
         shapes = _SHAPE.findall(self.result_type)
         if self.opcode.endswith("-start") and self.opcode != "all-reduce-start":
-            shapes = [each for each in shapes if each[1]]  # the context is scalars
+            shapes = [each for each in shapes if each[1]]  # drops the context, which is scalars
             shapes = shapes[len(shapes) // 2 :]
         return sum(_array_bytes(*each) for each in shapes)
 
     @property
     def custom_call_target(self) -> str:
-        """Of a custom call."""
+        """Returns the target of a custom call; "" for other operations."""
         found = re.search(r'custom_call_target="([^"]*)"', self.text)
         return found[1] if found else ""
 
 
 @dataclass
 class HloCosts:
-    """What a step costs, each operation as often as its loops run it.
+    """Holds the costs of a step; each operation counts as often as its loops run it.
 
     Attributes:
-      cycles: the compiler's estimates, summed.
-      collectives: (kind, first group of devices, () for all) -> [how many, bytes of results].
-      kernels: name of a kernel -> how often it runs.
-      copies: "copy" or "slice" -> [how many, bytes]: to and from on-chip memory.
-      loops: how many loops there are.
-      random_bytes: of random bits.
-      unknown: opcode -> [how many, bytes of their results]: what nothing is known of, small as a
-        rule.
+      cycles: the sum of the compiler's estimates.
+      collectives: {(kind, first replica group, () for all devices): [runs, bytes of results]}.
+      kernel_runs: {kernel name: runs}.
+      copies: {"copy" or "slice": [runs, bytes]}, to and from on-chip memory.
+      num_loops: the number of loops.
+      random_bytes: the bytes of random bits.
+      unknown: {opcode: [runs, bytes of results]} of operations of unknown cost, usually small.
     """
 
     cycles: float = 0.0
@@ -117,10 +119,10 @@ class HloCosts:
 
 
 def read_costs(text: str) -> HloCosts:
-    """The costs of a compiled program's text (`compiled.as_text()`).
+    """Reads the costs from a compiled program's text (`compiled.as_text()`).
 
     Raises:
-      UserError: a loop whose trip count is not to be found.
+      UserError: the trip count of a loop is unknown.
     """
     costs, channels = HloCosts(), set[str]()
     for op, parts, times in operations(text):
@@ -136,12 +138,16 @@ def read_costs(text: str) -> HloCosts:
 
 
 def operations(text: str) -> Iterator[tuple[Op, list[Op], int]]:
-    """What a compiled program runs: (operation, those that are its parts, how often).
+    """Yields the operations that a compiled program runs.
 
-    A loop comes before what it runs; calls are what they call, conditions their dearest branch.
+    A loop is yielded before its body. A call is replaced by the operations that it calls, and a
+    conditional by its most expensive branch.
+
+    Yields:
+      (operation, the operations that are fused into it, number of runs).
 
     Raises:
-      UserError: as `read_costs`.
+      UserError: the text has no entry computation, or the trip count of a loop is unknown.
     """
     computations, entry = _parse(text)
     yield from _walk(computations, entry, 1)
@@ -164,7 +170,7 @@ def _walk(
             for called in _called_computations(op):
                 yield from _walk(computations, called, times)
         else:
-            # On tpu7x collectives are called beside the computation; nothing else is looked for.
+            # A fusion may contain collectives; on tpu7x a call-start may, too.
             fused_computations = (
                 _called_computations(op) if op.opcode in ("fusion", "call-start") else ()
             )
@@ -180,7 +186,7 @@ def _total_cycles(executed: list[tuple[Op, list[Op], int]]) -> int:
 
 
 def _add_cost(op: Op, times: int, costs: HloCosts, channels: set[str]) -> None:
-    """Adds an operation's costs; `channels` are those of collectives counted so far."""
+    """Adds an operation's costs; `channels` holds the channels of collectives counted so far."""
     kind = op.opcode.removesuffix("-start")
     if kind in COLLECTIVES:
         channel = re.search(r"channel_id=(\d+)", op.text)
@@ -222,12 +228,15 @@ def _parse(text: str) -> tuple[dict[str, list[Op]], str]:
         if match := _COMPUTATION.match(line):
             current = computations.setdefault(match[2], [])
             entry = match[2] if match[1] else entry
-        elif line.rstrip() == "}":  # attributes have lines that only begin with a brace
+        elif line.rstrip() == "}":  # lines of attributes also start with a brace
             current = None
         elif current is not None and (match := _INSTRUCTION.match(line)):
             current.append(_parse_op(match[1], match[2]))
     if not entry:
-        raise UserError("the compiled program's text has no ENTRY; this libtpu writes another form")
+        raise UserError(
+            "the compiled program's text has no ENTRY computation: the installed libtpu writes "
+            "another format; install the version of constraints.txt"
+        )
     return computations, entry
 
 
@@ -258,7 +267,7 @@ def _array_bytes(dtype: str, dims: str) -> int:
 def _trip_count(computations: dict[str, list[Op]], op: Op) -> int:
     if known := re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', op.text):
         return int(known[1])
-    # The bound is the constant, signed or not, that the condition compares with.
+    # Without a known trip count, the bound is the constant in the loop's condition.
     bounds = [
         int(match[1])
         for each in computations[_attribute(op, "condition")]
@@ -267,8 +276,8 @@ def _trip_count(computations: dict[str, list[Op]], op: Op) -> int:
     ]
     if not bounds:
         raise UserError(
-            f"the loop {op.name} of the compiled program runs an unknown number of times, so its "
-            "time cannot be estimated; unroll the layers (objective.compute.layer_loop)"
+            f"the trip count of the loop {op.name} in the compiled program is unknown, so its time "
+            "cannot be estimated; unroll the layers (objective.compute.layer_loop)"
         )
     return max(bounds)
 

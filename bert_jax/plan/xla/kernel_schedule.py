@@ -1,9 +1,9 @@
-"""How many cycles a kernel takes: its schedule, counted. A process of its own, run by `compile.py`.
+"""Counts the cycles of attention kernels from their schedule; a subprocess of `compile_phase.py`.
 
-XLA estimates nothing for kernels, but libtpu can write down the instructions that it has scheduled
-for one, bundle by bundle: a bundle is issued each cycle. A kernel of this project is one loop over
-its grid with a straight body, so bundles of the body times programs of the grid are its cycles, as
-long as its data arrive in time. Waiting for memory is not in them.
+XLA has no cost estimate for kernels, but libtpu can dump the instructions that it scheduled for
+one. Each cycle issues one bundle of instructions. The kernels of this project are one loop over
+their grid with a straight-line body, so their cycles are the bundles of the body times the grid
+programs, as long as the data arrive in time. Waiting for memory is not included.
 """
 
 import functools
@@ -19,7 +19,7 @@ DUMP_FLAGS = "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
 
 
 def attention_bundles(request: dict[str, Any]) -> dict[str, int]:
-    """{"forward", "backward"}: bundles of one program of each attention kernel.
+    """Returns {"forward", "backward"}: the bundles of one grid program of each kernel.
 
     Args:
       request: {"slice", "seq_length", "hidden_size", "num_heads", "dropout_rate",
@@ -29,7 +29,7 @@ def attention_bundles(request: dict[str, Any]) -> dict[str, int]:
     for direction in ("forward", "backward"):
         with tempfile.TemporaryDirectory() as folder:
             os.environ["LIBTPU_INIT_ARGS"] = DUMP_FLAGS.format(folder=folder)
-            child_pid = os.fork()  # libtpu reads its flags once in a process
+            child_pid = os.fork()  # libtpu reads its flags only once per process
             if not child_pid:
                 os._exit(_compile(direction, request))
             _, status = os.waitpid(child_pid, 0)
@@ -92,7 +92,7 @@ def _compile(direction: str, request: dict[str, Any]) -> int:
 
 
 def main() -> int:
-    """Reads the request from standard input, writes the counts to its `output` file."""
+    """Reads the request from standard input and writes the counts to its `output` file."""
     request = json.load(sys.stdin)
     Path(request["output"]).write_text(json.dumps(attention_bundles(request)), encoding="utf-8")
     return 0

@@ -1,4 +1,4 @@
-"""The largest batch of a phase that the compiler says fits on a slice, by bisection."""
+"""Finds the largest batch of a phase that fits on a slice, by bisection with the compiler."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from bert_jax.plan.inputs import Inputs
 from bert_jax.plan.xla.compile_phase import compile_phase
 from bert_jax.plan.xla.compile_report import CompiledEstimate
 
-_MAX_PER_DEVICE_BATCH_SIZE = 4096  # rows of a device: no phase of a BERT has more
+_MAX_PER_DEVICE_BATCH_SIZE = 4096  # more than any BERT phase uses
 
 
 def largest_batch(
@@ -24,14 +24,19 @@ def largest_batch(
     cache: Path | None = None,
     compile_fn: Callable[..., CompiledEstimate] = compile_phase,
 ) -> int:
-    """Rows of the whole batch; 0 if not even one row a device fits.
+    """Finds the largest global batch size that fits; 0 if not even one example per device does.
 
-    Rows of a device are doubled, up to 4,096, until they do not fit, then bisected to the last.
+    The batch size per device is doubled up to 4,096 until it does not fit, then bisected.
 
     Args:
-      room: bytes of a device that a run may use.
-      say: is told of each trial, which takes minutes.
-      compiled: what compiles; a test's own has no compiler.
+      experiment: the run's config.
+      inputs: the inputs of the phase.
+      phase_index: the phase's index in `train.phases`.
+      tpu_slice: the slice to compile for.
+      usable_bytes: the bytes of a device that a run may use.
+      log: called with a line for each compilation, which takes minutes.
+      cache: the folder of cached results (default: `cache_folder()`).
+      compile_fn: compiles a phase; tests replace it.
     """
     data, fsdp, _ = experiment.mesh.axis_sizes(tpu_slice.devices)
     batch_size_multiple = data * fsdp * inputs.phase.gradient_accumulation_steps
@@ -49,8 +54,8 @@ def largest_batch(
         )
         result = "fits" if estimate.fits(usable_bytes) else "does not fit"
         log(
-            f"{per_device_batch_size * batch_size_multiple:,} rows ({per_device_batch_size} a "
-            f"device): {result}: {reason}"
+            f"batch size {per_device_batch_size * batch_size_multiple:,} "
+            f"({per_device_batch_size} per device) {result}: {reason}"
         )
         return estimate.fits(usable_bytes)
 

@@ -1,13 +1,13 @@
-"""Over which devices a collective of a compiled program goes; standard library only.
+"""Parses the replica groups of a collective in XLA's text; standard library only.
 
-XLA's texts have three forms for it, of which the second and third are compressed:
+XLA writes them in three forms:
 
-    replica_groups={{0,1},{2,3}}              the groups themselves
-    replica_groups=[2,4]<=[4,2]T(1,0)         2 groups of 4: the numbers 0, 1, ... laid out as an
-                                              array [4, 2], its axes in that order, row by row
-    replica_groups=mesh['a'=4,'b'=2] {'b'}    those of a mesh that differ along the axes named
-                                              alone; `device_ids=([4,2]T(1,0))` may say in which
-                                              order the devices lie in it
+    replica_groups={{0,1},{2,3}}              the explicit groups
+    replica_groups=[2,4]<=[4,2]T(1,0)         2 groups of 4: the ids 0, 1, ... as an array of shape
+                                              [4, 2], transposed by (1, 0), in row-major order
+    replica_groups=mesh['a'=4,'b'=2] {'b'}    the groups of a mesh along the named axes;
+                                              `device_ids=([4,2]T(1,0))` may give the order of the
+                                              devices in it
 """
 
 import itertools
@@ -25,7 +25,7 @@ _MESH_GROUPS = re.compile(
 
 
 def first_replica_group(text: str) -> tuple[int, ...]:
-    """The first of a collective's groups of devices; () where it goes over all of them."""
+    """Returns the first replica group of a collective; () if it covers all devices."""
     if found := _EXPLICIT_GROUPS.search(text):
         return _parse_ints(found[1])
     if found := _IOTA_GROUPS.search(text):
@@ -42,7 +42,7 @@ def first_replica_group(text: str) -> tuple[int, ...]:
 
 
 def _iota_device_ids(sizes: str, permutation: str | None) -> tuple[int, ...]:
-    """0, 1, ... as an array of these sizes, its axes in another order, row by row."""
+    """Returns the ids 0, 1, ... reshaped to `sizes`, transposed, in row-major order."""
     dims = _parse_ints(sizes)
     axes = _parse_ints(permutation) if permutation else range(len(dims))
     return _flat_indices(dims, axes, [range(dims[axis]) for axis in axes])
@@ -51,7 +51,7 @@ def _iota_device_ids(sizes: str, permutation: str | None) -> tuple[int, ...]:
 def _flat_indices(
     dims: Sequence[int], axes: Sequence[int], index_ranges: Sequence[range]
 ) -> tuple[int, ...]:
-    """Where in an array of these sizes, row by row, all `places` are, a range for each axis."""
+    """Returns the row-major indices of the elements selected by a range for each axis."""
     strides = [math.prod(dims[axis + 1 :]) for axis in axes]
     return tuple(
         sum(map(operator.mul, index, strides)) for index in itertools.product(*index_ranges)

@@ -1,4 +1,9 @@
-"""Compiling for a TPU without one: memory, verdict, times; and bisection by a made-up compiler."""
+"""Compiles for a TPU without one, reads memory and times, and bisects the largest batch.
+
+Covers bert_jax/plan/xla/compile_phase.py, bert_jax/plan/xla/compile_worker.py,
+bert_jax/plan/xla/compile_report.py, bert_jax/plan/xla/compile_table.py, and
+bert_jax/plan/xla/largest_batch.py.
+"""
 
 import importlib.util
 import json
@@ -34,14 +39,14 @@ def planned(*changes: str):
 
 @needs_libtpu
 @pytest.mark.slow
-def test_a_step_compiles_with_its_kernel_and_fits(tmp_path):
+def test_compile_phase_fits_and_is_cached(tmp_path):
     experiment, inputs = planned("objective.compute.attention=PallasAttention")
     found = compile_phase(experiment, inputs[0], 0, find_slice("v5e-16"), tmp_path)
     assert found.out_of_memory is None and found.peak_bytes > 0
     assert found.kernel_seconds > 0 and found.schedule_seconds > found.kernel_seconds
     assert found.roofline_seconds is not None and 0 < found.mfu["roofline"] < 1
     assert found.collectives is not None and found.collectives["all-reduce"][1] > 4 * 4.3e6
-    # A second time nothing is compiled: the answer lies in the cache.
+    # The second call compiles nothing: the result is in the cache.
     written = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
     assert compile_phase(experiment, inputs[0], 0, find_slice("v5e-16"), tmp_path) == found
     assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == written
@@ -49,7 +54,7 @@ def test_a_step_compiles_with_its_kernel_and_fits(tmp_path):
 
 @needs_libtpu
 @pytest.mark.slow
-def test_the_compiler_says_when_memory_is_too_small(tmp_path):
+def test_compile_phase_reports_out_of_memory(tmp_path):
     experiment, inputs = planned("train.phases.1.batch_size=65536")
     found = compile_phase(experiment, inputs[1], 1, find_slice("v2-32"), tmp_path)
     assert found.out_of_memory is not None and "exceed" in found.out_of_memory
@@ -57,20 +62,20 @@ def test_the_compiler_says_when_memory_is_too_small(tmp_path):
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["v4-32", "v5e-16", "v5p-32", "tpu7x-32"])
-def test_the_analysis_counts_copies_to_on_chip_memory_several_times(where):
+@pytest.mark.parametrize("slice_name", ["v4-32", "v5e-16", "v5p-32", "tpu7x-32"])
+def test_copy_overcount_matches_xla_analysis(slice_name):
     done = subprocess.run(
-        [sys.executable, "-m", "tests.plan.charged_copies", where],
+        [sys.executable, "-m", "tests.helpers.charged_copies", slice_name],
         capture_output=True,
         text=True,
         env={**os.environ, **compile_module.LIBTPU_ENVIRONMENT},
         check=False,
     )
     assert not done.returncode, done.stderr
-    known, *rows = map(json.loads, done.stdout.splitlines())
-    # What is taken off is figured with the table's bandwidth: never too much.
-    bandwidth = find_slice(where).generation.device_bandwidth
-    assert 0.8 * bandwidth < known["bandwidth"] < 1.01 * bandwidth
+    reference, *rows = map(json.loads, done.stdout.splitlines())
+    # The correction uses the bandwidth of tpu_slices.json, so it must not be smaller than XLA's.
+    bandwidth = find_slice(slice_name).generation.device_bandwidth
+    assert 0.8 * bandwidth < reference["bandwidth"] < 1.01 * bandwidth
     assert len(rows) == 4 and all(row["copies"]["copy"][0] for row in rows)
     for row in rows:
         charged = sum(
@@ -91,62 +96,62 @@ ENTRY %main (a: f32[8,128]) -> f32[8,128] {
 """
 
 
-def facts(cycles: int, optimal: float) -> dict:
+def make_report(cycles: int, optimal: float) -> dict:
     config = f'backend_config={{"window_config":{{"estimated_cycles":"{cycles}"}}}}'
     text = STEP.replace("CYCLES", config)
     return {"out_of_memory": None, "peak_bytes": 0, "optimal_seconds": optimal, "text": text}
 
 
-def test_what_copies_are_charged_too_much_is_taken_off():
-    where = find_slice("v5e-16")
-    # 1 ms for the copy, 2 for the slice; 3 operations without cost took a second each.
+def test_roofline_subtracts_overcounted_copies():
+    tpu_slice = find_slice("v5e-16")
+    # 1 ms for the copy, 2 ms for the slice; 3 operations of unknown cost subtract a second each.
     found = estimate_compiled(
-        facts(15_000_000, 0.02 - 3), where, 1.0, attention_kernel_seconds=(0.001, 0.002)
+        make_report(15_000_000, 0.02 - 3), tpu_slice, 1.0, attention_kernel_seconds=(0.001, 0.002)
     )
     assert found.schedule_seconds == pytest.approx(15e6 / 1.5e9 + 0.001)
     assert found.roofline_seconds == pytest.approx(0.02 - 3 * 1e-3 - 2 * 2e-3 + 0.002)
     assert found.mfu["schedule"] == pytest.approx(1 / 16 / (found.schedule_seconds * 197e12))
 
 
-def test_a_step_that_may_take_a_second_has_no_roofline():
-    """The analysis's whole seconds say nothing, so 1.4 s would be read as 0.4."""
-    found = estimate_compiled(facts(2_000_000_000, 1.4), find_slice("v5e-16"), 1.0)
+def test_long_step_has_no_roofline():
+    """Whole seconds of the analysis have no meaning, so 1.4 s would be read as 0.4."""
+    found = estimate_compiled(make_report(2_000_000_000, 1.4), find_slice("v5e-16"), 1.0)
     assert found.roofline_seconds is None and found.seconds == {"schedule": pytest.approx(2 / 1.5)}
 
 
-def test_a_loop_has_no_roofline():
-    """What is in it is counted once by the analysis."""
+def test_program_with_loop_has_no_roofline():
+    """The analysis counts the body of a loop only once."""
     loop = """%one (p: s32[]) -> s32[] {
   ROOT %p = s32[] parameter(0)
 }
 
 ENTRY"""
-    known = '  %w = s32[] while(%a), condition=%one, body=%one, known_trip_count":{"n":"3"}'
+    while_op = '  %w = s32[] while(%a), condition=%one, body=%one, known_trip_count":{"n":"3"}'
     text = (
-        facts(1, 0.02)["text"]
+        make_report(1, 0.02)["text"]
         .replace("ENTRY", loop)
-        .replace("  ROOT %fusion", f"{known}\n  ROOT %fusion")
+        .replace("  ROOT %fusion", f"{while_op}\n  ROOT %fusion")
     )
     assert (
         estimate_compiled(
-            {**facts(1, 0.02), "text": text}, find_slice("v5e-16"), 1.0
+            {**make_report(1, 0.02), "text": text}, find_slice("v5e-16"), 1.0
         ).roofline_seconds
         is None
     )
 
 
-def test_what_does_not_fit_is_told_beside_what_does():
-    """In words and as JSON, which has no times then."""
+def test_describe_compiled_with_and_without_fit():
+    """A phase that does not fit has no times, neither as text nor as JSON."""
     experiment, inputs = planned()
     plan = make_plan(experiment, find_slice("v5e-16"), inputs=inputs)
     full = CompiledEstimate(out_of_memory="Ran out of memory: 17G of 15.75G")
-    good = estimate_compiled(facts(15_000_000, 0.02), plan.tpu_slice, 1e12)
-    told = describe_compiled(plan, [good, full], "libtpu 1", [1024, 16])
-    assert "length 512, the largest batch that fits: 16 rows" in told
-    assert "length 512 does NOT fit: Ran out of memory: 17G of 15.75G" in told
-    (verdict,) = (line.split()[1:] for line in told.splitlines() if "verdict" in line)
-    (schedule,) = (line.split()[-2:] for line in told.splitlines() if "by schedule, ms" in line)
-    assert verdict == ["fits", "NO"] and schedule == ["10", "-"]
+    good = estimate_compiled(make_report(15_000_000, 0.02), plan.tpu_slice, 1e12)
+    text = describe_compiled(plan, [good, full], "libtpu 1", [1024, 16])
+    assert "length 512, largest batch size that fits: 16" in text
+    assert "length 512 does NOT fit: Ran out of memory: 17G of 15.75G" in text
+    (result,) = (line.split()[1:] for line in text.splitlines() if "result" in line)
+    (schedule,) = (line.split()[-2:] for line in text.splitlines() if "by schedule, ms" in line)
+    assert result == ["fits", "NO"] and schedule == ["10", "-"]
     first, second = plan_to_json(plan, compiled=[good, full], largest_batch_sizes=[512, 16])[
         "compiled"
     ]
@@ -155,7 +160,7 @@ def test_what_does_not_fit_is_told_beside_what_does():
     assert json.dumps([first, second])
 
 
-def test_without_libtpu_it_says_what_to_install(monkeypatch, tmp_path):
+def test_missing_libtpu_error_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(compile_module.importlib.util, "find_spec", lambda name: None)
     experiment, inputs = planned()
     with pytest.raises(UserError, match=r"pip install 'bert_jax\[tpu\]'"):
@@ -165,43 +170,47 @@ def test_without_libtpu_it_says_what_to_install(monkeypatch, tmp_path):
 GIB = 2**30
 
 
-@pytest.mark.parametrize("fitting", [0, 1, 7, 16, 100, 4096, 10_000])
-@pytest.mark.parametrize("by", ["the compiler", "the margin"])
-def test_bisection_ends_at_the_last_batch_that_fits(fitting, by):
+@pytest.mark.parametrize("max_per_device", [0, 1, 7, 16, 100, 4096, 10_000])
+@pytest.mark.parametrize("limited_by", ["the compiler", "the margin"])
+def test_largest_batch_bisection(max_per_device, limited_by):
     experiment, inputs = planned()
-    where, tried = find_slice("v4-32"), []
+    tpu_slice, tried_batch_sizes = find_slice("v4-32"), []
 
-    def compiler(experiment, inputs, phase, where, cache):
-        rows = experiment.train.phases[phase].batch_size
-        assert inputs.shapes[-1]["B"] == rows
-        tried.append(rows)
-        if by == "the margin":
-            return CompiledEstimate(out_of_memory=None, peak_bytes=rows * GIB)
-        return CompiledEstimate(out_of_memory=None if rows <= 16 * fitting else "too much")
+    def compiler(experiment, inputs, phase, tpu_slice, cache):
+        batch_size = experiment.train.phases[phase].batch_size
+        assert inputs.shapes[-1]["B"] == batch_size
+        tried_batch_sizes.append(batch_size)
+        if limited_by == "the margin":
+            return CompiledEstimate(out_of_memory=None, peak_bytes=batch_size * GIB)
+        return CompiledEstimate(
+            out_of_memory=None if batch_size <= 16 * max_per_device else "out of memory"
+        )
 
-    said: list[str] = []
-    room = 16 * fitting * GIB
+    log_lines: list[str] = []
+    usable_bytes = 16 * max_per_device * GIB
     found = largest_batch(
-        experiment, inputs[1], 1, where, room, log=said.append, compile_fn=compiler
+        experiment, inputs[1], 1, tpu_slice, usable_bytes, log=log_lines.append, compile_fn=compiler
     )
-    assert found == 16 * min(fitting, 4096)
-    assert len(tried) == len(said) <= 25 and max(tried) <= 16 * 4096
+    assert found == 16 * min(max_per_device, 4096)
+    assert len(tried_batch_sizes) == len(log_lines) <= 25 and max(tried_batch_sizes) <= 16 * 4096
 
 
-def test_links_take_what_a_corner_chip_can_carry():
-    where = all_slices()["v5e-16"]
+def test_collective_seconds_over_links_of_corner_chip():
+    tpu_slice = all_slices()["v5e-16"]
     collectives = {("all-reduce", ()): [1, 96e6], ("all-gather", tuple(range(16))): [1, 96e6]}
-    assert collective_seconds(collectives, where) == pytest.approx((2 * 90e6 + 90e6) / (2 * 45e9))
-    # The result of a scatter is one device's part of what was summed.
-    assert collective_seconds({("reduce-scatter", ()): [1, 6e6]}, where) == pytest.approx(
+    assert collective_seconds(collectives, tpu_slice) == pytest.approx(
+        (2 * 90e6 + 90e6) / (2 * 45e9)
+    )
+    # The result of a reduce-scatter is one device's shard of the sum.
+    assert collective_seconds({("reduce-scatter", ()): [1, 6e6]}, tpu_slice) == pytest.approx(
         90e6 / (2 * 45e9)
     )
 
 
-def test_devices_of_a_chip_exchange_for_nothing_and_share_its_links():
-    where = all_slices()["v3-32"]
-    assert collective_seconds({("all-reduce", (0, 1)): [1, 96e6]}, where) == 0
-    everywhere = collective_seconds({("all-reduce", ()): [1, 96e6]}, where)
-    assert everywhere == pytest.approx(2 * 90e6 / (2 * 100e9))
-    halves = collective_seconds({("all-reduce", tuple(range(0, 32, 2))): [1, 96e6]}, where)
-    assert halves == pytest.approx(2 * everywhere)
+def test_collective_seconds_of_two_devices_per_chip():
+    tpu_slice = all_slices()["v3-32"]
+    assert collective_seconds({("all-reduce", (0, 1)): [1, 96e6]}, tpu_slice) == 0
+    all_devices = collective_seconds({("all-reduce", ()): [1, 96e6]}, tpu_slice)
+    assert all_devices == pytest.approx(2 * 90e6 / (2 * 100e9))
+    one_group = collective_seconds({("all-reduce", tuple(range(0, 32, 2))): [1, 96e6]}, tpu_slice)
+    assert one_group == pytest.approx(2 * all_devices)

@@ -1,4 +1,7 @@
-"""The formula of FLOPs against the products of the program itself, and a formula that is wrong."""
+"""Compares the FLOPs formula with the matrix products counted in the program.
+
+Covers bert_jax/plan/xla/count_flops.py and bert_jax/train/flops.py.
+"""
 
 import pytest
 
@@ -18,7 +21,7 @@ RECIPE = "configs/pretrain/bert.py"
 
 
 @pytest.mark.parametrize("size", ["tiny", "base"])
-def test_the_formula_agrees_with_the_program(size):
+def test_formula_matches_counted_flops(size):
     experiment, _ = planned_experiment(RECIPE, [f"size={size}"], [], 30522)
     for inputs in make_inputs(experiment):
         counted = count_flops.check_formula(experiment.objective, inputs)
@@ -27,15 +30,15 @@ def test_the_formula_agrees_with_the_program(size):
         )
 
 
-def test_a_formula_that_is_wrong_is_found(monkeypatch):
+def test_wrong_formula_is_an_error(monkeypatch):
     experiment, _ = planned_experiment(RECIPE, ["size=tiny"], [], 30522)
     monkeypatch.setattr(count_flops, "step_flops", lambda *_, **__: 1e9)
-    with pytest.raises(UserError, match="FLOPs a step by count and 1e\\+09 by formula"):
+    with pytest.raises(UserError, match="FLOPs per step by count but 1e\\+09 by formula"):
         count_flops.check_formula(experiment.objective, make_inputs(experiment)[0])
 
 
-def test_choices_are_texts_that_the_encoder_reads():
-    """Four texts a row are four times the FLOPs: the head has one score for each."""
+def test_flops_scale_with_num_choices():
+    """Four choices per example take four times the FLOPs, because the head is negligible."""
     phase = Phase(steps=1, seq_length=64, batch_size=8)
     config = FineTuning(model=bert_config("tiny"), head=MultipleChoiceHead())
     fields = make_objective(config).batch_fields()
@@ -45,15 +48,18 @@ def test_choices_are_texts_that_the_encoder_reads():
     assert counted == pytest.approx(4 * count_flops.step_flops(config, phase), rel=0.01)
 
 
-@pytest.mark.parametrize("still", [0, 1, 6, 12])
-def test_frozen_layers_have_no_backward_pass(still, monkeypatch):
-    """The products that are there with the lowest layers frozen, by the program itself."""
-    frozen = ("encoder/embeddings/**", *(f"encoder/layers/{k}/**" for k in range(still)))
+@pytest.mark.parametrize("num_frozen_layers", [0, 1, 6, 12])
+def test_frozen_layers_have_no_backward_flops(num_frozen_layers, monkeypatch):
+    """Counts the products of a program with the lowest layers frozen."""
+    frozen = (
+        "encoder/embeddings/**",
+        *(f"encoder/layers/{k}/**" for k in range(num_frozen_layers)),
+    )
     experiment, _ = planned_experiment(RECIPE, ["size=base"], [], 30522)
     inputs, config = make_inputs(experiment)[0], experiment.objective
     params = paths.flatten(make_objective(config).abstract())
     lowest = lowest_trainable_depth(params, frozen)
-    assert lowest == still + 1
+    assert lowest == num_frozen_layers + 1
     monkeypatch.setattr(
         count_flops, "make_objective", lambda config: FrozenParams(make_objective(config), frozen)
     )

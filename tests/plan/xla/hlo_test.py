@@ -1,11 +1,11 @@
-"""Reading compiled programs: cycles by loops, the silent by kind, unknown trip counts refused."""
+"""Reads costs from texts of compiled programs: cycles times loop trips, and operations by kind."""
 
 import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.plan.xla.hlo import read_costs
 
-# ruff: noqa: E501 (the compiler writes long lines)
+# ruff: noqa: E501 (XLA writes long lines)
 PROGRAM = """\
 HloModule jit_step, is_scheduled=true
 
@@ -38,7 +38,7 @@ ENTRY %main (a: f32[8,128]) -> f32[8,128] {
 """
 
 
-def test_costs_are_counted_as_often_as_loops_run():
+def test_costs_are_multiplied_by_loop_trip_count():
     costs = read_costs(PROGRAM.replace("BOUND", "12"))
     assert costs.cycles == 7 + 12 * 100
     assert costs.kernel_runs == {"jit(step)/attention": 12}
@@ -52,18 +52,18 @@ def test_costs_are_counted_as_often_as_loops_run():
     assert costs.unknown == {"scatter": [1, 8 * 128 * 4]}
 
 
-def test_a_loop_without_a_known_bound_is_an_error():
+def test_unknown_trip_count_is_an_error():
     program = PROGRAM.replace("constant(BOUND)", "parameter(1)")
-    with pytest.raises(UserError, match=r"the loop while .* unknown number of times"):
+    with pytest.raises(UserError, match=r"trip count of the loop while .* is unknown"):
         read_costs(program)
 
 
-def test_another_form_of_text_is_refused():
+def test_text_without_entry_is_an_error():
     with pytest.raises(UserError, match="no ENTRY"):
         read_costs("HloModule nothing")
 
 
-BESIDE = """\
+SPLIT_COLLECTIVE = """\
 HloModule jit_step, is_scheduled=true
 
 %begin (p: bf16[8,128]) -> bf16[128,128] {
@@ -84,7 +84,7 @@ ENTRY %main (a: bf16[8,128]) -> bf16[128,128] {
 """
 
 
-ELSEWHERE = """\
+SPARSECORE_COLLECTIVE = """\
 HloModule jit_step, is_scheduled=true
 
 %called (p: bf16[8,128], t: token[]) -> bf16[8,128] {
@@ -103,18 +103,18 @@ ENTRY %main (a: bf16[8,128]) -> bf16[8,128] {
 """
 
 
-def test_a_collective_on_another_core_is_counted():
-    costs = read_costs(ELSEWHERE)
+def test_collective_on_sparsecore_is_counted():
+    costs = read_costs(SPARSECORE_COLLECTIVE)
     assert costs.collectives == {("all-reduce", ()): [1, 8 * 128 * 2]} and not costs.cycles
 
 
-def test_a_collective_written_into_several_fusions_is_counted_once():
-    costs = read_costs(BESIDE)
+def test_collective_split_over_fusions_is_counted_once():
+    costs = read_costs(SPLIT_COLLECTIVE)
     assert costs.collectives == {("all-gather", ()): [1, 128 * 128 * 2]}
     assert costs.cycles == 5 and list(costs.unknown) == ["fusion"]
 
 
-CHOICE = """\
+CONDITIONAL = """\
 HloModule jit_step, is_scheduled=true
 
 %short (p: f32[8,128]) -> f32[8,128] {
@@ -143,14 +143,14 @@ ENTRY %main (a: f32[8,128], c: pred[]) -> f32[8,128] {
         "branch_computations={%short, %long}",
     ],
 )
-def test_of_two_branches_the_dearer_counts(branches):
-    assert read_costs(CHOICE.replace("BRANCHES", branches)).cycles == 20
+def test_conditional_counts_most_expensive_branch(branches):
+    assert read_costs(CONDITIONAL.replace("BRANCHES", branches)).cycles == 20
 
 
 @pytest.mark.parametrize(
     ("line", "size"),
     [
-        # What is moved is the result; operands and context stand beside it.
+        # Only the result is counted, not the operands and the context in the same tuple.
         ("(bf16[8,128]{1,0}, bf16[128,128]{1,0}) all-gather-start(%a)", 128 * 128 * 2),
         ("(bf16[128,128]{1,0}, bf16[8,128]{1,0}) reduce-scatter-start(%a)", 8 * 128 * 2),
         ("(f32[8,128], f32[8,128], u32[], u32[]) collective-permute-start(%a)", 8 * 128 * 4),
@@ -158,7 +158,7 @@ def test_of_two_branches_the_dearer_counts(branches):
         ("(f32[8,128], f32[16]) all-reduce-start(%a, %a)", (8 * 128 + 16) * 4),
     ],
 )
-def test_what_a_collective_moves_is_its_result(line, size):
+def test_collective_bytes_are_its_result(line, size):
     program = f"HloModule one\n\nENTRY %main (a: f32[8]) -> f32[8] {{\n  ROOT %it = {line}\n}}\n"
     (row,) = read_costs(program).collectives.values()
     assert row == [1, size]

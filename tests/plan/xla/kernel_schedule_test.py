@@ -1,4 +1,4 @@
-"""The attention kernel compiles for TPUs: every length that it says it fits."""
+"""Compiles the attention kernel for every TPU generation at every supported length."""
 
 import importlib.util
 import json
@@ -19,13 +19,13 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("where", SLICES)
+@pytest.mark.parametrize("slice_name", SLICES)
 @pytest.mark.parametrize("dtype, rate", [("bfloat16", 0.1), ("float32", 0.0)])
-def test_every_length_compiles(where, dtype, rate):
-    dtype = operand_dtype(dtype, find_slice(where).generation.device_kind)
+def test_attention_kernel_compiles_at_every_length(slice_name, dtype, rate):
+    dtype = operand_dtype(dtype, find_slice(slice_name).generation.device_kind)
     for length in (128, 256, 384, 512):
         assert is_supported(length, 256, 4)
-        request = {"slice": where, "seq_length": length, "hidden_size": 256}
+        request = {"slice": slice_name, "seq_length": length, "hidden_size": 256}
         request |= {"num_heads": 4, "dropout_rate": rate}
         found = json.loads(
             run_worker_module("bert_jax.plan.xla.kernel_schedule", {**request, "dtype": dtype})

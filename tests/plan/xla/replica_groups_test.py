@@ -1,4 +1,4 @@
-"""Which devices a collective goes over, in each form that XLA writes; and numpy's own arrays."""
+"""Parses replica groups in each form that XLA writes, and compares them with NumPy."""
 
 import numpy as np
 import pytest
@@ -27,14 +27,16 @@ from bert_jax.plan.xla.replica_groups import first_replica_group
         ),
     ],
 )
-def test_forms_that_compiled_programs_have(text, group):
+def test_first_replica_group(text, group):
     assert first_replica_group(text) == group
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
-def test_devices_in_another_order(order):
+def test_transposed_device_order_matches_numpy(order):
     devices = np.arange(24).reshape(2, 3, 4).transpose(order).reshape(6, 4)
-    turned = ",".join(map(str, order))
-    assert first_replica_group(f"replica_groups=[6,4]<=[2,3,4]T({turned})") == tuple(devices[0])
-    mesh = f"replica_groups=mesh['a'=6,'b'=4], device_ids=([2,3,4]T({turned})) {{'a'}}"
+    permutation = ",".join(map(str, order))
+    assert first_replica_group(f"replica_groups=[6,4]<=[2,3,4]T({permutation})") == tuple(
+        devices[0]
+    )
+    mesh = f"replica_groups=mesh['a'=6,'b'=4], device_ids=([2,3,4]T({permutation})) {{'a'}}"
     assert first_replica_group(mesh) == tuple(devices[:, 0])

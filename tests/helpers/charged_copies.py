@@ -1,6 +1,6 @@
-"""What XLA's analysis charges for copies to on-chip memory: products alone, and with their copies.
+"""Prints how often XLA's cost analysis counts copies to on-chip memory, for a slice given by name.
 
-Run with a slice's name; prints a JSON line for every program.
+It compiles chains of matrix products with libtpu and prints a JSON line for every program.
 """
 
 import json
@@ -18,27 +18,27 @@ from bert_jax.plan.xla.compile_worker import topology
 from bert_jax.plan.xla.hlo import read_costs
 
 CHAINS = ((4096, 1024, 4), (2048, 2048, 6), (8192, 768, 8), (16384, 1024, 3))
-"""Rows, width, products one after another."""
+"""(rows of the left matrix, its width, number of products) of each chain."""
 
 
 def seconds(device: Any, function: Callable[..., Any], *shapes: tuple[int, ...]) -> Any:
-    """`optimal_seconds` of a program of bfloat16 matrices, and the copies in it."""
-    one = SingleDeviceSharding(device)
-    inputs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=one) for shape in shapes]
+    """Returns the `optimal_seconds` of a program of bfloat16 matrices, and its copies."""
+    sharding = SingleDeviceSharding(device)
+    inputs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding) for shape in shapes]
     compiled: Any = jax.jit(function).lower(*inputs).compile()
-    analysed = compiled.cost_analysis()["optimal_seconds"]
-    return optimal_seconds(analysed), read_costs(compiled.as_text()).copies
+    reported = compiled.cost_analysis()["optimal_seconds"]
+    return optimal_seconds(reported), read_costs(compiled.as_text()).copies
 
 
 def chain(x: jax.Array, *kernels: jax.Array) -> jax.Array:
-    """One product after another."""
+    """Multiplies a matrix by one kernel after another."""
     for kernel in kernels:
         x = jnp.dot(x, kernel, preferred_element_type=jnp.float32).astype(x.dtype)
     return x
 
 
 def main() -> None:
-    """The bandwidth and the peak that the analysis knows, then the chains."""
+    """Prints the bandwidth and the peak FLOP/s that XLA assumes, then the chains."""
     device = topology(find_slice(sys.argv[1])).devices[0]
     size = 1 << 29
     time, copies = seconds(device, lambda x: x + 1, (size,))
@@ -48,13 +48,13 @@ def main() -> None:
     charged = sum(COPY_OVERCOUNT[kind] * moved for kind, (_, moved) in copies.items()) / bandwidth
     peak = 2 * 8192**3 / (time - charged)
     print(json.dumps({"bandwidth": bandwidth, "peak": peak}))
-    for rows, width, many in CHAINS:
-        found, copies = seconds(device, chain, (rows, width), *[(width, width)] * many)
-        products = many * 2 * rows * width**2 / peak
+    for rows, width, num_products in CHAINS:
+        found, copies = seconds(device, chain, (rows, width), *[(width, width)] * num_products)
+        products = num_products * 2 * rows * width**2 / peak
         print(
             json.dumps(
                 {
-                    "chain": [rows, width, many],
+                    "chain": [rows, width, num_products],
                     "optimal": found,
                     "products": products,
                     "copies": {
