@@ -41,6 +41,7 @@ SAME_LAYER = {
     "predict": {"evals"},
     "export": {"train"},
     "testing": {"studies"},
+    "quickstart": {"studies"},
 }
 
 # Heavy library -> the only packages or modules of bert_jax/ that may import it.

@@ -1,4 +1,4 @@
-"""Which library does a docstring come from? A fine-tuned encoder beside three baselines."""
+"""Fine-tunes the quickstart's encoder to classify docstrings by library, and compares baselines."""
 
 import dataclasses
 import json
@@ -20,20 +20,22 @@ EPOCHS, LEARNING_RATE, MAX_LENGTH = 8, 1e-3, 64
 def classify_docstrings(
     documents: Path, model: Path, folder: Path, seed: int
 ) -> dict[str, Any] | int:
-    """Fine-tunes `model`, and the same network from random values, on the same rows.
+    """Fine-tunes `model`, and the same network from random initialization, on the same examples.
 
-    Both networks are judged by their best of 8 epochs on dev.
+    Both networks are evaluated at their best of 8 epochs on dev.
 
     Args:
-      documents: text that `model` has not seen, as `quickstart.docstring_corpus` writes it.
-      model: an exported encoder; folder: where the task and both runs go.
+      documents: text that `model` was not trained on, written by `quickstart.docstring_corpus`.
+      model: the folder of an exported encoder.
+      folder: the folder of the task and of both runs.
+      seed: the seed of both runs.
 
     Returns:
       {"libraries", "train", "dev": counts; "fine-tuned", "not pretrained", "tf-idf", "majority":
-      accuracies on dev}, or the exit code of a run that was stopped.
+      accuracies on dev}, or the exit code of a run that was interrupted.
 
     Raises:
-      UserError: too little text to make a task of.
+      UserError: there is too little text for a task.
     """
     written_task = write_docstring_task(documents, folder / "task")
     pretrained = fine_tuning_experiment(

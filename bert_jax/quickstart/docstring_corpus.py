@@ -1,10 +1,10 @@
-"""A corpus that is already on the machine: the English inside Python's own documentation.
+"""Gathers a corpus that is already on the machine: the English prose in Python documentation.
 
-The docstrings of the standard library and of every installed package, read as source (`ast`) and
-never imported. A document is a module; its paragraphs are the prose of its docstrings in the order
-of the source. Code, tables and markup are left out, each paragraph is kept once in the whole
-corpus, and train and held-out text come from different packages: held-out text is new in style and
-subject too.
+It reads the docstrings of the standard library and of every installed package from their source
+(`ast`), without importing them. A document is a module; its paragraphs are the prose of its
+docstrings in source order. Code, tables, and markup are dropped, and duplicate paragraphs are
+removed across the corpus. Training and held-out text come from different packages, so that held-out
+text is new in style and subject, too.
 """
 
 import ast
@@ -28,7 +28,7 @@ from bert_jax.errors import UserError
 
 MIN_DOCUMENT_WORDS = 40
 MIN_PARAGRAPH_WORDS = 4
-# Copies of other packages, and tests: the first repeat text, the second hold little prose.
+# Vendored copies of other packages repeat text, and tests contain little prose.
 SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "_vendor", "_vendored_packages", "externals", "node_modules"}
     | {"test", "tests", "idle_test", "testdata", "site-packages"}
@@ -48,7 +48,7 @@ _MARKUP = re.compile(r":[\w:]+:(?=`)|``?|\*\*|:(?=:$)")
 
 @dataclass(frozen=True, kw_only=True)
 class DocstringCorpus:
-    """What `gather` wrote: JSON-lines files of {"module", "package", "text"}, and counts."""
+    """Holds the paths of the JSON-lines files of {"module", "package", "text"}, and counts."""
 
     train: Path
     held_out: Path
@@ -58,18 +58,19 @@ class DocstringCorpus:
 def write_docstring_corpus(
     output: Path, *, roots: list[Path] | None = None, held_out_fraction: float = 0.1
 ) -> DocstringCorpus:
-    """Writes `train.jsonl`, `heldout.jsonl` and `counts.json` into `output`.
+    """Writes `train.jsonl`, `heldout.jsonl`, and `counts.json` into `output`.
 
-    Packages go to held-out text in the order of a hash of their name, as long as they fit into
-    `held_out_share` of the characters: the share holds although packages differ 1000-fold in size.
+    Packages are held out in the order of a hash of their names while they fit into
+    `held_out_fraction` of the characters. The fraction is thus met although packages differ
+    1000-fold in size.
 
     Args:
-      output: a folder, made if absent.
-      roots: folders of top-level modules and packages; by default those of this Python.
-      held_out_share: of the characters, for held-out text.
+      output: the output folder; it is created if necessary.
+      roots: folders of top-level modules and packages (default: those of this Python).
+      held_out_fraction: the fraction of the characters that is held out.
 
     Raises:
-      UserError: no documentation found, or so few packages that none can be held out.
+      UserError: no documentation was found, or there are too few packages to hold one out.
     """
     files = sorted(_source_files(default_roots() if roots is None else roots))
     by_package: dict[str, list[tuple[str, list[str]]]] = {}
@@ -78,13 +79,13 @@ def write_docstring_corpus(
     held_out = _choose_held_out(by_package, held_out_fraction)
     if not held_out or len(held_out) == len(by_package):
         raise UserError(
-            f"documentation of {len(by_package)} package(s) found in {len(files)} source files; "
-            "at least two with text are needed, so that one can be held out"
+            f"found documentation of {len(by_package)} package(s) in {len(files)} source files; "
+            "expected at least two, so that one can be held out: pip install more packages"
         )
     output.mkdir(parents=True, exist_ok=True)
     seen: set[bytes] = set()
     counts: dict[str, dict[str, int]] = {}
-    # Train first: a paragraph that is in both is then no longer in the held-out text.
+    # Train is written first, so that a paragraph in both is removed from the held-out text.
     paths = {"train": output / "train.jsonl", "held_out": output / "heldout.jsonl"}
     for name, packages in (("train", set(by_package) - held_out), ("held_out", held_out)):
         documents = ((p, *document) for p in sorted(packages) for document in by_package[p])
@@ -95,13 +96,13 @@ def write_docstring_corpus(
 
 
 def default_roots() -> list[Path]:
-    """The standard library and the folders into which packages are installed."""
+    """Returns the folders of the standard library and of the installed packages."""
     paths = sysconfig.get_paths()
     return [Path(p) for p in dict.fromkeys(paths[key] for key in ("stdlib", "purelib", "platlib"))]
 
 
 def extract_paragraphs(docstring: str) -> list[str]:
-    """The prose of one docstring, a line each: no doctests, code, tables, titles, type lines."""
+    """Extracts the prose paragraphs of a docstring, without code, tables, titles, and types."""
     text = inspect.cleandoc(docstring)
     text = re.sub(r"^\s*(```|~~~).*?^\s*\1", "\n", text, flags=re.DOTALL | re.MULTILINE)
     found_paragraphs = []
@@ -110,7 +111,7 @@ def extract_paragraphs(docstring: str) -> list[str]:
         lines = block.split("\n")
         indent = _indent(lines[0])
         if code_indent is not None and indent > code_indent:
-            continue  # still inside what a line that ends in "::" has opened
+            continue  # still inside the code block after a line that ends in "::"
         code_indent = indent if lines[-1].rstrip().endswith("::") else None
         found_paragraphs += [
             p for item in _split_items(lines) if (p := _clean_prose(item)) is not None
@@ -119,7 +120,7 @@ def extract_paragraphs(docstring: str) -> list[str]:
 
 
 def _split_items(lines: list[str]) -> Iterator[str]:
-    """Splits one block of lines into arguments, list points and plain paragraphs, unwrapped."""
+    """Splits a block of lines into unwrapped arguments, list items, and plain paragraphs."""
     item: list[str] = []
     previous_indent = 0
     for line, next_line in zip(lines, [*lines[1:], ""], strict=True):
@@ -133,7 +134,7 @@ def _split_items(lines: list[str]) -> Iterator[str]:
             yield " ".join(item)
             item = []
         if _DOCTEST.match(line):
-            return  # what follows in the same block is its output
+            return  # the rest of the block is the output of the doctest
         if not is_dropped:
             item.append(_ARGUMENT.sub("", _BULLET.sub("", line), count=1).strip())
         previous_indent = indent
@@ -158,7 +159,7 @@ def _indent(line: str) -> int:
 
 
 def _source_files(roots: list[Path]) -> Iterator[tuple[str, str, str]]:
-    """(top-level package, module, path) of every source file below the roots."""
+    """Yields (top-level package, module, path) of every source file in the roots."""
     for root in roots:
         for folder, subfolders, names in os.walk(root):
             subfolders[:] = sorted(
@@ -172,8 +173,8 @@ def _source_files(roots: list[Path]) -> Iterator[tuple[str, str, str]]:
 
 
 def _read_all_docstrings(files: list[tuple[str, str, str]]) -> Iterator[tuple[str, str, list[str]]]:
-    # Source code is parsed at some 3 MB a second and core: processes, not threads. Spawned ones,
-    # since a fork of a process that has started jax can hang.
+    # Python parses about 3 MB/s of source per core, so use processes rather than threads. They are
+    # spawned, because forking a process that has initialized JAX can hang.
     num_workers = min(os.cpu_count() or 1, 8)
     context = multiprocessing.get_context("spawn")
     if len(files) < 200:
@@ -190,10 +191,10 @@ def _read_docstrings(file: tuple[str, str, str]) -> tuple[str, str, list[str]]:
     try:
         source = Path(path).read_text(encoding="utf-8")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            warnings.simplefilter("ignore")  # invalid escapes in third-party code
             tree = ast.parse(source)
     except (OSError, ValueError, SyntaxError, RecursionError):
-        return package, module, found_paragraphs  # templates and files for another Python
+        return package, module, found_paragraphs  # a template, or a file for another Python version
     for node in _definitions(tree):
         docstring = ast.get_docstring(node, clean=False)
         if docstring:
@@ -204,7 +205,7 @@ def _read_docstrings(file: tuple[str, str, str]) -> tuple[str, str, list[str]]:
 def _definitions(
     tree: ast.Module,
 ) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """The module and its classes and functions, in the order of the source."""
+    """Yields the module and its classes and functions in source order."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()

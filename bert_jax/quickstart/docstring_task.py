@@ -1,4 +1,4 @@
-"""A labelled task that is already on the machine: which library does a docstring come from?"""
+"""Writes a labeled task from the gathered documentation: which library is a docstring from?"""
 
 import csv
 import hashlib
@@ -19,21 +19,21 @@ DEV_FRACTION = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class DocstringTask:
-    """What was written: the task, and how many texts there are of each library and split."""
+    """Holds the task and its counts, {split: {library: number of texts}}."""
 
     task: Columns
     counts: dict[str, dict[str, int]]
 
 
 def write_docstring_task(documents: Path, output: Path) -> DocstringTask:
-    """Writes `train.csv` and `dev.csv` of columns text, library from a file that `gather` wrote.
+    """Writes `train.csv` and `dev.csv` with the columns text and library.
 
-    The classes are the libraries with the most text in it, at most 8, each with at most 500
-    paragraphs. A module is in one split whole, so no text of dev stands beside one of train.
+    The classes are the libraries with the most text, at most 8, each with at most 500 paragraphs. A
+    module belongs entirely to one split, so dev has no text from the same module as train.
 
     Args:
       documents: JSON lines of {"module", "package", "text"}.
-      output: a folder, made if absent.
+      output: the output folder; it is created if necessary.
 
     Raises:
       UserError: fewer than two libraries have enough text in both splits.
@@ -49,8 +49,8 @@ def write_docstring_task(documents: Path, output: Path) -> DocstringTask:
             break
     if len(chosen) < 2:
         raise UserError(
-            f"{documents}: {len(chosen)} libraries have enough documentation to be told apart; "
-            "at least two are needed"
+            f"{documents}: {len(chosen)} libraries have enough documentation for classification; "
+            "expected at least two: pip install more packages"
         )
     for split in ("train", "dev"):
         _write_csv(output / f"{split}.csv", {name: texts[split] for name, texts in chosen.items()})
@@ -66,7 +66,7 @@ def write_docstring_task(documents: Path, output: Path) -> DocstringTask:
 
 
 def _read_texts_by_library(documents: Path) -> dict[str, list[tuple[str, str]]]:
-    """(module, paragraph) of each library; a paragraph that several libraries have is nobody's."""
+    """Returns {library: [(module, paragraph)]} without paragraphs of several libraries."""
     texts_by_library: dict[str, list[tuple[str, str]]] = defaultdict(list)
     with documents.open(encoding="utf-8") as lines:
         for line in lines:
@@ -83,7 +83,7 @@ def _read_texts_by_library(documents: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def _split_train_dev(texts: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """At most 500 of a library's paragraphs, in an order and splits that hashes decide."""
+    """Splits at most 500 of a library's paragraphs by hash, modules kept together."""
     modules = sorted({module for module, _ in texts}, key=_hash)
     dev_modules = set(modules[: max(1, round(DEV_FRACTION * len(modules)))])
     splits: dict[str, list[str]] = {"train": [], "dev": []}

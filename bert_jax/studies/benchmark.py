@@ -1,6 +1,6 @@
 """Runs the GLUE benchmark: every task with every seed and setting, and collects the results.
 
-<output>/<task>/seed-<n>/    a job (see job_runner.py); <task>/<setting>/seed-<n>/ if several settings
+<output>/<task>/seed-<n>/    a job (see job_runner.py); for several settings <task>/<setting>/...
          results.json        the config and all numbers of each task
          table.md, table.html
          submission.zip      see leaderboard.py

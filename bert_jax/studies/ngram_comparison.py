@@ -1,14 +1,41 @@
 """Fits n-gram baselines on a run's corpus and evaluates them at its held-out masked positions."""
 
+from pathlib import Path
+
 from tqdm import tqdm
 
+from bert_jax.config_lib import from_json
 from bert_jax.data.config import PretrainingData
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.errors import UserError
 from bert_jax.evals.ngram_baselines import NgramBaselines
 from bert_jax.experiment import Experiment
+from bert_jax.runs import run_folder
 from bert_jax.train.config import HeldOutEval
 from bert_jax.train.sources.held_out import check_held_out_corpus, held_out_batches
+
+
+def compare_with_ngrams(folder: Path) -> dict[str, float | None]:
+    """Computes n-gram losses for a run folder, and reads the run's own held-out results.
+
+    Returns:
+      {"mlm_loss", "nsp_accuracy": the run's last results, None before its end; "bigram", "unigram":
+      nats per masked token; "masked_tokens": number of masked tokens}.
+
+    Raises:
+      UserError: `folder` is not a run folder, or the run has no held-out corpus.
+    """
+    experiment = from_json(Experiment, run_folder.read_config(folder))
+    losses = ngram_baseline_losses(experiment)
+    file = folder / run_folder.EVALUATION
+    evaluation = run_folder.read_json(file) if file.exists() else {}
+    return {
+        "mlm_loss": evaluation.get("mlm_loss"),
+        "bigram": losses["bigram"],
+        "unigram": losses["unigram"],
+        "masked_tokens": losses["tokens"],
+        "nsp_accuracy": evaluation.get("nsp_accuracy"),
+    }
 
 
 def ngram_baseline_losses(experiment: Experiment) -> dict[str, float]:

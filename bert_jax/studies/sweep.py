@@ -225,8 +225,8 @@ def _notes(results: dict[str, Any]) -> list[str]:
         f"{num_settings} settings ({search_method}) of {config['task']}, each with seeds "
         f"{', '.join(map(str, config['seeds']))}; every run starts from {config['model']}.",
         "All numbers are on dev, where each checkpoint was selected, too, by "
-        f"{results['best_metric']}. The best of {num_settings} settings looks better on dev than it "
-        "is on other data: evaluate it again on test.",
+        f"{results['best_metric']}. The best of {num_settings} settings looks better on dev than "
+        "it is on other data: evaluate it again on test.",
         "Median, mean, std (n - 1), and best are over the seeds.",
     ]
     return [*notes, *(f"{job} failed: {reason}" for job, reason in results["failed"].items())]

@@ -1,4 +1,4 @@
-"""The corpus of docstrings: what is kept of one, and how documents are split and deduplicated."""
+"""Extracts prose from docstrings, and splits and deduplicates documents."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,11 @@ from bert_jax.quickstart.docstring_corpus import extract_paragraphs, write_docst
 
 
 def words(subject: str, count: int = 12) -> str:
-    """A sentence of `count` + 3 plain words that no other subject repeats."""
+    """Returns a sentence of `count` + 2 words that is unique to its subject."""
     return f"This {subject} " + " ".join(f"{subject}{'abcdefghijklmnop'[i]}" for i in range(count))
 
 
-def a_package(root: Path, name: str, *sentences: str, module: str = "__init__") -> None:
+def write_package(root: Path, name: str, *sentences: str, module: str = "__init__") -> None:
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     body = "\n\n".join(sentences)
@@ -25,7 +25,7 @@ def read(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_google_style_keeps_the_descriptions_and_drops_names_and_code():
+def test_extract_paragraphs_google_style():
     docstring = """Sums the elements of an array over one axis.
 
     The result has one axis less than what
@@ -55,7 +55,7 @@ def test_google_style_keeps_the_descriptions_and_drops_names_and_code():
     ]
 
 
-def test_numpy_style_drops_titles_types_and_directives():
+def test_extract_paragraphs_numpy_style():
     docstring = """Compute the mean of the values.
 
     .. versionadded:: 1.2
@@ -93,24 +93,24 @@ def test_numpy_style_drops_titles_types_and_directives():
         "See https://example.org/ for all of the details.",
     ],
 )
-def test_what_is_not_english_prose_is_dropped(docstring):
+def test_extract_paragraphs_drops_text_that_is_not_english_prose(docstring):
     assert extract_paragraphs(docstring) == []
 
 
-def test_held_out_packages_are_whole_and_share_no_paragraph_with_train(tmp_path):
+def test_held_out_packages_share_nothing_with_train(tmp_path):
     root = tmp_path / "site-packages"
     shared_paragraph = words("shared", 14)
     for package in range(20):
         for module in ("__init__", "second"):
             subject = chr(97 + package) * 3 + module[-1].replace("_", "x")
             own = [words(subject + letter) for letter in "pqrst"]
-            a_package(root, f"package{package}", shared_paragraph, *own, module=module)
+            write_package(root, f"package{package}", shared_paragraph, *own, module=module)
     corpus = write_docstring_corpus(tmp_path / "corpus", roots=[root], held_out_fraction=0.2)
     train, held_out = read(corpus.train), read(corpus.held_out)
     in_train = {d["package"] for d in train}
     in_held_out = {d["package"] for d in held_out}
     assert not in_train & in_held_out
-    assert len(in_held_out) == 4  # equal packages: a fifth of them
+    assert len(in_held_out) == 4  # a fifth of 20 packages of equal size
     assert {d["module"] for d in train} == {
         m for p in in_train for m in (p, f"{p}.second")
     }  # a document is a module
@@ -122,24 +122,24 @@ def test_held_out_packages_are_whole_and_share_no_paragraph_with_train(tmp_path)
     assert counts["held_out"]["duplicate paragraphs dropped"] == 8
 
 
-def test_the_split_depends_on_nothing_but_the_packages(tmp_path):
+def test_split_is_deterministic(tmp_path):
     roots = [tmp_path / "one", tmp_path / "two"]
     for package in range(12):
         for number, root in enumerate(roots):
             # The second root holds its packages in another order of creation.
             name = package if number == 0 else 11 - package
-            a_package(root, f"package{name}", *(words(chr(97 + name) * 4 + c) for c in "pqrst"))
+            write_package(root, f"package{name}", *(words(chr(97 + name) * 4 + c) for c in "pqrst"))
     first, second = (write_docstring_corpus(tmp_path / r.name / "corpus", roots=[r]) for r in roots)
     assert first.train.read_bytes() == second.train.read_bytes()
     assert first.held_out.read_bytes() == second.held_out.read_bytes()
 
 
-def test_tests_vendored_copies_and_broken_files_are_left_out(tmp_path):
+def test_tests_vendored_and_broken_files_are_skipped(tmp_path):
     root = tmp_path / "site-packages"
     for name in ("one", "two", "three"):
-        a_package(root, name, *(words(name + letter) for letter in "pqrst"))
+        write_package(root, name, *(words(name + letter) for letter in "pqrst"))
     for folder in ("tests", "_vendor", "no-identifier"):
-        a_package(root / "one", folder, *(words(folder[-5:] + letter) for letter in "pqrst"))
+        write_package(root / "one", folder, *(words(folder[-5:] + letter) for letter in "pqrst"))
     (root / "two" / "broken.py").write_text("def this is not Python(")
     (root / "two" / "latin.py").write_bytes(b'"""\xe9t\xe9"""')
     corpus = write_docstring_corpus(tmp_path / "corpus", roots=[root], held_out_fraction=0.4)
@@ -147,10 +147,10 @@ def test_tests_vendored_copies_and_broken_files_are_left_out(tmp_path):
     assert modules == {"one", "two", "three"}
 
 
-def test_nothing_to_gather_or_nothing_to_hold_out_is_an_error(tmp_path):
+def test_too_few_packages_is_an_error(tmp_path):
     with pytest.raises(UserError, match="0 package"):
         write_docstring_corpus(tmp_path / "corpus", roots=[tmp_path])
-    a_package(tmp_path / "site", "one", *(words("one" + letter) for letter in "pqrst"))
+    write_package(tmp_path / "site", "one", *(words("one" + letter) for letter in "pqrst"))
     with pytest.raises(UserError, match="at least two"):
         write_docstring_corpus(tmp_path / "corpus", roots=[tmp_path / "site"])
     assert not (tmp_path / "corpus" / "train.jsonl").exists()

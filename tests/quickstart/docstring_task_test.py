@@ -1,4 +1,8 @@
-"""Telling libraries apart: whole modules in one split, nothing shared, the same every time."""
+"""Writes the docstring task: modules in one split, no shared text, deterministic.
+
+Covers bert_jax/quickstart/docstring_task.py; tests/quickstart/stages_test.py covers
+bert_jax/quickstart/classification.py.
+"""
 
 import csv
 import json
@@ -23,15 +27,15 @@ def write_documents(file: Path, libraries: int, modules: int, texts: int) -> Non
                 stream.write(json.dumps(row) + "\n")
 
 
-def rows(folder: Path, split: str) -> list[dict[str, str]]:
+def read_examples(folder: Path, split: str) -> list[dict[str, str]]:
     with (folder / f"{split}.csv").open(newline="") as stream:
         return list(csv.DictReader(stream))
 
 
-def test_modules_are_in_one_split_and_shared_sentences_in_none(tmp_path):
+def test_splits_share_no_module_and_no_sentence(tmp_path):
     write_documents(tmp_path / "documents.jsonl", libraries=10, modules=40, texts=30)
     written = write_docstring_task(tmp_path / "documents.jsonl", tmp_path / "task")
-    train, dev = (rows(tmp_path / "task", split) for split in ("train", "dev"))
+    train, dev = (read_examples(tmp_path / "task", split) for split in ("train", "dev"))
     assert {row["library"] for row in train} == {row["library"] for row in dev}
     assert len({row["library"] for row in train}) == NUM_LIBRARIES
     modules = [{row["text"].split()[0] for row in split} for split in (train, dev)]
@@ -42,11 +46,11 @@ def test_modules_are_in_one_split_and_shared_sentences_in_none(tmp_path):
         assert sum(written.counts[split].values()) == len(found)
     assert max(written.counts["train"].values()) + max(written.counts["dev"].values()) <= MAX_TEXTS
     before = (tmp_path / "task/train.csv").read_bytes()
-    write_docstring_task(tmp_path / "documents.jsonl", tmp_path / "again")
-    assert (tmp_path / "again/train.csv").read_bytes() == before
+    write_docstring_task(tmp_path / "documents.jsonl", tmp_path / "second_task")
+    assert (tmp_path / "second_task/train.csv").read_bytes() == before
 
 
-def test_one_library_is_no_task(tmp_path):
+def test_one_library_is_an_error(tmp_path):
     write_documents(tmp_path / "documents.jsonl", libraries=1, modules=40, texts=30)
     with pytest.raises(UserError, match="1 libraries have enough documentation"):
         write_docstring_task(tmp_path / "documents.jsonl", tmp_path / "task")

@@ -1,4 +1,8 @@
-"""The quickstart from end to end, on a small invented library instead of this machine's."""
+"""Runs the quickstart end to end on a small invented library instead of this machine's.
+
+Covers bert_jax/quickstart/stages.py, bert_jax/quickstart/classification.py,
+bert_jax/cli/quickstart.py, bert_jax/cli/baselines.py, and bert_jax/studies/ngram_comparison.py.
+"""
 
 import json
 from pathlib import Path
@@ -47,19 +51,19 @@ WORDS = (
 
 
 def write_library(folder: Path) -> None:
-    """24 packages of eight modules each: sentences of English words in random order."""
+    """Writes 24 packages of 8 modules with sentences of random English words."""
     rng = np.random.default_rng(0)
     for package in range(24):
         (folder / f"package{package}").mkdir(parents=True)
         for module in range(8):
-            drawn = rng.choice(WORDS.split(), (20, 12))
-            text = "\n\n".join(" ".join(sentence).capitalize() + "." for sentence in drawn)
+            sentences = rng.choice(WORDS.split(), (20, 12))
+            text = "\n\n".join(" ".join(sentence).capitalize() + "." for sentence in sentences)
             (folder / f"package{package}" / f"module{module}.py").write_text(f'"""{text}"""\n')
 
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The command line of a quickstart that has been run once; `--output` comes last."""
+    """Returns the command line of a finished quickstart; `--output` comes last."""
     folder = tmp_path_factory.mktemp("quickstart")
     write_library(folder / "library")
     (folder / "recipe.py").write_text(RECIPE)
@@ -71,10 +75,10 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return command
 
 
-def test_it_ends_with_the_table(command):
+def test_summary(command):
     output = Path(command[-1])
     summary = (output / "summary.txt").read_text()
-    for wanted in (
+    for expected in (
         "bigram",
         "unigram",
         "50.0%",
@@ -83,40 +87,40 @@ def test_it_ends_with_the_table(command):
         "TF-IDF",
         str(output / "exported"),
     ):
-        assert wanted in summary
+        assert expected in summary
     assert (output / "exported" / "model.safetensors").is_file()
     assert (output / "run" / "report.html").is_file()
 
 
-def test_it_goes_on_where_it_stopped(command, capsys):
+def test_finished_stages_are_not_repeated(command, capsys):
     output = Path(command[-1])
     vocabulary = (output / "vocabulary" / "vocab.txt").stat().st_mtime_ns
     assert main(command) == 0
-    again = capsys.readouterr()
-    assert again.out == (output / "summary.txt").read_text()
-    assert again.err.count("done before") == 8
+    second_run = capsys.readouterr()
+    assert second_run.out == (output / "summary.txt").read_text()
+    assert second_run.err.count("already done") == 8
     assert (output / "vocabulary" / "vocab.txt").stat().st_mtime_ns == vocabulary
 
-    # A stage that is not noted as done is done, on top of what the others left.
+    # A stage that is missing in stages.json runs second_run on the outputs of the others.
     stages = json.loads((output / "stages.json").read_text())
     del stages["seconds"]["fill masks"]
     (output / "stages.json").write_text(json.dumps(stages))
     assert main(command) == 0
-    assert capsys.readouterr().err.count("done before") == 7
+    assert capsys.readouterr().err.count("already done") == 7
 
 
-def test_other_settings_in_the_same_folder_are_refused(command, capsys):
+def test_other_settings_in_same_folder_are_an_error(command, capsys):
     assert main([*command, "--seed", "1"]) == 1
     assert "choose another --output" in capsys.readouterr().err
 
 
-def test_the_verb_for_any_run_says_what_the_summary_says(command, capsys):
+def test_baselines_command_matches_summary(command, capsys):
     output = Path(command[-1])
     assert main(["baselines", str(output / "run")]) == 0
-    beside = json.loads(capsys.readouterr().out)
-    assert beside == json.loads((output / "stages.json").read_text())["results"]["held_out"]
-    assert 0 < beside["bigram"] < 10 and beside["mlm_loss"] > 0
-    assert beside["masked_tokens"] > 16
+    baselines = json.loads(capsys.readouterr().out)
+    assert baselines == json.loads((output / "stages.json").read_text())["results"]["held_out"]
+    assert 0 < baselines["bigram"] < 10 and baselines["mlm_loss"] > 0
+    assert baselines["masked_tokens"] > 16
 
 
 def test_baselines_need_a_run_with_held_out_text(command, capsys, tmp_path):

@@ -1,0 +1,215 @@
+"""Runs the stages of the quickstart and prints a summary; finished stages are not repeated."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_jax.atomic_io import atomic_write, write_json
+from bert_jax.data.corpus.plan import PrepareConfig
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.errors import UserError
+from bert_jax.quickstart.docstring_corpus import write_docstring_corpus
+from bert_jax.text.config import TokenizerTrainingConfig
+from bert_jax.text.learn import train_tokenizer_from_files
+
+STAGES_FILE, SUMMARY_FILE = "stages.json", "summary.txt"
+VOCAB_SIZE = 8192
+MASKED_TEXTS = (
+    "Returns the [MASK] of the array.",
+    "The default [MASK] is None.",
+    "Raises an error if the file does not [MASK].",
+    "This function is [MASK] and will be removed in a future version.",
+    "A list of [MASK].",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Describes one stage; `run` returns results for the summary, or an exit code to stop with."""
+
+    name: str
+    output: Path
+    run: Callable[[], Any]
+
+
+def run_stages(folder: Path, *, recipe: str, steps: int | None, seed: int) -> int:
+    """Runs the stages that are not finished yet, then prints and writes the summary.
+
+    Args:
+      folder: the folder of all outputs; the same folder resumes.
+      recipe: the path of the pretraining recipe.
+      steps: the number of training steps; None for the recipe's.
+      seed: the seed of pretraining and fine-tuning.
+
+    Returns:
+      The exit code: 0, or that of an interrupted training run.
+
+    Raises:
+      UserError: the folder was created with other settings.
+    """
+    settings = {"recipe": recipe, "steps": steps, "seed": seed}
+    progress = _load_progress(folder, settings)
+    stages = _stages(folder, settings)
+    for number, stage in enumerate(stages, start=1):
+        skipped = stage.name in progress["seconds"]
+        status = "already done" if skipped else f"-> {stage.output}"
+        print(f"[{number}/{len(stages)}] {stage.name} {status}", file=sys.stderr, flush=True)
+        if skipped:
+            continue
+        start = time.monotonic()
+        result = stage.run()
+        # The time of an interrupted stage before it resumed is not counted.
+        progress["seconds"][stage.name] = time.monotonic() - start
+        if isinstance(result, int) and result != 0:
+            return result
+        if isinstance(result, dict):
+            progress["results"].update(result)
+        write_json(folder / STAGES_FILE, progress)
+    summary = _summary(folder, stages, progress)
+    atomic_write(folder / SUMMARY_FILE, summary)
+    print(summary, end="")
+    return 0
+
+
+def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
+    documents, tokenizer_folder = folder / "corpus", folder / "vocabulary"
+    prepared, trained = folder / "prepared", folder / "run"
+    exported, libraries = folder / "exported", folder / "libraries"
+
+    def learn_vocabulary() -> None:
+        config = TokenizerTrainingConfig(kind="wordpiece", vocab_size=VOCAB_SIZE, cased=False)
+        train_tokenizer_from_files([str(documents / "train.jsonl")], tokenizer_folder, config)
+
+    def prepare_splits() -> None:
+        for split in ("train", "heldout"):
+            source = TextFiles(str(documents / f"{split}.jsonl"))
+            output = str(prepared / split)
+            prepare(PrepareConfig(source=source, output=output, tokenizer=str(tokenizer_folder)))
+
+    return [
+        Stage(
+            name="gather documentation",
+            output=documents,
+            run=lambda: {"corpus": write_docstring_corpus(documents).counts},
+        ),
+        Stage(name="learn a vocabulary", output=tokenizer_folder, run=learn_vocabulary),
+        Stage(name="prepare", output=prepared, run=prepare_splits),
+        Stage(name="pretrain", output=trained, run=lambda: _pretrain(prepared, trained, settings)),
+        Stage(
+            name="compare with n-grams", output=trained, run=lambda: _compare_with_ngrams(trained)
+        ),
+        Stage(name="export", output=exported, run=lambda: _export(trained, exported)),
+        Stage(name="fill masks", output=exported, run=lambda: _fill_masks(exported)),
+        Stage(
+            name="classify libraries",
+            output=libraries,
+            run=lambda: _classify_libraries(documents, exported, libraries, settings["seed"]),
+        ),
+    ]
+
+
+def _pretrain(prepared: Path, folder: Path, settings: dict[str, Any]) -> int:
+    from bert_jax.config_lib import load_recipe
+    from bert_jax.train.run import run as train
+
+    steps = {} if settings["steps"] is None else {"steps": settings["steps"]}
+    experiment = load_recipe(settings["recipe"])(
+        corpus=str(prepared / "train"),
+        heldout=str(prepared / "heldout"),
+        seed=settings["seed"],
+        **steps,
+    )
+    return train(experiment, folder)
+
+
+def _compare_with_ngrams(folder: Path) -> dict[str, Any]:
+    from bert_jax.studies.ngram_comparison import compare_with_ngrams
+
+    return {"held_out": compare_with_ngrams(folder)}
+
+
+def _export(trained: Path, exported: Path) -> dict[str, Any]:
+    from bert_jax.export.export import export
+    from bert_jax.pretrained.load import load_model
+
+    return {"export_difference": export(load_model(str(trained)), exported)}
+
+
+def _fill_masks(exported: Path) -> dict[str, Any]:
+    from bert_jax.predict.fill_mask import FillMask
+    from bert_jax.pretrained.load import load_model
+
+    predictions = FillMask(load_model(str(exported)), top_k=4)(MASKED_TEXTS)
+    return {
+        "filled": [
+            [prediction["text"], [c["token"] for c in prediction["masks"][0]["candidates"]]]
+            for prediction in predictions
+        ]
+    }
+
+
+def _classify_libraries(
+    documents: Path, exported: Path, folder: Path, seed: int
+) -> dict[str, Any] | int:
+    from bert_jax.quickstart.classification import classify_docstrings
+
+    scores = classify_docstrings(documents / "heldout.jsonl", exported, folder, seed)
+    return scores if isinstance(scores, int) else {"libraries": scores}
+
+
+def _load_progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Reads the progress of earlier calls in this folder, which must have the same settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / STAGES_FILE
+    if not file.is_file():
+        return {"settings": settings, "seconds": {}, "results": {}}
+    progress = json.loads(file.read_text())
+    if progress["settings"] != settings:
+        raise UserError(
+            f"{folder} was created with {progress['settings']}, now given {settings}; "
+            "choose another --output"
+        )
+    return progress
+
+
+def _summary(folder: Path, stages: list[Stage], progress: dict[str, Any]) -> str:
+    held_out, counts = progress["results"]["held_out"], progress["results"]["corpus"]
+    libraries = progress["results"]["libraries"]
+    lines = ["", "masks filled by the exported model"]
+    for text, tokens in progress["results"]["filled"]:
+        lines.append(f"  {text:<66} {', '.join(tokens)}")
+    lines += [
+        "",
+        f"held-out text: {counts['held_out']['packages']} packages outside the training text, "
+        f"{held_out['masked_tokens']:,.0f} masked tokens",
+        f"  {'':<32}{'model':>10}{'bigram':>10}{'unigram':>10}",
+        f"  {'masked LM loss, nats per token':<32}{held_out['mlm_loss']:>10.3f}"
+        f"{held_out['bigram']:>10.3f}{held_out['unigram']:>10.3f}",
+        f"  {'':<32}{'model':>10}{'chance':>10}",
+        f"  {'next sentence, accuracy':<32}{held_out['nsp_accuracy']:>10.1%}{0.5:>10.1%}",
+        "",
+        f"classification of held-out docstrings by library ({libraries['libraries']} classes): "
+        f"{libraries['train']:,} training examples, {libraries['dev']:,} dev examples",
+        f"  {'':<20}{'fine-tuned':>12}{'not pretrained':>16}{'TF-IDF':>10}{'majority':>10}",
+        f"  {'accuracy':<20}{libraries['fine-tuned']:>12.1%}{libraries['not pretrained']:>16.1%}"
+        f"{libraries['tf-idf']:>10.1%}{libraries['majority']:>10.1%}",
+        "  (networks: the best epoch on dev; TF-IDF: with logistic regression)",
+        "",
+        f"  {'stage':<24}{'seconds':>8}  written to",
+    ]
+    for stage in stages:
+        lines.append(f"  {stage.name:<24}{progress['seconds'][stage.name]:>8.0f}  {stage.output}")
+    lines += [
+        f"  {'total':<24}{sum(progress['seconds'].values()):>8.0f}  {folder}",
+        "",
+        f"curves: {folder / 'run' / 'report.html'}",
+        f"errors: {folder / 'libraries' / 'fine-tuned' / 'report.html'}",
+        f'more:   bert-jax fill-mask {folder / "exported"} "A [MASK] of strings."',
+        "",
+    ]
+    return "\n".join(lines)
