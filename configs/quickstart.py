@@ -1,8 +1,8 @@
-"""A tiny BERT on the documentation of this machine, in about ten minutes on two CPU cores.
+"""Pretrains a tiny BERT on the documentation of this machine, in ten minutes on two CPU cores.
 
     bert-jax quickstart --output quickstart
 
-runs it as one of its stages. The same run alone, with the corpora that the quickstart prepares:
+runs it as one of its stages. To run only this stage, on the corpora prepared by the quickstart:
 
     bert-jax pretrain configs/quickstart.py --run runs/quickstart \\
         --with corpus=quickstart/prepared/train heldout=quickstart/prepared/heldout
@@ -27,9 +27,10 @@ from bert_jax.train.config import (
 
 
 def get_config(*, corpus: str, heldout: str, steps: int = 4200, seed: int = 0) -> Experiment:
-    """Short rows, a high learning rate, no dropout: the text is seen once or twice only.
+    """Returns a config with short sequences, a high learning rate, and no dropout.
 
-    What else departs from the paper, and why, is said in configs/pretrain/small_corpus.py.
+    The text is read only once or twice. configs/pretrain/small_corpus.py explains the other
+    differences from the paper's recipe.
     """
     tokenizer = corpus_tokenizer(corpus)
     eval_every = max(1, steps // 6)
@@ -57,7 +58,9 @@ def get_config(*, corpus: str, heldout: str, steps: int = 4200, seed: int = 0) -
                     max_predictions_per_seq=40,
                 ),
             ),
-            optimizer=AdamW(b2=0.98),  # a second moment that forgets within a short run
+            optimizer=AdamW(
+                b2=0.98
+            ),  # a shorter average of squared gradients than 0.999 suits a short run
             schedule=WarmupLinear(peak_learning_rate=2e-3, warmup_steps=max(1, steps // 30)),
             checkpoints=CheckpointConfig(save_every=eval_every, keep_last=2),
             evaluation=HeldOutEval(corpus=heldout, eval_every=eval_every, num_examples=2048),

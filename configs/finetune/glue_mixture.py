@@ -1,11 +1,11 @@
-"""One encoder for all nine tasks of GLUE at once, a head for each; for slices of many chips.
+"""Fine-tunes one encoder on all nine GLUE tasks at once, with a head for each task.
 
-    bert-jax finetune configs/finetune/glue_mixture.py --run runs/glue \\
+    bert-jax finetune --config configs/finetune/glue_mixture.py --run runs/glue \\
         --with model=exported glue_dir=glue_data mixing=temperature
     bert-jax predict --model runs/glue --task rte --pairs "It rains." "The street is wet."
 
-A batch of rows of all tasks is large enough for 16 chips, which one task's batch of 32 is not.
-Each task with seeds of its own, on a chip of its own, is `bert-jax glue --lanes`.
+A batch with examples of all tasks is large enough for 16 chips, unlike the usual batch of 32 of a
+single task. To train each task separately with several seeds, use `bert-jax glue --num-shards`.
 """
 
 from typing import Literal, cast
@@ -24,9 +24,9 @@ from bert_jax.data.finetuning.config import (
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 
-# The diagnostic set has no rows to train on.
+# The diagnostic set AX has no training examples.
 TASKS = tuple(name for name in GLUE_NAMES if name != "ax")
-# What every slice's number of devices divides, where it has 16 chips.
+# A multiple of the number of devices of every slice with 16 chips.
 BATCH_SIZE_MULTIPLE = 32
 
 
@@ -44,19 +44,32 @@ def get_config(
     max_length: int | None = None,
     seed: int = 0,
 ) -> Experiment:
-    """`tasks` is "all" or names with commas between; `mixing` says how often each is drawn.
+    """Returns the config of a fine-tuning run on several GLUE tasks.
 
-    An epoch has as many rows as all tasks together. Proportional: each comes once; temperature:
-    small tasks more often, by its value; capped: as if none had more than so many rows; equal.
+    An epoch has as many examples as all tasks together.
+
+    Args:
+      model: the pretrained model to start from.
+      glue_dir: the folder of the official GLUE files.
+      tasks: "all", or task names separated by commas.
+      mixing: how often each task is sampled: "proportional" to its size, by "temperature" (small
+        tasks more often), "capped" (proportional to sizes up to `max_examples`), or "equal".
+      temperature: the temperature of "temperature" mixing.
+      max_examples: the limit of "capped" mixing.
+      epochs: the number of epochs.
+      batch_size: a multiple of 32.
+      learning_rate: the peak learning rate.
+      max_length: the maximum sequence length; None for the default of the tasks.
+      seed: the seed of the run.
     """
-    # Here, because looking at a recipe (`bert-jax --help`) needs no jax.
+    # Imported here, so that listing recipes does not import jax.
     from bert_jax.train.presets import multi_task_experiment
 
     if batch_size < 1 or batch_size % BATCH_SIZE_MULTIPLE:
         next_multiple = -(-max(batch_size, 1) // BATCH_SIZE_MULTIPLE) * BATCH_SIZE_MULTIPLE
         raise ConfigError(
             f"--with batch_size={batch_size}: expected a multiple of {BATCH_SIZE_MULTIPLE}, "
-            f"the devices of 16 chips; the next is {next_multiple}"
+            f"which the devices of 16 chips divide; the next is {next_multiple}"
         )
     mixings: dict[str, Mixing] = {
         "equal": EqualMixing(),
@@ -68,7 +81,7 @@ def get_config(
     for name in chosen:
         if name not in TASKS or chosen.count(name) > 1:
             raise ConfigError(
-                f"--with tasks={tasks}: {name!r} is not one of {', '.join(TASKS)}, each once"
+                f"--with tasks={tasks}: {name!r} is not one of {', '.join(TASKS)}, or is repeated"
             )
     task_configs: dict[str, TaskConfig] = {
         name: Glue(task=cast(GlueName, name), folder=glue_dir) for name in chosen

@@ -1,11 +1,12 @@
-"""One encoder for four tasks: RTE, MRPC and STS-B of GLUE, and CoNLL-2003's entities.
+"""Fine-tunes one encoder on four tasks: RTE, MRPC, and STS-B of GLUE, and CoNLL-2003 entities.
 
-    bert-jax finetune configs/finetune/multi_task.py --run runs/four \\
+    bert-jax finetune --config configs/finetune/multi_task.py --run runs/four \\
         --with model=exported glue_dir=glue_data conll=conll2003
     bert-jax predict --model runs/four --task rte --pairs "It rains." "The street is wet."
     bert-jax export runs/four --task conll --output tagger
 
-A recipe to copy: put your own tasks into `tasks`, as `Columns(train=..., dev=..., text=...)`.
+To use your own tasks, copy this recipe and replace `tasks`, for example by
+`Columns(train=..., dev=..., text=..., label=...)`.
 """
 
 from pathlib import Path
@@ -22,14 +23,14 @@ from bert_jax.data.finetuning.config import (
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.config import UncertaintyWeighting, UniformWeighting
 
-# How often a task is drawn. Proportional: in an epoch each row comes once. Temperature draws small
-# tasks more often than that and large ones less, Equal even more so.
+# How often a task is sampled: proportional to its size (each example once per epoch), by
+# temperature (small tasks more often than that), or all tasks equally often.
 MIXINGS = {
     "proportional": ProportionalMixing(),
     "temperature": TemperatureMixing(),
     "equal": EqualMixing(),
 }
-# How its loss weighs. Uniform: all rows alike. Uncertainty: by a variance that each task learns.
+# How the losses are weighted: all examples equally, or by a learned variance of each task.
 WEIGHTINGS = {"uniform": UniformWeighting(), "uncertainty": UncertaintyWeighting()}
 
 
@@ -45,8 +46,8 @@ def get_config(
     learning_rate: float = 5e-5,
     seed: int = 0,
 ) -> Experiment:
-    """Three epochs over all; `conll` holds eng.train, eng.testa and eng.testb, .gz or not."""
-    # Here, because looking at a recipe (`bert-jax --help`) needs no jax.
+    """Returns the config of the run; `conll` holds eng.train, eng.testa, and eng.testb (or .gz)."""
+    # Imported here, so that listing recipes does not import jax.
     from bert_jax.train.presets import multi_task_experiment
 
     train, dev, test = (_file(conll, name) for name in ("eng.train", "eng.testa", "eng.testb"))

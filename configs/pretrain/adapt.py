@@ -1,13 +1,14 @@
-"""Goes on pretraining a model on the text of a domain or a task (Gururangan et al. 2020).
+"""Continues pretraining on the text of a domain or a task (Gururangan et al. 2020).
 
     bert-jax prepare --files domain/*.txt --vocab exported --output prepared
     bert-jax pretrain configs/pretrain/adapt.py --run runs/adapted \\
         --with corpus=prepared model=exported
     bert-jax finetune columns --model runs/adapted ...
 
-Domain-adaptive pretraining takes all text of the domain at hand, task-adaptive pretraining the
-unlabelled text of the task itself, for many epochs: `--documents-by line` reads a file with one
-example on each line. Masked LM alone; short texts share rows without seeing each other.
+Domain-adaptive pretraining uses all available text of the domain. Task-adaptive pretraining uses
+the unlabeled text of the task for many epochs; `bert-jax prepare --documents-by line` reads a file
+with one example per line. The objective is masked LM only. Short texts are packed into shared
+sequences without attending to each other.
 """
 
 from bert_jax.data.config import PackedSegments, PretrainingData
@@ -28,8 +29,11 @@ def get_config(
     learning_rate: float = 1e-4,
     seed: int = 0,
 ) -> Experiment:
-    """The paper's 12,500 updates of 256 rows for a domain; a task's text needs far fewer."""
-    # Here, because looking at a recipe needs no jax.
+    """Returns the config of the paper's domain adaptation: 12,500 steps of batch size 256.
+
+    A task's text needs far fewer steps.
+    """
+    # Imported here, so that listing recipes does not import jax.
     from bert_jax.pretrained.initial import load_model_or_tf1
 
     evaluation = HeldOutEval(corpus=heldout, eval_every=max(1, steps // 10)) if heldout else None

@@ -1,9 +1,9 @@
-"""BERT pretraining (Devlin et al. 2019, appendix A.2): 1,000,000 updates of 256 sequences.
+"""Pretrains BERT as in Devlin et al. 2019, appendix A.2: 1,000,000 steps of 256 sequences.
 
     bert-jax pretrain configs/pretrain/bert.py --run runs/base \\
         --with size=base corpus=data/train heldout=data/heldout
 
-90 % of the updates see sequences of 128 tokens, the last 10 % sequences of 512.
+90 % of the steps use sequences of 128 tokens, the last 10 % sequences of 512.
 """
 
 from bert_jax.data.config import PretrainingData
@@ -41,9 +41,9 @@ def get_config(
     parallelism: Parallelism = "dp",
     seed: int = 0,
 ) -> Experiment:
-    """The paper's run on a corpus prepared by `bert-jax prepare`; everything else by --set.
+    """Returns the config of the paper's run on a corpus written by `bert-jax prepare`.
 
-    `tpu` computes attention in one kernel and lets chips exchange what they compute in.
+    `tpu` computes attention in a fused kernel and communicates in the compute dtype.
     """
     dtype = "bfloat16" if bfloat16 else "float32"
     attention = PallasAttention() if tpu else XlaAttention()

@@ -1,10 +1,10 @@
-"""BERT pretraining with large batches and LAMB (You et al. 2020), for slices of many chips.
+"""Pretrains BERT with large batches and LAMB (You et al. 2020), for slices of many chips.
 
     bert-jax pretrain configs/pretrain/bert_large_batch.py --run runs/large_batch \\
         --with size=base batch_size=4096 corpus=data/train heldout=data/heldout
 
-As many sequences as in BERT's own recipe (256,000,000), in fewer and larger updates: a batch of 256
-leaves 16 chips waiting for each other's gradients.
+It trains on as many sequences as BERT's own recipe (256,000,000), in fewer and larger steps: with a
+batch of 256, 16 chips spend much of the time communicating gradients.
 """
 
 import math
@@ -31,8 +31,8 @@ from bert_jax.train.config import (
     WarmupLinear,
 )
 
-# You et al. 2020, "untuned LAMB": at 32,768 rows a peak of 5e-3 after a fifth of the updates. With
-# fewer rows the peak falls with their square root, and the share of warm-up in proportion.
+# You et al. 2020, "untuned LAMB": batch size 32,768 with a peak learning rate of 5e-3 after 20 % of
+# the steps. The peak scales with the square root of the batch size, the warmup fraction linearly.
 _REFERENCE_BATCH_SIZE, _REFERENCE_LEARNING_RATE, _REFERENCE_WARMUP_FRACTION = 32_768, 5e-3, 0.2
 
 
@@ -50,13 +50,16 @@ def get_config(
     parallelism: Parallelism = "dp",
     seed: int = 0,
 ) -> Experiment:
-    """90 % of the updates at length 128, the rest at 512, each in so many microbatches.
+    """Returns a config with 90 % of the steps at length 128 and the rest at length 512.
 
-    `tpu` computes attention in one kernel and lets chips exchange what they compute in.
+    `gradient_accumulation_steps` and `gradient_accumulation_steps_long` are the microbatches of a
+    step at the two lengths.
+    `tpu` computes attention in a fused kernel and communicates in the compute dtype.
     """
     if not 256 <= batch_size <= _REFERENCE_BATCH_SIZE:
         raise ConfigError(
-            f"--with batch_size={batch_size}: the rule covers 256 to {_REFERENCE_BATCH_SIZE} rows"
+            f"--with batch_size={batch_size}: expected 256 to "
+            f"{_REFERENCE_BATCH_SIZE}, the range of the learning rate rule"
         )
     dtype = "bfloat16" if bfloat16 else "float32"
     attention = PallasAttention() if tpu else XlaAttention()

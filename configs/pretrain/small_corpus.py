@@ -1,17 +1,18 @@
-"""A small BERT on a small corpus, at home: hours on a laptop's CPU instead of days on a TPU.
+"""Pretrains a small BERT on a small corpus, in hours on a laptop's CPU instead of days on a TPU.
 
     bert-jax pretrain configs/pretrain/small_corpus.py --run runs/novels \\
         --with corpus=data/train heldout=data/heldout
 
-What differs from the paper's recipe, and why:
+It differs from the paper's recipe in these points:
 
-- a small batch: a small model learns more from many updates than from big ones;
-- two thirds of the updates at length 64, where each position is seen twice as often;
-- weights drawn at 1 / sqrt(D) and positions that start as sinusoids: at 0.02 and from random
-  vectors so narrow a model attends to nothing in particular for thousands of updates;
-- 30 % of the tokens masked instead of 15 % (Wettig et al. 2023), for twice the signal from the same
-  text; held-out numbers are at 15 %, always;
-- no dropout: some million parameters do not overfit some million tokens read a few times.
+- a small batch, because a small model learns more from many steps than from large batches;
+- two thirds of the steps at length 64, where each position is trained twice as often;
+- weights initialized with standard deviation 1 / sqrt(D) and sinusoidal position embeddings: with
+  0.02 and random positions, the attention of such a narrow model stays uniform for thousands of
+  steps;
+- 30 % of the tokens masked instead of 15 % (Wettig et al. 2023), which gives twice the signal from
+  the same text; held-out evaluation always masks 15 %;
+- no dropout, because a few million parameters do not overfit a few million tokens in a few epochs.
 """
 
 import dataclasses
@@ -41,7 +42,7 @@ def get_config(
     learning_rate: float = 2e-3,
     seed: int = 0,
 ) -> Experiment:
-    """A run of `steps` updates, with twenty evaluations and checkpoints on the way."""
+    """Returns the config of a run of `steps` steps with twenty evaluations and checkpoints."""
     tokenizer = corpus_tokenizer(corpus)
     evaluation = None
     if heldout:

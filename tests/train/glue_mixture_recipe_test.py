@@ -69,7 +69,7 @@ def test_tasks_and_mixture_are_chosen(recipe, said, mixing):
     "said, words",
     [
         ("batch_size=48", "expected a multiple of 32.*the next is 64"),
-        ("tasks=rte,ax", "'ax' is not one of cola, .*each once"),
+        ("tasks=rte,ax", "'ax' is not one of cola, .*or is repeated"),
         ("tasks=rte,rte", "'rte' is not one of"),
         ("tasks=", "'' is not one of"),
         ("mixing=dice", "expected one of 'equal'"),
