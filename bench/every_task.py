@@ -1,12 +1,12 @@
-"""Each task from one command to metrics, report, export, and the same predictions in PyTorch.
+"""Fine-tunes every task from one command, and compares the predictions of its export in PyTorch.
 
     python bench/every_task.py --model exported --glue-dir glue_data \\
         --squad-train train-v1.1.json --squad-dev dev-v1.1.json \\
         --conll-train eng.train --conll-dev eng.testa --output runs
 
-For each task this runs `bert-jax finetune` and `bert-jax export` as a user would, opens the export
-with transformers, lets it read the dev split, and compares what it decides for every example with
-the run's predictions/dev.jsonl. Needs `make install-parity`.
+For each task it runs `bert-jax finetune` and `bert-jax export` as a user would, loads the export
+with transformers, predicts the dev split, and compares every prediction with the run's
+predictions/dev.jsonl. It needs `make install-parity`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 
 GLUE_TASKS = ("sst2", "mrpc", "rte", "cola", "stsb", "wnli")
 TOLERANCE = 1e-3
-"""How far probabilities, scores and values may lie apart: float32 on both sides."""
+"""The allowed difference of probabilities, scores, and values; both sides use float32."""
 MODEL_CLASSES = {
     "classification": "AutoModelForSequenceClassification",
     "regression": "AutoModelForSequenceClassification",
@@ -30,24 +30,24 @@ MODEL_CLASSES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table, as Markdown; 1 when a prediction differs."""
+    """Prints a Markdown table; returns 1 if a prediction differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="a Hugging Face folder or a run")
-    parser.add_argument("--glue-dir", required=True, help="the official files")
+    parser.add_argument("--model", required=True, help="Hugging Face folder or run folder")
+    parser.add_argument("--glue-dir", required=True, help="folder of the official GLUE files")
     for task in ("squad", "conll"):
         for split in ("train", "dev"):
             parser.add_argument(f"--{task}-{split}", required=True)
     parser.add_argument("--tasks", nargs="+", default=[*GLUE_TASKS, "squad", "conll"])
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
-    parser.add_argument("--stride", type=int, default=128, help="of SQuAD's windows (default 128)")
+    parser.add_argument(
+        "--window-overlap", type=int, default=128, help="overlap of SQuAD windows (default: 128)"
+    )
     parser.add_argument("--output", required=True, type=Path, help="folder for runs and exports")
     args = parser.parse_args(argv)
-    print(
-        "| task | dev metrics | seconds | rows that PyTorch decides alike | greatest difference |"
-    )
+    print("| task | dev metrics | seconds | equal predictions in PyTorch | largest difference |")
     print("|---|---|---|---|---|")
     differ = False
     for task in args.tasks:
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dev_metrics(run: Path) -> dict[str, float]:
-    """What the run left of its dev split, the metric that chose its checkpoint first."""
+    """Reads the run's dev metrics; the metric that selected its checkpoint comes first."""
     metrics = json.loads((run / "evaluation.json").read_text())["dev"]
     config = json.loads((run / "config.json").read_text())["config"]
     first = config["train"]["checkpoints"]["best_metric"]
@@ -78,23 +78,23 @@ def dev_metrics(run: Path) -> dict[str, float]:
 
 
 def run_cli(arguments: list[Any]) -> None:
-    """`bert-jax ...`, its messages to stderr."""
+    """Runs `bert-jax ...` with its output on stderr."""
     command = [sys.executable, "-m", "bert_jax", *map(str, arguments)]
     subprocess.run(command, check=True, stdout=sys.stderr)
 
 
 def task_arguments(args: argparse.Namespace, task: str) -> list[str]:
-    """What names a task and how it is trained."""
+    """Returns the arguments of `bert-jax finetune` for a task."""
     common = ["--epochs", str(args.epochs), "--learning-rate", str(args.learning_rate)]
     if task in GLUE_TASKS:
         return [f"glue/{task}", "--glue-dir", args.glue_dir, *common]
     files = {split: getattr(args, f"{task}_{split}") for split in ("train", "dev")}
-    common += ["--set", f"data.window_overlap={args.stride}"] if task == "squad" else []
+    common += ["--set", f"data.window_overlap={args.window_overlap}"] if task == "squad" else []
     return [task, "--train", files["train"], "--dev", files["dev"], *common]
 
 
 def compare(run: Path, exported: Path) -> tuple[int, int, float]:
-    """(examples decided alike, examples, greatest difference of a number that is predicted)."""
+    """Returns (number of equal predictions, number of examples, largest numeric difference)."""
     from bert_jax.config_lib import from_json
     from bert_jax.data.config import FineTuningData
     from bert_jax.data.finetuning.features import make_features
@@ -130,7 +130,7 @@ def compare(run: Path, exported: Path) -> tuple[int, int, float]:
 
 
 def torch_outputs(kind: str, exported: Path, features: Any, lengths: Any, pad_id: int) -> Any:
-    """What transformers' model says of each row, by the names of our own predictions."""
+    """Computes the outputs of the transformers model, with the output names of bert_jax."""
     import torch
     import transformers
 
@@ -159,7 +159,7 @@ def torch_outputs(kind: str, exported: Path, features: Any, lengths: Any, pad_id
 
 
 def without_numbers(value: Any) -> Any:
-    """A prediction without its numbers: what was decided."""
+    """Returns a prediction without its floats: only the labels, spans, and texts."""
     if isinstance(value, dict):
         return {name: without_numbers(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -168,7 +168,7 @@ def without_numbers(value: Any) -> Any:
 
 
 def max_difference(left: Any, right: Any) -> float:
-    """Between the numbers of two predictions, where they are of the same form."""
+    """Returns the largest difference between corresponding floats of two predictions."""
     if isinstance(left, dict):
         return max((max_difference(left[n], right[n]) for n in left if n in right), default=0.0)
     if isinstance(left, list):

@@ -1,10 +1,10 @@
-"""What batches of few lengths save in fine-tuning: SST-2, beside all rows padded to 128.
+"""Measures fine-tuning on SST-2 with batches of a few lengths versus padding everything to 128.
 
     python bench/fine_tuning_lengths.py --glue-dir glue_data --model exported
 
-Time: an update at each length that occurs is timed, its making on the host included, both ways in
-turns; an epoch is the sum over its batches. Accuracy: the first rows of train, one epoch, several
-seeds, both ways.
+Time: steps of each length are timed, including batch construction on the host, with the two methods
+in turns; the time of an epoch is the sum over its batches. Accuracy: one epoch on the first
+examples of train, with several seeds.
 """
 
 import argparse
@@ -23,19 +23,21 @@ MAX_LENGTH = 128
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table, as Markdown."""
+    """Prints a Markdown table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--glue-dir", required=True, help="holds SST-2/train.tsv")
-    parser.add_argument("--model", required=True, help="what to start from")
-    parser.add_argument("--rounds", type=int, default=15, help="updates of each length")
-    parser.add_argument("--rows", type=int, default=8000, help="of train, for the accuracy")
+    parser.add_argument("--glue-dir", required=True, help="folder that contains SST-2/train.tsv")
+    parser.add_argument("--model", required=True, help="pretrained model to start from")
+    parser.add_argument("--rounds", type=int, default=15, help="timed steps of each length")
+    parser.add_argument(
+        "--num-examples", type=int, default=8000, help="training examples for the accuracy"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     args = parser.parse_args(argv)
     seconds = epoch_seconds(args)
-    print("| batches | seconds of an epoch | times faster | dev accuracy, each seed | mean |")
+    print("| batches | seconds per epoch | speedup | dev accuracy of each seed | mean |")
     print("|---|---|---|---|---|")
     for name, bucket_lengths in METHODS.items():
         found = accuracies(args, bucket_lengths)
@@ -57,7 +59,7 @@ METHODS: dict[str, tuple[int, ...]] = {
 def experiment(
     args: argparse.Namespace, glue_dir: str, bucket_lengths: tuple[int, ...], seed: int = 0
 ):
-    """One epoch of SST-2."""
+    """Returns the config of one epoch on SST-2."""
     from bert_jax.data.finetuning.config import Glue
     from bert_jax.train.presets import fine_tuning_experiment
 
@@ -75,7 +77,7 @@ def experiment(
 
 
 def epoch_seconds(args: argparse.Namespace) -> dict[str, float]:
-    """Seconds of all updates of an epoch, by way."""
+    """Returns {method: seconds of all steps of an epoch}."""
     timed_methods = {
         name: time_method(experiment(args, args.glue_dir, b)) for name, b in METHODS.items()
     }
@@ -91,7 +93,7 @@ def epoch_seconds(args: argparse.Namespace) -> dict[str, float]:
 
 
 def time_method(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], float]]]:
-    """How many batches of each length an epoch has, and an update at each that times itself."""
+    """Returns the number of batches of each length, and a function that times a step of each."""
     import jax
 
     from bert_jax import batch as contract
@@ -125,9 +127,9 @@ def time_method(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], f
         nonlocal state
         start = time.perf_counter()
         with source.loader(0, position) as loader:
-            config = next(iter(loader))
+            batch = next(iter(loader))
         device_batch = sharding.put_batch(
-            {n: config[n] for n in fields}, sharding.batch_sharding(mesh)
+            {n: batch[n] for n in fields}, sharding.batch_sharding(mesh)
         )
         state, metrics = step(state, device_batch)
         jax.block_until_ready((state, metrics))
@@ -137,13 +139,13 @@ def time_method(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], f
 
 
 def accuracies(args: argparse.Namespace, bucket_lengths: tuple[int, ...]) -> list[float]:
-    """Accuracy on dev after one epoch over the first rows, for each seed."""
+    """Returns the dev accuracy after one epoch on the first examples, for each seed."""
     from bert_jax.train.run import run
 
     with tempfile.TemporaryDirectory() as folder:
         sst2_folder = Path(folder) / "glue" / "SST-2"
         sst2_folder.mkdir(parents=True)
-        for split, num_examples in (("train", args.rows), ("dev", None)):
+        for split, num_examples in (("train", args.num_examples), ("dev", None)):
             (sst2_folder / f"{split}.tsv").write_text(
                 "".join(lines(args.glue_dir, split, num_examples))
             )
@@ -157,7 +159,7 @@ def accuracies(args: argparse.Namespace, bucket_lengths: tuple[int, ...]) -> lis
 
 
 def lines(glue_dir: str, split: str, num_examples: int | None) -> list[str]:
-    """The header and the first `rows` rows of a file of SST-2, gzipped or not."""
+    """Reads the header and the first examples of an SST-2 file, gzipped or not."""
     from bert_jax.text.files import read_text
 
     file = Path(glue_dir) / "SST-2" / f"{split}.tsv"

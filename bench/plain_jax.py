@@ -1,7 +1,8 @@
-"""BERT pretraining as one would first write it in JAX: the yardstick of what `bert_jax` adds.
+"""Implements BERT pretraining in plain JAX, the baseline for what `bert_jax` optimizes.
 
-No custom derivatives and no care for layouts: einsum and `@`, `jax.random.bernoulli` for dropout,
-autodiff through everything, `optax.adamw`. Network, loss and masked positions are `bert_jax`'s.
+There are no custom derivatives and no tuned layouts: einsum and `@`, `jax.random.bernoulli` for
+dropout, autodiff everywhere, and `optax.adamw`. Network, loss, and masked positions are the same as
+in `bert_jax`.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ Params = dict[str, Any]
 
 
 def init(config: BertConfig, key: jax.Array) -> Params:
-    """Random parameters, float32."""
+    """Initializes random float32 parameters."""
     keys = iter(jax.random.split(key, 1000))
     hidden_size, intermediate_size = config.hidden_size, config.intermediate_size
 
@@ -52,7 +53,7 @@ def init(config: BertConfig, key: jax.Array) -> Params:
 
 
 def make_step(config: BertConfig, dtype: Any) -> tuple[Callable[..., Any], Any]:
-    """(train step, optimizer): step(params, opt_state, batch, key) -> (params, opt_state, loss)."""
+    """Returns (step, optimizer); step(params, state, batch, key) -> (params, state, loss)."""
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.adamw(

@@ -1,16 +1,22 @@
-"""Tokens per second of a whole pretraining step, beside Hugging Face PyTorch, in one run.
+"""Measures tokens per second of a whole pretraining step, and of Hugging Face PyTorch in turns.
 
     python bench/pretrain_step.py --output bench/results            # all rows, about 15 minutes
-    python bench/pretrain_step.py --sizes tiny --lengths 128        # one corner of the table
+    python bench/pretrain_step.py --sizes tiny --lengths 128        # one row per dtype
 
-A step is forward, backward, clipping to norm 1 and an AdamW update, with dropout, on the same
-sizes, batches and masked positions for all. The peer is transformers' BertForPreTraining as its
-users call it, with labels (-100 where nothing is predicted), SDPA attention and fused AdamW: eager
-and under torch.compile. "gathered" is the same with its masked-LM head applied, by hand, to the
-masked positions alone, as ours is. "plain-jax" is `plain_jax.py`: BERT as one would first write it
-in JAX. bfloat16 is torch.autocast there and ComputeConfig(dtype="bfloat16")
-here; parameters are float32 on both sides. Each contender is a process of its own; they take
-turns, so that what disturbs the machine disturbs all. Needs `make install-parity`.
+A step is a forward and backward pass, clipping to norm 1, and an AdamW update, with dropout, on the
+same model sizes, batches, and masked positions for all implementations:
+
+    bert_jax     the step as `bert-jax pretrain` compiles it
+    plain-jax    `plain_jax.py`: BERT as one would first write it in JAX
+    hf-eager     transformers' BertForPreTraining as users call it, with labels (-100 at positions
+                 that are not predicted), SDPA attention, and fused AdamW
+    hf-compile   the same under torch.compile
+    hf-gathered  the same with the masked-LM head applied, by hand, to the masked positions only, as
+                 in bert_jax
+
+bfloat16 is torch.autocast in PyTorch and ComputeConfig(dtype="bfloat16") in bert_jax; both have
+float32 parameters. Each implementation runs in its own process. They take turns, so that a disturbance
+of the machine affects all of them. It needs `make install-parity`.
 """
 
 import argparse
@@ -32,7 +38,7 @@ from typing import Any
 
 SIZES, LENGTHS, DTYPES = ("tiny", "small", "base"), (128, 512), ("float32", "bfloat16")
 IMPLEMENTATIONS = ("bert_jax", "plain-jax", "hf-eager", "hf-compile", "hf-gathered")
-BATCH_SIZES = {  # rows that take a second or less a step on two cores
+BATCH_SIZES = {  # a step takes at most about a second on two cores
     ("tiny", 128): 64, ("tiny", 512): 16, ("small", 128): 16, ("small", 512): 4,
     ("base", 128): 8, ("base", 512): 2,
 }  # fmt: skip
@@ -42,7 +48,7 @@ VOCAB_SIZE = 30522
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkCase:
-    """One line of the table."""
+    """Describes one row of the table."""
 
     size: str
     length: int
@@ -50,22 +56,28 @@ class BenchmarkCase:
 
     @property
     def batch_size(self) -> int:
-        """Sequences a step."""
+        """Returns the number of sequences per step."""
         return BATCH_SIZES[self.size, self.length]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the rows asked for, prints the table, writes it if asked to."""
+    """Measures the requested rows, prints the table, and writes it to --output."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
     parser.add_argument("--lengths", nargs="+", type=int, choices=LENGTHS, default=LENGTHS)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
-    parser.add_argument("--contenders", nargs="+", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender (default 5)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each turn (default 2)")
-    parser.add_argument("--output", type=Path, help="folder for pretrain_step.{md,json}")
+    parser.add_argument(
+        "--implementations", nargs="+", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="turns of each implementation (default: 5)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="duration of each turn (default: 2)"
+    )
+    parser.add_argument("--output", type=Path, help="folder of pretrain_step.{md,json}")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.worker:
@@ -78,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 case = BenchmarkCase(size, length, dtype)
                 if any(dataclasses.asdict(case).items() <= result.items() for result in results):
                     continue
-                measured = measure(case, args.contenders, args.rounds, args.seconds)
+                measured = measure(case, args.implementations, args.rounds, args.seconds)
                 results.append({**measured, "environment": environment()})
                 print(markdown_row(measured), file=sys.stderr, flush=True)
                 write_results(args.output, results)
@@ -87,13 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def load_results(folder: Path | None) -> list[dict[str, Any]]:
-    """The rows that an earlier, interrupted call left in `folder`: they are not measured again."""
+    """Reads the rows of an earlier, interrupted call, which are not measured again."""
     file = folder / "pretrain_step.json" if folder else None
     return json.loads(file.read_text()) if file and file.exists() else []
 
 
 def write_results(folder: Path | None, results: list[dict[str, Any]]) -> None:
-    """Writes what has been measured so far, as a table and as JSON with every step's time."""
+    """Writes the measured rows as a table, and as JSON with the time of every step."""
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "pretrain_step.md").write_text(markdown_table(results))
@@ -103,7 +115,7 @@ def write_results(folder: Path | None, results: list[dict[str, Any]]) -> None:
 def measure(
     case: BenchmarkCase, implementations: Sequence[str], rounds: int, seconds: float
 ) -> dict[str, Any]:
-    """Takes turns: milliseconds of each step, by contender; the first turn warms up."""
+    """Returns the milliseconds of each step by implementation, in turns after a warm-up turn."""
     workers = {name: start_worker(name, case) for name in implementations}
     times: dict[str, list[float]] = {name: [] for name in implementations}
     try:
@@ -125,14 +137,14 @@ def measure(
 
 
 def start_worker(implementation: str, case: BenchmarkCase) -> "subprocess.Popen[str]":
-    """A contender in a process of its own."""
+    """Starts an implementation in a process of its own."""
     worker = [implementation, case.size, str(case.length), case.dtype]
     return subprocess.Popen(
         [sys.executable, __file__, "--worker", *worker],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        # For all alike: `bert-jax pretrain` sets this for itself (cli/arguments/huge_pages.py).
+        # All implementations get the setting that `bert-jax pretrain` applies to itself.
         env={
             **os.environ,
             "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
@@ -145,10 +157,10 @@ def start_worker(implementation: str, case: BenchmarkCase) -> "subprocess.Popen[
 
 @functools.cache
 def onednn_settings() -> dict[str, str]:
-    """What PyTorch's bfloat16 needs to run at all on this machine: nothing, on most.
+    """Returns the environment variables that PyTorch's bfloat16 needs; usually none.
 
-    oneDNN asks CPUID for the shape of AMX tiles. Some virtual machines offer AMX but hide that
-    leaf; it then dies of an illegal instruction, and runs with what is below AMX only.
+    oneDNN reads the shape of AMX tiles from CPUID. Some virtual machines offer AMX but hide that
+    CPUID leaf, and oneDNN crashes with an illegal instruction unless AMX is disabled.
     """
     probe = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
     probe_result = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False)
@@ -158,9 +170,9 @@ def onednn_settings() -> dict[str, str]:
 
 
 def run_worker(implementation: str, case: BenchmarkCase) -> int:
-    """Answers each number of seconds with the milliseconds of the steps that fitted into it."""
+    """Reads durations from standard input and runs steps for each, printing their milliseconds."""
     output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not mix with the answers
+    os.dup2(2, 1)  # keeps messages of libraries out of the results
     step_makers = {"bert_jax": bert_jax_step, "plain-jax": plain_jax_step}
     step = (
         step_makers[implementation](case)
@@ -170,7 +182,7 @@ def run_worker(implementation: str, case: BenchmarkCase) -> int:
     step()
     step()
     for line in sys.stdin:
-        step()  # the first after the others' turns finds cold caches and its memory given away
+        step()  # not timed: after the other processes' turns, caches are cold and pages are lost
         end, step_times = time.perf_counter() + float(line), []
         while len(step_times) < 2 or time.perf_counter() < end:
             start_time = time.perf_counter()
@@ -182,7 +194,7 @@ def run_worker(implementation: str, case: BenchmarkCase) -> int:
 
 
 def random_batch(case: BenchmarkCase) -> dict[str, Any]:
-    """The same batch for all contenders."""
+    """Returns the same batch for all implementations."""
     from bert_jax.testing.batches import pretraining_batch
 
     return pretraining_batch(
@@ -194,7 +206,7 @@ def random_batch(case: BenchmarkCase) -> dict[str, Any]:
 
 
 def bert_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
-    """The train step as `bert-jax pretrain` compiles it."""
+    """Builds the train step as `bert-jax pretrain` compiles it."""
     import jax
 
     from bert_jax.data.config import PretrainingData
@@ -241,7 +253,7 @@ def bert_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
 
 
 def plain_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
-    """BERT as one would first write it in JAX."""
+    """Builds the step of `plain_jax.py`."""
     import jax
     from plain_jax import init, make_step
 
@@ -261,7 +273,7 @@ def plain_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
 
 
 def torch_step(case: BenchmarkCase, implementation: str) -> Callable[[], Any]:
-    """Hugging Face's modules under a plain PyTorch loop."""
+    """Builds a plain PyTorch step with Hugging Face's model."""
     import torch
     from torch.nn.functional import cross_entropy
     from transformers import BertConfig, BertForPreTraining
@@ -328,7 +340,7 @@ def torch_step(case: BenchmarkCase, implementation: str) -> Callable[[], Any]:
 
 
 def environment() -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Returns the hardware and package versions that the numbers depend on."""
     model = platform.processor()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -347,13 +359,13 @@ def environment() -> dict[str, Any]:
 
 
 def tokens_per_second(result: dict[str, Any]) -> dict[str, float]:
-    """Median tokens per second of each contender."""
+    """Returns the median tokens per second of each implementation."""
     tokens = result["batch_size"] * result["length"]
     return {n: 1e3 * tokens / statistics.median(t) for n, t in result["milliseconds"].items()}
 
 
 def markdown_row(result: dict[str, Any]) -> str:
-    """One row: medians in tokens/s, (slowest .. fastest), and ratios."""
+    """Formats a row: median tokens/s (slowest .. fastest step), and ratios."""
     tokens = result["batch_size"] * result["length"]
     cells = []
     for name, step_times in result["milliseconds"].items():
@@ -371,7 +383,7 @@ def markdown_row(result: dict[str, Any]) -> str:
 
 
 def markdown_table(results: Sequence[dict[str, Any]]) -> str:
-    """Markdown: tokens per second, median (slowest .. fastest step)."""
+    """Formats the Markdown table of tokens per second."""
     names = list(results[0]["milliseconds"])
     header = [
         "size",

@@ -1,16 +1,16 @@
-"""The train step compiled for TPU slices, beside its plain version and Hugging Face's Flax BERT.
+"""Compiles the train step for TPU slices, next to a plain variant and Hugging Face's Flax BERT.
 
     python bench/tpu_compile.py --slices v4-32 v5e-16 --sizes base --hf-python ~/hf4/bin/python
     python bench/tpu_compile.py --sizes base --phase 0 --set train.phases.0.batch_size=512
 
-Estimates of XLA's TPU compiler (libtpu): nothing here runs on a TPU. All rows are one update with
-AdamW, in bfloat16, of 256 rows of 512 if nothing else is said, and the same model FLOPs are held
-against the chips' peak:
+The numbers are estimates of XLA's TPU compiler (libtpu); nothing runs on a TPU. Every row is one
+AdamW step in bfloat16, by default with batch size 256 and length 512. The MFU of all rows uses the
+same model FLOPs:
 
-    tpu      configs/pretrain/bert.py --with tpu=true parallelism=fsdp (--with ... instead)
-    plain    the same recipe as it is: attention by plain operations, copies of the parameters
-    hf-flax  Hugging Face's (`bench/hf_flax_step.py`), in an environment with transformers 4.x, jax
-             and optax; left out without --hf-python
+    tpu      configs/pretrain/bert.py --with tpu=true parallelism=fsdp (or other --with arguments)
+    plain    the recipe without arguments: unfused attention, replicated parameters
+    hf-flax  Hugging Face's model (`bench/hf_flax_step.py`), in an environment with transformers
+             4.x, jax, and optax; skipped without --hf-python
 """
 
 import argparse
@@ -36,7 +36,7 @@ VARIANTS = ("tpu", "plain", "hf-flax")
 
 
 def main() -> int:
-    """Compiles row after row and prints each as it comes, as Markdown."""
+    """Compiles every variant and prints a row of a Markdown table for each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -50,15 +50,17 @@ def main() -> int:
         default=["tpu=true", "parallelism=fsdp"],
         dest="arguments",
         metavar="NAME=VALUE",
-        help="of the variant tpu (default: tpu=true parallelism=fsdp)",
+        help="recipe arguments of the variant tpu (default: tpu=true parallelism=fsdp)",
     )
     parser.add_argument("--set", nargs="*", default=[], dest="overrides", metavar="PATH=VALUE")
-    parser.add_argument("--phase", type=int, default=1, help="from 0 (default: 1, rows of 512)")
-    parser.add_argument("--hf-python", help="Python of an environment with transformers 4.x")
+    parser.add_argument(
+        "--phase", type=int, default=1, help="index of the phase from 0 (default: 1, length 512)"
+    )
+    parser.add_argument("--hf-python", help="interpreter of an environment with transformers 4.x")
     args = parser.parse_args()
     print(f"{compiler_versions()}, {time.strftime('%Y-%m-%d')}; milliseconds on one device\n")
     print(
-        "| size | slice | step | by schedule | of that kernels | by roofline | collectives | MFU "
+        "| size | slice | step | by schedule | of which kernels | by roofline | collectives | MFU "
         "| peak, GiB |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
@@ -80,7 +82,7 @@ def main() -> int:
 def compile_variant(
     args: argparse.Namespace, variant: str, size: str, name: str
 ) -> CompiledEstimate:
-    """One row."""
+    """Compiles one variant."""
     recipe_arguments = args.arguments if variant == "tpu" else []
     experiment, _ = planned_experiment(
         RECIPE, [f"size={size}", *recipe_arguments], args.overrides, VOCAB_SIZE
@@ -114,7 +116,7 @@ def compile_hf_flax(
 
 
 def table_cells(result: CompiledEstimate) -> str:
-    """The columns of a row from the fourth on."""
+    """Formats the cells of a row from the fourth column on."""
     if result.out_of_memory is not None:
         return "does not fit | - | - | - | - | -"
     roofline = "-" if result.roofline_seconds is None else f"{result.roofline_seconds * 1e3:.1f}"

@@ -1,12 +1,12 @@
-"""What a step compiled for a TPU slice spends its time on, by the compiler's schedule.
+"""Profiles a step compiled for a TPU slice by the compiler's schedule.
 
     python bench/tpu_profile.py v6e-16 --with size=base tpu=true parallelism=fsdp
 
-Estimates of XLA's TPU compiler (libtpu): nothing here runs on a TPU. Operations alike are one row,
-with the time that the matrix units would take for their products at the chip's peak. Attention
-kernels, collectives and what the compiler says nothing of are not among them (`bert-jax plan
---compile` has them). A second table has the products of one layer by themselves, with nothing
-before or behind them, and one large product: what the compiler's schedule leaves of the peak.
+The numbers are estimates of XLA's TPU compiler (libtpu); nothing runs on a TPU. The first table
+groups similar operations, with the time that the matrix units would need for their products at
+peak. Attention kernels, collectives, and operations without an estimate are not included (see
+`bert-jax plan --compile`). The second table compiles the matrix products of one layer in isolation,
+and one large product, to show which fraction of the peak the compiler's schedule reaches.
 """
 
 import argparse
@@ -32,29 +32,33 @@ VOCAB_SIZE = 30522
 
 
 def main() -> int:
-    """Compiles the step and prints both tables, as Markdown."""
+    """Compiles the step and prints both Markdown tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("slice")
     parser.add_argument("--config", default="configs/pretrain/bert.py")
     parser.add_argument("--with", nargs="*", default=[], dest="arguments", metavar="NAME=VALUE")
-    parser.add_argument("--phase", type=int, default=-1, help="of the recipe, from 0 (the last)")
-    parser.add_argument("--rows", type=int, default=16, help="how many kinds of fusion to print")
+    parser.add_argument(
+        "--phase", type=int, default=-1, help="index of the phase from 0 (default: the last)"
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=16, help="number of operation groups to print (default: 16)"
+    )
     args = parser.parse_args()
     os.environ.update(LIBTPU_ENVIRONMENT)
     jax.config.update("jax_platforms", "cpu")
     tpu_slice = find_slice(args.slice)
     experiment, _ = planned_experiment(args.config, args.arguments, [], VOCAB_SIZE)
     print(f"{tpu_slice.name}, {compiler_versions()}, {time.strftime('%Y-%m-%d')}\n")
-    print_op_kinds(compiled_text(experiment, args.phase, tpu_slice), tpu_slice, args.rows)
+    print_op_kinds(compiled_text(experiment, args.phase, tpu_slice), tpu_slice, args.top_k)
     print()
     print_matmuls(experiment, args.phase, tpu_slice)
     return 0
 
 
 def compiled_text(experiment: Experiment, phase_index: int, tpu_slice: Slice) -> str:
-    """The scheduled program of a phase's longest batch."""
+    """Returns the scheduled program of a phase's longest batch."""
     inputs = make_inputs(experiment)[phase_index]
     request = {"phase": phase_index, "fields": list(inputs.fields), "sizes": inputs.shapes[-1]}
     devices = np.asarray(compile_worker.topology(tpu_slice).devices).reshape(-1).tolist()
@@ -62,7 +66,7 @@ def compiled_text(experiment: Experiment, phase_index: int, tpu_slice: Slice) ->
 
 
 def print_op_kinds(text: str, tpu_slice: Slice, top_k: int) -> None:
-    """A row for operations of the same origin and result, the longest first."""
+    """Prints a row per group of operations of the same origin and result, the slowest first."""
     kinds: dict[tuple[str, str], list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
     for op, parts, times in hlo.operations(text):
         if op.cycles is None:
@@ -77,7 +81,7 @@ def print_op_kinds(text: str, tpu_slice: Slice, top_k: int) -> None:
             (seconds, 1, matmul_flops(parts) / tpu_slice.generation.device_flops)
         ):
             kinds[kind][column_index] += times * value
-    print("| ms | times | matrix units alone, ms | operation | result |")
+    print("| ms | runs | matrix units at peak, ms | operation | result |")
     print("|---|---|---|---|---|")
     ranked = sorted(kinds.items(), key=lambda item: -item[1][0])
     rest = [sum(column) for column in zip(*(row for _, row in ranked[top_k:]), strict=True)]
@@ -86,9 +90,10 @@ def print_op_kinds(text: str, tpu_slice: Slice, top_k: int) -> None:
 
 
 def matmul_flops(fused_ops: list[hlo.Op]) -> float:
-    """FLOPs of the matrix products among fused operations: 2 m n k, from the sizes of all three.
+    """Counts the FLOPs of the matrix products among fused operations: 2 m n k.
 
-    Of products without batch dimensions: with `tpu=true` there are no others.
+    The product m n k is the root of the product of the three matrix sizes. This holds for products
+    without batch dimensions; with `tpu=true` there are no others.
     """
     ops_by_name = {part.name: part for part in fused_ops}
     total = 0.0
@@ -101,14 +106,14 @@ def matmul_flops(fused_ops: list[hlo.Op]) -> float:
 
 
 def num_elements(op: hlo.Op) -> int:
-    """Of the result, which is one array."""
+    """Returns the number of elements of an operation's result, a single array."""
     dims = re.search(r"\[([\d,]*)\]", op.result_type)
     assert dims is not None
     return math.prod(int(size) for size in dims[1].split(",") if size)
 
 
 def print_matmuls(experiment: Experiment, phase_index: int, tpu_slice: Slice) -> None:
-    """The products of a layer's forward pass and of its kernels' gradients, on one device."""
+    """Prints a layer's forward products and kernel gradients on one device, each in isolation."""
     inputs, model = make_inputs(experiment)[phase_index], experiment.objective.model
     data, fsdp, _ = experiment.mesh.axis_sizes(tpu_slice.devices)
     num_tokens = (
@@ -131,7 +136,7 @@ def print_matmuls(experiment: Experiment, phase_index: int, tpu_slice: Slice) ->
         ),
     ]
     device = jax.sharding.SingleDeviceSharding(compile_worker.topology(tpu_slice).devices[0])
-    print("| product by itself | us | share of the peak |")
+    print("| isolated product | us | fraction of the peak |")
     print("|---|---|---|")
     for m, k, n in shapes:
         pair: list[Any] = [
@@ -144,7 +149,7 @@ def print_matmuls(experiment: Experiment, phase_index: int, tpu_slice: Slice) ->
 
 
 def matmul(x: jax.Array, y: jax.Array) -> jax.Array:
-    """With its sums in float32, rounded."""
+    """Multiplies two matrices with float32 accumulation and a bfloat16 result."""
     return jnp.dot(x, y, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
 
 

@@ -1,11 +1,11 @@
-"""What moves, what is learned and what is forgotten: ways of fine-tuning side by side.
+"""Compares methods of fine-tuning: how far weights move, what is learned, and what is forgotten.
 
-    python bench/tuning_methods.py --model exported --prepared prepared/heldout \\
+    python bench/tuning_methods.py --model exported --corpus prepared/heldout \\
         --glue-dir glue_data --task mrpc
 
-Each way fine-tunes the same encoder on the same rows with the same seeds. Reported: the task's
-first metric on dev; masked-LM loss on general text before and after, read by the head of MODEL;
-and how far each depth of the encoder has moved: |after - before| / |before|, mean over its weights.
+Every method fine-tunes the same encoder on the same examples with the same seeds. Reported are the
+task's first metric on dev, the masked-LM loss on general text before and after (with the original
+masked-LM head), and the relative distance |after - before| / |before| of the weights at each depth.
 """
 
 import argparse
@@ -22,7 +22,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "layer-wise decay 0.5": {"layerwise_lr_decay": 0.5},
     "embeddings frozen": {"frozen": ["encoder/embeddings/**"]},
     "encoder frozen": {"frozen": ["encoder/**"]},
-    "unfreezing from the top": {"unfreeze_every": "a quarter of the updates"},
+    "unfreezing from the top": {"unfreeze_every": "a quarter of the steps"},
     "top layer fresh": {"reinit_layers": 1},
     "L2-SP": {"weight_anchor": {"type": "L2SP"}},
     "EWC": {"weight_anchor": {"type": "EWC"}},
@@ -30,26 +30,28 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table, as Markdown, a line after each way."""
+    """Prints a Markdown table, with a row after each method."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="a pretrained model with its masked-LM head")
-    parser.add_argument("--prepared", required=True, type=Path, help="general text, prepared")
-    parser.add_argument("--glue-dir", required=True, help="the official files")
+    parser.add_argument("--model", required=True, help="pretrained model with a masked-LM head")
+    parser.add_argument("--corpus", required=True, type=Path, help="prepared general text")
+    parser.add_argument("--glue-dir", required=True, help="folder of the official GLUE files")
     parser.add_argument("--task", default="sst2")
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
-    parser.add_argument("--l2sp", type=float, default=0.01, help="its strength")
-    parser.add_argument("--ewc", type=float, default=1e4, help="its strength")
+    parser.add_argument("--l2sp", type=float, default=0.01, help="strength of L2-SP")
+    parser.add_argument("--ewc", type=float, default=1e4, help="strength of EWC")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--texts", type=int, default=1024, help="of the general text")
-    parser.add_argument("--ways", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument(
+        "--num-examples", type=int, default=1024, help="held-out examples of general text"
+    )
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         fisher_file = Path(folder) / "fisher.safetensors"
         measure_fisher(args, fisher_file)
-        for index, method in enumerate(args.ways):
+        for index, method in enumerate(args.methods):
             runs = [run_method(args, method, seed, fisher_file) for seed in range(args.seeds)]
             if not index:
                 print(heading(args, runs[0]))
@@ -58,17 +60,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_fisher(args: argparse.Namespace, file: Path) -> None:
-    """What `bert-jax fisher` writes."""
+    """Computes the Fisher information as `bert-jax fisher` does."""
     from bert_jax.pretrained.load import load_model
     from bert_jax.tuning.fisher import fisher_information, save_fisher
 
-    save_fisher(fisher_information(load_model(args.model), args.prepared), file)
+    save_fisher(fisher_information(load_model(args.model), args.corpus), file)
 
 
 def run_method(
     args: argparse.Namespace, method: str, seed: int, fisher_file: Path
 ) -> dict[str, Any]:
-    """One fine-tuning run and what came of it."""
+    """Runs one fine-tuning; returns its metric and what was forgotten."""
     from bert_jax.config_lib import override
     from bert_jax.data.finetuning.config import Glue
     from bert_jax.pretrained.load import load_model
@@ -101,15 +103,15 @@ def run_method(
         forgetting_result = measure_forgetting(
             load_model(args.model),
             load_model(str(run_path)),
-            args.prepared,
-            num_examples=args.texts,
+            args.corpus,
+            num_examples=args.num_examples,
         )
     first = experiment.train.checkpoints.best_metric
     return {"name": first, "metric": metrics[first], **forgetting_result}
 
 
 def depth_distances(result: dict[str, Any]) -> list[float]:
-    """The mean relative distance of the weights of each depth, embeddings first."""
+    """Returns the mean relative distance of the weights at each depth, embeddings first."""
     from bert_jax.tuning.depth import count_layers, param_depth
 
     distances = {f"encoder/{path}": value for path, value in result["distance"].items()}
@@ -122,22 +124,22 @@ def depth_distances(result: dict[str, Any]) -> list[float]:
 
 
 def heading(args: argparse.Namespace, result: dict[str, Any]) -> str:
-    """The table's head, with the loss before anything was done."""
+    """Formats the header of the table, with the loss before fine-tuning."""
     before = result["before"]["mlm_loss"]
     layers = [f"layer {number}" for number in range(1, len(depth_distances(result)))]
     names = [
-        "way",
-        f"{args.task} {result['name']}, each seed",
+        "method",
+        f"{args.task} {result['name']} of each seed",
         "mean",
         f"masked-LM loss (before: {before:.3f})",
-        "moved: embeddings",
+        "distance: embeddings",
         *layers,
     ]
     return f"| {' | '.join(names)} |\n|{'---|' * len(names)}"
 
 
 def markdown_row(method: str, runs: list[dict[str, Any]]) -> str:
-    """One way: metrics of each seed, and means over the seeds."""
+    """Formats one method: the metric of each seed, and means over the seeds."""
     each = ", ".join(f"{100 * run['metric']:.1f}" for run in runs)
     mean = 100 * statistics.mean(run["metric"] for run in runs)
     loss = statistics.mean(run["after"]["mlm_loss"] for run in runs)

@@ -59,9 +59,9 @@ def _single_changes(plan: RunPlan) -> Iterator[Suggestion]:
         for n in microbatch_counts
     )
     if isinstance(plan.experiment.objective.compute.remat, NoRemat):
-        yield _make_suggestion(plan, "recompute layers in the backward pass (remat)", REMAT)
+        yield _make_suggestion(plan, "recompute layers (remat)", REMAT)
     if _is_replicated(plan):
-        yield _make_suggestion(plan, "shard parameters and optimizer state (FSDP)", FSDP)
+        yield _make_suggestion(plan, "shard the state (FSDP)", FSDP)
 
 
 def _combined_changes(plan: RunPlan) -> Iterator[Suggestion]:

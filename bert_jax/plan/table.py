@@ -105,7 +105,7 @@ def _memory_section(plan: RunPlan) -> str:
         ("gradients, whichever is larger", *(format_gib(each.gradients) for each in memories)),
         ("total", *(format_gib(each.total) for each in memories)),
         (
-            f"usable, {MEMORY_MARGIN:.0%} kept free",
+            f"usable, {MEMORY_MARGIN:.0%} left free",
             *(format_gib(plan.usable_bytes) for _ in memories),
         ),
         ("result", *fit_cells),
