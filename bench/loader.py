@@ -224,7 +224,7 @@ def print_stage_times(name: str, corpus: PreparedCorpus, table: VocabArrays, run
 
 
 def print_required_rates(tokens_per_core: float) -> None:
-    """Prints the tokens per second that 16 chips of each generation need, and the cores."""
+    """Prints the tokens per second that 16 chips need, and how many cores produce them."""
     from bert_jax.hardware.tpu_slices import all_slices
     from bert_jax.models.config import bert_config
     from bert_jax.objectives.config import Pretraining
@@ -239,8 +239,8 @@ def print_required_rates(tokens_per_core: float) -> None:
     per_token = step_flops(objective, phase) / (phase.batch_size * length)
     print(
         f"\n{CHIPS} chips at {MFU:.0%} MFU, BERT-base at length {length}: {per_token:,.0f} FLOPs "
-        "per token, three times\nthe forward products: 12 (8 D^2 + 4 D F + 4 L D) and the masked-LM "
-        "head\n"
+        "per token, three times\nthe forward products: 12 (8 D^2 + 4 D F + 4 L D) and the "
+        "masked-LM head\n"
     )
     print(f"{'chip':<8}{'TFLOP/s':>8}{'tokens/s':>14}{'cores':>8}   (cores: at the rate above)")
     chip_flops = {

@@ -15,8 +15,8 @@ same model sizes, batches, and masked positions for all implementations:
                  in bert_jax
 
 bfloat16 is torch.autocast in PyTorch and ComputeConfig(dtype="bfloat16") in bert_jax; both have
-float32 parameters. Each implementation runs in its own process. They take turns, so that a disturbance
-of the machine affects all of them. It needs `make install-parity`.
+float32 parameters. Each implementation runs in its own process. They take turns, so that load on
+the machine affects all of them. It needs `make install-parity`.
 """
 
 import argparse
