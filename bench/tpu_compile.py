@@ -7,7 +7,7 @@ The numbers are estimates of XLA's TPU compiler (libtpu); nothing runs on a TPU.
 AdamW step in bfloat16, by default with batch size 256 and length 512. The MFU of all rows uses the
 same model FLOPs:
 
-    tpu      configs/pretrain/bert.py --with tpu=true parallelism=fsdp (or other --with arguments)
+    tpu      configs/pretrain/bert.py --arg tpu=true parallelism=fsdp (or other --arg arguments)
     plain    the recipe without arguments: unfused attention, replicated parameters
     hf-flax  Hugging Face's model (`bench/hf_flax_step.py`), in an environment with transformers
              4.x, jax, and optax; skipped without --hf-python
@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=["tiny", "base", "large"])
     parser.add_argument("--variants", nargs="+", default=VARIANTS, choices=VARIANTS)
     parser.add_argument(
-        "--with",
+        "--arg",
         nargs="*",
         default=["tpu=true", "parallelism=fsdp"],
         dest="arguments",

@@ -1,6 +1,6 @@
 """Profiles a step compiled for a TPU slice by the compiler's schedule.
 
-    python bench/tpu_profile.py v6e-16 --with size=base tpu=true parallelism=fsdp
+    python bench/tpu_profile.py v6e-16 --arg size=base tpu=true parallelism=fsdp
 
 The numbers are estimates of XLA's TPU compiler (libtpu); nothing runs on a TPU. The first table
 groups similar operations, with the time that the matrix units would need for their products at
@@ -38,7 +38,7 @@ def main() -> int:
     )
     parser.add_argument("slice")
     parser.add_argument("--config", default="configs/pretrain/bert.py")
-    parser.add_argument("--with", nargs="*", default=[], dest="arguments", metavar="NAME=VALUE")
+    parser.add_argument("--arg", nargs="*", default=[], dest="arguments", metavar="NAME=VALUE")
     parser.add_argument(
         "--phase", type=int, default=-1, help="index of the phase from 0 (default: the last)"
     )

@@ -5,7 +5,7 @@
 runs it as one of its stages. To run only this stage, on the corpora prepared by the quickstart:
 
     bert-jax pretrain configs/quickstart.py --run runs/quickstart \\
-        --with corpus=quickstart/prepared/train heldout=quickstart/prepared/heldout
+        --arg corpus=quickstart/prepared/train heldout=quickstart/prepared/heldout
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Fine-tunes one encoder on all nine GLUE tasks at once, with a head for each task.
 
     bert-jax finetune --config configs/finetune/glue_mixture.py --run runs/glue \\
-        --with model=exported glue_dir=glue_data mixing=temperature
+        --arg model=exported glue_dir=glue_data mixing=temperature
     bert-jax predict --model runs/glue --task rte --pairs "It rains." "The street is wet."
 
 A batch with examples of all tasks is large enough for 16 chips, unlike the usual batch of 32 of a
@@ -68,7 +68,7 @@ def get_config(
     if batch_size < 1 or batch_size % BATCH_SIZE_MULTIPLE:
         next_multiple = -(-max(batch_size, 1) // BATCH_SIZE_MULTIPLE) * BATCH_SIZE_MULTIPLE
         raise ConfigError(
-            f"--with batch_size={batch_size}: expected a multiple of {BATCH_SIZE_MULTIPLE}, "
+            f"--arg batch_size={batch_size}: expected a multiple of {BATCH_SIZE_MULTIPLE}, "
             f"which the devices of 16 chips divide; the next is {next_multiple}"
         )
     mixings: dict[str, Mixing] = {
@@ -81,7 +81,7 @@ def get_config(
     for name in chosen:
         if name not in TASKS or chosen.count(name) > 1:
             raise ConfigError(
-                f"--with tasks={tasks}: {name!r} is not one of {', '.join(TASKS)}, or is repeated"
+                f"--arg tasks={tasks}: {name!r} is not one of {', '.join(TASKS)}, or is repeated"
             )
     task_configs: dict[str, TaskConfig] = {
         name: Glue(task=cast(GlueName, name), folder=glue_dir) for name in chosen

@@ -2,7 +2,7 @@
 
     bert-jax prepare --files domain/*.txt --vocab exported --output prepared
     bert-jax pretrain configs/pretrain/adapt.py --run runs/adapted \\
-        --with corpus=prepared model=exported
+        --arg corpus=prepared model=exported
     bert-jax finetune columns --model runs/adapted ...
 
 Domain-adaptive pretraining uses all available text of the domain. Task-adaptive pretraining uses

@@ -1,7 +1,7 @@
 """Pretrains BERT with large batches and LAMB (You et al. 2020), for slices of many chips.
 
     bert-jax pretrain configs/pretrain/bert_large_batch.py --run runs/large_batch \\
-        --with size=base batch_size=4096 corpus=data/train heldout=data/heldout
+        --arg size=base batch_size=4096 corpus=data/train heldout=data/heldout
 
 It trains on as many sequences as BERT's own recipe (256,000,000), in fewer and larger steps: with a
 batch of 256, 16 chips spend much of the time communicating gradients.
@@ -58,7 +58,7 @@ def get_config(
     """
     if not 256 <= batch_size <= _REFERENCE_BATCH_SIZE:
         raise ConfigError(
-            f"--with batch_size={batch_size}: expected 256 to "
+            f"--arg batch_size={batch_size}: expected 256 to "
             f"{_REFERENCE_BATCH_SIZE}, the range of the learning rate rule"
         )
     dtype = "bfloat16" if bfloat16 else "float32"

@@ -1,7 +1,7 @@
 """Pretrains a small BERT on a small corpus, in hours on a laptop's CPU instead of days on a TPU.
 
     bert-jax pretrain configs/pretrain/small_corpus.py --run runs/novels \\
-        --with corpus=data/train heldout=data/heldout
+        --arg corpus=data/train heldout=data/heldout
 
 It differs from the paper's recipe in these points:
 
