@@ -1,4 +1,4 @@
-"""The curves of a report: which metrics are drawn together, under which title."""
+"""Renders the training curves of a report; related metrics share a chart."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from bert_jax.report.html import escape, humanize, value_formatter
 from bert_jax.report.svg_charts import Series, line_chart
 
-# Title, and the metrics drawn together; a metric named nowhere here gets a chart of its own.
+# Title and metrics of the charts that show several metrics; other metrics get their own chart.
 _CHARTS = (
     ("Loss", ("loss", "mlm_loss", "nsp_loss", "lm_loss")),
     (
@@ -47,7 +47,7 @@ _CHARTS = (
     ("Model FLOPs utilization", ("mfu",)),
     ("Padding fraction", ("padding_fraction",)),
 )
-# Equal to what is drawn, constant, or not a metric.
+# Not drawn: duplicates of other metrics, constants, and fields that are not metrics.
 _NOT_CHARTED = (
     "steps_per_second",
     "f1_micro",
@@ -64,7 +64,7 @@ _NOT_CHARTED = (
 def render_curves(
     training: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]], eval_split: str
 ) -> str:
-    """All charts as HTML, one for each group of metrics that occurs.
+    """Returns all charts as HTML, one for each group of metrics that the run has.
 
     Args:
       training, evaluations: lines of `metrics.jsonl`.
@@ -72,7 +72,7 @@ def render_curves(
     """
     metric_names = list(dict.fromkeys(k for row in (*training, *evaluations) for k in row))
     charted_names = {name for _, names in _CHARTS for name in names}
-    # A metric of several tasks, as "rte/loss": one chart with a line for each.
+    # Metrics of multi-task runs, such as "rte/loss": one chart per metric, one line per task.
     names_by_metric: dict[str, list[str]] = {}
     for name in (n for n in metric_names if "/" in n):
         metric = name.rpartition("/")[2]
@@ -109,5 +109,5 @@ def render_curves(
 
 
 def metric_points(rows: Iterable[dict[str, Any]], name: str) -> list[tuple[float, float]]:
-    """(step, value) of one metric, where it is known."""
+    """Returns the (step, value) pairs of one metric, without rows that lack it."""
     return [(row["step"], row[name]) for row in rows if isinstance(row.get(name), (int, float))]

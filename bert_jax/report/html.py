@@ -1,4 +1,4 @@
-"""The parts of a report's page: numbers as text, tables, sections, the frame round them."""
+"""Renders the building blocks of a report: formatted numbers, tables, sections and the page."""
 
 import html
 from collections.abc import Callable, Iterable, Sequence
@@ -47,7 +47,7 @@ summary { cursor: pointer; padding: 8px 12px; }
 
 
 def html_page(title: str, body: str) -> str:
-    """A whole HTML document that loads nothing and runs no script; `body` is HTML."""
+    """Returns a complete HTML document without scripts or external files; `body` is HTML."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -59,17 +59,17 @@ def html_page(title: str, body: str) -> str:
 
 
 def escape(value: Any) -> str:
-    """`value` as text in HTML, also within an attribute."""
+    """Escapes `value` for HTML text and attributes."""
     return html.escape(str(value))
 
 
 def humanize(name: str) -> str:
-    """A metric's name for a reader."""
+    """Returns the display name of a metric."""
     return name.replace("_", " ")
 
 
 def value_formatter(name: str) -> Callable[[float], str]:
-    """How values of a metric are written: those that are shares of a whole in percent."""
+    """Returns the format of a metric's values; fractions are shown in percent."""
     if name.endswith(_FRACTION_METRICS) or any(f"{word}_" in name for word in _FRACTION_METRICS):
         return lambda y: f"{100 * y:.4g}%"
     if name.endswith(_COUNT_METRICS):
@@ -78,7 +78,7 @@ def value_formatter(name: str) -> Callable[[float], str]:
 
 
 def format_value(name: str, value: Any) -> str:
-    """A value of a metric, setting or version, as plain text."""
+    """Formats the value of a metric, setting or version as plain text."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -89,7 +89,7 @@ def format_value(name: str, value: Any) -> str:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str = "", numeric: bool = True
 ) -> str:
-    """A table of plain text, whose first row and first column are headers; "" without rows."""
+    """Returns an HTML table with headers in the first row and column; "" if there are no rows."""
     body = "".join(
         f'<tr><th scope="row">{escape(first)}</th>'
         f"{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
@@ -106,7 +106,7 @@ def table(
 
 
 def metrics_table(rows: Sequence[dict[str, Any]], first_column: str = "step") -> str:
-    """Dicts of metrics as a table: `first` and then the other keys, in the order of appearance."""
+    """Returns dicts of metrics as a table with the columns `first` and then all other keys."""
     names = [
         n for n in dict.fromkeys(k for row in rows for k in row) if n not in ("split", first_column)
     ]
@@ -117,32 +117,32 @@ def metrics_table(rows: Sequence[dict[str, Any]], first_column: str = "step") ->
 
 
 def key_value_table(values: dict[str, Any], header: tuple[str, str]) -> str:
-    """Names and values as a table of two columns."""
+    """Returns names and values as a table with two columns."""
     rows = ((name, format_value(name, value)) for name, value in values.items())
     return table(header, rows, numeric=False)
 
 
 def details(summary: str, content: str) -> str:
-    """`content` (HTML) behind a line that opens it."""
+    """Returns `content` (HTML) in a collapsed section that a click opens."""
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
 def section(title: str, content: str) -> str:
-    """A heading and a card that scrolls sideways if it must; "" without content (HTML)."""
+    """Returns a heading and a card with `content` (HTML); "" if `content` is empty."""
     if not content:
         return ""
     return f"<h2>{escape(title)}</h2>{_scrollable(content, title, 'card scroll flush')}"
 
 
 def card(content: str, *, title: str) -> str:
-    """A card with a small heading; scrolls sideways if it must; "" without content (HTML)."""
+    """Returns a card with a small heading and `content` (HTML); "" if `content` is empty."""
     if not content:
         return ""
     return _scrollable(f"<h3>{escape(title)}</h3>{content}", title, "card scroll")
 
 
 def _scrollable(content: str, name: str, css_class: str) -> str:
-    """By keyboard, too: what scrolls can be reached, and has a name for a screen reader."""
+    """Returns attributes that make a scrolling element usable by keyboard and screen reader."""
     return (
         f'<div class="{css_class}" role="region" tabindex="0" aria-label="{escape(name)}">'
         f"{content}</div>"

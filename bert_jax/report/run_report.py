@@ -1,4 +1,4 @@
-"""`report.html`: a run on one page, which opens offline and loads nothing from elsewhere."""
+"""Writes `report.html`, a self-contained page about a run that works offline."""
 
 import itertools
 import statistics
@@ -25,7 +25,7 @@ from bert_jax.runs.progress import format_duration
 
 FILE = "report.html"
 _MAX_ROWS = 20
-# The last values of these are shown on top, where they occur.
+# The last value of each of these metrics is shown at the top, if the run has it.
 _TILES = (
     *("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy"),
     *("accuracy", "exact_match", "f1", "matthews", "pearson"),
@@ -33,12 +33,12 @@ _TILES = (
 
 
 def write_report(folder: Path) -> Path:
-    """Writes `report.html` into a run folder from what the run has written there so far.
+    """Writes `report.html` into a run folder, also while the run is still training.
 
-    Reads config.json and metrics.jsonl, and evaluation.json and analysis.json if they are there.
+    Reads config.json and metrics.jsonl, and evaluation.json and analysis.json if they exist.
 
     Raises:
-      UserError: not a run folder, or a damaged file in it.
+      UserError: `folder` is not a run folder, or one of these files is damaged.
     """
     run_info = run_folder.read_json(folder / run_folder.CONFIG)
     rows = metrics.read_metrics(folder / metrics.FILE)
@@ -73,7 +73,7 @@ def write_report(folder: Path) -> Path:
 
 
 def _eval_split_name(config: dict[str, Any]) -> str:
-    """What the evaluations during training are of."""
+    """Returns the name of the split that is evaluated during training."""
     evaluation = config.get("train", {}).get("evaluation") or {}
     return evaluation.get("split", "held-out")
 
@@ -99,7 +99,7 @@ def _tiles(
     ]
     if throughput:
         tiles.append(("tokens/s, median", f"{statistics.median(y for _, y in throughput):,.0f}"))
-    # A resumed run counts its seconds anew: add up what each process trained for.
+    # "seconds" starts at 0 again after a resume: add up the seconds before each restart.
     seconds = [row.get("seconds") or 0.0 for row in training]
     process_seconds = [a for a, b in itertools.pairwise(seconds) if b < a] + seconds[-1:]
     tiles.append(("training time", format_duration(sum(process_seconds))))
@@ -108,7 +108,7 @@ def _tiles(
 
 
 def _evenly_spaced(rows: Sequence[dict[str, Any]], max_rows: int) -> list[dict[str, Any]]:
-    """At most `most` rows, evenly spread, the first and the last among them."""
+    """Returns at most `max_rows` evenly spaced rows, including the first and the last."""
     if len(rows) <= max_rows:
         return list(rows)
     return [rows[round(index * (len(rows) - 1) / (max_rows - 1))] for index in range(max_rows)]

@@ -1,4 +1,4 @@
-"""Line charts as inline SVG, for a report that opens anywhere without scripts."""
+"""Draws line charts as inline SVG, without scripts."""
 
 import html
 import itertools
@@ -19,7 +19,7 @@ _DASHES = (("none", "solid"), ("8 3", "dashed"), ("2 3", "dotted"))
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line of a chart: (x, y) points with x ascending; `dots` marks each point."""
+    """Holds one line of a chart: (x, y) points with ascending x; `dots` draws a dot at each."""
 
     label: str
     points: Points
@@ -33,7 +33,7 @@ def line_chart(
     format_y: Callable[[float], str] = lambda y: f"{y:.4g}",
     boundaries: Sequence[float] = (),
 ) -> str:
-    """An SVG element with the given lines, axes, grid and, for several lines, a legend.
+    """Returns an SVG element with the lines, axes, a grid and, for several lines, a legend.
 
     Args:
       series: lines; those without points are left out.
@@ -64,7 +64,7 @@ def line_chart(
 
 
 def svg(title: str, parts: Sequence[str], height: int = HEIGHT) -> str:
-    """An SVG element of the width of a `Frame`; `title` is what a screen reader says."""
+    """Returns an SVG element of the width of a `Frame`; screen readers read `title`."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(title)}">'
         f"{''.join(parts)}</svg>"
@@ -73,7 +73,7 @@ def svg(title: str, parts: Sequence[str], height: int = HEIGHT) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PlotArea:
-    """Where the values of two axes lie in a chart."""
+    """Converts values on the two axes of a chart to positions in the SVG element."""
 
     low_x: float
     high_x: float
@@ -81,17 +81,17 @@ class PlotArea:
     high_y: float
 
     def x(self, value: float) -> float:
-        """Where a value of x is, from the left."""
+        """Returns the horizontal position of a value, from the left."""
         fraction = (value - self.low_x) / (self.high_x - self.low_x)
         return _LEFT + fraction * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        """Where a value of y is, from the top."""
+        """Returns the vertical position of a value, from the top."""
         fraction = (value - self.low_y) / (self.high_y - self.low_y)
         return HEIGHT - _BOTTOM - fraction * (HEIGHT - _TOP - _BOTTOM)
 
     def line(self, start: tuple[float, float], end: tuple[float, float], css_class: str) -> str:
-        """A line between two points given by their values; `kind` is its class of style."""
+        """Draws a line between two points given by their values; `kind` is its CSS class."""
         (x1, y1), (x2, y2) = start, end
         return (
             f'<line x1="{self.x(x1):.1f}" y1="{self.y(y1):.1f}" x2="{self.x(x2):.1f}" '
@@ -106,7 +106,7 @@ class PlotArea:
         format_x: Callable[[float], str],
         format_y: Callable[[float], str],
     ) -> str:
-        """The grid, the numbers at both axes, and what x is."""
+        """Draws the grid, the numbers at both axes, and the label of the x axis."""
         parts = []
         for y in ticks_y:
             parts.append(self.line((self.low_x, y), (self.high_x, y), "grid"))
@@ -128,7 +128,7 @@ class PlotArea:
 
 
 def ticks(low: float, high: float, target_count: int = 5) -> list[float]:
-    """Round numbers, evenly spaced, from at or below `low` to at or above `high`."""
+    """Returns evenly spaced round numbers that cover the range from `low` to `high`."""
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # the same number, or all but rounding
         spread = abs(low) * 0.1 or 1.0
         low, high = low - spread, high + spread
@@ -140,7 +140,7 @@ def ticks(low: float, high: float, target_count: int = 5) -> list[float]:
 
 
 def downsample(points: Points, max_points: int = _MAX_POINTS) -> list[tuple[float, float]]:
-    """At most `most` points, each the mean of its neighbors: a long run's noise becomes a line."""
+    """Averages neighboring points, so that at most `max_points` remain and the line is smooth."""
     if len(points) <= max_points:
         return list(points)
     group_bounds = [round(index * len(points) / max_points) for index in range(max_points + 1)]
@@ -175,5 +175,5 @@ def _legend(series: Sequence[Series]) -> str:
 
 
 def _line_style(index: int) -> tuple[str, str, str]:
-    """Color, dashes and border style of a line."""
+    """Returns color, dashes and border style of a line."""
     return (COLORS[index % len(COLORS)], *_DASHES[index % len(_DASHES)])

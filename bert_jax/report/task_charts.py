@@ -1,4 +1,4 @@
-"""Charts of a task's predictions as inline SVG: how sure and how right, gold beside predicted."""
+"""Draws charts of a task's predictions as inline SVG: calibration, predicted vs. reference."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ _STRIP_HEIGHT = 46
 
 
 def reliability_diagram(bins: Sequence[Mapping[str, Any]], title: str) -> str:
-    """Accuracy of the predictions in each bin of confidence (bars), beside what it should be.
+    """Draws a reliability diagram: the accuracy of the predictions in each bin of confidence.
 
     The dashed diagonal is perfect calibration; a dot is a bin's accuracy at its mean confidence.
     The strip underneath shows how many predictions each bin has.
@@ -49,7 +49,7 @@ def reliability_diagram(bins: Sequence[Mapping[str, Any]], title: str) -> str:
 
 
 def scatter(pairs: Sequence[tuple[float, float]], title: str) -> str:
-    """A dot for each (gold, predicted); on the dashed diagonal both are equal."""
+    """Draws a dot for each (reference, predicted) pair; on the dashed diagonal both are equal."""
     values = [value for pair in pairs for value in pair]
     axis_ticks = ticks(min(values), max(values))
     low, high = axis_ticks[0], axis_ticks[-1]

@@ -1,7 +1,7 @@
-"""What a report shows of a fine-tuning run: how good its predictions are, and where they go wrong.
+"""Renders the results and the error analysis of a fine-tuning run for its report.
 
-All of it comes from the run's `analysis.json` (see `bert_jax.evals.analysis`), so a report can be
-written anew at any time.
+Everything comes from the run's `analysis.json` (see `bert_jax/evals/analysis.py`), so a report can
+be written again at any time.
 """
 
 from collections import Counter
@@ -23,9 +23,9 @@ from bert_jax.report.task_charts import reliability_diagram, scatter
 Analysis = Mapping[str, Any]
 
 MAX_CLASSES = 20
-"""In a confusion matrix; for more classes the commonest confusions are listed."""
+"""Largest number of classes for a confusion matrix; with more, a list shows the top errors."""
 
-_CORRECT_RGB, _WRONG_RGB = "0,114,178", "213,94,0"  # of a confusion matrix's shades
+_CORRECT_RGB, _WRONG_RGB = "0,114,178", "213,94,0"  # shades of the confusion matrix
 _LOSS_NAMES = {
     "classification": "loss",
     "multiple_choice": "loss",
@@ -36,7 +36,10 @@ _LOSS_NAMES = {
 
 
 def task_tiles(analysis: Analysis) -> list[tuple[str, str]]:
-    """(name, value) of each labelled split's headline metrics; of several tasks the first alone."""
+    """Returns (name, value) of the main metrics of each labeled split, for the top of the page.
+
+    In multi-task runs only the first metric of each task is included.
+    """
     return [
         (
             f"{name} {split} {humanize(row['metric'])}".strip(),
@@ -49,9 +52,9 @@ def task_tiles(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def report_sections(analysis: Analysis) -> str:
-    """HTML: results with their intervals, then each labelled split, then the notes on the data.
+    """Returns HTML with the results, then each labeled split, then notes on the data.
 
-    Of several tasks: how often they were drawn, the results of all, and the rest one by one.
+    Multi-task runs: how often each task was sampled, all results, then each task.
     """
     tasks = _tasks(analysis)
     parts = [
@@ -72,7 +75,7 @@ def report_sections(analysis: Analysis) -> str:
 
 
 def _tasks(analysis: Analysis) -> Mapping[str, Analysis]:
-    """Name -> analysis of each of several tasks; "" is the name of one alone."""
+    """Returns {task name: analysis}; the name is "" if there is only one task."""
     return analysis.get("tasks", {"": analysis})
 
 

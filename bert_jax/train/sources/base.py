@@ -1,4 +1,4 @@
-"""What a run trains on and is held against: all that `run.py` needs to know of the data."""
+"""Defines the protocol of a source: a run's training batches and its evaluation."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,52 +10,52 @@ from bert_jax.objectives.base import Objective
 from bert_jax.train.loop import Loader
 
 Evaluator = Any
-"""Callable: parameters -> {metric: value}."""
+"""A function of the parameters that returns {metric name: value}."""
 
 
 class Source(Protocol):
-    """Batches of each phase, and the evaluation that goes with them."""
+    """Provides the training batches and the evaluation of each phase."""
 
     def prepare_run_folder(self, folder: Path) -> None:
-        """Checks that data and model belong together; leaves the vocabulary in the run's folder.
+        """Checks that data and model match, and copies the vocabulary into the run folder.
 
-        Called on process 0 alone, before anything else.
+        Called first, on process 0 only.
 
         Raises:
-          UserError: they do not.
+          UserError: data and model do not match.
         """
         ...
 
     def on_train_start(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
     ) -> None:
-        """Sees the parameters that a run starts from, or goes on with, before its first step."""
+        """Uses the initial or restored parameters before the first step, as to cache features."""
         ...
 
     def batch_fields(self, objective: Objective) -> tuple[str, ...]:
-        """The batch fields that the program needs and the data has.
+        """Returns the names of the batch fields to move to the devices.
 
         Raises:
-          ConfigError: the data does not make a field that an objective needs.
+          ConfigError: the data does not provide a field that the objective needs.
         """
         ...
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
-        """Sizes of the letters of `bert_jax.batch` for each shape that a phase's batches have."""
+        """Returns the sizes of the letters of `bert_jax.batch` for each batch shape of a phase."""
         ...
 
     def loader(self, phase_index: int, position: int) -> AbstractContextManager[Loader]:
-        """A phase's batches, from a position of an earlier loader of the same phase on."""
+        """Returns the batches of a phase from `position`, a position of an earlier loader of it."""
         ...
 
     def evaluator(
         self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
     ) -> Evaluator | None:
-        """What evaluates a phase's parameters; None when nothing is to be evaluated."""
+        """Returns the evaluator of a phase; None if the config has no evaluation."""
         ...
 
     def on_train_end(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
     ) -> None:
-        """Writes what a finished run has to show, with its best parameters, those of `step`."""
+        """Writes the final results of a run, computed with its best parameters, those of `step`."""
         ...

@@ -1,4 +1,4 @@
-"""The held-out pass of pretraining: fixed examples with fixed masks, so that numbers compare."""
+"""Evaluates pretraining on fixed held-out examples with fixed masks, to compare runs."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from bert_jax.text.compatibility import check_same_tokenizer
 from bert_jax.train.config import HeldOutEval, Phase
 
 SEED = 0
-"""Of the held-out examples and masks; the same in every run, whatever the run's own seed."""
+"""Seed of the held-out examples and masks; the same in every run, whatever the run's seed."""
 
 
 def check_held_out_corpus(corpus: PreparedCorpus, held_out: str) -> None:
@@ -54,13 +54,13 @@ def held_out_batches(
     host_index: int = 0,
     host_count: int = 1,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The batches of one held-out pass.
+    """Yields the batches of one held-out evaluation.
 
-    They depend on the held-out corpus, on `data.examples`, and on the length and predictions of
-    `phase`, on nothing else.
+    They depend only on the held-out corpus, on `data.input_format`, and on the sequence length and
+    the number of predictions of `phase`.
 
     Raises:
-      UserError: not a prepared corpus.
+      UserError: `config.corpus` is not a prepared corpus.
     """
     return evaluation_batches(
         PreparedCorpus(config.corpus),
@@ -76,7 +76,7 @@ def held_out_batches(
 
 
 class HeldOutEvaluator:
-    """Evaluates parameters on the held-out pass; compiles once."""
+    """Evaluates parameters on the held-out batches; compiles once."""
 
     def __init__(
         self,
@@ -96,9 +96,9 @@ class HeldOutEvaluator:
         self._batches = list(held_out_batches(config, data, phase, **hosts))
 
     def __call__(self, params: Any) -> dict[str, float]:
-        """Means over all held-out examples; "loss" is the mean of the batches' losses."""
-        # One at a time: several processes with several CPU devices each hang when some thirty
-        # programs wait in line (jaxlib 0.10.2).
+        """Returns the means over all held-out examples; "loss" is the mean of the batch losses."""
+        # One batch at a time: multi-process runs on CPU hang with about 30 queued programs
+        # (jaxlib 0.10.2).
         outputs = [
             jax.device_get(self._step(params, put_batch(batch, self._sharding)))
             for batch in self._batches

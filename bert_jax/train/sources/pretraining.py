@@ -1,4 +1,4 @@
-"""Pretraining's source: a prepared corpus, and another one to be held against."""
+"""Provides the data of pretraining: a prepared corpus and a held-out corpus for evaluation."""
 
 import shutil
 from pathlib import Path
@@ -24,13 +24,13 @@ from bert_jax.train.sources.held_out import HeldOutEvaluator, check_held_out_cor
 
 
 class PretrainingSource:
-    """The `Source` of an experiment whose data is a `LoaderConfig`."""
+    """Implements `Source` for experiments whose data is `PretrainingData`."""
 
     def __init__(self, experiment: Experiment, data: PretrainingData):
         """Opens the corpus.
 
         Raises:
-          UserError: not a prepared corpus.
+          UserError: `data.corpus` is not a prepared corpus.
         """
         self._experiment, self._data = experiment, data
         self._corpus = PreparedCorpus(data.corpus)
@@ -57,10 +57,10 @@ class PretrainingSource:
     def on_train_start(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
     ) -> None:
-        """See `Source`: examples are drawn anew in every epoch, so nothing is made beforehand."""
+        """Does nothing: masks are drawn in every epoch, so nothing is computed in advance."""
 
     def batch_fields(self, objective: Objective) -> tuple[str, ...]:
-        """See `Source`; with the fields of packing where examples are packed."""
+        """Returns the fields that the objective needs, and those of packed sequences."""
         available_fields, examples = batch_fields(self._data), self._data.input_format
         for name in objective.batch_fields():
             if name not in available_fields:
@@ -72,7 +72,7 @@ class PretrainingSource:
         return objective.batch_fields() + (contract.PACKED_FIELDS if is_packed else ())
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
-        """See `Source`; one for each phase."""
+        """Returns one shape for each phase."""
         return [self._experiment.train.phases[phase_index].sizes]
 
     def loader(self, phase_index: int, position: int) -> PretrainingLoader:
@@ -84,8 +84,7 @@ class PretrainingSource:
             seq_length=phase_config.seq_length,
             batch_size=phase_config.batch_size,
             max_predictions_per_seq=phase_config.max_predictions_per_seq,
-            seed=self._experiment.seed
-            + phase_index,  # a later phase does not see the first one's order
+            seed=self._experiment.seed + phase_index,  # another order of examples in every phase
             process_index=jax.process_index(),
             process_count=jax.process_count(),
             start=position,
@@ -105,4 +104,4 @@ class PretrainingSource:
     def on_train_end(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
     ) -> None:
-        """See `Source`: pretraining has nothing more to show."""
+        """Does nothing: the metrics of the last evaluation are the final results."""
