@@ -44,8 +44,8 @@ def temporary_bytes(layout: Parallelism) -> int:
     experiment = small(layout, "float32", "float32")
     grid = sharding.make_mesh(experiment.mesh)
     objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
-    initialise = functools.partial(init_state, objective, optimizer)
-    abstract = abstract_state(initialise, optimizer, grid)
+    initialize = functools.partial(init_state, objective, optimizer)
+    abstract = abstract_state(initialize, optimizer, grid)
     where = sharding.batch_sharding(grid)
     batch = {
         name: jax.ShapeDtypeStruct(shape, dtype, sharding=where)

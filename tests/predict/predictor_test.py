@@ -287,8 +287,8 @@ def test_an_answer_may_stay_away_where_that_is_allowed(models):
 
 
 def test_labels_of_examples_are_not_looked_at(models):
-    labelled = TextExample(id="7", text="a net", label="none of the model's")
-    (row,) = Predictor(models["classification"])([labelled])
+    labeled = TextExample(id="7", text="a net", label="none of the model's")
+    (row,) = Predictor(models["classification"])([labeled])
     assert row["id"] == "7" and "text" not in row
     tagged = TaggedExample(id="8", words=("a", "net"), tags=("O", "B-BOAT"))
     (row,) = Predictor(models["token_classification"])([tagged])
