@@ -15,5 +15,5 @@ MAX_HOURS="${MAX_HOURS:-3}"             # slice hours of all attempts together
 
 tpu/tpuctl launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
   --data "model=$MODEL" --data "glue=$GLUE" "$@" -- \
-  finetune configs/finetune/glue_mixture.py --with model=@data/model glue_dir=@data/glue \
+  finetune --config configs/finetune/glue_mixture.py --arg model=@data/model glue_dir=@data/glue \
   "tasks=$TASKS" "batch_size=$BATCH"

@@ -13,5 +13,5 @@ MAX_HOURS="${MAX_HOURS:-12}"            # slice hours of all attempts together
 
 tpu/tpuctl launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
   --data "corpus=$CORPUS" "$@" -- \
-  pretrain configs/pretrain/bert.py --with size=base tpu=true parallelism=fsdp \
+  pretrain configs/pretrain/bert.py --arg size=base tpu=true parallelism=fsdp \
   corpus=@data/corpus/train heldout=@data/corpus/heldout

@@ -14,6 +14,6 @@ MAX_HOURS="${MAX_HOURS:-12}"            # slice hours of all attempts together
 
 tpu/tpuctl launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
   --data "corpus=$CORPUS" "$@" -- \
-  pretrain configs/pretrain/bert_large_batch.py --with size=base "batch_size=$BATCH" \
+  pretrain configs/pretrain/bert_large_batch.py --arg size=base "batch_size=$BATCH" \
   tpu=true parallelism=fsdp gradient_accumulation_steps=1 gradient_accumulation_steps_long=4 \
   corpus=@data/corpus/train heldout=@data/corpus/heldout

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Pretrains BERT-large as in the paper: 1,000,000 updates of 256 sequences, on 16 TPU chips.
 #   BUCKET=gs://my-bucket tpu/pretrain_bert_large_16.sh [--dry-run] [--max-usd 500] ...
-# It does not fit into the memory of v2: bert-jax plan configs/pretrain/bert.py --with size=large --slice all16
+# It does not fit into the memory of v2: bert-jax plan configs/pretrain/bert.py --arg size=large --slice all16
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -13,5 +13,5 @@ MAX_HOURS="${MAX_HOURS:-24}"            # slice hours of all attempts together
 
 tpu/tpuctl launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
   --data "corpus=$CORPUS" "$@" -- \
-  pretrain configs/pretrain/bert.py --with size=large tpu=true parallelism=fsdp \
+  pretrain configs/pretrain/bert.py --arg size=large tpu=true parallelism=fsdp \
   corpus=@data/corpus/train heldout=@data/corpus/heldout

@@ -81,7 +81,7 @@ class JobSpec:
       mode: "pod": one training run on all chips; "shards": `bert-jax glue` with one process per
         chip, each with its share of the jobs.
       arguments: arguments of `bert-jax`, without the flags that the hosts add (--run,
-        --checkpoints, --output, --lanes). They may contain @data/NAME and @code anywhere.
+        --checkpoints, --output, --num-shards, --shard). They may contain @data/NAME and @code.
       data: name -> gs:// folder that is copied to each host.
       secrets: environment variable -> resource name in Secret Manager.
       max_hours: systemd stops the unit after this time, whatever state the trainer is in.

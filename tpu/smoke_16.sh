@@ -15,5 +15,5 @@ MAX_HOURS="${MAX_HOURS:-1}"             # slice hours of all attempts together
 
 tpu/tpuctl launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
   --data "corpus=$CORPUS" "$@" -- \
-  pretrain configs/pretrain/bert.py --with size=tiny "steps=$STEPS" "batch_size=$BATCH" \
+  pretrain configs/pretrain/bert.py --arg size=tiny "steps=$STEPS" "batch_size=$BATCH" \
   corpus=@data/corpus/train

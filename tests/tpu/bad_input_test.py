@@ -19,7 +19,7 @@ from tests.helpers.tpu.cloud import (
 )
 
 ONE = ("--bucket", "gs://bucket", "--run-id", "r1")
-RECIPE = ("--", "pretrain", "configs/pretrain/bert.py", "--with")
+RECIPE = ("--", "pretrain", "configs/pretrain/bert.py", "--arg")
 
 
 def run_for_error(capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str]:
@@ -92,10 +92,10 @@ def test_invalid_flags_are_reported_in_one_line(
         (("--", "pretrain", "c.py", "--run", "x"), "--run is set by the hosts; omit it"),
         (("--", "glue", "--lane=3"), "--lane is set by the hosts; omit it"),
         (
-            ("--", "pretrain", "c.py", "--with", "corpus=@data/no"),
+            ("--", "pretrain", "c.py", "--arg", "corpus=@data/no"),
             "uses data 'no', which is not defined",
         ),
-        (("--", "pretrain", "--with", "corpus=x"), "pretrain needs a recipe"),
+        (("--", "pretrain", "--arg", "corpus=x"), "pretrain needs a recipe"),
         (
             (*RECIPE[:2], "configs/pretrain/bret.py"),
             "recipe configs/pretrain/bret.py will not "
@@ -106,11 +106,11 @@ def test_invalid_flags_are_reported_in_one_line(
         ((*RECIPE[:2], "/etc/x.py"), "recipe /etc/x.py will not exist on the hosts"),
         (
             (*RECIPE, "corpus=@data/wiki", "siz=base"),
-            "--with siz=base: configs/pretrain/bert.py "
+            "--arg siz=base: configs/pretrain/bert.py "
             "has no argument 'siz'; the nearest is size; it has corpus, heldout, size, steps",
         ),
-        ((*RECIPE, "corpus=@data/wiki", "tpu"), "--with tpu: expected NAME=VALUE"),
-        ((*RECIPE, "size=base"), "configs/pretrain/bert.py needs --with corpus=..."),
+        ((*RECIPE, "corpus=@data/wiki", "tpu"), "--arg tpu: expected NAME=VALUE"),
+        ((*RECIPE, "size=base"), "configs/pretrain/bert.py needs --arg corpus=..."),
     ],
 )
 def test_invalid_jobs_are_reported(cloud: FakeCloud, trainers: Trainers, capsys, words, message):
@@ -121,9 +121,9 @@ def test_invalid_jobs_are_reported(cloud: FakeCloud, trainers: Trainers, capsys,
 @pytest.mark.parametrize(
     "words",
     [
-        ("./configs/pretrain/bert.py", "--with", "corpus=@data/wiki", "--set", "seed=1"),
-        ("@code/configs/pretrain/bert.py", "--with=corpus=@data/wiki"),
-        ("@data/wiki/recipe.py", "--with", "anything=1"),
+        ("./configs/pretrain/bert.py", "--arg", "corpus=@data/wiki", "--set", "seed=1"),
+        ("@code/configs/pretrain/bert.py", "--arg=corpus=@data/wiki"),
+        ("@data/wiki/recipe.py", "--arg", "anything=1"),
     ],
 )
 def test_recipe_paths_that_exist_on_hosts(cloud, trainers, words):

@@ -29,7 +29,7 @@ CASES = [
     for backend in kind.generation.backends
 ]
 WORDS = ("--data", "wiki=gs://bucket/data/wiki", "--env-secret", "HF_TOKEN=projects/p/secrets/hf")
-RUN = ("--", "pretrain", "configs/pretrain/bert.py", "--with", "corpus=@data/wiki")
+RUN = ("--", "pretrain", "configs/pretrain/bert.py", "--arg", "corpus=@data/wiki")
 RUN += ("--set", "name=a b")
 MAKING = ("doctor", "up", "launch")
 

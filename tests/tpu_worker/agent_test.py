@@ -32,7 +32,7 @@ def make(make_pod, tmp_path):
     def get(hosts: int = 1, *words: str, **fields) -> FakePod:
         pod = make_pod(hosts)
         pod.extra = {"BERT_TPU_PYTHON": str(python), "BERT_TPU_RENDEZVOUS": "40"}
-        pod.write_job_spec(0, ["pretrain", "recipe.py", "--with", *words], **fields)
+        pod.write_job_spec(0, ["pretrain", "recipe.py", "--arg", *words], **fields)
         return pod
 
     return get
@@ -246,7 +246,7 @@ def test_ten_starts_run_one_trainer_and_stop_saves(make):
 
 def test_second_unit_of_a_run_is_rejected(make):
     pod = make(1, "run=yes")
-    pod.write_job_spec(1, ["pretrain", "x", "--with", "run=yes"])
+    pod.write_job_spec(1, ["pretrain", "x", "--arg", "run=yes"])
     pod.launch(0)
     await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
     other = pod.agent("unit", 1, 0)

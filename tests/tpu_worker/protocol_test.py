@@ -40,7 +40,7 @@ def job_spec(**fields) -> JobSpec:
         "arguments": (
             "pretrain",
             "configs/pretrain/bert.py",
-            "--with",
+            "--arg",
             "corpus=@data/wiki/train",
         ),
         "data": {"wiki": "gs://bucket/data/wiki"},

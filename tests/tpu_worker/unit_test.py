@@ -24,7 +24,7 @@ def put_corpus(pod: FakePod, corpus: Path) -> dict:
 
 def pretrain(steps: int, every: int = 3) -> list[str]:
     told = ["corpus=@data/tiny/train", f"steps={steps}", f"every={every}"]
-    return ["pretrain", "@data/tiny/recipe.py", "--with", *told]
+    return ["pretrain", "@data/tiny/recipe.py", "--arg", *told]
 
 
 def parameters(pod: FakePod) -> dict[str, np.ndarray]:

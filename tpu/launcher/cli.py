@@ -21,7 +21,7 @@ _RUN_FLAGS = "--bucket gs://B --run-id r1"
 _LAUNCH_FLAGS = "--slice v6e-16 --bucket gs://B --run-id r1"
 _JOB = (
     "--data wiki=gs://B/data/wiki \\\n"
-    "      -- pretrain configs/pretrain/bert.py --with corpus=@data/wiki"
+    "      -- pretrain configs/pretrain/bert.py --arg corpus=@data/wiki"
 )
 
 # Command -> help text, function, flags of the example.

@@ -55,7 +55,7 @@ def validate_job_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
         found = f"found {arguments[0]!r}" if arguments else "found nothing"
         raise ConfigError(
             f"the job after -- must start with one of {', '.join(JOB_MODES)}; {found}. Example: "
-            "tpu/tpuctl launch ... -- pretrain configs/pretrain/bert.py --with corpus=@data/wiki"
+            "tpu/tpuctl launch ... -- pretrain configs/pretrain/bert.py --arg corpus=@data/wiki"
         )
     for flag in _RESERVED_FLAGS:
         if any(word == flag or word.startswith(f"{flag}=") for word in arguments):

@@ -78,7 +78,13 @@ def shard_commands(
     return [
         TrainerCommand(
             name=f"shard {shard}",
-            argv=(*_glue_argv(job_spec, python), "--lanes", str(num_shards), "--lane", str(shard)),
+            argv=(
+                *_glue_argv(job_spec, python),
+                "--num-shards",
+                str(num_shards),
+                "--shard",
+                str(shard),
+            ),
             environment={
                 **_common_environment(),
                 **single_chip_environment(chip),

@@ -22,7 +22,7 @@ from tpu.launcher.runs.bundle import Bundle  # noqa: E402
 
 BUNDLE = Bundle("0" * 64, b"code", ("configs/pretrain/bert.py", "tests/mine.py"))
 LAUNCH = ("--slice", "v6e-16", "--bucket", "gs://bucket", "--run-id", "r1", "--yes")
-WORK = ("--", "pretrain", "configs/pretrain/bert.py", "--with", "corpus=@data/wiki")
+WORK = ("--", "pretrain", "configs/pretrain/bert.py", "--arg", "corpus=@data/wiki")
 DATA = ("--data", "wiki=gs://bucket/data/wiki")
 SLICE = bucket_layout.slice_name_prefix("gs://bucket/runs/r1")
 """The prefix of the names of r1's slices."""

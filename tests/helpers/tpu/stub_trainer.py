@@ -1,4 +1,4 @@
-"""Replaces the trainer's Python in tests: does at once what the arguments after --with say.
+"""Replaces the trainer's Python in tests: does at once what the arguments after --arg say.
 
 `-c CODE` runs as ever, but for a version of jax that FAKE_JAX_VERSION pretends. Otherwise:
 
@@ -32,8 +32,8 @@ told = dict(word.split("=", 1) for word in sys.argv if "=" in word)
 if "--output" in sys.argv:
     said = f"{told['say']} is {os.environ.get(told['say'])}"
     output = Path(sys.argv[sys.argv.index("--output") + 1])
-    if "--lane" in sys.argv:
-        lane, count = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--lane", "--lanes"))
+    if "--shard" in sys.argv:
+        lane, count = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--shard", "--num-shards"))
         cell = output / f"cell-{lane}"
         for file, text in (
             (output / f"lanes/lane-{lane}-of-{count}.json", json.dumps({"jobs": [cell.name]})),

@@ -27,9 +27,8 @@ def check_recipe(arguments: tuple[str, ...], bundle: Bundle, root: Path) -> None
     """
     if arguments[0] == "glue":
         return
-    recipe = next(
-        (word for word in arguments[1:] if word.endswith(".py") and "=" not in word), None
-    )
+    words = [word.removeprefix("--config=") for word in arguments[1:]]
+    recipe = next((word for word in words if word.endswith(".py") and "=" not in word), None)
     if recipe is None:
         if arguments[0] == "pretrain":
             raise ConfigError("pretrain needs a recipe, for example configs/pretrain/bert.py")
@@ -59,10 +58,10 @@ def _check_recipe_arguments(recipe: str, assignments: list[str], tree: ast.Modul
     for assignment in assignments:
         name, equals, _ = assignment.partition("=")
         if not equals:
-            raise ConfigError(f"--with {assignment}: expected NAME=VALUE, for example size=tiny")
+            raise ConfigError(f"--arg {assignment}: expected NAME=VALUE, for example size=tiny")
         if name not in known:
             raise ConfigError(
-                f"--with {assignment}: {recipe} has no argument {name!r}"
+                f"--arg {assignment}: {recipe} has no argument {name!r}"
                 f"{_suggest_nearest(name, known)}; it has {', '.join(known)}"
             )
     required = positional_names[: len(positional_names) - len(parameters.defaults)]
@@ -70,20 +69,20 @@ def _check_recipe_arguments(recipe: str, assignments: list[str], tree: ast.Modul
     required += [each.arg for each, default in defaults if default is None]
     for name in required:
         if not any(assignment.startswith(f"{name}=") for assignment in assignments):
-            raise ConfigError(f"{recipe} needs --with {name}=...")
+            raise ConfigError(f"{recipe} needs --arg {name}=...")
 
 
 def _parse_assignments(arguments: tuple[str, ...]) -> list[str]:
-    """Returns the NAME=VALUE words of the last --with, which is the one that `bert-jax` uses."""
+    """Returns the NAME=VALUE words of the last --arg, which is the one that `bert-jax` uses."""
     found: list[str] = []
-    in_with_flag = False
+    in_arg_flag = False
     for word in arguments:
         if word.startswith("--"):
             flag, equals, first = word.partition("=")
-            in_with_flag = flag == "--with"
-            if in_with_flag:
+            in_arg_flag = flag in ("--arg", "--with")  # --with is its earlier name
+            if in_arg_flag:
                 found = [first] if equals else []
-        elif in_with_flag:
+        elif in_arg_flag:
             found.append(word)
     return found
 
