@@ -22,8 +22,15 @@ def corpus(folder: Path, cloud: FakeCloud) -> None:
     """Prepares this repository's documentation as a corpus in the fake bucket."""
     prepared = cloud.folder / "gcs/my-bucket/data/corpus/train"
     verbs = [
-        ["vocab", "learn", "--size", "2000", "--output", str(folder / "vocabulary")],
-        ["prepare", "--vocab", str(folder / "vocabulary"), "--output", str(prepared), "--files"],
+        ["tokenizer", "train", "--vocab-size", "2000", "--output", str(folder / "vocabulary")],
+        [
+            "prepare",
+            "--tokenizer",
+            str(folder / "vocabulary"),
+            "--output",
+            str(prepared),
+            "--files",
+        ],
     ]
     for words in verbs:
         subprocess.run([sys.executable, "-m", "bert_jax", *words, str(ROOT / "docs/*.md")],
