@@ -1,12 +1,12 @@
 """Continues pretraining on the text of a domain or a task (Gururangan et al. 2020).
 
-    bert-jax prepare --files domain/*.txt --vocab exported --output prepared
+    bert-jax prepare --files domain/*.txt --tokenizer exported --output prepared
     bert-jax pretrain configs/pretrain/adapt.py --run runs/adapted \\
         --arg corpus=prepared model=exported
     bert-jax finetune columns --model runs/adapted ...
 
 Domain-adaptive pretraining uses all available text of the domain. Task-adaptive pretraining uses
-the unlabeled text of the task for many epochs; `bert-jax prepare --documents-by line` reads a file
+the unlabeled text of the task for many epochs; `bert-jax prepare --document-unit line` reads a file
 with one example per line. The objective is masked LM only. Short texts are packed into shared
 sequences without attending to each other.
 """
