@@ -93,13 +93,12 @@ def _add_shard_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds --num-shards and --shard."""
     parser.add_argument(
         "--num-shards",
-        "--lanes",
         type=int,
         metavar="N",
         help="number of processes that split the runs",
     )
     parser.add_argument(
-        "--shard", "--lane", type=int, metavar="I", help="index of this process, from 0 to N-1"
+        "--shard", type=int, metavar="I", help="index of this process, from 0 to N-1"
     )
 
 

@@ -16,7 +16,6 @@ def add_override_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds --arg and --set."""
     parser.add_argument(
         "--arg",
-        "--with",
         dest="arguments",
         metavar="NAME=VALUE",
         nargs="+",

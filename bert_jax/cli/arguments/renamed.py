@@ -15,11 +15,17 @@ RENAMED_VERBS = {
 """Old verb -> new verb."""
 
 _TEXT_FILES = {"--documents-by": "--document-unit"}
+_RECIPE = {"--with": "--arg"}
 _FISHER = {"--prepared": "--corpus", "--texts": "--num-examples"}
 
 RENAMED_FLAGS: dict[str, dict[str, str]] = {
     "tokenizer train": {**_TEXT_FILES, "--size": "--vocab-size"},
     "prepare": {**_TEXT_FILES, "--vocab": "--tokenizer"},
+    "show-config": _RECIPE,
+    "plan": _RECIPE,
+    "pretrain": _RECIPE,
+    "finetune": _RECIPE,
+    "glue": {"--lanes": "--num-shards", "--lane": "--shard"},
     "data inspect": {"--vocab": "--tokenizer", "--show": "--num-examples"},
     "predict": {
         "--long": "--truncation",
@@ -30,7 +36,11 @@ RENAMED_FLAGS: dict[str, dict[str, str]] = {
     "fill-mask": {"--top": "--top-k"},
     "fisher": _FISHER,
     "forgetting": _FISHER,
-    "simulate": {"--drop": "--missing-host", "--hosts-after": "--hosts-after-restart"},
+    "simulate": {
+        **_RECIPE,
+        "--drop": "--missing-host",
+        "--hosts-after": "--hosts-after-restart",
+    },
 }
 """Verb -> {old flag: new flag}."""
 
