@@ -21,12 +21,6 @@ from typing import Any
 GLUE_TASKS = ("sst2", "mrpc", "rte", "cola", "stsb", "wnli")
 TOLERANCE = 1e-3
 """The allowed difference of probabilities, scores, and values; both sides use float32."""
-MODEL_CLASSES = {
-    "classification": "AutoModelForSequenceClassification",
-    "regression": "AutoModelForSequenceClassification",
-    "token_classification": "AutoModelForTokenClassification",
-    "question_answering": "AutoModelForQuestionAnswering",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,11 +91,10 @@ def compare(run: Path, exported: Path) -> tuple[int, int, float]:
     """Returns (number of equal predictions, number of examples, largest numeric difference)."""
     from bert_jax.config_lib import from_json
     from bert_jax.data.config import FineTuningData
-    from bert_jax.data.finetuning.features import make_features
     from bert_jax.data.finetuning.readers.load_task import load_task
-    from bert_jax.evals import decode_predictions
     from bert_jax.experiment import Experiment
     from bert_jax.runs.run_folder import CONFIG, read_json
+    from bert_jax.tasks import kind_of, make_features
     from bert_jax.text.tokenizer import load_tokenizer
 
     experiment = from_json(Experiment, read_json(run / CONFIG)["config"])
@@ -111,12 +104,10 @@ def compare(run: Path, exported: Path) -> tuple[int, int, float]:
     length = experiment.train.phases[-1].seq_length
     tokenizer = load_tokenizer(run / "vocabulary")
     features = make_features(task, "dev", tokenizer, length, data.window_overlap)
-    outputs = torch_outputs(
-        task.kind, exported, features, data.batch_lengths(length), tokenizer.pad_id
-    )
-    examples = task.splits["dev"]
-    predictions = decode_predictions.decode(task, examples, features, outputs)
-    torch_predictions = decode_predictions.predictions_to_json(task, examples, predictions)
+    kind, examples = kind_of(task), task.splits["dev"]
+    outputs = torch_outputs(kind, exported, features, data.batch_lengths(length), tokenizer.pad_id)
+    predictions = kind.decode(examples, features, outputs, task.labels)
+    torch_predictions = kind.predictions_to_json(examples, predictions, task.labels)
     lines = (run / "predictions" / "dev.jsonl").read_text().splitlines()
     jax_predictions = [json.loads(line) for line in lines]
     pairs = list(zip(jax_predictions, torch_predictions, strict=True))
@@ -129,15 +120,14 @@ def compare(run: Path, exported: Path) -> tuple[int, int, float]:
     return num_equal, len(pairs), max(distances)
 
 
-def torch_outputs(kind: str, exported: Path, features: Any, lengths: Any, pad_id: int) -> Any:
+def torch_outputs(kind: Any, exported: Path, features: Any, lengths: Any, pad_id: int) -> Any:
     """Computes the outputs of the transformers model, with the output names of bert_jax."""
     import torch
     import transformers
 
-    from bert_jax.data.finetuning.loader import evaluation_batches
-    from bert_jax.evals import decode_predictions
+    from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
 
-    model = getattr(transformers, MODEL_CLASSES[kind]).from_pretrained(exported).eval()
+    model = getattr(transformers, kind.description.auto_class).from_pretrained(exported).eval()
 
     def output_batches() -> Any:
         batches = evaluation_batches(
@@ -146,16 +136,16 @@ def torch_outputs(kind: str, exported: Path, features: Any, lengths: Any, pad_id
         for numbers, batch in batches:
             names = ("input_ids", "token_type_ids", "attention_mask")
             found = model(**{name: torch.from_numpy(batch[name]).long() for name in names})
-            if kind == "question_answering":
+            if kind.name == "question_answering":
                 named_outputs = {"start_logits": found.start_logits, "end_logits": found.end_logits}
-            elif kind == "regression":
+            elif kind.name == "regression":
                 named_outputs = {"values": found.logits[:, 0]}
             else:
                 named_outputs = {"logits": found.logits}
             yield numbers, {name: values.numpy() for name, values in named_outputs.items()}
 
     with torch.no_grad():
-        return decode_predictions.gather_outputs(output_batches(), len(features))
+        return gather_outputs(output_batches(), len(features))
 
 
 def without_numbers(value: Any) -> Any:

@@ -120,11 +120,9 @@ def truncated_task(args: argparse.Namespace, task: str) -> Any:
 
 def score(task_data: Any, predictions: Any) -> float:
     """Computes the task's first metric on dev."""
-    from bert_jax.evals import decode_predictions
+    from bert_jax.tasks import compute_metrics
 
-    return decode_predictions.compute_metrics(task_data, task_data.splits["dev"], predictions)[
-        task_data.metrics[0]
-    ]
+    return compute_metrics(task_data, task_data.splits["dev"], predictions)[task_data.metrics[0]]
 
 
 def train_bert_jax(args: argparse.Namespace, task: str, seed: int) -> dict[str, float]:

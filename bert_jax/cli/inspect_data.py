@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from bert_jax.cli.arguments.task import TASKS_HELP, add_task_arguments, task_config
 
 if TYPE_CHECKING:
-    from bert_jax.data.finetuning.task import Task
+    from bert_jax.data.finetuning.example import Task
     from bert_jax.text.tokenizer import Tokenizer
 
 HELP = "inspect the data of a task: tokens, label balance, truncation, overlap of splits"
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
     config = task_config(args)
 
     from bert_jax.data.finetuning.readers.load_task import load_task
-    from bert_jax.data.finetuning.stats import count_overlap
+    from bert_jax.tasks.data_stats import count_overlap
     from bert_jax.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(args.tokenizer)
@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _split_summary(task: "Task", split: str, tokenizer: "Tokenizer", max_length: int) -> str:
-    from bert_jax.data.finetuning.stats import count_labels, length_stats, regression_labels
+    from bert_jax.tasks import kind_of
+    from bert_jax.tasks.data_stats import count_labels, length_stats, regression_labels
 
     count = len(task.splits[split])
     label_counts = count_labels(task, split)
@@ -83,8 +84,7 @@ def _split_summary(task: "Task", split: str, tokenizer: "Tokenizer", max_length:
             f"from {label_values.min():g} to {label_values.max():g}, mean {label_values.mean():.3g}"
         )
     lengths = length_stats(task, split, tokenizer, max_length)
-    windows = task.kind in ("token_classification", "question_answering")
-    truncation = "cut into windows" if windows else "truncated"
+    truncation = "cut into windows" if kind_of(task).reads_windows else "truncated"
     return (
         f"\n{split}: {count:,} examples\n"
         f"  labels: {', '.join(label_fractions)}\n"
@@ -101,18 +101,20 @@ def _print_examples(
     """Prints the first sequences of a split: tokens, token type ids and targets."""
     from dataclasses import replace
 
-    from bert_jax.data.finetuning.features import make_features
-    from bert_jax.data.finetuning.stats import format_label
+    import numpy as np
+
+    from bert_jax.tasks import kind_of, make_features
 
     subset = replace(task, splits={split: task.splits[split][: args.num_examples]})
     features = make_features(subset, split, tokenizer, args.max_length)
     for index, example_index in enumerate(features.example_index):
         example = subset.splits[split][example_index]
-        print(f"\n{split}, example {example.id}: {format_label(example)}")
+        print(f"\n{split}, example {example.id}: {kind_of(task).format_label(example)}")
         for choice_index in range(index * features.num_choices, (index + 1) * features.num_choices):
             tokens = [tokenizer.id_to_token(int(i)) for i in features.input_ids[choice_index]]
             print(f"  tokens:         {' '.join(tokens)}")
             print(f"  token_type_ids: {' '.join(map(str, features.token_type_ids[choice_index]))}")
         for name, values in features.targets.items():
             value = values[index]
-            print(f"  {name}: {' '.join(map(str, value)) if hasattr(value, '__len__') else value}")
+            shown = " ".join(map(str, value)) if isinstance(value, np.ndarray) else value
+            print(f"  {name}: {shown}")

@@ -13,8 +13,8 @@ from bert_jax.cli.arguments.text_inputs import text_groups
 from bert_jax.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from bert_jax.predict.inputs import Input
     from bert_jax.predict.predictor import Predictor
+    from bert_jax.tasks.base import ModelInput
 
 HELP = "predict labels, values, entities, answers or choices with a fine-tuned model"
 
@@ -170,15 +170,15 @@ def run(args: argparse.Namespace) -> None:
 
 def _grouped_inputs(
     args: argparse.Namespace, predictor: "Predictor"
-) -> tuple[Iterator[Sequence["Input"]], int | None]:
+) -> tuple[Iterator[Sequence["ModelInput"]], int | None]:
     """Returns groups of inputs, and the number of inputs, None for standard input."""
     from bert_jax.predict.files import group_arguments, parse_line, read_inputs
     from bert_jax.text.files import expand_globs
 
     kind = predictor.kind
     columns = {name: value for name in _COLUMNS if (value := getattr(args, name)) is not None}
-    if args.pairs and kind in ("token_classification", "multiple_choice"):
-        raise ConfigError(f"--pairs does not go with a model for {kind}")
+    if args.pairs and not kind.reads_pairs:
+        raise ConfigError(f"--pairs does not go with a model for {kind.name}")
     if args.texts and args.file:
         raise ConfigError("TEXT and --file are both given; expected one of them")
     if not args.file and (args.format or columns):

@@ -5,22 +5,16 @@ import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import bert_jax
 from bert_jax.export.markdown import table
 from bert_jax.export.model_card_task import model_card_sections
-from bert_jax.models.config import (
-    MultipleChoiceHead,
-    QuestionAnsweringHead,
-    RegressionHead,
-    SequenceClassificationHead,
-    TaskHead,
-    TokenClassificationHead,
-)
+from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import format_of
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, RunCheckpoint
+from bert_jax.tasks import kind_of_head
 
 _USAGE = """\
 ```python
@@ -46,55 +40,6 @@ predict = Predictor(load_model("{name}"))
 """
 
 
-class _TaskTexts(NamedTuple):
-    """A kind of head: its tag on model hubs, transformers' class, what it gives, how to ask it."""
-
-    tag: str
-    auto_class: str
-    output: str
-    result: str
-    example: str
-
-
-_TASK_TEXTS: dict[type[TaskHead], _TaskTexts] = {
-    SequenceClassificationHead: _TaskTexts(
-        "text-classification",
-        "AutoModelForSequenceClassification",
-        "one label for a text or a pair of texts, from the pooled first token",
-        "labels with probabilities",
-        '"A text."',
-    ),
-    RegressionHead: _TaskTexts(
-        "text-classification",
-        "AutoModelForSequenceClassification",
-        "one number for a text or a pair of texts, from the pooled first token",
-        "numbers",
-        '"A text."',
-    ),
-    TokenClassificationHead: _TaskTexts(
-        "token-classification",
-        "AutoModelForTokenClassification",
-        "one label for each word, at its first token",
-        "entities with their places",
-        '"A text."',
-    ),
-    QuestionAnsweringHead: _TaskTexts(
-        "question-answering",
-        "AutoModelForQuestionAnswering",
-        "where the answer to a question starts and ends in its context",
-        "answers with their places",
-        '"A question?" "Its context."',
-    ),
-    MultipleChoiceHead: _TaskTexts(
-        "multiple-choice",
-        "AutoModelForMultipleChoice",
-        "a score for each choice, from the pooled first token of context and choice",
-        "the likeliest choice",
-        '"A context." "A choice." "Another."',
-    ),
-}
-
-
 def model_card(model: LoadedModel, name: str, difference: float) -> str:
     """The card of an export as Markdown, with the front matter that model hubs read.
 
@@ -106,11 +51,13 @@ def model_card(model: LoadedModel, name: str, difference: float) -> str:
     if model.head is not None:
         sections += ["## Task", _task_section(model.head)]
     if model.tokenizer:
-        auto_class = _TASK_TEXTS[type(model.head)].auto_class if model.head else "AutoModel"
+        auto_class = kind_of_head(model.head).description.auto_class if model.head else "AutoModel"
         sections += ["## Use", _USAGE.format(name=name, auto=auto_class)]
     if model.tokenizer and model.head:
-        task = _TASK_TEXTS[type(model.head)]
-        usage = _BERT_JAX_USAGE.format(name=name, result=task.result, example=task.example)
+        task = kind_of_head(model.head).description
+        usage = _BERT_JAX_USAGE.format(
+            name=name, result=task.result, example=task.example_arguments
+        )
         sections.append(usage)
     if model.run is not None:
         sections += _run_sections(model.run)
@@ -127,7 +74,7 @@ def _front_matter(model: LoadedModel) -> list[str]:
         "- bert_jax",
     ]
     if model.head is not None:
-        lines.append(f"pipeline_tag: {_TASK_TEXTS[type(model.head)].tag}")
+        lines.append(f"pipeline_tag: {kind_of_head(model.head).description.pipeline_tag}")
     elif "masked_lm" not in model.missing:
         lines.append("pipeline_tag: fill-mask")
     return [*lines, "---"]
@@ -149,7 +96,7 @@ def _summary(model: LoadedModel) -> str:
 
 def _task_section(head: TaskHead) -> str:
     labels = getattr(head, "labels", ())
-    text = f"The head gives {_TASK_TEXTS[type(head)].output}."
+    text = f"The head gives {kind_of_head(head).description.head_output}."
     if not labels:
         return text
     rows = [(str(number), f"`{label}`") for number, label in enumerate(labels)]

@@ -1,4 +1,4 @@
-"""Programs as configs: which network is trained, on which objectives. No jax here."""
+"""Defines the configs of objectives: which network is trained, and with which losses."""
 
 import difflib
 import math
@@ -22,7 +22,7 @@ _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """BERT with masked LM and next-sentence prediction: loss = mlm_weight MLM + nsp_weight NSP."""
+    """Configures pretraining: masked LM and next-sentence prediction, as a weighted sum."""
 
     model: EncoderConfig
     mask_token_id: int
@@ -50,7 +50,7 @@ class Pretraining:
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLM:
-    """The paper's ablation: the same encoder under a causal mask, predicting the next token."""
+    """Configures the paper's left-to-right ablation: next-token prediction with a causal mask."""
 
     model: EncoderConfig
     compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
@@ -58,18 +58,17 @@ class CausalLM:
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """An encoder with a task's head (Devlin et al. 2019, section 4).
+    """Configures fine-tuning: an encoder with the head of a task (Devlin et al. 2019, section 4).
 
-    The loss is the cross-entropy of the labels, or the squared error of a `RegressionHead`.
+    The loss is the cross-entropy of the labels; for a `RegressionHead`, the squared error.
     """
 
     model: EncoderConfig
     head: TaskHead
-    # Of what the head reads. A `QuestionAnsweringHead` reads the last layer as it is, as in BERT's
-    # release.
+    # Dropout on the input of the head; not used by `QuestionAnsweringHead`, as in BERT's release.
     classifier_dropout: float = 0.1
-    label_smoothing: float = 0.0  # the share of a label that is spread evenly over all classes
-    class_weights: tuple[float, ...] = ()  # one for each label of the head; () weighs all alike
+    label_smoothing: float = 0.0  # fraction of a label that is spread evenly over all classes
+    class_weights: tuple[float, ...] = ()  # one for each label of the head; () for equal weights
     compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
@@ -111,7 +110,7 @@ def _check_class_weights(weights: tuple[float, ...], head: TaskHead) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedHead:
-    """The head of one of several tasks; the name stands in metrics, files and parameters."""
+    """Names the head of one of several tasks; metrics, files and parameters use the name."""
 
     name: str
     head: TaskHead
@@ -119,18 +118,19 @@ class NamedHead:
 
 @dataclass(frozen=True, kw_only=True)
 class UniformWeighting:
-    """Every row of a batch counts alike, so a task weighs as much as it is drawn."""
+    """Gives all examples of a batch equal weight, so that a task counts as often as it is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UncertaintyWeighting:
-    """Each task's loss is divided by a variance that is learned (Kendall et al. 2018, 3.2).
+    """Divides the loss of each task by a learned variance (Kendall et al. 2018, section 3.2).
 
-    With s = log variance: exp(-s) loss + s / 2, and half of exp(-s) loss for a regression. Rows
-    count alike otherwise.
+    With s = log variance, the loss is exp(-s) loss + s / 2, and exp(-s) loss / 2 + s / 2 for a
+    regression. Within a task, all examples have equal weight.
     """
 
-    # Of the learning rate, for each s: fine-tuning's own would not take it anywhere in one run.
+    # Multiplies the learning rate of each s. At the learning rates of fine-tuning, s would not move
+    # noticeably within a run.
     lr_multiplier: float = 100.0
 
     def __post_init__(self) -> None:
@@ -142,15 +142,15 @@ class UncertaintyWeighting:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiTask:
-    """One encoder with a head for each of several tasks, trained on batches that mix their rows.
+    """Configures multi-task fine-tuning: one encoder with a head for each task.
 
-    As MT-DNN (Liu et al. 2019), but with all tasks in each batch.
+    Like MT-DNN (Liu et al. 2019), but each batch mixes examples of all tasks.
     """
 
     model: EncoderConfig
     heads: tuple[NamedHead, ...]
     weighting: UniformWeighting | UncertaintyWeighting = UniformWeighting()
-    classifier_dropout: float = 0.1  # as of `FineTuning`, for each head
+    classifier_dropout: float = 0.1  # of each head, see `FineTuning`
     compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
@@ -160,7 +160,7 @@ class MultiTask:
             if not _TASK_NAME.fullmatch(named_head.name):
                 raise ConfigError(
                     f"objective.heads has a task {named_head.name!r}; expected a name of letters, "
-                    "digits, '_', '-' and '.', for it stands in the names of files and parameters"
+                    "digits, '_', '-' and '.', because it is used in names of files and parameters"
                 )
             if self.task_names.count(named_head.name) > 1:
                 raise ConfigError(
@@ -168,22 +168,22 @@ class MultiTask:
                 )
             if isinstance(named_head.head, MultipleChoiceHead):
                 raise ConfigError(
-                    f"objective.heads: {named_head.name!r} is multiple choice, whose rows are "
-                    "several texts and cannot share a batch with other tasks; fine-tune it by "
-                    "itself"
+                    f"objective.heads: {named_head.name!r} is multiple choice, whose examples "
+                    "have several texts and cannot be in a batch with other tasks; fine-tune it in "
+                    "a run of its own"
                 )
             self.for_task(named_head.name)
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """The tasks, in the order of their `task_ids`."""
+        """Names of the tasks, in the order of their `task_ids`."""
         return tuple(named_head.name for named_head in self.heads)
 
     def for_task(self, name: str) -> FineTuning:
-        """The program of one of the tasks alone.
+        """Returns the objective config of one task alone.
 
         Raises:
-          ConfigError: there is no such task; names the nearest.
+          ConfigError: there is no such task; the message names the nearest.
         """
         for named_head in self.heads:
             if named_head.name == name:

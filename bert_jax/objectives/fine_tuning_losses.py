@@ -1,10 +1,10 @@
-"""The objectives of fine-tuning, as pure functions of a head's outputs and batch fields.
+"""Defines the losses of fine-tuning, as pure functions of a head's outputs and the batch fields.
 
-Each returns its loss and its metrics as `Mean`s; the loss's `weight` is the part's share of what
-the whole batch is divided by. A row with `example_weights` 0 counts nowhere.
+Each function returns the loss and the metrics as `WeightedMean`s, so that microbatches and devices
+can be summed before they are divided. Examples with `example_weights` 0 do not count.
 
-Source: Devlin et al. 2019, section 4. Class weights and label smoothing are those of PyTorch's
-`CrossEntropyLoss`, so that recipes can be carried over with their numbers.
+Source: Devlin et al. 2019, section 4. Class weights and label smoothing are defined as in PyTorch's
+`CrossEntropyLoss`, so that their values can be taken from other recipes.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ def classification(
     class_weights: Sequence[float] = (),
     label_smoothing: float = 0.0,
 ) -> tuple[WeightedMean, Metrics]:
-    """Cross-entropy of each row's `labels`; for multiple choice the classes are the A choices."""
+    """Computes the cross-entropy of `labels`; for multiple choice, the classes are the choices."""
     labels, weights = batch["labels"], batch["example_weights"]
     loss = _weighted_cross_entropy(logits_BC, labels, weights, class_weights, label_smoothing)
     return loss, {"loss": loss, "accuracy": weighted_mean(is_correct(logits_BC, labels), weights)}
 
 
 def regression(values_B: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:
-    """The squared difference from each row's `label_values`."""
+    """Computes the mean squared error of `label_values`."""
     loss = weighted_mean(jnp.square(values_B - batch["label_values"]), batch["example_weights"])
     return loss, {"loss": loss, "mse": loss}
 
@@ -42,9 +42,9 @@ def token_classification(
     class_weights: Sequence[float] = (),
     label_smoothing: float = 0.0,
 ) -> tuple[WeightedMean, Metrics]:
-    """Cross-entropy of `token_labels` over the first pieces of words; each word weighs the same.
+    """Computes the cross-entropy of `token_labels` over the first token of each word.
 
-    `accuracy` is that of words.
+    Words have equal weights; `accuracy` counts words.
     """
     labels, weights = batch["token_labels"], word_weights(batch)
     loss = _weighted_cross_entropy(logits_BLC, labels, weights, class_weights, label_smoothing)
@@ -54,22 +54,16 @@ def token_classification(
 def span_extraction(
     start_logits_BL: jax.Array, end_logits_BL: jax.Array, batch: Batch
 ) -> tuple[WeightedMean, Metrics]:
-    """Cross-entropy of start and of end over all positions, half and half.
+    """Computes the mean of the cross-entropies of start and end over all positions.
 
-    `accuracy` is the share of rows with both of them right.
+    `accuracy` is the fraction of examples with both positions right.
     """
-    start_positions, end_positions, weights = (
-        batch["start_positions"],
-        batch["end_positions"],
-        batch["example_weights"],
-    )
-    losses = cross_entropy(start_logits_BL, start_positions) + cross_entropy(
-        end_logits_BL, end_positions
-    )
-    start_correct, end_correct = (
-        is_correct(start_logits_BL, start_positions),
-        is_correct(end_logits_BL, end_positions),
-    )
+    weights = batch["example_weights"]
+    start_positions, end_positions = batch["start_positions"], batch["end_positions"]
+    start_losses = cross_entropy(start_logits_BL, start_positions)
+    losses = start_losses + cross_entropy(end_logits_BL, end_positions)
+    start_correct = is_correct(start_logits_BL, start_positions)
+    end_correct = is_correct(end_logits_BL, end_positions)
     loss = weighted_mean(losses / 2, weights)
     metrics = {
         "loss": loss,
@@ -81,14 +75,14 @@ def span_extraction(
 
 
 def word_weights(batch: Batch) -> jax.Array:
-    """float32 [B, L]: 1 at the first piece of each word of a row that counts."""
+    """Returns float32 [B, L]: 1 at the first token of each word, 0 elsewhere and in padding."""
     return batch["token_label_weights"] * batch["example_weights"][:, None]
 
 
 def apply_class_weights(
     weights: jax.Array, labels: jax.Array, class_weights: Sequence[float]
 ) -> jax.Array:
-    """`weights` times the weight of each label's class; float32, of the shape of `labels`."""
+    """Multiplies `weights` by the weight of each label's class; float32, shaped like `labels`."""
     if not class_weights:
         return weights
     return weights * jnp.asarray(class_weights, jnp.float32)[labels]
@@ -101,7 +95,7 @@ def _weighted_cross_entropy(
     class_weights: Sequence[float],
     label_smoothing: float,
 ) -> WeightedMean:
-    """As PyTorch's: smoothing spreads a share over all classes, each with the weight of its own."""
+    """Computes PyTorch's cross-entropy; smoothing weights each class with its own weight."""
     label_weights = apply_class_weights(weights, labels, class_weights)
     loss = weighted_mean(cross_entropy(logits, labels), label_weights)
     if not label_smoothing:

@@ -1,21 +1,27 @@
-"""Makes an objective from its config."""
+"""Makes the objective that a config describes."""
 
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.causal_lm import CausalLMObjective
 from bert_jax.objectives.config import CausalLM, FineTuning, MultiTask, ObjectiveConfig, Pretraining
-from bert_jax.objectives.fine_tuning import FineTuningObjective
+from bert_jax.objectives.fine_tuning import CachedFeaturesObjective, FineTuningObjective
 from bert_jax.objectives.multi_task import MultiTaskObjective
 from bert_jax.objectives.pretraining import PretrainingObjective
 
 
-def make_objective(config: ObjectiveConfig) -> Objective:
-    """Returns the objective that a config describes."""
+def make_objective(config: ObjectiveConfig, *, cached_features: bool = False) -> Objective:
+    """Returns the objective that a config describes.
+
+    Args:
+      cached_features: for fine-tuning, whether batches hold the output of the frozen encoder.
+    """
     match config:
         case Pretraining():
             return PretrainingObjective(config)
         case CausalLM():
             return CausalLMObjective(config)
         case FineTuning():
-            return FineTuningObjective(config)
+            return (
+                CachedFeaturesObjective(config) if cached_features else FineTuningObjective(config)
+            )
         case MultiTask():
             return MultiTaskObjective(config)

@@ -1,8 +1,8 @@
-"""Several tasks on one encoder: mixed batches, a head for each task, one loss.
+"""Defines the multi-task objective: one encoder, a head for each task, and batches that mix tasks.
 
-The encoder alone is shared. A head has a pooler of its own where it reads one, so encoder and head
-are a whole model of their task (`single_task`), to be evaluated, exported and used by itself. A
-pooler has less than a hundredth of the parameters of an encoder.
+Only the encoder is shared. A head that reads the pooler has a pooler of its own, so the encoder and
+one head are a complete model of their task (`task_params`), which can be evaluated, exported and
+used by itself. A pooler has less than a hundredth of the parameters of an encoder.
 """
 
 from collections.abc import Iterable
@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.functional import Params
-from bert_jax.models.heads.config import RegressionHead
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.config import MultiTask, UncertaintyWeighting, UniformWeighting
-from bert_jax.objectives.fine_tuning import FineTuningObjective, encode
+from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.objectives.pretraining_losses import padding_fraction
 from bert_jax.objectives.weighted_mean import WeightedMean
 
@@ -23,19 +22,19 @@ HEADS, LOG_VARIANCE = "heads", "log_variance"
 
 
 def task_params(params: Params, name: str) -> Params:
-    """The parameters of a model of one task: those of the encoder and of the task's head."""
+    """Returns the parameters of the model of one task: the encoder and the head of the task."""
     head = {part: tree for part, tree in params[HEADS][name].items() if part != LOG_VARIANCE}
     return {"encoder": params["encoder"], **head}
 
 
 class MultiTaskObjective:
-    """The `Program` of a `MultiTask` config.
+    """Implements the `Objective` of a `MultiTask` config.
 
-    The encoder reads a batch once, every head reads all of its rows, and a row counts for the task
-    in its `task_ids` alone.
+    The encoder runs once for a batch, and every head is applied to all of its examples. An example
+    only counts in the loss of the task in its `task_ids`.
 
     Attributes:
-      tasks: name -> the program of that task alone, for the parameters that `single_task` gives.
+      tasks: name -> the objective of that task alone, for the parameters of `task_params`.
     """
 
     def __init__(self, config: MultiTask):
@@ -45,12 +44,12 @@ class MultiTaskObjective:
         }
 
     def abstract(self) -> Params:
-        """Parameters as shapes and dtypes."""
+        """Returns the parameters as shapes and dtypes."""
         scalar = jax.ShapeDtypeStruct((), jnp.float32)
         return self._merge_tasks([task.abstract() for task in self.tasks.values()], scalar)
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters, float32."""
+        """Initializes new parameters, float32."""
         keys = jax.random.split(key, len(self.tasks))
         per_task_params = [
             task.init(key) for task, key in zip(self.tasks.values(), keys, strict=True)
@@ -58,7 +57,7 @@ class MultiTaskObjective:
         return self._merge_tasks(per_task_params, jnp.float32(0))
 
     def _merge_tasks(self, per_task_params: Iterable[Params], log_variance: Any) -> Params:
-        """{"encoder", "heads": {task: {"pooler", "classifier" or "span", "log_variance"}}}."""
+        """Returns {"encoder", "heads": {task: {"pooler", "classifier"/"span", "log_variance"}}}."""
         has_log_variance = isinstance(self.config.weighting, UncertaintyWeighting)
         heads, encoders = {}, []
         for name, params in zip(self.tasks, per_task_params, strict=True):
@@ -68,14 +67,15 @@ class MultiTaskObjective:
         return {"encoder": encoders[0], HEADS: heads}
 
     def batch_fields(self) -> tuple[str, ...]:
-        """Those of all tasks, and the numbers of the tasks."""
+        """Returns the batch fields of all tasks, and the task ids."""
         fields = [field for task in self.tasks.values() for field in task.batch_fields()]
         return (*dict.fromkeys(fields), "task_ids")
 
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """What makes the mean loss of each task's rows, times the share of its rows in the batch.
+        """Returns what divides each task's summed loss.
 
-        A task without a row in the batch has a loss of 0.
+        The result of the division is the mean loss of the task, times the fraction of the batch's
+        examples that belong to it; 0 for a task without examples in the batch.
         """
         num_examples = jnp.maximum(jnp.sum(batch["example_weights"]), 1.0)
         denominators = {"num_examples": num_examples}
@@ -94,12 +94,12 @@ class MultiTaskObjective:
         loss_denominators: dict[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> LossOutput:
-        """The sum of the tasks' losses, as `weighting` has it, and each task's own metrics."""
+        """Computes the sum of the tasks' losses, weighted by `weighting`, and all metrics."""
         networks = {n: t.network.merge(task_params(params, n)) for n, t in self.tasks.items()}
         encoder_key = heads_key = None
         if dropout_key is not None:
             encoder_key, heads_key = jax.random.split(dropout_key)
-        hidden = encode(networks[self.config.task_names[0]], batch, encoder_key)
+        hidden = networks[self.config.task_names[0]].encode(batch, encoder_key).last_hidden_state
         loss = jnp.float32(0)
         metrics: dict[str, WeightedMean] = {"padding_fraction": padding_fraction(batch)}
         for task_id, (name, task) in enumerate(self.tasks.items()):
@@ -112,7 +112,7 @@ class MultiTaskObjective:
                     loss += task_loss
                 case UncertaintyWeighting(lr_multiplier=lr_multiplier):
                     s = _scaled_log_variance(params[HEADS][name][LOG_VARIANCE], lr_multiplier)
-                    scale = 0.5 if isinstance(task.config.head, RegressionHead) else 1.0
+                    scale = task.spec.uncertainty_scale
                     example_fraction = (
                         jnp.sum(task_batch["example_weights"]) / loss_denominators["num_examples"]
                     )
@@ -123,7 +123,10 @@ class MultiTaskObjective:
 
 
 def _mask_other_tasks(task_id: int, task: FineTuningObjective, batch: Batch) -> Batch:
-    """The batch as a task sees it: rows of others have no weight, and no label it does not know."""
+    """Returns the batch of one task: examples of other tasks have weight 0 and label 0.
+
+    Their labels are cleared because a class id of another task may be out of range here.
+    """
     in_task = batch["task_ids"] == task_id
 
     def zero_other_tasks(field: jax.Array) -> jax.Array:
@@ -131,17 +134,17 @@ def _mask_other_tasks(task_id: int, task: FineTuningObjective, batch: Batch) -> 
             in_task.reshape(-1, *(1,) * (field.ndim - 1)), field, jnp.zeros_like(field)
         )
 
-    label_fields = set(task.batch_fields()) - set(task.input_fields())
+    masked_fields = {*task.spec.label_fields, "example_weights"}
     return {
-        name: zero_other_tasks(field) if name in label_fields else field
+        name: zero_other_tasks(field) if name in masked_fields else field
         for name, field in batch.items()
     }
 
 
 def _scaled_log_variance(parameter: jax.Array, lr_multiplier: float) -> jax.Array:
-    """`rate` times the parameter, but with a gradient of 1.
+    """Returns `lr_multiplier` times the parameter, but with a gradient of 1.
 
-    So an optimizer that scales gradients to the learning rate, as Adam does, moves the log-variance
-    by `rate` times that, and a clipped gradient is not all log-variances.
+    An optimizer that normalizes gradients, as Adam does, then moves the log-variance by
+    `lr_multiplier` times the learning rate, and gradient clipping is not dominated by it.
     """
     return parameter + jax.lax.stop_gradient((lr_multiplier - 1) * parameter)

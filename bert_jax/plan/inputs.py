@@ -13,8 +13,6 @@ from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.pretraining.batch_builder import batch_fields
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
-from bert_jax.objectives.config import FineTuning
-from bert_jax.objectives.fine_tuning import encoder_features_field
 from bert_jax.objectives.make import make_objective
 from bert_jax.train.config import Phase
 from bert_jax.train.sources import make_source
@@ -61,10 +59,10 @@ def make_inputs(experiment: Experiment) -> tuple[Inputs, ...]:
             for phase in phases
         )
     source = make_source(experiment)
-    fields = source.batch_fields(make_objective(experiment.objective))
-    if isinstance(experiment.train.tuning.features, CachedFeatures):
-        assert isinstance(experiment.objective, FineTuning)
-        fields += (encoder_features_field(experiment.objective.head),)
+    cached_features = isinstance(experiment.train.tuning.features, CachedFeatures)
+    fields = source.batch_fields(
+        make_objective(experiment.objective, cached_features=cached_features)
+    )
     phase_inputs = []
     for index, phase in enumerate(phases):
         shapes = tuple(sorted(source.shapes(index), key=lambda sizes: sizes["L"]))

@@ -1,41 +1,81 @@
-"""Texts of any length as batches of few shapes: each new shape costs a compilation."""
+"""Prepares models and texts for prediction: parameters on the device, token ids in padded batches.
+
+Batches have few different shapes, because each new shape costs a compilation.
+"""
 
 from collections.abc import Iterator, Sequence
 
+import jax
 import numpy as np
+
+from bert_jax.errors import UserError
+from bert_jax.pretrained.load import LoadedModel
+from bert_jax.text.tokenizer import Tokenizer
 
 MIN_LENGTH = 16
 TOKENS_PER_BATCH = 4096
 Batch = dict[str, np.ndarray]
 
 
+def require_tokenizer(model: LoadedModel) -> Tokenizer:
+    """Returns the tokenizer of a model; raises a UserError if its folder has none."""
+    if model.tokenizer is None:
+        raise UserError(
+            f"{model.path} has no tokenizer files (vocab.txt, tokenizer.json, vocab.json or a "
+            ".model file); copy those with which the model was trained into this folder"
+        )
+    return model.tokenizer
+
+
+def params_to_device(model: LoadedModel, part: str) -> dict[str, jax.Array]:
+    """Copies the parameters of one part of a model, such as "encoder", to the device."""
+    return jax.device_put(model.params[part])
+
+
+def encode_texts(texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
+    """Tokenizes each text with special tokens, without truncation.
+
+    Raises:
+      UserError: the model reads too few tokens for any text.
+    """
+    if isinstance(texts, str):  # a str is a sequence of strings: its characters
+        raise TypeError(f"expected a list of texts, found the text {texts[:40]!r}")
+    if max_length < 3:
+        raise UserError(
+            f"this model reads at most {max_length} tokens; expected at least 3, for a token of "
+            "text between [CLS] and [SEP]"
+        )
+    encodings = tokenizer.encode_batch(texts)
+    return [tokenizer.build_inputs_with_special_tokens(e.ids).tolist() for e in encodings]
+
+
 def next_power_of_two(number: int) -> int:
-    """The smallest power of two that is not below `number`."""
+    """Returns the smallest power of two that is at least `number`."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def padded_batches(
     sequences: Sequence[Sequence[int]], *, pad_id: int, max_length: int
 ) -> Iterator[tuple[list[int], Batch]]:
-    """Rows of ids, those of like length together, as padded batches.
+    """Groups token ids of similar length into padded batches.
 
     Lengths are padded to 16, 32, 64, ... or `max_length`, numbers of rows to 1, 2, 4, ...
 
     Args:
-      rows: ids of each text, with special tokens; at most `max_length` each.
-      pad_id: what pads a row.
-      max_length: positions that the model has.
+      sequences: token ids of each text with special tokens, at most `max_length` each.
+      pad_id: the token id of padding.
+      max_length: number of positions of the model.
 
     Yields:
-      (indices into `rows`, batch): the encoder's fields, int32 [B, L]; the rows after those of the
-      indices are padding.
+      (indices into `sequences`, batch): the encoder's fields, int32 [B, L]. Rows after the last
+      index are padding.
     """
     remaining = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
     while remaining:
         longest = len(sequences[remaining[-1]])
         length = min(max(next_power_of_two(longest), MIN_LENGTH), max_length)
         batch_size = max(TOKENS_PER_BATCH // length, 1)
-        # From the longest down, so that the biggest buffers are asked for first.
+        # Longest first: the largest buffers are allocated at the start.
         batch_indices, remaining = remaining[-batch_size:], remaining[:-batch_size]
         yield batch_indices, _pad([sequences[index] for index in batch_indices], pad_id, length)
 
@@ -46,5 +86,5 @@ def _pad(sequences: Sequence[Sequence[int]], pad_id: int, length: int) -> Batch:
     for index, sequence in enumerate(sequences):
         ids[index, : len(sequence)] = sequence
         mask[index, : len(sequence)] = 1
-    mask[len(sequences) :, 0] = 1  # an empty row has no defined attention
+    mask[len(sequences) :, 0] = 1  # a softmax over no tokens is undefined
     return {"input_ids": ids, "token_type_ids": np.zeros(shape, np.int32), "attention_mask": mask}

@@ -11,8 +11,12 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.model import build_network
-from bert_jax.predict.batching import padded_batches
-from bert_jax.predict.model import encode_texts, params_to_device, require_tokenizer
+from bert_jax.predict.batching import (
+    encode_texts,
+    padded_batches,
+    params_to_device,
+    require_tokenizer,
+)
 from bert_jax.pretrained.load import LoadedModel
 
 Pooling = Literal["cls", "mean", "max"]

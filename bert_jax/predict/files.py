@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from bert_jax.data.finetuning.config import Columns, Conll, Squad, Swag
 from bert_jax.data.finetuning.example import QuestionExample
@@ -11,36 +11,26 @@ from bert_jax.data.finetuning.readers.conll import read_conll
 from bert_jax.data.finetuning.readers.squad import read_squad
 from bert_jax.data.finetuning.readers.swag import read_swag
 from bert_jax.data.finetuning.readers.tabular_files import FILE_EXTENSIONS, read_table
-from bert_jax.data.finetuning.task import TaskKind
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.predict.inputs import Input
+from bert_jax.tasks.base import AnyTaskKind, FileFormat, ModelInput
 from bert_jax.text.files import read_documents
 
-FileFormat = Literal["lines", "table", "conll", "squad", "swag"]
 FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 CONLL_SUFFIXES = (".conll", ".iob", ".iob2", ".bio")
 
-# The columns that a table's rows are read from, and their names where none are given.
-_DEFAULT_COLUMNS: dict[TaskKind, dict[str, str | None]] = {
-    "classification": {"text": "text", "text_pair": None, "id": None},
-    "regression": {"text": "text", "text_pair": None, "id": None},
-    "token_classification": {"text": "text", "id": None},
-    "question_answering": {"question": "question", "context": "context", "id": None},
-    "multiple_choice": {},
-}
 _SPLIT = "test"
 
 
 def read_inputs(
     path: str,
-    kind: TaskKind,
+    kind: AnyTaskKind,
     *,
     file_format: FileFormat | None = None,
     columns: Mapping[str, str] = {},
     pairs: bool = False,
     encoding: str = "utf-8",
     errors: str = "strict",
-) -> list[Input]:
+) -> list[ModelInput]:
     """All inputs in a file.
 
     Args:
@@ -75,64 +65,64 @@ def read_inputs(
             return [*read_swag(Swag(test=path)).splits[_SPLIT]]
 
 
-def parse_line(line: str, kind: TaskKind, pairs: bool) -> Input:
+def parse_line(line: str, kind: AnyTaskKind, pairs: bool) -> ModelInput:
     """A line as an input: several texts, where the model reads several, have tabs between them."""
-    if pairs or kind in ("question_answering", "multiple_choice"):
+    if pairs or kind.num_texts != 1:
         return tuple(part.strip() for part in line.split("\t"))
     return line.strip()
 
 
-def group_arguments(texts: Sequence[str], kind: TaskKind, pairs: bool) -> list[Input]:
+def group_arguments(texts: Sequence[str], kind: AnyTaskKind, pairs: bool) -> list[ModelInput]:
     """Texts one after another as inputs: each, every two, or all as a context and its choices.
 
     Raises:
       ConfigError: one text of a pair is missing.
     """
-    if kind == "multiple_choice":
+    if kind.num_texts is None:
         return [tuple(texts)]
-    if not (pairs or kind == "question_answering"):
+    if not pairs and kind.num_texts == 1:
         return list(texts)
     if len(texts) % 2:
-        expected_pair = (
-            "question, context" if kind == "question_answering" else "first text, second text"
-        )
+        expected_pair = ", ".join(kind.description.text_names)
         raise ConfigError(
             f"{len(texts)} texts; expected pairs one after another: {expected_pair}, ..."
         )
     return list(zip(texts[::2], texts[1::2], strict=True))
 
 
-def _infer_format(path: str, kind: TaskKind) -> FileFormat:
+def _infer_format(path: str, kind: AnyTaskKind) -> FileFormat:
     suffix = Path(path.removesuffix(".gz")).suffix.lower()
     if suffix in FILE_EXTENSIONS:
-        return "swag" if kind == "multiple_choice" else "table"
+        return kind.table_format
     if suffix == ".json":
         return "squad"
     if suffix in CONLL_SUFFIXES:
         return "conll"
-    if kind == "token_classification":
+    if kind.line_format is None:
         raise UserError(
             f"{path}: its name does not tell whether it has a text or a word on each line; say "
             "--format lines or --format conll"
         )
-    return "lines"
+    return kind.line_format
 
 
-def _read_table_inputs(path: str, kind: TaskKind, columns: Mapping[str, str]) -> list[Input]:
-    allowed_columns = _DEFAULT_COLUMNS[kind]
+def _read_table_inputs(
+    path: str, kind: AnyTaskKind, columns: Mapping[str, str]
+) -> list[ModelInput]:
+    allowed_columns = kind.table_columns
     if unknown_columns := [name for name in columns if name not in allowed_columns]:
         allowed_flags = (
             ", ".join(f"--{_flag([name])}" for name in allowed_columns) or "--format swag"
         )
         raise ConfigError(
-            f"--{_flag(unknown_columns)} does not go with a model for {kind}, which takes "
+            f"--{_flag(unknown_columns)} does not go with a model for {kind.name}, which takes "
             f"{allowed_flags}"
         )
     names = {**allowed_columns, **columns}
-    if kind == "question_answering":
+    if "question" in names:
         return [*_read_questions(path, str(names["question"]), str(names["context"]), names["id"])]
-    if kind == "multiple_choice":
-        raise ConfigError(f"{path}: a model for {kind} reads tables as --format swag")
+    if not names:
+        raise ConfigError(f"{path}: a model for {kind.name} reads tables as --format swag")
     config = Columns(
         test=path, text=str(names["text"]), text_pair=names.get("text_pair"), id=names["id"]
     )

@@ -12,8 +12,13 @@ from bert_jax.errors import UserError
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import build_network
-from bert_jax.predict.batching import next_power_of_two, padded_batches
-from bert_jax.predict.model import encode_texts, params_to_device, require_tokenizer
+from bert_jax.predict.batching import (
+    encode_texts,
+    next_power_of_two,
+    padded_batches,
+    params_to_device,
+    require_tokenizer,
+)
 from bert_jax.pretrained.load import LoadedModel
 
 

@@ -1,4 +1,4 @@
-"""Texts longer than a row: which of their pieces are read, and one outcome from several windows."""
+"""Truncates texts that are too long, or reads them in windows and pools the outputs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
@@ -7,27 +7,27 @@ import numpy as np
 from scipy.special import log_softmax, logsumexp
 
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.rows import (
+from bert_jax.data.finetuning.features import (
     Features,
     build_inputs_with_special_tokens,
     longest_first_lengths,
+    window_starts,
 )
-from bert_jax.data.finetuning.text_windows import window_starts
 from bert_jax.text.tokenizer import Tokenizer
 
 Truncation = Literal["head", "tail", "head+tail", "windows"]
-"""The first pieces that fit, the last ones, some of both (Sun et al. 2019, 5.3.1), or all of them
-in overlapping windows. Of a pair that is too long, the longer text is cut first; with windows they
-are windows of the longer text, beside the other, of which half a row is read at most."""
+"""Which tokens of a long text are read: the first that fit, the last, some of both (Sun et al.
+2019, section 5.3.1), or all in overlapping windows. In a pair, the longer text is cut first. With
+windows, each sequence has the shorter text (at most half of it) and a window of the longer one."""
 TRUNCATIONS: tuple[Truncation, ...] = get_args(Truncation)
 
 WindowPooling = Literal["mean", "max", "first"]
-"""Over the windows' probabilities, or their values: the mean, the greatest of each class (scaled to
-add up to 1), or those of the first window."""
+"""How the probabilities or values of several windows are combined: their mean, the maximum of each
+class (scaled to add up to 1), or those of the first window."""
 WINDOW_POOLINGS: tuple[WindowPooling, ...] = get_args(WindowPooling)
 
 _SUN_HEAD_TOKENS, _SUN_TOTAL_TOKENS = 128, 510
-"""Of so many pieces, Sun et al. take so many from the beginning."""
+"""Sun et al. read the first 128 of 510 tokens and the last 382; other lengths keep this ratio."""
 
 
 def text_features(
@@ -37,10 +37,10 @@ def text_features(
     truncation: Truncation,
     window_overlap: int,
 ) -> Features:
-    """As `make_features` of texts and pairs, but of long ones the pieces that `long` says.
+    """Tokenizes texts and pairs; those that are too long are cut as `truncation` says.
 
     Args:
-      stride: pieces that two windows of one text share.
+      window_overlap: number of tokens that neighboring windows of one text share.
     """
     first = tokenizer.encode_ids([example.text for example in examples])
     pairs = [example.text_pair for example in examples]
@@ -79,7 +79,11 @@ def _cut_sequences(
     truncation: Truncation,
     window_overlap: int,
 ) -> tuple[list[tuple[np.ndarray, np.ndarray | None]], bool]:
-    """Both texts of each row, `kept` pieces of `a`, `others` of `b`; and whether some are lost."""
+    """Returns the texts of each sequence of an example, and whether some tokens are not read.
+
+    Args:
+      num_first, num_second: how many tokens of `a` and of `b` fit into one sequence.
+    """
     if num_first == len(a) and (b is None or num_second == len(b)):
         return [(a, b)], False
     if truncation != "windows":
@@ -117,15 +121,15 @@ def pool_windows(
     example_index: np.ndarray,
     window_pooling: WindowPooling,
 ) -> dict[str, list[np.ndarray]]:
-    """One output for each example.
+    """Combines the outputs of all windows of an example into one.
 
     Args:
-      outputs: {"logits": [C] for each row} or {"values": [] for each row}.
-      example: ascending; the number of the example of each row.
+      outputs: {"logits": [C] for each sequence} or {"values": [] for each sequence}.
+      example_index: the index of the example of each sequence, ascending.
 
     Returns:
-      The same name, with logarithms of the pooled probabilities as the logits. What an example with
-      one row has is left as it is.
+      The same name, with one array for each example. Pooled logits are logarithms of pooled
+      probabilities. The output of an example with a single sequence is not changed.
     """
     first_sequences = np.flatnonzero(np.diff(example_index, prepend=-1))
     return {

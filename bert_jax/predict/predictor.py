@@ -1,26 +1,23 @@
-"""What a fine-tuned model says: labels, values, entities, answers, choices.
+"""Predicts with a fine-tuned model: labels, scores, entities, answers or choices.
 
 from bert_jax.predict.predictor import Predictor
 predict = Predictor(load_model("runs/reviews"))
 predict(["A fine film.", "Two hours of my life."])
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from bert_jax.data.finetuning.example import Example
-from bert_jax.data.finetuning.features import Features, make_features
-from bert_jax.data.finetuning.loader import evaluation_batches
-from bert_jax.data.finetuning.task import Task, TaskKind
+from bert_jax.data.finetuning.example import Example, Task, TextExample
+from bert_jax.data.finetuning.features import Features
+from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
 from bert_jax.errors import ConfigError
-from bert_jax.evals import decode_predictions
 from bert_jax.models.heads.config import head_param_name, uses_pooler
 from bert_jax.objectives.fine_tuning import FineTuningObjective
-from bert_jax.predict.batching import next_power_of_two
-from bert_jax.predict.inputs import TEXT_KINDS, Input, format_prediction, task_kind, to_example
+from bert_jax.predict.batching import next_power_of_two, params_to_device, require_tokenizer
 from bert_jax.predict.long_texts import (
     TRUNCATIONS,
     WINDOW_POOLINGS,
@@ -29,22 +26,24 @@ from bert_jax.predict.long_texts import (
     pool_windows,
     text_features,
 )
-from bert_jax.predict.model import params_to_device, require_tokenizer
 from bert_jax.predict.training_settings import require_head, trained_settings
 from bert_jax.pretrained.load import LoadedModel
+from bert_jax.tasks import AnyTaskKind, kind_of_head, make_features
+from bert_jax.tasks.base import ModelInput
+from bert_jax.tasks.text_pair import TextPairKind
 
 _SPLIT = "test"
 
 
 class Predictor:
-    """Predicts: `Predictor(load_model("runs/rte"))([("A premise.", "A hypothesis.")])`.
+    """Predicts on texts: `Predictor(load_model("runs/rte"))([("A premise.", "A hypothesis.")])`.
 
-    A prediction depends on its own input alone, not on those beside it.
+    A prediction depends on its own input only, not on the other inputs of the call.
 
     Attributes:
-      kind: what the model predicts.
-      max_length: the most pieces in a row.
-      truncated: inputs so far of which something was not read.
+      kind: the kind of task of the model.
+      max_length: maximum number of tokens in a sequence.
+      num_truncated: number of inputs so far that were not read completely.
     """
 
     def __init__(
@@ -58,34 +57,38 @@ class Predictor:
         batch_size: int = 32,
         allow_no_answer: bool | None = None,
     ):
-        """Puts the model on the device.
+        """Copies the model to the device.
 
         Args:
-          model: one with a task's head and a vocabulary.
-          long: what is read of a text or a pair that is longer than a row. Words to tag and
-            contexts of questions are always read whole, in windows.
-          pool: how windows of a text become one outcome (default: "mean").
-          max_length: of rows in pieces; None for that of the run that the model comes from, and
-            otherwise for as many as the model can read (384 for questions).
-          stride: pieces that two windows share; None for the run's, otherwise 128.
-          batch_size: the most rows that are computed at once.
-          no_answer: whether a question may be left unanswered; None for as in training, and
-            otherwise False.
+          model: a model with the head of a task and a tokenizer.
+          truncation: which part is read of a text or pair that exceeds `max_length`. Words to tag
+            and contexts of questions are always read completely, in windows.
+          window_pooling: how the outputs of several windows of a text are combined (default
+            "mean").
+          max_length: maximum number of tokens in a sequence; None for the length of the training
+            run, or if the model does not come from a run, for the maximum of the model (384 for
+            question answering).
+          window_overlap: number of tokens that neighboring windows share; None for that of the
+            training run, or 128.
+          batch_size: maximum number of sequences in a batch.
+          allow_no_answer: whether a question may be left unanswered; None for the setting of the
+            training run, or False.
 
         Raises:
-          UserError: the model has no head or no vocabulary.
+          UserError: the model has no head or no tokenizer.
           ConfigError: a setting is out of range or does not fit the model.
         """
-        self._head, settings = require_head(model), trained_settings(model)
+        head, settings = require_head(model), trained_settings(model)
         self._tokenizer = require_tokenizer(model)
-        self.kind: TaskKind = task_kind(self._head)
+        self.kind: AnyTaskKind = kind_of_head(head)
+        self._labels: tuple[str, ...] = getattr(head, "labels", ())
         self.num_truncated = 0
         self.max_length = settings.max_length if max_length is None else max_length
         max_positions = model.config.max_length
         if not 4 <= self.max_length <= max_positions:
             raise ConfigError(
-                f"max_length is {self.max_length}; expected 4 to {max_positions}, which the model "
-                "can read"
+                f"max_length is {self.max_length}; expected 4 to {max_positions}, the number of "
+                "positions of the model"
             )
         self._window_overlap = settings.window_overlap if window_overlap is None else window_overlap
         if batch_size < 1 or self._window_overlap < 0:
@@ -102,100 +105,103 @@ class Predictor:
             settings.allow_no_answer if allow_no_answer is None else allow_no_answer
         )
         self._model_path = model.path
-        part_names = [
-            "encoder",
-            head_param_name(self._head),
-            *(["pooler"] * uses_pooler(self._head, model.config.sequence_classifier)),
-        ]
+        has_pooler = uses_pooler(head, model.config.sequence_classifier)
+        part_names = ["encoder", head_param_name(head), *(["pooler"] * has_pooler)]
         self._params = {part: params_to_device(model, part) for part in part_names}
         objective = FineTuningObjective(settings.objective)
-        self._field_names, self._predict_batch = (
-            objective.input_fields(),
-            jax.jit(objective.predict),
-        )
+        self._field_names = objective.input_fields()
+        self._predict_batch = jax.jit(objective.predict)
 
     def _check_truncation(
         self, truncation: Truncation, window_pooling: WindowPooling | None
     ) -> None:
-        if truncation not in TRUNCATIONS or (
-            window_pooling is not None and window_pooling not in WINDOW_POOLINGS
-        ):
+        if truncation not in TRUNCATIONS:
             raise ConfigError(
-                f"truncation is {truncation!r} and window_pooling {window_pooling!r}; expected one "
-                f"of {', '.join(TRUNCATIONS)}, and of {', '.join(WINDOW_POOLINGS)}"
+                f"truncation is {truncation!r}; expected one of {', '.join(TRUNCATIONS)}"
             )
-        if truncation != "head" and self.kind not in TEXT_KINDS:
+        if window_pooling is not None and window_pooling not in WINDOW_POOLINGS:
             raise ConfigError(
-                f"truncation is {truncation!r}, but this is a model for {self.kind}; expected "
-                "'head': only for classification and regression is there a choice"
+                f"window_pooling is {window_pooling!r}; expected one of "
+                f"{', '.join(WINDOW_POOLINGS)}"
+            )
+        if truncation != "head" and not isinstance(self.kind, TextPairKind):
+            raise ConfigError(
+                f"truncation is {truncation!r}, but this is a model for {self.kind.name}; expected "
+                "'head', because only classification and regression have other ways of truncation"
             )
         if window_pooling is not None and truncation != "windows":
             raise ConfigError(
-                f"window_pooling is {window_pooling!r}, which goes with truncation 'windows', not "
-                f"{truncation!r}"
+                f"window_pooling is {window_pooling!r} and truncation {truncation!r}; expected "
+                "truncation 'windows', or no window_pooling"
             )
 
     def __call__(
-        self, inputs: Sequence[Input], on_progress: Callable[[int], object] | None = None
+        self, inputs: Sequence[ModelInput], on_progress: Callable[[int], object] | None = None
     ) -> list[dict[str, Any]]:
-        """One prediction for each input, as JSON values.
+        """Predicts on each input; returns one JSON object for each.
 
-        {"label", "probabilities": {label: p}}, {"value"}, {"tags", "entities": [{"type", "start",
-        "end", "text"}]}, {"answer", "start", "end", "score", "probability", "no_answer_score"} or
-        {"choice", "probabilities": [p, ...]}, beside the texts or the id of the input. Answers, and
-        entities of texts that are not given as words, start and end at characters, end excluded;
-        entities of words at words. An answer that is not there is "", from -1 to -1.
+        The objects have these keys, by kind of task, and the texts or the id of the input:
+
+          classification         "label", "probabilities": {label: probability}
+          regression             "value"
+          token classification   "tags", "entities": [{"type", "start", "end", "text"}]
+          question answering     "answer", "start", "end", "score", "probability",
+                                 "no_answer_score"
+          multiple choice        "choice", "probabilities": [probability, ...]
+
+        "start" and "end" of answers, and of entities of a text, count characters, "end" excluded;
+        those of entities of words count words. "No answer" is "", from -1 to -1.
 
         Args:
-          inputs: see `bert_jax.predict.inputs.Input`.
-          advance: called with how many more inputs are done, batch after batch.
+          inputs: see `bert_jax.tasks.base.ModelInput`.
+          on_progress: called after each batch with the number of inputs that it finished.
 
         Raises:
           UserError: an input is empty, or is not what the model reads.
         """
+        kind = self.kind
         examples = tuple(
-            to_example(model_input, index, self.kind) for index, model_input in enumerate(inputs)
+            kind.example_from_input(model_input, str(index))
+            for index, model_input in enumerate(inputs)
         )
         if not examples:
             return []
-        task = Task(
-            name=self._model_path,
-            kind=self.kind,
-            labels=getattr(self._head, "labels", ()),
-            metrics=(),
-            splits={_SPLIT: examples},
-        )
-        features = self._make_features(task, examples)
+        features = self._make_features(examples)
         self.num_truncated += features.num_truncated
-        outputs: Any = self._run_model(features, on_progress)
-        if self.kind in TEXT_KINDS:
+        outputs: Mapping[str, Sequence[np.ndarray]] = self._run_model(features, on_progress)
+        if isinstance(kind, TextPairKind):
             outputs = pool_windows(outputs, features.example_index, self._window_pooling)
-        predictions = decode_predictions.decode(
-            task, examples, features, outputs, allow_no_answer=self._allow_no_answer
+        predictions = kind.decode(
+            examples, features, outputs, self._labels, allow_no_answer=self._allow_no_answer
         )
-        records = decode_predictions.predictions_to_json(task, examples, predictions)
+        records = kind.predictions_to_json(examples, predictions, self._labels)
         return [
-            format_prediction(model_input, self.kind, record)
+            kind.add_input(model_input, record)
             for model_input, record in zip(inputs, records, strict=True)
         ]
 
-    def _make_features(self, task: Task, examples: Sequence[Example]) -> Features:
-        if self._truncation == "head":
-            return make_features(
-                task, _SPLIT, self._tokenizer, self.max_length, self._window_overlap
+    def _make_features(self, examples: tuple[Example, ...]) -> Features:
+        if self._truncation != "head":
+            texts = [example for example in examples if isinstance(example, TextExample)]
+            return text_features(
+                texts, self._tokenizer, self.max_length, self._truncation, self._window_overlap
             )
-        texts: Any = examples
-        return text_features(
-            texts, self._tokenizer, self.max_length, self._truncation, self._window_overlap
+        task = Task(
+            name=self._model_path,
+            kind=self.kind.name,
+            labels=self._labels,
+            metrics=(),
+            splits={_SPLIT: examples},
         )
+        return make_features(task, _SPLIT, self._tokenizer, self.max_length, self._window_overlap)
 
     def _run_model(
         self, features: Features, on_progress: Callable[[int], object] | None
     ) -> dict[str, list[np.ndarray]]:
-        """What the head says of each row."""
+        """Computes the head outputs of each sequence."""
         is_last_sequence = np.diff(features.example_index, append=-1) != 0
 
-        def batch_outputs():
+        def batch_outputs() -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
             for indices, batch in evaluation_batches(
                 features,
                 self._bucket_lengths,
@@ -207,4 +213,4 @@ class Predictor:
                 if on_progress is not None:
                     on_progress(int(is_last_sequence[indices].sum()))
 
-        return decode_predictions.gather_outputs(batch_outputs(), len(features))
+        return gather_outputs(batch_outputs(), len(features))

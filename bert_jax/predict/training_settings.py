@@ -1,4 +1,4 @@
-"""How a model was fine-tuned, as far as its predictions depend on it."""
+"""Reads the settings of a fine-tuning run on which the predictions of its model depend."""
 
 from dataclasses import dataclass
 
@@ -6,24 +6,22 @@ from bert_jax.config_lib import from_json
 from bert_jax.data.config import FineTuningData
 from bert_jax.data.finetuning.config import Squad
 from bert_jax.errors import UserError
-from bert_jax.models.config import QuestionAnsweringHead, TaskHead
+from bert_jax.models.config import TaskHead
 from bert_jax.objectives.config import FineTuning
 from bert_jax.pretrained.load import LoadedModel, require_single_task
-
-DEFAULT_QUESTION_ANSWERING_LENGTH = 384
-"""Of the rows of a question answerer that does not tell its own: that of BERT's release."""
+from bert_jax.tasks import kind_of_head
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedSettings:
-    """A run's own settings; for a model from elsewhere the usual ones.
+    """Holds the settings of a run, or defaults for a model that does not come from a run.
 
     Attributes:
-      program: network and head, and how they are computed.
-      length: the most pieces in a row; from elsewhere, all that the model can read.
-      stride: pieces that two windows share.
-      buckets: lengths of batches.
-      no_answer: whether there were questions that the context does not answer (SQuAD 2.0).
+      objective: network and head, and how they are computed.
+      max_length: maximum number of tokens in a sequence.
+      window_overlap: number of tokens that neighboring windows share.
+      bucket_lengths: lengths of batches.
+      allow_no_answer: whether there were questions without an answer (SQuAD 2.0).
     """
 
     objective: FineTuning
@@ -34,21 +32,20 @@ class TrainedSettings:
 
 
 def trained_settings(model: LoadedModel) -> TrainedSettings:
-    """The settings of a fine-tuned model.
+    """Returns the settings of a fine-tuned model.
 
     Raises:
-      UserError: it has no task's head.
+      UserError: the model has no head of a task.
     """
     head = require_head(model)
     config = {} if model.run is None else model.run.config
     data = config.get("data", {})
     if data.get("type") != FineTuningData.__name__:
-        max_positions = model.config.max_length
-        max_length = (
-            min(DEFAULT_QUESTION_ANSWERING_LENGTH, max_positions)
-            if isinstance(head, QuestionAnsweringHead)
-            else max_positions
-        )
+        max_length = model.config.max_length
+        kind = kind_of_head(head)
+        if kind.num_texts == 2:
+            # Windows of the full length would be unlike those that models are trained with.
+            max_length = min(kind.default_seq_length, max_length)
         return TrainedSettings(
             objective=FineTuning(model=model.config, head=head), max_length=max_length
         )
@@ -64,11 +61,11 @@ def trained_settings(model: LoadedModel) -> TrainedSettings:
 
 
 def require_head(model: LoadedModel) -> TaskHead:
-    """The model's head; UserError when it was not fine-tuned, or none of several was chosen."""
+    """Returns the head of a model; raises a UserError if it has none, or several."""
     require_single_task(model)
     if model.head is None:
         raise UserError(
-            f"{model.path} has no head of a task, so it cannot predict; fine-tune it first: "
+            f"{model.path} has no head for a task, so it cannot predict; fine-tune it first: "
             f"bert-jax finetune TASK ... --model {model.path} --run FOLDER"
         )
     return model.head

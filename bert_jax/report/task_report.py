@@ -1,7 +1,7 @@
 """Renders the results and the error analysis of a fine-tuning run for its report.
 
-Everything comes from the run's `analysis.json` (see `bert_jax/evals/analysis.py`), so a report can
-be written again at any time.
+Everything comes from the run's `analysis.json` (see `bert_jax/tasks/analysis.py`), so a report can be
+written again at any time.
 """
 
 from collections import Counter
@@ -19,6 +19,7 @@ from bert_jax.report.html import (
     table,
 )
 from bert_jax.report.task_charts import reliability_diagram, scatter
+from bert_jax.tasks import kind_named
 
 Analysis = Mapping[str, Any]
 
@@ -26,13 +27,6 @@ MAX_CLASSES = 20
 """Largest number of classes for a confusion matrix; with more, a list shows the top errors."""
 
 _CORRECT_RGB, _WRONG_RGB = "0,114,178", "213,94,0"  # shades of the confusion matrix
-_LOSS_NAMES = {
-    "classification": "loss",
-    "multiple_choice": "loss",
-    "regression": "distance",
-    "token_classification": "wrong entities",
-    "question_answering": "lost F1 × probability",
-}
 
 
 def task_tiles(analysis: Analysis) -> list[tuple[str, str]]:
@@ -106,10 +100,10 @@ def _results(tasks: Mapping[str, Analysis]) -> str:
 
 
 def _split_cards(analysis: Analysis, split: str, split_analysis: Analysis) -> list[str]:
-    kind = analysis["kind"]
+    kind = kind_named(analysis["kind"])
     cards = []
     if "classes" in split_analysis:
-        title = "Entities by type" if kind == "token_classification" else "Classes"
+        title = kind.description.class_table
         cards.append(card(metrics_table(split_analysis["classes"], "name"), title=title))
     if "confusion_matrix" in split_analysis:
         confusions = _confusion_table(analysis["labels"], split_analysis["confusion_matrix"])
@@ -126,7 +120,7 @@ def _split_cards(analysis: Analysis, split: str, split_analysis: Analysis) -> li
         title = f"predicted values beside the labels of {split}"
         chart = scatter(split_analysis["reference_vs_predicted"], title)
         cards.append(card(chart, title="Predicted (upwards) by label"))
-    errors = _error_list(split_analysis["top_errors"], _LOSS_NAMES[kind])
+    errors = _error_list(split_analysis["top_errors"], kind.description.error_loss)
     cards.append(card(errors, title="Worst errors"))
     return cards
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from bert_jax.data.finetuning.config import Glue, GlueName
+from bert_jax.data.finetuning.example import Task
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS, find_file
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.data.finetuning.task import Task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.studies import sweep_trials
 from bert_jax.studies.finished_run import bootstrap_interval

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.finetuning.task import Task
+from bert_jax.data.finetuning.example import Task
 from bert_jax.errors import UserError
-from bert_jax.evals.decode_predictions import get_references
-from bert_jax.evals.task_metrics import task_interval
+from bert_jax.tasks import kind_of
 from bert_jax.train.sources.fine_tuning import PREDICTIONS
 
 
@@ -52,4 +51,6 @@ def bootstrap_interval(run: Path, task: Task, split: str, metric: str) -> tuple[
         outputs = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
     else:
         outputs = np.array([row["value"] for row in predictions], np.float64)
-    return task_interval(metric, task.kind, task.labels, get_references(task, examples), outputs)
+    kind = kind_of(task)
+    references = kind.get_references(examples, task.labels)
+    return kind.metric_interval(metric, references, outputs, task.labels)

@@ -5,10 +5,8 @@ from typing import Any
 
 from bert_jax.data.config import FineTuningData, MultiTaskData, NamedTask
 from bert_jax.data.finetuning.config import Mixing, ProportionalMixing, TaskConfig
-from bert_jax.data.finetuning.example import is_labeled
-from bert_jax.data.finetuning.features import make_features
+from bert_jax.data.finetuning.example import Task, is_labeled
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.data.finetuning.task import Task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.config import (
@@ -20,6 +18,7 @@ from bert_jax.objectives.config import (
 )
 from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
 from bert_jax.pretrained.load import LoadedModel
+from bert_jax.tasks import kind_of, make_head, training_features
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.train.config import (
     CheckpointConfig,
@@ -29,18 +28,8 @@ from bert_jax.train.config import (
     TrainConfig,
     WarmupLinear,
 )
-from bert_jax.train.sources.fine_tuning import task_head
 from bert_jax.train.sources.multi_task import MEAN_METRIC
 from bert_jax.tuning.config import TuningConfig
-
-DEFAULT_SEQ_LENGTHS = {
-    "classification": 128,
-    "regression": 128,
-    "token_classification": 128,
-    "question_answering": 384,
-    "multiple_choice": 128,
-}
-"""Of rows, where none is asked for: those of the paper's release."""
 
 
 def fine_tuning_experiment(
@@ -74,21 +63,19 @@ def fine_tuning_experiment(
     loaded_task = _load_trainable_task(task)
     model_max_length = loaded.config.max_length
     seq_length = (
-        min(DEFAULT_SEQ_LENGTHS[loaded_task.kind], model_max_length)
+        min(kind_of(loaded_task).default_seq_length, model_max_length)
         if max_length is None
         else max_length
     )
     data = FineTuningData(task=task, tokenizer=str(tokenizer_folder(model)))
-    num_sequences = len(
-        make_features(loaded_task, "train", tokenizer, seq_length, data.window_overlap)
-    )
+    num_sequences = len(training_features(loaded_task, tokenizer, seq_length, data.window_overlap))
     steps_per_epoch = -(-num_sequences // batch_size)
     steps = max(1, round(epochs * steps_per_epoch))
     best_metric = loaded_task.metrics[0] if _has_labeled_dev(loaded_task) else None
     return Experiment(
         name=loaded_task.name,
         seed=seed,
-        objective=FineTuning(model=loaded.config, head=task_head(loaded_task)),
+        objective=FineTuning(model=loaded.config, head=make_head(loaded_task)),
         data=data,
         init_from=model,
         train=TrainConfig(
@@ -129,12 +116,12 @@ def multi_task_experiment(
     loaded, tokenizer = _load_starting_model(model)
     loaded_tasks = {name: _load_trainable_task(task) for name, task in tasks.items()}
     heads = tuple(
-        NamedHead(name=name, head=task_head(loaded_task))
+        NamedHead(name=name, head=make_head(loaded_task))
         for name, loaded_task in loaded_tasks.items()
     )
     objective = MultiTask(model=loaded.config, heads=heads, weighting=weighting)
     default_seq_length = max(
-        DEFAULT_SEQ_LENGTHS[loaded_task.kind] for loaded_task in loaded_tasks.values()
+        kind_of(loaded_task).default_seq_length for loaded_task in loaded_tasks.values()
     )
     model_max_length = loaded.config.max_length
     seq_length = min(default_seq_length, model_max_length) if max_length is None else max_length
@@ -144,7 +131,7 @@ def multi_task_experiment(
         mixing=mixing,
     )
     split_features = (
-        make_features(loaded_task, "train", tokenizer, seq_length, data.window_overlap)
+        training_features(loaded_task, tokenizer, seq_length, data.window_overlap)
         for loaded_task in loaded_tasks.values()
     )
     steps_per_epoch = -(-sum(map(len, split_features)) // batch_size)

@@ -50,6 +50,7 @@ from bert_jax.train.sources import make_source
 from bert_jax.train.sources.base import Source
 from bert_jax.train.step import State, init_state
 from bert_jax.train.watchdog import Watchdog
+from bert_jax.tuning.config import CachedFeatures
 from bert_jax.tuning.depth import lowest_trainable_depth
 
 logger = logging.getLogger(__name__)
@@ -268,7 +269,8 @@ def _make_setup(experiment: Experiment, source: Source) -> TrainSetup:
     mesh = sharding.make_mesh(experiment.mesh)
     for phase in experiment.train.phases:
         sharding.check_batch_size(phase.batch_size, phase.gradient_accumulation_steps, mesh)
-    objective = make_objective(experiment.objective)
+    cached_features = isinstance(experiment.train.tuning.features, CachedFeatures)
+    objective = make_objective(experiment.objective, cached_features=cached_features)
     optimizer = make_optimizer(experiment.train)
     with jax.set_mesh(mesh):
         abstract = abstract_state(

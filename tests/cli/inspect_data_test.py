@@ -97,7 +97,7 @@ def test_flags_become_configs():
         ),
         (["snli"], r"snli needs --snli-dir"),
         (["columns", "--test", "t"], r"columns needs --text"),
-        (["conll"], r"Conll: name a file for train, dev or test"),
+        (["conll"], r"Conll has no files; expected a file for train, dev or test"),
     ],
 )
 def test_mistakes_in_flags(arguments: list[str], message: str):

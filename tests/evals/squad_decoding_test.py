@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_jax.data.finetuning.text_windows import max_context, window_starts
+from bert_jax.data.finetuning.features import max_context, window_starts
 from bert_jax.errors import UserError
 from bert_jax.evals.squad_decoding import ContextWindow, decode_answers
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from bert_jax.data.finetuning.config import Conll, Glue, Snli, Squad, Swag, TaskConfig
-from bert_jax.data.finetuning.features import make_features
+from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.data.finetuning.rows import Features
+from bert_jax.tasks import make_features
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")

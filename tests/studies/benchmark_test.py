@@ -23,11 +23,10 @@ from bert_jax.cli import build_parser, main
 from bert_jax.cli.arguments.task import task_config
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.evals.decode_predictions import get_references, predictions_to_json
-from bert_jax.evals.task_metrics import task_metrics
 from bert_jax.studies import job_runner, leaderboard
 from bert_jax.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfig
 from bert_jax.studies.job_runner import JobRunner
+from bert_jax.tasks import compute_metrics, kind_of
 
 
 def fake_run(arguments: Sequence[str], run: Path) -> str | None:
@@ -39,6 +38,7 @@ def fake_run(arguments: Sequence[str], run: Path) -> str | None:
     if args.seed == 9:
         return "no luck"
     task = load_task(task_config(args))
+    kind = kind_of(task)
     rng = np.random.default_rng([args.seed, zlib.crc32(args.task.encode())])
     found = {}
     (run / "predictions").mkdir(parents=True)
@@ -47,15 +47,14 @@ def fake_run(arguments: Sequence[str], run: Path) -> str | None:
         labeled = getattr(examples[0], "label", None) is not None
         outputs = rng.normal(2.5, 2.0, (len(examples), len(task.labels) or 1))
         if labeled and task.labels:
-            correct = get_references(task, examples)
+            correct = kind.get_references(examples, task.labels)
             outputs[np.arange(len(examples)), correct] += 1e4 * args.learning_rate
         outputs = outputs if task.labels else outputs[:, 0]
         if labeled and split != "train":
-            found[split] = task_metrics(
-                task.kind, task.labels, get_references(task, examples), outputs
-            )
+            found[split] = compute_metrics(task, examples, outputs)
         lines = "".join(
-            json.dumps(row) + "\n" for row in predictions_to_json(task, examples, outputs)
+            json.dumps(row) + "\n"
+            for row in kind.predictions_to_json(examples, outputs, task.labels)
         )
         (run / "predictions" / f"{split}.jsonl").write_text(lines)
     (run / "evaluation.json").write_text(json.dumps(found))

@@ -1,4 +1,4 @@
-"""What a labelled example is, of each kind of task, before any vocabulary has seen it."""
+"""Defines labeled examples of each form, and `Task`: the examples of a task in splits."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from bert_jax.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextExample:
-    """A text or a pair of texts: a class's name (str) or a number (float); None is unlabelled."""
+    """Holds a text or a pair of texts; the label is a class name (str), a score (float) or None."""
 
     id: str
     text: str
@@ -17,10 +17,10 @@ class TextExample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedExample:
-    """Words with a tag each in IOB2: "B-PER" begins a span, "I-PER" goes on with it, "O" is none.
+    """Holds words with one IOB2 tag each: "B-PER" begins an entity, "I-PER" continues it, "O".
 
     Raises:
-      UserError: another number of tags than of words.
+      UserError: the numbers of words and tags differ.
     """
 
     id: str
@@ -31,15 +31,16 @@ class TaggedExample:
         if self.tags is not None and len(self.tags) != len(self.words):
             raise UserError(
                 f"example {self.id!r} has {len(self.words)} words and {len(self.tags)} tags; "
-                "expected a tag for each word"
+                "expected one tag for each word"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer as it stands in the context from character `start` on.
+    """Holds the text of an answer and the character of the context at which it starts.
 
-    A start of -1 says that the context does not hold it: predictions are still scored against it.
+    A start of -1 means that the context does not contain the text. Predictions are still scored
+    against such an answer, but it cannot be trained on.
     """
 
     text: str
@@ -48,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionExample:
-    """A question about a context; labelled if it has answers or `is_impossible`."""
+    """Holds a question about a context; it is labeled if it has answers or `is_impossible`."""
 
     id: str
     question: str
@@ -59,7 +60,10 @@ class QuestionExample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceExample:
-    """A context and the texts that may follow it, each begun by `prompt`; `label` counts from 0."""
+    """Holds a context and its possible continuations; `label` is the index of the right one.
+
+    Each choice is preceded by `prompt`, the beginning that all continuations share.
+    """
 
     id: str
     context: str
@@ -71,8 +75,31 @@ class ChoiceExample:
 Example = TextExample | TaggedExample | QuestionExample | ChoiceExample
 
 
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Holds everything that is read from the files of a task.
+
+    Attributes:
+      name: for example "glue/rte".
+      kind: the name of the kind of task, as registered in `bert_jax.tasks`.
+      labels: class names in the order of their ids. For token classification these are all IOB2
+        tags, "O" first. Empty for regression, question answering and multiple choice.
+      metrics: names of the metrics to report, the most important one first.
+      splits: "train", "dev", "test" and others ("dev_mismatched", "ax"), as far as they exist.
+        A split that exists has at least one example.
+      notes: one sentence for each kind of repair or omission while reading, with counts.
+    """
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    splits: dict[str, tuple[Example, ...]]
+    notes: tuple[str, ...] = ()
+
+
 def is_labeled(example: Example) -> bool:
-    """Whether it is known what is to be predicted."""
+    """Returns whether the example has a label to train on or to compare with."""
     match example:
         case TextExample() | ChoiceExample():
             return example.label is not None

@@ -1,267 +1,168 @@
-"""Labelled examples -> rows of token ids with their targets, ragged: nothing is padded here.
+"""Defines `Features`, the token ids and targets of examples, and what all kinds of tasks share.
 
-An example gives one row, except where it is longer than a row: taggings and contexts of questions
-then give overlapping windows, and each token is decided by the window in which it is most central
-(Devlin et al.'s release, `run_squad.py`, "max context").
+`bert_jax.tasks` makes features from examples. Nothing is padded here: the loader pads when it
+makes batches.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from bert_jax.data.finetuning.example import (
-    ChoiceExample,
-    Example,
-    QuestionExample,
-    TaggedExample,
-    TextExample,
-    is_labeled,
-)
-from bert_jax.data.finetuning.rows import Features, build_inputs_with_special_tokens
-from bert_jax.data.finetuning.task import Task
-from bert_jax.data.finetuning.text_windows import max_context, window_starts
-from bert_jax.errors import ConfigError, UserError
-from bert_jax.text.tokenizer import Encoding, Tokenizer
+from bert_jax.data.finetuning.example import Example, is_labeled
+from bert_jax.errors import UserError
+from bert_jax.text.tokenizer import Tokenizer
 
-MAX_QUERY_LENGTH = 64
-"""Pieces of a question that are read; the rest is cut off, as in BERT's release."""
-_MIN_CONTEXT_LENGTH = 8
+TargetValues = list[int] | list[float] | list[np.ndarray]
 
 
-def make_features(
-    task: Task, split: str, tokenizer: Tokenizer, max_length: int, window_overlap: int = 128
-) -> Features:
-    """The rows of a split; [CLS] a [SEP] or [CLS] a [SEP] b [SEP], at most `max_length` long.
+@dataclass(kw_only=True)
+class Features:
+    """Holds the model inputs of one split; a sequence is one row of a future batch.
 
-    Args:
-      stride: pieces that two windows of one long example share.
+    An example gives one sequence, except when it is too long for one and is read in overlapping
+    windows: then it gives a sequence for each window.
 
-    Raises:
-      ConfigError: `max_length` leaves no room for text.
-      UserError: an example has a label that the task does not name.
+    Attributes:
+      input_ids: int32 [length] for each text of each sequence; a sequence has `num_choices` texts,
+        listed one after another, and one text if the task has no choices.
+      token_type_ids: int32 [length], in the same order.
+      targets: batch field -> one value or one array [length] for each sequence. Empty if any
+        example has no label.
+      example_index: int64 [sequences], the index of the example of each sequence, ascending.
+      num_choices: number of texts in a sequence.
+      num_truncated: number of examples that have a part that no sequence contains.
+      word_ids: for token classification, int32 [length] for each sequence: the index of the word
+        at the first token of each word that this sequence predicts, -1 at all other tokens.
+      offsets: for question answering, int32 [length, 2] for each sequence: the characters
+        [start, end) of the context that a token covers, (-1, -1) outside the context.
+      is_max_context: for question answering, bool [length] for each sequence: whether no other
+        window gives this token more context.
+      encoder_features: batch field -> float32 array for each sequence, the cached output of a
+        frozen encoder. Empty if the encoder runs at every step.
     """
-    examples: Any = task.splits[split]
-    if max_length < 4:
-        raise ConfigError(f"a length of {max_length} leaves no room between [CLS] and [SEP]")
-    match task.kind:
-        case "classification" | "regression":
-            return _text_features(examples, task, tokenizer, max_length)
-        case "token_classification":
-            return _token_classification_features(
-                examples, task, tokenizer, max_length, window_overlap
-            )
-        case "question_answering":
-            return _question_answering_features(examples, tokenizer, max_length, window_overlap)
-        case "multiple_choice":
-            return _multiple_choice_features(examples, tokenizer, max_length)
+
+    input_ids: list[np.ndarray] = field(default_factory=list)
+    token_type_ids: list[np.ndarray] = field(default_factory=list)
+    targets: dict[str, TargetValues] = field(default_factory=dict)
+    example_index: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    num_choices: int = 1
+    num_truncated: int = 0
+    word_ids: list[np.ndarray] = field(default_factory=list)
+    offsets: list[np.ndarray] = field(default_factory=list)
+    is_max_context: list[np.ndarray] = field(default_factory=list)
+    encoder_features: dict[str, Sequence[np.ndarray] | np.ndarray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.example_index)
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """int64 [sequences]: the length of each sequence, which is that of its longest text."""
+        text_lengths = np.array([len(input_ids) for input_ids in self.input_ids], np.int64)
+        return text_lengths.reshape(-1, self.num_choices).max(axis=1, initial=0)
 
 
-def _text_features(
-    examples: Sequence[TextExample], task: Task, tokenizer: Tokenizer, max_length: int
-) -> Features:
-    first_ids = tokenizer.encode_ids([example.text for example in examples])
-    pairs = [example.text_pair for example in examples]
-    second_ids = iter(tokenizer.encode_ids([text for text in pairs if text is not None]))
-    features = Features(example_index=np.arange(len(examples)))
-    for a, pair in zip(first_ids, pairs, strict=True):
-        b = None if pair is None else next(second_ids)
-        ids, token_type_ids, is_truncated = build_inputs_with_special_tokens(
-            a, b, tokenizer, max_length
-        )
-        features.input_ids.append(ids)
-        features.token_type_ids.append(token_type_ids)
-        features.num_truncated += is_truncated
-    if _all_labeled(examples):
-        if task.kind == "regression":
-            features.targets["label_values"] = [float(e.label or 0) for e in examples]
-        else:
-            label_to_id = _make_label_lookup(task)
-            features.targets["labels"] = [label_to_id(str(e.label), e.id) for e in examples]
-    return features
-
-
-def _token_classification_features(
-    examples: Sequence[TaggedExample],
-    task: Task,
+def build_inputs_with_special_tokens(
+    first_ids: Sequence[int] | np.ndarray,
+    second_ids: Sequence[int] | np.ndarray | None,
     tokenizer: Tokenizer,
     max_length: int,
-    window_overlap: int,
-) -> Features:
-    label_to_id, tokens_by_word = _make_label_lookup(task), _tokenize_words(examples, tokenizer)
-    window_length = max_length - tokenizer.template.num_single_special_tokens
-    window_overlap = min(window_overlap, window_length // 2)
-    is_labeled_split = _all_labeled(examples)
-    features, example_indices = Features(), []
-    if is_labeled_split:
-        features.targets = {"token_labels": [], "token_label_weights": []}
-    for example_index, example in enumerate(examples):
-        words = [tokens_by_word[word] for word in example.words]
-        ids = np.concatenate([*words, np.zeros(0, np.int32)])
-        word_of_token = np.repeat(np.arange(len(words)), [len(word) for word in words])
-        is_first_token = np.diff(word_of_token, prepend=-1) != 0
-        tags = [label_to_id(tag, example.id) for tag in example.tags or ()]
-        starts = window_starts(len(ids), window_length, window_overlap)
-        max_context_masks = max_context(len(ids), window_length, starts)
-        for start, is_max_context in zip(starts, max_context_masks, strict=True):
-            window = slice(start, start + window_length)
-            input_ids, token_type_ids, _ = build_inputs_with_special_tokens(
-                ids[window], None, tokenizer, max_length
-            )
-            word_ids = np.full(len(input_ids), -1, np.int32)
-            word_ids[1:-1] = np.where(
-                is_first_token[window] & is_max_context, word_of_token[window], -1
-            )
-            features.input_ids.append(input_ids)
-            features.token_type_ids.append(token_type_ids)
-            features.word_ids.append(word_ids)
-            example_indices.append(example_index)
-            if is_labeled_split:
-                label_ids = np.array([*tags, 0], np.int32)[word_ids]
-                features.targets["token_labels"].append(np.where(word_ids >= 0, label_ids, 0))
-                features.targets["token_label_weights"].append((word_ids >= 0).astype(np.float32))
-    features.example_index = np.array(example_indices, np.int64)
-    return features
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Returns (input_ids, token_type_ids, is_truncated) of a text or a pair of texts.
 
-
-def _tokenize_words(
-    examples: Sequence[TaggedExample], tokenizer: Tokenizer
-) -> dict[str, np.ndarray]:
-    """The pieces of each word, at least one; BPE sees the space before it, as within a text."""
-    words = list(dict.fromkeys(word for example in examples for word in example.words))
-    space = " " if tokenizer.kind == "bpe" else ""
-    unknown = np.array([tokenizer.unk_id], np.int32)
-    encoded = tokenizer.encode_ids([space + word for word in words])
-    return {w: ids if len(ids) else unknown for w, ids in zip(words, encoded, strict=True)}
-
-
-def _question_answering_features(
-    examples: Sequence[QuestionExample], tokenizer: Tokenizer, max_length: int, window_overlap: int
-) -> Features:
-    questions = tokenizer.encode_ids([example.question for example in examples])
-    contexts = {e.context: e.context for e in examples}
-    encoded = dict(zip(contexts, tokenizer.encode_batch(list(contexts)), strict=True))
-    is_labeled_split = _all_labeled(examples)
-    features, example_indices = Features(), []
-    if is_labeled_split:
-        features.targets = {"start_positions": [], "end_positions": []}
-    for example_index, (example, question) in enumerate(zip(examples, questions, strict=True)):
-        question = question[:MAX_QUERY_LENGTH]
-        window_length = max_length - len(question) - tokenizer.template.num_pair_special_tokens
-        if window_length < _MIN_CONTEXT_LENGTH:
-            raise ConfigError(
-                f"a length of {max_length} leaves {max(window_length, 0)} pieces of context beside "
-                f"the question {example.id!r} of {len(question)} pieces; expected at least "
-                f"{_MIN_CONTEXT_LENGTH}: take a longer --max-length"
-            )
-        context = encoded[example.context]
-        starts = window_starts(
-            len(context.ids), window_length, min(window_overlap, window_length // 2)
-        )
-        max_context_masks = max_context(len(context.ids), window_length, starts)
-        for start, is_max_context in zip(starts, max_context_masks, strict=True):
-            _add_window(
-                features,
-                question,
-                context,
-                slice(start, start + window_length),
-                is_max_context,
-                tokenizer,
-            )
-            example_indices.append(example_index)
-            if is_labeled_split:
-                begin, end = _answer_positions(example, features.offsets[-1])
-                features.targets["start_positions"].append(begin)
-                features.targets["end_positions"].append(end)
-    features.example_index = np.array(example_indices, np.int64)
-    return features
-
-
-def _add_window(
-    features: Features,
-    question: np.ndarray,
-    context: Encoding,
-    window: slice,
-    window_max_context: np.ndarray,
-    tokenizer: Tokenizer,
-) -> None:
-    ids = np.array(context.ids[window], np.int32)
-    input_ids, token_type_ids, _ = build_inputs_with_special_tokens(
-        question,
-        ids,
-        tokenizer,
-        len(question) + len(ids) + tokenizer.template.num_pair_special_tokens,
+    The layout is the template of the tokenizer, for example [CLS] first [SEP] second [SEP]. Texts
+    that are too long lose tokens at their ends, see `longest_first_lengths`.
+    """
+    template = tokenizer.template
+    if second_ids is None:
+        truncated_ids = first_ids[: max_length - template.num_single_special_tokens]
+        input_ids = tokenizer.build_inputs_with_special_tokens(truncated_ids)
+        return input_ids, np.zeros_like(input_ids), len(truncated_ids) < len(first_ids)
+    num_first, num_second = longest_first_lengths(
+        len(first_ids), len(second_ids), max_length - template.num_pair_special_tokens
     )
-    offsets = np.full((len(input_ids), 2), -1, np.int32)
-    is_max_context = np.zeros(len(input_ids), bool)
-    context_start = tokenizer.template.second_start(len(question))
-    context_tokens = slice(context_start, context_start + len(ids))
-    if len(ids):
-        offsets[context_tokens] = context.offsets[window]
-        is_max_context[context_tokens] = window_max_context
-    features.input_ids.append(input_ids)
-    features.token_type_ids.append(token_type_ids)
-    features.offsets.append(offsets)
-    features.is_max_context.append(is_max_context)
-
-
-def _answer_positions(example: QuestionExample, offsets: np.ndarray) -> tuple[int, int]:
-    """First and last piece of the first answer; 0, 0 ([CLS]) where this window lacks a part."""
-    if not example.answers:
-        return 0, 0
-    answer = example.answers[0]
-    begin, end = answer.start, answer.start + len(answer.text)
-    overlapping = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > begin))
-    if not len(overlapping):
-        return 0, 0
-    first_token, last_token = int(overlapping[0]), int(overlapping[-1])
-    # A window that ends within the answer cannot hold all of it.
-    is_complete = offsets[first_token, 0] <= begin and offsets[last_token, 1] >= end
-    return (first_token, last_token) if is_complete else (0, 0)
-
-
-def _multiple_choice_features(
-    examples: Sequence[ChoiceExample], tokenizer: Tokenizer, max_length: int
-) -> Features:
-    counts = {len(example.choices) for example in examples}
-    if len(counts) > 1:
-        raise UserError(f"examples have {sorted(counts)} choices; expected the same number in each")
-    features = Features(example_index=np.arange(len(examples)), num_choices=max(counts, default=1))
-    contexts = tokenizer.encode_ids([example.context for example in examples])
-    endings = iter(
-        tokenizer.encode_ids(
-            [f"{e.prompt} {choice}".strip() for e in examples for choice in e.choices]
-        )
+    input_ids = tokenizer.build_inputs_with_special_tokens(
+        first_ids[:num_first], second_ids[:num_second]
     )
-    for example, context in zip(examples, contexts, strict=True):
-        truncated_flags = []
-        for _ in example.choices:
-            ids, token_type_ids, is_truncated = build_inputs_with_special_tokens(
-                context, next(endings), tokenizer, max_length
-            )
-            features.input_ids.append(ids)
-            features.token_type_ids.append(token_type_ids)
-            truncated_flags.append(is_truncated)
-        features.num_truncated += any(truncated_flags)
-    if _all_labeled(examples):
-        features.targets["labels"] = [int(example.label or 0) for example in examples]
-    return features
+    token_type_ids = template.token_type_ids(num_first, num_second)
+    return input_ids, token_type_ids, num_first < len(first_ids) or num_second < len(second_ids)
 
 
-def _all_labeled(examples: Sequence[Example]) -> bool:
+def longest_first_lengths(
+    first_length: int, second_length: int, max_total_length: int
+) -> tuple[int, int]:
+    """Returns the lengths of both texts of a pair after truncation to a total length.
+
+    This is the "longest_first" truncation of Hugging Face's fast tokenizers: the longer text is
+    cut first. If both are too long, each keeps half, and the longer one the odd token.
+    """
+    shorter, longer = min(first_length, second_length), max(first_length, second_length)
+    if shorter + longer > max_total_length:
+        longer = (
+            max(shorter, max_total_length - shorter) if shorter <= max_total_length else shorter
+        )
+        if shorter + longer > max_total_length:
+            shorter, longer = max_total_length // 2, max_total_length - max_total_length // 2
+    return (longer, shorter) if first_length > second_length else (shorter, longer)
+
+
+def window_starts(num_tokens: int, window_length: int, window_overlap: int) -> list[int]:
+    """Returns the start of each window over `num_tokens` tokens; neighbors share the overlap.
+
+    The last window may be shorter, as with `return_overflowing_tokens` in Hugging Face's
+    tokenizers. Even zero tokens give one window, so that every example has a sequence.
+    """
+    starts = [0]
+    while starts[-1] + window_length < num_tokens:
+        starts.append(starts[-1] + window_length - window_overlap)
+    return starts
+
+
+def max_context(num_tokens: int, window_length: int, starts: list[int]) -> list[np.ndarray]:
+    """Returns for each window a bool mask of the tokens that have most context in this window.
+
+    The context of a token is the smaller of its numbers of neighbors to the left and to the right
+    within the window. Among equals the longer window wins, then the earlier one, as in
+    `_check_is_max_context` of BERT's `run_squad.py`. Exactly one window has each token.
+    """
+    positions = np.arange(num_tokens)
+    score = np.full((len(starts), num_tokens), -1.0)
+    for window_index, start in enumerate(starts):
+        current_length = min(window_length, num_tokens - start)
+        positions_in_window = positions[start : start + current_length] - start
+        score[window_index, start : start + current_length] = (
+            np.minimum(positions_in_window, current_length - 1 - positions_in_window)
+            + 0.01 * current_length
+        )
+    best_window = np.argmax(score, axis=0) if num_tokens else np.zeros(0, np.int64)
+    return [
+        best_window[start : start + window_length] == window_index
+        if num_tokens
+        else np.zeros(0, bool)
+        for window_index, start in enumerate(starts)
+    ]
+
+
+def all_labeled(examples: Sequence[Example]) -> bool:
+    """Returns whether there are examples and all of them have a label."""
     return bool(examples) and all(is_labeled(example) for example in examples)
 
 
-def _make_label_lookup(task: Task) -> Callable[[str, str], int]:
-    """Label -> its number; an unknown one is an error that names the example."""
-    ids_by_label = {label: number for number, label in enumerate(task.labels)}
+def make_label_lookup(labels: Sequence[str]) -> Callable[[str, str], int]:
+    """Returns a function (label, example id) -> class id.
+
+    The function raises a UserError that names the example if the label is unknown.
+    """
+    label2id = {label: class_id for class_id, label in enumerate(labels)}
 
     def label_to_id(label: str, example_id: str) -> int:
-        if label not in ids_by_label:
+        if label not in label2id:
             raise UserError(
-                f"{task.name}: the example {example_id!r} has the label {label!r}, which is none "
-                f"of {', '.join(map(repr, task.labels))}; correct it, or train with it as well"
+                f"the example {example_id!r} has the label {label!r}; expected one of the labels "
+                f"of the training data: {', '.join(map(repr, labels))}"
             )
-        return ids_by_label[label]
+        return label2id[label]
 
     return label_to_id

@@ -1,46 +1,46 @@
-"""Rows of features as batches of few shapes, in an order that one integer describes.
+"""Loads features as padded batches of a few lengths, for fine-tuning and evaluation.
 
-Rows of like length go together: a batch has one of the few given lengths, the shortest that all of
-its rows fit in. The order of rows and batches is a function of (seed, epoch) alone, so a loader
-started at a position goes on with the same batches on any number of hosts.
+Sequences of similar length are batched together: a batch has the smallest of the bucket lengths in
+which all of its sequences fit. The order of sequences and batches is a function of (seed, epoch),
+so a loader that starts at a position continues with the same batches on any number of processes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from bert_jax.batch import FIELDS
-from bert_jax.data.finetuning.rows import Features
+from bert_jax.data.finetuning.features import Features
 from bert_jax.data.pretraining.rng import epoch_key, permute
 from bert_jax.errors import ConfigError
 
 Batch = dict[str, np.ndarray]
 _BATCH_ORDER_EPOCH_OFFSET = 1 << 32
-"""Added to an epoch's number for the order of its batches, apart from that of its rows."""
+"""Added to an epoch's index, so that the order of batches differs from that of sequences."""
 
 
 class PlannedBatch(NamedTuple):
-    """One batch to be: its length, and its rows' numbers, fewer than the batch has at the end."""
+    """Holds the length of a batch and the indices of its sequences, fewer in the last batch."""
 
     length: int
     indices: np.ndarray
 
 
 class EpochSampler(Protocol):
-    """Which rows the epochs have."""
+    """Chooses the sequences of each epoch and their order."""
 
     def __len__(self) -> int:
-        """Rows of an epoch."""
+        """Returns the number of sequences in an epoch."""
         ...
 
     def __call__(self, epoch: int) -> np.ndarray:
-        """int64 [rows of an epoch]: their numbers, in the order in which they are drawn."""
+        """Returns the indices of an epoch's sequences, int64 [len(self)], in order."""
         ...
 
 
 class ShuffleSampler:
-    """Every row once in each epoch, the order a function of (seed, epoch)."""
+    """Draws every sequence once in each epoch, in an order that depends on (seed, epoch)."""
 
     def __init__(self, num_sequences: int, seed: int):
         self._num_sequences, self._seed = num_sequences, seed
@@ -49,27 +49,27 @@ class ShuffleSampler:
         return self._num_sequences
 
     def __call__(self, epoch: int) -> np.ndarray:
-        """See `Order`."""
+        """Returns the indices of an epoch, see `EpochSampler`."""
         return permute(
             np.arange(self._num_sequences), self._num_sequences, epoch_key(self._seed, epoch)
         )
 
 
 class FineTuningLoader:
-    """An endless iterator over this host's rows of batches.
+    """Iterates over training batches without end; gives the rows of this process.
 
     Args:
-      features: labelled rows.
-      lengths: ascending; the lengths that a batch may have, the last at least the longest row's.
-      batch_size: rows of a batch over all hosts.
-      seed: decides the order, together with the position.
-      pad_id: the id that pads a row.
-      order: which rows an epoch has; None for `EveryRow`.
-      host_index, host_count: which equal, contiguous share of each batch's rows to make.
-      start: the `position` of an earlier loader to go on from.
+      features: labeled sequences.
+      bucket_lengths: the lengths that a batch may have, ascending; the last one is at least the
+        length of the longest sequence.
+      batch_size: rows of a batch over all processes.
+      pad_id: the token id of padding.
+      sampler: chooses the sequences of an epoch; None for `ShuffleSampler`.
+      process_index, process_count: each process gets an equal, contiguous part of a batch's rows.
+      start: the `position` of an earlier loader, to continue from there.
 
     Raises:
-      ConfigError: there are no rows, or one is longer than the last of `lengths`.
+      ConfigError: there are no sequences, or one is longer than the last of `bucket_lengths`.
     """
 
     def __init__(
@@ -95,25 +95,28 @@ class FineTuningLoader:
         self._position = start
         self._epoch_plan: tuple[int, list[PlannedBatch]] = (-1, [])
         if not len(features):
-            raise ConfigError("there is no row to train on")
+            raise ConfigError("there are no sequences to train on")
         _check_lengths(features, self._bucket_lengths)
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches of an epoch; one of them may not be full."""
+        """Number of batches in an epoch; one of them may not be full."""
         return -(-len(self._sampler) // self._batch_size)
 
     @property
     def position(self) -> int:
-        """Rows of the batches handed out so far, with those that only fill one up."""
+        """Number of rows of all batches so far, including empty rows."""
         return self._position
 
     def distinct_batch_lengths(self, epochs: int = 1) -> list[int]:
-        """The lengths that occur in so many epochs, ascending: for `EveryRow` the same in each."""
+        """Returns the batch lengths that occur in the first epochs, ascending.
+
+        With `ShuffleSampler` they are the same in every epoch.
+        """
         return sorted({length for epoch in range(epochs) for length in self.batch_lengths(epoch)})
 
     def batch_lengths(self, epoch: int = 0) -> list[int]:
-        """The length of each batch of an epoch, in order."""
+        """Returns the length of each batch of an epoch, in order."""
         return [batch.length for batch in self._plan_epoch(epoch)]
 
     def __iter__(self) -> Iterator[Batch]:
@@ -153,7 +156,7 @@ def evaluation_batches(
     process_index: int = 0,
     process_count: int = 1,
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Every row once, by length: (the rows' numbers over all hosts, this host's share)."""
+    """Yields every sequence once, sorted by length: (indices over all processes, own rows)."""
     _check_lengths(features, bucket_lengths)
     indices_by_length = np.argsort(features.lengths, kind="stable")
     rows_per_process = batch_size // process_count
@@ -167,16 +170,36 @@ def evaluation_batches(
         )
 
 
+def gather_outputs(
+    batches: Iterable[tuple[np.ndarray, Mapping[str, np.ndarray]]], num_sequences: int
+) -> dict[str, list[np.ndarray]]:
+    """Puts the outputs of `evaluation_batches` back into the order of the sequences.
+
+    Args:
+      batches: (indices of the sequences, outputs whose first rows belong to these sequences).
+
+    Returns:
+      Output name -> one array for each sequence.
+    """
+    outputs: dict[str, list[np.ndarray]] = {}
+    for indices, batch_outputs in batches:
+        for name, values in batch_outputs.items():
+            by_sequence = outputs.setdefault(name, [np.zeros(0)] * num_sequences)
+            for batch_row, sequence_index in enumerate(indices):
+                by_sequence[sequence_index] = values[batch_row]
+    return outputs
+
+
 def plan_batches(
     seq_lengths: np.ndarray,
     epoch_indices: np.ndarray,
     bucket_lengths: Sequence[int],
     batch_size: int,
 ) -> list[PlannedBatch]:
-    """Rows in `order`, those of one bucket together, as batches of `batch_size`.
+    """Groups the sequences of an epoch by bucket and cuts the groups into batches.
 
-    What is left over in a bucket goes to the next one that has rows, so at most one batch is not
-    full, and there are as many batches as without buckets.
+    Sequences that do not fill a batch move to the next longer bucket in use, so at most one batch
+    is not full, and there are no more batches than without buckets.
     """
     bucket_of_sequence = np.searchsorted(bucket_lengths, seq_lengths[epoch_indices])
     used_buckets = np.unique(bucket_of_sequence)
@@ -207,9 +230,12 @@ def collate(
     *,
     process_rows: slice = slice(None),
 ) -> Batch:
-    """The batch fields of `rows`, padded to [batch_size, length]; `share` cuts out some rows.
+    """Pads the sequences at `indices` to the fields of a batch of [batch_size, length].
 
-    Rows after those of `rows` have `example_weights` 0.
+    Rows after the last sequence are empty and have `example_weights` 0.
+
+    Args:
+      process_rows: the rows of the batch to return.
     """
     selected = [int(sequence_index) for sequence_index in indices[process_rows]]
     num_rows = len(range(*process_rows.indices(batch_size)))
@@ -222,8 +248,9 @@ def collate(
         shape = (num_rows, length, *shape[1:]) if is_per_token else (num_rows, *shape)
         padded = np.zeros(shape, FIELDS[name].dtype)
         for batch_row, sequence_index in enumerate(selected):
-            if is_per_token:  # states may go on into the padding of longer batches
-                padded[batch_row, : len(values[sequence_index])] = values[sequence_index][:length]
+            if is_per_token:  # cached encoder features may include padding of a longer batch
+                value = np.asarray(values[sequence_index])
+                padded[batch_row, : len(value)] = value[:length]
             else:
                 padded[batch_row] = values[sequence_index]
         batch[name] = padded
@@ -244,7 +271,7 @@ def _collate_inputs(
                 sequence_index * num_choices + choice
             ]
             attention_mask[batch_row, choice, : len(token_ids)] = 1
-    attention_mask[len(indices) :, :, 0] = 1  # an empty row has no defined attention
+    attention_mask[len(indices) :, :, 0] = 1  # a softmax over no tokens is undefined
     fields = {
         "input_ids": input_ids,
         "token_type_ids": token_type_ids,
@@ -259,5 +286,5 @@ def _check_lengths(features: Features, bucket_lengths: Sequence[int]) -> None:
     max_length = int(features.lengths.max(initial=0))
     if max_length > bucket_lengths[-1]:
         raise ConfigError(
-            f"a row has {max_length} pieces, but the longest batch has {bucket_lengths[-1]}"
+            f"a sequence has {max_length} tokens, but the longest bucket has {bucket_lengths[-1]}"
         )

@@ -1,59 +1,97 @@
-"""Rows of several tasks as rows of one, and the order in which a mixture draws them."""
+"""Mixes the training data of several tasks: sampling rates, joined features, order of sequences."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from bert_jax.batch import FIELDS
-from bert_jax.data.finetuning.config import Mixing
-from bert_jax.data.finetuning.mixing_rates import mixing_rates
-from bert_jax.data.finetuning.rows import Features
+from bert_jax.data.finetuning.config import (
+    CappedMixing,
+    EqualMixing,
+    Mixing,
+    ProportionalMixing,
+    TemperatureMixing,
+)
+from bert_jax.data.finetuning.features import Features
 from bert_jax.data.pretraining.rng import epoch_key, permute
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, UserError
 
 _PASS_EPOCH_OFFSET = 1 << 33
-"""Times a task's number from 1, added to the number of a pass over its rows: each has orders of its
-own, apart from those of epochs and of batches (`loader.py`)."""
+"""Multiplied by the task's index from 1 and added to the index of a pass over its sequences. Each
+pass thus has its own random order, different from those of epochs and batches (`loader.py`)."""
+
+
+def mixing_rates(num_examples: Mapping[str, int], mixing: Mixing) -> dict[str, float]:
+    """Computes the sampling rate of each task (Raffel et al. 2020, 3.5.2); rates add up to 1.
+
+    Args:
+      num_examples: task -> number of its examples.
+
+    Raises:
+      UserError: there is no task, or one has no examples.
+    """
+    if not num_examples or min(num_examples.values()) < 1:
+        raise UserError(
+            f"cannot mix the tasks {dict(num_examples)} (number of examples); expected one task or "
+            "more, and one example or more in each"
+        )
+    rates = {name: _unnormalized_rate(count, mixing) for name, count in num_examples.items()}
+    total = sum(rates.values())
+    return {name: rate / total for name, rate in rates.items()}
+
+
+def _unnormalized_rate(count: int, mixing: Mixing) -> float:
+    match mixing:
+        case EqualMixing():
+            return 1.0
+        case ProportionalMixing():
+            return float(count)
+        case TemperatureMixing(temperature=temperature):
+            return count ** (1.0 / temperature)
+        case CappedMixing(max_examples=max_examples):
+            return float(min(count, max_examples))
 
 
 def concatenate_features(features_by_task: Mapping[str, Features]) -> Features:
-    """The rows of several tasks, one task after another, for training.
+    """Concatenates the training sequences of several tasks that have no choices.
 
-    A row has the targets of all tasks, zero where its own has none, and in `task_ids` the number
-    of its task. No task has choices.
+    A sequence has the targets of all tasks, zero for those of other tasks, and the index of its
+    task in `task_ids`.
     """
     names = dict.fromkeys(
         name for task_features in features_by_task.values() for name in task_features.targets
     )
     joined = Features(example_index=np.arange(sum(map(len, features_by_task.values()))))
-    joined.targets = {name: [] for name in (*names, "task_ids")}
+    targets: dict[str, list[Any]] = {name: [] for name in (*names, "task_ids")}
     for task_index, task_features in enumerate(features_by_task.values()):
         joined.input_ids += task_features.input_ids
         joined.token_type_ids += task_features.token_type_ids
         for name in names:
-            # An array without elements is padded with zeros to the whole row.
+            # An empty array is padded with zeros to the whole sequence.
             blank = np.zeros(0) if FIELDS[name].dims == "BL" else 0
-            joined.targets[name] += task_features.targets.get(name, [blank] * len(task_features))
-        joined.targets["task_ids"] += [task_index] * len(task_features)
+            targets[name] += task_features.targets.get(name, [blank] * len(task_features))
+        targets["task_ids"] += [task_index] * len(task_features)
+    joined.targets = targets
     return joined
 
 
 class MixtureSampler:
-    """As many rows of each task in every epoch as its rate asks for: an `Order` over joined rows.
+    """Draws the same number of sequences of each task in every epoch, in proportion to its rate.
 
-    A task's rows are passed over again and again, each pass in an order of its own, and an epoch
-    goes on in the pass where the one before it stopped: no row comes a second time before all of
-    its task have come once. An epoch has as many rows as the tasks have together. All of it is a
-    function of (seed, epoch).
+    This is an `EpochSampler` over joined features. The sequences of a task are passed over again
+    and again, each time in a new random order, and an epoch continues the pass in which the last
+    one ended: no sequence is repeated before all others of its task were drawn. An epoch has as
+    many sequences as all tasks together. The order is a function of (seed, epoch).
 
     Args:
-      rows: task -> the number of its rows, which lie one task after another.
+      num_sequences: task -> number of its sequences, in the order of the joined features.
 
     Attributes:
-      drawn: task -> the number of its rows in each epoch.
+      sequences_per_epoch: task -> number of its sequences in each epoch.
 
     Raises:
-      ConfigError: a task is so rare that it has no row in an epoch.
+      ConfigError: a task is so rare that an epoch has no sequence of it.
     """
 
     def __init__(self, num_sequences: Mapping[str, int], mixing: Mixing, seed: int):
@@ -62,36 +100,33 @@ class MixtureSampler:
         for name, quota in self.sequences_per_epoch.items():
             if quota == 0:
                 raise ConfigError(
-                    f"data.mixing {mixing} draws no row of {name!r}, which has "
-                    f"{num_sequences[name]:,} of {len(self):,}; expected rates that leave every "
-                    "task some, as ProportionalMixing()"
+                    f"data.mixing is {mixing}, which never draws from the task {name!r} (it has "
+                    f"{num_sequences[name]:,} of {len(self):,}); choose rates that draw from every "
+                    "task, for example ProportionalMixing()"
                 )
 
     def __len__(self) -> int:
         return sum(self._num_sequences.values())
 
     def __call__(self, epoch: int) -> np.ndarray:
-        """See `Order`."""
+        """Returns the indices of an epoch, see `EpochSampler`."""
         sampled_indices, first_index = [], 0
         for task_index, (name, count) in enumerate(self._num_sequences.items(), 1):
             quota = self.sequences_per_epoch[name]
-            draw_positions = np.arange(epoch * quota, (epoch + 1) * quota)
-            for pass_index in np.unique(draw_positions // count):
+            draws = np.arange(epoch * quota, (epoch + 1) * quota)
+            pass_indices = draws // count
+            for pass_index in np.unique(pass_indices):
                 key = epoch_key(self._seed, int(pass_index) + task_index * _PASS_EPOCH_OFFSET)
-                sampled_indices.append(
-                    first_index
-                    + permute(
-                        draw_positions[draw_positions // count == pass_index] % count, count, key
-                    )
-                )
+                in_pass = draws[pass_indices == pass_index] % count
+                sampled_indices.append(first_index + permute(in_pass, count, key))
             first_index += count
         indices = np.concatenate(sampled_indices)
         return indices[permute(np.arange(len(indices)), len(indices), epoch_key(self._seed, epoch))]
 
 
 def _apportion(rates: Mapping[str, float], total: int) -> dict[str, int]:
-    """Whole numbers in the proportion of `rates` that add up to `total`: largest remainders."""
+    """Splits `total` into integers in the proportion of `rates`, by largest remainders."""
     exact = np.array(list(rates.values())) * total
-    quotas = np.floor(exact + 1e-9).astype(int)  # a share of 3 may be 2.9999999
+    quotas = np.floor(exact + 1e-9).astype(int)  # what should be 3 may be 2.9999999
     quotas[np.argsort(quotas - exact, kind="stable")[: total - quotas.sum()]] += 1
     return dict(zip(rates, quotas.tolist(), strict=True))

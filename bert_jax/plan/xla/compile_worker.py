@@ -27,6 +27,7 @@ from bert_jax.parallel import sharding
 from bert_jax.train.compile import abstract_state, jitted_step
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.step import init_state
+from bert_jax.tuning.config import CachedFeatures
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 
@@ -46,7 +47,9 @@ def lower(experiment: Experiment, request: dict[str, Any], devices: Any) -> Any:
     """Lowers the train step of one phase and batch shape for the given devices."""
     mesh = sharding.make_mesh(experiment.mesh, devices)
     phase = experiment.train.phases[request["phase"]]
-    objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
+    cached_features = isinstance(experiment.train.tuning.features, CachedFeatures)
+    objective = make_objective(experiment.objective, cached_features=cached_features)
+    optimizer = make_optimizer(experiment.train)
     initialize = functools.partial(init_state, objective, optimizer)
     abstract = abstract_state(initialize, optimizer, mesh)
     batch_sharding = sharding.batch_sharding(mesh)

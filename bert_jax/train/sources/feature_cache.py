@@ -1,13 +1,14 @@
-"""The states of a frozen encoder for all rows of a task: computed once, kept in the run folder.
+"""Caches the hidden states of a frozen encoder for all sequences of a task in the run folder.
 
-    encoder_states/<split>-<length>.npy   float32 [states, D]: those of row 0, then of row 1, ...
-                   fingerprint            of the encoder and the rows; of others: computed again
+    encoder_states/<split>-<length>.npy   float32 [vectors, D] of sequence 0, sequence 1, ...
+                   fingerprint            of the encoder and the sequences; the cache is computed
+                                          again if it differs
                    checksums.json         see checksums.py
 
-A row has the states that its head reads: of the first token of each of its texts, or of all its
-tokens, or under a `SpanHead` of every place of the longest batch, since the loss of a span reads
-padding too. The files are mapped into memory, so they may be larger than it. The folder may be
-deleted at any time: a run that goes on without it computes it again.
+A sequence has the vectors that its head reads: those of the first token of each text, or of all
+tokens, or for question answering of every position of the longest bucket, because its loss also
+reads padding. The files are memory-mapped, so they may be larger than memory. The folder may be
+deleted at any time: a run that resumes without it computes it again.
 """
 
 import hashlib
@@ -24,12 +25,12 @@ from etils import epath
 
 from bert_jax import config_lib
 from bert_jax.checkpoints import checksums
+from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches
-from bert_jax.data.finetuning.rows import Features
 from bert_jax.distributed.processes import run_on_process_0
 from bert_jax.errors import UserError
-from bert_jax.models.heads.config import QuestionAnsweringHead, reads_first_token
-from bert_jax.objectives.fine_tuning import FineTuningObjective, encoder_features_field
+from bert_jax.models.heads.config import reads_first_token
+from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel.sharding import batch_sharding, put_batch, replicated
 from bert_jax.params import paths
 from bert_jax.runs.progress import LiveLine, format_duration
@@ -39,11 +40,12 @@ _FINGERPRINT_FILE = "fingerprint"
 
 
 class FeatureExtractor:
-    """A program's encoder with the parameters that it keeps.
+    """Computes encoder features with fixed parameters.
 
     Args:
-      params: of the whole program.
-      lengths: that batches may have, ascending; batch_size: rows of a batch over all hosts.
+      params: the parameters of the objective.
+      bucket_lengths: the lengths that a batch may have, ascending.
+      batch_size: rows of a batch over all processes.
     """
 
     def __init__(
@@ -52,31 +54,34 @@ class FeatureExtractor:
         params: Any,
         mesh: jax.sharding.Mesh,
         *,
-        lengths: Sequence[int],
+        bucket_lengths: Sequence[int],
         batch_size: int,
         pad_id: int,
     ):
         self._objective, self._params, self._mesh = objective, params, mesh
         self._batch_size, self._pad_id = batch_size, pad_id
         self._head, self._model = objective.config.head, objective.config.model
-        self._lengths = lengths[-1:] if isinstance(self._head, QuestionAnsweringHead) else lengths
-        # Every process gets all rows, as in an evaluation.
+        self._spec = objective.spec
+        self._bucket_lengths = (
+            bucket_lengths[-1:] if self._spec.loss_reads_padding else bucket_lengths
+        )
+        # Replicated outputs give every process all rows, as in an evaluation.
         self._compute_features = jax.jit(objective.encoder_features, out_shardings=replicated(mesh))
 
     def fingerprint(self, splits: Mapping[str, Features]) -> str:
-        """Of all that the states of these rows depend on."""
+        """Hashes everything on which the features of these sequences depend."""
         compute_dtype = self._objective.config.compute.dtype
         settings = (
             config_lib.fingerprint(self._model),
             compute_dtype,
             type(self._head),
-            self._lengths,
+            self._bucket_lengths,
         )
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
         replicate = jax.jit(lambda params: params, out_shardings=replicated(self._mesh))
         for path, leaf in sorted(paths.flatten(replicate(self._params["encoder"])).items()):
             digest.update(path.encode())
-            # An update of zero makes 0.0 of -0.0, which is the same parameter.
+            # The optimizer turns -0.0 into 0.0 even where its update is zero; adding 0.0 does too.
             digest.update((np.asarray(leaf) + np.float32(0)).tobytes())
         for name, features in splits.items():
             digest.update(f"{name} {[len(ids) for ids in features.input_ids]}".encode())
@@ -85,23 +90,23 @@ class FeatureExtractor:
         return digest.hexdigest()
 
     def offsets(self, features: Features) -> np.ndarray:
-        """int64 [rows + 1]: where the states of each row begin in a file, and where all end."""
-        num_states = features.lengths
+        """Returns int64 [sequences + 1]: the first vector of each sequence, then the total."""
+        num_vectors = features.lengths
         if reads_first_token(self._head):
-            num_states = np.full_like(num_states, features.num_choices)
-        elif isinstance(self._head, QuestionAnsweringHead):
-            num_states = np.full_like(num_states, self._lengths[-1])
-        return np.concatenate([[0], np.cumsum(num_states)])
+            num_vectors = np.full_like(num_vectors, features.num_choices)
+        elif self._spec.loss_reads_padding:
+            num_vectors = np.full_like(num_vectors, self._bucket_lengths[-1])
+        return np.concatenate([[0], np.cumsum(num_vectors)])
 
     def shape(self, features: Features) -> tuple[int, int]:
-        """[states, D] of a split."""
+        """Returns the shape [vectors, D] of the file of a split."""
         return int(self.offsets(features)[-1]), self._model.hidden_size
 
     def extract(self, features: Features) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(numbers of rows, what `FineTuningProgram.states` gives for them): every row once."""
+        """Yields every sequence once: (indices, result of `objective.encoder_features`)."""
         batches = evaluation_batches(
             features,
-            self._lengths,
+            self._bucket_lengths,
             batch_size=self._batch_size,
             pad_id=self._pad_id,
             process_index=jax.process_index(),
@@ -109,7 +114,7 @@ class FeatureExtractor:
         )
         input_sharding = batch_sharding(self._mesh)
         for sequence_indices, batch in batches:
-            fields = {field: batch[field] for field in self._objective.input_fields()}
+            fields = {field: batch[field] for field in self._spec.input_fields}
             yield (
                 sequence_indices,
                 jax.device_get(
@@ -118,7 +123,7 @@ class FeatureExtractor:
             )
 
     def split_by_example(self, features: Features, encoder_features: np.ndarray) -> dict[str, Any]:
-        """`Features.states`, of the states of a file."""
+        """Splits the content of a file into `Features.encoder_features`."""
         if not reads_first_token(self._head):
             per_example: Any = np.split(encoder_features, self.offsets(features)[1:-1])
         elif features.num_choices > 1:
@@ -127,20 +132,20 @@ class FeatureExtractor:
             )
         else:
             per_example = encoder_features
-        return {encoder_features_field(self._head): per_example}
+        return {self._spec.features_field: per_example}
 
 
 def cache_features(
     extractor: FeatureExtractor, splits: Mapping[str, Features], folder: Path
 ) -> None:
-    """Fills in `Features.states` of all `rows`: from `folder`, where it has them.
+    """Sets `encoder_features` of all splits, from the files in `folder` if they are valid.
 
     Args:
-      rows: name of a file -> the rows of one split.
-      folder: of the states; every process has to see it.
+      splits: name of a file -> the sequences of one split.
+      folder: the folder of the files; every process must be able to read it.
 
     Raises:
-      UserError: the disk has no room for them.
+      UserError: there is not enough disk space, or a file cannot be read.
     """
     fingerprint = extractor.fingerprint(splits)
     if not run_on_process_0(lambda: _is_cached(folder, fingerprint)):
@@ -154,14 +159,14 @@ def cache_features(
             encoder_features = np.asarray(np.load(file, mmap_mode="r"))
         except OSError as error:
             raise UserError(
-                f"{file} cannot be read ({error.strerror or error}); every process of a run needs "
-                "the run's folder"
+                f"{file} cannot be read ({error.strerror or error}); every process must be able to "
+                "read the run folder"
             ) from None
         features.encoder_features = extractor.split_by_example(features, encoder_features)
 
 
 def _is_cached(folder: Path, fingerprint: str) -> bool:
-    """Whether the states of this fingerprint are there, whole and undamaged."""
+    """Returns whether the folder has undamaged features with this fingerprint."""
     file = folder / _FINGERPRINT_FILE
     same = file.is_file() and file.read_text() == fingerprint
     return same and not checksums.find_problems(epath.Path(folder))
@@ -170,22 +175,22 @@ def _is_cached(folder: Path, fingerprint: str) -> bool:
 def _prepare_folder(
     extractor: FeatureExtractor, splits: Mapping[str, Features], partial_folder: Path
 ) -> None:
-    """Makes an empty folder, and tells what it will take."""
+    """Creates an empty folder, checks the disk space and reports what the features take."""
     shutil.rmtree(partial_folder, ignore_errors=True)
     partial_folder.mkdir()
     shapes = [extractor.shape(features) for features in splits.values()]
-    needed_bytes = sum(4 * num_states * width for num_states, width in shapes)
+    needed_bytes = sum(4 * num_vectors * width for num_vectors, width in shapes)
     disk = shutil.disk_usage(partial_folder)
     if needed_bytes > disk.free:
         raise UserError(
-            f"{partial_folder.parent} has {disk.free / 1e6:,.1f} MB free, but the states of the "
-            f"frozen encoder need {needed_bytes / 1e6:,.1f}; choose a run folder with more room, "
-            "shorter rows, or ComputedFeatures as train.tuning.features"
+            f"{partial_folder.parent} has {disk.free / 1e6:,.1f} MB free, but the cached encoder "
+            f"features need {needed_bytes / 1e6:,.1f} MB; choose a run folder on a larger disk, "
+            "shorter sequences, or ComputedFeatures as train.tuning.features"
         )
     num_sequences = sum(map(len, splits.values()))
     print(
-        f"the frozen encoder reads {num_sequences:,} rows once; their states take "
-        f"{needed_bytes / 1e6:,.1f} MB in {partial_folder.parent}",
+        f"caching encoder features of {num_sequences:,} sequences: {needed_bytes / 1e6:,.1f} MB in "
+        f"{partial_folder.parent}",
         file=sys.stderr,
         flush=True,
     )
@@ -194,7 +199,7 @@ def _prepare_folder(
 def _write_features(
     extractor: FeatureExtractor, splits: Mapping[str, Features], partial_folder: Path
 ) -> None:
-    """All processes compute, process 0 writes and tells how far it is."""
+    """Computes the features on all processes; process 0 writes them and shows the progress."""
     is_writer, progress_line, start = jax.process_index() == 0, LiveLine(), time.monotonic()
     total_tokens, tokens_done = sum(int(features.lengths.sum()) for features in splits.values()), 0
 

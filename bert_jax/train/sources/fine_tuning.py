@@ -1,4 +1,4 @@
-"""Fine-tuning's source: the examples of a task, in splits."""
+"""Provides the data of a fine-tuning run: training batches, evaluation and predictions."""
 
 import contextlib
 import functools
@@ -13,28 +13,19 @@ from bert_jax.atomic_io import atomic_path, atomic_write, write_json
 from bert_jax.data.config import FineTuningData
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.data.finetuning.example import is_labeled
-from bert_jax.data.finetuning.features import make_features
+from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.data.finetuning.rows import Features
-from bert_jax.data.finetuning.task import Task
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.evals.analysis import analyze, describe_task
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import (
-    MultipleChoiceHead,
-    QuestionAnsweringHead,
-    RegressionHead,
-    SequenceClassificationHead,
-    TaskHead,
-    TokenClassificationHead,
-)
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel import sharding
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.runs import run_folder
+from bert_jax.tasks import make_features, make_head, training_features
+from bert_jax.tasks.analysis import analyze, describe_task
 from bert_jax.text.compatibility import Tokenization, check_embedding_rows
 from bert_jax.text.tokenizer import load_tokenizer
 from bert_jax.train.config import LabeledEval
@@ -45,29 +36,15 @@ from bert_jax.tuning.config import CachedFeatures
 PREDICTIONS = "predictions"
 
 
-def task_head(task: Task) -> TaskHead:
-    """The head that a task needs."""
-    match task.kind:
-        case "classification":
-            return SequenceClassificationHead(labels=task.labels)
-        case "regression":
-            return RegressionHead()
-        case "token_classification":
-            return TokenClassificationHead(labels=task.labels)
-        case "question_answering":
-            return QuestionAnsweringHead()
-        case "multiple_choice":
-            return MultipleChoiceHead()
-
-
 class FineTuningSource:
-    """The `Source` of an experiment whose data is `Labelled`."""
+    """Implements `Source` for an experiment with `FineTuningData`."""
 
     def __init__(self, experiment: Experiment, data: FineTuningData):
         """Reads the task.
 
         Raises:
-          UserError: its files are missing or damaged, or the model has another head.
+          UserError: its files are missing or damaged, or it has nothing to train on.
+          ConfigError: the objective is not that of the task.
         """
         if not isinstance(experiment.objective, FineTuning):
             raise ConfigError(
@@ -81,24 +58,27 @@ class FineTuningSource:
         self._features = functools.cache(self._make_features)
         train = self._task.splits.get("train", ())
         if not train or not all(is_labeled(example) for example in train):
-            problem = "has rows without a label in train" if train else "has no rows to train on"
-            raise UserError(f"{self._task.name} {problem}; name a file of labelled rows for train")
-        required_head = task_head(self._task)
+            problem = "has unlabeled training examples" if train else "has no training examples"
+            raise UserError(
+                f"the task {self._task.name} {problem}; expected a file of labeled examples for "
+                "the split train"
+            )
+        required_head = make_head(self._task)
         if required_head != self._objective_config.head:
             raise ConfigError(
-                f"objective.head is {self._objective_config.head}, but {self._task.name} needs "
-                f"{required_head}"
+                f"objective.head is {self._objective_config.head}, but the task {self._task.name} "
+                f"needs {required_head}"
             )
 
     def prepare_run_folder(self, folder: Path) -> None:
-        """See `Source`."""
+        """Checks the tokenizer against the model and saves it; see `Source`."""
         tokenizer_path = self._data.tokenizer
         tokenization = Tokenization.of(self._tokenizer, tokenizer_path)
         remedy = "Set data.tokenizer to {tokenizer}."
         check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
         vocab_size = self._objective_config.model.vocab_size
         check_embedding_rows(
-            tokenization.vocab_size, vocab_size, tokenizer_path, "Use the vocabulary of the model."
+            tokenization.vocab_size, vocab_size, tokenizer_path, "Use the tokenizer of the model."
         )
         if not (folder / TOKENIZER_FOLDER).exists():
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
@@ -107,7 +87,7 @@ class FineTuningSource:
     def on_train_start(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
     ) -> None:
-        """See `Source`: an encoder that reads once reads the rows of all splits."""
+        """Computes and caches the encoder features of all splits, if the tuning asks for it."""
         train = self._experiment.train
         if not isinstance(train.tuning.features, CachedFeatures):
             return
@@ -117,7 +97,7 @@ class FineTuningSource:
             objective,
             params,
             mesh,
-            lengths=self._data.batch_lengths(lengths[-1]),
+            bucket_lengths=self._data.batch_lengths(lengths[-1]),
             batch_size=self._eval_batch_size(mesh),
             pad_id=self._tokenizer.pad_id,
         )
@@ -125,11 +105,11 @@ class FineTuningSource:
         cache_features(extractor, splits, folder / ENCODER_FEATURES)
 
     def batch_fields(self, objective: Objective) -> tuple[str, ...]:
-        """See `Source`; with the states of an encoder that has read the rows."""
-        return (*objective.batch_fields(), *self.train_features(0).encoder_features)
+        """Returns the fields that the objective reads; see `Source`."""
+        return objective.batch_fields()
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
-        """See `Source`: one for each length that occurs."""
+        """Returns one shape for each batch length that occurs; see `Source`."""
         batch_size = self._experiment.train.phases[phase_index].batch_size
         num_choices = self.train_features(phase_index).num_choices
         sizes = {"B": batch_size, "A": num_choices, "D": self._objective_config.model.hidden_size}
@@ -137,28 +117,28 @@ class FineTuningSource:
 
     @contextlib.contextmanager
     def loader(self, phase_index: int, position: int) -> Iterator[FineTuningLoader]:
-        """See `Source`."""
+        """Opens the training loader; see `Source`."""
         yield self._loader(phase_index, position)
 
     def evaluator(
         self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
     ) -> TaskEvaluator | None:
-        """See `Source`."""
+        """Returns the evaluator of the split that the config names; see `Source`."""
         evaluation = self._experiment.train.evaluation
         if not isinstance(evaluation, LabeledEval):
             return None
         if evaluation.split not in self._task.splits:
             available_splits = ", ".join(self._task.splits)
             raise ConfigError(
-                f"train.evaluation.split is {evaluation.split!r}, but {self._task.name} has "
-                f"{available_splits}; name a file for it, or set train.evaluation to null"
+                f"train.evaluation.split is {evaluation.split!r}, but {self._task.name} has the "
+                f"splits {available_splits}; add a file for it, or set train.evaluation to null"
             )
         return self._split_evaluator(objective, evaluation.split, phase_index, mesh)
 
     def on_train_end(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
     ) -> None:
-        """See `Source`: predictions, metrics and analysis of every split but the training's."""
+        """Writes predictions, metrics and an analysis of every split except "train"."""
         metrics, analysis = self.evaluate_splits(
             objective, params, mesh, folder / PREDICTIONS, step
         )
@@ -174,9 +154,10 @@ class FineTuningSource:
         predictions_folder: Path,
         step: int,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The metrics of every split but the training's, and on process 0 what there is to show.
+        """Evaluates every split except "train" and writes the predictions for their examples.
 
-        Writes the predictions for each split's examples into the folder `predictions`.
+        Returns:
+          (metrics by split, analysis of the task), the analyses of splits on process 0 only.
         """
         last_phase_index = len(self._experiment.train.phases) - 1
         metrics, split_analyses = {}, {}
@@ -203,13 +184,14 @@ class FineTuningSource:
         return metrics, {**task_description, "step": step, "splits": split_analyses}
 
     def train_features(self, phase_index: int) -> Features:
-        """The rows that a phase trains on."""
+        """Returns the training sequences of a phase."""
         return self._features("train", self._experiment.train.phases[phase_index].seq_length)
 
     def _make_features(self, split: str, seq_length: int) -> Features:
-        return make_features(
-            self._task, split, self._tokenizer, seq_length, self._data.window_overlap
-        )
+        overlap = self._data.window_overlap
+        if split == "train":
+            return training_features(self._task, self._tokenizer, seq_length, overlap)
+        return make_features(self._task, split, self._tokenizer, seq_length, overlap)
 
     def _loader(self, phase_index: int, position: int) -> FineTuningLoader:
         phase_config = self._experiment.train.phases[phase_index]
@@ -241,7 +223,7 @@ class FineTuningSource:
         )
 
     def _eval_batch_size(self, mesh: jax.sharding.Mesh) -> int:
-        """Rows of a batch that is not trained on."""
+        """Returns the batch size for evaluation and feature extraction."""
         batch_size = (self._experiment.train.evaluation or LabeledEval()).batch_size
         sharding.check_batch_size(batch_size, 1, mesh)
         return batch_size

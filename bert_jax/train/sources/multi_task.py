@@ -1,4 +1,4 @@
-"""Multi-task fine-tuning's source: the examples of several tasks, each with splits of its own."""
+"""Provides the data of a multi-task fine-tuning run: mixed batches, and evaluation by task."""
 
 import contextlib
 import dataclasses
@@ -11,9 +11,9 @@ import jax
 
 from bert_jax.atomic_io import write_json
 from bert_jax.data.config import MultiTaskData
+from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.mixture import MixtureSampler, concatenate_features
-from bert_jax.data.finetuning.rows import Features
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.base import Objective
@@ -25,21 +25,22 @@ from bert_jax.train.sources.fine_tuning import PREDICTIONS, FineTuningSource
 from bert_jax.train.sources.task_evaluator import TaskEvaluator
 
 MEAN_METRIC = "mean"
-"""Among the metrics of an evaluation: the mean of each task's first metric."""
+"""Name of the mean of the tasks' first metrics, in the metrics of an evaluation."""
 
 
 class MultiTaskSource:
-    """The `Source` of an experiment whose data is a `LabelledMixture`.
+    """Implements `Source` for an experiment with `MultiTaskData`.
 
-    Each task is a source by itself, of the experiment that has this task alone; here their rows are
-    mixed, and what they measure is put side by side.
+    Each task has a `FineTuningSource` for the experiment that has only this task. This class mixes
+    their training sequences and collects their results.
     """
 
     def __init__(self, experiment: Experiment, data: MultiTaskData):
         """Reads the tasks.
 
         Raises:
-          UserError: files of a task are missing or damaged, or the model has other heads.
+          UserError: files of a task are missing or damaged.
+          ConfigError: the objective does not have a head for each task.
         """
         objective = experiment.objective
         if not isinstance(objective, MultiTask):
@@ -66,20 +67,20 @@ class MultiTaskSource:
         return FineTuningSource(experiment, data)
 
     def prepare_run_folder(self, folder: Path) -> None:
-        """See `Source`."""
+        """Checks the tokenizer against the model and saves it; see `Source`."""
         next(iter(self._sources.values())).prepare_run_folder(folder)
 
     def on_train_start(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
     ) -> None:
-        """See `Source`: nothing is made beforehand."""
+        """Does nothing: encoder features are only cached for a single task."""
 
     def batch_fields(self, objective: Objective) -> tuple[str, ...]:
-        """See `Source`."""
+        """Returns the fields that the objective reads; see `Source`."""
         return objective.batch_fields()
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
-        """See `Source`: one for each length that occurs."""
+        """Returns one shape for each batch length that occurs; see `Source`."""
         phase_config = self._experiment.train.phases[phase_index]
         loader = self._loader(phase_index, 0)
         epochs = -(-phase_config.steps // loader.batches_per_epoch)
@@ -90,13 +91,13 @@ class MultiTaskSource:
 
     @contextlib.contextmanager
     def loader(self, phase_index: int, position: int) -> Iterator[FineTuningLoader]:
-        """See `Source`."""
+        """Opens the training loader; see `Source`."""
         yield self._loader(phase_index, position)
 
     def evaluator(
         self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
     ) -> "MultiTaskEvaluator | None":
-        """See `Source`."""
+        """Returns the evaluator of all tasks that have the split of the config; see `Source`."""
         assert isinstance(objective, MultiTaskObjective)
         evaluators = {
             name: evaluator
@@ -108,7 +109,7 @@ class MultiTaskSource:
     def on_train_end(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
     ) -> None:
-        """See `Source`: for each task what its own run would leave, under its name."""
+        """Writes predictions, metrics and analyses of each task under its name."""
         assert isinstance(objective, MultiTaskObjective)
         metrics, analyses = {}, {}
         for name, source in self._sources.items():
@@ -167,7 +168,7 @@ class MultiTaskEvaluator:
         self._evaluators = evaluators
 
     def __call__(self, params: Any) -> dict[str, float]:
-        """The metrics of every task as "rte/accuracy", and `MEAN`."""
+        """Computes the metrics of every task, as "rte/accuracy", and `MEAN_METRIC`."""
         metrics, primary_metrics = {}, []
         for name, evaluator in self._evaluators.items():
             task_metrics = evaluator(task_params(params, name))

@@ -1,4 +1,4 @@
-"""A split of a task, judged with given parameters: predictions of every example, and metrics."""
+"""Evaluates parameters on one split of a task: predictions for every example, and metrics."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -7,21 +7,22 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bert_jax.data.finetuning.loader import Batch, evaluation_batches
-from bert_jax.data.finetuning.rows import Features
-from bert_jax.data.finetuning.task import Task
-from bert_jax.evals import decode_predictions
+from bert_jax.data.finetuning.example import Task
+from bert_jax.data.finetuning.features import Features
+from bert_jax.data.finetuning.loader import Batch, evaluation_batches, gather_outputs
+from bert_jax.functional import Params
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel.sharding import batch_sharding, put_batch, replicated
+from bert_jax.tasks import compute_metrics, kind_of
 
 
 class SplitResult(NamedTuple):
-    """What came of a split.
+    """Holds the results of a split.
 
     Attributes:
-      metrics: {} when the split has no labels.
-      predictions: one JSON object for each example, in the split's order.
-      decided: what `verdicts.decide` gives.
+      metrics: {} if the split has no labels.
+      prediction_records: one JSON object for each example, in the order of the split.
+      predictions: the result of `TaskKind.decode`.
     """
 
     metrics: dict[str, float]
@@ -31,17 +32,18 @@ class SplitResult(NamedTuple):
 
 @functools.lru_cache(maxsize=16)
 def _jitted_predict(objective: FineTuningObjective, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
-    """One function for all splits of a task: a length that two of them have is compiled once."""
-    # Every process gets all rows, and so the same metrics.
+    """Compiles `predict` once for all splits of a task that have batches of the same length."""
+    # Replicated outputs give every process all rows, so that all compute the same metrics.
     return jax.jit(objective.predict, out_shardings=replicated(mesh))
 
 
 class TaskEvaluator:
-    """Evaluates parameters on one split; compiles once for each length of its batches.
+    """Evaluates parameters on one split; compiles once for each batch length.
 
     Args:
-      features: the split's rows; lengths: those that its batches may have, ascending.
-      batch_size: rows of a batch over all hosts.
+      features: the sequences of the split.
+      bucket_lengths: the lengths that a batch may have, ascending.
+      batch_size: rows of a batch over all processes.
     """
 
     def __init__(
@@ -50,59 +52,59 @@ class TaskEvaluator:
         task: Task,
         split: str,
         features: Features,
-        lengths: Sequence[int],
+        bucket_lengths: Sequence[int],
         *,
         batch_size: int,
         pad_id: int,
         mesh: jax.sharding.Mesh,
     ):
-        self._task, self._examples, self._features = task, task.splits[split], features
-        self._lengths, self._batch_size, self._pad_id = lengths, batch_size, pad_id
+        self._task, self._kind = task, kind_of(task)
+        self._examples, self._features = task.splits[split], features
+        self._bucket_lengths, self._batch_size, self._pad_id = bucket_lengths, batch_size, pad_id
         self._sharding = batch_sharding(mesh)
-        self._fields = (*objective.input_fields(), *features.encoder_features)
+        self._fields = objective.input_fields()
         self._predict = _jitted_predict(objective, mesh)
 
-    def __call__(self, params: Any) -> dict[str, float]:
-        """The task's metrics."""
-        return decode_predictions.compute_metrics(self._task, self._examples, self._decode(params))
+    def __call__(self, params: Params) -> dict[str, float]:
+        """Computes the metrics of the split."""
+        return self._metrics(self._decode(params))
 
     def primary_metric(self, metrics: Mapping[str, float]) -> float:
-        """The metric that the task reports first, as a share: those of questions are of 100."""
-        value = metrics[self._task.metrics[0]]
-        return value / 100 if self._task.kind == "question_answering" else value
+        """Returns the first metric of the task, scaled so that the best value is 1."""
+        return metrics[self._task.metrics[0]] / self._kind.metric_maximum
 
-    def evaluate(self, params: Any) -> SplitResult:
-        """Metrics, where the split has labels, and the prediction of every example."""
+    def evaluate(self, params: Params) -> SplitResult:
+        """Predicts every example, and computes metrics if the split has labels."""
         predictions = self._decode(params)
+        records = self._kind.predictions_to_json(self._examples, predictions, self._task.labels)
         is_labeled = bool(self._features.targets)
-        return SplitResult(
-            decode_predictions.compute_metrics(self._task, self._examples, predictions)
-            if is_labeled
-            else {},
-            decode_predictions.predictions_to_json(self._task, self._examples, predictions),
-            predictions,
-        )
+        return SplitResult(self._metrics(predictions) if is_labeled else {}, records, predictions)
 
-    def _decode(self, params: Any) -> Any:
-        outputs = self.outputs(params)
-        return decode_predictions.decode(self._task, self._examples, self._features, outputs)
-
-    def outputs(self, params: Any) -> dict[str, list[np.ndarray]]:
-        """What the head says of each row, by the names of `program.predict`, padding cut off."""
+    def outputs(self, params: Params) -> dict[str, list[np.ndarray]]:
+        """Computes the head outputs of each sequence, by the names of `objective.predict`."""
         batches = evaluation_batches(
             self._features,
-            self._lengths,
+            self._bucket_lengths,
             batch_size=self._batch_size,
             pad_id=self._pad_id,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
-        batch_outputs = (
-            (sequence_indices, self._predict_batch(params, batch))
-            for sequence_indices, batch in batches
-        )
-        return decode_predictions.gather_outputs(batch_outputs, len(self._features))
+        outputs = ((indices, self._predict_batch(params, batch)) for indices, batch in batches)
+        return gather_outputs(outputs, len(self._features))
 
-    def _predict_batch(self, params: Any, batch: Batch) -> dict[str, np.ndarray]:
+    def _predict_batch(self, params: Params, batch: Batch) -> dict[str, np.ndarray]:
         fields = {name: batch[name] for name in self._fields}
         return jax.device_get(self._predict(params, put_batch(fields, self._sharding)))
+
+    def _decode(self, params: Params) -> Any:
+        return self._kind.decode(
+            self._examples,
+            self._features,
+            self.outputs(params),
+            self._task.labels,
+            allow_no_answer=self._kind.allows_no_answer(self._task),
+        )
+
+    def _metrics(self, predictions: Any) -> dict[str, float]:
+        return compute_metrics(self._task, self._examples, predictions)

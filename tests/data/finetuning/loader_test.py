@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bert_jax import batch as contract
+from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import FineTuningLoader, evaluation_batches
-from bert_jax.data.finetuning.rows import Features
 from bert_jax.errors import ConfigError
 
 LENGTHS, ROWS, BATCH = (8, 16, 32), 203, 8
@@ -97,9 +97,11 @@ def test_what_no_row_needs_is_not_padded_to():
 
 
 def test_rows_beyond_the_last_length_and_no_rows_are_refused():
-    with pytest.raises(ConfigError, match="a row has 32 pieces, but the longest batch has 16"):
+    with pytest.raises(
+        ConfigError, match="a sequence has 32 tokens, but the longest bucket has 16"
+    ):
         FineTuningLoader(features(), (8, 16), batch_size=8, seed=0, pad_id=0)
-    with pytest.raises(ConfigError, match="no row to train on"):
+    with pytest.raises(ConfigError, match="no sequences to train on"):
         FineTuningLoader(Features(), LENGTHS, batch_size=8, seed=0, pad_id=0)
 
 

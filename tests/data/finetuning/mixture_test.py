@@ -13,11 +13,10 @@ from bert_jax.data.finetuning.config import (
     ProportionalMixing,
     TemperatureMixing,
 )
+from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import FineTuningLoader
-from bert_jax.data.finetuning.mixing_rates import mixing_rates
-from bert_jax.data.finetuning.mixture import MixtureSampler, concatenate_features
-from bert_jax.data.finetuning.rows import Features
-from bert_jax.errors import ConfigError
+from bert_jax.data.finetuning.mixture import MixtureSampler, concatenate_features, mixing_rates
+from bert_jax.errors import ConfigError, UserError
 
 ROWS = {"small": 40, "middle": 200, "large": 760}
 LENGTHS = (8, 16)
@@ -97,7 +96,9 @@ def test_the_order_is_a_function_of_seed_and_epoch():
 
 
 def test_a_task_that_would_never_be_drawn_is_refused():
-    with pytest.raises(ConfigError, match=r"draws no row of 'rare', which has 3 of 1,000,003"):
+    with pytest.raises(
+        ConfigError, match=r"never draws from the task 'rare' \(it has 3 of 1,000,003"
+    ):
         MixtureSampler({"rare": 3, "common": 1_000_000}, TemperatureMixing(temperature=0.5), seed=0)
 
 
@@ -164,3 +165,34 @@ def test_a_loader_of_a_mixture_goes_on_from_a_position():
     for _ in range(20):
         expected, found = next(whole), next(resumed)
         assert all(np.array_equal(expected[name], found[name]) for name in expected)
+
+
+COUNTS = {"rte": 2490, "mrpc": 3668, "mnli": 392702}
+
+
+def test_mixing_rates_follow_their_definitions():
+    sizes = np.array(list(COUNTS.values()))
+    expected = {
+        EqualMixing(): np.ones(3),
+        ProportionalMixing(): sizes,
+        TemperatureMixing(temperature=2): np.sqrt(sizes),
+        TemperatureMixing(temperature=1): sizes,
+        TemperatureMixing(temperature=1e9): np.ones(3),
+        CappedMixing(max_examples=3000): np.array([2490, 3000, 3000]),
+        CappedMixing(max_examples=10**9): sizes,
+    }
+    for mixing, weights in expected.items():
+        rates = mixing_rates(COUNTS, mixing)
+        assert list(rates) == list(COUNTS)
+        np.testing.assert_allclose(list(rates.values()), weights / weights.sum(), rtol=1e-6)
+
+
+def test_invalid_mixtures_are_refused():
+    with pytest.raises(UserError, match="expected one task or more"):
+        mixing_rates({"rte": 0}, EqualMixing())
+    with pytest.raises(UserError, match="expected one task or more"):
+        mixing_rates({}, EqualMixing())
+    with pytest.raises(ConfigError, match="expected a number above 0"):
+        TemperatureMixing(temperature=0)
+    with pytest.raises(ConfigError, match="expected 1 or more"):
+        CappedMixing(max_examples=0)

@@ -44,7 +44,9 @@ def test_the_authors_files(tmp_path):
     ]  # fmt: skip
     assert task.notes == (f"{path}: 1 rows without an agreed label were left out.",)
     path.write_text(lines[0].replace("entailment", "entails"))
-    with pytest.raises(UserError, match=r"line 1: the label 'entails'; expected one of entailment"):
+    with pytest.raises(
+        UserError, match=r"line 1: the label is 'entails'; expected one of entailment"
+    ):
         read(Snli(folder=str(tmp_path)))
     path.write_text('{"premise": "a"}')
     with pytest.raises(UserError, match=r"no column 'sentence1'"):
@@ -73,7 +75,7 @@ def test_swag(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"{HEADER},label\n{ROW},4\n", r"line 2: the label '4'; expected a number from 0 to 3"),
+        (f"{HEADER},label\n{ROW},4\n", r"line 2: the label is '4'; expected a number from 0 to 3"),
         (f"{HEADER},label\n{ROW}\n", r"line 2: 11 columns; expected 12"),
         (f"{HEADER},label\n{ROW.replace('melts.', '')},1\n", r"the column 'ending2' is empty"),
         (f"{HEADER}\n{ROW}\n", r"no column 'label'"),
@@ -89,5 +91,5 @@ def test_mistakes_in_swag(tmp_path, text: str, message: str):
 def test_files_with_another_number_of_endings(tmp_path):
     (tmp_path / "a.csv").write_text("sent1,sent2,ending0,ending1,label\na,b,c,d,0\n")
     (tmp_path / "b.csv").write_text("sent1,sent2,ending0,ending1,ending2,label\na,b,c,d,e,0\n")
-    with pytest.raises(UserError, match=r"another number of endings in each file: 2 in .* 3 in"):
+    with pytest.raises(UserError, match=r"files have different numbers of endings: 2 in .* 3 in"):
         read(Swag(train=str(tmp_path / "a.csv"), dev=str(tmp_path / "b.csv")))

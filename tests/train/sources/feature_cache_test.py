@@ -24,13 +24,13 @@ from bert_jax.checkpoints.checkpointer import restore_params
 from bert_jax.config_lib import override, to_json
 from bert_jax.data.config import FineTuningData, PretrainingData
 from bert_jax.data.finetuning.config import Columns
-from bert_jax.data.finetuning.rows import Features
+from bert_jax.data.finetuning.features import Features
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.models.model import run_forward
 from bert_jax.objectives.config import FineTuning
-from bert_jax.objectives.fine_tuning import FineTuningObjective, encoder_features_field
+from bert_jax.objectives.fine_tuning import CachedFeaturesObjective
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
@@ -73,7 +73,10 @@ class Opened:
         self.experiment = experiment
         self.mesh = sharding.make_mesh(experiment.mesh, jax.devices()[:1])
         self.source = FineTuningSource(experiment, experiment.data)
-        self.config, self.program = experiment.objective, FineTuningObjective(experiment.objective)
+        self.config, self.program = (
+            experiment.objective,
+            CachedFeaturesObjective(experiment.objective),
+        )
         flat = random_parameters(self.config.model, head=self.config.head, seed=seed)
         self.params = jax.device_put(paths.unflatten(flat), sharding.replicated(self.mesh))
 
@@ -139,11 +142,11 @@ def test_reading_once_is_training_on_an_encoder_that_reads_in_every_step(
 @pytest.mark.parametrize("kind", ["classification", "token_classification", "multiple_choice"])
 def test_states_are_those_of_the_encoder_by_itself(kind, task_experiment, tmp_path):
     opened = Opened(tuned(task_experiment(kind)))
-    field = encoder_features_field(opened.config.head)
+    field = opened.program.spec.features_field
     batches = opened.batches(tmp_path / "run")
-    assert opened.source.batch_fields(opened.program)[-1] == field
+    assert field in opened.source.batch_fields(opened.program)
     for batch in batches:
-        inputs = [batch[name] for name in opened.program.input_fields()]
+        inputs = [batch[name] for name in opened.program.spec.input_fields]
         inputs = [array.reshape(-1, array.shape[-1]) for array in inputs]
         fields: dict[str, np.ndarray] = dict(zip(ENCODER_FIELDS, inputs, strict=True))
         hidden = run_forward(opened.params, opened.config.model, fields)["hidden_states"][-1]
@@ -227,9 +230,9 @@ def test_the_fingerprint_knows_all_that_states_depend_on_and_nothing_else(task_e
         row = {
             "input_ids": [np.array([2, 7, 3], np.int32)],
             "token_type_ids": [np.zeros(3, np.int32)],
-            "example": np.arange(1),
+            "example_index": np.arange(1),
         }
-        sizes = {"lengths": (16, 40), "batch_size": 8, "pad_id": 0}
+        sizes = {"bucket_lengths": (16, 40), "batch_size": 8, "pad_id": 0}
         encoder = FeatureExtractor(program, params, opened.mesh, **sizes)
         return encoder.fingerprint({fields.pop("name", "train-40"): Features(**{**row, **fields})})
 
@@ -242,7 +245,7 @@ def test_the_fingerprint_knows_all_that_states_depend_on_and_nothing_else(task_e
     different = [
         fingerprint(),
         fingerprint(changed(bias, 1e-7)),
-        fingerprint(program=FineTuningObjective(half)),
+        fingerprint(program=CachedFeaturesObjective(half)),
         fingerprint(name="train-16"),
         fingerprint(input_ids=[np.array([2, 8, 3], np.int32)]),
         fingerprint(token_type_ids=[np.array([0, 1, 1], np.int32)]),

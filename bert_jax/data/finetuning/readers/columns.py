@@ -1,4 +1,4 @@
-"""Texts of one's own, from a table by the names of its columns."""
+"""Reads texts and labels from a table, by the names of its columns."""
 
 import difflib
 import math
@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.data.finetuning.config import Columns
-from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.readers.tabular_files import DataTable, TableRow, read_table
-from bert_jax.data.finetuning.task import Task
 from bert_jax.errors import UserError
 
 METRICS = {"classification": ("accuracy", "f1_macro"), "regression": ("pearson", "spearman")}
@@ -20,15 +19,15 @@ class _Labels(NamedTuple):
 
 
 def read_columns(config: Columns) -> Task:
-    """The task in one's own files.
+    """Reads a classification or regression task from tables.
 
-    Classes are those of train (without train, of dev or test): whole numbers in their order, names
-    in alphabetical order. Rows of train and dev without a label are left out, with a note; rows of
-    test keep their place, labelled or not.
+    The classes are the labels of train (or of dev or test, if there is no train): whole numbers in
+    numerical order, names in alphabetical order. Rows of train and dev without a label are left
+    out, with a note. All rows of test are kept, so that predictions are in the order of the file.
 
     Raises:
-      UserError: a column that does not exist (the nearest is named); an empty text; a label that
-        train lacks, or with decimals where classes are expected; an id that occurs twice.
+      UserError: a column does not exist (the message names the nearest); a text is empty; a label
+        does not occur in train, or has decimals where classes are expected; an id occurs twice.
     """
     paths = {"train": config.train, "dev": config.dev, "test": config.test}
     notes: list[str] = []
@@ -49,38 +48,39 @@ def read_columns(config: Columns) -> Task:
 
 
 def require_columns(table: DataTable, path: str, names: Sequence[str | None]) -> None:
-    """UserError unless the table has all columns of these names; None names nothing."""
+    """Raises a UserError unless the table has all these columns; None in `names` is ignored."""
     for name in names:
         if name is not None and name not in table.columns:
             closest = difflib.get_close_matches(name, table.columns, n=1, cutoff=0.4)
             hint = f"did you mean {closest[0]!r}? " if closest else ""
             raise UserError(
-                f"{path}: no column {name!r}; {hint}columns here: {', '.join(table.columns)}"
+                f"{path}: there is no column {name!r}; {hint}the columns are "
+                f"{', '.join(table.columns)}"
             )
 
 
 def _labeled_rows(
     split: str, table: DataTable, path: str, config: Columns, notes: list[str]
 ) -> list[TableRow]:
-    """All rows of a test set; of train and dev those that have a label."""
+    """Returns all rows of a test set, and the labeled rows of train and dev."""
     label = config.label
     if split == "test" and label not in table.columns:
         label = None
     require_columns(table, path, [config.text, config.text_pair, label, config.id])
     if not table.rows:
-        raise UserError(f"{path}: no rows; expected at least one")
+        raise UserError(f"{path} has no rows; expected at least one")
     if split == "test" or label is None:
         return table.rows
     labeled = [row for row in table.rows if _read_label(row, label) is not None]
     if not labeled:
-        raise UserError(f"{path}: no row has anything in the column {label!r}")
+        raise UserError(f"{path}: the column {label!r} is empty in all rows; expected labels")
     if num_missing := len(table.rows) - len(labeled):
         notes.append(f"{path}: {num_missing:,} rows without a label were left out.")
     return labeled
 
 
 def _read_label(row: TableRow, column: str | None) -> str | int | float | None:
-    """The cell of the label as text or number; None where there is none."""
+    """Returns the label of a row as text or number; None if it has none."""
     value: Any = None if column is None else row.cells.get(column)
     if isinstance(value, str):
         return value.strip() or None
@@ -91,12 +91,12 @@ def _read_label(row: TableRow, column: str | None) -> str | int | float | None:
     if value is None or isinstance(value, (int, float)):
         return value
     raise UserError(
-        f"{row.location}: the label is a {type(value).__name__}; expected a name or a number"
+        f"{row.location}: the label is of type {type(value).__name__}; expected a name or a number"
     )
 
 
 def _infer_labels(rows: dict[str, list[TableRow]], config: Columns) -> _Labels:
-    """Kind and classes, from the first of train, dev and test that has labels."""
+    """Infers kind and classes from the first of train, dev and test that has labels."""
     for split_rows in rows.values():
         labeled = [
             (row, label)
@@ -123,8 +123,8 @@ def _infer_labels(rows: dict[str, list[TableRow]], config: Columns) -> _Labels:
     if decimals:
         row, label = decimals[0]
         raise UserError(
-            f"{row.location}: the label {label} is a number with decimals, where classes are "
-            "expected: write whole numbers or names, or call it a regression (--kind regression)"
+            f"{row.location}: the label {label} has decimals, but classes are expected; "
+            "expected whole numbers or names as classes, or --kind regression"
         )
     names = {str(label) for _, label in labeled}
     all_integers = all(_is_integer(name) for name in names)
@@ -138,7 +138,7 @@ def _examples(rows: list[TableRow], labels: _Labels, config: Columns) -> tuple[T
         example_id = str(row_index) if config.id is None else cell_text(row, config.id, "id")
         if example_id in location_by_id:
             raise UserError(
-                f"{row.location}: the id {example_id!r} stands already in "
+                f"{row.location}: the id {example_id!r} is already used in "
                 f"{location_by_id[example_id]}"
             )
         location_by_id[example_id] = row.location
@@ -154,19 +154,20 @@ def _examples(rows: list[TableRow], labels: _Labels, config: Columns) -> tuple[T
     return tuple(examples)
 
 
-def cell_text(row: TableRow, column: str, what: str) -> str:
-    """A cell's text; UserError, which says `what` it is, where there is none."""
+def cell_text(row: TableRow, column: str, description: str) -> str:
+    """Returns the text of a cell; raises a UserError with `description` if it is empty."""
     value = row.cells.get(column)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = str(value)
     if value is None or (isinstance(value, str) and not value.strip()):
         raise UserError(
-            f"{row.location}: the {what} in the column {column!r} is empty; fill it or "
+            f"{row.location}: the {description} in the column {column!r} is empty; fill it or "
             "remove the row"
         )
     if not isinstance(value, str):
         raise UserError(
-            f"{row.location}: the column {column!r} holds a {type(value).__name__}; expected text"
+            f"{row.location}: the column {column!r} has a value of type {type(value).__name__}; "
+            "expected text"
         )
     return value
 
@@ -178,7 +179,9 @@ def _validate_label(row: TableRow, labels: _Labels, config: Columns) -> str | fl
     if labels.kind == "regression":
         value = _parse_number(label)
         if value is None or not math.isfinite(value):
-            raise UserError(f"{row.location}: the label {label!r} is no number; expected a score")
+            raise UserError(
+                f"{row.location}: the label {label!r} is not a number; expected a score"
+            )
         return value
     if str(label) not in labels.names:
         closest = difflib.get_close_matches(str(label), labels.names, n=1)
@@ -186,7 +189,7 @@ def _validate_label(row: TableRow, labels: _Labels, config: Columns) -> str | fl
         shown = ", ".join(labels.names[:20]) + (", ..." if len(labels.names) > 20 else "")
         raise UserError(
             f"{row.location}: the label {str(label)!r} does not occur in train; {hint}"
-            f"its labels: {shown}"
+            f"the labels of train are {shown}"
         )
     return str(label)
 

@@ -1,6 +1,6 @@
-"""Words with tags in columns, as of CoNLL-2003 (Tjong Kim Sang and De Meulder 2003).
+"""Reads words and tags in columns, as in CoNLL-2003 (Tjong Kim Sang and De Meulder 2003).
 
-Three ways to write spans as tags are read, and one comes out (IOB2):
+Three tag schemes are read and converted to IOB2:
 
     IOB1   I-PER I-PER O  I-LOC B-LOC     B- only where a span touches another of its type
     IOB2   B-PER I-PER O  B-LOC B-LOC     B- at the beginning of every span
@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from bert_jax.data.finetuning.config import Conll
-from bert_jax.data.finetuning.example import TaggedExample
-from bert_jax.data.finetuning.task import Task
+from bert_jax.data.finetuning.example import TaggedExample, Task
 from bert_jax.errors import UserError
 from bert_jax.text.files import read_text
 
@@ -24,7 +23,7 @@ _TAG = re.compile(r"([BIESLUM])-(.+)")
 
 
 class Sentence(NamedTuple):
-    """Words and tags as they stand in a file, from the line `line` on."""
+    """Holds words and tags as in the file, and the number of the sentence's first line."""
 
     first_line: int
     words: tuple[str, ...]
@@ -32,11 +31,11 @@ class Sentence(NamedTuple):
 
 
 def read_conll(config: Conll) -> Task:
-    """The task from its files; a file with a single column has words without tags.
+    """Reads a token classification task; a file with a single column has words without tags.
 
     Raises:
-      UserError: a line with another number of columns than the first; a tag of no known scheme; a
-        type of span that train lacks; with `strict`, tags that do not follow their scheme.
+      UserError: a line has another number of columns than the first; a tag belongs to no known
+        scheme; an entity type does not occur in train; with `strict`, tags violate their scheme.
     """
     paths = {"train": config.train, "dev": config.dev, "test": config.test}
     sentences = {
@@ -67,7 +66,7 @@ def read_conll(config: Conll) -> Task:
 
 
 def detect_scheme(sequences: Iterable[Sequence[str]]) -> TagScheme:
-    """The scheme that most spans follow."""
+    """Detects the tag scheme that most entities follow."""
     spans_without_b = redundant_b = 0
     for tags in sequences:
         previous_type = ""
@@ -83,12 +82,12 @@ def detect_scheme(sequences: Iterable[Sequence[str]]) -> TagScheme:
 
 
 def to_iob2(tags: Sequence[str], scheme: TagScheme) -> tuple[tuple[str, ...], list[int]]:
-    """The tags in IOB2, and the places where they do not follow their scheme.
+    """Converts tags to IOB2; also returns the positions at which they violate their scheme.
 
-    Every tag is kept for what it says of its word: a span that nothing begins, begins there.
+    The entity type of every tag is kept: an entity without a beginning tag begins at its first tag.
     """
     converted, invalid_positions = [], []
-    open_type, is_closed = "", True  # the span before this word, and whether it may not go on
+    open_type, is_closed = "", True  # the entity before this word, and whether it has ended
     for position, tag in enumerate(tags):
         prefix, entity_type = _split_tag(tag)
         same_type = bool(entity_type) and entity_type == open_type
@@ -115,7 +114,7 @@ def to_iob2(tags: Sequence[str], scheme: TagScheme) -> tuple[tuple[str, ...], li
 
 
 def _split_tag(tag: str) -> tuple[str, str]:
-    """("B", "PER") of "B-PER"; two empty strings of "O"."""
+    """Splits "B-PER" into ("B", "PER"); gives two empty strings for "O"."""
     match = _TAG.fullmatch(tag)
     return (match[1], match[2]) if match else ("", "")
 
@@ -126,7 +125,7 @@ def _read_sentences(path: str, config: Conll) -> list[Sentence]:
     num_columns = 0
     for line_number, line in enumerate([*read_text(path).split("\n"), ""], start=1):
         line = line.removesuffix("\r")
-        # Only tabs or blanks part columns: words may hold other kinds of space, such as U+00A0.
+        # Only tabs and spaces separate columns: words may contain other white space (U+00A0).
         cells = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
         cells = [cell.strip(" ") for cell in cells]
         if not any(cells) or cells[0] == DOCUMENT_START:
@@ -142,7 +141,7 @@ def _read_sentences(path: str, config: Conll) -> list[Sentence]:
             )
         lines.append((line_number, cells))
     if not sentences:
-        raise UserError(f"{path}: no sentences; expected a word and its tag on each line")
+        raise UserError(f"{path} has no sentences; expected a word and its tag on each line")
     return sentences
 
 
@@ -153,7 +152,7 @@ def _sentence(
         column = getattr(config, name)
         if not -num_columns <= column < num_columns:
             raise UserError(
-                f"{path}: {num_columns} columns, but {name} is {column} (they count from 0)"
+                f"{path} has {num_columns} columns, but {name} is {column}; columns count from 0"
             )
     words = tuple(cells[config.word_column] for _, cells in lines)
     if config.word_column % num_columns == config.tag_column % num_columns:
@@ -164,14 +163,14 @@ def _sentence(
             raise UserError(f"{path}, line {line_number}: the word is empty")
         if tag != "O" and not _TAG.fullmatch(tag):
             raise UserError(
-                f"{path}, line {line_number}: the tag {tag!r}; expected O, or B-, I-, E-, S- "
-                "with a type, as B-PER"
+                f"{path}, line {line_number}: the tag is {tag!r}; expected O, or B-, I-, E- or S- "
+                "with an entity type, such as B-PER"
             )
     return Sentence(lines[0][0], words, tags)
 
 
 def _labels(sentences: dict[str, tuple[str, list[Sentence]]]) -> tuple[str, ...]:
-    """ "O" and both tags of every type in train, or in all files where train is not there."""
+    """Returns "O" and both IOB2 tags of every type in train, or in all files without train."""
     label_sources = [sentences["train"]] if "train" in sentences else list(sentences.values())
     entity_types = {
         _split_tag(tag)[1]
@@ -189,7 +188,7 @@ def _labels(sentences: dict[str, tuple[str, list[Sentence]]]) -> tuple[str, ...]
 def _examples(
     sentences: list[Sentence], path: str, scheme: TagScheme, labels: tuple[str, ...], strict: bool
 ) -> tuple[tuple[TaggedExample, ...], list[int]]:
-    """The examples, and how many tags were mended in each sentence that needed it."""
+    """Returns the examples, and the number of repaired tags of each sentence that had any."""
     examples, repaired = [], []
     for sentence_index, (line, words, tags) in enumerate(sentences):
         if tags is not None:

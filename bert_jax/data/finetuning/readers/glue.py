@@ -1,4 +1,4 @@
-"""GLUE (Wang et al. 2019) from a folder of its official TSV files, and a table of its tasks."""
+"""Reads GLUE (Wang et al. 2019) from its official TSV files, with a table of its tasks."""
 
 import math
 from collections.abc import Mapping
@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bert_jax.data.finetuning.config import Glue
-from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.readers.columns import require_columns
 from bert_jax.data.finetuning.readers.tabular_files import TableRow, read_tsv
-from bert_jax.data.finetuning.task import Task
 from bert_jax.errors import UserError
 
 _FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
@@ -19,19 +18,19 @@ _NLI = ("entailment", "neutral", "contradiction")
 
 @dataclass(frozen=True, kw_only=True)
 class GlueTask:
-    """What is particular to one task.
+    """Describes the files, labels and metrics of one task.
 
     Attributes:
-      folders: its folder's names within GLUE, the official one first.
-      text, text_pair, label: columns.
-      labels: the classes in official order (as in TFDS and Hugging Face's datasets); empty for a
+      folder_names: possible names of the task's folder, the official one first.
+      text, text_pair, label: column names.
+      labels: class names in official order (as in TFDS and Hugging Face's datasets); empty for a
         regression.
-      spellings: how the files write these classes, in the same order; also what the leaderboard
-        wants to read.
-      metrics: the official ones, the headline first.
-      files: split -> file.
-      header: the columns where a file has no line of names.
-      cut_off_rows: the official files are known to have a few lines that break off.
+      label_aliases: how files write these classes, in the same order; the leaderboard expects these
+        in submissions.
+      metrics: official metrics, the main one first.
+      files: split -> file name.
+      header: column names of files without a header line.
+      skip_short_lines: whether the official files are known to contain a few truncated lines.
     """
 
     folder_names: tuple[str, ...]
@@ -46,7 +45,7 @@ class GlueTask:
     skip_short_lines: bool = False
 
     def labels_by_alias(self) -> dict[str, str]:
-        """Spelling in the files -> class."""
+        """Returns how files write each class -> class name."""
         return dict(zip(self.label_aliases or self.labels, self.labels, strict=True))
 
 
@@ -116,13 +115,13 @@ GLUE_TASKS: dict[str, GlueTask] = {
 
 
 def read_glue(config: Glue) -> Task:
-    """The task from `config.folder`; a split without a file is not there.
+    """Reads a task from `config.folder`, with the splits whose files exist.
 
-    MNLI has the diagnostic set as a split "ax" where its folder is there too. Ids are the numbers
-    of the rows, as the leaderboard counts them.
+    MNLI has the diagnostic set as the split "ax" if its folder exists. The ids are row numbers, as
+    in the leaderboard.
 
     Raises:
-      UserError: no file at all; a row with too few columns; a label that is none of the task's.
+      UserError: there is no file; a row has too few columns; a label is not one of the task.
     """
     assert config.folder is not None
     folder = Path(config.folder)
@@ -132,11 +131,11 @@ def read_glue(config: Glue) -> Task:
         expected_files = ", ".join(f"{spec.folder_names[0]}/{name}" for name in spec.files.values())
         if not folder.is_dir():
             raise UserError(
-                f"{folder}: no such folder; expected the folder of GLUE with {expected_files}"
+                f"{folder} does not exist; expected the GLUE folder with {expected_files}"
             )
         raise UserError(
-            f"{folder} has no file of {config.task}; expected {expected_files} in it (or .tsv.gz). "
-            "It is the folder that holds CoLA, SST-2, ... and not that of one task"
+            f"{folder} has no file of {config.task}; expected {expected_files} (or .tsv.gz) in the "
+            "folder that contains CoLA, SST-2, ..., not in that of one task"
         )
     if config.task == "mnli":
         diagnostic, _ = _read_splits(folder, GLUE_TASKS["ax"])
@@ -148,7 +147,7 @@ def read_glue(config: Glue) -> Task:
 def make_glue_task(
     config: Glue, splits: dict[str, tuple[TextExample, ...]], notes: tuple[str, ...] = ()
 ) -> Task:
-    """A task of GLUE around its examples, wherever they came from."""
+    """Makes a GLUE task from examples that were read from files or TFDS."""
     spec = GLUE_TASKS[config.task]
     return Task(
         name=f"glue/{config.task}",
@@ -161,7 +160,7 @@ def make_glue_task(
 
 
 def find_file(folder: Path, names: tuple[str, ...]) -> str | None:
-    """The first of these files that the folder has, plain or with .gz."""
+    """Returns the first of these files that exists in the folder, plain or with .gz."""
     candidates = [folder / (name + ending) for name in names for ending in ("", ".gz")]
     return next((str(file) for file in candidates if file.is_file()), None)
 
@@ -179,14 +178,14 @@ def _read_splits(
         table = read_tsv(
             path,
             quotes="literal",
-            # CoLA's test set has a line of names, its other files have none.
+            # The test file of CoLA has a header line, its other files have none.
             header=None if split.startswith("test") else spec.header,
             skip_short_lines=spec.skip_short_lines,
         )
         label = None if split.startswith("test") and spec.label not in table.columns else spec.label
         require_columns(table, path, [spec.text, spec.text_pair, label])
         if table.skipped_lines:
-            notes.append(f"{path}: {table.skipped_lines} lines that break off were left out.")
+            notes.append(f"{path}: {table.skipped_lines} truncated lines were left out.")
         splits[split] = tuple(
             _example(row_index, row, spec, label) for row_index, row in enumerate(table.rows)
         )
@@ -208,7 +207,7 @@ def _parse_label(row: TableRow, column: str, spec: GlueTask) -> str | float:
         names = spec.labels_by_alias()
         if cell not in names:
             raise UserError(
-                f"{row.location}: the label {cell!r} in {column!r}; expected one of "
+                f"{row.location}: the label in the column {column!r} is {cell!r}; expected one of "
                 f"{', '.join(names)}"
             )
         return names[cell]
@@ -217,5 +216,7 @@ def _parse_label(row: TableRow, column: str, spec: GlueTask) -> str | float:
     except ValueError:
         score = math.nan
     if not math.isfinite(score):
-        raise UserError(f"{row.location}: the score {cell!r} in {column!r} is no number")
+        raise UserError(
+            f"{row.location}: the score in the column {column!r} is {cell!r}; expected a number"
+        )
     return score

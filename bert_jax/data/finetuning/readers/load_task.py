@@ -1,26 +1,24 @@
-"""From a task's config to the task: finds the reader of its format.
+"""Reads the task that a config describes, with the reader of its format."""
 
-Apart from `task.py`, so that what only looks at a task does not reach TensorFlow through TFDS.
-"""
+from collections.abc import Sequence
 
 from bert_jax.data.finetuning.config import Columns, Conll, Glue, Snli, Squad, Swag, TaskConfig
-from bert_jax.data.finetuning.example import TaggedExample, TextExample
+from bert_jax.data.finetuning.example import Example, TaggedExample, Task, TextExample
 from bert_jax.data.finetuning.readers.columns import read_columns
 from bert_jax.data.finetuning.readers.conll import read_conll
 from bert_jax.data.finetuning.readers.glue import read_glue
 from bert_jax.data.finetuning.readers.snli import read_snli
 from bert_jax.data.finetuning.readers.squad import read_squad
 from bert_jax.data.finetuning.readers.swag import read_swag
-from bert_jax.data.finetuning.task import Task
 from bert_jax.errors import UserError
 
 
 def load_task(config: TaskConfig) -> Task:
-    """Reads a task's files, or its dataset from TFDS (then TensorFlow is imported).
+    """Reads the files of a task, or its dataset from TFDS, which imports TensorFlow.
 
     Raises:
-      UserError: files that are missing or damaged, or examples that cannot be right; the message
-        names file and line.
+      UserError: files are missing or damaged, or an example is invalid; the message names file and
+        line.
     """
     task = _load(config)
     _require_two_labels(task)
@@ -48,17 +46,23 @@ def _load(config: TaskConfig) -> Task:
 
 
 def _require_two_labels(task: Task) -> None:
-    """Nothing can be learned, and most metrics are undefined, where all rows have one class."""
+    """Refuses a training set with a single class: nothing can be learned from it."""
     train = task.splits.get("train", ())
-    if task.kind == "classification":
-        labels = {example.label for example in train if isinstance(example, TextExample)}
-    elif task.kind == "token_classification":
-        labels = {tag for e in train if isinstance(e, TaggedExample) for tag in e.tags or ()}
-    else:
-        return
+    labels = {label for example in train for label in _class_labels(example)}
     if len(labels) == 1:
         (only,) = labels
         raise UserError(
-            f"{task.name}: all {len(train):,} examples of train have the label {only!r}; expected "
-            "two classes or more: check the column of the labels, or add examples of the others"
+            f"{task.name}: all {len(train):,} training examples have the label {only!r}; expected "
+            "at least two classes: check the column of the labels, or add examples of other classes"
         )
+
+
+def _class_labels(example: Example) -> Sequence[str | None]:
+    """Returns the class names of an example; none for other kinds of labels."""
+    match example:
+        case TextExample(label=str() | None as label):
+            return (label,)
+        case TaggedExample(tags=tags):
+            return tags or ()
+        case _:
+            return ()

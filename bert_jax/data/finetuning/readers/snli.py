@@ -1,17 +1,16 @@
-"""SNLI (Bowman et al. 2015), as its authors' JSON lines or as TSV files."""
+"""Reads SNLI (Bowman et al. 2015) from the official JSON lines or from TSV files."""
 
 from pathlib import Path
 
 from bert_jax.data.finetuning.config import Snli
-from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.readers.columns import require_columns
 from bert_jax.data.finetuning.readers.glue import find_file
 from bert_jax.data.finetuning.readers.tabular_files import DataTable, TableRow, read_table
-from bert_jax.data.finetuning.task import Task
 from bert_jax.errors import UserError
 
 LABELS = ("entailment", "neutral", "contradiction")
-# How files write the classes; annotators agreed on none where there is a "-" (or -1).
+# How files write the classes; "-" or -1 means that the annotators did not agree.
 _LABEL_ALIASES = {name: name for name in LABELS} | dict(zip("012", LABELS, strict=True))
 _NO_AGREED_LABEL = ("-", "-1", "")
 
@@ -20,15 +19,15 @@ _FILES = {
     "dev": ("snli_1.0_dev.jsonl", "dev.tsv", "snli_dev.tsv", "snli_validation.tsv"),
     "test": ("snli_1.0_test.jsonl", "test.tsv", "snli_test.tsv"),
 }
-# (premise, hypothesis, label) of the authors' files, and of those made from TFDS and the like.
+# Names of (premise, hypothesis, label) in the official files, and in files made from TFDS.
 _COLUMNS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypothesis", "label"))
 
 
 def read_snli(config: Snli) -> Task:
-    """The task from a folder; rows without an agreed label are left out, with a note.
+    """Reads the task from a folder; examples without an agreed label are left out, with a note.
 
     Raises:
-      UserError: no file; columns of neither kind; a label that is none of the three.
+      UserError: there is no file; the columns are unknown; a label is none of the three classes.
     """
     folder, splits, notes = Path(config.folder), {}, []
     for split, names in _FILES.items():
@@ -73,7 +72,7 @@ def _example(row_index: int, row: TableRow, columns: tuple[str, str, str]) -> Te
     premise, hypothesis, label = (row.cells.get(column) for column in columns)
     if str(label) not in _LABEL_ALIASES:
         raise UserError(
-            f"{row.location}: the label {label!r}; expected one of {', '.join(_LABEL_ALIASES)}"
+            f"{row.location}: the label is {label!r}; expected one of {', '.join(_LABEL_ALIASES)}"
         )
     return TextExample(
         id=str(row_index),

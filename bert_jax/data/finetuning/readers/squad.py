@@ -1,4 +1,4 @@
-"""Questions about a context, from SQuAD's JSON, versions 1.1 and 2.0 (Rajpurkar et al.)."""
+"""Reads SQuAD's JSON, versions 1.1 and 2.0 (Rajpurkar et al. 2016, 2018)."""
 
 import json
 from collections import Counter
@@ -7,27 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 from bert_jax.data.finetuning.config import Squad
-from bert_jax.data.finetuning.example import Answer, QuestionExample
-from bert_jax.data.finetuning.task import Task
+from bert_jax.data.finetuning.example import Answer, QuestionExample, Task
 from bert_jax.errors import UserError
 from bert_jax.text.files import read_text
 
-# An answer that is not at its offset is looked for so many characters before and after it.
+# How many characters before and after its offset a misplaced answer is searched.
 ANSWER_SEARCH_RADIUS = 64
 
-_REPAIRED = "answers stood elsewhere than at their offset; the nearest occurrence was taken"
+_REPAIRED = "answers were not at their offset; the nearest occurrence was used"
 _NOT_FOUND = "answers are not in their context"
-_DROPPED = "questions that no answer was left for were left out"
-_DUPLICATE_ID = "questions had the id of one before them and were given another"
+_DROPPED = "questions without a remaining answer were left out"
+_DUPLICATE_ID = "questions had a duplicate id and were given a new one"
 _MISSING_BUT_SCORED = "answers are not in their context; predictions are still scored against them"
 
 
 def read_squad(config: Squad) -> Task:
-    """The task from JSON files, .gz or not; test may lack answers.
+    """Reads the task from JSON files, also .gz; the test split may have no answers.
 
     Raises:
-      UserError: not SQuAD's JSON; an id that occurs twice, other than in train; a question without
-        an answer where there must be one; with `strict`, an answer that is not at its offset.
+      UserError: a file is not SQuAD's JSON; an id occurs twice outside of train; a question lacks a
+        required answer; with `strict`, an answer is not at its offset.
     """
     splits: dict[str, tuple[QuestionExample, ...]] = {}
     notes: list[str] = []
@@ -51,13 +50,13 @@ def read_squad(config: Squad) -> Task:
 
 
 def _questions(path: str) -> Iterator[dict[str, Any]]:
-    """Each question's JSON with its context beside it."""
+    """Yields the JSON of each question, with its context and location."""
     try:
         content = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path}: not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); "
-            "the file may be cut off"
+            "the file may be truncated"
         ) from None
     for a, article in enumerate(_member(content, "data", list, path)):
         location = f"{path}: data[{a}]"
@@ -73,7 +72,7 @@ def _questions(path: str) -> Iterator[dict[str, Any]]:
 def _member(value: Any, key: str, kind: type, location: str) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get(key), kind):
         name = {list: "list", str: "text"}[kind]
-        raise UserError(f"{location} has no {name} {key!r}; expected SQuAD's JSON")
+        raise UserError(f"{location} has no {name} {key!r}; expected SQuAD's JSON format")
     return value[key]
 
 
@@ -84,7 +83,7 @@ def _example(
     config: Squad,
     counts: Counter[str],
 ) -> QuestionExample | None:
-    """The example; None where no answer is left to train on. `counts` collects what was mended."""
+    """Returns the example; None if no answer remains to train on. Counts repairs in `counts`."""
     location = question["location"]
     if not isinstance(question.get("id"), (str, int)):
         raise UserError(f"{location} has no 'id'; expected SQuAD's JSON")
@@ -95,8 +94,8 @@ def _example(
         is_impossible = not raw_answers
     if is_impossible and config.version == "1.1":
         raise UserError(
-            f"{path}: the question {name!r} has no answer in its context, as in SQuAD 2.0; "
-            "read the file as version 2.0 (--squad-version 2.0)"
+            f"{path}: the question {name!r} is marked as impossible, as in SQuAD 2.0; "
+            "use --squad-version 2.0"
         )
     if not raw_answers and not is_impossible and split != "test":
         raise UserError(f"{path}: the question {name!r} has no answers; expected at least one")
@@ -135,7 +134,7 @@ def _answer(answer: Any, location: str) -> Answer:
 def _locate_answer(
     answer: Answer, context: str, config: Squad, path: str, name: str, counts: Counter[str]
 ) -> Answer:
-    """The answer where it stands in the context; start -1 where it does not."""
+    """Finds an answer in the context, near its offset; start is -1 if it is not there."""
     if answer.text and answer.start >= 0 and context.startswith(answer.text, answer.start):
         return answer
     if config.strict:
@@ -166,9 +165,9 @@ def _nearest_occurrence(answer: Answer, context: str) -> int:
 def _make_ids_unique(
     examples: list[QuestionExample], path: str, split: str, counts: Counter[str]
 ) -> tuple[QuestionExample, ...]:
-    """The examples, no two with one id: predictions go by it, training does not."""
+    """Refuses duplicate ids, which predictions need to be unique; in train, renames them."""
     if not examples:
-        raise UserError(f"{path}: no questions; expected at least one")
+        raise UserError(f"{path} has no questions; expected at least one")
     id_counts = Counter(example.id for example in examples)
     if len(id_counts) == len(examples):
         return tuple(examples)

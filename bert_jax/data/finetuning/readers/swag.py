@@ -1,25 +1,24 @@
-"""Multiple choice as in SWAG (Zellers et al. 2018): which ending follows the beginning?"""
+"""Reads multiple choice in the format of SWAG (Zellers et al. 2018)."""
 
 import re
 
 from bert_jax.data.finetuning.config import Swag
-from bert_jax.data.finetuning.example import ChoiceExample
+from bert_jax.data.finetuning.example import ChoiceExample, Task
 from bert_jax.data.finetuning.readers.columns import require_columns
 from bert_jax.data.finetuning.readers.tabular_files import DataTable, TableRow, read_table
-from bert_jax.data.finetuning.task import Task
 from bert_jax.errors import UserError
 
 CONTEXT, PROMPT, LABEL = "sent1", "sent2", "label"
 
 
 def read_swag(config: Swag) -> Task:
-    """The task from CSV files; test may lack labels.
+    """Reads the task from CSV files; the test split may have no labels.
 
-    `sent1` is the context; `sent2` begins each of the endings `ending0`, `ending1`, ...
+    `sent1` is the context; `sent2` is the beginning of each ending `ending0`, `ending1`, ...
 
     Raises:
-      UserError: a missing column; a label that counts beyond the endings; files that differ in
-        their number of endings.
+      UserError: a column is missing; a label is not the index of an ending; files have different
+        numbers of endings.
     """
     splits: dict[str, tuple[ChoiceExample, ...]] = {}
     counts: dict[str, int] = {}
@@ -35,7 +34,9 @@ def read_swag(config: Swag) -> Task:
             )
     if len(set(counts.values())) > 1:
         found = ", ".join(f"{count} in {path}" for path, count in counts.items())
-        raise UserError(f"another number of endings in each file: {found}; expected the same")
+        raise UserError(
+            f"files have different numbers of endings: {found}; expected the same number"
+        )
     return Task(
         name="swag",
         kind="multiple_choice",
@@ -46,12 +47,12 @@ def read_swag(config: Swag) -> Task:
 
 
 def _endings(table: DataTable, path: str) -> list[str]:
-    """The columns of endings, in the order of their numbers."""
+    """Returns the names of the ending columns in order."""
     numbers = [int(m[1]) for c in table.columns if (m := re.fullmatch(r"ending(\d+)", c))]
     if len(numbers) < 2 or sorted(numbers) != list(range(len(numbers))):
         raise UserError(
-            f"{path}: expected columns ending0, ending1, ... with the endings to choose from; "
-            f"columns here: {', '.join(table.columns)}"
+            f"{path}: expected columns ending0, ending1, ... with the endings to choose "
+            f"from; the columns are {', '.join(table.columns)}"
         )
     return [f"ending{number}" for number in range(len(numbers))]
 
@@ -65,7 +66,7 @@ def _example(row_index: int, row: TableRow, endings: list[str], has_labels: bool
         cell = str(row.cells.get(LABEL)).strip()
         if cell not in (str(number) for number in range(len(endings))):
             raise UserError(
-                f"{row.location}: the label {cell!r}; expected a number from 0 to "
+                f"{row.location}: the label is {cell!r}; expected a number from 0 to "
                 f"{len(endings) - 1}"
             )
         label = int(cell)

@@ -1,8 +1,8 @@
-"""Rows of a file by the names of their columns: CSV, TSV, JSON lines, Parquet; .gz beside plain.
+"""Reads tables with named columns: CSV, TSV, JSON lines and Parquet, the text formats also as .gz.
 
-Two habits share the name TSV. GLUE's files are split at tabs and quotes are text ("literal"); a
-spreadsheet or pandas quotes a cell that holds a quote and doubles the quotes in it. A file is read
-the second way only if every cell with a quote in it is written so.
+There are two TSV conventions. In GLUE's files, quotes are ordinary characters. Spreadsheets and
+pandas put a cell that contains a quote into quotes and double the quotes in it. A file is read in
+the second way only if every cell with a quote is written like that.
 """
 
 import csv
@@ -21,14 +21,14 @@ FILE_EXTENSIONS = (".csv", ".tsv", *JSON_EXTENSIONS, ".parquet")
 
 
 class TableRow(NamedTuple):
-    """One row: where it stands ("dev.tsv, line 7"), and its cells by column."""
+    """Holds one row: its location ("dev.tsv, line 7") for messages, and its cells by column."""
 
     location: str
     cells: dict[str, Any]
 
 
 class DataTable(NamedTuple):
-    """A file's columns in their order, its rows, and how many lines were left out as cut off."""
+    """Holds the columns of a file in order, its rows, and the number of lines left out."""
 
     columns: tuple[str, ...]
     rows: list[TableRow]
@@ -36,10 +36,11 @@ class DataTable(NamedTuple):
 
 
 def read_table(path: str) -> DataTable:
-    """Reads a file by the ending of its name.
+    """Reads a file in the format of its extension.
 
     Raises:
-      UserError: an unknown ending; a damaged file; a row with too few or too many columns, by line.
+      UserError: the extension is unknown, the file is damaged, or a row has too few or too many
+        columns.
     """
     extension = Path(path.removesuffix(".gz")).suffix.lower()
     if extension == ".csv":
@@ -51,8 +52,8 @@ def read_table(path: str) -> DataTable:
     if extension == ".parquet":
         return _read_parquet(path)
     raise UserError(
-        f"{path}: cannot tell its format from its name; expected one that ends in "
-        f"{', '.join(FILE_EXTENSIONS)}, or those with .gz"
+        f"{path}: the format is unknown; expected a file with the extension "
+        f"{', '.join(FILE_EXTENSIONS)}, or one of these with .gz"
     )
 
 
@@ -63,18 +64,18 @@ def read_tsv(
     header: Sequence[str] | None = None,
     skip_short_lines: bool = False,
 ) -> DataTable:
-    """Reads lines split at tabs.
+    """Reads a TSV file.
 
     Args:
       path: the file.
-      quotes: "literal" keeps them; "auto" removes them if the whole file is quoted as CSV is.
-      header: the columns of a file whose first line is a row already.
-      skip_cut_off: leave out and count lines with too few columns, instead of refusing the file.
+      quotes: "literal" keeps them; "auto" removes them if the whole file is quoted like CSV.
+      header: column names of a file without a header line.
+      skip_short_lines: leave out and count lines with too few columns instead of refusing the file.
     """
     lines = [(n, line.split("\t")) for n, line in _numbered_lines(path)]
     if header is None:
         if not lines:
-            raise UserError(f"{path}: the file is empty; expected a first line of column names")
+            raise UserError(f"{path} is empty; expected a first line with column names")
         header = [name.strip() for name in lines.pop(0)[1]]
     if quotes == "auto" and _is_quoted(cell for _, cells in lines for cell in cells):
         header = [_unquote(name) for name in header]
@@ -88,7 +89,7 @@ def _read_csv(path: str) -> DataTable:
     text = read_text(path)
     first_line = text.partition("\n")[0]
     delimiter = max(",\t;", key=first_line.count)
-    csv.field_size_limit(sys.maxsize)  # Python's own limit is a long document's length
+    csv.field_size_limit(sys.maxsize)  # the default limit is shorter than some documents
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     lines, start_line = [], 1
     try:
@@ -98,11 +99,11 @@ def _read_csv(path: str) -> DataTable:
             start_line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(
-            f"{path}, line {start_line}: not valid CSV ({error}); a cell with a quote, the "
-            "separator or a line break in it stands in quotes, and quotes within it are doubled"
+            f"{path}, line {start_line}: not valid CSV ({error}); a cell with a quote, a "
+            "separator or a line break must be quoted, with the quotes in it doubled"
         ) from None
     if not lines:
-        raise UserError(f"{path}: the file is empty; expected a first line of column names")
+        raise UserError(f"{path} is empty; expected a first line with column names")
     return _make_table(path, [name.strip() for name in lines[0][1]], lines[1:])
 
 
@@ -164,7 +165,7 @@ def _read_parquet(path: str) -> DataTable:
 
 
 def _numbered_lines(path: str) -> Iterator[tuple[int, str]]:
-    """(number from 1, line without its end) of the lines that are not empty."""
+    """Yields (line number from 1, line without its end) for lines that are not empty."""
     for line_number, line in enumerate(read_text(path).split("\n"), start=1):
         line = line.removesuffix("\r")
         if line:

@@ -1,4 +1,4 @@
-"""GLUE from TensorFlow Datasets, for who has no folder of its files."""
+"""Reads GLUE from TensorFlow Datasets (TFDS)."""
 
 import contextlib
 from collections.abc import Mapping
@@ -8,9 +8,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from bert_jax.data.finetuning.config import Glue
-from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS, make_glue_task
-from bert_jax.data.finetuning.task import Task
 from bert_jax.errors import UserError
 
 TFDS_TO_SPLIT = {
@@ -22,9 +21,9 @@ TFDS_TO_SPLIT = {
     "test_matched": "test",
     "test_mismatched": "test_mismatched",
 }
-"""TFDS's names of splits -> ours."""
+"""Name of a split in TFDS -> name here."""
 
-# Fields of the texts where they are not called as in the official files.
+# Text fields whose names differ from the columns of the official files.
 _TEXT_FIELDS = {
     "mrpc": ("sentence1", "sentence2"),
     "mnli": ("premise", "hypothesis"),
@@ -33,12 +32,12 @@ _TEXT_FIELDS = {
 
 
 def dataset_name(task: str) -> str:
-    """The name and version in TFDS of a task of GLUE."""
+    """Returns the name and version of a GLUE task in TFDS."""
     return f"glue/{task}:2.0.0"
 
 
 def tfds_splits(task: str) -> dict[str, str]:
-    """Our names of a task's splits -> TFDS's."""
+    """Returns name of a split here -> name in TFDS."""
     names = set(GLUE_TASKS[task].files)
     is_mnli = task == "mnli"
     return {
@@ -49,7 +48,7 @@ def tfds_splits(task: str) -> dict[str, str]:
 
 
 def tfds_example(task: str, fields: Mapping[str, Any]) -> TextExample:
-    """An example from TFDS's fields: bytes and numbers, or arrays of rank 0. Label -1 is none."""
+    """Converts a TFDS record (bytes and numbers, or arrays of rank 0); a label of -1 means none."""
     spec = GLUE_TASKS[task]
     text_field, text_pair_field = _TEXT_FIELDS.get(task, (spec.text, spec.text_pair))
     label_value = float(fields["label"])
@@ -63,13 +62,13 @@ def tfds_example(task: str, fields: Mapping[str, Any]) -> TextExample:
 
 
 def read_tfds_glue(config: Glue) -> Task:
-    """The task from TFDS, which fetches it the first time; MNLI with the diagnostic set as "ax".
+    """Reads a task from TFDS, which downloads it once; MNLI gets the diagnostic set as "ax".
 
     Raises:
-      UserError: it is not there and cannot be fetched.
+      UserError: the dataset is not on disk and cannot be downloaded.
     """
-    with contextlib.suppress(RuntimeError):  # TensorFlow has begun before this
-        tf.config.set_visible_devices([], "GPU")  # accelerators are for jax
+    with contextlib.suppress(RuntimeError):  # TensorFlow is already initialized
+        tf.config.set_visible_devices([], "GPU")  # leave GPUs to JAX
     splits = _read_splits(config.task)
     if config.task == "mnli":
         splits["ax"] = _read_splits("ax")["test"]
@@ -83,8 +82,8 @@ def _read_splits(task: str) -> dict[str, tuple[TextExample, ...]]:
         builder.download_and_prepare()
     except (OSError, tfds.core.DatasetNotFoundError, tfds.download.DownloadError) as error:
         raise UserError(
-            f"{name} is not in TFDS's folder and cannot be fetched ({error}); give the folder of "
-            "the official files with --glue-dir"
+            f"{name} is not in the TFDS folder and cannot be downloaded ({error}); pass the "
+            "folder of the official files with --glue-dir"
         ) from None
     splits = {}
     for split, tfds_split in tfds_splits(task).items():

@@ -124,19 +124,19 @@ def test_rows_to_predict(tmp_path):
     ("train", "dev", "message"),
     [
         ("text,label\na,x\nb,y\n", "text,label\na,z\n",
-         r"dev\.csv, line 2: the label 'z' does not occur in train; its labels: x, y"),
+         r"dev\.csv, line 2: the label 'z' does not occur in train; the labels of train are x, y"),
         ("text,label\na,good\nb,bad\n", "text,label\na,god\n", r"did you mean 'good'"),
         ("texts,label\na,x\n", None,
-         r"train\.csv: no column 'text'; did you mean 'texts'\? columns here: texts, label"),
+         r"train\.csv: no column 'text'; did you mean 'texts'\? the columns are texts, label"),
         ("text,label\na,x\n,y\n", None, r"line 3: the text in the column 'text' is empty"),
         ("text,label\na,x\nb\n", None,
          r"train\.csv, line 3: 1 columns; expected 2 \(text, label\)"),
         ("text,label\na,1.0\nb,0.0\n", None,
-         r"line 2: the label 1\.0 is a number with decimals, where classes are expected"),
-        ("text,label\na,x\nb,x\n", None, r"all 2 examples of train have the label 'x'"),
-        ("text,label\na,\nb,\n", None, r"no row has anything in the column 'label'"),
+         r"line 2: the label 1\.0 has decimals, but classes are expected"),
+        ("text,label\na,x\nb,x\n", None, r"all 2 training examples have the label 'x'"),
+        ("text,label\na,\nb,\n", None, r"the column 'label' is empty in all rows"),
         ("text,label\n", None, r"no rows; expected at least one"),
-        ("", None, r"the file is empty"),
+        ("", None, r"is empty; expected a first line"),
         ("text,text\n", None, r"the column 'text' occurs twice"),
         ('text,label\n"a" b,x\n', None, r"line 2: not valid CSV"),
     ],
@@ -151,7 +151,7 @@ def test_mistakes(tmp_path, train: str, dev: str | None, message: str):
 
 def test_mistakes_that_need_more_to_be_named(tmp_path):
     path = write(tmp_path, "a.csv", "key,text,label\nk,a,1\nk,b,2\n")
-    with pytest.raises(UserError, match=r"line 3: the id 'k' stands already in .*a\.csv, line 2"):
+    with pytest.raises(UserError, match=r"line 3: the id 'k' is already used in .*a\.csv, line 2"):
         read(Columns(train=path, text="text", label="label", id="key"))
     path = write(tmp_path, "b.csv", "text,label\na,0.5\nb,3\n")
     with pytest.raises(UserError, match=r"line 2: the label 0\.5 is a number with decimals"):
@@ -178,9 +178,9 @@ def test_mistakes_that_need_more_to_be_named(tmp_path):
 
 
 def test_configs_are_checked():
-    with pytest.raises(ConfigError, match="name a file for train, dev or test"):
+    with pytest.raises(ConfigError, match="expected a file for train, dev or test"):
         Columns(text="text", label="label")
     with pytest.raises(ConfigError, match="one column is named twice"):
         Columns(train="a.csv", text="text", label="text")
-    with pytest.raises(ConfigError, match="rows to train on need a label's column"):
+    with pytest.raises(ConfigError, match=r"Columns\.train needs labels"):
         Columns(train="a.csv", text="text")

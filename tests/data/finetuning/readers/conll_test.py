@@ -161,11 +161,11 @@ def test_columns_tabs_and_words_without_tags(tmp_path):
     ("train", "dev", "message"),
     [
         ("a B-X\nb\nc O\n", None, r"train\.txt, line 2: 1 columns; expected 2"),
-        ("a B-X\nb PER\n", None, r"line 2: the tag 'PER'; expected O, or B-"),
+        ("a B-X\nb PER\n", None, r"line 2: the tag is 'PER'; expected O, or B-"),
         ("a B-X\nb O\n", "a O\n\na O\nb B-Y\n",
          r"dev\.txt, line 4: the type 'Y' does not occur in train; its tags: O, B-X, I-X"),
-        ("a O\nb O\n", None, r"all 1 examples of train have the label 'O'"),
-        ("\n-DOCSTART- O\n", None, r"train\.txt: no sentences"),
+        ("a O\nb O\n", None, r"all 1 training examples have the label 'O'"),
+        ("\n-DOCSTART- O\n", None, r"train\.txt has no sentences"),
     ],
 )  # fmt: skip
 def test_mistakes(tmp_path, train: str, dev: str | None, message: str):
@@ -182,5 +182,7 @@ def test_numbers_that_do_not_fit(tmp_path):
         read(Conll(train=path, tag_column=3))
     with pytest.raises(ConfigError, match="word_column and tag_column are both 0"):
         Conll(train=path, tag_column=0)
-    with pytest.raises(UserError, match="'7' has 2 words and 1 tags; expected a tag for each word"):
+    with pytest.raises(
+        UserError, match="'7' has 2 words and 1 tags; expected one tag for each word"
+    ):
         TaggedExample(id="7", words=("a", "b"), tags=("O",))

@@ -117,7 +117,7 @@ def test_broken_lines_of_qqp_are_left_out_with_a_count(tmp_path):
     text = header + "0\t1\t2\tone?\ttwo?\t0\n1\t1\t2\tcut\nhere?\n2\t1\t2\t\ttwo?\t1\n"
     task = read(Glue(task="qqp", folder=write(tmp_path, "QQP/train.tsv", text)))
     assert [e.text for e in task.splits["train"]] == ["one?", ""]
-    assert task.notes == (f"{tmp_path}/QQP/train.tsv: 2 lines that break off were left out.",)
+    assert task.notes == (f"{tmp_path}/QQP/train.tsv: 2 truncated lines were left out.",)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,10 @@ def test_broken_lines_of_qqp_are_left_out_with_a_count(tmp_path):
         ("RTE/dev.tsv", "index\tsentence1\tsentence\tlabel\n0\ta\tb\tc\n",
          r"no column 'sentence2'; did you mean 'sentence'"),
         ("RTE/dev.tsv", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n",
-         r"line 2: the label '1' in 'label'; expected one of entailment, not_entailment"),
-        ("RTE/dev.tsv", "", r"dev\.tsv: the file is empty"),
+         r"line 2: the label in the column 'label' is '1'; expected one of entailment"),
+        ("RTE/dev.tsv", "", r"dev\.tsv is empty; expected a first line"),
         ("RTE/train.tsv", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n",
-         r"all 1 examples of train have the label 'entailment'"),
+         r"all 1 training examples have the label 'entailment'"),
         ("rte.tsv", "", r"has no file of rte; expected RTE/train\.tsv, RTE/dev\.tsv, RTE/test"),
     ],
 )  # fmt: skip
@@ -146,12 +146,14 @@ def test_mistakes_in_files(tmp_path, name: str, text: str, message: str):
 def test_a_score_that_is_no_number(tmp_path):
     header = "sentence1\tsentence2\tscore\n"
     folder = write(tmp_path, "STS-B/train.tsv", header + "a\tb\t2.5\na\tb\tmuch\n")
-    with pytest.raises(UserError, match=r"line 3: the score 'much' in 'score' is no number"):
+    with pytest.raises(
+        UserError, match=r"line 3: the score in the column 'score' is 'much'; expected a number"
+    ):
         read(Glue(task="stsb", folder=folder))
 
 
 def test_configs_are_checked():
-    with pytest.raises(ConfigError, match=r"Glue\.task is 'rtee', expected one of cola"):
+    with pytest.raises(ConfigError, match=r"Glue\.task is 'rtee'; expected one of cola"):
         Glue(task="rtee")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no such folder; expected the folder of GLUE with RTE/"):
         read(Glue(task="rte", folder="/nowhere"))

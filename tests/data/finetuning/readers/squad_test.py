@@ -59,7 +59,7 @@ def test_shared_files_have_their_counts(shared):
     found = task.splits["dev"]
     assert len(found) == 6078 and sum(e.is_impossible for e in found) == 3168
     assert all(e.is_impossible != bool(e.answers) for e in found)
-    with pytest.raises(UserError, match=r"has no answer.*--squad-version 2\.0"):
+    with pytest.raises(UserError, match=r"is marked as impossible.*--squad-version 2\.0"):
         read(Squad(dev=dev))
 
 
@@ -95,7 +95,7 @@ def test_an_answer_that_is_not_in_the_context(tmp_path):
     assert [e.answers[0] for e in task.splits["dev"]] == [Answer(text="Rome", start=-1)] * 2
     assert task.notes == (
         f"{path}: 2 answers are not in their context.",
-        f"{path}: 1 questions that no answer was left for were left out.",
+        f"{path}: 1 questions without a remaining answer were left out.",
         f"{path}: 2 answers are not in their context; predictions are still scored against them.",
     )
 
@@ -128,7 +128,7 @@ def test_mistakes(tmp_path):
         UserError, match=r"data\[0\]\.paragraphs\[0\]\.qas\[0\] has no text 'question'"
     ):
         read(Squad(train=path))
-    with pytest.raises(UserError, match=r"a\.json: no questions"):
+    with pytest.raises(UserError, match=r"a\.json has no questions"):
         read(Squad(train=write(tmp_path, "a.json")))
     (tmp_path / "a.json").write_text('{"data": [')
     with pytest.raises(UserError, match=r"a\.json: not valid JSON at line 1"):

@@ -10,16 +10,16 @@ from bert_jax.data.finetuning.example import (
     Example,
     QuestionExample,
     TaggedExample,
+    Task,
     TextExample,
 )
-from bert_jax.data.finetuning.stats import (
+from bert_jax.tasks import kind_named
+from bert_jax.tasks.data_stats import (
     count_labels,
     count_overlap,
-    format_label,
     length_stats,
     regression_labels,
 )
-from bert_jax.data.finetuning.task import Task, TaskKind
 from bert_jax.testing.text_corpus import topic_words, write_vocabulary
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -30,7 +30,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(write_vocabulary(folder))
 
 
-def task(kind: TaskKind, labels: tuple[str, ...] = (), **splits: tuple[Example, ...]) -> Task:
+def task(kind: str, labels: tuple[str, ...] = (), **splits: tuple[Example, ...]) -> Task:
     return Task(name="t", kind=kind, labels=labels, metrics=("accuracy",), splits=splits)
 
 
@@ -61,10 +61,15 @@ def test_balance_of_every_kind():
         "no answer": 1,
         "(no label)": 1,
     }
-    assert [format_label(q) for q in questions] == ["'c'", "no answer", "(no label)"]
+    assert [kind_named("question_answering").format_label(q) for q in questions] == [
+        "'c'",
+        "no answer",
+        "(no label)",
+    ]
     choice = ChoiceExample(id="0", context="c", choices=("a", "b"), label=1)
     assert count_labels(task("multiple_choice", dev=(choice,)), "dev") == {"1": 1}
-    assert [format_label(e) for e in (choice, tagged)] == ["1", "B-X I-X B-X O"]
+    assert kind_named("multiple_choice").format_label(choice) == "1"
+    assert kind_named("token_classification").format_label(tagged) == "B-X I-X B-X O"
 
 
 def test_lengths_are_those_of_whole_examples(vocabulary):

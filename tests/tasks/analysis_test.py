@@ -12,25 +12,24 @@ from bert_jax.data.finetuning.example import (
     ChoiceExample,
     QuestionExample,
     TaggedExample,
+    Task,
     TextExample,
 )
-from bert_jax.data.finetuning.task import Task, TaskKind
-from bert_jax.evals import decode_predictions
-from bert_jax.evals.analysis import MAX_PAIRS, analyze, describe_task
-from bert_jax.evals.error_examples import MAX_CHARACTERS, MAX_ERRORS, excerpt
 from bert_jax.evals.squad_decoding import Candidate, PredictedAnswer
+from bert_jax.tasks import compute_metrics, kind_of
+from bert_jax.tasks.analysis import MAX_ERRORS, analyze, describe_task
+from bert_jax.tasks.base import MAX_SHOWN_CHARACTERS, excerpt
+from bert_jax.tasks.regression import MAX_SCATTER_POINTS
 
 
-def make_task(kind: TaskKind, examples: Any, labels=(), metrics=("accuracy",)) -> Task:
+def make_task(kind: str, examples: Any, labels=(), metrics=("accuracy",)) -> Task:
     splits = {"dev": tuple(examples)}
     return Task(name="made", kind=kind, labels=labels, metrics=metrics, splits=splits)
 
 
 def analysed(task: Task, decided: Any) -> dict[str, Any]:
     examples = task.splits["dev"]
-    found = analyze(
-        task, examples, decided, decode_predictions.compute_metrics(task, examples, decided)
-    )
+    found = analyze(task, examples, decided, compute_metrics(task, examples, decided))
     assert json.loads(json.dumps(found)) == found  # JSON values, and nothing else
     return found
 
@@ -63,7 +62,7 @@ def test_tables_of_a_classification_add_up():
     task, logits = texts(300, ("a", "b", "c"))
     found, gold = (
         analysed(task, logits),
-        decode_predictions.get_references(task, task.splits["dev"]),
+        kind_of(task).get_references(task.splits["dev"], task.labels),
     )
     guess = logits.argmax(axis=1)
     counts = {(g, p): n for g, p, n in found["confusion_matrix"]}
@@ -71,7 +70,7 @@ def test_tables_of_a_classification_add_up():
     for (g, p), n in counts.items():
         assert n == np.sum((gold == g) & (guess == p)) > 0
     assert [row["support"] for row in found["classes"]] == np.bincount(gold).tolist()
-    metrics = decode_predictions.compute_metrics(task, task.splits["dev"], logits)
+    metrics = compute_metrics(task, task.splits["dev"], logits)
     assert found["calibration"]["error"] == pytest.approx(metrics["calibration_error"], abs=1e-12)
     assert sum(b["count"] for b in found["calibration"]["bins"]) == 300
 
@@ -88,7 +87,7 @@ def test_errors_come_by_falling_loss_and_are_errors():
     task, logits = texts(400)
     found, examples = analysed(task, logits), task.splits["dev"]
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    gold = decode_predictions.get_references(task, examples)
+    gold = kind_of(task).get_references(examples, task.labels)
     losses = -np.log(shares[np.arange(400), gold])
     wrong = np.flatnonzero(logits.argmax(axis=1) != gold)
     expected = wrong[np.argsort(-losses[wrong])][:MAX_ERRORS]
@@ -104,7 +103,7 @@ def test_regression_shows_pairs_and_distances():
     values = (gold + np.sin(40 * gold)).astype(np.float32)
     examples = [TextExample(id=str(i), text="t", label=float(g)) for i, g in enumerate(gold)]
     found = analysed(make_task("regression", examples, metrics=("pearson", "spearman")), values)
-    assert 0.8 * MAX_PAIRS < len(found["reference_vs_predicted"]) <= MAX_PAIRS
+    assert 0.8 * MAX_SCATTER_POINTS < len(found["reference_vs_predicted"]) <= MAX_SCATTER_POINTS
     assert found["reference_vs_predicted"][0] == [0.0, 0.0]
     distances = [row["loss"] for row in found["top_errors"]]
     assert distances == sorted(distances, reverse=True)
@@ -169,7 +168,7 @@ def test_questions_show_words_and_the_surest_wrong_answers():
     assert (shy["reference"], shy["predicted"]) == ("Rome", "no answer")
     for row in (sure, shy, half):
         assert "Ann Lee left Rome" in row["texts"]["context"]
-        assert len(row["texts"]["context"]) <= MAX_CHARACTERS + 2
+        assert len(row["texts"]["context"]) <= MAX_SHOWN_CHARACTERS + 2
 
 
 def test_choices_are_shown_as_their_texts():

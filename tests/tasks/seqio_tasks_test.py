@@ -24,11 +24,11 @@ from bert_jax.data.finetuning.config import (
     TaskConfig,
     TemperatureMixing,
 )
-from bert_jax.data.finetuning.features import make_features
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.data.seqio.labeled_tasks import register_labeled_task, register_mixture
 from bert_jax.errors import UserError
+from bert_jax.tasks import make_features
+from bert_jax.tasks.seqio_tasks import register_labeled_task, register_mixture
 from bert_jax.testing.text_corpus import topic_words, write_vocabulary
 from bert_jax.text.tokenizer import load_tokenizer
 
@@ -159,9 +159,9 @@ def test_a_regression_mixes_with_a_classification_and_a_tagging_does_not(folder)
     register_mixture("texts", ["classification", "regression"], EqualMixing())
     rows = rows_of("texts", num_epochs=1)
     assert {row["labels"] == -1 for row in rows} == {True, False}
-    with pytest.raises(UserError, match="make rows of different fields"):
+    with pytest.raises(UserError, match="have sequences with different fields"):
         register_mixture("all", ["classification", "token_classification"], EqualMixing())
-    with pytest.raises(UserError, match=r"no task 'none' is registered \(registered: classific"):
+    with pytest.raises(UserError, match="'none' is not registered; registered tasks: classific"):
         register_mixture("all", ["none"], EqualMixing())
 
 

@@ -1,0 +1,145 @@
+"""Registers the kinds of tasks: classification, regression, tagging, questions and choices.
+
+To add a kind, write a module with a subclass of `TaskKind` and add an object of it to `KINDS`. A
+kind whose head has a new network or a new loss needs a head config in `bert_jax.models` and an
+entry in `bert_jax/objectives/fine_tuning_losses.py` as well.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from bert_jax.data.finetuning.example import Example, Task
+from bert_jax.data.finetuning.features import Features
+from bert_jax.errors import ConfigError
+from bert_jax.models.heads.config import TaskHead
+from bert_jax.tasks.base import AnyTaskKind, TaskKind
+from bert_jax.tasks.multiple_choice import MultipleChoice
+from bert_jax.tasks.question_answering import QuestionAnswering
+from bert_jax.tasks.regression import Regression
+from bert_jax.tasks.sequence_classification import SequenceClassification
+from bert_jax.tasks.token_classification import TokenClassification
+from bert_jax.text.tokenizer import Tokenizer
+
+__all__ = [
+    "KINDS",
+    "AnyTaskKind",
+    "TaskKind",
+    "compute_metrics",
+    "kind_named",
+    "kind_of",
+    "kind_of_head",
+    "make_features",
+    "make_head",
+    "training_features",
+]
+
+KINDS: tuple[AnyTaskKind, ...] = (
+    SequenceClassification(),
+    Regression(),
+    TokenClassification(),
+    QuestionAnswering(),
+    MultipleChoice(),
+)
+
+_MIN_LENGTH = 4
+_MAX_CACHED_SPLITS = 16  # at least the tasks of one multi-task run
+
+
+def kind_named(name: str) -> AnyTaskKind:
+    """Returns the kind of task with this name.
+
+    Raises:
+      ConfigError: there is no such kind.
+    """
+    for kind in KINDS:
+        if kind.name == name:
+            return kind
+    names = ", ".join(kind.name for kind in KINDS)
+    raise ConfigError(f"there is no kind of task {name!r}; expected one of {names}")
+
+
+def kind_of(task: Task) -> AnyTaskKind:
+    """Returns the kind of a task."""
+    return kind_named(task.kind)
+
+
+def kind_of_head(head: TaskHead) -> AnyTaskKind:
+    """Returns the kind of task that a head is for."""
+    return next(kind for kind in KINDS if isinstance(head, kind.head_type))
+
+
+def make_head(task: Task) -> TaskHead:
+    """Returns the config of the head that a task needs."""
+    return kind_of(task).make_head(task.labels)
+
+
+def make_features(
+    task: Task, split: str, tokenizer: Tokenizer, max_length: int, window_overlap: int = 128
+) -> Features:
+    """Tokenizes a split into sequences of at most `max_length` tokens, with their targets.
+
+    Args:
+      window_overlap: number of tokens that neighboring windows of a long example share.
+
+    Raises:
+      ConfigError: `max_length` leaves no room for text.
+      UserError: an example has a label that the task does not have.
+    """
+    if max_length < _MIN_LENGTH:
+        raise ConfigError(
+            f"sequences of {max_length} tokens leave no room for text between [CLS] and [SEP]; "
+            f"expected at least {_MIN_LENGTH}"
+        )
+    return kind_of(task).make_features(
+        task.splits[split], task.labels, tokenizer, max_length, window_overlap
+    )
+
+
+def compute_metrics(task: Task, examples: Sequence[Example], predictions: Any) -> dict[str, float]:
+    """Computes the metrics of labeled examples.
+
+    Args:
+      predictions: the result of `TaskKind.decode` for these examples.
+    """
+    kind = kind_of(task)
+    references = kind.get_references(examples, task.labels)
+    return kind.compute_metrics(references, predictions, task.labels)
+
+
+def training_features(
+    task: Task, tokenizer: Tokenizer, max_length: int, window_overlap: int = 128
+) -> Features:
+    """Tokenizes the split "train", only once in a process for equal examples and settings.
+
+    A preset counts the sequences to choose the number of steps, and the run then trains on them:
+    the cache keeps a large training set from being tokenized twice.
+    """
+    key = (
+        task.kind,
+        task.labels,
+        _digest(task.splits["train"]),
+        tokenizer.fingerprint,
+        max_length,
+        window_overlap,
+    )
+    if key not in _training_features:
+        if len(_training_features) == _MAX_CACHED_SPLITS:
+            del _training_features[next(iter(_training_features))]
+        _training_features[key] = make_features(
+            task, "train", tokenizer, max_length, window_overlap
+        )
+    # A copy, because a run adds encoder features to its own.
+    return dataclasses.replace(_training_features[key])
+
+
+_training_features: dict[Hashable, Features] = {}
+
+
+def _digest(examples: Sequence[Example]) -> bytes:
+    """Hashes the content of examples, which may have been read twice from the same files."""
+    digest = hashlib.blake2b(digest_size=16)
+    for example in examples:
+        digest.update(repr(example).encode("utf-8", "backslashreplace"))
+    return digest.digest()

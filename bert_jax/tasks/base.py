@@ -1,0 +1,322 @@
+"""Defines `TaskKind`, the interface of a kind of task, from features to metrics and reports.
+
+A kind of task is one object that knows everything in which kinds differ: how examples become model
+inputs, which head and loss train on them, how head outputs are decoded into predictions, how
+predictions are scored and shown, and how a user writes an input. `bert_jax.tasks` registers one
+object for each kind; the rest of the project calls its methods and never asks for its name.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import numpy as np
+
+from bert_jax.data.finetuning.example import Example, Task
+from bert_jax.data.finetuning.features import Features
+from bert_jax.errors import UserError
+from bert_jax.evals.squad_decoding import PredictedAnswer
+from bert_jax.models.heads.config import TaskHead
+from bert_jax.text.tokenizer import Tokenizer
+
+ExampleT = TypeVar("ExampleT", bound=Example)
+ReferencesT = TypeVar("ReferencesT", np.ndarray, list[list[str]])
+PredictionsT = TypeVar("PredictionsT", np.ndarray, list[list[str]], list[PredictedAnswer])
+
+ModelInput = str | Sequence[str] | Example
+"""An input of a `Predictor`: one text, several texts in a tuple, or an example. Each kind's
+`expected_input` says which of them it reads. Labels of examples are ignored."""
+
+FileFormat = Literal["lines", "table", "conll", "squad", "swag"]
+"""Formats of input files."""
+
+HeadOutputs = Mapping[str, Sequence[np.ndarray]]
+"""Raw outputs of a head on NumPy: name -> one array for each sequence."""
+
+Json = dict[str, Any]
+"""A JSON object."""
+
+UNLABELED = "(no label)"
+MAX_SHOWN_CHARACTERS = 400
+"""Limit for one text of an error example in a report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindDescription:
+    """Holds the texts that describe a kind of task in messages, reports and model cards.
+
+    Attributes:
+      expected_input: completes "a model for this kind reads ...".
+      text_names: names of the texts of an input, for messages.
+      class_table: title of the table of scores by class.
+      error_loss: column title of what error examples are ranked by.
+      pipeline_tag: the tag of the task on model hubs.
+      auto_class: the class of Hugging Face Transformers that loads the model.
+      head_output: completes "the head gives ...", in a model card.
+      result: completes "from texts to ...", in a model card.
+      example_arguments: arguments of `bert-jax predict` that show an input.
+    """
+
+    expected_input: str
+    text_names: tuple[str, ...]
+    class_table: str = "Classes"
+    error_loss: str
+    pipeline_tag: str
+    auto_class: str
+    head_output: str
+    result: str
+    example_arguments: str
+
+
+class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
+    """Defines one kind of task: `ExampleT` examples with references and decoded predictions.
+
+    Attributes:
+      name: the kind in `Task.kind`, analysis.json and messages.
+      head_type: config class of the head; `objectives/fine_tuning_losses.py` has
+        the batch fields and the loss that belong to it.
+      description: texts for people.
+      default_seq_length: sequence length if the user gives none (BERT's release).
+      sequence_fields: batch field -> dims of one sequence of this kind in seqio ("L", "AL" or "").
+      metric_maximum: the best value of the first metric of a task, 1 or 100.
+      reads_windows: whether long examples are read whole, in overlapping windows.
+      reads_pairs: whether a second text may be given with each text.
+      num_texts: number of texts of an input in a list of texts; None if an input takes all.
+      table_columns: input columns of a table -> default name; None if the column is optional.
+      line_format: format of a text file without a known extension; None if it is ambiguous.
+      table_format: format of a file with the extension of a table.
+    """
+
+    name: str
+    head_type: type[TaskHead]
+    description: KindDescription
+    default_seq_length: int = 128
+    sequence_fields: ClassVar[Mapping[str, str]]
+    metric_maximum: float = 1.0
+    reads_windows: bool = False
+    reads_pairs: bool = True
+    num_texts: int | None = 1
+    table_columns: ClassVar[Mapping[str, str | None]] = {}
+    line_format: FileFormat | None = "lines"
+    table_format: FileFormat = "table"
+
+    # From examples to model inputs
+
+    @abstractmethod
+    def make_head(self, labels: tuple[str, ...]) -> TaskHead:
+        """Returns the head config for these class names."""
+
+    @abstractmethod
+    def make_features(
+        self,
+        examples: Sequence[ExampleT],
+        labels: Sequence[str],
+        tokenizer: Tokenizer,
+        max_length: int,
+        window_overlap: int,
+    ) -> Features:
+        """Tokenizes examples; see `bert_jax.tasks.make_features`."""
+
+    # From head outputs to predictions and metrics
+
+    @abstractmethod
+    def get_references(self, examples: Sequence[ExampleT], labels: Sequence[str]) -> ReferencesT:
+        """Returns the labels of labeled examples in the form that `compute_metrics` takes."""
+
+    def allows_no_answer(self, task: Task) -> bool:
+        """Returns whether the examples of a task show that a prediction may be "no answer"."""
+        return False
+
+    @abstractmethod
+    def decode(
+        self,
+        examples: Sequence[ExampleT],
+        features: Features,
+        outputs: HeadOutputs,
+        labels: Sequence[str],
+        *,
+        allow_no_answer: bool = False,
+    ) -> PredictionsT:
+        """Decodes head outputs into one prediction for each example.
+
+        Args:
+          features: the model inputs made from `examples`.
+          outputs: for each name in the output of `FineTuningObjective.predict`, one array for each
+            sequence of `features`.
+          allow_no_answer: whether a question may be left unanswered (SQuAD 2.0).
+        """
+
+    @abstractmethod
+    def compute_metrics(
+        self, references: ReferencesT, predictions: PredictionsT, labels: Sequence[str]
+    ) -> dict[str, float]:
+        """Computes all metrics of a split, exactly: on all examples at once, not by batches.
+
+        Raises:
+          UserError: there are no examples, predictions are not finite, or the labels of the data
+            are not those of the model.
+        """
+
+    @abstractmethod
+    def resampled_interval(
+        self,
+        metric: str,
+        references: ReferencesT,
+        predictions: PredictionsT,
+        *,
+        n_resamples: int,
+        seed: int,
+    ) -> tuple[float, float] | None:
+        """Bootstraps one metric, see `metric_interval`; None if it has no interval."""
+
+    def metric_interval(
+        self,
+        metric: str,
+        references: ReferencesT,
+        predictions: PredictionsT,
+        labels: Sequence[str],
+        *,
+        n_resamples: int = 1000,
+        seed: int = 0,
+    ) -> tuple[float, float]:
+        """Computes the 95 % bootstrap interval (low, high) of one metric over the examples.
+
+        Raises:
+          UserError: as `compute_metrics`, or the metric is unknown or has no interval.
+        """
+        # Check the inputs first: metrics that are resampled skip the checks, for speed.
+        metrics = self.compute_metrics(references, predictions, labels)
+        interval = None
+        if metric in metrics:
+            interval = self.resampled_interval(
+                metric, references, predictions, n_resamples=n_resamples, seed=seed
+            )
+        if interval is None:
+            raise UserError(
+                f"there is no confidence interval for the metric {metric!r} of a {self.name} task; "
+                f"its metrics are {', '.join(metrics)}"
+            )
+        return interval
+
+    @abstractmethod
+    def prediction_to_json(self, example: ExampleT, prediction: Any, labels: Sequence[str]) -> Json:
+        """Converts the prediction for one example, an item of `PredictionsT`, to JSON values."""
+
+    def predictions_to_json(
+        self, examples: Sequence[ExampleT], predictions: PredictionsT, labels: Sequence[str]
+    ) -> list[Json]:
+        """Converts predictions to JSON values, each with the id of its example."""
+        return [
+            {"id": example.id, **self.prediction_to_json(example, prediction, labels)}
+            for example, prediction in zip(examples, predictions, strict=True)
+        ]
+
+    # Reports
+
+    @abstractmethod
+    def analysis_tables(
+        self,
+        examples: Sequence[ExampleT],
+        references: ReferencesT,
+        predictions: PredictionsT,
+        labels: Sequence[str],
+    ) -> Json:
+        """Returns the tables of a split's analysis; see `bert_jax.tasks.analysis.analyze`."""
+
+    @abstractmethod
+    def error_losses(self, references: ReferencesT, predictions: PredictionsT) -> np.ndarray:
+        """Returns float64 [n]: how wrong each prediction is, 0 for a correct one."""
+
+    @abstractmethod
+    def error_to_json(
+        self,
+        example: ExampleT,
+        prediction: Any,
+        references: ReferencesT,
+        labels: Sequence[str],
+    ) -> Json:
+        """Describes a wrong prediction for a reader.
+
+        Returns:
+          {"texts": {name: text}, "reference", "predicted"}, and "probability" of the prediction
+          if the head gives one.
+        """
+
+    # Data inspection
+
+    @abstractmethod
+    def count_keys(self, example: ExampleT) -> list[str]:
+        """Returns the names under which one example counts in a table of label counts."""
+
+    @abstractmethod
+    def format_label(self, example: ExampleT) -> str:
+        """Formats the label of one example as it was read, `UNLABELED` if there is none."""
+
+    @abstractmethod
+    def overlap_key(self, example: ExampleT) -> Hashable:
+        """Returns a key that is equal for examples with the same text, ignoring case."""
+
+    # Inputs of a predictor
+
+    @abstractmethod
+    def parse_input(self, model_input: ModelInput, example_id: str) -> ExampleT | None:
+        """Converts an input to an unlabeled example; None if it is not an input of this kind."""
+
+    @abstractmethod
+    def input_texts(self, example: ExampleT) -> Sequence[str]:
+        """Returns the texts of an example, none of which may be empty."""
+
+    def example_from_input(self, model_input: ModelInput, example_id: str) -> ExampleT:
+        """Converts an input to an unlabeled example; `example_id` is for inputs without an id.
+
+        Raises:
+          UserError: a text in it is empty, or this kind does not read such inputs.
+        """
+        example = self.parse_input(model_input, example_id)
+        if example is None:
+            raise UserError(
+                f"{_shorten(model_input)}: a model for {self.name} reads "
+                f"{self.description.expected_input}"
+            )
+        if not all(isinstance(text, str) and text.strip() for text in self.input_texts(example)):
+            raise UserError(
+                f"{_shorten(model_input)}: a text is empty; expected text to predict on"
+            )
+        return example
+
+    @abstractmethod
+    def input_to_json(self, model_input: Sequence[str]) -> Json:
+        """Names the texts of an input that is a tuple of texts, to show next to its prediction."""
+
+    def add_input(self, model_input: ModelInput, prediction: Mapping[str, Any]) -> Json:
+        """Adds to a prediction the text that it is for, or the id if the input was an example."""
+        result = {key: value for key, value in prediction.items() if key != "id"}
+        if isinstance(model_input, str):
+            return {"text": model_input, **result}
+        if isinstance(model_input, Example):
+            return {"id": model_input.id, **result}
+        return {**self.input_to_json(model_input), **result}
+
+
+AnyTaskKind = TaskKind[Any, Any, Any]
+"""A kind as the registry returns it: which examples and predictions it has is known at run time."""
+
+
+def excerpt(text: str, center: int = 0, max_characters: int = MAX_SHOWN_CHARACTERS) -> str:
+    """Cuts a text to at most `max_characters` around character `center`; "…" marks each cut."""
+    if len(text) <= max_characters:
+        return text
+    start = max(0, min(center - max_characters // 2, len(text) - max_characters))
+    prefix, suffix = "…" if start else "", "…" if start + max_characters < len(text) else ""
+    return f"{prefix}{text[start : start + max_characters]}{suffix}"
+
+
+def as_dicts(rows: Sequence[Any]) -> list[Json]:
+    """Converts dataclass instances to JSON objects."""
+    return [asdict(row) for row in rows]
+
+
+def _shorten(model_input: ModelInput) -> str:
+    text = repr(model_input)
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,0 +1,119 @@
+"""Defines the kind "regression": a score for a text or a pair of texts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.features import Features, TargetValues
+from bert_jax.evals.bootstrap import bootstrap_interval
+from bert_jax.evals.regression import REGRESSION_METRICS, regression_metrics
+from bert_jax.models.heads.config import RegressionHead
+from bert_jax.tasks.base import UNLABELED, HeadOutputs, Json, KindDescription
+from bert_jax.tasks.text_pair import TextPairKind, shown_texts
+
+MAX_SCATTER_POINTS = 500
+"""Limit for the examples in a scatter plot; they are spread evenly over the split."""
+
+
+class Regression(TextPairKind):
+    """Predicts a number; references and predictions are float [n]."""
+
+    name = "regression"
+    head_type = RegressionHead
+    description = KindDescription(
+        expected_input="a text or a pair of texts",
+        text_names=("first text", "second text"),
+        error_loss="distance",
+        pipeline_tag="text-classification",
+        auto_class="AutoModelForSequenceClassification",
+        head_output="one number for a text or a pair of texts, from the pooled first token",
+        result="numbers",
+        example_arguments='"A text."',
+    )
+
+    def make_head(self, labels: tuple[str, ...]) -> RegressionHead:
+        """Returns a head with one output."""
+        return RegressionHead()
+
+    def make_targets(
+        self, examples: Sequence[TextExample], labels: Sequence[str]
+    ) -> dict[str, TargetValues]:
+        """Returns the score of each example."""
+        return {"label_values": [float(example.label or 0) for example in examples]}
+
+    def get_references(self, examples: Sequence[TextExample], labels: Sequence[str]) -> np.ndarray:
+        """Returns scores, float [n]."""
+        return np.array([example.label for example in examples])
+
+    def decode(
+        self,
+        examples: Sequence[TextExample],
+        features: Features,
+        outputs: HeadOutputs,
+        labels: Sequence[str],
+        *,
+        allow_no_answer: bool = False,
+    ) -> np.ndarray:
+        """Returns the predicted numbers, float [n]."""
+        return np.stack(outputs["values"])
+
+    def compute_metrics(
+        self, references: np.ndarray, predictions: np.ndarray, labels: Sequence[str]
+    ) -> dict[str, float]:
+        """Computes correlations and the mean squared error; see `regression_metrics`."""
+        return regression_metrics(references, predictions)
+
+    def resampled_interval(
+        self,
+        metric: str,
+        references: np.ndarray,
+        predictions: np.ndarray,
+        *,
+        n_resamples: int,
+        seed: int,
+    ) -> tuple[float, float]:
+        """Bootstraps one metric."""
+        arrays = np.asarray(references, np.float64), np.asarray(predictions, np.float64)
+        score = REGRESSION_METRICS[metric]
+        return bootstrap_interval(score, *arrays, n_resamples=n_resamples, seed=seed)
+
+    def prediction_to_json(
+        self, example: TextExample, prediction: np.ndarray, labels: Sequence[str]
+    ) -> Json:
+        """Returns {"value"}."""
+        return {"value": float(prediction)}
+
+    def analysis_tables(
+        self,
+        examples: Sequence[TextExample],
+        references: np.ndarray,
+        predictions: np.ndarray,
+        labels: Sequence[str],
+    ) -> Json:
+        """Returns pairs [reference, predicted] for a scatter plot."""
+        step = -(-len(references) // MAX_SCATTER_POINTS)
+        pairs = np.stack([references, predictions], axis=1)[::step]
+        return {"reference_vs_predicted": pairs.astype(np.float64).tolist()}
+
+    def error_losses(self, references: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+        """Returns the distance of each prediction from its label."""
+        return np.abs(references.astype(np.float64) - predictions)
+
+    def error_to_json(
+        self,
+        example: TextExample,
+        prediction: np.ndarray,
+        references: np.ndarray,
+        labels: Sequence[str],
+    ) -> Json:
+        """Describes a prediction by both numbers."""
+        return {
+            "texts": shown_texts(example),
+            "reference": f"{example.label:.4g}",
+            "predicted": f"{float(prediction):.4g}",
+        }
+
+    def count_keys(self, example: TextExample) -> list[str]:
+        """Returns whether there is a score: the values themselves are not counted."""
+        return [UNLABELED if example.label is None else "(score)"]

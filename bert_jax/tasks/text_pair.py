@@ -1,0 +1,103 @@
+"""Defines what classification and regression share: one text or a pair of texts as the input."""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.features import (
+    Features,
+    TargetValues,
+    all_labeled,
+    build_inputs_with_special_tokens,
+)
+from bert_jax.tasks.base import UNLABELED, Json, ModelInput, TaskKind, excerpt
+from bert_jax.text.tokenizer import Tokenizer
+
+
+class TextPairKind(TaskKind[TextExample, np.ndarray, np.ndarray]):
+    """Implements features and inputs of kinds that read a text or a pair of texts."""
+
+    # Both kinds have both target fields, so that seqio can mix their tasks.
+    sequence_fields: ClassVar[Mapping[str, str]] = {
+        "input_ids": "L",
+        "token_type_ids": "L",
+        "labels": "",
+        "label_values": "",
+    }
+    table_columns: ClassVar[Mapping[str, str | None]] = {
+        "text": "text",
+        "text_pair": None,
+        "id": None,
+    }
+
+    @abstractmethod
+    def make_targets(
+        self, examples: Sequence[TextExample], labels: Sequence[str]
+    ) -> dict[str, TargetValues]:
+        """Returns the target field of labeled examples."""
+
+    def make_features(
+        self,
+        examples: Sequence[TextExample],
+        labels: Sequence[str],
+        tokenizer: Tokenizer,
+        max_length: int,
+        window_overlap: int,
+    ) -> Features:
+        """Tokenizes texts and pairs; what is too long is truncated."""
+        first_ids = tokenizer.encode_ids([example.text for example in examples])
+        pairs = [example.text_pair for example in examples]
+        second_ids = iter(tokenizer.encode_ids([text for text in pairs if text is not None]))
+        features = Features(example_index=np.arange(len(examples)))
+        for a, pair in zip(first_ids, pairs, strict=True):
+            b = None if pair is None else next(second_ids)
+            input_ids, token_type_ids, is_truncated = build_inputs_with_special_tokens(
+                a, b, tokenizer, max_length
+            )
+            features.input_ids.append(input_ids)
+            features.token_type_ids.append(token_type_ids)
+            features.num_truncated += is_truncated
+        if all_labeled(examples):
+            features.targets = self.make_targets(examples, labels)
+        return features
+
+    def format_label(self, example: TextExample) -> str:
+        """Formats the class name or the score."""
+        return UNLABELED if example.label is None else str(example.label)
+
+    def overlap_key(self, example: TextExample) -> Hashable:
+        """Returns both texts without case and outer white space."""
+        pair = example.text_pair
+        return example.text.strip().casefold(), None if pair is None else pair.strip().casefold()
+
+    def parse_input(self, model_input: ModelInput, example_id: str) -> TextExample | None:
+        """Converts a text, a pair of texts or a `TextExample`."""
+        match model_input:
+            case str():
+                return TextExample(id=example_id, text=model_input)
+            case [str() as text, str() as pair]:
+                return TextExample(id=example_id, text=text, text_pair=pair)
+            case TextExample():
+                return dataclasses.replace(model_input, label=None)
+            case _:
+                return None
+
+    def input_texts(self, example: TextExample) -> Sequence[str]:
+        """Returns the text and, if there is one, the second text."""
+        return [example.text] if example.text_pair is None else [example.text, example.text_pair]
+
+    def input_to_json(self, model_input: Sequence[str]) -> Json:
+        """Names both texts of a pair."""
+        return {"text": model_input[0], "text_pair": model_input[1]}
+
+
+def shown_texts(example: TextExample) -> dict[str, str]:
+    """Returns the texts of an error example for a report."""
+    texts = {"text": excerpt(example.text)}
+    if example.text_pair is not None:
+        texts["second text"] = excerpt(example.text_pair)
+    return texts
