@@ -1,4 +1,4 @@
-"""How sure a number is: bootstrap intervals over examples, and the spread over seeds."""
+"""Computes bootstrap confidence intervals over examples, and statistics over seeds."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ from bert_jax.evals.validate_inputs import require_matching_counts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeedSummary:
-    """One metric over runs that differ in their seed only."""
+    """Holds statistics of one metric over runs that only differ in their seed."""
 
     runs: int
     median: float
     mean: float
-    std: float | None  # of the sample (n - 1); None for a single run
-    best: float  # the greatest
+    std: float | None  # sample standard deviation (n - 1); None for a single run
+    best: float  # the maximum
 
 
 def bootstrap_interval(
@@ -28,23 +28,23 @@ def bootstrap_interval(
     n_resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """A 95 % interval of a metric: percentiles over resampled examples (Efron 1979).
+    """Computes a 95 % bootstrap interval of a metric: percentiles over resamples (Efron 1979).
 
-    It says how the number would vary with other examples like these; another training run is not
-    in it.
+    The interval shows how the metric would vary with other examples from the same distribution. It
+    does not include the variation between training runs.
 
     Args:
-      metric: takes resampled rows, one argument for each of `rows`. A resample on which it is NaN
-        (undefined) is left out.
-      rows: arrays or sequences with one entry for each of n examples, resampled together.
-      samples: number of resamples.
-      seed: of the resampling; the same seed gives the same interval.
+      metric: a function of resampled arrays, one argument for each of `arrays`. Resamples on which
+        it is NaN (undefined) are left out.
+      arrays: arrays or sequences with one entry for each of n examples, resampled together.
+      n_resamples: number of resamples.
+      seed: seed of the resampling; equal seeds give equal intervals.
 
     Returns:
       (low, high).
 
     Raises:
-      UserError: no examples, or the metric is undefined on every resample.
+      UserError: there are no examples, or the metric is undefined on every resample.
     """
     count = len(arrays[0])
     for other in arrays:
@@ -63,13 +63,13 @@ def bootstrap_interval(
 
 
 def summarize_seeds(values: Sequence[float]) -> SeedSummary:
-    """Median, mean, standard deviation and best of a metric of which more is better.
+    """Computes median, mean, standard deviation and maximum of a metric over seeds.
 
     Raises:
       UserError: there are no values.
     """
     if not values:
-        raise UserError("no finished runs to summarise")
+        raise UserError("there are no finished runs to summarize")
     return SeedSummary(
         runs=len(values),
         median=statistics.median(values),

@@ -1,10 +1,12 @@
-"""Metrics of classification: one number each, and the tables and bins that a report shows.
+"""Computes metrics of classification, and tables for reports.
 
-scikit-learn makes the ROC curve and the per-class table. What a confusion matrix decides is
-computed from the matrix, where scikit-learn, which starts from rows, would make a bootstrap take
-minutes; tests hold it to scikit-learn. The calibration error is that of Guo et al. 2017, section 2.
+The ROC curve and the per-class table come from scikit-learn. Metrics that depend on the confusion
+matrix only are computed from the matrix: scikit-learn starts from examples, with which a bootstrap
+would take minutes. Tests compare them with scikit-learn. The calibration error is defined as in Guo
+et al. 2017, section 2.
 
-scikit-learn takes a second to import, so only what uses it does: predicting needs this file too.
+scikit-learn takes a second to import, so it is imported where it is used: prediction imports this
+module, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,18 +28,18 @@ CALIBRATION_BINS = 15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassScores:
-    """One row of a per-class table; the three ratios are 0 where nothing is there to divide by."""
+    """Holds the scores of one class; a ratio with the denominator 0 is 0."""
 
     name: str
     precision: float
     recall: float
     f1: float
-    support: int  # rows of this class in the gold labels
+    support: int  # number of examples with this label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationBin:
-    """The predictions whose confidence lies in (low, high]; an empty bin has 0 for both means."""
+    """Describes the predictions with confidence in (low, high]; means of an empty bin are 0."""
 
     low: float
     high: float
@@ -49,26 +51,27 @@ class CalibrationBin:
 def classification_metrics(
     labels: np.ndarray, logits: np.ndarray, class_names: Sequence[str]
 ) -> dict[str, float]:
-    """All metrics of a classifier that predicts the class of its greatest logit.
+    """Computes all metrics of a classifier that predicts the class with the highest logit.
 
     Args:
-      labels: gold class numbers, int [n].
+      labels: class ids, int [n].
       logits: float [n, C].
-      names: the C classes, in the order of their numbers.
+      class_names: names of the C classes in the order of their ids.
 
     Returns:
-      accuracy      share of rows whose class is right
-      f1            of class 1 if C is 2, else f1_macro
-      f1_macro      mean over the classes that occur in the gold labels or the predictions
-      f1_micro      equal to accuracy where each row has one class
-      matthews      Matthews correlation (Gorodkin 2004 for C > 2); 0 for a constant side
-      roc_auc       area under the ROC curve, mean of one-vs-rest if C > 2; left out where it is
-                    undefined: a class that the gold labels lack
-      calibration_error   expected, over 15 equal-width bins
+      accuracy      fraction of examples with the right class
+      f1            F1 of class 1 if C is 2, else f1_macro
+      f1_macro      mean F1 of the classes that occur in labels or predictions
+      f1_micro      equal to accuracy, because each example has one class
+      matthews      Matthews correlation (Gorodkin 2004 for C > 2); 0 if labels or predictions are
+                    constant
+      roc_auc       area under the ROC curve, mean of one-vs-rest if C > 2; left out if a class does
+                    not occur in the labels
+      calibration_error   expected calibration error over 15 bins of equal width
       loss          mean cross-entropy in nats
 
     Raises:
-      UserError: no rows, logits that are not finite, labels and names that do not fit the logits.
+      UserError: there are no examples, logits are not finite, or labels or names do not fit them.
     """
     labels, logits = _check_inputs(labels, logits, class_names)
     matrix = _matrix_from_cells(_confusion_cells(labels, logits), len(class_names))
@@ -80,11 +83,11 @@ def classification_metrics(
 def per_class_table(
     labels: np.ndarray, logits: np.ndarray, class_names: Sequence[str]
 ) -> tuple[ClassScores, ...]:
-    """Precision, recall, F1 and support of each of the C classes, in order."""
+    """Computes precision, recall, F1 and support of each of the C classes, in order."""
     from sklearn import metrics
 
     labels, logits = _check_inputs(labels, logits, class_names)
-    zero_division: Any = 0  # scikit-learn's default makes a string of it to a type checker
+    zero_division: Any = 0  # typed as a string in scikit-learn, which accepts 0
     columns: Any = metrics.precision_recall_fscore_support(
         labels,
         predicted_classes(logits),
@@ -106,7 +109,7 @@ def per_class_table(
 def confusion_matrix(
     labels: np.ndarray, logits: np.ndarray, class_names: Sequence[str]
 ) -> np.ndarray:
-    """int64 [C, C]: rows are gold classes, columns predicted ones."""
+    """Computes the confusion matrix, int64 [C, C]: rows are labels, columns are predictions."""
     labels, logits = _check_inputs(labels, logits, class_names)
     return _matrix_from_cells(_confusion_cells(labels, logits), len(class_names))
 
@@ -114,10 +117,13 @@ def confusion_matrix(
 def metric_for_resampling(
     metric: str, labels: np.ndarray, logits: np.ndarray
 ) -> tuple[tuple[np.ndarray, ...], Callable[..., float]]:
-    """(rows, score) such that score(*rows) is the metric, and rows may be resampled together.
+    """Returns (arrays, score) such that score(*arrays) is the metric, for bootstrapping.
 
-    What a confusion matrix decides needs one number a row, which makes a bootstrap cheap. The
-    metric is one of `classification_metrics`, its arguments are as there, and checked.
+    Metrics of the confusion matrix need one number for each example, so resampling is cheap.
+
+    Args:
+      metric: one of `classification_metrics`.
+      labels, logits: validated arguments of `classification_metrics`.
     """
     num_classes = logits.shape[1]
     if metric in CONFUSION_MATRIX_METRICS:
@@ -129,7 +135,7 @@ def metric_for_resampling(
 
 
 def calibration_bins(labels: np.ndarray, logits: np.ndarray) -> tuple[CalibrationBin, ...]:
-    """The 15 equal-width bins of confidence, for the error and for a reliability diagram."""
+    """Computes 15 bins of confidence, for the calibration error and for reliability diagrams."""
     probabilities = softmax(logits, axis=1)
     confidence = probabilities.max(axis=1)
     is_correct = (probabilities.argmax(axis=1) == labels).astype(np.float64)
@@ -152,18 +158,18 @@ def calibration_bins(labels: np.ndarray, logits: np.ndarray) -> tuple[Calibratio
 
 
 def calibration_error(bins: Sequence[CalibrationBin]) -> float:
-    """The expected calibration error: the gap of accuracy and confidence, weighted by count."""
+    """Computes the expected calibration error: |accuracy - confidence|, weighted by count."""
     gaps = sum(b.count * abs(b.accuracy - b.confidence) for b in bins)
     return gaps / sum(b.count for b in bins)
 
 
 def multiple_choice_metrics(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
-    """Accuracy and loss of choosing one of A: int [n] and float [n, A].
+    """Computes accuracy and loss of multiple choice, from int [n] and logits float [n, A].
 
-    A row with fewer than A choices has -inf for those that it lacks.
+    An example with fewer than A choices has the logit -inf for missing ones.
 
     Raises:
-      UserError: no rows, NaN, a label beyond the choices.
+      UserError: there are no examples, a logit is NaN, or a label is not one of the choices.
     """
     labels, logits = np.asarray(labels), np.asarray(logits, np.float64)
     require_matching_counts("examples", len(labels), len(logits))
@@ -174,12 +180,12 @@ def multiple_choice_metrics(labels: np.ndarray, logits: np.ndarray) -> dict[str,
 
 
 def predicted_classes(logits: np.ndarray) -> np.ndarray:
-    """int64 [n]: the first class of greatest logit."""
+    """Returns int64 [n]: the first class with the highest logit."""
     return np.argmax(logits, axis=1)
 
 
 def _confusion_cells(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """int [n]: which cell of the flattened confusion matrix each row counts in."""
+    """Returns int [n]: the cell of the flattened confusion matrix of each example."""
     return labels * logits.shape[1] + predicted_classes(logits)
 
 
@@ -201,7 +207,7 @@ def _f1_macro(matrix: np.ndarray) -> float:
 
 
 def _f1_by_class(matrix: np.ndarray) -> np.ndarray:
-    """float64 [C]: 2 hits / (gold + predicted), 0 for a class that does not occur."""
+    """Returns float64 [C]: 2 correct / (labels + predictions), 0 for a class that never occurs."""
     occurrences = matrix.sum(axis=0) + matrix.sum(axis=1)
     return 2 * np.diag(matrix) / np.maximum(occurrences, 1)
 
@@ -246,7 +252,7 @@ CONFUSION_MATRIX_METRICS: dict[str, Callable[[np.ndarray], float]] = {
     "accuracy": _accuracy,
     "f1": _f1,
     "f1_macro": _f1_macro,
-    "f1_micro": _accuracy,  # each wrong row is one false positive and one false negative
+    "f1_micro": _accuracy,  # each wrong prediction is one false positive and one false negative
     "matthews": _matthews,
 }
 # Metric -> function of labels int [n] and logits float64 [n, C]; NaN where it is undefined.
@@ -266,7 +272,7 @@ def _check_inputs(
     if logits.ndim != 2 or logits.shape[1] != len(class_names):
         raise UserError(
             f"logits of shape {list(logits.shape)} for {len(class_names)} classes ({class_list}): "
-            "the model's head was made for another set of labels"
+            "the head of the model was made for another set of labels"
         )
     require_finite("the logits", logits)
     require_valid_class_ids(labels, len(class_names), class_list)

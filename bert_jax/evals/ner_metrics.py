@@ -1,8 +1,8 @@
-"""Tagging: from logits to tags, from tags to entities, and how well entities are found.
+"""Decodes tags of named entities and computes their metrics: precision, recall and F1.
 
-Tags are IOB2: "B-PER" begins an entity of type PER, "I-PER" goes on with it, "O" is outside. They
-are read as conlleval reads them (Tjong Kim Sang and De Meulder 2003): an "I-" that continues
-nothing begins an entity. An entity is found when its words and its type are both right.
+Tags are IOB2: "B-PER" begins an entity of type PER, "I-PER" continues it, "O" is outside. As in
+conlleval (Tjong Kim Sang and De Meulder 2003), an "I-" without an entity to continue begins one. A
+predicted entity is correct if both its words and its type are.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ Tags = Sequence[str]
 
 
 class Entity(NamedTuple):
-    """Words [start, end) of a sentence, of one type."""
+    """Holds the type of an entity and its words [start, end) in a sentence."""
 
     type: str
     start: int
@@ -29,41 +29,41 @@ class Entity(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntityErrors:
-    """What became of the entities of one type.
+    """Counts how the entities of one type were predicted.
 
-    correct + wrong_type + wrong_boundary + missed is their number in the gold tags. One predicted
-    entity explains at most one gold entity.
+    correct + wrong_type + wrong_boundary + missed is their number in the reference tags. One
+    predicted entity matches at most one reference entity.
     """
 
     type: str
     correct: int = 0
-    wrong_type: int = 0  # the right words, taken for another type
-    wrong_boundary: int = 0  # the right type on some of the words, or on others as well
-    missed: int = 0  # neither
-    spurious: int = 0  # predicted as this type, and none of the above
+    wrong_type: int = 0  # the right words with another type
+    wrong_boundary: int = 0  # the right type on overlapping words
+    missed: int = 0  # none of the above
+    spurious: int = 0  # predicted with this type without a match
 
 
 def decode_tags(
     logits: np.ndarray, first_token_positions: np.ndarray, labels: Sequence[str]
 ) -> list[str]:
-    """The tag of each word of one sentence, by the logits of its first piece.
+    """Decodes the tag of each word of one sentence from the logits of its first token.
 
     Args:
       logits: float [L, C].
-      first_piece_positions: int [W], where each word's first piece is in the row; -1 for a word
-        that was cut off, which gets "O".
-      labels: the C tags, in the order of their numbers.
+      first_token_positions: int [W], the position of each word's first token; -1 for a word that
+        was truncated, which gets "O".
+      labels: the C tags in the order of their ids.
 
     Returns:
-      W tags in valid IOB2: an "I-" that continues nothing becomes "B-".
+      W tags in valid IOB2: an "I-" without an entity to continue becomes "B-".
 
     Raises:
-      UserError: logits that are not numbers, or of another number of classes.
+      UserError: logits are not finite or have another number of classes.
     """
     positions = np.asarray(first_token_positions)
     if logits.shape[1] != len(labels):
         raise UserError(
-            f"the model's head has {logits.shape[1]} tags, but {len(labels)} are named: "
+            f"the head of the model has {logits.shape[1]} tags, but the task has {len(labels)}: "
             f"{', '.join(labels)}"
         )
     word_logits = logits[np.maximum(positions, 0)]
@@ -75,7 +75,7 @@ def decode_tags(
 
 
 def repair_iob2(tags: Tags) -> list[str]:
-    """The same entities as valid IOB2: an "I-" that continues nothing becomes "B-"."""
+    """Converts an "I-" without an entity to continue into "B-"; the entities stay the same."""
     repaired, previous = [], ""
     for tag in tags:
         prefix, entity_type = _split_tag(tag)
@@ -85,10 +85,10 @@ def repair_iob2(tags: Tags) -> list[str]:
 
 
 def entity_spans(tags: Tags) -> list[Entity]:
-    """The entities of one sentence, from left to right.
+    """Returns the entities of one sentence from left to right.
 
     Raises:
-      UserError: a tag that is not "O", "B-..." or "I-...".
+      UserError: a tag is not "O", "B-..." or "I-...".
     """
     entities: list[Entity] = []
     previous = ""
@@ -103,7 +103,7 @@ def entity_spans(tags: Tags) -> list[Entity]:
 
 
 def entity_types(*sentences: Sequence[Tags]) -> tuple[str, ...]:
-    """The types that occur in any of these lists of sentences, sorted."""
+    """Returns the entity types that occur in any of these lists of sentences, sorted."""
     tags = {tag for tagged in sentences for sentence in tagged for tag in sentence}
     return tuple(sorted({entity_type for tag in tags if (entity_type := _split_tag(tag)[1])}))
 
@@ -111,12 +111,12 @@ def entity_types(*sentences: Sequence[Tags]) -> tuple[str, ...]:
 def entity_counts(
     references: Sequence[Tags], predictions: Sequence[Tags], types: Sequence[str]
 ) -> np.ndarray:
-    """int64 [n, types, 3]: entities found, predicted and in the gold tags, by sentence and type.
+    """Counts correct, predicted and reference entities by sentence and type: int64 [n, types, 3].
 
-    Sums over sentences give every entity metric, which is how a bootstrap stays cheap.
+    Every entity metric follows from sums over sentences, which makes bootstrapping cheap.
 
     Raises:
-      UserError: no sentences, or a tag that is not IOB2.
+      UserError: there are no sentences, or a tag is not IOB2.
     """
     _require_matching_tags(references, predictions)
     type_index = {entity_type: index for index, entity_type in enumerate(types)}
@@ -137,7 +137,7 @@ def entity_counts(
 
 
 def token_counts(references: Sequence[Tags], predictions: Sequence[Tags]) -> np.ndarray:
-    """int64 [n, 2]: words whose tag is right, and words, by sentence."""
+    """Counts words with the right tag and all words, by sentence: int64 [n, 2]."""
     _require_matching_tags(references, predictions)
     return np.array(
         [
@@ -149,9 +149,9 @@ def token_counts(references: Sequence[Tags], predictions: Sequence[Tags]) -> np.
 
 
 def entity_scores(counts: np.ndarray) -> dict[str, float]:
-    """precision, recall, f1 (micro) and f1_macro from what `entity_counts` gives.
+    """Computes precision, recall, f1 (micro) and f1_macro from the result of `entity_counts`.
 
-    The macro mean is over the types that occur, as seqeval takes it.
+    The macro mean is over the types that occur, as in seqeval.
     """
     by_type = counts.sum(axis=0)
     precision, recall, f1 = _precision_recall_f1(*by_type.sum(axis=0))
@@ -161,20 +161,20 @@ def entity_scores(counts: np.ndarray) -> dict[str, float]:
 
 
 def token_accuracy(counts: np.ndarray) -> float:
-    """Share of words whose tag is right, from what `token_counts` gives."""
+    """Computes the fraction of words with the right tag from the result of `token_counts`."""
     num_correct, num_words = counts.sum(axis=0)
     return float(num_correct / num_words) if num_words else 0.0
 
 
 def entity_metrics(references: Sequence[Tags], predictions: Sequence[Tags]) -> dict[str, float]:
-    """precision, recall, f1 (micro), f1_macro of entities, and token_accuracy.
+    """Computes precision, recall, f1 (micro) and f1_macro of entities, and token_accuracy.
 
     Args:
-      gold: the right tags of n sentences.
-      predicted: as many for each sentence.
+      references: the right tags of n sentences.
+      predictions: the same number of predicted tags for each sentence.
 
     Raises:
-      UserError: no sentences, another number of tags than words, or a tag that is not IOB2.
+      UserError: there are no sentences, numbers of tags differ, or a tag is not IOB2.
     """
     counts = entity_counts(references, predictions, entity_types(references, predictions))
     return {
@@ -186,7 +186,7 @@ def entity_metrics(references: Sequence[Tags], predictions: Sequence[Tags]) -> d
 def entity_table(
     references: Sequence[Tags], predictions: Sequence[Tags]
 ) -> tuple[ClassScores, ...]:
-    """Precision, recall, F1 and support of each entity type that occurs, sorted by name."""
+    """Computes precision, recall, F1 and support of each entity type, sorted by name."""
     types = entity_types(references, predictions)
     rows = []
     for entity_type, row in zip(
@@ -205,7 +205,7 @@ def entity_table(
 def entity_errors(
     references: Sequence[Tags], predictions: Sequence[Tags]
 ) -> tuple[EntityErrors, ...]:
-    """What went wrong with the entities of each type that occurs, sorted by name."""
+    """Counts the outcomes of the entities of each type, sorted by name."""
     _require_matching_tags(references, predictions)
     counts_by_type = {
         entity_type: Counter() for entity_type in entity_types(references, predictions)
@@ -231,7 +231,7 @@ def entity_errors(
     )
 
 
-# How a predicted entity can explain a gold one, the best way first.
+# How a predicted entity can match a reference entity, the best match first.
 _MATCH_RULES = {
     "correct": lambda entity, prediction: entity == prediction,
     "wrong_type": lambda entity, prediction: entity[1:] == prediction[1:],
@@ -244,7 +244,7 @@ _MATCH_RULES = {
 
 
 def _split_tag(tag: str) -> tuple[str, str]:
-    """("B", "PER") for "B-PER"; ("O", "") for "O"."""
+    """Splits "B-PER" into ("B", "PER"); gives ("O", "") for "O"."""
     prefix, dash, entity_type = tag.partition("-")
     if tag == "O" or (prefix in ("B", "I") and dash and entity_type):
         return prefix, entity_type
@@ -254,7 +254,7 @@ def _split_tag(tag: str) -> tuple[str, str]:
 def _precision_recall_f1(
     num_correct: int, num_predicted: int, num_references: int
 ) -> tuple[float, float, float]:
-    """Precision, recall and F1; 0 where there is nothing to divide by."""
+    """Computes precision, recall and F1; a ratio with the denominator 0 is 0."""
     precision = float(num_correct / num_predicted) if num_predicted else 0.0
     recall = float(num_correct / num_references) if num_references else 0.0
     f1 = 2 * precision * recall / (precision + recall) if num_correct else 0.0

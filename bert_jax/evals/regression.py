@@ -1,6 +1,7 @@
-"""Metrics of regression: correlations by scipy, and the mean squared error.
+"""Computes metrics of regression: correlations (SciPy) and the mean squared error.
 
-`scipy.stats` takes a second to import, so only the correlations do: predicting needs this file too.
+`scipy.stats` takes a second to import, so it is imported where it is used: prediction imports this
+module, too.
 """
 
 from collections.abc import Callable
@@ -10,17 +11,17 @@ import numpy as np
 
 from bert_jax.evals.validate_inputs import require_finite, require_matching_counts
 
-# Below this share of the mean, what varies is rounding; scipy warns from 1e-13 on.
+# Variation below this fraction of the mean is rounding error; SciPy warns below 1e-13.
 CONSTANT_TOLERANCE = 1e-12
 
 
 def regression_metrics(targets: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
-    """pearson, spearman and mse of predictions, both float [n].
+    """Computes pearson, spearman and mse of targets and predictions, both float [n].
 
-    A side that does not vary, where correlation is undefined, gives 0.0.
+    If one of them is constant, so that correlation is undefined, correlations are 0.0.
 
     Raises:
-      UserError: no rows, or numbers that are not finite.
+      UserError: there are no examples, or numbers are not finite.
     """
     targets, predictions = np.asarray(targets, np.float64), np.asarray(predictions, np.float64)
     require_matching_counts("examples", len(targets), len(predictions))
@@ -56,7 +57,7 @@ def _is_constant(values: np.ndarray) -> bool:
     return bool(np.linalg.norm(values - mean) <= CONSTANT_TOLERANCE * abs(mean))
 
 
-# Metric -> function of checked targets and predictions, both float64 [n].
+# Metric -> function of validated targets and predictions, both float64 [n].
 REGRESSION_METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "pearson": _pearson,
     "spearman": _spearman,

@@ -1,10 +1,10 @@
-"""From start and end logits over windows of a context to answers in its own characters.
+"""Decodes answers from start and end logits over the windows of a context.
 
-The rules are those of BERT's release (Devlin et al. 2019, sections 4.2 and 4.3, `run_squad.py`): an
-answer starts at a piece in the window where that piece has most context, ends in the same window,
-scores the sum of its two logits, and competes with "no answer", which scores the sum at [CLS] in
-the window where that is least. Different from the release, all spans are candidates, not those of
-the best starts and ends only, so the answer is always the best span that is allowed.
+The rules are those of BERT's `run_squad.py` (Devlin et al. 2019, sections 4.2 and 4.3). An answer
+starts at a token in the window that gives this token most context, and ends in the same window.
+Its score is the sum of its start and end logits. "No answer" scores the sum at [CLS], in the window
+with the lowest sum. Unlike `run_squad.py`, which combines the best starts with the best ends, this
+module considers all spans, so the result is always the best allowed span.
 """
 
 from collections import defaultdict
@@ -19,21 +19,21 @@ from bert_jax.evals.validate_inputs import require_finite
 
 N_BEST_SIZE = 20
 MAX_ANSWER_LENGTH = 30
-"""The most pieces in an answer."""
+"""Maximum number of tokens in an answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContextWindow:
-    """One row of a question, L pieces long, as the host knows it."""
+    """Describes one sequence of a question, with L tokens."""
 
-    example_index: int  # which question, and so which context
+    example_index: int  # index of the question and its context
     offsets: np.ndarray  # int [L, 2]: characters [start, end) of the context; (-1, -1) outside it
-    is_max_context: np.ndarray  # bool [L]: no other window gives this piece more context
+    is_max_context: np.ndarray  # bool [L]: no other window gives this token more context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One entry of an n-best list; "no answer" has the text "" and -1 for both characters."""
+    """Holds one entry of an n-best list; "no answer" has the text "" and the characters -1, -1."""
 
     text: str
     start: int
@@ -44,14 +44,14 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictedAnswer:
-    """The best answer to a question, and what it stood against."""
+    """Holds the best answer to a question, and the other candidates."""
 
     best: Candidate  # never "no answer"
-    no_answer_score: float  # score of "no answer" less that of `best`: > 0 where it is the greater
-    n_best: tuple[Candidate, ...]  # by falling score, with "no answer" where that was asked for
+    no_answer_score: float  # score of "no answer" minus that of `best`
+    n_best: tuple[Candidate, ...]  # by descending score, with "no answer" if it was allowed
 
     def text(self, threshold: float = 0.0) -> str:
-        """What is answered in SQuAD 2.0: "" where `no_answer_score` exceeds `threshold`."""
+        """Returns the answer for SQuAD 2.0: "" if `no_answer_score` exceeds `threshold`."""
         return "" if self.no_answer_score > threshold else self.best.text
 
 
@@ -65,20 +65,19 @@ def decode_answers(
     n_best_size: int = N_BEST_SIZE,
     max_answer_length: int = MAX_ANSWER_LENGTH,
 ) -> list[PredictedAnswer]:
-    """The answer to each question.
+    """Decodes the answer to each question.
 
     Args:
       contexts: the context of each question.
       windows: all windows of all questions, in any order.
-      start_logits: for each window float [L], or longer where its row was padded.
+      start_logits: for each window float [L], or longer if it was padded.
       end_logits: likewise.
-      may_be_unanswerable: whether "no answer" is one of the n-best and so shares in probability
-        (SQuAD 2.0).
-      n_best_size: the most spans in each n-best list.
-      max_answer_length: the most pieces in an answer.
+      allow_no_answer: whether "no answer" is a candidate and has a probability (SQuAD 2.0).
+      n_best_size: maximum number of spans in each n-best list.
+      max_answer_length: maximum number of tokens in an answer.
 
     Raises:
-      UserError: logits that are NaN, or a question of which no window holds context.
+      UserError: a logit is NaN, or no window of a question contains a part of its context.
     """
     spans_by_example: dict[int, list[_SpanCandidates]] = defaultdict(list)
     null_scores: dict[int, float] = {}
@@ -116,7 +115,7 @@ def decode_answers(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SpanCandidates:
-    """Candidates as arrays, by falling score."""
+    """Holds candidates as arrays, by descending score."""
 
     scores: np.ndarray  # float64 [n]
     char_offsets: np.ndarray  # int [n, 2]
@@ -129,11 +128,11 @@ def _best_spans(
     n_best_size: int,
     max_answer_length: int,
 ) -> _SpanCandidates:
-    """The `most` best spans of a window, each of at most `longest` pieces."""
+    """Returns the `n_best_size` best spans of a window."""
     length = len(window.offsets)
     in_context = window.offsets[:, 0] >= 0
     can_start = in_context & window.is_max_context
-    # scores[i, d]: a span from piece i to piece i + d.
+    # scores[i, d] is the score of the span from token i to token i + d.
     end_indices = np.arange(length)[:, None] + np.arange(min(max_answer_length, length))
     in_window = end_indices < length
     end_indices = np.minimum(end_indices, length - 1)
@@ -173,8 +172,8 @@ def _predict_answer(
     scored.sort(key=lambda candidate: -candidate[0])
     if not scored:
         raise UserError(
-            f"question {example_index} has no window with some of its context, so nothing can be "
-            "answered"
+            f"question {example_index} has no window with a part of its context; expected at "
+            "least one token of context"
         )
     best_score = scored[0][0]
     scored = scored[:n_best_size]
@@ -196,6 +195,6 @@ def _predict_answer(
 
 
 def _trim(context: str, start: int, end: int) -> tuple[int, int]:
-    """Characters [start, end) without white space at their ends, which some tokenizers include."""
+    """Removes white space from both ends of [start, end): some tokenizers include it in tokens."""
     text = context[start:end]
     return start + len(text) - len(text.lstrip()), end - (len(text) - len(text.rstrip()))

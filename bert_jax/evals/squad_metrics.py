@@ -1,8 +1,8 @@
-"""Exact match and F1 of answers, by the rules of the official SQuAD scripts, versions 1.1 and 2.0.
+"""Computes exact match and F1 of answers as the official SQuAD scripts, versions 1.1 and 2.0.
 
-Rajpurkar et al. 2016 (section 6.1) and Rajpurkar, Jia and Liang 2018. Both compare answers without
-case, punctuation, articles and extra white space, take the best of several gold answers, and give
-percentages. They differ in small things: see `scores_v1` and `scores_v2`.
+Rajpurkar et al. 2016 (section 6.1) and Rajpurkar, Jia and Liang 2018. Both scripts ignore case,
+punctuation, articles and extra white space, use the best of several reference answers, and give
+percentages. They differ in details, see `squad1_scores` and `squad2_scores`.
 """
 
 import re
@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.evals.validate_inputs import require_finite, require_matching_counts
 
 ReferenceAnswers = Sequence[str]
-"""The texts of the answers that count as right; none where the context does not answer."""
+"""Texts of the right answers; empty if the question has no answer."""
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -31,7 +31,7 @@ _QUESTION_WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerScores:
-    """What each question scores, between 0 and 1."""
+    """Holds the scores of each question, between 0 and 1."""
 
     exact: np.ndarray  # float64 [n]
     f1: np.ndarray  # float64 [n]
@@ -39,7 +39,7 @@ class AnswerScores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionWordScores:
-    """Percentages of the questions with one question word."""
+    """Holds the scores of the questions with one question word, in percent."""
 
     word: str
     count: int
@@ -48,24 +48,24 @@ class QuestionWordScores:
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation and English articles, words one space apart."""
+    """Lowercases, removes ASCII punctuation and English articles, and joins words by spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def squad1_scores(
     references: Sequence[ReferenceAnswers], predictions: Sequence[str]
 ) -> AnswerScores:
-    """Scores of the 1.1 script: an answer without words has F1 0, even where it matches exactly.
+    """Scores answers as the 1.1 script: an answer without words has F1 0 even if it matches.
 
     Raises:
-      UserError: no questions, or one without a gold answer.
+      UserError: there are no questions, or one has no reference answer.
     """
     require_matching_counts("questions", len(references), len(predictions))
     for question_index, answers in enumerate(references):
         if not answers:
             raise UserError(
-                f"question {question_index} has no reference answer; SQuAD 1.1 asks for one, "
-                "questions without an answer need the metrics of version 2.0"
+                f"question {question_index} has no reference answer; expected at least one in "
+                "SQuAD 1.1 (use the metrics of 2.0 for questions without an answer)"
             )
     return _score_answers(references, predictions, both_empty=0.0)
 
@@ -73,12 +73,12 @@ def squad1_scores(
 def squad2_scores(
     references: Sequence[ReferenceAnswers], predictions: Sequence[str]
 ) -> AnswerScores:
-    """Scores of the 2.0 script before any threshold: "" is the answer to what has none.
+    """Scores answers as the 2.0 script before any threshold; "" answers a question without answer.
 
-    Gold answers without words do not count. Two answers without words have F1 1.
+    Reference answers without words do not count. Two answers without words have F1 1.
 
     Raises:
-      UserError: no questions.
+      UserError: there are no questions.
     """
     require_matching_counts("questions", len(references), len(predictions))
     references_with_words = [
@@ -90,14 +90,14 @@ def squad2_scores(
 def squad1_metrics(
     references: Sequence[ReferenceAnswers], predictions: Sequence[str]
 ) -> dict[str, float]:
-    """{"exact_match", "f1"} of SQuAD 1.1, in percent.
+    """Computes {"exact_match", "f1"} of SQuAD 1.1, in percent.
 
     Args:
-      gold: for each question the texts of its gold answers, at least one.
-      predicted: for each question one answer.
+      references: the texts of the right answers to each question, at least one.
+      predictions: one answer to each question.
 
     Raises:
-      UserError: no questions, or one without a gold answer.
+      UserError: there are no questions, or one has no reference answer.
     """
     scores = squad1_scores(references, predictions)
     return {"exact_match": _percent(scores.exact), "f1": _percent(scores.f1)}
@@ -109,27 +109,27 @@ def squad2_metrics(
     no_answer_scores: np.ndarray,
     threshold: float = 0.0,
 ) -> dict[str, float]:
-    """The metrics of SQuAD 2.0, in percent, under the names that the official script prints.
+    """Computes the metrics of SQuAD 2.0, in percent, with the names of the official script.
 
     Args:
-      gold: for each question the texts of its gold answers; none if the context has no answer.
-      predicted: for each question the best answer that is not "no answer".
-      no_answer_scores: float [n], greater where "no answer" is likelier: a probability, or the
-        difference of scores that `decode_answers` gives.
-      threshold: questions with a greater score are taken to be unanswered.
+      references: the texts of the right answers to each question; none if it has no answer.
+      predictions: the best answer to each question that is not "no answer".
+      no_answer_scores: float [n], higher if "no answer" is more likely: a probability, or
+        `PredictedAnswer.no_answer_score`.
+      threshold: a question with a higher score counts as unanswered.
 
     Returns:
       exact, f1, total                       over all questions, at `threshold`
-      HasAns_exact, HasAns_f1, HasAns_total  over those with an answer, if there are any
-      NoAns_exact, NoAns_f1, NoAns_total     over those without, if there are any
-      best_exact, best_exact_thresh          the greatest that any threshold reaches on these
-      best_f1, best_f1_thresh                questions, and that threshold
+      HasAns_exact, HasAns_f1, HasAns_total  over questions with an answer, if there are any
+      NoAns_exact, NoAns_f1, NoAns_total     over questions without an answer, if any
+      best_exact, best_exact_thresh          the best value over all thresholds on these
+      best_f1, best_f1_thresh                questions, and its threshold
 
-      Two habits of the script are kept, so that numbers compare: where answering nothing is best
-      the threshold is 0.0, and among questions of equal score a threshold may fall.
+      Two details of the script are kept so that numbers can be compared: if it is best to answer
+      nothing, the threshold is 0.0; and a threshold may lie among questions with equal scores.
 
     Raises:
-      UserError: no questions, or a score that is NaN.
+      UserError: there are no questions, or a score is NaN.
     """
     raw = squad2_scores(references, predictions)
     no_answer_scores = np.asarray(no_answer_scores, np.float64)
@@ -151,7 +151,7 @@ def squad2_metrics(
 def apply_threshold(
     scores: AnswerScores, answerable: np.ndarray, no_answer_scores: np.ndarray, threshold: float
 ) -> AnswerScores:
-    """Scores when questions whose `no_answer_scores` exceed `threshold` are left unanswered."""
+    """Scores questions as unanswered if their `no_answer_scores` exceed `threshold`."""
     unanswered = no_answer_scores > threshold
     no_answer_credit = (~answerable).astype(np.float64)
     return AnswerScores(
@@ -161,9 +161,10 @@ def apply_threshold(
 
 
 def question_word(question: str) -> str:
-    """The first question word of an English question; "whom" and "whose" are "who"; else "other".
+    """Returns the first question word of an English question, or "other".
 
-    "how many" and "how much" ask for a number and are "how many".
+    "whom" and "whose" become "who". "how many" and "how much" both ask for a number and become
+    "how many".
     """
     words = _WORD_PATTERN.findall(question.lower())
     for index, word in enumerate(words):
@@ -177,7 +178,7 @@ def question_word(question: str) -> str:
 def question_word_table(
     questions: Sequence[str], scores: AnswerScores
 ) -> tuple[QuestionWordScores, ...]:
-    """Exact match and F1 by question word, the most frequent first."""
+    """Computes exact match and F1 by question word, the most frequent first."""
     words = np.array([question_word(question) for question in questions])
     return tuple(
         QuestionWordScores(
@@ -230,7 +231,7 @@ def _summarize_scores(scores: AnswerScores, selected: np.ndarray, prefix: str) -
 def _best_threshold(
     scores: np.ndarray, answerable: np.ndarray, answered: np.ndarray, no_answer_scores: np.ndarray
 ) -> tuple[float, float]:
-    """(best percentage, its threshold): answers questions one more at a time, the surest first."""
+    """Finds (best percentage, threshold) by answering the questions one by one, surest first."""
     order = np.argsort(no_answer_scores, kind="stable")
     gains = np.where(answerable, scores, -answered.astype(np.float64))[order]
     totals = np.cumsum(np.concatenate([[np.sum(~answerable)], gains]))

@@ -1,4 +1,4 @@
-"""What every metric refuses: nothing to measure, rows that do not pair up, numbers that are not."""
+"""Validates inputs of metrics: matching counts, finite numbers, valid class ids."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ from bert_jax.errors import UserError
 
 
 def require_matching_counts(description: str, num_references: int, num_predictions: int) -> None:
-    """Refuses empty input and unequal numbers of rows.
+    """Refuses empty input and unequal numbers of references and predictions.
 
     Raises:
-      UserError: there are no rows.
-      ValueError: `gold` and `predicted` differ, which is the caller's mistake, not the user's.
+      UserError: there are no examples.
+      ValueError: the numbers differ, which is a mistake of the caller, not of the user.
     """
     if num_references != num_predictions:
         raise ValueError(f"{description} do not pair up: {num_references} and {num_predictions}")
@@ -19,10 +19,10 @@ def require_matching_counts(description: str, num_references: int, num_predictio
 
 
 def require_finite(description: str, values: np.ndarray, *, allow_infinite: bool = False) -> None:
-    """Refuses NaN, and infinities unless `infinite`, in an array of any shape.
+    """Refuses NaN, and infinities unless `allow_infinite`, in an array of any shape.
 
     Raises:
-      UserError: naming the first one by its index, rows counted from 0.
+      UserError: there is such a number; the message has its index.
     """
     invalid = np.isnan(values) if allow_infinite else ~np.isfinite(values)
     if invalid.any():
@@ -35,10 +35,13 @@ def require_finite(description: str, values: np.ndarray, *, allow_infinite: bool
 
 
 def require_valid_class_ids(labels: np.ndarray, num_classes: int, class_names: str) -> None:
-    """Refuses class numbers outside of [0, classes); `names` describes the classes in the message.
+    """Refuses class ids outside of [0, num_classes).
+
+    Args:
+      class_names: describes the classes in the message.
 
     Raises:
-      UserError: naming the first such row, counted from 0.
+      UserError: there is such a class id; the message has the index of the first example with one.
     """
     invalid = (labels < 0) | (labels >= num_classes)
     if invalid.any():
