@@ -47,19 +47,19 @@ READING_LISTS = {
     + _ENCODER,
     "fine-tuning": """
         cli/finetune.py train/presets.py train/run.py data/config.py train/sources/fine_tuning.py
-        train/sources/task_evaluator.py data/finetuning/config.py data/finetuning/task.py
-        data/finetuning/example.py data/finetuning/readers/load_task.py
-        data/finetuning/features.py data/finetuning/rows.py data/finetuning/loader.py
-        objectives/fine_tuning.py objectives/fine_tuning_losses.py pretrained/load.py
-        text/tokenizer.py evals/decode_predictions.py evals/task_metrics.py
+        train/sources/task_evaluator.py data/finetuning/config.py data/finetuning/example.py
+        data/finetuning/readers/load_task.py data/finetuning/features.py data/finetuning/loader.py
+        objectives/fine_tuning.py objectives/fine_tuning_heads.py objectives/fine_tuning_losses.py
+        pretrained/load.py text/tokenizer.py tasks/__init__.py tasks/base.py tasks/text_pair.py
+        tasks/sequence_classification.py
     """
     + _TRAINING
     + _ENCODER,
     "prediction": """
-        predict/predictor.py predict/inputs.py predict/batching.py predict/model.py
-        predict/training_settings.py pretrained/load.py text/tokenizer.py
-        data/finetuning/task.py data/finetuning/example.py data/finetuning/features.py
-        data/finetuning/rows.py objectives/fine_tuning.py evals/decode_predictions.py
+        predict/predictor.py predict/batching.py predict/training_settings.py pretrained/load.py
+        text/tokenizer.py data/finetuning/example.py data/finetuning/features.py
+        objectives/fine_tuning.py objectives/fine_tuning_heads.py tasks/__init__.py tasks/base.py
+        tasks/text_pair.py tasks/sequence_classification.py
     """
     + _ENCODER,
 }
