@@ -1,7 +1,7 @@
 """Renders the results and the error analysis of a fine-tuning run for its report.
 
-Everything comes from the run's `analysis.json` (see `bert_jax/tasks/analysis.py`), so a report can be
-written again at any time.
+Everything comes from the run's `analysis.json` (see `bert_jax/tasks/analysis.py`), so a report can
+be written again at any time.
 """
 
 from collections import Counter

@@ -198,7 +198,9 @@ def test_decoding_reads_first_pieces_and_repairs():
     assert decode_tags(logits, np.array([], int), labels) == []
     with pytest.raises(UserError, match="the logits hold nan, first at 1, 0"):
         decode_tags(logits, np.array([1, 0]), labels)
-    with pytest.raises(UserError, match="head has 3 tags, but 2 are named: O, B-PER"):
+    with pytest.raises(
+        UserError, match="head of the model has 3 tags, but the task has 2: O, B-PER"
+    ):
         decode_tags(logits, np.array([1]), labels[:2])
 
 

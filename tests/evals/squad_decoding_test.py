@@ -138,7 +138,7 @@ def test_white_space_that_a_piece_includes_is_not_in_the_answer():
 def test_what_cannot_be_decoded():
     windows = make_windows(CONTEXT, 9, 4)
     logits = random_logits(windows, 0)
-    with pytest.raises(UserError, match="question 1 has no window with some of its context"):
+    with pytest.raises(UserError, match="question 1 has no window with a part of its context"):
         decode_answers([CONTEXT, ""], windows, logits, logits)
     logits[1][2] = np.nan
     with pytest.raises(UserError, match="the logits of window 1 hold nan, first at 2"):

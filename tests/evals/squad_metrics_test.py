@@ -222,7 +222,7 @@ def test_table_by_question_word():
 def test_what_cannot_be_measured():
     with pytest.raises(UserError, match="no questions with labels"):
         squad1_metrics([], [])
-    with pytest.raises(UserError, match=r"question 1 has no reference answer; .* version 2\.0"):
+    with pytest.raises(UserError, match=r"question 1 has no reference answer; .* metrics of 2\.0"):
         squad1_metrics([["x"], []], ["x", "y"])
     with pytest.raises(UserError, match="no-answer scores hold nan, first at 1"):
         squad2_metrics([["x"], []], ["x", "y"], np.array([0, np.nan]))

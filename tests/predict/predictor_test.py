@@ -319,7 +319,7 @@ def test_labels_of_examples_are_not_looked_at(models):
         ),
         ("question_answering", "who?", "reads a question and a context"),
         ("question_answering", ("who?", "\n"), "a text is empty"),
-        ("multiple_choice", ("the sea", "a"), "reads a context and two choices or more"),
+        ("multiple_choice", ("the sea", "a"), "reads a context and two or more choices"),
         ("regression", TaggedExample(id="1", words=("a",)), "reads a text or a pair"),
     ],
 )
@@ -329,14 +329,14 @@ def test_what_is_empty_or_of_another_kind_is_refused(models, kind, given_, messa
 
 
 def test_settings_that_do_not_fit_are_refused(models, tmp_path):
-    with pytest.raises(UserError, match=r"no head of a task.*bert-jax finetune TASK"):
+    with pytest.raises(UserError, match=r"no head for a task.*bert-jax finetune TASK"):
         Predictor(small_model(tmp_path))
     model = models["classification"]
     with pytest.raises(ConfigError, match="max_length is 49; expected 4 to 48"):
         Predictor(model, max_length=49)
     with pytest.raises(ConfigError, match="truncation is 'middle'"):
         Predictor(model, truncation="middle")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="window_pooling is 'max', which goes with truncation"):
+    with pytest.raises(ConfigError, match="window_pooling is 'max' and truncation 'head'"):
         Predictor(model, window_pooling="max")
     with pytest.raises(ConfigError, match="batch_size is 0"):
         Predictor(model, batch_size=0)
@@ -344,7 +344,7 @@ def test_settings_that_do_not_fit_are_refused(models, tmp_path):
         ConfigError, match="truncation is 'tail', but this is a model for token_classification"
     ):
         Predictor(models["token_classification"], truncation="tail")
-    with pytest.raises(ConfigError, match="take a longer --max-length"):
+    with pytest.raises(ConfigError, match="increase --max-length"):
         Predictor(models["question_answering"], max_length=12)([("the net", "a sea")])
 
 

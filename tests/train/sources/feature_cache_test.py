@@ -348,7 +348,9 @@ def test_a_disk_without_room_is_seen_before_anything_is_computed(
 ):
     opened = Opened(tuned(task_experiment("token_classification")))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(10, 9, 1000))
-    with pytest.raises(UserError, match=r"has 0\.0 MB free, but the states .* need 0\.\d; choose"):
+    with pytest.raises(
+        UserError, match=r"has 0\.0 MB free, but the .* features need 0\.\d MB; choose"
+    ):
         opened.batches(tmp_path / "run")
     assert not (tmp_path / "run" / ENCODER_FEATURES).exists()
 

@@ -194,7 +194,7 @@ def test_what_does_not_fit_together_is_refused(columns, model, tmp_path):
     )
     with pytest.raises(ConfigError, match="needs SequenceClassificationHead"):
         run(other, tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"'validation', but .* has train, dev, test"):
+    with pytest.raises(ConfigError, match=r"'validation', but .* has the splits train, dev, test"):
         run(override(config, ["train.evaluation.split=validation"]), tmp_path / "run2")
     with pytest.raises(ConfigError, match="best_metric is 'f2', which the evaluation does not"):
         run(override(config, ["train.checkpoints.best_metric=f2"]), tmp_path / "run3")

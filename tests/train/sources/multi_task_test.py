@@ -111,7 +111,7 @@ def test_predictions_are_left_for_each_task_and_say_what_its_model_says(finished
     for name, (kind, _) in NAMES.items():
         task = load_task(TASKS[kind](folder))
         predict = Predictor(load_model(finished, name))
-        assert predict.kind == kind
+        assert predict.kind.name == kind
         for split, examples in task.splits.items():
             if split != "train":
                 left = predictions(finished, name, split)
