@@ -69,7 +69,7 @@ def test_sweep_command_with_grid(flags, tmp_path, capsys):
     shared += ["--set", "objective.classifier_dropout=0.2"]
     assert main([*flags, *grid, *shared]) == 1
     captured = capsys.readouterr()
-    runs = [json.loads(file.read_text()) for file in output.glob("*/seed-3/captured.json")]
+    runs = [json.loads(file.read_text()) for file in output.glob("*/seed-3/settings.json")]
     assert len(runs) == 4 and all(row["batch"] == 8 and row["epochs"] is None for row in runs)
     assert sorted(row["overrides"] for row in runs)[::2] == [
         ["objective.classifier_dropout=0.2", 'train.tuning.frozen=["encoder/**"]'],
