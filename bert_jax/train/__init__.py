@@ -33,8 +33,8 @@ def train(
     from bert_jax.train.preemption import EXIT_DONE
     from bert_jax.train.run import run
 
-    where = None if checkpoints is None else str(checkpoints)
-    return run(experiment, Path(folder), where) == EXIT_DONE
+    checkpoint_dir = None if checkpoints is None else str(checkpoints)
+    return run(experiment, Path(folder), checkpoint_dir) == EXIT_DONE
 
 
 class _CallableModule(types.ModuleType):
