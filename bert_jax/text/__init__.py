@@ -1,5 +1,5 @@
-"""Characters to ids and back: files, cleaning, sentences, vocabularies and learning them.
+"""Reads and cleans text, splits sentences, and trains and runs tokenizers.
 
-Nothing here imports jax or TensorFlow; `tokenizers` and `sentencepiece` are imported with the first
-vocabulary.
+Nothing here imports jax or TensorFlow. The `tokenizers` and `sentencepiece` libraries are imported
+when the first tokenizer is loaded.
 """

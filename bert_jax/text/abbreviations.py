@@ -1,6 +1,6 @@
-"""Word lists of the sentence splitter, for English. Without the final full stop."""
+"""Lists English abbreviations and other words for the sentence splitter, without final periods."""
 
-# Nearly always followed by more of the same sentence, also before a capital.
+# The sentence nearly always continues after these, even if an upper-case letter follows.
 _ABBREVIATIONS = """
     Mr Mrs Ms Messrs Mme Mmes Mlle Mlles Dr Drs Prof Rev Revd Hon Esq St Ste Sts Mt Ft Fr Bp Abp
     Capt Cpt Col Gen Maj Lt Lieut Sgt Sergt Cpl Pvt Adm Cmdr Comdr Brig Gov Sen Sens Rep Reps Pres
@@ -11,7 +11,7 @@ _ABBREVIATIONS = """
 """
 ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
 
-# Abbreviations before a number, plain words elsewhere ("No. I will not.").
+# Abbreviations only before a number; elsewhere they may end a sentence ("No. I will not.").
 _ABBREVIATIONS_BEFORE_NUMBER = """
     No no Nos nos Vol vol Vols vols Ch ch Chap chap Sec sec Sect sect Art art Fig fig Figs figs Eq
     eq Eqs eqs p pp P Pp Par par Pt pt Bk bk Ex ex Op op Ver ver Rev Ps Cor Matt Gen Deut
@@ -19,7 +19,7 @@ _ABBREVIATIONS_BEFORE_NUMBER = """
 """
 ABBREVIATIONS_BEFORE_NUMBER = frozenset(_ABBREVIATIONS_BEFORE_NUMBER.split())
 
-# After "U.S." or an initial these begin a new sentence rather than continue a name.
+# After "U.S." or an initial, these words begin a new sentence and do not continue a name.
 _SENTENCE_STARTERS = """
     A After All Also Although An And Another Are As At Because Before But By Can Could Did Do Does
     Even For From Had Has Have He Her Here His How However I If In Indeed Is It It's Its Let Many

@@ -1,13 +1,13 @@
-"""Raw text -> clean paragraphs: newlines, control characters, hard-wrapped lines, headings.
+"""Cleans raw text into paragraphs: newlines, control characters, hard-wrapped lines, headings.
 
-`clean_text` gives paragraphs parted by one blank line, without newlines inside: the form that the
-sentence splitters take, and in which a heading cannot run into the text below it.
+`clean_text` returns paragraphs without newlines inside, separated by one blank line. Sentence
+splitters expect this form, and it keeps a heading separate from the text below it.
 """
 
 import re
 from itertools import pairwise
 
-# Line ends of other systems and of Unicode, and form feeds, which part pages.
+# Line ends of other systems and of Unicode, and form feeds, which separate pages.
 _NEWLINES = re.compile("\r\n|[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 # Control characters, byte-order marks, soft hyphens, lone surrogates.
 _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\u00ad\ufeff\ud800-\udfff]")
@@ -16,37 +16,37 @@ _SPACES = re.compile(r"[^\S\n]+")
 _WORD = re.compile(r"\S+")
 _SENTENCE_END = re.compile(r"[.!?:;…。！？][\"'”’»)\]]*$")
 
-# No wrapped text that people read is wider; longer lines are paragraphs.
+# Hard-wrapped text is hardly ever wider than this; longer lines are paragraphs.
 _MAX_WRAP_WIDTH = 120
-# Prose breaks mid-sentence before a small letter at about half of its line ends; lists, verse and
-# one sentence a line hardly ever do.
+# In wrapped prose, about half of the line breaks are inside a sentence and before a lower-case
+# letter; in lists, verse and files with one sentence per line hardly any are.
 _MIN_CONTINUED_FRACTION = 0.25
-# A line that is shorter than this share of the width, next word included, was ended on purpose.
+# If a line and the next word would fill less than this fraction of the width, the break is meant.
 _FULL_LINE_FRACTION = 0.85
 
-# Below these a document is not text.
+# Documents with fewer letters or more replacement characters are not text.
 _MIN_LETTER_FRACTION = 0.4
 _MAX_REPLACEMENT_FRACTION = 0.01
 
 
 def clean_text(text: str) -> str:
-    """Paragraphs of clean text, parted by a blank line ("\\n\\n"); "" if nothing is left.
+    """Returns clean paragraphs separated by a blank line ("\\n\\n"); "" if nothing is left.
 
-    Newlines of any system become one kind, control and invisible characters go, runs of white space
-    become one space, hard-wrapped lines are joined into paragraphs; headings stay apart. Cleaning
-    clean text changes nothing.
+    Newlines of all systems become "\\n", control and invisible characters are removed, runs of
+    white space become one space, and hard-wrapped lines are joined into paragraphs. Headings remain
+    separate. Cleaning text that is already clean changes nothing.
     """
     text = _INVISIBLE.sub("", _NEWLINES.sub("\n", text).replace("\t", " "))
     return "\n\n".join(split_paragraphs(text))
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """The paragraphs of a text, each on one line, hard-wrapped lines joined.
+    """Returns the paragraphs of a text, each on one line, with hard-wrapped lines joined.
 
-    Where lines are hard-wrapped (many break inside sentences), a paragraph ends at a blank line,
-    before an indented line, and after a line into which the next word would have fitted. Elsewhere
-    every line is a paragraph, but for lines that break before a small letter inside a sentence. A
-    text without capitals gives no such signs: each of its lines is a paragraph.
+    In hard-wrapped text (many lines break inside sentences), a paragraph ends at a blank line,
+    before an indented line, and after a line that had enough space left for the next word. In other
+    text every line is a paragraph, unless it breaks inside a sentence before a lower-case letter.
+    In text without upper-case letters every line is a paragraph.
     """
     blocks = _BLANK_LINES.split(text.strip("\n"))
     if "\n" not in text.strip().replace("\n\n", ""):
@@ -71,10 +71,10 @@ def split_paragraphs(text: str) -> list[str]:
 
 
 def drop_reason(text: str) -> str | None:
-    """Why a cleaned document is not worth keeping, in a few words for the manifest; None to keep.
+    """Returns the reason why a cleaned document is dropped, for the manifest; None to keep it.
 
-    Dropped are documents without letters, with less than 40 % letters (tables, dumps) and with more
-    than 1 % replacement characters (text in another encoding).
+    A document is dropped if it has less than 40 % letters (tables, dumps) or more than 1 %
+    replacement characters (text in another encoding).
     """
     num_visible = len(text) - text.count(" ") - text.count("\n")
     if not num_visible:
@@ -82,7 +82,7 @@ def drop_reason(text: str) -> str | None:
     if text.count("\ufffd") > _MAX_REPLACEMENT_FRACTION * num_visible:
         return "undecodable characters"
     letters = sum(map(str.isalpha, text))
-    # Vowel signs and accents of many scripts are marks, not letters, but are no digits or signs.
+    # In many scripts, vowel signs and accents are marks, which str.isalpha does not count.
     marks = 0 if text.isascii() else sum(not c.isascii() and not c.isalnum() for c in text)
     if letters == 0 or letters + marks < _MIN_LETTER_FRACTION * num_visible:
         return "few letters"
@@ -90,7 +90,7 @@ def drop_reason(text: str) -> str | None:
 
 
 def _breaks_mid_sentence(line: str, next_line: str) -> bool:
-    """Whether the break between two lines is inside a sentence."""
+    """Returns whether the break between two lines is inside a sentence."""
     return (
         next_line.lstrip()[:1].islower()
         and len(line) <= _MAX_WRAP_WIDTH
@@ -99,7 +99,7 @@ def _breaks_mid_sentence(line: str, next_line: str) -> bool:
 
 
 def _wrap_width(blocks: list[list[str]]) -> int:
-    """The width at which lines were wrapped, or 0 when they were not."""
+    """Returns the width at which lines were wrapped, or 0 if they were not."""
     num_line_breaks = 0
     continued_widths: list[int] = []
     for block in blocks:

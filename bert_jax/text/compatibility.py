@@ -11,10 +11,10 @@ from bert_jax.text.tokenizer import Tokenizer
 
 
 class Tokenization(NamedTuple):
-    """What the tokenizer of a model, a corpus or labeled data is compared by.
+    """Describes the tokenizer of a model, a corpus or labeled data, for comparisons.
 
     Attributes:
-      path: of the model, the corpus or the tokenizer, as the user named it.
+      path: path of the model, the corpus or the tokenizer, as the user typed it.
       vocab_size: number of token ids.
       fingerprint: `Tokenizer.fingerprint`.
     """
@@ -25,7 +25,7 @@ class Tokenization(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, path: str) -> "Tokenization":
-        """Describes a tokenizer that belongs to what lies at `path`."""
+        """Describes a tokenizer that belongs to the model, corpus or data at `path`."""
         return cls(path, tokenizer.vocab_size, tokenizer.fingerprint)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Settings of `bert-jax tokenizer train`."""
+"""Defines the settings of tokenizer training (`bert-jax tokenizer train`)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,15 +10,15 @@ TOKENIZER_KINDS = ("wordpiece", "bpe", "unigram")
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerTrainingConfig:
-    """How to learn a vocabulary.
+    """Sets how a tokenizer is trained.
 
     Attributes:
-      kind: "wordpiece" (BERT), "bpe" (byte-level, as RoBERTa) or "unigram" (as ALBERT and T5).
-      size: number of ids, special tokens included; a small corpus may give fewer.
-      cased: keep capitals (WordPiece: and accents). Byte-level BPE always does.
-      min_frequency: a WordPiece or BPE merge must occur this often.
-      character_coverage: share of all characters (WordPiece, Unigram) that pieces must spell; the
-        rarest beyond it become unknown. Byte-level BPE spells everything.
+      kind: "wordpiece" (BERT), "bpe" (byte-level BPE, RoBERTa) or "unigram" (ALBERT, T5).
+      vocab_size: number of ids, special tokens included; a small corpus may give fewer.
+      cased: whether to keep upper case (and, for WordPiece, accents). Byte-level BPE always does.
+      min_frequency: how often a pair of tokens must occur to be merged (WordPiece and BPE).
+      character_coverage: fraction of all characters that the vocabulary must cover (WordPiece and
+        Unigram); rarer characters become the unknown token. Byte-level BPE covers every character.
     """
 
     kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
@@ -29,14 +29,14 @@ class TokenizerTrainingConfig:
 
     def __post_init__(self):
         if self.kind not in TOKENIZER_KINDS:
-            raise ConfigError(f"kind is {self.kind!r}; expected {', '.join(TOKENIZER_KINDS)}.")
+            raise ConfigError(f"kind is {self.kind!r}; expected {', '.join(TOKENIZER_KINDS)}")
         if self.vocab_size < 16:
             raise ConfigError(
-                f"vocab_size is {self.vocab_size}; expected at least 16 (BERT: 30522)."
+                f"vocab_size is {self.vocab_size}; expected at least 16 (BERT has 30522)"
             )
         if self.min_frequency < 1:
-            raise ConfigError(f"min_frequency is {self.min_frequency}; expected at least 1.")
+            raise ConfigError(f"min_frequency is {self.min_frequency}; expected at least 1")
         if not 0 < self.character_coverage <= 1:
             raise ConfigError(
-                f"character_coverage is {self.character_coverage}; expected above 0, at most 1."
+                f"character_coverage is {self.character_coverage}; expected above 0, at most 1"
             )

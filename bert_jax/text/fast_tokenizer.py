@@ -1,7 +1,7 @@
-"""WordPiece, byte-level BPE and other tokenizer.json files, through the `tokenizers` library.
+"""Runs WordPiece, byte-level BPE and other tokenizer.json files with the `tokenizers` library.
 
-Devlin et al. 2018 (WordPiece as in BERT's release); Liu et al. 2019 (RoBERTa: the byte-level BPE of
-GPT-2). Ids and offsets are those of Hugging Face's tokenizers for the same files.
+WordPiece is that of BERT's release (Devlin et al. 2019), byte-level BPE that of GPT-2 and RoBERTa
+(Liu et al. 2019). Ids and offsets equal those of Hugging Face's tokenizers for the same files.
 """
 
 import json
@@ -46,12 +46,12 @@ _SPACE_MARKS = ("Ġ", "▁")
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A vocabulary that the `tokenizers` library encodes with."""
+    """Encodes text with the `tokenizers` library."""
 
     def __init__(
         self, backend: BackendTokenizer, special_tokens: SpecialTokens, source: str | Path
     ):
-        """`source` is where the tokenizer came from, for messages."""
+        """Wraps a tokenizer of the library; `source` is its path, for error messages."""
         backend.no_truncation()
         backend.no_padding()
         rules = json.loads(backend.to_str())
@@ -59,7 +59,7 @@ class HuggingFaceTokenizer(Tokenizer):
         kind = _KINDS.get(model.get("type"))
         if kind is None:
             raise UserError(
-                f"tokenizer {source}: a {model.get('type')} model; expected {', '.join(_KINDS)}."
+                f"tokenizer {source}: a {model.get('type')} model; expected {', '.join(_KINDS)}"
             )
         tokens = _tokens_by_id(backend.get_vocab(with_added_tokens=True), source)
         if kind == "wordpiece":
@@ -113,7 +113,7 @@ class HuggingFaceTokenizer(Tokenizer):
         added = {t["content"]: t for t in rules["added_tokens"]}
         for role, token in self.special_tokens.as_dict().items():
             entry = added.get(token)
-            # Only an object can say that [MASK] takes the space before it along.
+            # A string cannot express that the mask token includes the space before it.
             config[f"{role}_token"] = _added_token(entry) if entry and entry["lstrip"] else token
         save_tokenizer(
             folder, files=files, tokenizer_config=config, tokenizer=self, main_file="tokenizer.json"
@@ -128,14 +128,14 @@ def wordpiece_backend(
     strip_accents: bool | None = None,
     tokenize_chinese_chars: bool = True,
 ) -> BackendTokenizer:
-    """BERT's WordPiece: clean, split at spaces, punctuation and CJK, then longest match first.
+    """Builds BERT's WordPiece: split at spaces, punctuation and CJK, then longest match first.
 
     Args:
-      pieces: piece of each id.
-      special: the special tokens.
-      lowercase: BERT "uncased".
-      strip_accents: None means as `lowercase` says.
-      split_cjk: each CJK character is a word.
+      tokens: the token of each id.
+      special_tokens: the special tokens.
+      lowercase: True for "uncased".
+      strip_accents: whether to remove accents; None means the same as `lowercase`.
+      tokenize_chinese_chars: whether each CJK character is a word.
     """
     vocab = {token: i for i, token in enumerate(tokens)}
     backend = BackendTokenizer(models.WordPiece(vocab, unk_token=special_tokens.unk))
@@ -168,13 +168,13 @@ def byte_level_bpe_backend(
     *,
     add_prefix_space: bool = False,
 ) -> BackendTokenizer:
-    """RoBERTa's byte-level BPE; the mask token takes the space before it along, as in RoBERTa.
+    """Builds RoBERTa's byte-level BPE, whose mask token includes the space before it.
 
     Args:
-      table: piece -> id.
-      merges: pairs, the earliest learned first.
-      special: the special tokens.
-      add_prefix_space: the first word is treated as if a space stood before it.
+      vocab: token -> id.
+      merges: pairs of tokens, in the order in which they were learned.
+      special_tokens: the special tokens.
+      add_prefix_space: whether the first word is encoded as if a space preceded it.
     """
     backend = BackendTokenizer(models.BPE(dict(vocab), list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
@@ -195,24 +195,24 @@ def byte_level_bpe_backend(
 
 
 def load_wordpiece(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
-    """A `vocab.txt`: one piece per line, its id is the number of the line less one."""
+    """Loads a `vocab.txt`: the token on line n + 1 has id n."""
     tokens = read_text(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
     if tokens == [""]:
-        raise UserError(f"tokenizer {path}: the file is empty; expected one token on each line.")
+        raise UserError(f"tokenizer {path}: the file is empty; expected one token on each line")
     line_numbers: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
         if token == "":
-            raise UserError(f"tokenizer {path}, line {number}: empty; expected a token.")
+            raise UserError(f"tokenizer {path}, line {number}: the line is empty; expected a token")
         if token in line_numbers:
             raise UserError(
                 f"tokenizer {path}: duplicate token {token!r} on lines {line_numbers[token]} and "
-                f"{number}; ids would shift. Fetch the file again or remove one of them."
+                f"{number}; expected each token once. Download the file again or remove one line"
             )
         line_numbers[token] = number
     vocab = {token: number - 1 for token, number in line_numbers.items()}
     special_tokens = find_special_tokens(vocab, config, path)
     ordinary_tokens = set(tokens) - set(special_tokens.as_dict().values())
-    # BERT's [unused12] are in lower case, so what is left tells cased from uncased.
+    # Only the special tokens are left out: BERT's [unused12] and the like are lower case.
     lowercase = config.get(
         "do_lower_case", all(token == token.lower() for token in ordinary_tokens)
     )
@@ -227,15 +227,15 @@ def load_wordpiece(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenize
 
 
 def load_byte_level_bpe(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
-    """A `vocab.json` (piece -> id) with the `merges.txt` that lies beside it."""
+    """Loads a `vocab.json` (token -> id) and the `merges.txt` in the same folder."""
     merges_path = path.parent / path.name.replace("vocab.json", "merges.txt")
     if merges_path == path or not merges_path.exists():
         raise UserError(
-            f"tokenizer {path}: a byte-level BPE needs its merges; expected merges.txt beside it."
+            f"tokenizer {path}: no merges.txt in the same folder; byte-level BPE needs both files"
         )
     vocab = read_json(path)
     if not vocab or not all(type(token_id) is int for token_id in vocab.values()):
-        raise UserError(f"tokenizer {path}: expected a JSON object of token -> id.")
+        raise UserError(f"tokenizer {path}: expected a JSON object of token -> id")
     merges: list[tuple[str, str]] = []
     for number, line in enumerate(read_text(merges_path).split("\n"), start=1):
         line = line.removesuffix("\r")
@@ -243,27 +243,27 @@ def load_byte_level_bpe(path: Path, config: Mapping[str, Any]) -> HuggingFaceTok
             continue
         pair = line.split(" ")
         if len(pair) != 2:
-            raise UserError(f"{merges_path}, line {number}: expected two tokens, found {line!r}.")
+            raise UserError(f"{merges_path}, line {number}: expected two tokens, found {line!r}")
         merges.append((pair[0], pair[1]))
     special_tokens = find_special_tokens(vocab, config, path)
     try:
         backend = byte_level_bpe_backend(
             vocab, merges, special_tokens, add_prefix_space=config.get("add_prefix_space", False)
         )
-    except Exception as error:  # the library raises the bare class
-        raise UserError(f"{merges_path} does not fit {path}: {error}.") from None
+    except Exception as error:  # the library raises plain Exception
+        raise UserError(f"{merges_path} does not match {path}: {error}") from None
     return HuggingFaceTokenizer(backend, special_tokens, path)
 
 
 def load_tokenizer_json(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
-    """A `tokenizer.json`: normaliser, splitting, model and added tokens in one file."""
+    """Loads a `tokenizer.json`: normalizer, pre-tokenizer, model and added tokens."""
     read_json(path)
     try:
         backend = BackendTokenizer.from_str(read_text(path))
-    except Exception as error:  # the library raises the bare class
+    except Exception as error:  # the library raises plain Exception
         raise UserError(
             f"tokenizer {path}: not a tokenizer.json that this version of `tokenizers` reads "
-            f"({error})."
+            f"({error})"
         ) from None
     vocab = backend.get_vocab(with_added_tokens=True)
     return HuggingFaceTokenizer(backend, find_special_tokens(vocab, config, path), path)
@@ -274,8 +274,8 @@ def _tokens_by_id(vocab: Mapping[str, int], source: str | Path) -> list[str]:
     for expected_id, token in enumerate(tokens):
         if vocab[token] != expected_id:
             raise UserError(
-                f"tokenizer {source}: ids must be 0 .. {len(tokens) - 1}, each once; {token!r} "
-                f"has {vocab[token]} where {expected_id} was expected."
+                f"tokenizer {source}: the id of {token!r} is {vocab[token]}, expected "
+                f"{expected_id}: ids must be 0 .. {len(tokens) - 1}, each once"
             )
     return tokens
 

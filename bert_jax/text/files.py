@@ -1,7 +1,7 @@
-"""Text files in, documents out: plain text, JSON lines, either gzipped.
+"""Reads documents from plain text and JSON-lines files, gzipped or not.
 
-Every mistake in a file is told with the file's name and the place: a byte offset for bytes that are
-not text, a line number for a bad JSON line.
+Errors name the file and the location: the byte offset of bytes that are not text, the line number
+of an invalid JSON line.
 """
 
 import codecs
@@ -23,41 +23,43 @@ _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def expand_globs(patterns: Sequence[str]) -> list[str]:
-    """The files that names and patterns stand for (`**` reaches into folders), sorted, each once.
+    """Returns the files that match names and glob patterns, sorted, without duplicates.
+
+    `**` matches any number of folders.
 
     Raises:
       UserError: a pattern matches no file.
     """
     files: set[str] = set()
     for pattern in patterns:
-        # A file may have a bracket in its name; its exact name always finds it.
+        # An exact name matches itself even if it contains glob characters such as brackets.
         found = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
         matched = [name for name in found if os.path.isfile(name)]
         if not matched:
             if os.path.isdir(pattern):
                 suggested_pattern = os.path.join(pattern, "*.txt")
                 raise UserError(
-                    f"{pattern} is a folder; expected files: try '{suggested_pattern}'."
+                    f"{pattern} is a folder; expected files, for example '{suggested_pattern}'"
                 )
             raise UserError(
-                f"no file matches {pattern!r}: check the spelling and the working folder "
-                "(quote patterns that hold ** so that the shell leaves them alone)."
+                f"no file matches {pattern!r}: check the spelling and the working directory "
+                "(and quote a pattern that contains **, so that the shell does not expand it)"
             )
         files.update(matched)
     return sorted(files)
 
 
 def read_text(path: str | Path, *, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """A whole file as text, unzipped when its name ends in .gz, without a byte-order mark.
+    """Reads a whole file as text, without a byte-order mark; decompresses it if it ends in .gz.
 
     Args:
       path: the file.
-      encoding: any text encoding that Python knows.
-      errors: "strict", or what to do with bytes that are not text: "replace", "ignore".
+      encoding: any text encoding of Python.
+      errors: what to do with bytes that are not text: "strict" raises, "replace", "ignore".
 
     Raises:
-      UserError: missing or unreadable file; bytes that are not text, with their offset; unknown
-        encoding.
+      UserError: the file is missing or unreadable, contains bytes that are not text (with their
+        offset), or the encoding is unknown.
     """
     return "".join(_decode_chunks(path, encoding, errors))
 
@@ -70,21 +72,22 @@ def read_documents(
     json_field: str = "text",
     document_unit: DocumentUnit = "file",
 ) -> Iterator[tuple[str, str]]:
-    """The documents of one file, in order; empty ones are left out.
+    """Yields the documents of one file, in order; empty documents are left out.
 
     Args:
-      path: `.jsonl` / `.ndjson` (one JSON object a line, a document each), else plain text; either
-        may end in `.gz`.
+      path: `.jsonl` or `.ndjson` (each line is a JSON object with one document), else plain text;
+        both may also end in `.gz`.
       encoding, errors: as in `read_text`.
-      json_field: the field of a JSON object that holds the text.
-      documents_by: how plain text is parted: the file is one document; blank lines part documents;
-        every line is one.
+      json_field: the field of a JSON object that contains the text.
+      document_unit: what a document is in plain text: the whole file, a block of lines between
+        blank lines, or a line.
 
     Yields:
-      (key, text); the key is "file name:number", counted from 1 by JSON line, block or line.
+      (key, text); the key is "file name:number". The number counts JSON lines, blocks or lines
+      from 1.
 
     Raises:
-      UserError: as `read_text`; a line that is no JSON object or lacks the field.
+      UserError: as `read_text`; or a line is not a JSON object or does not have the field.
     """
     name = os.path.basename(path)
     if name.removesuffix(".gz").endswith((".jsonl", ".ndjson")):
@@ -109,7 +112,7 @@ def _json_text(path: str | Path, number: int, line: str, field: str) -> str:
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path}, line {number}: not valid JSON ({error.msg} at column {error.colno}); "
-            "expected one JSON object on each line."
+            "expected one JSON object on each line"
         ) from None
     if not isinstance(record, dict) or not isinstance(record.get(field), str):
         found = (
@@ -117,7 +120,7 @@ def _json_text(path: str | Path, number: int, line: str, field: str) -> str:
         )
         raise UserError(
             f"{path}, line {number}: no text in the field {field!r} (found {found}); "
-            "name the field that holds the text."
+            "set --json-field to the field that contains the text"
         )
     return record[field]
 
@@ -135,7 +138,7 @@ def _split_blocks(lines: Iterator[tuple[int, str]]) -> Iterator[str]:
 
 
 def _read_lines(path: str | Path, encoding: str, errors: str) -> Iterator[tuple[int, str]]:
-    """(number from 1, line without its end) one at a time, however big the file."""
+    """Yields (line number from 1, line without its end) without loading the whole file."""
     number, remainder = 0, ""
     for chunk in _decode_chunks(path, encoding, errors):
         *complete_lines, remainder = (remainder + chunk).split("\n")
@@ -147,16 +150,16 @@ def _read_lines(path: str | Path, encoding: str, errors: str) -> Iterator[tuple[
 
 
 def _decode_chunks(path: str | Path, encoding: str, errors: str) -> Iterator[str]:
-    """Chunks of text. Decodes step by step, so that an error knows its offset in the whole file."""
+    """Yields chunks of decoded text; errors name the byte offset in the whole file."""
     try:
-        # bytes -> str codecs only: "hex" or "rot13" would be found by getincrementaldecoder too.
+        # str.encode accepts text encodings only; getincrementaldecoder alone would accept "hex".
         "".encode(encoding)
         decoder = codecs.getincrementaldecoder(encoding)(errors)
         codecs.lookup_error(errors)
     except LookupError as error:
         raise UserError(
             f"{error}: expected an encoding such as utf-8, latin-1 or cp1252, and strict, replace "
-            "or ignore for its errors."
+            "or ignore for --errors"
         ) from None
     bytes_read, first = 0, True
     for raw in _read_chunks(path):
@@ -182,22 +185,22 @@ def _decode_error(
     if offset == 0 and raw.startswith(_UTF16_MARKS):
         hint = "utf-16"
     return UserError(
-        f"{path}: not {encoding} text at {location}: 0x{value:02x}, {error.reason}. If the file is "
-        f"in another encoding, name it (--encoding {hint}); to go on with a mark in place of such "
-        "bytes, use --errors replace."
+        f"{path}: not {encoding} text at {location}: 0x{value:02x}, {error.reason}. If the file "
+        f"has another encoding, set it with --encoding {hint}; to replace such bytes by a "
+        "replacement character, use --errors replace"
     )
 
 
 def _read_chunks(path: str | Path) -> Iterator[bytes]:
-    """The bytes of a file, unzipped; a last empty chunk ends it."""
+    """Yields the decompressed bytes of a file; the last chunk is empty."""
     try:
         with gzip.open(path) if str(path).endswith(".gz") else open(path, "rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
             yield b""
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: not a whole gzip file ({error}); fetch it again.") from None
+        raise UserError(f"{path}: damaged gzip file ({error}); download it again") from None
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file.") from None
+        raise UserError(f"{path}: no such file") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None

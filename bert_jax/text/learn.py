@@ -1,9 +1,9 @@
-"""Learns a vocabulary from texts. The same texts and settings give the same files, on any machine
-with the same library versions, whatever its number of cores.
+"""Trains tokenizers (WordPiece, byte-level BPE, Unigram) from texts, reproducibly.
 
-WordPiece is learned by `wordpiece_learner`, byte-level BPE by `tokenizers` (which orders its byte
-alphabet beforehand and is deterministic there), Unigram by `sentencepiece` on one thread (the sums
-of its expectation maximisation depend on the number of threads).
+The same texts and settings give the same files on any machine with the same library versions.
+`wordpiece_learner` trains WordPiece. `tokenizers` trains byte-level BPE, for which it is
+deterministic because its alphabet is given. `sentencepiece` trains Unigram on one thread, because
+its results depend on the number of threads.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ MANIFEST_FILE = "manifest.json"
 BERT_TOKENS = SpecialTokens(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 ROBERTA_TOKENS = SpecialTokens(pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", mask="<mask>")
 
-# WordPiece takes longer words as unknown anyway.
+# WordPiece encodes longer words as the unknown token.
 _MAX_WORD_LENGTH = 100
 # SentencePiece skips sentences of more than 4192 bytes; a character has at most four.
 _MAX_CHUNK_LENGTH = 1000
@@ -43,7 +43,7 @@ _MAX_CHUNK_LENGTH = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusStats:
-    """What was read: enough to tell whether another corpus is the same."""
+    """Counts and hashes the training text, so that two corpora can be compared."""
 
     documents: int
     characters: int
@@ -60,22 +60,22 @@ def train_tokenizer_from_files(
     json_field: str = "text",
     document_unit: DocumentUnit = "file",
 ) -> Tokenizer:
-    """Learns from cleaned text files and writes a vocabulary's folder with a manifest.
+    """Trains a tokenizer on cleaned text files and saves it with a manifest.
 
     Args:
       patterns: names and globs of text, JSON-lines and gzipped files.
-      output: folder to make; it appears when all is written.
-      config: what to learn.
-      encoding, errors, json_field, documents_by: see `read_documents`.
+      output: the folder to create; it appears when it is complete.
+      config: settings of the training.
+      encoding, errors, json_field, document_unit: see `read_documents`.
 
     Raises:
-      UserError: nothing to read, unreadable files, an output folder that is not empty.
+      UserError: no text, an unreadable file, or an output folder that is not empty.
     """
     output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(
-            f"{output} exists and is not empty; a vocabulary that something was prepared with must "
-            "not change. Choose another --output or remove the folder."
+            f"--output {output}: the folder is not empty, and a tokenizer that a corpus may depend "
+            "on is not overwritten. Choose another --output or remove the folder"
         )
     files = expand_globs(patterns)
     texts = (
@@ -106,13 +106,13 @@ def train_tokenizer_from_files(
 def train_tokenizer(
     texts: Iterable[str], config: TokenizerTrainingConfig
 ) -> tuple[Tokenizer, CorpusStats]:
-    """Learns from documents in the order given; says what was read.
+    """Trains a tokenizer on documents in the given order; returns it and counts of the text.
 
     Special tokens get the ids 0 to 4: [PAD], [UNK], [CLS], [SEP], [MASK] (byte-level BPE: <s>,
     <pad>, </s>, <unk>, <mask>).
 
     Raises:
-      UserError: no text; a size too small for the alphabet.
+      UserError: there is no text, or the vocabulary size is too small for the alphabet.
     """
     reader = _CorpusReader(texts)
     train_functions = {"wordpiece": _train_wordpiece, "bpe": _train_bpe, "unigram": _train_unigram}
@@ -121,7 +121,7 @@ def train_tokenizer(
 
 
 class _CorpusReader:
-    """Passes texts on, counts and hashes them, shows the progress."""
+    """Iterates over the texts, counts and hashes them, and shows progress."""
 
     def __init__(self, texts: Iterable[str]):
         self._texts = texts
@@ -137,9 +137,12 @@ class _CorpusReader:
                 bar.update(len(text))
                 yield text
         if not self._num_characters:
-            raise UserError(f"no text in {self._num_documents} documents: nothing to learn from.")
+            raise UserError(
+                f"no text in {self._num_documents} documents; expected text to train on"
+            )
 
     def stats(self) -> CorpusStats:
+        """Returns the counts and the hash of what was read."""
         return CorpusStats(
             documents=self._num_documents,
             characters=self._num_characters,
@@ -153,7 +156,7 @@ def _train_wordpiece(texts: Iterable[str], config: TokenizerTrainingConfig) -> T
 
     special_tokens = list(BERT_TOKENS.as_dict().values())
     if not (counts := _word_counts(texts, lowercase=not config.cased)):
-        raise UserError("no words in the text: nothing to learn from.")
+        raise UserError("no words in the text; expected text to train on")
     with tqdm(desc="merging", total=config.vocab_size, unit="token", disable=None) as bar:
         tokens = train_wordpiece_vocab(
             counts,
@@ -167,7 +170,7 @@ def _train_wordpiece(texts: Iterable[str], config: TokenizerTrainingConfig) -> T
 
 
 def _word_counts(texts: Iterable[str], *, lowercase: bool) -> Counter[str]:
-    """Words as WordPiece sees them; each different one is normalised once, which is far faster."""
+    """Counts words after normalization; each distinct word is normalized once, for speed."""
     from tokenizers import normalizers, pre_tokenizers
 
     raw: Counter[str] = Counter()
@@ -195,8 +198,9 @@ def _train_bpe(texts: Iterable[str], config: TokenizerTrainingConfig) -> Tokeniz
     special_tokens = [roles.cls, roles.pad, roles.sep, roles.unk, roles.mask]
     if config.vocab_size < len(alphabet) + len(special_tokens):
         raise UserError(
-            f"vocab_size {config.vocab_size} is too small for byte-level BPE: 256 bytes and "
-            f"{len(special_tokens)} special tokens come first. Use a larger --vocab-size."
+            f"--vocab-size is {config.vocab_size}; byte-level BPE needs at least "
+            f"{len(alphabet) + len(special_tokens)}: 256 bytes and {len(special_tokens)} special "
+            "tokens"
         )
     backend = BackendTokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -238,18 +242,18 @@ def _train_unigram(texts: Iterable[str], config: TokenizerTrainingConfig) -> Tok
             eos_id=-1,
             control_symbols=[BERT_TOKENS.cls, BERT_TOKENS.sep, BERT_TOKENS.mask],
             num_threads=1,
-            # Its log is its progress; warnings alone where nobody looks.
+            # On a terminal its log shows progress; elsewhere show warnings only.
             minloglevel=0 if sys.stderr.isatty() else 1,
         )
     except RuntimeError as error:
-        raise UserError(f"SentencePiece could not learn from this text: {error}") from None
-    # Encoded by `tokenizers` from here on: what AutoTokenizer opens then gives the very same ids.
+        raise UserError(f"SentencePiece could not train on this text: {error}") from None
+    # Encode with `tokenizers`, not `sentencepiece`: AutoTokenizer then gives exactly the same ids.
     backend = unigram_backend(parse_model(model.getvalue()), BERT_TOKENS)
     return HuggingFaceTokenizer(backend, BERT_TOKENS, "trained")
 
 
 def _split_long_lines(texts: Iterable[str]) -> Iterator[str]:
-    """Lines, long ones cut at spaces."""
+    """Yields the lines of the texts; long lines are cut at spaces."""
     for text in texts:
         for line in text.split("\n"):
             start = 0

@@ -1,9 +1,9 @@
-"""Reads a SentencePiece `.model` file, a Protocol Buffers message, without a protobuf library.
+"""Parses a SentencePiece `.model` file, a Protocol Buffers message, without a protobuf library.
 
-Only what the conversion to a tokenizer.json needs. The message is `ModelProto` of
-sentencepiece_model.proto in google/sentencepiece; the wire format is the one that
-protobuf.dev/programming-guides/encoding describes. Generated protobuf code ties its user to a range
-of protobuf versions, in which TensorFlow and Apache Beam rarely agree.
+It reads only the fields that a tokenizer.json needs. The message is `ModelProto` of
+sentencepiece_model.proto in google/sentencepiece; the wire format is described at
+protobuf.dev/programming-guides/encoding. Generated protobuf code would restrict the version of
+protobuf, and TensorFlow and Apache Beam rarely accept the same one.
 """
 
 import struct
@@ -16,16 +16,16 @@ _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceModel:
-    """Contents of a `.model` file.
+    """Holds the contents of a `.model` file.
 
     Attributes:
       pieces: (piece, log probability) of each id.
       model_type: "unigram", "bpe", "word" or "char".
       unk_id: id of the unknown piece.
-      byte_fallback: unknown characters are written as bytes.
-      charsmap: compiled normalisation table; empty for none.
-      add_dummy_prefix: a space is put before the text.
-      remove_extra_whitespaces: runs of spaces become one, those at the ends go.
+      byte_fallback: whether unknown characters are encoded as bytes.
+      precompiled_charsmap: compiled normalization table; empty for none.
+      add_dummy_prefix: whether a space is added before the text.
+      remove_extra_whitespaces: whether runs of spaces become one space and outer spaces none.
     """
 
     pieces: list[tuple[str, float]]
@@ -38,7 +38,7 @@ class SentencePieceModel:
 
 
 def parse_model(data: bytes) -> SentencePieceModel:
-    """Parses the bytes of a `.model` file; ValueError when they are none."""
+    """Parses the bytes of a `.model` file; ValueError if they are not one."""
     pieces: list[tuple[str, float]] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
@@ -71,7 +71,7 @@ def _require_bytes(value: int | bytes) -> bytes:
 
 
 def _read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(field number, value) in file order; fixed-width values stay bytes."""
+    """Yields (field number, value) in file order; fixed-width values remain bytes."""
     position = 0
     while position < len(data):
         tag, position = _read_varint(data, position)
@@ -87,7 +87,7 @@ def _read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         else:
             raise ValueError(f"unknown wire type {wire_type}")
         if position + length > len(data):
-            raise ValueError("the data end inside a field")
+            raise ValueError("the data ends inside a field")
         yield field_number, data[position : position + length]
         position += length
 
@@ -96,7 +96,7 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if position >= len(data):
-            raise ValueError("the data end inside a number")
+            raise ValueError("the data ends inside a number")
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift

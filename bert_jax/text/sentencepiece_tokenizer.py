@@ -1,7 +1,7 @@
-"""SentencePiece `.model` files, through the `sentencepiece` library.
+"""Runs SentencePiece `.model` files with the `sentencepiece` library (Kudo & Richardson 2018).
 
-Kudo & Richardson 2018. Models made for other purposes lack some of BERT's special tokens (T5's has
-no [CLS] and no [MASK]); those are appended after the model's pieces, as XLM-R and DeBERTa do.
+Models that were not made for BERT lack some of its special tokens: T5's has no [CLS] and no [MASK].
+These are appended after the model's own tokens, as XLM-R and DeBERTa do.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from bert_jax.text.tokenizer import Encoding, SpecialTokens, Tokenizer, declared
 
 _SPACE_MARK = "▁"
 _MODEL_FILE = "spiece.model"
-# In order of preference; the first of each is appended where a model has none of them.
+# In order of preference. If a model has none of them, the first one is appended.
 _ROLE_NAMES = {
     "pad": ("[PAD]", "<pad>"),
     "cls": ("[CLS]", "<s>"),
@@ -43,10 +43,10 @@ _ROLE_NAMES = {
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A vocabulary that the `sentencepiece` library encodes with."""
+    """Encodes text with the `sentencepiece` library."""
 
     def __init__(self, model: bytes, special_tokens: SpecialTokens, added_tokens: Sequence[str]):
-        """Takes the bytes of a `.model` file and the tokens that come after its pieces."""
+        """Takes the bytes of a `.model` file and the tokens to append to its own."""
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         n = processor.get_piece_size()
         tokens = [processor.id_to_piece(i) for i in range(n)] + list(added_tokens)
@@ -61,7 +61,7 @@ class SentencePieceTokenizer(Tokenizer):
         )
         self._model, self._processor, self._added_tokens = model, processor, tuple(added_tokens)
         special_strings = sorted(set(special_tokens.as_dict().values()), key=len, reverse=True)
-        # SentencePiece itself never makes a control piece from text.
+        # SentencePiece never encodes text as a control token, so special tokens are found here.
         self._special_pattern = re.compile("(" + "|".join(map(re.escape, special_strings)) + ")")
 
     def __reduce__(self):
@@ -94,7 +94,7 @@ class SentencePieceTokenizer(Tokenizer):
         return Encoding(ids, offsets)
 
     def _split_at_special_tokens(self, text: str) -> Iterable[tuple[str, int, int]]:
-        """(part, its id if it is a special token else -1, its start), in order."""
+        """Returns (part, id of the special token or -1, start of the part), in order."""
         parts = self._special_pattern.split(text)
         if len(parts) == 1:
             return [(text, -1, 0)]
@@ -140,13 +140,13 @@ class SentencePieceTokenizer(Tokenizer):
 def unigram_backend(
     model: SentencePieceModel, special_tokens: SpecialTokens, added_tokens: Sequence[str] = ()
 ) -> BackendTokenizer:
-    """The same pieces, scores and normalisation for the `tokenizers` library.
+    """Builds the same model for the `tokenizers` library: tokens, scores and normalization.
 
-    Real text gets the same ids from both libraries but for ties of scores (a line in some hundreds
-    at most); `tokenizers` normalises whole graphemes where SentencePiece goes by characters, so
-    that stacked accents and joined emoji may differ.
+    The ids of real text are the same in both libraries except for ties of scores, at most one line
+    in some hundreds. Stacked accents and joined emoji may also differ, because `tokenizers`
+    normalizes whole graphemes and SentencePiece single characters.
     """
-    # Nine decimals hold all of a float32 score, and come back from JSON as they went in.
+    # Nine decimals represent a float32 score exactly, also after writing and reading JSON.
     tokens = [(token, round(score, 9)) for token, score in model.pieces]
     backend = BackendTokenizer(
         models.Unigram(tokens, unk_id=model.unk_id, byte_fallback=model.byte_fallback)
@@ -160,7 +160,7 @@ def unigram_backend(
     prepend_scheme = "always" if model.add_dummy_prefix else "never"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE_MARK, prepend_scheme=prepend_scheme)
     backend.decoder = decoders.Metaspace(_SPACE_MARK, prepend_scheme=prepend_scheme)
-    # In this order: what is new to the model gets the ids after its pieces.
+    # The order matters: tokens that are new to the model get the ids after its own, in this order.
     backend.add_special_tokens(
         [
             AddedToken(token, normalized=False, special=True)
@@ -177,14 +177,14 @@ def unigram_backend(
 
 
 def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> SentencePieceTokenizer:
-    """A `.model` file; `config` (tokenizer_config.json) may name its special tokens."""
+    """Loads a `.model` file; `config` (tokenizer_config.json) may name its special tokens."""
     try:
         model = path.read_bytes()
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         tokens = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
         unknown = processor.id_to_piece(processor.unk_id())
     except (OSError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"tokenizer {path}: not a SentencePiece model ({error}).") from None
+        raise UserError(f"tokenizer {path}: not a SentencePiece model ({error})") from None
     known_tokens, added_tokens = set(tokens), []
     roles = {"unk": unknown}
     for role, default_names in _ROLE_NAMES.items():
@@ -197,7 +197,7 @@ def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> SentencePieceTo
 
 
 def _strip_span(text: str, start: int, end: int) -> tuple[int, int]:
-    """The span without the white space at its ends; SentencePiece counts it to the piece."""
+    """Removes white space from the ends of a span; SentencePiece includes it in the token."""
     while start < end and text[start].isspace():
         start += 1
     while start < end and text[end - 1].isspace():

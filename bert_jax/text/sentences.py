@@ -1,6 +1,6 @@
 """Splits text into sentences. A splitter is any object with a `name` and `split(text)`.
 
-rules           our own, for English and languages written like it; fast; no dependency
+rules           rules of this module, for English and similar languages; fast; no dependency
 lines           one sentence per line, as in the sample text of BERT's release
 sentencex:LANG  the `sentencex` library, for some 300 languages (`sentencex` alone is English)
 """
@@ -20,28 +20,28 @@ from bert_jax.text.cleaning import split_paragraphs
 
 
 class SentenceSplitter(Protocol):
-    """Cuts a text into sentences, in order; together they hold all but the white space between."""
+    """Splits a text into sentences, in order, that contain everything but white space."""
 
     @property
     def name(self) -> str:
-        """What `get_splitter` makes the same splitter from; goes into manifests."""
+        """The name for `get_sentence_splitter`, which is also written into manifests."""
         ...
 
     def split(self, text: str) -> list[str]:
-        """Sentences without white space at their ends; none is empty."""
+        """Returns non-empty sentences without white space at their ends."""
         ...
 
 
 def split_sentences(text: str, splitter: SentenceSplitter | None = None) -> list[str]:
-    """The sentences of a text, by `RuleSplitter` unless another splitter is given."""
+    """Splits a text into sentences, by default with `RuleSplitter`."""
     return (splitter or RuleSplitter()).split(text)
 
 
 def get_sentence_splitter(name: str) -> SentenceSplitter:
-    """A splitter by its name: "rules", "lines", "sentencex" or "sentencex:de".
+    """Returns a splitter by its name: "rules", "lines", "sentencex" or "sentencex:de".
 
     Raises:
-      UserError: unknown name; the `sentencex` library is not installed.
+      UserError: the name is unknown, or the `sentencex` library is not installed.
     """
     kind, _, language = name.partition(":")
     if kind == "sentencex":
@@ -51,12 +51,12 @@ def get_sentence_splitter(name: str) -> SentenceSplitter:
     if name == "lines":
         return LineSplitter()
     raise UserError(
-        f"unknown sentence splitter {name!r}; expected rules, lines, sentencex or sentencex:LANG."
+        f"unknown sentence splitter {name!r}; expected rules, lines, sentencex or sentencex:LANG"
     )
 
 
 class LineSplitter:
-    """One sentence per line."""
+    """Makes a sentence of each line."""
 
     name = "lines"
 
@@ -65,10 +65,10 @@ class LineSplitter:
 
 
 class SentencexSplitter:
-    """The `sentencex` library (Wikimedia): maintained, some 300 languages, compiled."""
+    """Splits with the `sentencex` library of Wikimedia, for some 300 languages."""
 
     def __init__(self, language: str):
-        """Takes a language code such as "de"; UserError when the library is not installed."""
+        """Takes a language code such as "de"; UserError if the library is not installed."""
         try:
             from sentencex import segment
         except ImportError:
@@ -92,13 +92,13 @@ class SentencexSplitter:
 
 
 _CLOSING = r"[\"'”’»›)\]}*_]*"
-# A run of full stops, exclamation and question marks with what closes around it, and a space; CJK
-# ends need no space. Group "end" is where the sentence ends.
+# A run of periods, exclamation and question marks, closing quotes or brackets, and a space. CJK
+# marks need no space. The sentence ends at the group "end" (or "cjk").
 _BOUNDARY_CANDIDATE = re.compile(
     rf"(?:(?P<mark>\.(?: \.)+|[.!?…]+){_CLOSING}(?P<end>)\s+"
     r"|[。！？｡]+[”’」』）\])]*(?P<cjk>)\s*)(?=\S)"
 )
-# What may stand before the first letter of a sentence.
+# Characters that may precede the first letter of a sentence.
 _OPENING = re.compile(r"[\"'“‘«‹(\[{*_¿¡\-–—\s]*")
 _LAST_WORD = re.compile(r"[^\s\"'“‘«(\[{—–\-]*$")
 _DOTTED_ABBREVIATION = re.compile(r"(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}$")
@@ -111,12 +111,12 @@ _SPEAKER = re.compile(
 
 
 class RuleSplitter:
-    """Cuts after . ! ? … unless something speaks against it.
+    """Splits after . ! ? … with rules for English and similar languages.
 
-    Against it speak: a small letter next; abbreviations (Mr., e.g., U.S. before a name), initials
-    and list numbers; a speaker after quoted speech ("Why?" Mary asked.). When in doubt it cuts
-    before a capital. Text is first taken apart into paragraphs: hard-wrapped lines are joined, and
-    a heading is a sentence of its own.
+    It does not split before a lower-case letter; after abbreviations (Mr., e.g., U.S. before a
+    name), initials and list numbers; or between quoted speech and its speaker ("Why?" Mary asked.).
+    Otherwise it splits before an upper-case letter. Text is first divided into paragraphs:
+    hard-wrapped lines are joined, and a heading is a sentence of its own.
     """
 
     name = "rules"
@@ -136,7 +136,7 @@ class RuleSplitter:
 
 
 def _is_sentence_end(text: str, start: int, match: re.Match[str], end: int) -> bool:
-    """Whether the sentence that began at `start` ends at this candidate."""
+    """Returns whether the sentence that began at `start` ends at this candidate."""
     next_sentence_start = match.end()
     first_char = text[next_sentence_start]
     if not first_char.isalnum():
@@ -163,7 +163,7 @@ def _is_sentence_end(text: str, start: int, match: re.Match[str], end: int) -> b
 def _period_ends_sentence(
     text: str, start: int, period: int, next_sentence_start: int, first_char: str
 ) -> bool:
-    """Whether the full stop at `stop` ends a sentence rather than an abbreviation."""
+    """Returns whether the period at `period` ends a sentence, not only an abbreviation."""
     last_word = _LAST_WORD.search(text, max(start, period - 40), period)
     word = last_word[0] if last_word else ""
     if word in ABBREVIATIONS:
@@ -171,7 +171,7 @@ def _period_ends_sentence(
     if word in ABBREVIATIONS_BEFORE_NUMBER and first_char.isdigit():
         return False
     if period - start <= 12 and _ENUMERATOR.match(text, start, period):
-        # "1. The text", "IV. The text": a number belongs to what it numbers. "I." is a word too.
+        # "1. The text", "IV. The text": a list number stays with its text. "I." may be a word.
         return word == "I" and start > 0
     is_initial = len(word) == 1 and word.isupper() and word != "I"
     if not is_initial and not _DOTTED_ABBREVIATION.match(word):

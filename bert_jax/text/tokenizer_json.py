@@ -1,24 +1,24 @@
-"""What the content of a tokenizer.json says: the rules that decide ids, and whose they are.
+"""Interprets a tokenizer.json: which rules decide ids, and which Hugging Face class has them.
 
-`rules` is everywhere the parsed JSON of a whole tokenizer.json (`Tokenizer.to_str()`).
+`rules` is the parsed JSON of a whole tokenizer.json (`Tokenizer.to_str()` of `tokenizers`).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-# Parts that do not decide the ids of a text.
+# Keys that do not change the ids of a text.
 _KEYS_WITHOUT_EFFECT_ON_IDS = ("version", "truncation", "padding", "post_processor", "decoder")
 CONTINUING_SUBWORD_PREFIX = "##"
 
 
 def canonical(rules: dict[str, Any]) -> dict[str, Any]:
-    """What decides ids, in a form that does not hang on the library's version."""
+    """Returns the rules that decide ids, in a form that is the same for all library versions."""
     relevant = {
         key: value for key, value in rules.items() if key not in _KEYS_WITHOUT_EFFECT_ON_IDS
     }
     model = {key: value for key, value in relevant["model"].items() if key != "vocab"}
     if relevant["model"].get("type") == "Unigram":
-        # The library reads some doubles back with another last bit.
+        # The library changes the last bit of some scores when it reads them back.
         model["scores"] = [round(score, 6) for _, score in relevant["model"]["vocab"]]
     if "merges" in model:
         model["merges"] = merge_pairs(model)
@@ -33,13 +33,13 @@ def _drop_none(value: Any) -> Any:
 
 
 def merge_pairs(model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The merges of a tokenizer.json's BPE model; older files hold a pair as one string."""
+    """Returns the merges of a BPE model; older files store a pair as one string."""
     pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
     return [(left, right) for left, right in pairs]
 
 
 def is_bert_tokenizer(rules: Mapping[str, Any]) -> bool:
-    """Whether Hugging Face's BertTokenizer, which builds its rules anew, would build the same."""
+    """Returns whether Hugging Face's BertTokenizer would build the same rules."""
     return (
         rules["model"].get("type") == "WordPiece"
         and rules["model"]["continuing_subword_prefix"] == CONTINUING_SUBWORD_PREFIX
@@ -49,7 +49,7 @@ def is_bert_tokenizer(rules: Mapping[str, Any]) -> bool:
 
 
 def is_roberta_tokenizer(rules: Mapping[str, Any]) -> bool:
-    """Likewise for RobertaTokenizer."""
+    """Returns whether Hugging Face's RobertaTokenizer has the same rules."""
     return (
         rules["model"].get("type") == "BPE"
         and rules["normalizer"] is None

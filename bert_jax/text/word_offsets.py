@@ -1,4 +1,4 @@
-"""The words of a text as BERT's basic tokenizer parts them, by their places in the text."""
+"""Finds the words of a text, by character offsets, as BERT's basic tokenizer splits them."""
 
 import functools
 from collections.abc import Sequence
@@ -8,10 +8,11 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 
 def word_offsets(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
-    """The characters [start, end) of each word of each text.
+    """Returns the character offsets [start, end) of each word of each text.
 
-    White space parts words; a punctuation mark and a Han character are words of their own; control
-    characters belong to none (`BasicTokenizer` of BERT's release, without lower-casing).
+    Words are separated by white space; each punctuation mark and each Han character is a word;
+    control characters are not part of any word (`BasicTokenizer` of BERT's release, without
+    lower-casing).
     """
     encodings = _word_splitter().encode_batch(list(texts), add_special_tokens=False)
     return [[(start, end) for start, end in e.offsets if start < end] for e in encodings]
@@ -19,7 +20,7 @@ def word_offsets(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
 
 @functools.cache
 def _word_splitter() -> BackendTokenizer:
-    """Gives every word one token, the unknown one, whose offsets are the word's."""
+    """Builds a tokenizer that makes one unknown token of each word, with the word's offsets."""
     splitter = BackendTokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     splitter.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False

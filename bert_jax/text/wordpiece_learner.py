@@ -1,8 +1,8 @@
-"""Learns WordPiece pieces by merging the most frequent neighbours (Sennrich et al. 2016).
+"""Trains a WordPiece vocabulary by merging the most frequent pairs (Sennrich et al. 2016).
 
-Ours because the trainers of `tokenizers` walk hash tables in random order, so that the same corpus
-gives another vocabulary at each run. Here ties go to the pair whose pieces were made first, and the
-letters are sorted: the result depends on the word counts alone.
+The trainers of `tokenizers` iterate over hash tables in random order, so that the same corpus gives
+another vocabulary in each run. Here the result depends only on the word counts: letters are sorted,
+and of equally frequent pairs the one whose tokens were made first is merged.
 """
 
 import heapq
@@ -23,29 +23,28 @@ def train_wordpiece_vocab(
     character_coverage: float,
     progress: Callable[[int], object] = lambda done: None,
 ) -> list[str]:
-    """The pieces of a vocabulary, letters first, then merges in the order in which they were made.
+    """Trains the tokens of a vocabulary: letters first, then merges in the order they were made.
 
     Args:
-      word_counts: words as WordPiece will see them (normalised, split at punctuation) and how often
-        each occurs.
-      size: number of pieces wanted; fewer come back when nothing is left to merge.
+      word_counts: normalized words, split at punctuation, and how often each occurs.
+      vocab_size: number of tokens; there may be fewer if nothing is left to merge.
       min_frequency: pairs that occur less often are not merged.
-      character_coverage: share of character occurrences that must be spelled; words with a rarer
-        character are left aside.
-      progress: called with the number of pieces now and then.
+      character_coverage: fraction of all characters that the letters must cover; words with a
+        rarer character are ignored.
+      progress: called with the number of tokens after every 100 merges.
 
     Returns:
-      At most `size` different pieces; those inside a word begin with "##".
+      At most `vocab_size` different tokens; those inside a word begin with "##".
 
     Raises:
-      UserError: `size` does not even hold the letters.
+      UserError: `vocab_size` is smaller than the number of letters.
     """
     alphabet = _alphabet(word_counts, character_coverage)
     words, counts, letters = _split_into_letters(word_counts, alphabet)
     if len(letters) > vocab_size:
         raise UserError(
-            f"the vocabulary is too small: the corpus alone has {len(letters)} letters (within and "
-            f"at the start of words) for {vocab_size} tokens. Use a larger --vocab-size."
+            f"--vocab-size is too small: the corpus has {len(letters)} letters (within and at the "
+            f"start of words), but there is space for {vocab_size} tokens"
         )
     merger = _Merger(words, counts, letters)
     while len(merger.tokens) < vocab_size and merger.merge(min_frequency):
@@ -56,7 +55,7 @@ def train_wordpiece_vocab(
 
 
 def _alphabet(word_counts: Mapping[str, int], coverage: float) -> set[str]:
-    """The most frequent characters that make up `coverage` of all occurrences."""
+    """Returns the most frequent characters that together make up `coverage` of the text."""
     counts: Counter[str] = Counter()
     for word, count in word_counts.items():
         for character in word:
@@ -75,13 +74,13 @@ def _alphabet(word_counts: Mapping[str, int], coverage: float) -> set[str]:
 def _split_into_letters(
     word_counts: Mapping[str, int], alphabet: set[str]
 ) -> tuple[list[list[int]], list[int], list[str]]:
-    """(words as ids of letters, their counts, the letters); in an order that is always the same."""
+    """Returns (words as ids of letters, counts of the words, letters) in a fixed order."""
     selected = sorted(word for word in word_counts if alphabet.issuperset(word))
     letter_tokens = {word[0] for word in selected}
     letter_tokens.update(
         CONTINUING_SUBWORD_PREFIX + character for word in selected for character in word[1:]
     )
-    # Plain letters and digits may stand anywhere in text to come.
+    # ASCII letters and digits may occur anywhere in later text.
     for character in alphabet:
         if character.isascii() and character.isalnum():
             letter_tokens.update((character, CONTINUING_SUBWORD_PREFIX + character))
@@ -94,14 +93,14 @@ def _split_into_letters(
 
 
 class _Merger:
-    """Words as lists of pieces, the counts of neighbours, and a heap of the most frequent ones."""
+    """Holds words as lists of token ids, counts of adjacent pairs, and a heap of these pairs."""
 
     def __init__(self, words: list[list[int]], counts: list[int], letters: list[str]):
         self.tokens = list(letters)
         self._token_ids = {token: i for i, token in enumerate(letters)}
         self._words, self._counts = words, counts
         self._pair_counts: defaultdict[tuple[int, int], int] = defaultdict(int)
-        # Which words hold a pair; may name words that have lost it since, and a word twice.
+        # The words that contain a pair; may list a word twice, or one that no longer contains it.
         self._words_with_pair: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for n, word in enumerate(words):
             for pair in pairwise(word):
@@ -111,11 +110,11 @@ class _Merger:
         heapq.heapify(self._heap)
 
     def merge(self, min_frequency: int) -> bool:
-        """Merges the most frequent pair everywhere; False when none occurs often enough."""
+        """Merges the most frequent pair in all words; False if none occurs often enough."""
         while self._heap:
             count, pair = heapq.heappop(self._heap)
             if self._pair_counts.get(pair) != -count:
-                continue  # An old entry: the pair has been counted anew since.
+                continue  # An outdated entry: the count of the pair has changed since.
             if -count < min_frequency:
                 return False
             self._apply_merge(pair, self._merged_token_id(pair))
@@ -123,7 +122,7 @@ class _Merger:
         return False
 
     def _merged_token_id(self, pair: tuple[int, int]) -> int:
-        """The id of the merged piece; the same letters may have been merged another way before."""
+        """Returns the id of the merged token, which other pairs may have produced before."""
         token = self.tokens[pair[0]] + self.tokens[pair[1]].removeprefix(CONTINUING_SUBWORD_PREFIX)
         if token not in self._token_ids:
             self._token_ids[token] = len(self.tokens)
