@@ -9,7 +9,7 @@ from typing import Any
 
 import bert_jax
 from bert_jax.export.markdown import table
-from bert_jax.export.model_card_task import model_card_sections
+from bert_jax.export.model_card_task import gradient_clipping, model_card_sections
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import format_of
 from bert_jax.params import paths
@@ -158,7 +158,7 @@ def _training_lines(config: Mapping[str, Any], run: RunCheckpoint) -> list[str]:
     lines.append(
         f"- {optimizer['type']}, weight decay {optimizer['weight_decay']}; learning rate up to "
         f"{schedule['peak_learning_rate']:g} in {schedule['warmup_steps']:,} steps, then down to "
-        f"0; gradients clipped at {train['max_grad_norm']:g}"
+        f"0; {gradient_clipping(train)}"
     )
     if config.get("init_from"):
         lines.append(f"- started from `{config['init_from']}`")

@@ -44,6 +44,12 @@ def model_card_sections(run: RunCheckpoint) -> list[str]:
     return sections
 
 
+def gradient_clipping(train: dict[str, Any]) -> str:
+    """Returns how gradients were clipped, in words."""
+    norm = train["max_grad_norm"]
+    return "gradients not clipped" if norm is None else f"gradients clipped at {norm:g}"
+
+
 def _data_section(data: Mapping[str, Any], analysis: Mapping[str, Any] | None) -> str:
     source = {k: v for k, v in data["task"].items() if v is not None and k != "type"}
     # Where files lay on somebody's machine says nothing to others; their names may.
@@ -90,7 +96,7 @@ def _training_lines(
     lines += [
         f"{optimizer['type']}, weight decay {optimizer['weight_decay']}; learning rate up to "
         f"{schedule['peak_learning_rate']:g} in {schedule['warmup_steps']:,} steps, then down to "
-        f"0 at step {total:,}; gradients clipped at {train['max_grad_norm']:g}",
+        f"0 at step {total:,}; {gradient_clipping(train)}",
         f"dropout {objective['model']['hidden_dropout_prob']:g} in the encoder and "
         f"{objective['classifier_dropout']:g} before the head; label smoothing "
         f"{objective['label_smoothing']:g}",

@@ -158,7 +158,7 @@ class TrainConfig:
     phases: tuple[Phase, ...]
     optimizer: AdamW | Lamb = AdamW()
     schedule: WarmupLinear = WarmupLinear()
-    max_grad_norm: float = 1.0
+    max_grad_norm: float | None = 1.0  # None does not clip gradients
     checkpoints: CheckpointConfig = CheckpointConfig()
     evaluation: HeldOutEval | LabeledEval | None = None
     logging: LoggingConfig = LoggingConfig()

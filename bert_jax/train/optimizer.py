@@ -95,7 +95,10 @@ def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
     tuning, weight_anchor = train.tuning, train.tuning.weight_anchor
     transforms = [
         *([l2_to_init(weight_anchor)] if weight_anchor else []),
-        optax.clip_by_global_norm(train.max_grad_norm),
+        # Both have the same empty state, so that a checkpoint fits either choice.
+        optax.identity()
+        if train.max_grad_norm is None
+        else optax.clip_by_global_norm(train.max_grad_norm),
         adam,
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
     ]

@@ -104,3 +104,15 @@ def test_updates_equal_the_reference(choice, corrected):
     expected = reference(choice, corrected, 6)
     for path, leaf in paths.flatten(params).items():
         np.testing.assert_allclose(leaf, expected[path], rtol=2e-5, atol=1e-6, err_msg=path)
+
+
+def test_gradients_are_not_clipped_without_a_norm():
+    grads = jax.tree.map(lambda g: 100 * g, toy_grads(0))
+    states = {}
+    for norm in (None, 1e9, 1.0):
+        optimizer = make_optimizer(train(max_grad_norm=norm))
+        states[norm] = optimizer.update(grads, optimizer.init(toy_params()), toy_params())[1]
+    assert jax.tree.structure(states[None]) == jax.tree.structure(states[1.0])
+    equal = jax.tree.map(np.array_equal, states[None], states[1e9])
+    assert jax.tree.all(equal)
+    assert not jax.tree.all(jax.tree.map(np.array_equal, states[None], states[1.0]))
