@@ -35,24 +35,24 @@ def test_hard_wrapped_lines_are_joined(width, parting):
     assert split_paragraphs(parting.join(wrapped)) == [PROSE, SHORT, PROSE]
 
 
-def test_headings_stay_apart_in_wrapped_text():
+def test_headings_remain_separate_in_wrapped_text():
     text = "CHAPTER I\nIN WHICH NOTHING HAPPENS\n" + textwrap.fill(PROSE, 70)
     assert split_paragraphs(text) == ["CHAPTER I", "IN WHICH NOTHING HAPPENS", PROSE]
 
 
-def test_lines_that_are_not_wrapped_stay_paragraphs():
+def test_lines_that_are_not_wrapped_remain_paragraphs():
     lines = [PROSE, "A second one.", SHORT, PROSE]
     assert split_paragraphs("\n".join(lines)) == lines
     verse = ["Tyger Tyger, burning bright,", "In the forests of the night;"]
     assert split_paragraphs("\n".join(verse)) == verse
 
 
-def test_lines_without_capitals_are_not_joined():
+def test_lines_without_upper_case_are_not_joined():
     lines = ["the movie was great", "i would see it again any day of the week", "bad acting though"]
     assert split_paragraphs("\n".join(lines)) == lines
 
 
-def test_single_breaks_inside_a_sentence_are_joined_anywhere():
+def test_single_line_breaks_inside_a_sentence_are_joined():
     text = "\n".join(["Line one is whole."] * 8 + ["This one breaks", "inside a sentence."])
     assert split_paragraphs(text)[-1] == "This one breaks inside a sentence."
 
@@ -68,7 +68,7 @@ def test_words_broken_at_a_hyphen():
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="aB. \n\r\t\x00é力-\u2028\ufeff\u00ad", max_size=80))
-def test_cleaning_is_done_once_and_loses_no_letter(text):
+def test_cleaning_is_idempotent_and_keeps_all_letters(text):
     clean = clean_text(text)
     assert clean_text(clean) == clean
     assert "\n\n\n" not in clean and "\r" not in clean and "\0" not in clean

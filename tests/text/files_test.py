@@ -10,7 +10,7 @@ from bert_jax.text import files
 from bert_jax.text.files import expand_globs, read_documents, read_text
 
 
-def test_globs_are_sorted_and_each_file_is_there_once(tmp_path):
+def test_globs_return_sorted_files_without_duplicates(tmp_path):
     for name in ("b.txt", "a.txt", "deep/c.txt", "odd[1].txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
@@ -20,7 +20,7 @@ def test_globs_are_sorted_and_each_file_is_there_once(tmp_path):
     )
 
 
-def test_a_pattern_without_files_is_named(tmp_path):
+def test_pattern_without_files_raises_and_is_named(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UserError, match=r"no file matches '.*\*\.csv'"):
         expand_globs([f"{tmp_path}/*.txt", f"{tmp_path}/*.csv"])
@@ -64,21 +64,21 @@ def test_byte_offset_of_bad_bytes_in_a_long_file(tmp_path, zipped, monkeypatch):
         list(read_documents(path, document_unit="line"))
 
 
-def test_character_cut_off_at_the_end_of_the_file(tmp_path):
+def test_incomplete_character_at_the_end_of_the_file_raises(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("ab力".encode()[:-1])
     with pytest.raises(UserError, match="at byte 2: 0xe5"):
         read_text(path)
 
 
-def test_utf16_is_suspected(tmp_path):
+def test_utf16_is_suggested_for_its_byte_order_mark(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("text".encode("utf-16"))
     with pytest.raises(UserError, match="--encoding utf-16"):
         read_text(path)
 
 
-def test_unreadable_files(tmp_path):
+def test_unreadable_files_raise(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         read_text(tmp_path / "nowhere.txt")
     (tmp_path / "fake.gz").write_text("plain")
@@ -119,7 +119,7 @@ def test_json_lines(tmp_path, name):
     assert list(read_documents(path)) == [(f"{name}:1", "Eins.\nZwei 力"), (f"{name}:3", "drei")]
 
 
-def test_broken_json_lines(tmp_path):
+def test_invalid_json_lines_raise(tmp_path):
     path = tmp_path / "a.jsonl"
     for line, message in [
         ('{"text": "a', r"a.jsonl, line 2: not valid JSON"),
@@ -134,7 +134,7 @@ def test_broken_json_lines(tmp_path):
     assert list(read_documents(path, json_field="body")) == [("a.jsonl:1", "a")]
 
 
-def test_a_real_latin1_speech_is_named(shared):
+def test_real_latin1_speech_raises_with_its_byte_offset(shared):
     path = shared / "text/inaugural/2005-Bush.txt"
     with pytest.raises(UserError, match=r"2005-Bush.txt: not utf-8 text at byte \d+: 0x"):
         read_text(path)

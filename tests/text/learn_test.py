@@ -70,7 +70,7 @@ def test_wordpiece_equals_a_slow_reference(seed):
     assert learned == slow_merges(words, letters, 60 - len(letters))
 
 
-def test_rare_characters_are_left_to_unknown():
+def test_rare_characters_are_not_in_the_vocabulary():
     words = {"common": 99_999, "rar\u00e9": 1}
     full = train_wordpiece_vocab(words, vocab_size=100, min_frequency=1, character_coverage=1.0)
     most = train_wordpiece_vocab(words, vocab_size=100, min_frequency=1, character_coverage=0.9999)
@@ -78,7 +78,7 @@ def test_rare_characters_are_left_to_unknown():
     assert not any("\u00e9" in piece for piece in most) and "common" in most
 
 
-def test_size_that_does_not_hold_the_letters():
+def test_vocab_size_smaller_than_the_alphabet_raises():
     with pytest.raises(UserError, match=r"too small: the corpus has 8 letters"):
         train_wordpiece_vocab(
             random_words(0), vocab_size=6, min_frequency=1, character_coverage=1.0
@@ -86,7 +86,7 @@ def test_size_that_does_not_hold_the_letters():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_learned_vocabulary(kind, speeches):
+def test_trained_tokenizer_encodes_its_text(kind, speeches):
     vocabulary, corpus = train_tokenizer(
         speeches, TokenizerTrainingConfig(kind=kind, vocab_size=1000)
     )
@@ -115,7 +115,7 @@ def test_learned_vocabulary(kind, speeches):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
-def test_cased(kind, speeches):
+def test_cased_keeps_upper_case(kind, speeches):
     cased, _ = train_tokenizer(
         speeches, TokenizerTrainingConfig(kind=kind, vocab_size=600, cased=True)
     )
@@ -135,7 +135,7 @@ for kind in ("wordpiece", "bpe", "unigram"):
 """
 
 
-def test_same_at_each_run_whatever_the_hash_seed_and_threads(shared):
+def test_training_does_not_depend_on_hash_seed_or_threads(shared):
     files = sorted(map(str, (shared / "text/inaugural").glob("193*.txt")))
     runs = []
     for seed, parallel, threads in (("1", "true", "2"), ("2", "false", "1"), ("3", "true", "4")):
@@ -154,7 +154,7 @@ def test_same_at_each_run_whatever_the_hash_seed_and_threads(shared):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_folder_with_manifest(kind, tmp_path):
+def test_training_from_files_writes_a_manifest(kind, tmp_path):
     words = ["alpha", "beta", "gamma", "delta", "alphabet"]
     (tmp_path / "a.txt").write_text("\ufeffAlpha beta.\r\nGamma delta alphabet. " * 20)
     (tmp_path / "b.jsonl").write_text('{"text": "alpha beta gamma"}\n{"text": "delta"}\n')
@@ -181,7 +181,7 @@ def test_folder_with_manifest(kind, tmp_path):
         train_tokenizer_from_files(patterns, tmp_path / "out", config)
 
 
-def test_nothing_to_learn_from(tmp_path):
+def test_training_without_text_raises(tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     for kind in KINDS:
         with pytest.raises(UserError, match="expected text to train on"):
@@ -191,7 +191,7 @@ def test_nothing_to_learn_from(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_impossible_settings():
+def test_invalid_settings_raise():
     impossible: tuple[dict[str, Any], ...] = (
         {"kind": "bytes"},
         {"vocab_size": 3},

@@ -36,7 +36,7 @@ def test_model_file_is_read_as_the_library_reads_it(shared):
         assert model.remove_extra_whitespaces and len(model.precompiled_charsmap) > 100_000
 
 
-def test_model_file_that_is_cut_off(shared, tmp_path):
+def test_truncated_model_file_raises(shared, tmp_path):
     data = (shared / T5).read_bytes()
     with pytest.raises(ValueError, match="end inside"):
         parse_model(data[:1001])
@@ -64,7 +64,7 @@ def test_special_tokens_in_text(t5):
     assert t5.decode(ids) == "Paris is the [MASK] of France. </s>"
 
 
-def test_offsets_hold_no_space_and_cover_every_letter(t5):
+def test_offsets_exclude_spaces_and_cover_every_letter(t5):
     text = "  Hello  wörld ﬁne [MASK] 力加 x\u00a0Z "
     (encoding,) = t5.encode_batch([text])
     assert encoding.ids == t5.encode(text)
@@ -74,13 +74,13 @@ def test_offsets_hold_no_space_and_cover_every_letter(t5):
     assert spans[:1] == ["Hello"] and "[MASK]" in spans and "ﬁne" in spans
 
 
-def test_word_starts_carry_the_space_mark(t5):
+def test_word_starts_have_the_space_mark(t5):
     ids = t5.encode("unaffable dogs")
     starts = [t5.id_to_token(i) for i in ids if t5.word_starts[i]]
     assert starts == ["▁un", "▁dogs"] and len(ids) > 2
 
 
-def test_saved_folder_is_the_same_vocabulary(t5, tmp_path):
+def test_saved_folder_loads_as_the_same_tokenizer(t5, tmp_path):
     t5.save(tmp_path)
     again = load_tokenizer(tmp_path)
     copy = pickle.loads(pickle.dumps(t5))
@@ -89,7 +89,7 @@ def test_saved_folder_is_the_same_vocabulary(t5, tmp_path):
     assert again.encode(text) == copy.encode(text) == t5.encode(text)
 
 
-def test_tokenizer_json_of_a_model_is_a_vocabulary_too(t5, tmp_path):
+def test_tokenizer_json_of_a_model_loads(t5, tmp_path):
     t5.save(tmp_path)
     unigram = load_tokenizer(tmp_path / "tokenizer.json")
     assert unigram.kind == "unigram" and unigram.vocab_size == t5.vocab_size

@@ -42,7 +42,7 @@ No full stop at the end
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_hard_cases(case):
+def test_difficult_sentence_boundaries(case):
     expected = case.split("|")
     # CJK is written without spaces; all other parts were parted by one.
     text = "".join(expected) if "。" in case else " ".join(expected)
@@ -68,7 +68,7 @@ def test_wrapped_lines_and_headings():
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="abIU. !?…。\"'()\n\t-1éM", max_size=60))
-def test_sentences_hold_everything_but_white_space(text):
+def test_sentences_contain_everything_but_white_space(text):
     for splitter in (RuleSplitter(), get_sentence_splitter("lines")):
         sentences = splitter.split(text)
         assert "".join("".join(sentences).split()) == "".join(text.split())
@@ -120,7 +120,7 @@ def test_unknown_splitter():
         get_sentence_splitter("punkt")
 
 
-def test_names_make_the_same_splitter():
+def test_splitter_names_return_the_same_splitter():
     for name in ("rules", "lines"):
         splitter = get_sentence_splitter(name)
         assert splitter.name == name

@@ -33,7 +33,7 @@ def write_bpe(folder: Path, table: dict[str, int] | None = None, merges=MERGES) 
     return folder / "vocab.json"
 
 
-def test_wordpiece_takes_the_longest_piece_first(tmp_path):
+def test_wordpiece_matches_the_longest_token_first(tmp_path):
     vocabulary = load_tokenizer(write_wordpiece(tmp_path))
     ids = vocabulary.encode("The unaffable dogs, the [MASK] runs xyz.")
     pieces = " ".join(vocabulary.id_to_token(i) for i in ids)
@@ -69,7 +69,7 @@ def test_offsets_are_characters_of_the_text_given(tmp_path):
     assert encoding.ids == vocabulary.encode(text)
 
 
-def test_fast_ids_equal_ids_with_offsets(tmp_path):
+def test_encode_ids_equals_encode_batch(tmp_path):
     for path in (write_wordpiece(tmp_path / "a"), write_bpe(tmp_path / "b")):
         vocabulary = load_tokenizer(path)
         texts = ["the dogs", "", "the the [MASK] <mask> the"]
@@ -79,7 +79,7 @@ def test_fast_ids_equal_ids_with_offsets(tmp_path):
             assert fast.dtype == np.int32 and fast.tolist() == full.ids
 
 
-def test_bpe_applies_merges_and_mask_takes_its_space(tmp_path):
+def test_bpe_applies_merges_and_mask_includes_its_space(tmp_path):
     vocabulary = load_tokenizer(write_bpe(tmp_path))
     ids = vocabulary.encode("dog the <mask>")
     assert [vocabulary.id_to_token(i) for i in ids] == ["d", "o", "g", "Ġthe", "<mask>"]
@@ -87,7 +87,7 @@ def test_bpe_applies_merges_and_mask_takes_its_space(tmp_path):
 
 
 @pytest.mark.parametrize("write", [write_wordpiece, write_bpe])
-def test_saved_folder_loads_as_the_same_vocabulary(tmp_path, write):
+def test_saved_folder_loads_as_the_same_tokenizer(tmp_path, write):
     vocabulary = load_tokenizer(write(tmp_path / "in"))
     vocabulary.save(tmp_path / "out")
     again = load_tokenizer(tmp_path / "out")
@@ -116,13 +116,13 @@ def test_case_is_inferred_or_read_from_the_config(tmp_path):
     assert len({uncased.fingerprint, cased.fingerprint, told.fingerprint}) == 3
 
 
-def test_fingerprint_hangs_on_the_order_of_pieces(tmp_path):
+def test_fingerprint_depends_on_the_order_of_tokens(tmp_path):
     one = load_tokenizer(write_wordpiece(tmp_path / "a"))
     other = load_tokenizer(write_wordpiece(tmp_path / "b", [*PIECES[:-2], "cafe", ","]))
     assert one.fingerprint != other.fingerprint
 
 
-def test_fingerprint_of_a_published_vocabulary_stays(shared):
+def test_fingerprint_of_a_published_vocabulary_is_stable(shared):
     # Prepared corpora and checkpoints hold this number: a change of it breaks them.
     vocabulary = load_tokenizer(shared / "vocab/bert-base-uncased/vocab.txt")
     assert vocabulary.fingerprint.startswith("c9866afa99b6")
@@ -146,7 +146,7 @@ def test_out_of_range_and_unknown_tokens(tmp_path):
         ([""], r"empty"),
     ],
 )
-def test_broken_vocab_txt(tmp_path, pieces, message):
+def test_invalid_vocab_txt_raises(tmp_path, pieces, message):
     path = write_wordpiece(tmp_path, pieces)
     with pytest.raises(UserError, match=message) as caught:
         load_tokenizer(path)
@@ -160,7 +160,7 @@ def test_bytes_that_are_not_utf8_are_named(tmp_path):
         load_tokenizer(path)
 
 
-def test_broken_bpe_files(tmp_path):
+def test_invalid_bpe_files_raise(tmp_path):
     path = write_bpe(tmp_path / "a", merges=["Ġ t", "h e x"])
     with pytest.raises(UserError, match=r"merges.txt, line 3: expected two tokens"):
         load_tokenizer(path)
@@ -181,7 +181,7 @@ def test_broken_bpe_files(tmp_path):
         load_tokenizer(path)
 
 
-def test_broken_tokenizer_json(tmp_path):
+def test_invalid_tokenizer_json_raises(tmp_path):
     load_tokenizer(write_wordpiece(tmp_path / "in")).save(tmp_path)
     path = tmp_path / "tokenizer.json"
     whole = path.read_text(encoding="utf-8")
@@ -196,7 +196,7 @@ def test_broken_tokenizer_json(tmp_path):
         load_tokenizer(tmp_path)
 
 
-def test_nothing_to_load(tmp_path):
+def test_path_without_tokenizer_raises(tmp_path):
     with pytest.raises(UserError, match="no such file or folder"):
         load_tokenizer(tmp_path / "nowhere")
     with pytest.raises(UserError, match="contains no tokenizer"):
@@ -209,7 +209,7 @@ def test_nothing_to_load(tmp_path):
         load_tokenizer(tmp_path / "other.model")
 
 
-def test_importing_the_room_is_light():
+def test_importing_text_imports_no_heavy_library():
     code = (
         "import sys, bert_jax.text.tokenizer, bert_jax.text.learn, bert_jax.text.sentences;"
         "print(sorted({'jax', 'tensorflow', 'tokenizers', 'sentencepiece'} & set(sys.modules)))"

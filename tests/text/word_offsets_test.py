@@ -52,7 +52,7 @@ CHARACTERS = st.one_of(
 
 
 @given(st.text(CHARACTERS, max_size=40))
-def test_words_are_those_of_the_basic_tokenizer(text):
+def test_words_equal_those_of_the_basic_tokenizer(text):
     (places,) = word_offsets([text])
     found = ["".join(c for c in text[start:end] if not is_control(c)) for start, end in places]
     assert found == basic_words(text)
@@ -60,7 +60,7 @@ def test_words_are_those_of_the_basic_tokenizer(text):
     assert all(before <= start < end for before, (start, end) in zip(ends, places, strict=False))
 
 
-def test_a_batch_is_its_texts():
+def test_batch_equals_single_texts():
     texts = ["", " \x01 ", "the U.S. dollar", "café—中文"]
     assert word_offsets(texts) == [word_offsets([text])[0] for text in texts]
     assert [texts[2][a:b] for a, b in word_offsets(texts)[2]] == [

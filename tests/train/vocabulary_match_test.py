@@ -170,7 +170,7 @@ def test_a_held_out_corpus_of_other_documents_is_taken(folder, tmp_path):
     assert isinstance(config.train.evaluation, HeldOutEval)
     make_source(config).prepare_run_folder(tmp_path)
     missing = adapt(train, folder / "model", heldout=tmp_path / "nothing")
-    with pytest.raises(UserError, match=r"nothing: this prepared corpus is missing"):
+    with pytest.raises(UserError, match=r"nothing: no such folder; expected a prepared corpus"):
         make_source(missing).prepare_run_folder(tmp_path)
 
 
@@ -178,7 +178,7 @@ def test_a_held_out_corpus_of_other_documents_is_taken(folder, tmp_path):
 def test_recipes_say_that_the_corpus_is_missing(name, folder):
     more = {"model": str(folder / "model")} if name.endswith("adapt") else {}
     with pytest.raises(
-        UserError, match=r"trainx: this prepared corpus is missing.*bert-jax prepare"
+        UserError, match=r"trainx: no such folder.*bert-jax prepare"
     ):
         load_recipe(str(RECIPES / f"{name}.py"))(corpus=str(folder / "trainx"), **more)
 

@@ -1,14 +1,15 @@
-"""The corpus of `bert-jax prepare --files`, by Apache Beam: for more text than one machine holds.
+"""Prepares a corpus with Apache Beam, for more text than fits on one machine.
 
     python -m bert_jax.data.corpus.beam --files 'books/*.txt.gz' --tokenizer vocabulary \\
         --output prepared --runner DirectRunner
 
-Runs in an environment of its own (requirements-beam.txt) and imports neither seqio nor TensorFlow.
-One element of the pipeline is one work unit, which becomes one shard by the functions that the
-local command uses: the shards are the same bytes. Files and output may lie wherever Beam's file
-systems reach (gs://, s3://, hdfs://); a unit's files are then copied to the worker and its shard
-back. Flags that are not listed here go to Beam. Workers need this package, without its own
-dependencies, and requirements-beam.txt: in a container image, or installed beforehand.
+It needs its own environment (requirements-beam.txt) and imports neither seqio nor TensorFlow. An
+element of the pipeline is one work unit, which becomes one shard. The functions are those of
+`bert-jax prepare --files`, so that the shards have the same bytes. Files and output may be in any
+file system that Beam supports (gs://, s3://, hdfs://); the files of a unit are then copied to the
+worker, and its shard is copied back. Flags that are not listed here are passed to Beam. Workers
+need this package, without its dependencies, and requirements-beam.txt, for example in a container
+image.
 """
 
 import argparse
@@ -51,7 +52,7 @@ from bert_jax.text.tokenizer import load_tokenizer
 
 
 class WriteShardFn(beam.DoFn):
-    """(number, unit) -> number, after shard `number` lies in the output folder."""
+    """Writes the shard of each (shard index, work unit) to the output folder; yields the index."""
 
     def __init__(self, output: str, plan: PreparePlan, tokenizer_files: dict[str, bytes]):
         self._output = output
@@ -89,10 +90,10 @@ class WriteShardFn(beam.DoFn):
 def run(
     config: PrepareConfig, beam_arguments: Sequence[str] = (), *, overwrite: bool = False
 ) -> Manifest:
-    """Prepares text files as `prepare` does, on the runner that `beam_arguments` name.
+    """Prepares text files as `prepare` does, with the runner that `beam_arguments` name.
 
     Raises:
-      UserError: as for `prepare`.
+      UserError: as `prepare`.
     """
     assert isinstance(config.source, TextFiles)
     plan = plan_from_files(config, config.source, _list_files(config.source, config.split))
@@ -144,12 +145,12 @@ def _list_files(source: TextFiles, split: str) -> tuple[SourceFile, ...]:
         for status in result.metadata_list
     }
     if not sum(file.size_bytes for file in source_files.values()):
-        raise UserError(f"{', '.join(patterns)}: no files there, or only empty ones")
+        raise UserError(f"{', '.join(patterns)}: no file matches, or all files are empty")
     return tuple(source_files[path] for path in sorted(source_files))
 
 
 def _open_output(output: str, folder: Path, plan: PreparePlan, *, overwrite: bool) -> None:
-    """Makes the output folder one that this plan writes into; `folder` mirrors a remote one."""
+    """Prepares the output folder for a plan; `folder` is the local copy of a remote one."""
     if not _is_remote(output):
         open_output_folder(folder, plan, overwrite=overwrite)
         return
@@ -164,7 +165,7 @@ def _open_output(output: str, folder: Path, plan: PreparePlan, *, overwrite: boo
 
 
 def _finished_shards(output: str, folder: Path, plan: PreparePlan) -> list[CorpusShard | None]:
-    """The shards that lie whole in the output folder, None for the others."""
+    """Returns the complete shards of the output folder, and None for the others."""
     paths = [folder / name for name in plan.shard_files]
     if not _is_remote(output):
         return [finished_shard(path, plan.fingerprint) for path in paths]
@@ -185,7 +186,7 @@ def _remote_names(output: str) -> set[str]:
 
 
 def _fetch_files(unit: FileUnit, scratch: str) -> FileUnit:
-    """The unit with its remote files copied into `scratch`."""
+    """Copies the remote files of a unit to `scratch`; returns the unit with the new paths."""
     paths = []
     for file_index, file in enumerate(unit.files):
         path = file.path
@@ -208,7 +209,7 @@ def _is_remote(path: str) -> bool:
 
 
 def _copy(source: str, target: str) -> None:
-    """Copies bytes as they are; the target's name appears when all of them are there."""
+    """Copies bytes without decompression; the target appears when it is complete."""
     uncompressed = CompressionTypes.UNCOMPRESSED
     tmp_target = target + ".partial"
     with FileSystems.open(source, compression_type=uncompressed) as reader:
@@ -218,11 +219,11 @@ def _copy(source: str, target: str) -> None:
 
 
 def _ignore_progress(num_documents: int, text_size: int) -> None:
-    """Runners show progress themselves."""
+    """Does nothing: Beam's runners show progress."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bert_jax.data.corpus.beam",
         description=__doc__,
@@ -245,7 +246,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Under its own name, not as __main__, so that workers can import WriteShardFn.
+    # Import under its own name: workers cannot import WriteShardFn from __main__.
     from bert_jax.data.corpus.beam import main as importable_main
 
     sys.exit(importable_main(sys.argv[1:]))

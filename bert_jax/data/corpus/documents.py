@@ -1,7 +1,7 @@
-"""Text of one document -> token ids with sentence ends. Pure functions, no TensorFlow.
+"""Encodes the text of a document as token ids and sentence ends. Imports no TensorFlow.
 
-`bert-jax prepare`, its Beam twin and the preprocessors of seqio tasks all call these: one
-implementation, so the same bytes whichever way a corpus is prepared.
+`bert-jax prepare`, the Beam pipeline and the preprocessors of seqio tasks all use these functions,
+so that a corpus has the same bytes whichever of them prepared it.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from bert_jax.text.cleaning import clean_text, drop_reason
 from bert_jax.text.sentences import SentenceSplitter
 from bert_jax.text.tokenizer import Tokenizer
 
-# What a document is left out for, beside the reasons of text/cleaning.py.
+# A reason for dropping a document, in addition to those of text/cleaning.py.
 NO_TOKENS = "no tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentsConfig:
-    """How text becomes sentences and parts.
+    """Configures how documents are split into sentences and into records.
 
-    A document of more than `max_part_tokens` tokens is stored in several records, each of whole
-    sentences, so that reading at random touches little. `splitter` names a sentence splitter of
+    A document of more than `max_part_tokens` tokens is stored as several records of whole
+    sentences, which keeps random access cheap. `splitter` names a sentence splitter of
     text/sentences.py.
     """
 
@@ -38,7 +38,7 @@ class DocumentsConfig:
 
 @dataclass(frozen=True, eq=False)
 class EncodedDocument:
-    """ids [T], the ends of its sentences in ids [S] (ascending, the last is T), bytes of text."""
+    """Holds ids [T], ends of sentences in ids [S] (ascending, the last is T), and bytes of text."""
 
     ids: np.ndarray
     sentence_ends: np.ndarray
@@ -46,7 +46,7 @@ class EncodedDocument:
 
 
 def clean_document(text: str) -> tuple[str, str]:
-    """Cleaned text, and why the document is to be dropped ("" to keep it)."""
+    """Returns the cleaned text and the reason to drop the document ("" to keep it)."""
     cleaned = clean_text(text)
     return cleaned, drop_reason(cleaned) or ""
 
@@ -54,9 +54,9 @@ def clean_document(text: str) -> tuple[str, str]:
 def encode_sentences(
     sentences: Sequence[str], tokenizer: Tokenizer
 ) -> tuple[np.ndarray, np.ndarray]:
-    """ids [T] (uint16 or uint32) of all sentences in a row, and their ends in ids, uint32 [S].
+    """Returns the ids [T] of all sentences, uint16 or uint32, and their ends in ids, uint32 [S].
 
-    Sentences without a token (only control characters, say) vanish.
+    Sentences without any token (for example, of control characters only) are left out.
     """
     encoded = tokenizer.encode_ids(sentences)
     lengths = np.fromiter((len(ids) for ids in encoded), np.uint32, len(encoded))
@@ -68,7 +68,7 @@ def encode_sentences(
 def encode_document(
     text: str, tokenizer: Tokenizer, splitter: SentenceSplitter
 ) -> EncodedDocument | str:
-    """Clean, split, tokenise: the document, or the reason why it is dropped."""
+    """Cleans, splits and tokenizes a document; returns it, or the reason why it is dropped."""
     text, reason = clean_document(text)
     if reason:
         return reason

@@ -1,15 +1,15 @@
-"""What lies in a prepared corpus, and its manifest.
+"""Defines the files of a prepared corpus, and reads and writes its manifest.
 
-    manifest.json                              written last: a folder without it is unfinished
-    vocabulary/                                the vocabulary that made the ids
+    manifest.json                              written last: without it the corpus is unfinished
+    vocabulary/                                the tokenizer that made the ids
     documents-00003-of-00008.arrayrecord       one record = one document part (records.py)
-    documents-00003-of-00008.index.npz         of each record: document, tokens, sentences
+    documents-00003-of-00008.index.npz         for each record: document, tokens, sentences
     documents-00003-of-00008.json              counts and checksums of the shard, for restarts
     plan.json                                  the settings and the work units, for restarts
 
-Document numbers: a record and its row in the index hold the number *within the shard*, from 0,
-because a shard is a function of its own sources alone. The number in the whole corpus is
-`shard.first_document` + that number; `first_document` is known once all shards are written.
+A record and its row in the index contain the document's number *within the shard*, from 0, because
+a shard is written without knowing the others. The number in the whole corpus is
+`shard.first_document` + that number; `first_document` is known when all shards are written.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ TOKENIZER_FOLDER = "vocabulary"
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusCounts:
-    """Totals over kept documents; `text_bytes` counts their text, cleaned, as UTF-8."""
+    """Counts what the corpus contains; `text_bytes` is the size of the cleaned text in UTF-8."""
 
     documents: int = 0
     parts: int = 0
@@ -47,7 +47,7 @@ class CorpusCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusShard:
-    """One shard: file names inside the folder, counts (parts = records), sha256 of both files."""
+    """Describes a shard: file names, counts (parts are records) and sha256 of both files."""
 
     records_file: str
     index_file: str
@@ -60,11 +60,14 @@ class CorpusShard:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A finished prepared corpus.
+    """Describes a finished prepared corpus.
 
-    `source` says where the text came from; `dropped` counts left-out documents by reason; `dtype`
-    is that of the stored ids; `fingerprint` is a hash of all that decides the content (vocabulary,
-    part length, checksums of the shards), the same wherever the corpus was made.
+    Attributes:
+      source: where the text came from.
+      dropped: number of dropped documents for each reason.
+      dtype: dtype of the stored ids.
+      fingerprint: hash of everything that decides the content: tokenizer, part length, checksums
+        of the shards. It does not depend on the machine.
     """
 
     source: dict[str, Any]
@@ -83,7 +86,7 @@ class Manifest:
 
 
 def content_fingerprint(manifest: Manifest) -> str:
-    """sha256 hex over everything that decides what a reader of the corpus sees."""
+    """Returns the sha256 (hex) of everything that decides the content of the corpus."""
     content = {
         "format_version": manifest.format_version,
         "vocabulary": manifest.tokenizer_fingerprint,
@@ -95,27 +98,28 @@ def content_fingerprint(manifest: Manifest) -> str:
 
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> None:
+    """Writes `folder`/manifest.json."""
     write_json(Path(folder) / MANIFEST_FILE, dataclasses.asdict(manifest))
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """Opens `folder`/manifest.json.
+    """Reads `folder`/manifest.json.
 
     Raises:
-      UserError: no such folder, an unfinished or foreign one, or one of another format version.
+      UserError: the folder does not exist, is no prepared corpus, is unfinished, or has another
+        format version.
     """
     folder = Path(folder)
     path = folder / MANIFEST_FILE
     if not folder.is_dir():
         raise UserError(
-            f"{folder}: this prepared corpus is missing (no such folder); "
-            "`bert-jax prepare` makes it"
+            f"{folder}: no such folder; expected a prepared corpus, which `bert-jax prepare` makes"
         )
     if not path.is_file():
         if (folder / PLAN_FILE).is_file():
             raise UserError(
-                f"{folder}: this prepared corpus is unfinished (no {MANIFEST_FILE}); "
-                "run the same `bert-jax prepare` again, finished shards are kept"
+                f"{folder}: this prepared corpus is unfinished (no {MANIFEST_FILE}); run the same "
+                "`bert-jax prepare` again, which continues after the finished shards"
             )
         raise UserError(
             f"{folder}: not a prepared corpus (no {MANIFEST_FILE}); make one with "
@@ -126,7 +130,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     version = data.get("format_version")
     if version != FORMAT_VERSION:
         raise UserError(
-            f"{path}: format version {version!r}, this program reads {FORMAT_VERSION}; "
+            f"{path}: format_version is {version!r}, expected {FORMAT_VERSION}; "
             "prepare the corpus again"
         )
     try:
@@ -142,7 +146,8 @@ def shard_from_json(data: dict[str, Any]) -> CorpusShard:
 
 
 def read_json(path: Path) -> Any:
+    """Reads a JSON file; UserError if it is not valid JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{path}: not JSON ({error})") from None
+        raise UserError(f"{path}: not valid JSON ({error})") from None

@@ -1,4 +1,4 @@
-"""The folder that a prepare writes into: locked, and checked against an earlier request."""
+"""Locks the output folder of `bert-jax prepare` and compares it with an earlier run's plan."""
 
 import contextlib
 import fcntl
@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import load_tokenizer
 
 LOCK_FILE = ".lock"
-# What a prepare writes; --overwrite removes these and nothing else.
+# The files of a prepared corpus; --overwrite removes these and no others.
 OWNED_PATTERNS = (
     "documents-*",
     MANIFEST_FILE,
@@ -28,10 +28,10 @@ OWNED_PATTERNS = (
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Holds the folder against a second prepare; the kernel lets go when the process dies.
+    """Locks the folder against other runs; the kernel releases the lock when the process ends.
 
     Raises:
-      UserError: another process is preparing into this folder.
+      UserError: another process is writing a corpus to this folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK_FILE, "w") as file:
@@ -39,18 +39,19 @@ def lock_folder(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"{folder}: another process is preparing a corpus here; wait for it or choose "
-                "another --output"
+                f"--output {folder}: another process is writing a corpus there; wait for it or "
+                "choose another folder"
             ) from None
         yield
-    # The name stays: removing it would let a third process lock a file that nobody sees.
+    # Do not delete the file: another process could then lock a new file of the same name.
 
 
 def open_output_folder(folder: Path, plan: PreparePlan, *, overwrite: bool) -> None:
-    """Makes `folder` one that this plan writes into, keeping what the same plan wrote earlier.
+    """Prepares `folder` for a plan and keeps the shards that the same plan wrote earlier.
 
     Raises:
-      UserError: it holds something else, or a corpus from another request (the fields are named).
+      UserError: the folder contains other files, or a corpus of another plan (the message lists
+        the fields that differ).
     """
     plan_path = folder / PLAN_FILE
     if overwrite:
@@ -65,8 +66,8 @@ def open_output_folder(folder: Path, plan: PreparePlan, *, overwrite: bool) -> N
         p.name for p in folder.iterdir() if p.name != LOCK_FILE and not _is_owned(p)
     ]:
         raise UserError(
-            f"{folder}: not empty and not a prepared corpus (it holds {unexpected_files[0]}); "
-            "choose a new folder"
+            f"--output {folder}: not empty and not a prepared corpus (it contains "
+            f"{unexpected_files[0]}); choose a new folder"
         )
     for leftover in folder.glob(".*.partial"):
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
@@ -75,15 +76,15 @@ def open_output_folder(folder: Path, plan: PreparePlan, *, overwrite: bool) -> N
             plan.tokenizer.save(tmp_path)
     if load_tokenizer(folder / TOKENIZER_FOLDER).fingerprint != plan.tokenizer.fingerprint:
         raise UserError(
-            f"{folder / TOKENIZER_FOLDER}: changed since it was written here; give --overwrite "
-            "to start again"
+            f"{folder / TOKENIZER_FOLDER}: the tokenizer was changed after it was written here; "
+            "use --overwrite to start again"
         )
     if not plan_path.is_file():
         write_json(plan_path, plan.to_json())
 
 
 def remove_corpus(folder: Path) -> None:
-    """Removes an earlier prepared corpus, manifest first, and nothing else."""
+    """Removes a prepared corpus and no other files; the manifest is removed first."""
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
     for path in folder.iterdir():
         if _is_owned(path) and path.name != LOCK_FILE:
@@ -95,11 +96,13 @@ def _is_owned(path: Path) -> bool:
 
 
 def _format_differences(folder: Path, differences: Sequence[tuple[str, Any, Any]]) -> str:
-    lines = [f"{folder}: holds a corpus that was prepared otherwise:"]
+    lines = [f"--output {folder}: contains a corpus that was prepared with other settings:"]
     for name, old, new in differences:
         if name == "source_digest":
-            lines.append("  source: files were added, taken away or changed since")
+            lines.append("  source: files were added, removed or changed")
         else:
             lines.append(f"  {name}: was {old!r}, now {new!r}")
-    lines.append("choose another --output, go back to the old settings, or give --overwrite")
+    lines.append(
+        "choose another --output, use the old settings, or replace the corpus with --overwrite"
+    )
     return "\n".join(lines)

@@ -1,8 +1,9 @@
-"""What one `prepare` is going to do, and the manifest of what it has done.
+"""Plans the work units of `bert-jax prepare`, and writes the manifest when they are done.
 
-The plan is a function of the request and of the files found: settings, vocabulary, work units. It
-is written into the output folder first (plan.json), each shard's note names it, and the manifest
-closes the folder; so a run can stop anywhere and go on later, and a changed request is noticed.
+The plan follows from the command and the source files: settings, tokenizer, work units. It is
+written to the output folder first (plan.json), the metadata of each shard contains its fingerprint,
+and the manifest is written last. A run can therefore be stopped at any time and continued later,
+and a command with other settings is detected.
 """
 
 import dataclasses
@@ -41,10 +42,10 @@ from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig:
-    """A request: text `source` -> prepared corpus in the folder `output`.
+    """Configures `bert-jax prepare`: text from `source` to a prepared corpus in `output`.
 
-    `vocabulary` is a path for load_vocabulary; a registered task has its own. `shards` is the most
-    output shards to make (default: by the size of the corpus).
+    `tokenizer` is a path for `load_tokenizer`; a registered task has its own. `num_shards` is the
+    largest number of shards (default: depends on the size of the corpus).
     """
 
     source: TextFiles | RegisteredTask
@@ -65,7 +66,7 @@ class PrepareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparePlan:
-    """Everything settled: work unit k becomes shard k."""
+    """Holds the plan of a corpus; work unit k is written as shard k."""
 
     task: str | None
     source: dict[str, Any]
@@ -76,9 +77,9 @@ class PreparePlan:
     units: tuple[FileUnit, ...] | tuple[TaskUnit, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """What must stay the same for finished shards to be kept.
+        """Returns what must be the same for finished shards to be kept.
 
-        Not the patterns: the files that they find are what counts.
+        File name patterns are left out, because `source_digest` covers the files they match.
         """
         return {
             "bert_jax": __version__,
@@ -92,19 +93,20 @@ class PreparePlan:
 
     @property
     def fingerprint(self) -> str:
+        """Hash of the plan, which the metadata of its shards contains."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     @property
     def shard_files(self) -> list[str]:
-        """The file name of each unit's shard."""
+        """File names of the shards, in the order of the work units."""
         return [shard_file_name(k, len(self.units)) for k in range(len(self.units))]
 
 
 def make_prepare_plan(config: PrepareConfig) -> PreparePlan:
-    """Looks at the source and settles what there is to do.
+    """Makes the plan of a corpus from its source.
 
     Raises:
-      UserError: files, split, task or vocabulary that are not there.
+      UserError: files, split, task or tokenizer do not exist.
     """
     if isinstance(config.source, RegisteredTask):
         return _plan_from_task(config, config.source)
@@ -120,13 +122,13 @@ def plan_from_files(
     splitter: str | None = None,
     task: str | None = None,
 ) -> PreparePlan:
-    """The plan for listed text files; a task brings its own vocabulary and splitter."""
+    """Makes the plan for text files; a task sets its own tokenizer and splitter."""
     path = tokenizer or config.tokenizer
     assert path is not None
     documents = dataclasses.replace(
         config.documents, splitter=splitter or config.documents.splitter
     )
-    get_sentence_splitter(documents.splitter)  # an unknown name is told before any work
+    get_sentence_splitter(documents.splitter)  # raise for an unknown name before any work
     source_description, digest = describe_files(source, files, config.split)
     return PreparePlan(
         task=task,
@@ -180,10 +182,10 @@ def _settings(split: str, documents: DocumentsConfig) -> dict[str, Any]:
 
 
 def finalize_corpus(folder: Path, plan: PreparePlan, shards: Sequence[CorpusShard]) -> Manifest:
-    """Numbers the documents through, adds up and writes the manifest.
+    """Numbers the documents over all shards, adds up the counts and writes the manifest.
 
     Raises:
-      UserError: not one document is left.
+      UserError: all documents were dropped.
     """
     counts, dropped, shards_with_offsets = CorpusCounts(), Counter[str](), []
     for shard in shards:
@@ -192,7 +194,7 @@ def finalize_corpus(folder: Path, plan: PreparePlan, shards: Sequence[CorpusShar
         dropped.update(shard.dropped)
     if not counts.documents:
         reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(dropped.items())) or "none read"
-        raise UserError(f"no document is left to train on; dropped: {reasons}")
+        raise UserError(f"the corpus has no documents to train on; dropped: {reasons}")
     manifest = Manifest(
         source=plan.source,
         task=plan.task,

@@ -1,8 +1,8 @@
-"""Text -> prepared corpus, on this machine: `prepare(PrepareConfig(...))`.
+"""Prepares a corpus on this machine with several processes: `prepare(PrepareConfig(...))`.
 
-Each work unit becomes one shard, whichever process takes it, so the bytes do not depend on the
-number of workers. Workers of text files import no TensorFlow. See workplan.py for what makes a
-run restartable and beam_pipeline.py for the same on a cluster.
+Each work unit becomes one shard, whichever process writes it, so that the bytes do not depend on
+the number of workers. For text files, workers import no TensorFlow. plan.py explains how a stopped
+run continues; beam.py does the same work on a cluster.
 """
 
 import multiprocessing
@@ -40,26 +40,26 @@ REFRESH_SECONDS = 0.5
 def prepare(
     config: PrepareConfig, *, num_workers: int | None = None, overwrite: bool = False
 ) -> Manifest:
-    """Writes the prepared corpus that `config` asks for; what is finished already is kept.
+    """Writes a prepared corpus; shards that an earlier run finished are kept.
 
     Args:
-      config: what to prepare, and where to.
-      workers: processes (default: one for each core); 1 works in this process.
-      overwrite: throw away what an earlier, different request has left in the folder.
+      config: what to prepare, and the output folder.
+      num_workers: number of processes (default: one for each core); 1 uses this process.
+      overwrite: whether to remove a corpus that was prepared with other settings.
 
     Returns:
-      The manifest of the finished corpus, also when there was nothing left to do.
+      The manifest of the finished corpus.
 
     Raises:
-      UserError: bad input, or a folder that holds something else.
+      UserError: the input is invalid, or the folder contains something else.
     """
     plan = make_prepare_plan(config)
     try:
         return _prepare(plan, Path(config.output), num_workers, overwrite)
     except OSError as error:
         raise UserError(
-            f"{error.filename or config.output}: {error.strerror}; what is finished is kept: put "
-            "that right and run the same command again"
+            f"{error.filename or config.output}: {error.strerror}. Finished shards are kept: solve "
+            "the problem and run the same command again"
         ) from error
 
 
@@ -103,7 +103,7 @@ def _prepare(plan: PreparePlan, folder: Path, num_workers: int | None, overwrite
 
 @dataclass(frozen=True, kw_only=True)
 class _WorkerContext:
-    """What all work units of a run have in common."""
+    """Holds what is the same for all work units of a run."""
 
     folder: Path
     shard_files: Sequence[str]
@@ -133,9 +133,10 @@ def _write_unit(
 
 
 class _Progress:
-    """Shared counts, two numbers for each unit (documents, text), and the bar that shows them.
+    """Shows a progress bar of counts that are shared between processes.
 
-    One number more, at the end, tells workers to stop.
+    There are two numbers for each unit (documents, bytes of text). The last number is a flag that
+    tells workers to stop.
     """
 
     def __init__(self, plan: PreparePlan, missing_units: Sequence[int]):
@@ -154,7 +155,7 @@ class _Progress:
 
     def update(self) -> None:
         text_size = sum(self.counts[1:-1:2])
-        if self._bar.total is not None:  # gzip tells sizes modulo 2^32, JSON quotes: an estimate
+        if self._bar.total is not None:  # the total is an estimate: gzip stores sizes modulo 2^32
             text_size = min(text_size, self._bar.total)
         num_documents = sum(self.counts[:-1:2])
         documents_per_second = num_documents / (time.monotonic() - self._start)
@@ -178,7 +179,7 @@ def _write_in_workers(
     num_processes: int,
     progress: _Progress,
 ) -> dict[int, CorpusShard]:
-    """Runs units in fresh processes; the first failure stops the others and is raised here."""
+    """Runs units in new processes; the first failure stops the others and is raised here."""
     pool = ProcessPoolExecutor(
         num_processes,
         mp_context=multiprocessing.get_context("spawn"),
@@ -187,7 +188,7 @@ def _write_in_workers(
     )
     futures: dict[Future[CorpusShard], int] = {}
     try:
-        # The biggest first, so that no worker is left alone with one at the end.
+        # Start with the largest, so that no single worker is still busy with one at the end.
         for k in sorted(missing_units, key=lambda k: -plan.units[k].text_bytes):
             futures[pool.submit(_write_unit_in_worker, plan.units[k], k)] = k
         pending = set(futures)
@@ -198,8 +199,8 @@ def _write_in_workers(
                 future.result()
     except BrokenProcessPool:
         raise UserError(
-            "a worker process was killed (out of memory?); finished shards are kept: run the same "
-            "command again with fewer --workers"
+            "a worker process was killed, perhaps because memory ran out. Finished shards are "
+            "kept: run the same command again with fewer --workers"
         ) from None
     finally:
         progress.counts[-1] = 1
@@ -208,11 +209,11 @@ def _write_in_workers(
 
 
 def _start_worker(worker_context: _WorkerContext, progress_counts: Any) -> None:
-    """Sets up a worker process; its parent alone hears Ctrl-C."""
+    """Initializes a worker process. Only the parent process handles Ctrl-C."""
     global _worker_context, _progress_counts, _tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    # One core each: the processes are the parallelism.
+    # Each process uses one core; threads of `tokenizers` would compete with other workers.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker_context, _progress_counts = worker_context, progress_counts
     _tokenizer = load_tokenizer(worker_context.folder / TOKENIZER_FOLDER)

@@ -1,4 +1,4 @@
-"""The flags that `bert-jax prepare` and its Beam twin share. Imports nothing heavy."""
+"""Defines the flags that `bert-jax prepare` and its Beam pipeline share. Starts fast."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_reading_arguments(parser: argparse._ActionsContainer) -> None:
-    """What files hold and how they are read."""
+    """Adds the flags that set how text files are read."""
     parser.add_argument(
         "--document-unit",
         choices=("file", "blank-line", "line"),
@@ -35,7 +35,7 @@ def add_reading_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def add_writing_arguments(parser: argparse._ActionsContainer) -> None:
-    """How the prepared corpus is written."""
+    """Adds the flags that set how the prepared corpus is written."""
     parser.add_argument(
         "--shards", type=int, metavar="N", help="maximum number of shards (default: from the size)"
     )
@@ -54,10 +54,10 @@ def add_writing_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def prepare_config_from_args(args: argparse.Namespace) -> "PrepareConfig":
-    """The request that the flags make for text files.
+    """Makes the config of text files from the flags.
 
     Raises:
-      ConfigError: a vocabulary is missing, or a value cannot be right.
+      ConfigError: the tokenizer is missing, or a value is out of range.
     """
     from bert_jax.data.corpus.documents import DocumentsConfig
     from bert_jax.data.corpus.plan import PrepareConfig
@@ -84,7 +84,7 @@ def prepare_config_from_args(args: argparse.Namespace) -> "PrepareConfig":
 
 
 def format_summary(manifest: "Manifest", output: str) -> str:
-    """What was prepared, in a few lines."""
+    """Formats the counts of a prepared corpus in a few lines."""
     counts = manifest.counts
     lines = [
         f"{output}: {counts.documents:,} documents, {counts.sentences:,} sentences, "

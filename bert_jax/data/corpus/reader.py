@@ -1,6 +1,6 @@
-"""Opens a prepared corpus: any document part by its number, read on demand.
+"""Reads a prepared corpus: any document part by its number, on demand.
 
-Needs neither TensorFlow nor JAX; grain's ArrayRecord source does the reading.
+Imports neither TensorFlow nor JAX; grain's ArrayRecord data source reads the records.
 """
 
 from collections.abc import Iterator
@@ -17,44 +17,46 @@ from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def corpus_tokenization(folder: str | Path, manifest: Manifest) -> Tokenization:
-    """Describes the vocabulary that made the ids of the prepared corpus in `folder`."""
+    """Describes the tokenizer that made the ids of the prepared corpus in `folder`."""
     return Tokenization(str(folder), manifest.vocab_size, manifest.tokenizer_fingerprint)
 
 
 def corpus_tokenizer(folder: str | Path) -> Tokenizer:
-    """Opens the vocabulary of a prepared corpus without opening the corpus, as recipes do.
+    """Loads the tokenizer of a prepared corpus without opening the corpus, for recipes.
 
     Raises:
-      UserError: the corpus is missing or unfinished, or its vocabulary is damaged.
+      UserError: the corpus is missing or unfinished, or its tokenizer is damaged.
     """
     path = Path(folder) / TOKENIZER_FOLDER
     if not path.exists():
-        read_manifest(folder)  # says what is missing
+        read_manifest(folder)  # raises an error that says what is missing
     return load_tokenizer(path)
 
 
 class PreparedCorpus:
-    """The records and documents of a prepared corpus, numbered over all shards.
+    """Gives access to the records and documents of a corpus, numbered over all shards.
 
-    R records (document parts), D documents. A document's records are consecutive.
+    There are R records (document parts) and D documents. Records of a document are consecutive.
 
-    part_tokens: [R] int32, tokens of each record.
-    first_sentence: [R + 1] int64, sentences before each record; the last entry is their total.
-    first_part: [D + 1] int64, first record of each document; the last entry is R.
-    document_tokens: [D] int64, tokens of each document.
+    Attributes:
+      tokens_per_part: [R] int32, number of tokens of each record.
+      first_sentence: [R + 1] int64, number of sentences before each record; the last entry is the
+        number of all sentences.
+      first_part: [D + 1] int64, first record of each document; the last entry is R.
+      tokens_per_document: [D] int64, number of tokens of each document.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Reads manifest and indexes and looks at every shard, at no document.
+        """Reads the manifest and the indexes, and checks that every shard can be opened.
 
         Raises:
-          UserError: not a prepared corpus, a missing or damaged shard, or no documents at all.
+          UserError: not a prepared corpus, a shard is missing or damaged, or it has no documents.
         """
         self.folder = Path(folder)
         self.manifest: Manifest = read_manifest(self.folder)
         self._shards = [shard for shard in self.manifest.shards if shard.counts.parts]
         if not self._shards:
-            raise UserError(f"{folder}: this prepared corpus holds no documents")
+            raise UserError(f"{folder}: the prepared corpus has no documents")
         self._shard_ends = np.cumsum([shard.counts.parts for shard in self._shards])
         documents, tokens, sentences = zip(*map(self._read_index, self._shards), strict=True)
         self.tokens_per_part: np.ndarray = np.concatenate(tokens)
@@ -68,19 +70,19 @@ class PreparedCorpus:
 
     @property
     def num_documents(self) -> int:
-        """D, the number of documents."""
+        """Number of documents, D."""
         return len(self.tokens_per_document)
 
     @property
     def num_sentences(self) -> int:
-        """The number of sentences in the whole corpus."""
+        """Number of sentences in the whole corpus."""
         return int(self.first_sentence[-1])
 
     def read(self, record: int) -> DocumentPart:
-        """The document part with number `record`, in [0, R).
+        """Reads the document part with number `record`, in [0, R).
 
         Raises:
-          UserError: the shard is damaged there; it is named.
+          UserError: the shard is damaged there; the message names its file.
         """
         try:
             return decode_record(self._records[record])
@@ -89,19 +91,19 @@ class PreparedCorpus:
             raise _damaged(self.folder / shard.records_file, error) from None
 
     def parts_from(self, record: int, document: int) -> Iterator[DocumentPart]:
-        """The parts of a document from one on, each read when it is asked for."""
+        """Yields the parts of a document from `record` on; each is read when it is needed."""
         for number in range(record, int(self.first_part[document + 1])):
             yield self.read(number)
 
     def document_of(self, record: int) -> int:
-        """Number of the document that a record belongs to."""
+        """Returns the number of the document that a record belongs to."""
         return int(np.searchsorted(self.first_part, record, side="right")) - 1
 
     def tokenizer(self) -> Tokenizer:
-        """The vocabulary that made the ids.
+        """Loads the tokenizer that made the ids.
 
         Raises:
-          UserError: the stored vocabulary is not the one in the manifest.
+          UserError: the stored tokenizer is not the one that the manifest names.
         """
         path = self.folder / TOKENIZER_FOLDER
         tokenizer = load_tokenizer(path)
@@ -114,7 +116,7 @@ class PreparedCorpus:
 
     @property
     def tokenization(self) -> Tokenization:
-        """The vocabulary that made the ids, as the manifest describes it."""
+        """The tokenizer that made the ids, as the manifest describes it."""
         return corpus_tokenization(self.folder, self.manifest)
 
     def _read_index(self, shard: CorpusShard) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -124,11 +126,13 @@ class PreparedCorpus:
                 columns = (index["document"], index["tokens"], index["sentences"])
         except FileNotFoundError:
             raise _missing(path) from None
-        except Exception as error:  # zipfile, zlib and NumPy each have their own
+        except Exception as error:  # zipfile, zlib and NumPy raise different exceptions
             raise _damaged(path, error) from None
         if any(len(column) != shard.counts.parts for column in columns):
             num_found = len(columns[0])
-            raise _damaged(path, f"{num_found} records, the manifest says {shard.counts.parts}")
+            raise _damaged(
+                path, f"{num_found} records, expected {shard.counts.parts} from the manifest"
+            )
         return columns
 
     def _open_records(self) -> Any:
@@ -145,14 +149,14 @@ class PreparedCorpus:
                 raise _damaged(path, error) from None
             if num_records != shard.counts.parts:
                 raise _damaged(
-                    path, f"{num_records} records, the manifest says {shard.counts.parts}"
+                    path, f"{num_records} records, expected {shard.counts.parts} from the manifest"
                 )
         return data_source([str(self.folder / shard.records_file) for shard in self._shards])
 
 
 def _missing(path: Path) -> UserError:
     return UserError(
-        f"{path}: missing, although the manifest lists it; copy the whole folder again, "
+        f"{path}: no such file, but the manifest lists it; copy the whole folder again, "
         "or run the same `bert-jax prepare` again"
     )
 

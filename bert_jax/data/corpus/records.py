@@ -1,12 +1,12 @@
-"""One record of a prepared corpus: a part of a document as token ids with its sentence ends.
+"""Encodes and decodes records of a prepared corpus: token ids and sentence ends of a document.
 
-A document is stored as one record, or, when it has more than `max_part_tokens` tokens, as
-consecutive records of whole sentences with the same document number, so that reading at random
-stays cheap. Document numbers are local to the shard that holds the document (a shard can then be
-written without knowing the others); a document never spans two shards.
+A document is stored as one record, or, if it has more than `max_part_tokens` tokens, as consecutive
+records of whole sentences with the same document number, which keeps random access cheap. Document
+numbers are local to a shard, so that a shard can be written without knowing the others; a document
+is never split between two shards.
 
-Layout, little-endian: header of 32 bytes (magic "BJD1", bytes per id, document, part, tokens,
-sentences), then `sentences` uint32 sentence ends, then `tokens` ids as uint16 or uint32.
+The layout is little-endian: a header of 32 bytes (magic "BJD1", bytes per id, document, part,
+tokens, sentences), then `sentences` uint32 sentence ends, then `tokens` ids as uint16 or uint32.
 """
 
 import struct
@@ -19,7 +19,7 @@ import numpy as np
 from bert_jax.atomic_io import atomic_path
 from bert_jax.errors import UserError
 
-# Group size 1 makes each record readable on its own; the ids hardly compress.
+# With group size 1 each record can be read alone. Token ids hardly compress.
 WRITER_OPTIONS = "group_size:1,uncompressed"
 
 _MAGIC = b"BJD1"
@@ -29,11 +29,13 @@ _SENTENCE_END_DTYPE = np.dtype("<u4")
 
 
 class DocumentPart(NamedTuple):
-    """Whole sentences of one document.
+    """Holds whole sentences of one document.
 
-    document: number of the document in its shard; part: 0, 1, ... within the document.
-    ids: [T] uint16 or uint32 token ids without special tokens, T >= 1.
-    sentence_ends: [S] uint32, strictly increasing, the last one is T.
+    Attributes:
+      document: number of the document in its shard.
+      part: 0, 1, ... within the document.
+      ids: [T] uint16 or uint32 token ids without special tokens, T >= 1.
+      sentence_ends: [S] uint32, strictly increasing, the last one is T.
     """
 
     document: int
@@ -43,15 +45,15 @@ class DocumentPart(NamedTuple):
 
 
 def ids_dtype(vocab_size: int) -> np.dtype:
-    """The smallest of uint16 and uint32 that holds every id."""
+    """Returns the smaller of uint16 and uint32 that can represent every id."""
     return _ID_DTYPES[2] if vocab_size <= 1 << 16 else _ID_DTYPES[4]
 
 
 def encode_record(part: DocumentPart) -> bytes:
-    """Serialises a part; the ids keep their dtype (uint16 or uint32).
+    """Serializes a document part; the ids keep their dtype (uint16 or uint32).
 
     Raises:
-      ValueError: another dtype, no tokens, or sentence ends that do not partition the ids.
+      ValueError: the ids have another dtype, there are none, or the sentence ends do not fit them.
     """
     ends = np.asarray(part.sentence_ends, dtype=np.int64)
     if part.ids.dtype not in (np.uint16, np.uint32):
@@ -71,16 +73,18 @@ def encode_record(part: DocumentPart) -> bytes:
 
 
 def decode_record(record: bytes) -> DocumentPart:
-    """The inverse of `encode`; the arrays are read-only views into `record`.
+    """Decodes what `encode_record` wrote; the arrays are read-only views into `record`.
 
     Raises:
-      UserError: the bytes are not a whole record of this format.
+      UserError: the bytes are not a complete record of this format.
     """
     if len(record) < _HEADER.size:
-        raise UserError(f"a record of {len(record)} bytes is too short to hold a document")
+        raise UserError(f"a record has {len(record)} bytes, expected at least {_HEADER.size}")
     magic, bytes_per_id, document, part, tokens, sentences = _HEADER.unpack_from(record)
     if magic != _MAGIC or bytes_per_id not in _ID_DTYPES:
-        raise UserError("a record does not start like a document; prepare the corpus again")
+        raise UserError(
+            "a record does not begin with the header of a document; prepare the corpus again"
+        )
     expected_bytes = _HEADER.size + 4 * sentences + bytes_per_id * tokens
     if len(record) != expected_bytes:
         raise UserError(f"a record has {len(record)} bytes, expected {expected_bytes}")
@@ -92,7 +96,7 @@ def decode_record(record: bytes) -> DocumentPart:
 def split_into_parts(
     document: int, ids: np.ndarray, sentence_ends: np.ndarray, max_part_tokens: int
 ) -> Iterator[DocumentPart]:
-    """Cuts a document [T] into parts of whole sentences with at most `max_part_tokens` tokens.
+    """Splits a document [T] into parts of whole sentences of at most `max_part_tokens` tokens.
 
     A single sentence that is longer than that becomes a part of its own.
     """
@@ -108,20 +112,20 @@ def split_into_parts(
 
 
 def shard_file_name(shard_index: int, num_shards: int) -> str:
-    """Name of a shard's records, as in documents-00003-of-00008.arrayrecord."""
+    """Returns the name of a shard's records file, as documents-00003-of-00008.arrayrecord."""
     return f"documents-{shard_index:05d}-of-{num_shards:05d}.arrayrecord"
 
 
 def index_file_name(shard_file: str) -> str:
-    """Name of the sidecar that tells what each record of the shard file holds."""
+    """Returns the name of the index file of a shard, which describes each of its records."""
     return shard_file.removesuffix(".arrayrecord") + ".index.npz"
 
 
 def write_records(path: Path, parts: Iterable[DocumentPart]) -> dict[str, int]:
-    """Writes a shard and its index, each aside and then renamed; the index comes last.
+    """Writes a shard and then its index, each to a temporary file that is renamed.
 
-    The index holds, for each record, `document` (int64, local to the shard), `tokens` (int32)
-    and `sentences` (int32). An index in place therefore means that its shard is whole.
+    If the index exists, its shard is therefore complete. For each record, the index contains
+    `document` (int64, local to the shard), `tokens` (int32) and `sentences` (int32).
 
     Returns:
       The counts {"records", "documents", "tokens", "sentences"}.
@@ -146,7 +150,7 @@ def write_records(path: Path, parts: Iterable[DocumentPart]) -> dict[str, int]:
 
 
 def write_index(path: Path, index_table: np.ndarray) -> None:
-    """Writes the index of a shard from rows [R, 3] of (document, tokens, sentences)."""
+    """Writes the index of a shard from a table [R, 3] of document, tokens and sentences."""
     with atomic_path(path) as tmp_path, tmp_path.open("wb") as file:
         np.savez(
             file,

@@ -1,8 +1,8 @@
-"""Writes one shard of a prepared corpus and the note that it is whole.
+"""Writes one shard of a prepared corpus, with metadata that marks it as complete.
 
-Records, index and note are each written aside and renamed, the note last. Whoever finds a note
-that belongs to its plan can trust the shard; what a killed writer leaves has another name, or no
-note, and is never read.
+Records, index and metadata are each written to a temporary file and renamed, the metadata last. If
+the metadata exists and belongs to the plan, the shard is complete. Files of a killed process have a
+temporary name or no metadata, and are never read.
 """
 
 import dataclasses
@@ -31,9 +31,10 @@ def write_shard(
     max_part_tokens: int,
     plan_fingerprint: str,
 ) -> CorpusShard:
-    """Writes records, index and note of the shard `path`; a str in `documents` is a drop's reason.
+    """Writes records, index and metadata of the shard `path`.
 
-    The bytes of records and index depend on `documents` and `max_part_tokens` alone.
+    The bytes of records and index depend only on `documents` and `max_part_tokens`. A str in
+    `documents` stands for a dropped document and is the reason.
 
     Raises:
       UserError: the disk is full.
@@ -43,10 +44,10 @@ def write_shard(
         record_counts = write_records(
             path, part_counter.split_documents(documents, max_part_tokens)
         )
-    except RuntimeError as error:  # how ArrayRecord tells of a full disk
+    except RuntimeError as error:  # ArrayRecord raises this if the disk is full
         raise UserError(
-            f"{path}: could not be written ({error}); finished shards are kept: make room and run "
-            "the same command again"
+            f"{path}: cannot be written ({error}). Finished shards are kept: free disk space and "
+            "run the same command again"
         ) from error
     index_path = path.with_name(index_file_name(path.name))
     shard = CorpusShard(
@@ -70,7 +71,7 @@ def write_shard(
 
 
 def finished_shard(path: Path, plan_fingerprint: str) -> CorpusShard | None:
-    """The shard `path` if it was written whole under this plan, else None."""
+    """Returns the shard `path` if it is complete and belongs to this plan, else None."""
     shard = read_shard_metadata(path, plan_fingerprint)
     if shard is None or not path.is_file() or not path.with_name(shard.index_file).is_file():
         return None
@@ -78,7 +79,7 @@ def finished_shard(path: Path, plan_fingerprint: str) -> CorpusShard | None:
 
 
 def read_shard_metadata(path: Path, plan_fingerprint: str) -> CorpusShard | None:
-    """What the note of the shard `path` says, if there is one and it belongs to this plan."""
+    """Reads the metadata of the shard `path`; None if it does not exist or has another plan."""
     if not shard_metadata_path(path).is_file():
         return None
     try:
@@ -89,12 +90,12 @@ def read_shard_metadata(path: Path, plan_fingerprint: str) -> CorpusShard | None
 
 
 def shard_metadata_path(path: Path) -> Path:
-    """Where the note of the shard `path` lies."""
+    """Returns the path of the metadata of the shard `path`."""
     return path.with_suffix(".json")
 
 
 class _PartCounter:
-    """Turns documents into parts, keeping count of what the records do not tell."""
+    """Splits documents into parts, and counts dropped documents and bytes of text."""
 
     def __init__(self) -> None:
         self.dropped: Counter[str] = Counter()

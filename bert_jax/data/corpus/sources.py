@@ -1,8 +1,8 @@
-"""Where documents come from: text files, TFDS, a Python function, or any seqio task.
+"""Defines the sources of documents: text files, TFDS, Python functions, or any seqio task.
 
-A source is a value; it opens nothing until it is read, and this file imports no TensorFlow. Files
-are dealt into *work units*, one per output shard, by a rule that looks at the list of files alone:
-whoever writes shard k, on whichever machine, reads the same bytes in the same order.
+A source opens nothing until it is read, and this module imports no TensorFlow. Files are divided
+into *work units*, one for each output shard. The division depends only on the list of files, so
+that any machine that writes shard k reads the same bytes in the same order.
 """
 
 import functools
@@ -21,10 +21,10 @@ from bert_jax.text.sentences import get_sentence_splitter
 from bert_jax.text.tokenizer import Tokenizer
 
 Patterns = str | Sequence[str]
-# Called with (documents, size of their text) as they are done.
+# Called with (number of finished documents, size of their text).
 ProgressCallback = Callable[[int, int], None]
 
-# A small corpus still keeps many workers busy; a big one gets shards of a convenient size.
+# A small corpus has enough units for many workers; a large one has shards of a practical size.
 SMALL_UNIT_BYTES = 2**20
 LARGE_UNIT_BYTES = 256 * 2**20
 SMALL_CORPUS_UNITS = 64
@@ -32,11 +32,12 @@ SMALL_CORPUS_UNITS = 64
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Text, JSONL and gzipped files by glob: `TextFiles({"train": "books/*.txt.gz"})`.
+    """Names text, JSONL and gzipped files by glob: `TextFiles({"train": "books/*.txt.gz"})`.
 
-    `splits` maps a split's name to a pattern or several; a bare pattern is the split "train".
-    `document_unit` says what a document is in a text file: the whole file, a run of lines between
-    blank lines, or a line. JSONL files have one document a line, its text under `json_field`.
+    `splits` maps the name of a split to one or more patterns; a pattern without a name is the split
+    "train". `document_unit` sets what a document is in a text file: the whole file, a block of
+    lines between blank lines, or a line. JSONL files have one document per line, with its text in
+    the field `json_field`.
     """
 
     splits: Mapping[str, Patterns] | Patterns
@@ -51,26 +52,24 @@ class TextFiles:
         )
         splits = {k: (v,) if isinstance(v, str) else tuple(v) for k, v in patterns_by_split.items()}
         if not splits or not all(splits.values()):
-            raise ConfigError("text files: no pattern given; expected at least one, as 'books/*'")
+            raise ConfigError(
+                "text files: no pattern; expected at least one, for example 'books/*.txt'"
+            )
         object.__setattr__(self, "splits", splits)
 
     def patterns(self, split: str) -> tuple[str, ...]:
-        """The patterns of one split.
-
-        Raises:
-          UserError: there is no such split.
-        """
+        """Returns the patterns of one split; UserError if there is no such split."""
         splits = self.splits
         assert isinstance(splits, Mapping)
         if split not in splits:
-            raise UserError(f"no split {split!r} here; splits: {', '.join(splits)}")
+            raise UserError(f"split is {split!r}, expected one of {', '.join(splits)}")
         return tuple(splits[split])
 
     def list_files(self, split: str) -> "tuple[SourceFile, ...]":
-        """The files of a split, sorted by path.
+        """Returns the files of a split, sorted by path.
 
         Raises:
-          UserError: a pattern that matches nothing, or a corpus of empty files.
+          UserError: a pattern matches no file, or all files are empty.
         """
         files = tuple(SourceFile.from_path(path) for path in expand_globs(self.patterns(split)))
         if not sum(file.size_bytes for file in files):
@@ -78,7 +77,7 @@ class TextFiles:
         return files
 
     def read_texts(self, files: "Iterable[SourceFile]") -> Iterator[str]:
-        """The documents in `files`, as they stand there."""
+        """Yields the text of the documents in `files`, unchanged."""
         for file in files:
             for _, text in read_documents(
                 file.path,
@@ -92,10 +91,10 @@ class TextFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Tfds:
-    """A dataset of TensorFlow Datasets, as `Tfds(dataset="wikipedia/20230601.en")`.
+    """Names a dataset of TensorFlow Datasets: `Tfds(dataset="wikipedia/20230601.en")`.
 
     `splits` may map names to TFDS slices, as {"train": "train[:99%]", "validation": "train[99%:]"};
-    by default the dataset's own splits are taken. The text of an example is under `text_key`.
+    the default is the dataset's own splits. The text of an example is in the field `text_key`.
     """
 
     dataset: str
@@ -106,10 +105,10 @@ class Tfds:
 
 @dataclass(frozen=True, kw_only=True)
 class PythonDocuments:
-    """Functions that return documents: `PythonDocuments(splits={"train": read_my_corpus})`.
+    """Names functions that return documents: `PythonDocuments(splits={"train": read_my_corpus})`.
 
-    Each function takes nothing, returns an iterable of str, and gives the same documents in the
-    same order at every call.
+    Each function takes no arguments and returns an iterable of str, with the same documents in the
+    same order in every call.
     """
 
     splits: Mapping[str, Callable[[], Iterable[str]]]
@@ -117,7 +116,7 @@ class PythonDocuments:
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredTask:
-    """A seqio task by its name; `module` is the Python file that registers it, if any does."""
+    """Names a seqio task; `module` is the Python file that registers it, or None."""
 
     name: str
     module: str | None = None
@@ -125,7 +124,7 @@ class RegisteredTask:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file: path, size in bytes, time of last change in nanoseconds."""
+    """Describes a file: path, size in bytes, time of the last change in nanoseconds."""
 
     path: str
     size_bytes: int
@@ -138,7 +137,7 @@ class SourceFile:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of text, for showing progress; gzip tells it modulo 2^32."""
+        """Bytes of text, for the progress bar. A gzip file stores this size modulo 2^32."""
         if not self.path.endswith(".gz") or self.size_bytes < 18:
             return self.size_bytes
         with open(self.path, "rb") as file:
@@ -148,34 +147,34 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class FileUnit:
-    """The files of one output shard, in order; `source` says how they are read."""
+    """Holds the files of one output shard, in order; `source` sets how they are read."""
 
     source: TextFiles
     files: tuple[SourceFile, ...]
 
     @functools.cached_property
     def text_bytes(self) -> int:
-        """About how much text there is, for showing progress."""
+        """Approximate bytes of text, for the progress bar."""
         return sum(file.text_bytes for file in self.files)
 
     def encoded_documents(
         self, tokenizer: Tokenizer, config: DocumentsConfig, report_progress: ProgressCallback
     ) -> Iterator[EncodedDocument | str]:
-        """The unit's documents, encoded, or the reasons why they are dropped."""
+        """Yields the encoded documents of the unit, or the reason why one is dropped."""
         splitter = get_sentence_splitter(config.splitter)
         for text in self.source.read_texts(self.files):
             yield encode_document(text, tokenizer, splitter)
             report_progress(1, len(text))
 
     def with_paths(self, paths: Sequence[str]) -> "FileUnit":
-        """The same unit, its files lying at `paths` (copies on another machine)."""
+        """Returns the same unit with its files at `paths` (copies on another machine)."""
         pairs = zip(self.files, paths, strict=True)
         return replace(self, files=tuple(replace(file, path=path) for file, path in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskUnit:
-    """Part `number` of `total` of a task's source, read through seqio, which needs TensorFlow."""
+    """Holds one of the shards of a task's source; seqio, and so TensorFlow, reads it."""
 
     task: str
     module: str | None
@@ -185,13 +184,13 @@ class TaskUnit:
 
     @property
     def text_bytes(self) -> int:
-        """Unknown before it is read."""
+        """0: the size is unknown before the source is read."""
         return 0
 
     def encoded_documents(
         self, tokenizer: Tokenizer, config: DocumentsConfig, report_progress: ProgressCallback
     ) -> Iterator[EncodedDocument | str]:
-        """What the task has at its cache placeholder."""
+        """Yields the task's documents at its cache placeholder, or why one is dropped."""
         del tokenizer, config  # the task was registered with its own
         from bert_jax.data.seqio.text_tasks import find_task, precache_documents
 
@@ -204,22 +203,23 @@ class TaskUnit:
 def make_file_units(
     source: TextFiles, files: Sequence[SourceFile], num_shards: int | None
 ) -> tuple[FileUnit, ...]:
-    """Deals files, in order, into at most `shards` units of nearly equal size, none empty."""
+    """Divides files, in order, into at most `num_shards` units of similar size, none empty."""
     num_units = num_shards or default_num_units(sum(file.size_bytes for file in files))
     groups = balanced_groups([file.size_bytes for file in files], num_units)
     return tuple(FileUnit(source=source, files=tuple(files[i] for i in group)) for group in groups)
 
 
 def default_num_units(total_bytes: int) -> int:
-    """How many units suit a corpus of this size."""
+    """Returns the default number of units for a corpus of this size."""
     small_corpus_units = min(SMALL_CORPUS_UNITS, math.ceil(total_bytes / SMALL_UNIT_BYTES))
     return max(1, small_corpus_units, math.ceil(total_bytes / LARGE_UNIT_BYTES))
 
 
 def balanced_groups(sizes: Sequence[int], num_groups: int) -> list[range]:
-    """Contiguous index ranges over `sizes`, at most `wanted`, of nearly equal sums, none empty.
+    """Divides items into at most `num_groups` contiguous ranges of similar total size, none empty.
 
-    An item goes where its middle falls on the line cut into `wanted` equal lengths.
+    An item belongs to the group that contains its middle, if the total size is divided into
+    `num_groups` equal parts.
     """
     total = max(sum(sizes), 1)
     groups: list[range] = []
@@ -237,9 +237,9 @@ def balanced_groups(sizes: Sequence[int], num_groups: int) -> list[range]:
 def describe_files(
     source: TextFiles, files: Sequence[SourceFile], split: str
 ) -> tuple[dict[str, Any], str]:
-    """What the manifest tells of the files, and a digest by which a change is noticed.
+    """Describes the files for the manifest, and returns a digest that detects changes.
 
-    The digest covers each file's name, size and time of change; the manifest leaves times out.
+    The digest covers the name, size and time of change of each file; the description has no times.
     """
     description = {
         "kind": "text files",

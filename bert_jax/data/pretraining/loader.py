@@ -1,8 +1,8 @@
-"""The training loader: batches in an order that one integer describes.
+"""Loads pretraining batches in an order whose state is a single integer.
 
-`PretrainLoader.position` is the number of global examples consumed by the batches handed out so
-far; a loader started there goes on with the same batches, whatever the number of hosts, workers
-or prefetched batches then is (see batches.py). Reads with grain; imports no TensorFlow.
+`PretrainingLoader.position` is the number of global examples in the batches returned so far. A
+loader that starts there continues with the same batches, even with another number of processes,
+workers or prefetched batches (see batch_builder.py). It uses grain and imports no TensorFlow.
 """
 
 from collections.abc import Iterator
@@ -13,24 +13,25 @@ from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import Batch, BatchBuilder
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 
-# grain wants a length: more batches than will ever be asked for.
+# grain needs a length: this is more batches than any run reads.
 _UNBOUNDED_LENGTH = 1 << 62
 
 
 class PretrainingLoader:
-    """An endless iterator over this host's rows of batches, made ahead in the background.
+    """Iterates without end over this process's rows of batches, built in the background.
 
     Args:
-      prepared: the corpus; config: what examples are made of it.
-      length: L; batch_size: global B; max_predictions: P.
+      corpus: the prepared corpus.
+      config: how examples are made from it.
+      seq_length, batch_size, max_predictions_per_seq: L, the global B, and P.
       seed: decides order, windows, pairs and masks, together with the position.
-      host_index, host_count: which equal, contiguous share of each batch's rows to make.
-      start: the position to begin at, a `position` of an earlier loader with the same settings.
-      table: facts of the vocabulary; read from the corpus unless given.
+      process_index, process_count: which equal, contiguous part of each batch to build.
+      start: the position to begin at: `position` of an earlier loader with the same settings.
+      vocab_arrays: special tokens and word starts; read from the corpus if None.
 
     Raises:
-      ConfigError: sizes that cannot be.
-      UserError: a corpus that this cannot be made from; later, a damaged shard.
+      ConfigError: a size is out of range.
+      UserError: the corpus does not fit the input format; during iteration, a shard is damaged.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class PretrainingLoader:
 
     @property
     def position(self) -> int:
-        """Global examples consumed by the batches handed out so far."""
+        """Number of global examples in the batches returned so far."""
         return self._position
 
     @property
     def epoch(self) -> float:
-        """Epochs consumed so far."""
+        """Number of epochs in the batches returned so far."""
         return self._position / self.batch_builder.examples_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -80,17 +81,17 @@ class PretrainingLoader:
         return batch
 
     def example_indices(self, position: int) -> range:
-        """The global examples in the batch that begins at `position`."""
+        """Returns the global examples of the batch that begins at `position`."""
         refs, _ = self.batch_builder.plan_batch(position)
         return range(position, position + len(refs.example_indices))
 
     def example_documents(self, position: int) -> list[int]:
-        """The documents, numbered over the whole corpus, of the batch that begins there."""
+        """Returns the documents, numbered over the corpus, of the batch at `position`."""
         refs, _ = self.batch_builder.plan_batch(position)
         return refs.document_indices.tolist()
 
     def close(self) -> None:
-        """Ends the background work."""
+        """Stops the background work."""
         self._iterator.close()
 
     def __enter__(self) -> "PretrainingLoader":
@@ -113,13 +114,13 @@ def evaluation_batches(
     process_count: int = 1,
     vocab_arrays: VocabArrays | None = None,
 ) -> Iterator[Batch]:
-    """A pass over held-out text that is the same every time: the first batches of its epoch 0.
+    """Yields the first batches of epoch 0, which are the same in every evaluation.
 
-    There are as many whole batches as `examples` and the corpus have, both counted in rows that
-    are not packed; at least one.
+    The number of batches is that of the whole batches in `num_examples` examples, or in one epoch
+    if that is shorter; there is at least one batch.
 
     Raises:
-      ConfigError, UserError: as `PretrainLoader` does.
+      ConfigError, UserError: as `PretrainingLoader`.
     """
     batch_builder = BatchBuilder(
         corpus,
@@ -140,7 +141,7 @@ def evaluation_batches(
 
 
 class _IndexedBatches:
-    """Batch number k after a start, with the position after it; meant to be asked in order."""
+    """Builds batch k after a start position; fast if k increases from call to call."""
 
     def __init__(self, batch_builder: BatchBuilder, start: int) -> None:
         self._batch_builder = batch_builder
@@ -153,7 +154,7 @@ class _IndexedBatches:
             if self._next_index_and_position[0] <= batch_index
             else (0, self._start)
         )
-        for _ in range(first_index, batch_index):  # another worker makes these
+        for _ in range(first_index, batch_index):  # another worker builds these
             position += len(self._batch_builder.plan_batch(position)[1].rows)
         batch, position = self._batch_builder.build_batch(position)
         self._next_index_and_position = (batch_index + 1, position)
@@ -161,10 +162,10 @@ class _IndexedBatches:
 
 
 def _prefetch(indexed_batches: _IndexedBatches, config: PretrainingData) -> Any:
-    """Runs `batch_number` for 0, 1, 2, ... ahead of the consumer, in order."""
+    """Builds the batches 0, 1, 2, ... in order, before the consumer needs them."""
     import grain
 
-    # One thread: its work holds the interpreter's lock, and batches follow from each other.
+    # One thread: building a batch holds the interpreter lock, and needs the batch before it.
     read_options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=config.prefetch_batches)
     dataset = (
         grain.MapDataset.range(0, _UNBOUNDED_LENGTH)
@@ -174,7 +175,7 @@ def _prefetch(indexed_batches: _IndexedBatches, config: PretrainingData) -> Any:
     if config.num_workers:
         from absl import flags
 
-        if not flags.FLAGS.is_parsed():  # grain's workers read flags, and nobody parses ours
+        if not flags.FLAGS.is_parsed():  # grain's workers read absl flags, which we never parse
             flags.FLAGS.mark_as_parsed()
         dataset = dataset.mp_prefetch(
             grain.MultiprocessingOptions(

@@ -1,8 +1,8 @@
-"""Masked-LM selection: which positions are predicted, and what the model sees there.
+"""Selects the positions that masked LM predicts, and replaces their tokens.
 
-BERT (Devlin et al., 2019, 3.1): 15 % of the ordinary positions are selected; of these 80 % become
-[MASK], 10 % a random ordinary id, 10 % stay. Whole-word masking selects all pieces of a word or
-none, as in BERT's create_pretraining_data.py with `do_whole_word_mask`.
+As in BERT (Devlin et al. 2019, section 3.1), 15 % of the tokens that are not special are selected;
+80 % of these become [MASK], 10 % a random token, and 10 % remain. Whole-word masking selects all
+tokens of a word or none, as create_pretraining_data.py does with `do_whole_word_mask`.
 """
 
 import numpy as np
@@ -24,22 +24,24 @@ def mask_tokens(
     vocab_arrays: VocabArrays,
     position_ids: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Masks rows of tokens.
+    """Masks the tokens of a batch.
 
-    A row of n ordinary (not special, not padding) tokens gets max(1, round(n * rate)) predictions,
-    at most `max_predictions`. With whole words, words are taken in random order as long as they
-    fit, so there may be fewer; none where every word is larger than that number.
+    A row with n tokens that are neither special nor padding gets max(1, round(n * mlm_probability))
+    predictions, at most `max_predictions_per_seq`. With whole-word masking, words are taken in
+    random order as long as they fit, so that there may be fewer predictions, or none if every word
+    is longer than that number.
 
     Args:
       input_ids, attention_mask: [B, L] int32, L <= 65,536.
-      keys: uint64 keys of the examples, [B] one for each row, or [B, L] one for each token of
-        packed rows.
-      position_ids: [B, L] positions within the example, for packed rows; else 0 to L - 1.
+      keys: uint64 random keys of the examples: [B], or [B, L] (one for each token) if rows are
+        packed.
+      config, max_predictions_per_seq, vocab_arrays: the settings, P, and the special tokens.
+      position_ids: [B, L] positions within the example if rows are packed; else 0 to L - 1.
 
     Returns:
       `input_ids` [B, L] int32 with the selected positions masked, `masked_lm_positions` and
-      `masked_lm_ids` [B, P] int32, `masked_lm_weights` [B, P] float32; P is `max_predictions`.
-      Positions ascend; unused places hold 0.
+      `masked_lm_ids` [B, P] int32, `masked_lm_weights` [B, P] float32. Positions are in ascending
+      order; unused entries are 0.
     """
     positions = np.arange(input_ids.shape[1])[None, :] if position_ids is None else position_ids
     is_maskable = (attention_mask != 0) & ~vocab_arrays.is_special[input_ids]
@@ -64,7 +66,7 @@ def mask_tokens(
 def _word_starts(
     input_ids: np.ndarray, is_maskable: np.ndarray, vocab_arrays: VocabArrays
 ) -> np.ndarray:
-    """[B, L] bool: an ordinary piece that begins a word, or follows one that is not ordinary."""
+    """Returns [B, L] bool: maskable tokens that begin a word or follow one not maskable."""
     word_starts = vocab_arrays.word_starts[input_ids]
     word_starts[:, 0] = True
     word_starts[:, 1:] |= ~is_maskable[:, :-1]
@@ -74,18 +76,18 @@ def _word_starts(
 def _select_words(
     ranks: np.ndarray, word_starts: np.ndarray, is_maskable: np.ndarray, num_predictions: np.ndarray
 ) -> np.ndarray:
-    """Takes words in the order of their ranks as long as they fit into `wanted` [B] positions.
+    """Takes words in the order of their ranks as long as they fit into the predictions [B].
 
     Returns:
-      [B, L] bool, the positions of the words taken.
+      [B, L] bool, True at the tokens of the selected words.
     """
     length = word_starts.shape[1]
     positions = np.arange(length)
-    # The word's first position rides in the low bits, so sorting the values sorts the words.
+    # The low bits contain the first position of the word, so that one sort orders the words.
     sort_keys = (ranks & ~_POSITION_BITS) | positions.astype(np.uint64)
     sort_keys[~word_starts] = _MAX_UINT64
     sort_keys.sort(axis=1)
-    # Only so many words can be taken where each is one position; else any may be the one that fits.
+    # If each word is one token, no more than num_predictions words are needed; else any may fit.
     only_single_token_words = int(word_starts.sum()) == int(is_maskable.sum())
     sort_keys = sort_keys[
         :, : num_predictions.max() if only_single_token_words else word_starts.sum(axis=1).max()
@@ -107,13 +109,13 @@ def _select_words(
 
 
 def _fill_greedily(sizes: np.ndarray, budgets: np.ndarray) -> np.ndarray:
-    """Greedy filling: goes through sizes [B, W] in order, taking each that still fits in room [B].
+    """Takes words of sizes [B, W] in order if they still fit into budgets [B].
 
-    Sizes of 0 are no words. Each turn takes all words up to the first that does not fit; that one
-    is larger than the room which is left, so the turns end soon.
+    A size of 0 means no word. Each iteration takes all words up to the first that does not fit.
+    That word is larger than the remaining budget, so that few iterations are needed.
 
     Returns:
-      [B, W] bool, the words taken.
+      [B, W] bool, True for the words taken.
     """
     taken = np.zeros(sizes.shape, dtype=bool)
     open_rows, budgets = np.arange(len(sizes)), budgets.copy()
@@ -139,7 +141,7 @@ def _replace_tokens(
     max_predictions_per_seq: int,
     vocab_arrays: VocabArrays,
 ) -> dict[str, np.ndarray]:
-    """Writes [MASK], random or the same ids at the chosen positions and lists these."""
+    """Replaces the tokens at the selected positions and lists positions and original ids."""
     num_sequences = len(input_ids)
     row, column = np.nonzero(is_selected)
     num_selected = np.bincount(row, minlength=num_sequences)

@@ -1,10 +1,10 @@
-"""Randomness as a function of (seed, epoch, example): no state, no order, no process.
+"""Generates random numbers as a function of (seed, epoch, example), without any state.
 
-SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) used as a counter generator: an example's 64-bit
-key is a hash of (seed, epoch, example), and its n-th random word is the mix of key + n * gamma.
-Each use of randomness has a `Stream` of 2^32 words of its own, so that adding a draw in one place
-changes nothing elsewhere. The same words come from plain Python (`Draws`, one word at a time) and
-from NumPy (`words`, for arrays).
+SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) is used as a counter-based generator: the 64-bit key
+of an example is a hash of (seed, epoch, example), and its n-th random word is the hash of
+key + n * gamma. Each use of randomness has its own `Stream` of 2^32 words, so that a new use does
+not change the others. `ExampleRng` (plain Python, one word at a time) and `random_bits` (NumPy
+arrays) return the same words.
 """
 
 from enum import IntEnum
@@ -18,7 +18,7 @@ _UINT64_MASK = (1 << 64) - 1
 
 
 class Stream(IntEnum):
-    """What a random word is for. The numbers are part of what a seed means: never renumber."""
+    """Lists the uses of randomness. Changing a number would change the data of every seed."""
 
     ORDER = 0
     WINDOW_OFFSET = 1
@@ -34,14 +34,14 @@ class Stream(IntEnum):
 
 
 def splitmix64(x: int) -> int:
-    """SplitMix64's finaliser: a bijection of 64-bit numbers that scatters every bit."""
+    """Hashes a 64-bit number with SplitMix64's finalizer, which is a bijection."""
     x = ((x ^ (x >> 30)) * _MULTIPLIER_1) & _UINT64_MASK
     x = ((x ^ (x >> 27)) * _MULTIPLIER_2) & _UINT64_MASK
     return x ^ (x >> 31)
 
 
 def splitmix64_array(x: np.ndarray) -> np.ndarray:
-    """`mix` of each element of a uint64 array of at least one dimension."""
+    """Applies `splitmix64` to each element of a uint64 array with at least one dimension."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
     x ^= x >> np.uint64(27)
     x *= np.uint64(_MULTIPLIER_2)
@@ -50,27 +50,27 @@ def splitmix64_array(x: np.ndarray) -> np.ndarray:
 
 
 def epoch_key(seed: int, epoch: int) -> int:
-    """A 64-bit key for one pass over the data."""
+    """Returns the 64-bit key of one epoch."""
     return splitmix64(
         (splitmix64((seed * _GAMMA + 1) & _UINT64_MASK) + (epoch + 1) * _GAMMA) & _UINT64_MASK
     )
 
 
 def example_keys(epoch_keys: np.ndarray, example_indices: np.ndarray) -> np.ndarray:
-    """Keys [n] uint64 of examples [n], given the keys [n] uint64 of their epochs."""
+    """Returns the keys [n] uint64 of examples [n], given the keys [n] uint64 of their epochs."""
     return splitmix64_array(
         epoch_keys + (example_indices.astype(np.uint64) + np.uint64(1)) * np.uint64(_GAMMA)
     )
 
 
 def random_bits(keys: np.ndarray, stream: Stream, index: np.ndarray) -> np.ndarray:
-    """Random uint64 words number `index` of a stream; keys (uint64) and index broadcast."""
+    """Returns the random uint64 words `index` of a stream; keys (uint64) and index broadcast."""
     counter = index.astype(np.uint64) + np.uint64(stream << 32)
     return splitmix64_array(keys + counter * np.uint64(_GAMMA))
 
 
 class ExampleRng:
-    """The random words of one example, for the few that are needed one by one."""
+    """Draws the random numbers of one example one at a time."""
 
     __slots__ = ("key",)
 
@@ -78,23 +78,23 @@ class ExampleRng:
         self.key = key
 
     def bits(self, stream: Stream, index: int = 0) -> int:
-        """A number uniform in [0, 2^64)."""
+        """Draws an integer uniform in [0, 2^64)."""
         return splitmix64((self.key + ((stream << 32) + index) * _GAMMA) & _UINT64_MASK)
 
     def uniform(self, stream: Stream, index: int = 0) -> float:
-        """A float uniform in [0, 1), of 53 bits."""
+        """Draws a float uniform in [0, 1) with 53 random bits."""
         return (self.bits(stream, index) >> 11) * 2.0**-53
 
     def randint(self, bound: int, stream: Stream, index: int = 0) -> int:
-        """An integer uniform in [0, bound)."""
+        """Draws an integer uniform in [0, bound)."""
         return (self.bits(stream, index) * bound) >> 64
 
 
 def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Images of indices [n] int64 under a pseudo-random permutation of [0, size).
+    """Applies a pseudo-random permutation of [0, size) to indices [n] int64, without a table.
 
-    A Feistel network over the smallest power of two that holds `size`, walked along its cycles
-    until the image is below `size` (Black and Rogaway, CT-RSA 2002): no table is built.
+    It is a Feistel network over the smallest power of two of at least `size`, which is applied
+    again until the result is below `size` (cycle walking; Black and Rogaway, CT-RSA 2002).
     """
     bits = max(2, (size - 1).bit_length())
     low_bits = bits // 2

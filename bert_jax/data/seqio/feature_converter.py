@@ -1,4 +1,4 @@
-"""Task features -> batch fields: seqio's sentence pairs padded to the shapes of batch.py."""
+"""Converts masked sentence pairs of seqio tasks to padded batch fields (bert_jax/batch.py)."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -14,9 +14,9 @@ _INT_SEQUENCE = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 class MaskedPairFeatureConverter(seqio.FeatureConverter):
     """Pads masked sentence pairs and adds `attention_mask` and `masked_lm_weights`.
 
-    Lengths are given as {"input_ids": L, "masked_lm_positions": P}. Every selected position gets
-    weight 1, whether it shows [MASK], a random token or the old one; seqio's own encoder converter
-    would weight the first kind alone.
+    Lengths are given as {"input_ids": L, "masked_lm_positions": P}. Every selected position has
+    weight 1, whether its token is [MASK], a random token or the original one. (seqio's own
+    EncoderFeatureConverter gives weight only to positions with [MASK].)
     """
 
     TASK_FEATURES: ClassVar = {"input_ids": _INT_SEQUENCE, "masked_lm_positions": _INT_SEQUENCE}

@@ -1,6 +1,6 @@
-"""After a text task's cache placeholder: encoded documents -> masked sentence pairs.
+"""Makes masked sentence pairs in a seqio task, after its cache placeholder.
 
-The pairs are made by the functions that the training loader uses; seqio gives the randomness.
+The functions are those of the training loader; seqio provides the random seeds.
 """
 
 import hashlib
@@ -25,20 +25,20 @@ from bert_jax.data.seqio.window_batches import (
 )
 from bert_jax.errors import UserError
 
-# The second reading, which random B comes from: documents shuffled, documents read side by side,
-# and windows shuffled. Few documents are enough when they are books, and short ones fill the last.
+# The documents are read a second time for the segments B of random pairs: documents are shuffled,
+# interleaved, and their windows are shuffled. A few long documents are enough to mix well.
 DOCUMENT_SHUFFLE_BUFFER = 32
 INTERLEAVED_DOCUMENTS = 16
 WINDOW_SHUFFLE_BUFFER = 1024
-# Windows that pairs are made for at a time.
+# Number of windows for which pairs are made in one call.
 WINDOW_BATCH_SIZE = 64
-# After so many groups of one document without another one, there is no other one.
+# After this many batches of one document, assume that there is no other document.
 MAX_SINGLE_DOCUMENT_BATCHES = 256
 
-# What is as long as the row, and what as the predictions.
+# Fields with the length of the sequence, and with the number of predictions.
 _TOKEN_FIELDS = ("input_ids", "token_type_ids")
 _PREDICTION_FIELDS = ("masked_lm_positions", "masked_lm_ids")
-# Names, dtypes and shapes of a WindowGroup.
+# Names, dtypes and shapes of the elements of a WindowBatch.
 _WINDOW_FIELDS = {
     "document": (tf.int64, VECTOR),
     "ids": (tf.int32, MATRIX),
@@ -50,11 +50,11 @@ _WINDOW_FIELDS = {
 
 @dataclass(frozen=True)
 class MaskedPairs:
-    """Encoded documents -> masked sentence pairs.
+    """Makes masked sentence pairs from encoded documents.
 
-    A document gives as many pairs as it has times the length; B of a random pair comes from a
-    second, shuffled reading of the documents, never from a document with the same text.
-    `sequence_length` gives "input_ids" (L) and "masked_lm_positions" (P).
+    The number of pairs of a document is its length divided by that of a pair. The segment B of a
+    random pair comes from a second, shuffled pass over the documents, never from a document with
+    the same text. `sequence_length` sets "input_ids" (L) and "masked_lm_positions" (P).
     """
 
     vocabulary: SeqioVocabulary
@@ -95,14 +95,14 @@ class MaskedPairs:
             or max_predictions_per_seq < 1
         ):
             raise UserError(
-                f"sequence_length is {dict(lengths)}; expected the row length and the most masked "
-                "positions, as in {'input_ids': 128, 'masked_lm_positions': 20}"
+                f"sequence_length is {dict(lengths)}; expected the length and the largest number "
+                "of masked positions, as in {'input_ids': 128, 'masked_lm_positions': 20}"
             )
         return seq_length, max_predictions_per_seq
 
 
 class _WindowCutter:
-    """A document and a seed -> all its windows."""
+    """Cuts a document into all its windows, given a seed."""
 
     def __init__(self, max_num_tokens: int, pairs: SentencePairs):
         self._max_num_tokens = max_num_tokens
@@ -115,7 +115,7 @@ class _WindowCutter:
         return dict(zip(outputs, arrays, strict=True))
 
     def _cut(self, ids: np.ndarray, ends: np.ndarray, seed: np.ndarray) -> tuple[Any, ...]:
-        # Named by its text: the same name in every epoch, shard and reading.
+        # A hash of the text: the same id in every epoch, shard and pass.
         name = hashlib.blake2b(ids.tobytes(), digest_size=7).digest()
         combined_seed = (int(seed[0]) << 32) ^ int(seed[1])
         window_batch, targets, keys = cut_document(
@@ -125,7 +125,7 @@ class _WindowCutter:
 
 
 class _PairBuilder:
-    """A group of windows and one of other windows -> masked pairs, padded, and their lengths."""
+    """Makes padded masked pairs, and their lengths, from windows and windows for random B."""
 
     def __init__(self, settings: MaskedPairs, seq_length: int, max_predictions_per_seq: int):
         self._settings = settings
@@ -170,7 +170,7 @@ class _PairBuilder:
 
 
 def _trim_padding(pair: TensorDict) -> TensorDict:
-    """A pair without its padding."""
+    """Removes the padding of a pair."""
     return {
         **{name: pair[name][: pair["length"]] for name in _TOKEN_FIELDS},
         **{name: pair[name][: pair["predictions"]] for name in _PREDICTION_FIELDS},
@@ -179,7 +179,7 @@ def _trim_padding(pair: TensorDict) -> TensorDict:
 
 
 def _interleave(documents: Dataset, cut_windows: _WindowCutter) -> Dataset:
-    """Windows of all documents, shuffled, again and again; each knows the number of its pass."""
+    """Yields shuffled windows of all documents in endless passes, with the number of the pass."""
 
     @no_autograph
     def one_pass(pass_index: tf.Tensor, seed: Any) -> Dataset:
@@ -205,7 +205,7 @@ def _interleave(documents: Dataset, cut_windows: _WindowCutter) -> Dataset:
 
 
 def _batches_with_two_documents(windows: Dataset) -> Dataset:
-    """Groups of windows, each of at least two documents: spares of earlier groups help out."""
+    """Batches windows so that each batch has at least two documents, with carried windows."""
 
     def step(*arrays: np.ndarray) -> tuple[Any, ...]:
         carried, window_batch, passes, num_batches = (
@@ -217,7 +217,9 @@ def _batches_with_two_documents(windows: Dataset) -> Dataset:
         window_batch, carried = carry_over(carried, window_batch)
         ready = len(carried.document_ids) == 2
         if not ready and (passes.max() > 0 or num_batches >= MAX_SINGLE_DOCUMENT_BATCHES):
-            raise UserError("all documents have the same text; pairs take B from another document")
+            raise UserError(
+                "all documents have the same text; expected another text for the segments B"
+            )
         return *window_batch, *carried, ready
 
     @no_autograph

@@ -1,13 +1,13 @@
-"""The steps of a text task, as seqio preprocessors around the pure functions of this room.
+"""Defines the seqio preprocessors of text tasks, which call the functions of data/corpus.
 
-Each is a dataclass: seqio fills in its `sequence_length`, and `prepare` can see which steps stand
-before a task's cache placeholder.
+Each one is a dataclass, because seqio sets its `sequence_length` and `bert-jax prepare` inspects
+the preprocessors before a task's cache placeholder.
 
     CleanText, SplitSentences, EncodeSentences: text -> ids, sentence_ends, text_bytes, dropped
     -- cache placeholder: what `bert-jax prepare` writes --
     MaskedPairs (pair_preprocessor.py) -> masked sentence pairs
 
-Dropped documents pass the placeholder empty, with the reason in `dropped`, so that it can be told.
+Dropped documents remain in the dataset without text, with the reason in `dropped`, for counting.
 """
 
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from bert_jax.data.seqio.vocabulary import SeqioVocabulary
 from bert_jax.text.sentences import get_sentence_splitter
 
 TensorDict = dict[str, tf.Tensor]
-# tf.data's own annotations do not follow what map and filter hand to their functions.
+# The annotations of tf.data do not know the structure of elements in map and filter.
 Dataset = Any
 
 
 @dataclass(frozen=True)
 class SelectText:
-    """Keeps one field of an example, under the name "text"."""
+    """Keeps one field of an example and renames it to "text"."""
 
     key: str
 
@@ -39,7 +39,7 @@ class SelectText:
 
 @dataclass(frozen=True)
 class CleanText:
-    """{"text"} -> {"text", "dropped"}: cleaned, and why the document is left out ("" = kept)."""
+    """Cleans {"text"} to {"text", "dropped"}; `dropped` is the reason, or "" to keep it."""
 
     def __call__(self, dataset: Dataset) -> Dataset:
         def clean(text: bytes) -> tuple[bytes, bytes]:
@@ -57,7 +57,7 @@ class CleanText:
 
 @dataclass(frozen=True)
 class SplitSentences:
-    """{"text", "dropped"} -> {"sentences" [S], "text_bytes", "dropped"}."""
+    """Splits {"text", "dropped"} into {"sentences" [S], "text_bytes", "dropped"}."""
 
     splitter: str
 
@@ -83,7 +83,7 @@ class SplitSentences:
 
 @dataclass(frozen=True)
 class EncodeSentences:
-    """{"sentences", ...} -> {"ids" int32 [T], "sentence_ends" int32 [S], ...}."""
+    """Encodes {"sentences", ...} as {"ids" int32 [T], "sentence_ends" int32 [S], ...}."""
 
     vocabulary: SeqioVocabulary
 

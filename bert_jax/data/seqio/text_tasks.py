@@ -1,6 +1,6 @@
-"""seqio tasks over text: the front door for corpora.
+"""Registers corpora as seqio tasks, and reads registered tasks for `bert-jax prepare`.
 
-A corpus is registered in a few lines, in a file of the user's own:
+A corpus is registered in a few lines of a Python file:
 
     # my_tasks.py
     import seqio
@@ -12,8 +12,8 @@ A corpus is registered in a few lines, in a file of the user's own:
     register_text_task("wiki", Tfds(dataset="wikipedia/20230601.en"), tokenizer="vocabulary")
     seqio.MixtureRegistry.add("books_and_wiki", [("books", 1), ("wiki", 3)])
 
-`bert-jax prepare --task books --module my_tasks.py --output prepared` runs it up to its cache
-placeholder, once, for training. Masked sentence pairs come straight from it, too:
+`bert-jax prepare --task books --module my_tasks.py --output prepared` runs its preprocessors up to
+the cache placeholder once, for training. The task also yields masked sentence pairs:
 
     task = seqio.get_mixture_or_task("books_and_wiki")
     lengths = {"input_ids": 128, "masked_lm_positions": 20}
@@ -43,7 +43,7 @@ from bert_jax.data.seqio.tf_numpy import text_dataset
 from bert_jax.data.seqio.vocabulary import SeqioVocabulary
 from bert_jax.errors import UserError
 
-# So many output shards at most when a task that is not made of text files is prepared.
+# The largest number of output shards of a task whose source is not text files.
 MAX_SHARDS = 256
 
 
@@ -56,14 +56,14 @@ def register_text_task(
     pairs: SentencePairs | None = None,
     masking: Masking | None = None,
 ) -> seqio.Task:
-    """Adds a task documents -> sentences -> token ids -> masked sentence pairs to seqio's registry.
+    """Registers a seqio task that makes masked sentence pairs from documents.
 
     Args:
       name: the task's name.
       source: where documents come from.
-      vocabulary: a path for load_vocabulary.
+      tokenizer: a path for `load_tokenizer`.
       splitter: a sentence splitter of text/sentences.py.
-      pairs, masking: rates; the defaults are BERT's.
+      pairs, masking: probabilities of pairs and masks; the defaults are BERT's.
     """
     seqio_vocabulary = SeqioVocabulary(tokenizer)
     first_preprocessors: list[Any] = (
@@ -94,7 +94,7 @@ def register_text_task(
 
 
 class TextFilesDataSource(seqio.DataSource):
-    """Text files as a seqio source; a shard is a share of the files."""
+    """Reads text files as a seqio data source; a shard is a part of the files."""
 
     def __init__(self, files: TextFiles):
         assert not isinstance(files.splits, str)
@@ -116,7 +116,7 @@ class TextFilesDataSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Documents as {"text": scalar string}; `shuffle` shuffles the files of the shard."""
+        """Returns documents as {"text": scalar string}; `shuffle` shuffles the files."""
         files = list(self.files.list_files(split))
         if shard_info is not None:
             files = files[shard_info.index :: shard_info.num_shards]
@@ -140,7 +140,7 @@ def _data_source(source: TextFiles | Tfds | PythonDocuments) -> Any:
         )
 
     def dataset(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
-        del shuffle_files, seed  # the order is the function's own
+        del shuffle_files, seed  # the function decides the order
         return text_dataset(source.splits[split])
 
     return seqio.FunctionDataSource(dataset, splits=tuple(source.splits))
@@ -148,10 +148,10 @@ def _data_source(source: TextFiles | Tfds | PythonDocuments) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """What `prepare` wants to know of a task.
+    """Holds what `bert-jax prepare` needs of a task.
 
-    `files` are its text files if its steps up to the cache placeholder are just the ones that
-    `register_text_task` puts there: then it can be prepared without TensorFlow.
+    `files` are its text files if its preprocessors before the cache placeholder are exactly those
+    of `register_text_task`: it can then be prepared without TensorFlow. Otherwise None.
     """
 
     tokenizer: str
@@ -160,43 +160,46 @@ class TaskSettings:
 
 
 def find_task(name: str, module: str | None) -> seqio.Task:
-    """A registered task, after running the Python file `module` that registers it.
+    """Returns a registered task, after running the Python file `module` that registers it.
 
     Raises:
-      UserError: no such file, no such task, a mixture, or a task without a cache placeholder.
+      UserError: the file or the task does not exist, the name is that of a mixture, or the task
+        has no cache placeholder.
     """
     if module is not None and name not in seqio.TaskRegistry.names():
         _run_module(module)
     if name in seqio.MixtureRegistry.names():
-        raise UserError(f"{name} is a mixture; prepare each of its tasks")
+        raise UserError(
+            f"--task {name}: this is a mixture; expected a task. Prepare each of its tasks"
+        )
     if name not in seqio.TaskRegistry.names():
         registered = ", ".join(sorted(seqio.TaskRegistry.names())) or "none"
         raise UserError(
-            f"no task {name!r} is registered (registered: {registered}); name the file that "
-            "registers it with --module"
+            f"no task {name!r} is registered (registered: {registered}); set --module to the file "
+            "that registers it"
         )
     task = seqio.TaskRegistry.get(name)
     if not task.supports_caching:
         raise UserError(
-            f"task {name!r} has no seqio.CacheDatasetPlaceholder() among its preprocessors, so "
-            "there is nothing to prepare; see register_text_task"
+            f"task {name!r} has no seqio.CacheDatasetPlaceholder() among its preprocessors; "
+            "expected one after EncodeSentences, as in register_text_task"
         )
     return task
 
 
 def read_task_settings(task: seqio.Task) -> TaskSettings:
-    """Looks at the steps of a task up to its cache placeholder.
+    """Reads the settings of a task from its preprocessors before the cache placeholder.
 
     Raises:
-      UserError: its ids are not made by one of our vocabularies.
+      UserError: no EncodeSentences is among them.
     """
     preprocessors = _precache_preprocessors(task)
     encoders = [step for step in preprocessors if isinstance(step, EncodeSentences)]
     splitters = [step for step in preprocessors if isinstance(step, SplitSentences)]
     if len(encoders) != 1:
         raise UserError(
-            f"task {task.name!r} does not make ids and sentence_ends with EncodeSentences before "
-            "its cache placeholder; see register_text_task"
+            f"task {task.name!r} has {len(encoders)} EncodeSentences preprocessors before its "
+            "cache placeholder; expected one, as in register_text_task"
         )
     is_text_task = [type(step) for step in preprocessors] == [
         CleanText,
@@ -212,7 +215,7 @@ def read_task_settings(task: seqio.Task) -> TaskSettings:
 
 
 def num_source_shards(task: seqio.Task, split: str, max_shards: int | None) -> int:
-    """In how many parts the source of a task can be read, at most `wanted`.
+    """Returns the number of shards of a task's source, at most `max_shards`.
 
     Raises:
       UserError: there is no such split.
@@ -225,7 +228,7 @@ def num_source_shards(task: seqio.Task, split: str, max_shards: int | None) -> i
 def precache_documents(
     task: seqio.Task, split: str, shard_index: int, num_shards: int
 ) -> Iterable[EncodedDocument | str]:
-    """Part `number` of `total` of what a task has at its cache placeholder, in a fixed order."""
+    """Yields a shard of a task's documents at its cache placeholder, in a fixed order."""
     shard_info = (
         seqio.ShardInfo(index=shard_index, num_shards=num_shards) if num_shards > 1 else None
     )

@@ -1,8 +1,8 @@
-"""Our NumPy and Python functions inside tf.data pipelines.
+"""Calls Python and NumPy functions in tf.data pipelines.
 
-Two things go wrong with a bare tf.numpy_function: TensorFlow cannot see the shapes of its results,
-and a pipeline that still reads ahead when Python exits waits for ever for an interpreter that is
-gone. So results get their shapes here, and at exit all steps are told to stop first.
+tf.numpy_function alone has two problems: TensorFlow does not know the shapes of the results, and a
+pipeline that still prefetches when Python exits waits forever for the interpreter. Here the results
+have shapes, and pipelines are stopped before exit.
 """
 
 import atexit
@@ -17,16 +17,16 @@ SCALAR: Shape = ()
 VECTOR: Shape = (None,)
 MATRIX: Shape = (None, None)
 
-# The quiet that shows that all pipelines have stopped, and the longest wait for it.
+# Pipelines have stopped if there was no call for this time; and the longest wait for that.
 SHUTDOWN_QUIET_SECONDS = 0.2
 SHUTDOWN_TIMEOUT_SECONDS = 10.0
 
-# TensorFlow would otherwise translate each function's source, which takes most of the start-up.
+# AutoGraph would convert the source of each function, which takes most of the startup time.
 no_autograph = tf.autograph.experimental.do_not_convert
 
 
 class _ExitState:
-    """Whether Python is about to exit, and when a step was last called."""
+    """Holds whether Python is about to exit, and when a function was last called."""
 
     is_exiting = False
     last_call = 0.0
@@ -37,12 +37,12 @@ def numpy_function(
     inputs: Sequence[tf.Tensor],
     outputs: Sequence[tuple[tf.DType, Shape]],
 ) -> list[tf.Tensor]:
-    """Calls `function` on arrays when the pipeline runs; gives one tensor for each output.
+    """Calls `function` on arrays when the pipeline runs; returns one tensor for each output.
 
     Args:
-      function: pure; takes an array for each input and returns a tuple, one value per output.
-      inputs: any tensors; strings arrive as bytes.
-      outputs: dtype and shape of each value, None for a dimension that is not known.
+      function: a pure function of one array per input that returns a tuple of one value per output.
+      inputs: any tensors; strings are passed as bytes.
+      outputs: dtype and shape of each value; None for a dimension that is not known.
     """
 
     def check_and_call(*arrays: Any) -> Any:
@@ -52,14 +52,14 @@ def numpy_function(
     tensors = tf.numpy_function(
         check_and_call, inputs, [dtype for dtype, _ in outputs], stateful=False
     )
-    tensors = tf.nest.flatten(tensors)  # a single one comes bare when run eagerly
+    tensors = tf.nest.flatten(tensors)  # in eager mode a single tensor is not in a list
     for tensor, (_, shape) in zip(tensors, outputs, strict=True):
         tensor.set_shape(shape)
     return tensors
 
 
 def text_dataset(read_texts: Callable[[], Iterable[str]]) -> tf.data.Dataset:
-    """Documents as a dataset of {"text": scalar string}; `texts` is called for each reading."""
+    """Makes a dataset of {"text": scalar string}; each iteration calls `read_texts` again."""
 
     def examples() -> Iterator[dict[str, bytes]]:
         for text in read_texts():

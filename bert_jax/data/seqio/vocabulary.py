@@ -1,4 +1,4 @@
-"""Our vocabularies as seqio sees them: one engine for tasks, the loader and inference."""
+"""Wraps a tokenizer of bert_jax/text as a seqio vocabulary."""
 
 import functools
 from collections.abc import Sequence
@@ -13,10 +13,11 @@ from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 
 class SeqioVocabulary(seqio.Vocabulary):
-    """A `bert_jax.text` vocabulary behind seqio's interface, loaded at first use.
+    """Implements seqio's vocabulary interface with a tokenizer, which is loaded at first use.
 
-    It has no end-of-sequence id: seqio cuts decoded text at that id, and [SEP] stands twice in a
-    row. Two of them are equal when they make the same ids, as mixtures demand of their tasks.
+    It has no end-of-sequence id: seqio cuts decoded text at the first one, and a pair contains
+    [SEP] twice. Two vocabularies are equal if they make the same ids, which seqio's mixtures
+    require of their tasks.
     """
 
     def __init__(self, path: str):
@@ -25,6 +26,7 @@ class SeqioVocabulary(seqio.Vocabulary):
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
+        """The wrapped tokenizer."""
         return load_tokenizer(self.path)
 
     @property
@@ -54,7 +56,7 @@ class SeqioVocabulary(seqio.Vocabulary):
         return self.tokenizer.decode([int(i) for i in ids])
 
     def _encode_tf(self, s: tf.Tensor) -> Any:
-        """ids int32 [T] of a scalar string, or a RaggedTensor [N, None] of strings [N]."""
+        """Returns ids int32 [T] of a scalar string, or a RaggedTensor [N, None] of strings [N]."""
         if s.shape.rank == 0:
             (ids,) = numpy_function(
                 lambda text: (self._encode_bytes(text),), [s], [(tf.int32, VECTOR)]
@@ -66,13 +68,13 @@ class SeqioVocabulary(seqio.Vocabulary):
         return ragged.from_row_lengths(ids, lengths)
 
     def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        """Text of ids [T]."""
+        """Returns the text of ids [T]."""
         outputs = [(tf.string, SCALAR)]
         (text,) = numpy_function(lambda values: (self._decode(values).encode(),), [ids], outputs)
         return text
 
     def _encode_bytes(self, text: Any) -> np.ndarray:
-        # A scalar string arrives as bytes from a graph and as an array of none when run eagerly.
+        # A scalar string is bytes in a graph, and an array of shape [] in eager mode.
         return np.asarray(self._encode(np.asarray(text).item().decode()), np.int32)
 
     def _encode_many(self, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,8 @@
-"""Windows of text many at a time, as padded arrays: what passes between TensorFlow and NumPy.
+"""Makes windows and masked pairs in batches of padded arrays, for calls from TensorFlow.
 
-One call from a tf.data pipeline into Python costs more than making a pair; so a document is cut
-into all of its windows at once, and pairs are made for a group of windows at once. Padded arrays
-are the only ones that tf.data takes apart and puts together quickly.
+A call from a tf.data pipeline to Python is slower than making a pair. Therefore a document is cut
+into all of its windows in one call, and the pairs of a batch of windows are made in one call.
+Padded arrays are the format that tf.data batches and unbatches quickly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,11 +31,14 @@ from bert_jax.data.pretraining.windows import (
 
 
 class WindowBatch(NamedTuple):
-    """n windows.
+    """Holds n windows as padded arrays.
 
-    documents: [n] int64, a name for the text of the document that each one is from.
-    ids: [n, T] int32, padded; tokens: [n] int64, how many there are.
-    sentence_ends: [n, S] int32, padded; sentences: [n] int64, how many there are.
+    Attributes:
+      document_ids: [n] int64, a hash of the text of each window's document.
+      ids: [n, T] int32, padded.
+      num_tokens: [n] int64, lengths without padding.
+      sentence_ends: [n, S] int32, padded.
+      num_sentences: [n] int64, lengths without padding.
     """
 
     document_ids: np.ndarray
@@ -46,13 +49,13 @@ class WindowBatch(NamedTuple):
 
     @classmethod
     def from_windows(cls, windows: Sequence[tuple[int, TextWindow]]) -> "WindowBatch":
-        """A group of (document, window)."""
+        """Makes a batch of (document id, window)."""
         document_ids = np.array([document_id for document_id, _ in windows], np.int64)
         ids = _pad([window.ids for _, window in windows])
         return cls(document_ids, *ids, *_pad([window.sentence_ends for _, window in windows]))
 
     def windows(self) -> Iterator[tuple[int, TextWindow]]:
-        """Each (document, window)."""
+        """Yields (document id, window) for each window."""
         for document_id, ids, num_tokens, ends, num_sentences in zip(
             self.document_ids.tolist(),
             self.ids,
@@ -80,7 +83,7 @@ def cut_document(
     max_num_tokens: int,
     pair_config: SentencePairs,
 ) -> tuple[WindowBatch, np.ndarray, np.ndarray]:
-    """All n windows of a document, the tokens wanted of each [n] int64, their keys [n] uint64."""
+    """Returns all n windows of a document, their target lengths and their random keys, [n] each."""
     part = DocumentPart(0, 0, ids, sentence_ends)
     num_windows = int(windows_per_document(np.array(len(ids)), max_num_tokens))
     windows, target_seq_lengths, keys = [], [], []
@@ -102,10 +105,10 @@ def cut_document(
 
 
 def carry_over(carried: WindowBatch, window_batch: WindowBatch) -> tuple[WindowBatch, WindowBatch]:
-    """The group with the spares of earlier groups behind, and the spares for the next one.
+    """Adds the windows carried from earlier batches; returns the batch and what to carry next.
 
-    Spares are the last window and the last one of another document, if there has been one: so for
-    any document there is a window of another one, as soon as there have been two.
+    The last window and the last one of another document, if any, are carried to the next batch. As
+    soon as there have been two documents, each batch therefore has windows of at least two.
     """
     windows = [*window_batch.windows(), *carried.windows()]
     recent = next(iter(reversed(list(window_batch.windows()))))
@@ -128,9 +131,10 @@ def make_masked_pairs(
     masking: Masking,
     vocab_arrays: VocabArrays,
 ) -> dict[str, np.ndarray]:
-    """Masked rows for the windows of a group, padded; B of a random pair is a window of `others`.
+    """Makes a masked sentence pair from each window; returns the batch fields of n padded rows.
 
-    `others` has windows of at least two documents. Returns batch fields of n rows.
+    The segment B of a random pair is a window of `others`, which must have windows of at least two
+    documents.
     """
     candidates = list(others.windows())
     sentence_pairs: list[SentencePair] = []

@@ -74,7 +74,7 @@ def _content(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_holds_the_tokens_of_every_sentence_in_order(tmp_path, vocabulary):
+def test_corpus_contains_the_tokens_of_every_sentence_in_order(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=12, sentences_per_document=9)
     manifest = _prepare(
         tmp_path, vocabulary, num_shards=5, documents=DocumentsConfig(max_part_tokens=40)
@@ -95,7 +95,7 @@ def test_holds_the_tokens_of_every_sentence_in_order(tmp_path, vocabulary):
     assert PreparedCorpus(tmp_path / "prepared").tokens_per_part.max() <= 40
 
 
-def test_the_bytes_do_not_depend_on_the_workers(tmp_path, vocabulary):
+def test_bytes_do_not_depend_on_the_number_of_workers(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=8)
     for workers in (1, 2):
         output = str(tmp_path / str(workers))
@@ -132,7 +132,7 @@ def test_reads_json_lines_gzip_and_documents_by_line(tmp_path, vocabulary):
         assert [len(document) for document in _documents(Path(output))] == [2, 1, 1]
 
 
-def test_tells_what_was_dropped_and_keeps_documents_of_one_sentence(tmp_path, vocabulary):
+def test_dropped_documents_are_counted_by_reason(tmp_path, vocabulary):
     _write(tmp_path / "text" / "a.txt", "Baba bace babi.")
     _write(tmp_path / "text" / "b.txt", "12345 6789 / 2344 5 % 33")
     _write(tmp_path / "text" / "c.txt", "Cece ceba cedi.")
@@ -144,7 +144,7 @@ def test_tells_what_was_dropped_and_keeps_documents_of_one_sentence(tmp_path, vo
     ]
 
 
-def test_sentences_without_tokens_vanish(vocabulary):
+def test_sentences_without_tokens_are_left_out(vocabulary):
     engine = load_tokenizer(vocabulary)
     ids, ends = encode_sentences(["baba bace", "", "\u200d", "cece"], engine)
     assert ids.tolist() == engine.encode("baba bace cece") and ends.tolist() == [2, 3]
@@ -153,7 +153,7 @@ def test_sentences_without_tokens_vanish(vocabulary):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_bytes_that_are_not_text_are_named_with_their_place(tmp_path, vocabulary, workers):
+def test_invalid_bytes_raise_with_file_and_offset(tmp_path, vocabulary, workers):
     write_text(tmp_path / "text", num_documents=3)
     _write(tmp_path / "text" / "bad.txt", b"Baba caf\xe9 bace." + 40 * b" Cece ceba.")
     with pytest.raises(UserError, match=r"bad\.txt: not utf-8 text at byte 8.*--errors replace"):
@@ -170,21 +170,21 @@ def test_bytes_that_are_not_text_are_named_with_their_place(tmp_path, vocabulary
     "files, message",
     [("none/*.txt", "no file matches"), ("empty/*.txt", "every file is empty")],
 )
-def test_missing_and_empty_corpora(tmp_path, vocabulary, files, message):
+def test_missing_and_empty_files_raise(tmp_path, vocabulary, files, message):
     _write(tmp_path / "empty" / "a.txt", "")
     with pytest.raises(UserError, match=message):
         _prepare(tmp_path, vocabulary, files=files)
     assert not (tmp_path / "prepared").exists()
 
 
-def test_a_corpus_of_which_nothing_is_left(tmp_path, vocabulary):
+def test_corpus_without_documents_raises(tmp_path, vocabulary):
     _write(tmp_path / "text" / "a.txt", "1 2 3 4 5 6 7 8 9\n")
-    with pytest.raises(UserError, match=r"no document is left.*1 few letters"):
+    with pytest.raises(UserError, match=r"no documents to train on.*1 few letters"):
         _prepare(tmp_path, vocabulary)
     assert not (tmp_path / "prepared" / MANIFEST_FILE).exists()
 
 
-def test_another_request_for_the_same_folder_is_refused(tmp_path, vocabulary):
+def test_other_settings_for_the_same_folder_raise(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=4)
     _prepare(tmp_path, vocabulary)
     before = _content(tmp_path / "prepared")
@@ -209,17 +209,17 @@ def test_another_request_for_the_same_folder_is_refused(tmp_path, vocabulary):
     assert PreparedCorpus(tmp_path / "prepared").num_documents == 5
 
 
-def test_a_changed_file_is_noticed(tmp_path, vocabulary):
+def test_changed_source_file_raises(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=2)
     _prepare(tmp_path, vocabulary)
     file = tmp_path / "text" / "0000.txt"
     status = file.stat()
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    with pytest.raises(UserError, match="files were added, taken away or changed"):
+    with pytest.raises(UserError, match="files were added, removed or changed"):
         _prepare(tmp_path, vocabulary)
 
 
-def test_a_finished_corpus_is_left_alone(tmp_path, vocabulary):
+def test_finished_corpus_is_not_written_again(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=2)
     first = _prepare(tmp_path, vocabulary)
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "prepared").glob("[!.]*")}
@@ -227,38 +227,38 @@ def test_a_finished_corpus_is_left_alone(tmp_path, vocabulary):
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
-def test_a_folder_of_other_things_is_not_touched(tmp_path, vocabulary):
+def test_folder_with_other_files_is_not_changed(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=2)
     _write(tmp_path / "prepared" / "thesis.tex", "my work")
     for overwrite in (False, True):
-        with pytest.raises(UserError, match=r"not a prepared corpus \(it holds thesis\.tex\)"):
+        with pytest.raises(UserError, match=r"not a prepared corpus \(it contains thesis\.tex\)"):
             prepare(_config(tmp_path, vocabulary), num_workers=1, overwrite=overwrite)
     assert (tmp_path / "prepared" / "thesis.tex").read_text() == "my work"
 
 
-def test_two_at_once_are_refused(tmp_path, vocabulary):
+def test_second_process_on_the_same_folder_raises(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=2)
     with lock_folder(tmp_path / "prepared"):
-        with pytest.raises(UserError, match="another process is preparing"):
+        with pytest.raises(UserError, match="another process is writing"):
             _prepare(tmp_path, vocabulary)
     assert _prepare(tmp_path, vocabulary).counts.documents == 2
 
 
-def test_settings_that_cannot_be_right(tmp_path, vocabulary):
+def test_invalid_settings_raise(tmp_path, vocabulary):
     with pytest.raises(ConfigError, match="max_part_tokens is 3"):
         DocumentsConfig(max_part_tokens=3)
     with pytest.raises(ConfigError, match="num_shards is 0"):
         _config(tmp_path, vocabulary, num_shards=0)
     with pytest.raises(ConfigError, match="need a tokenizer"):
         PrepareConfig(source=TextFiles("x"), output="y")
-    with pytest.raises(UserError, match="no split 'test' here; splits: train"):
+    with pytest.raises(UserError, match="split is 'test', expected one of train"):
         _prepare(tmp_path, vocabulary, split="test")
     write_text(tmp_path / "text", num_documents=2)
     with pytest.raises(UserError, match="unknown sentence splitter 'none'"):
         _prepare(tmp_path, vocabulary, documents=DocumentsConfig(splitter="none"))
 
 
-def test_a_damaged_note_is_no_note(tmp_path, vocabulary):
+def test_shard_with_damaged_metadata_is_written_again(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=2)
     _prepare(tmp_path, vocabulary)
     (tmp_path / "prepared" / MANIFEST_FILE).unlink()
@@ -270,7 +270,7 @@ def test_a_damaged_note_is_no_note(tmp_path, vocabulary):
 COMMAND = [sys.executable, "-m", "bert_jax", "prepare", "--shards", "12", "--workers", "2"]
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, vocabulary):
+def test_killed_run_continues_to_the_same_bytes(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=24, sentences_per_document=300)
     files = ["--files", str(tmp_path / "text" / "*"), "--tokenizer", vocabulary]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -303,7 +303,7 @@ def _wait_for_the_end_of_group(group: int) -> None:
     pytest.fail("workers outlive the run that they belong to")
 
 
-def test_a_full_disk_is_told_and_costs_nothing(tmp_path, vocabulary):
+def test_full_disk_raises_and_keeps_finished_shards(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=4, sentences_per_document=400)
     program = (
         "import resource, sys\n"

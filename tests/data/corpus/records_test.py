@@ -38,20 +38,20 @@ def test_decode_inverts_encode(lengths: list[int], document: int, size: int) -> 
     np.testing.assert_array_equal(back.sentence_ends, part.sentence_ends)
 
 
-def test_the_dtype_is_the_smallest_that_holds_the_vocabulary() -> None:
+def test_ids_dtype_is_the_smallest_for_the_vocabulary() -> None:
     assert ids_dtype(65_536) == np.uint16
     assert ids_dtype(65_537) == np.uint32
 
 
 @pytest.mark.parametrize("ends", [[], [2], [0, 3], [2, 2, 3], [3, 2]])
-def test_encode_refuses_sentence_ends_that_do_not_fit(ends: list[int]) -> None:
+def test_encode_raises_for_invalid_sentence_ends(ends: list[int]) -> None:
     with pytest.raises(ValueError, match="sentence ends"):
         encode_record(
             DocumentPart(0, 0, np.arange(3, dtype=np.uint16), np.array(ends, dtype=np.uint32))
         )
 
 
-def test_decode_refuses_what_is_not_a_whole_record() -> None:
+def test_decode_raises_for_incomplete_records() -> None:
     record = encode_record(
         DocumentPart(0, 0, np.arange(3, dtype=np.uint16), np.array([3], np.uint32))
     )
@@ -64,7 +64,7 @@ def test_decode_refuses_what_is_not_a_whole_record() -> None:
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60),
     max_part_tokens=st.integers(1, 100),
 )
-def test_parts_are_whole_sentences_and_make_up_the_document(
+def test_parts_are_whole_sentences_of_the_whole_document(
     lengths: list[int], max_part_tokens: int
 ) -> None:
     ids = np.arange(sum(lengths), dtype=np.uint16)
@@ -82,7 +82,7 @@ def test_parts_are_whole_sentences_and_make_up_the_document(
             assert len(part.ids) + later.sentence_ends[0] > max_part_tokens
 
 
-def test_a_failed_writer_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_writer_leaves_no_files(tmp_path: Path) -> None:
     def parts():
         yield DocumentPart(0, 0, np.arange(3, dtype=np.uint16), np.array([3], np.uint32))
         raise RuntimeError("killed")
@@ -92,7 +92,7 @@ def test_a_failed_writer_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_shard_is_a_function_of_its_parts(tmp_path: Path) -> None:
+def test_shard_bytes_depend_only_on_its_parts(tmp_path: Path) -> None:
     documents = random_documents(20)
     first = write_corpus(tmp_path / "a", documents, num_shards=2)
     second = write_corpus(tmp_path / "b", documents, num_shards=2)
@@ -103,7 +103,7 @@ def test_a_shard_is_a_function_of_its_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 3, 8])
-def test_a_prepared_corpus_gives_back_its_documents(tmp_path: Path, shards: int) -> None:
+def test_reading_a_corpus_returns_its_documents(tmp_path: Path, shards: int) -> None:
     documents = random_documents(7, seed=shards)  # with 8 shards one is empty
     corpus = PreparedCorpus(
         write_corpus(tmp_path, documents, num_shards=shards, max_part_tokens=100)
@@ -119,18 +119,18 @@ def test_a_prepared_corpus_gives_back_its_documents(tmp_path: Path, shards: int)
         assert corpus.document_of(int(corpus.first_part[number + 1]) - 1) == number
 
 
-def test_a_missing_shard_or_index_is_named(tmp_path: Path) -> None:
+def test_missing_shard_or_index_is_named(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path, random_documents(10), num_shards=2)
     for name in (shard_file_name(1, 2), index_file_name(shard_file_name(0, 2))):
         content = (folder / name).read_bytes()
         (folder / name).unlink()
-        with pytest.raises(UserError, match=f"{name}: missing"):
+        with pytest.raises(UserError, match=f"{name}: no such file"):
             PreparedCorpus(folder)
         (folder / name).write_bytes(content)
 
 
 @pytest.mark.parametrize("keep", [0, 0.5, 0.99])
-def test_a_truncated_shard_or_index_is_named(tmp_path: Path, keep: float) -> None:
+def test_truncated_shard_or_index_is_named(tmp_path: Path, keep: float) -> None:
     folder = write_corpus(tmp_path, random_documents(100), num_shards=2)
     for name in (shard_file_name(1, 2), index_file_name(shard_file_name(0, 2))):
         content = (folder / name).read_bytes()
@@ -140,7 +140,7 @@ def test_a_truncated_shard_or_index_is_named(tmp_path: Path, keep: float) -> Non
         (folder / name).write_bytes(content)
 
 
-def test_a_flipped_bit_is_found_when_it_is_read(tmp_path: Path) -> None:
+def test_flipped_bit_raises_when_it_is_read(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path, random_documents(50))
     path = folder / shard_file_name(0, 1)
     content = bytearray(path.read_bytes())
@@ -152,29 +152,29 @@ def test_a_flipped_bit_is_found_when_it_is_read(tmp_path: Path) -> None:
         PreparedCorpus(folder).read(20)
 
 
-def test_a_shard_of_another_corpus_is_refused(tmp_path: Path) -> None:
+def test_shard_of_another_corpus_raises(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "a", random_documents(10))
     other = write_corpus(tmp_path / "b", random_documents(11))
     (folder / shard_file_name(0, 1)).write_bytes((other / shard_file_name(0, 1)).read_bytes())
-    with pytest.raises(UserError, match="11 records, the manifest says 10"):
+    with pytest.raises(UserError, match="11 records, expected 10 from the manifest"):
         PreparedCorpus(folder)
 
 
-def test_a_stored_vocabulary_other_than_the_manifest_says_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_that_differs_from_the_manifest_raises(tmp_path: Path) -> None:
     corpus = PreparedCorpus(write_corpus(tmp_path, random_documents(3)))
     word_tokenizer(tmp_path / "vocabulary")
     with pytest.raises(UserError, match=r"different vocabularies: .* 1,000 tokens.* 18 tokens"):
         corpus.tokenizer()
 
 
-def test_a_missing_corpus_is_not_called_a_missing_vocabulary(tmp_path: Path) -> None:
-    message = r"trainx: this prepared corpus is missing .*`bert-jax prepare` makes it"
+def test_missing_corpus_is_not_reported_as_missing_tokenizer(tmp_path: Path) -> None:
+    message = r"trainx: no such folder; .* which `bert-jax prepare` makes"
     for open_it in (PreparedCorpus, corpus_tokenizer):
         with pytest.raises(UserError, match=message):
             open_it(tmp_path / "trainx")
 
 
-def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
+def test_corpus_without_documents_raises(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no documents"):
         PreparedCorpus(write_corpus(tmp_path, []))
     with pytest.raises(UserError, match="not a prepared corpus"):

@@ -94,7 +94,7 @@ def _unmasked(batch: Batch) -> np.ndarray:
 
 @pytest.mark.parametrize("masking", [Masking(), None])
 @pytest.mark.parametrize("examples", INPUT_FORMATS)
-def test_batches_keep_the_contract(corpus, examples, masking) -> None:
+def test_batches_have_the_specified_fields_and_shapes(corpus, examples, masking) -> None:
     config = _config(examples, masking=masking)
     loader = _loader(corpus, config)
     (batch,) = _take(loader, 1)
@@ -104,7 +104,7 @@ def test_batches_keep_the_contract(corpus, examples, masking) -> None:
 
 @pytest.mark.parametrize("examples", INPUT_FORMATS)
 @pytest.mark.parametrize("hosts", [2, 4, 8])
-def test_hosts_share_out_the_rows_of_one_order(corpus, examples, hosts: int) -> None:
+def test_processes_divide_the_rows_of_each_batch(corpus, examples, hosts: int) -> None:
     config = _config(examples)
     whole = _take(_loader(corpus, config), 5)
     shares = [
@@ -117,7 +117,7 @@ def test_hosts_share_out_the_rows_of_one_order(corpus, examples, hosts: int) -> 
 
 
 @pytest.mark.parametrize("examples", INPUT_FORMATS)
-def test_a_loader_started_at_any_position_goes_on_equally(corpus, examples) -> None:
+def test_resumed_loader_continues_with_the_same_batches(corpus, examples) -> None:
     config = _config(examples)
     loader = _loader(corpus, config)
     batches, positions = [], [loader.position]
@@ -135,7 +135,7 @@ def test_a_loader_started_at_any_position_goes_on_equally(corpus, examples) -> N
         assert again.position == positions[resumed + 2]
 
 
-def test_unpacked_batch_k_holds_global_examples_from_k_times_b(corpus) -> None:
+def test_unpacked_batch_k_contains_examples_from_k_times_batch_size(corpus) -> None:
     loader = _loader(corpus, _config(SentencePairs()))
     _take(loader, 3)
     assert loader.position == 24
@@ -145,7 +145,7 @@ def test_unpacked_batch_k_holds_global_examples_from_k_times_b(corpus) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [1, 16])
-def test_prefetching_changes_nothing(corpus, prefetch: int) -> None:
+def test_prefetching_does_not_change_batches(corpus, prefetch: int) -> None:
     expected = _take(_loader(corpus, _config(PackedSegments())), 6)
     batches = _take(_loader(corpus, _config(PackedSegments(), prefetch_batches=prefetch)), 6)
     for batch, other in zip(batches, expected, strict=True):
@@ -153,7 +153,7 @@ def test_prefetching_changes_nothing(corpus, prefetch: int) -> None:
 
 
 @pytest.mark.parametrize("examples", WITHIN_DOCUMENTS)
-def test_an_epoch_visits_every_example_once(corpus, examples) -> None:
+def test_epoch_contains_every_example_once(corpus, examples) -> None:
     maker = _maker(corpus, _config(examples))
     for epoch in range(2):
         found = maker.resolve_examples(epoch * maker.examples_per_epoch, maker.examples_per_epoch)
@@ -168,7 +168,7 @@ def test_an_epoch_visits_every_example_once(corpus, examples) -> None:
     assert set(seen.values()) == {1} and len(seen) == position
 
 
-def test_every_document_is_in_the_batches_of_an_epoch(tmp_path: Path) -> None:
+def test_epoch_contains_every_document(tmp_path: Path) -> None:
     # Document d consists of the token 5 + d alone.
     documents = [[[5 + d] * 7] * (1 + 5 * (d % 4)) for d in range(40)]
     corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=2, max_part_tokens=30))
@@ -182,7 +182,7 @@ def test_every_document_is_in_the_batches_of_an_epoch(tmp_path: Path) -> None:
         assert seen - {0, 2, 3} == {5 + d for d in range(40)}
 
 
-def test_b_is_of_another_document_exactly_when_it_is_not_next(tmp_path: Path) -> None:
+def test_segment_b_is_from_another_document_iff_label_is_random(tmp_path: Path) -> None:
     documents = [[[5 + d] * 9] * (1 + 3 * (d % 5)) for d in range(30)]
     corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=3, max_part_tokens=30))
     maker = _maker(corpus, _config(SentencePairs(), masking=None), batch_size=2000)
@@ -197,7 +197,7 @@ def test_b_is_of_another_document_exactly_when_it_is_not_next(tmp_path: Path) ->
         assert set(ids[second[row]].tolist()) == {int(b[row]), 3}
 
 
-def test_b_comes_from_all_sentences_of_all_other_documents_alike(tmp_path: Path) -> None:
+def test_random_segment_b_is_uniform_over_other_documents(tmp_path: Path) -> None:
     documents = [[[5 + d] * 60] * (d + 1) for d in range(8)]  # one sentence fills B
     corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=3))
     maker = _maker(
@@ -217,7 +217,7 @@ def test_b_comes_from_all_sentences_of_all_other_documents_alike(tmp_path: Path)
 
 
 @pytest.mark.parametrize("examples", INPUT_FORMATS)
-def test_dynamic_draws_differ_in_each_epoch_and_static_ones_repeat(corpus, examples) -> None:
+def test_dynamic_masking_changes_each_epoch_and_static_repeats(corpus, examples) -> None:
     def epochs(draws: DynamicMasking | StaticMasking) -> list[list[int]]:
         maker = _maker(corpus, _config(examples, masking_schedule=draws), batch_size=1)
         result = []
@@ -234,7 +234,7 @@ def test_dynamic_draws_differ_in_each_epoch_and_static_ones_repeat(corpus, examp
     assert static[0] == static[2] == static[4] and static[1] == static[3] != static[0]
 
 
-def test_static_draws_give_the_same_rows_again(corpus) -> None:
+def test_static_masking_repeats_the_same_rows(corpus) -> None:
     maker = _maker(
         corpus,
         _config(SentencePairs(), masking_schedule=StaticMasking(dupe_factor=2)),
@@ -248,14 +248,14 @@ def test_static_draws_give_the_same_rows_again(corpus) -> None:
     assert rows(0) == rows(2) != rows(1)
 
 
-def test_seeds_differ(corpus) -> None:
+def test_batches_depend_on_the_seed(corpus) -> None:
     a, _ = _maker(corpus, _config(SentencePairs())).build_batch(0)
     b, _ = _maker(corpus, _config(SentencePairs()), seed=4).build_batch(0)
     assert _fingerprint(a) != _fingerprint(b)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 64, 1000, 4097])
-def test_permute_is_a_permutation_that_differs_by_key(size: int) -> None:
+def test_permute_returns_a_permutation_that_depends_on_the_key(size: int) -> None:
     images = [permute(np.arange(size), size, key) for key in (1, 2)]
     for image in images:
         assert sorted(image.tolist()) == list(range(size))
@@ -264,7 +264,7 @@ def test_permute_is_a_permutation_that_differs_by_key(size: int) -> None:
         assert abs(np.corrcoef(images[0], np.arange(size))[0, 1]) < 5 / np.sqrt(size)
 
 
-def test_every_index_goes_to_every_place_alike() -> None:
+def test_permute_is_uniform() -> None:
     size, keys = 10, 4000
     counts = np.zeros((size, size))
     for key in range(keys):
@@ -273,7 +273,7 @@ def test_every_index_goes_to_every_place_alike() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 81 + 5 * np.sqrt(2 * 81)
 
 
-def test_packed_rows_hold_the_single_examples_exactly(corpus) -> None:
+def test_packed_rows_contain_the_single_segments_unchanged(corpus) -> None:
     packed = _maker(corpus, _config(PackedSegments(), masking=None))
     single = _maker(corpus, _config(SingleSegment(), masking=None), batch_size=1)
     position, rows_used = 0, 0
@@ -300,7 +300,7 @@ def test_packed_rows_hold_the_single_examples_exactly(corpus) -> None:
     assert rows_used == 80 and position > 80
 
 
-def test_packed_rows_are_masked_like_rows(corpus) -> None:
+def test_masking_of_packed_rows_has_the_same_rates(corpus) -> None:
     maker = _maker(corpus, _config(PackedSegments()), batch_size=500)
     plain = _maker(corpus, _config(PackedSegments(), masking=None), batch_size=500)
     (batch, _), (original, _) = maker.build_batch(0), plain.build_batch(0)
@@ -310,7 +310,7 @@ def test_packed_rows_are_masked_like_rows(corpus) -> None:
     np.testing.assert_array_equal(batch["masked_lm_weights"].sum(axis=1), wanted)
 
 
-def test_the_evaluation_pass_is_always_the_same(corpus) -> None:
+def test_evaluation_batches_are_the_same_every_time(corpus) -> None:
     sizes = {
         "seq_length": 64,
         "batch_size": 8,
@@ -343,7 +343,7 @@ def test_the_evaluation_pass_is_always_the_same(corpus) -> None:
     )
 
 
-def test_one_document_makes_no_pairs_but_single_rows(tmp_path: Path) -> None:
+def test_corpus_of_one_document_raises_for_pairs_only(tmp_path: Path) -> None:
     one = PreparedCorpus(write_corpus(tmp_path, random_documents(1)))
     with pytest.raises(UserError, match="the corpus has one document"):
         _maker(one, _config(SentencePairs()))
@@ -351,7 +351,7 @@ def test_one_document_makes_no_pairs_but_single_rows(tmp_path: Path) -> None:
     assert batch["attention_mask"].any(axis=1).all()
 
 
-def test_documents_of_one_sentence_and_one_token_work(tmp_path: Path) -> None:
+def test_documents_may_have_one_sentence_or_one_token(tmp_path: Path) -> None:
     corpus = PreparedCorpus(write_corpus(tmp_path, [[[7]], [[8]], [[9] * 300]]))
     for examples in INPUT_FORMATS:
         batch, _ = _maker(corpus, _config(examples)).build_batch(0)
@@ -369,12 +369,12 @@ def test_documents_of_one_sentence_and_one_token_work(tmp_path: Path) -> None:
         ({"max_predictions_per_seq": 0}, "max_predictions_per_seq is 0"),
     ],
 )
-def test_impossible_sizes_are_refused(corpus, settings, message: str) -> None:
+def test_invalid_sizes_raise_config_error(corpus, settings, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _maker(corpus, _config(SentencePairs()), **settings)
 
 
-def test_impossible_rates_are_refused() -> None:
+def test_invalid_masking_probabilities_raise_config_error() -> None:
     for make in (
         lambda: Masking(mlm_probability=1.5),
         lambda: Masking(mask_replace_prob=0.8, random_replace_prob=0.3),
@@ -409,9 +409,7 @@ if __name__ == "__main__":
 """
 
 
-def test_worker_processes_change_nothing_and_nothing_imports_tensorflow(
-    corpus, tmp_path: Path
-) -> None:
+def test_worker_processes_build_the_same_batches_without_tensorflow(corpus, tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(corpus.folder)]
@@ -423,7 +421,7 @@ def test_worker_processes_change_nothing_and_nothing_imports_tensorflow(
     assert [int(line.split()[0]) for line in lines[:5]] == [b["input_ids"].sum() for b in expected]
 
 
-def test_real_speeches_become_pairs_of_their_own_text(shared: Path, tmp_path: Path) -> None:
+def test_pairs_of_real_speeches_contain_their_text(shared: Path, tmp_path: Path) -> None:
     from bert_jax.data.corpus.plan import PrepareConfig
     from bert_jax.data.corpus.prepare import prepare
     from bert_jax.data.corpus.sources import TextFiles
@@ -462,12 +460,12 @@ def test_real_speeches_become_pairs_of_their_own_text(shared: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("masking", [Masking(whole_word_mask=True), None])
 @pytest.mark.parametrize("examples", INPUT_FORMATS)
-def test_the_config_survives_json(examples, masking) -> None:
+def test_config_round_trips_through_json(examples, masking) -> None:
     config = _config(examples, masking=masking, masking_schedule=StaticMasking(dupe_factor=3))
     assert configs.from_json(PretrainingData, configs.to_json(config)) == config
 
 
-def test_a_damaged_shard_is_named_while_training(tmp_path: Path) -> None:
+def test_damaged_shard_is_named_during_iteration(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path, random_documents(40))
     path = folder / "documents-00000-of-00001.arrayrecord"
     content = bytearray(path.read_bytes())

@@ -86,7 +86,7 @@ def test_masks_equal_the_slow_reference(whole_word, rate, limit, word_starts) ->
         assert used.sum() == used.argmin() or used.all()  # used places come first
 
 
-def test_masks_do_not_depend_on_the_other_rows() -> None:
+def test_masks_of_a_row_do_not_depend_on_other_rows() -> None:
     table, config = random_vocab_arrays(), Masking(whole_word_mask=True)
     ids, attention = _rows(50, table)
     together = mask_tokens(ids, attention, _keys(50), config, 20, table)
@@ -98,7 +98,7 @@ def test_masks_do_not_depend_on_the_other_rows() -> None:
 
 
 @pytest.mark.parametrize("whole_word", [False, True])
-def test_rates_over_a_million_tokens(whole_word: bool) -> None:
+def test_masking_rates_over_a_million_tokens(whole_word: bool) -> None:
     table = random_vocab_arrays()
     ids, attention = _rows(12_000, table)
     out = mask_tokens(ids, attention, _keys(12_000), Masking(whole_word_mask=whole_word), 20, table)
@@ -136,7 +136,7 @@ def test_rates_over_a_million_tokens(whole_word: bool) -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 994 + 5 * np.sqrt(2 * 994)
 
 
-def test_every_ordinary_position_is_selected_alike() -> None:
+def test_selection_is_uniform_over_positions() -> None:
     table = random_vocab_arrays()
     ids, attention = _rows(1, table, seed=3)
     ids, attention = ids.repeat(30_000, axis=0), attention.repeat(30_000, axis=0)
@@ -149,7 +149,7 @@ def test_every_ordinary_position_is_selected_alike() -> None:
     assert np.abs(counts[ordinary] - expected).max() < 5.5 * np.sqrt(expected)
 
 
-def test_whole_words_are_selected_whole() -> None:
+def test_whole_word_masking_selects_whole_words() -> None:
     table = random_vocab_arrays(word_start_fraction=0.5)
     ids, attention = _rows(2_000, table)
     out = mask_tokens(ids, attention, _keys(2_000), Masking(whole_word_mask=True), 20, table)
@@ -162,7 +162,7 @@ def test_whole_words_are_selected_whole() -> None:
     assert (selected[:, 1:] & goes_on).sum() > 1000
 
 
-def test_a_word_larger_than_the_number_is_passed_over() -> None:
+def test_word_longer_than_the_limit_is_not_selected() -> None:
     table = random_vocab_arrays(word_start_fraction=0.0)
     ids = np.array([[CLS, *range(5, 25), SEP]], dtype=np.int32)  # one word of 20 pieces
     out = mask_tokens(ids, np.ones_like(ids), _keys(1), Masking(whole_word_mask=True), 20, table)
@@ -170,7 +170,7 @@ def test_a_word_larger_than_the_number_is_passed_over() -> None:
     np.testing.assert_array_equal(out["input_ids"], ids)
 
 
-def test_rows_without_ordinary_tokens_are_left_alone() -> None:
+def test_rows_of_special_tokens_are_not_masked() -> None:
     table = random_vocab_arrays()
     ids = np.array([[CLS, SEP, 0, 0], [0, 0, 0, 0]], dtype=np.int32)
     attention = np.array([[1, 1, 0, 0], [0, 0, 0, 0]], dtype=np.int32)

@@ -12,7 +12,7 @@ from bert_jax.testing.random_corpus import random_vocab_arrays
     lengths=st.lists(st.integers(3, 64), min_size=1, max_size=200),
     rows=st.integers(1, 12),
 )
-def test_a_plan_takes_leading_examples_without_overlap(lengths: list[int], rows: int) -> None:
+def test_plan_packs_leading_examples_without_overlap(lengths: list[int], rows: int) -> None:
     placed = pack(np.array(lengths), rows, 64)
     count = len(placed.rows)
     assert 1 <= count <= len(lengths)
@@ -26,7 +26,7 @@ def test_a_plan_takes_leading_examples_without_overlap(lengths: list[int], rows:
         assert (np.diff(row) <= 0).all()
 
 
-def test_plans_leave_little_room() -> None:
+def test_plans_leave_little_padding() -> None:
     rng = np.random.default_rng(0)
     for seed in range(5):
         lengths = np.minimum(rng.lognormal(4, 1, 5000).astype(int) + 3, 512)
@@ -34,7 +34,7 @@ def test_plans_leave_little_room() -> None:
         assert lengths[: len(placed.rows)].sum() / (64 * 512) > 0.95, seed
 
 
-def test_a_batch_that_holds_everything_is_planned_whole() -> None:
+def test_all_examples_are_packed_if_they_fit() -> None:
     placed = pack(np.array([10, 64, 20]), 4, 64)
     assert len(placed.rows) == 3 and len(set(placed.rows.tolist())) == 2
 

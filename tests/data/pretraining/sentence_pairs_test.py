@@ -121,7 +121,7 @@ def test_pairs_equal_the_slow_reference(tmp_path: Path, length: int, config: Sen
             )
 
 
-def test_single_windows_equal_the_slow_reference(tmp_path: Path) -> None:
+def test_single_segments_equal_the_slow_reference(tmp_path: Path) -> None:
     documents = random_documents(25, mean_sentences=12)
     corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=2, max_part_tokens=90))
     source = SingleSegmentDataset(corpus, 64, random_vocab_arrays())
@@ -190,7 +190,7 @@ def _original_walk(
 
 
 @pytest.mark.parametrize("short_probability", [0.0, 0.1])
-def test_pairs_are_distributed_like_the_original_walk(
+def test_pair_statistics_equal_create_pretraining_data(
     tmp_path: Path, short_probability: float
 ) -> None:
     rng = np.random.default_rng(0)
@@ -229,7 +229,7 @@ def test_pairs_are_distributed_like_the_original_walk(
         assert (totals == width).mean() == pytest.approx((walk_totals == width).mean(), abs=0.03)
 
 
-def test_rates_over_a_million_tokens(tmp_path: Path) -> None:
+def test_pair_rates_over_a_million_tokens(tmp_path: Path) -> None:
     documents = [[[5] * 5] * 400 for _ in range(40)]  # never a window of one sentence
     corpus = PreparedCorpus(write_corpus(tmp_path, documents))
     source = SentencePairDataset(corpus, SentencePairs(), 128, random_vocab_arrays())
@@ -251,7 +251,7 @@ def test_rates_over_a_million_tokens(tmp_path: Path) -> None:
     assert filled.mean() == pytest.approx(0.9 + 0.1 * 5 / 124, abs=spread)
 
 
-def test_short_targets_are_a_tenth_and_uniform() -> None:
+def test_short_target_lengths_are_a_tenth_and_uniform() -> None:
     targets = np.array(
         [sample_target_seq_length(125, SentencePairs(), ExampleRng(key)) for key in _keys(100_000)]
     )
@@ -263,7 +263,7 @@ def test_short_targets_are_a_tenth_and_uniform() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 122 + 5 * np.sqrt(2 * 122)
 
 
-def test_a_takes_any_number_of_leading_sentences_alike() -> None:
+def test_number_of_sentences_of_segment_a_is_uniform() -> None:
     window = TextWindow(np.arange(60), np.arange(6, 61, 6))  # 10 sentences
     config = SentencePairs(random_next_prob=0.0)
     sizes = [
@@ -276,7 +276,7 @@ def test_a_takes_any_number_of_leading_sentences_alike() -> None:
     assert ((counts[1:10] - expected) ** 2 / expected).sum() < 8 + 5 * 4
 
 
-def test_tokens_are_cut_from_front_and_back_alike() -> None:
+def test_truncation_is_uniform_between_front_and_back() -> None:
     fronts = [
         truncate_seq_pair(np.arange(100), np.arange(10), 90, ExampleRng(key))[0][0]
         for key in _keys(5000)
@@ -285,7 +285,7 @@ def test_tokens_are_cut_from_front_and_back_alike() -> None:
     assert np.var(fronts) == pytest.approx(5, rel=0.15)
 
 
-def test_every_token_of_a_document_is_seen_about_once_in_an_epoch() -> None:
+def test_each_token_occurs_about_once_in_an_epoch() -> None:
     width, tokens, epochs = 100, 1240, 2000
     slots = int(windows_per_document(np.array([tokens]), width)[0])
     counts = np.zeros(tokens)
@@ -302,7 +302,7 @@ def test_every_token_of_a_document_is_seen_about_once_in_an_epoch() -> None:
 # --- Rows and random words. ---
 
 
-def test_rows_are_laid_out_as_in_bert() -> None:
+def test_collate_pairs_adds_special_tokens_as_in_bert() -> None:
     table = random_vocab_arrays()
     rows = collate_pairs([SentencePair(np.array([7, 8]), np.array([9]), 1)], 8, table)
     np.testing.assert_array_equal(rows["input_ids"], [[2, 7, 8, 3, 9, 3, 0, 0]])
@@ -321,7 +321,7 @@ def test_python_and_numpy_give_the_same_random_words() -> None:
         assert [ExampleRng(k).bits(stream, i) for i, k in enumerate(keys)] == fast.tolist()
 
 
-def test_random_words_are_uniform_and_independent_between_uses() -> None:
+def test_random_words_are_uniform_and_independent_between_streams() -> None:
     keys = np.array(_keys(200_000), dtype=np.uint64)
     columns = [
         random_bits(keys, stream, np.zeros(1))

@@ -74,7 +74,7 @@ def _unmasked(pair: dict) -> np.ndarray:
     return ids
 
 
-def test_pairs_are_what_bert_reads(folder, vocabulary):
+def test_pairs_have_special_tokens_and_lengths_of_bert(folder, vocabulary):
     _register(folder, vocabulary)
     engine = SeqioVocabulary(vocabulary).tokenizer
     topic_of = {
@@ -128,7 +128,7 @@ def test_random_text_never_comes_from_the_same_document(folder, vocabulary):
         assert bool(a & topics[1]) != bool(b & topics[1])
 
 
-def test_the_seed_decides(folder, vocabulary):
+def test_pairs_depend_on_the_seed(folder, vocabulary):
     _register(folder, vocabulary)
     first, again = (_pairs("books", seed=1, split="few") for _ in range(2))
     for one, other in zip(first, again, strict=True):
@@ -140,14 +140,14 @@ def test_the_seed_decides(folder, vocabulary):
     )
 
 
-def test_a_second_epoch_draws_afresh(folder, vocabulary):
+def test_second_epoch_has_other_pairs(folder, vocabulary):
     _register(folder, vocabulary)
     pairs = _pairs("books", split="few", num_epochs=2, shuffle=False)
     one, two = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
     assert {p["input_ids"].tobytes() for p in one}.isdisjoint(p["input_ids"].tobytes() for p in two)
 
 
-def test_the_converter_makes_the_fields_of_a_batch(folder, vocabulary):
+def test_feature_converter_makes_batch_fields(folder, vocabulary):
     _register(folder, vocabulary)
     dataset = seqio.get_dataset(
         "books", LENGTHS, MaskedPairFeatureConverter(), batch_size=16, seed=0
@@ -169,7 +169,7 @@ def test_the_converter_makes_the_fields_of_a_batch(folder, vocabulary):
                 )
 
 
-def test_rates_of_a_mixture_are_kept(folder, vocabulary):
+def test_mixture_has_the_rates_of_its_tasks(folder, vocabulary):
     for topic in range(3):
         source = PythonDocuments(
             splits={"train": lambda t=topic: [5 * _topic_document(t, n) for n in range(4)]}
@@ -193,7 +193,7 @@ def test_rates_of_a_mixture_are_kept(folder, vocabulary):
     assert np.all(np.abs(counts / 1000 - expected) < 4 * np.sqrt(expected * (1 - expected) / 1000))
 
 
-def test_hosts_share_the_documents(folder, vocabulary):
+def test_processes_divide_the_documents(folder, vocabulary):
     task = _register(folder, vocabulary)
     seen = []
     for index in range(3):
@@ -209,7 +209,7 @@ def _prepare(task: str, output: Path, **settings) -> Path:
     return output
 
 
-def test_a_task_of_files_is_prepared_like_the_files(folder, vocabulary, tmp_path):
+def test_task_of_text_files_gives_the_same_corpus_as_the_files(folder, vocabulary, tmp_path):
     _register(folder, vocabulary)
     files = TextFiles(str(folder / "text" / "*"))
     config = PrepareConfig(
@@ -222,9 +222,7 @@ def test_a_task_of_files_is_prepared_like_the_files(folder, vocabulary, tmp_path
     assert filecmp.cmpfiles(tmp_path / "files", tmp_path / "task", names, shallow=False)[0] == names
 
 
-def test_what_stands_at_the_cache_placeholder_is_the_same_through_seqio(
-    folder, vocabulary, tmp_path
-):
+def test_seqio_and_direct_preparation_give_the_same_documents(folder, vocabulary, tmp_path):
     """A task with one step more is read through TensorFlow; here the step changes nothing."""
     plain = _register(folder, vocabulary)
     steps = [*plain.preprocessors]
@@ -240,7 +238,7 @@ def test_what_stands_at_the_cache_placeholder_is_the_same_through_seqio(
         assert filecmp.cmp(tmp_path / "pure" / name, tmp_path / "seqio" / name, shallow=False)
 
 
-def test_functions_are_prepared_with_their_drops(vocabulary, tmp_path):
+def test_python_documents_are_prepared_with_dropped_counts(vocabulary, tmp_path):
     def documents() -> list[str]:
         return [_topic_document(0, 0), "1 2 3 4 5 6 7", _topic_document(1, 1), ""]
 
@@ -290,7 +288,7 @@ def test_tfds_by_name_and_split(vocabulary, tmp_path):
     assert len(_pairs("wiki", split="validation")) >= 5
 
 
-def test_mistakes_are_told(folder, vocabulary, tmp_path):
+def test_invalid_tasks_raise(folder, vocabulary, tmp_path):
     with pytest.raises(UserError, match=r"no task 'none' is registered.*--module"):
         _prepare("none", tmp_path / "x")
     with pytest.raises(UserError, match=r"missing\.py: no such file"):
@@ -301,7 +299,7 @@ def test_mistakes_are_told(folder, vocabulary, tmp_path):
     with pytest.raises(UserError, match=r"sequence_length is \{\}; expected"):
         task.get_dataset(split="train")
     seqio.MixtureRegistry.add("mixed", ["books"], default_rate=1.0)
-    with pytest.raises(UserError, match="mixed is a mixture"):
+    with pytest.raises(UserError, match="mixed: this is a mixture"):
         _prepare("mixed", tmp_path / "x")
     seqio.TaskRegistry.add(
         "raw", source=task.source, preprocessors=[], output_features=task.output_features
@@ -310,7 +308,7 @@ def test_mistakes_are_told(folder, vocabulary, tmp_path):
         _prepare("raw", tmp_path / "x")
 
 
-def test_a_corpus_of_one_document_is_refused(vocabulary):
+def test_corpus_of_one_document_raises(vocabulary):
     source = PythonDocuments(splits={"train": lambda: [_topic_document(0, 0)]})
     text_tasks.register_text_task("one", source, tokenizer=vocabulary)
     with pytest.raises(tf.errors.OpError, match="all documents have the same text"):
@@ -346,7 +344,7 @@ def test_vocabulary_adapter(folder, vocabulary, tmp_path):
     )
 
 
-def test_multi_piece_words_are_rows_of_pieces(shared):
+def test_words_of_several_tokens_are_ragged_rows(shared):
     """The trap of seqio's own WordPiece vocabulary, which pads each word to a matrix."""
     adapter = SeqioVocabulary(str(shared / "vocab" / "bert-base-uncased" / "vocab.txt"))
     ids = adapter.encode_tf(tf.constant("Unaffable transubstantiation of hyperparameters"))

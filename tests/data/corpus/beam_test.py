@@ -82,7 +82,7 @@ def _config(folder: Path, output: str) -> PrepareConfig:
     )
 
 
-def test_a_unit_that_has_travelled_makes_the_same_shard(tmp_path):
+def test_pickled_unit_writes_the_same_shard(tmp_path):
     """What each Beam worker does, without Beam."""
     config = _config(tmp_path, "local")
     prepare(config, num_workers=1)
@@ -102,7 +102,7 @@ def test_a_unit_that_has_travelled_makes_the_same_shard(tmp_path):
     assert _shards(tmp_path / "elsewhere") == _shards(tmp_path / "local")
 
 
-def test_the_pipeline_needs_neither_seqio_nor_tensorflow():
+def test_pipeline_imports_neither_seqio_nor_tensorflow():
     program = """
 import sys
 from unittest.mock import MagicMock
@@ -143,7 +143,7 @@ def test_beam_writes_the_same_bytes(tmp_path, beam_python):
     assert manifest.counts.documents == 9 and _shards(output) == _shards(tmp_path / "local")
 
 
-def test_beam_reads_and_writes_elsewhere(tmp_path, beam_python):
+def test_beam_reads_and_writes_remote_files(tmp_path, beam_python):
     config = _config(tmp_path, "local")
     prepare(config, num_workers=1)
     output = tmp_path / "beam"
@@ -156,7 +156,7 @@ def test_beam_reads_and_writes_elsewhere(tmp_path, beam_python):
     assert not list(output.rglob("*.partial"))
 
 
-def test_beam_tells_of_bad_input(tmp_path, beam_python):
+def test_beam_reports_invalid_input(tmp_path, beam_python):
     config = _config(tmp_path, "local")
     command = [beam_python, "-m", "bert_jax.data.corpus.beam"]
     done = _run(command, config, str(tmp_path / "none*"), str(tmp_path / "x"))
