@@ -19,7 +19,7 @@ from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.testing.text_corpus import write_text, write_vocabulary
 from bert_jax.text.tokenizer import load_tokenizer
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 # Beam's view of a store beyond the local disk: the local disk by another name.
 STORE = """
