@@ -27,7 +27,7 @@ def test_learns_and_says_so(tmp_path, capsys):
     [
         (["{tmp}/none*.txt"], 1, "no file matches"),
         (["{tmp}/bad.txt"], 1, "bad.txt: not utf-8 text at byte 3"),
-        (["{tmp}/empty.txt"], 1, "nothing to learn from"),
+        (["{tmp}/empty.txt"], 1, "expected text to train on"),
         (["{tmp}/bad.txt", "--encoding", "klingon"], 1, "unknown encoding"),
         (["{tmp}/bad.txt", "--vocab-size", "2"], 2, "vocab_size is 2"),
     ],

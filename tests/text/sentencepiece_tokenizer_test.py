@@ -38,7 +38,7 @@ def test_model_file_is_read_as_the_library_reads_it(shared):
 
 def test_truncated_model_file_raises(shared, tmp_path):
     data = (shared / T5).read_bytes()
-    with pytest.raises(ValueError, match="end inside"):
+    with pytest.raises(ValueError, match="ends inside"):
         parse_model(data[:1001])
     path = tmp_path / "cut.model"
     path.write_bytes(data[: len(data) // 2 + 1])

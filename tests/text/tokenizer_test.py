@@ -165,11 +165,11 @@ def test_invalid_bpe_files_raise(tmp_path):
     with pytest.raises(UserError, match=r"merges.txt, line 3: expected two tokens"):
         load_tokenizer(path)
     path = write_bpe(tmp_path / "b", merges=["q z"])
-    with pytest.raises(UserError, match=r"merges.txt does not fit"):
+    with pytest.raises(UserError, match=r"merges.txt does not match"):
         load_tokenizer(path)
     path = write_bpe(tmp_path / "c")
     (path.parent / "merges.txt").unlink()
-    with pytest.raises(UserError, match=r"expected merges.txt beside it"):
+    with pytest.raises(UserError, match=r"no merges.txt in the same folder"):
         load_tokenizer(path)
     path = write_bpe(tmp_path / "d")
     path.write_text(path.read_text().replace('"<mask>": 15', '"<mask>": 15, "he": 16'))
@@ -177,7 +177,7 @@ def test_invalid_bpe_files_raise(tmp_path):
         load_tokenizer(path)
     path = write_bpe(tmp_path / "e")
     path.write_text(path.read_text().replace('"<mask>": 15', '"<mask>": 99'))
-    with pytest.raises(UserError, match=r"'<mask>' has 99 where 15 was expected"):
+    with pytest.raises(UserError, match=r"the id of '<mask>' is 99, expected 15"):
         load_tokenizer(path)
 
 

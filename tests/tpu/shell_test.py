@@ -21,6 +21,7 @@ NAMES = {
     "pretrain_bert_base_16.sh",
     "pretrain_bert_base_16_large_batch.sh",
     "pretrain_bert_large_16.sh",
+    "pretrain_roberta_base_16.sh",
     "finetune_glue_multi_task_16.sh",
     "finetune_glue_sharded_16.sh",
     "smoke_16.sh",

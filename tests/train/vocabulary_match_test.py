@@ -177,9 +177,7 @@ def test_a_held_out_corpus_of_other_documents_is_taken(folder, tmp_path):
 @pytest.mark.parametrize("name", ["pretrain/bert", "pretrain/small_corpus", "pretrain/adapt"])
 def test_recipes_say_that_the_corpus_is_missing(name, folder):
     more = {"model": str(folder / "model")} if name.endswith("adapt") else {}
-    with pytest.raises(
-        UserError, match=r"trainx: no such folder.*bert-jax prepare"
-    ):
+    with pytest.raises(UserError, match=r"trainx: no such folder.*bert-jax prepare"):
         load_recipe(str(RECIPES / f"{name}.py"))(corpus=str(folder / "trainx"), **more)
 
 

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Pretrains RoBERTa-base as in fairseq: 125,000 updates of 2,048 sequences, on 16 TPU chips.
+#   BUCKET=gs://my-bucket tpu/pretrain_roberta_base_16.sh [--dry-run] [--max-usd 150] ...
+# More flags are passed to `tpu/tpuctl launch`; tpu/README.md explains how to upload the corpus.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+BUCKET="${BUCKET:?set BUCKET=gs://...}"
+SLICE="${SLICE:-v6e-16}"                # `tpu/tpuctl prices` lists all types
+RUN_ID="${RUN_ID:-roberta-base}"
+CORPUS="${CORPUS:-$BUCKET/data/corpus}" # contains train/ and heldout/, from `bert-jax prepare`
+MAX_HOURS="${MAX_HOURS:-12}"            # slice hours of all attempts together
+
+tpu/tpuctl launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
+  --data "corpus=$CORPUS" "$@" -- \
+  pretrain configs/pretrain/roberta.py --with size=base tpu=true parallelism=fsdp steps=125000 \
+  batch_size=2048 learning_rate=5e-4 warmup_steps=10000 gradient_accumulation_steps=2 \
+  corpus=@data/corpus/train heldout=@data/corpus/heldout
