@@ -13,6 +13,6 @@ MAX_HOURS="${MAX_HOURS:-12}"            # slice hours of all attempts together
 
 tpu/tpuctl launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
   --data "corpus=$CORPUS" "$@" -- \
-  pretrain configs/pretrain/roberta.py --with size=base tpu=true parallelism=fsdp steps=125000 \
+  pretrain configs/pretrain/roberta.py --arg size=base tpu=true parallelism=fsdp steps=125000 \
   batch_size=2048 learning_rate=5e-4 warmup_steps=10000 gradient_accumulation_steps=2 \
   corpus=@data/corpus/train heldout=@data/corpus/heldout

@@ -1,7 +1,7 @@
 """RoBERTa pretraining (Liu et al. 2019, section 5 and table 9): 500,000 updates of 8,192 sequences.
 
     bert-jax pretrain configs/pretrain/roberta.py --run runs/roberta \\
-        --with size=base corpus=data/train heldout=data/heldout
+        --arg size=base corpus=data/train heldout=data/heldout
 
 What differs from BERT's recipe:
 
