@@ -202,7 +202,7 @@ def load_wordpiece(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenize
     line_numbers: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
         if token == "":
-            raise UserError(f"tokenizer {path}, line {number}: the line is empty; expected a token")
+            raise UserError(f"tokenizer {path}, line {number}: empty line; expected a token")
         if token in line_numbers:
             raise UserError(
                 f"tokenizer {path}: duplicate token {token!r} on lines {line_numbers[token]} and "
