@@ -89,6 +89,31 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_launch_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that describe a new run: what to rent, for how long, with which data."""
+    _add_rental_flags(parser)
+    _add_host_flags(parser)
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="NAME=gs://...",
+        help="folder to copy to each host; arguments refer to it as @data/NAME (repeatable)",
+    )
+    parser.add_argument(
+        "--env-secret",
+        action="append",
+        default=[],
+        metavar="NAME=projects/...",
+        help="environment variable that the hosts read from Secret Manager (repeatable)",
+    )
+    parser.add_argument(
+        "--keep-slice", action="store_true", help="keep the slice when the run is done; it costs"
+    )
+    parser.add_argument("--yes", action="store_true", help="start without asking about the cost")
+    add_force_lease_flag(parser)
+
+
+def _add_rental_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say which slice to rent and what it may cost."""
     _add_env_flag(
         parser, "--slice", help="slice type, such as v6e-16; `tpu/tpuctl prices` lists all of them"
     )
@@ -132,6 +157,10 @@ def add_launch_flags(parser: argparse.ArgumentParser) -> None:
         default=24.0,
         help="longest wait for a slice (default: 24)",
     )
+
+
+def _add_host_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say how the hosts are reached and which account they use."""
     _add_env_flag(
         parser,
         "--service-account",
@@ -149,25 +178,6 @@ def add_launch_flags(parser: argparse.ArgumentParser) -> None:
         parser, "--internal-ips", is_switch=True, help="hosts without external IP addresses"
     )
     _add_env_flag(parser, "--iap", is_switch=True, help="ssh through Identity-Aware Proxy")
-    parser.add_argument(
-        "--data",
-        action="append",
-        default=[],
-        metavar="NAME=gs://...",
-        help="folder to copy to each host; arguments refer to it as @data/NAME (repeatable)",
-    )
-    parser.add_argument(
-        "--env-secret",
-        action="append",
-        default=[],
-        metavar="NAME=projects/...",
-        help="environment variable that the hosts read from Secret Manager (repeatable)",
-    )
-    parser.add_argument(
-        "--keep-slice", action="store_true", help="keep the slice when the run is done; it costs"
-    )
-    parser.add_argument("--yes", action="store_true", help="start without asking about the cost")
-    add_force_lease_flag(parser)
 
 
 def add_force_lease_flag(parser: argparse.ArgumentParser) -> None:
