@@ -158,7 +158,10 @@ class Predictor:
 
         Raises:
           UserError: an input is empty, or is not what the model reads.
+          TypeError: `inputs` is one text instead of a list.
         """
+        if isinstance(inputs, str):  # a str is a sequence of strings: its characters
+            raise TypeError(f"expected a list of texts, found the text {inputs[:40]!r}")
         kind = self.kind
         examples = tuple(
             kind.example_from_input(model_input, str(index))
