@@ -39,21 +39,15 @@ def run_preflight(
     context: HostContext, host_number: int, job_spec: JobSpec, settings: Settings
 ) -> PreflightReport:
     """Runs all checks and returns the report."""
-    problems = [
-        found
-        for check in REQUIRED_CHECKS
-        for found in check(context, host_number, job_spec, settings)
-    ]
-    warnings = [
-        found
-        for check in WARNING_CHECKS
-        for found in check(context, host_number, job_spec, settings)
-    ]
+    problems, warnings = (
+        tuple(p for check in checks for p in check(context, host_number, job_spec, settings))
+        for checks in (REQUIRED_CHECKS, WARNING_CHECKS)
+    )
     return PreflightReport(
         host=host_number,
         ok=not problems,
-        problems=tuple(problems),
-        warnings=tuple(warnings),
+        problems=problems,
+        warnings=warnings,
         address=job_spec.host_addresses[host_number],
         versions=installed_versions(settings),
         time=time.time(),
@@ -63,11 +57,10 @@ def run_preflight(
 def installed_versions(settings: Settings) -> dict[str, str]:
     """Returns {package: version} of the trainer's environment without importing the packages."""
     try:
+        python = str(host_context.trainer_python(settings))
+        command = [python, "-c", _VERSIONS_SCRIPT, *PACKAGES]
         completed = subprocess.run(
-            [str(host_context.trainer_python(settings)), "-c", _VERSIONS_SCRIPT, *PACKAGES],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=60,
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
         )
         return json.loads(completed.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
@@ -128,8 +121,7 @@ def _check_chips(
             fix=f"stop it (tpu/tpuctl stop, or kill {pid}); if that fails, create a new slice",
         )
     if settings.lockfile.exists() and holders == {}:
-        failure = devices.remove_lockfile(settings.lockfile)
-        if failure:
+        if failure := devices.remove_lockfile(settings.lockfile):
             yield PreflightProblem(
                 check="lock file",
                 found=f"{settings.lockfile} of a dead process cannot be removed: {failure}",
