@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_train_calls_run_and_returns_whether_it_is_complete(monkeypatch, tmp_pat
         monkeypatch.setattr(
             "bert_jax.train.run.run", lambda *args, code=exit_code: calls.append(args) or code
         )
-        experiment = object()
+        experiment: Any = object()
         assert bert_jax.train(experiment, str(tmp_path)) is complete
         assert calls[-1] == (experiment, tmp_path, None)
 
@@ -55,7 +56,7 @@ def test_train_calls_run_and_returns_whether_it_is_complete(monkeypatch, tmp_pat
 def test_encoder_holds_the_pretrained_weights(exported):
     model = bert_jax.load_model(exported)
     texts = ["the old man", "a net by the sea ."]
-    batch = model.tokenize(texts)
+    batch: dict[str, Any] = dict(model.tokenize(texts))
     states = np.asarray(model.encoder()(**batch).last_hidden_state)
     embed = bert_jax.Embedder(model, pooling="cls")
     for row, (vector, truncated) in zip(states, embed(texts), strict=True):

@@ -1,5 +1,7 @@
 """Covers bert_jax/models/model.py and functional.py: the forward pass, also for a Flax user."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +23,7 @@ from bert_jax.models.model import EncoderWithHeads, build_network, forward
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.params import paths
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 16,
     "num_hidden_layers": 2,

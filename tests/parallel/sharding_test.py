@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.bert.sharding import PARAMETER_AXES
+from bert_jax.models.sharding import parameter_axes
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.parallel import sharding
@@ -22,7 +22,7 @@ def program(**changes):
 
 def test_every_parameter_has_one_row_with_its_rank():
     for path, leaf in paths.flatten(program().abstract()).items():
-        assert len(PARAMETER_AXES[path]) == leaf.ndim, path
+        assert len(parameter_axes()[path]) == leaf.ndim, path
 
 
 @pytest.mark.parametrize(

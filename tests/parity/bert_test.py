@@ -10,6 +10,7 @@ import pytest
 from bert_jax.export.export import export
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bert.huggingface import TIED
+from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.layers.config import GeluTanh
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
@@ -66,7 +67,7 @@ def torch_outputs(model, batch):
     )
 
 
-def jax_outputs(params, config: BertConfig, batch):
+def jax_outputs(params, config: EncoderConfig, batch):
     """The same of the program that is trained."""
     program = PretrainingObjective(Pretraining(model=config, mask_token_id=4))
 

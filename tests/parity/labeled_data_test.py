@@ -140,9 +140,10 @@ def test_conll(shared: Path, vocabulary, tokenizer):
             previous = tag
         owners: Any = reference.word_ids(row)
         seen: set[int] = set()
+        targets: dict[str, Any] = features.targets
         for place, word in enumerate(owners):
-            label = features.targets["token_labels"][row][place]
-            weight = features.targets["token_label_weights"][row][place]
+            label = targets["token_labels"][row][place]
+            weight = targets["token_label_weights"][row][place]
             if word is None or word in seen:
                 assert weight == 0
             else:

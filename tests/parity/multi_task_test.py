@@ -14,7 +14,7 @@ from bert_jax.testing.models import small_model
 from bert_jax.train.presets import multi_task_experiment
 from bert_jax.train.run import run
 from tests.helpers.task_runs import TASKS
-from tests.parity.fine_tuning_heads_test import assert_same, our_predictions, their_predictions
+from tests.parity.fine_tuning_heads_test import assert_same, jax_predictions, torch_predictions
 
 transformers = pytest.importorskip("transformers")
 
@@ -68,5 +68,5 @@ def test_exported_task_gives_the_same_logits_in_pytorch(trained, kind, tmp_path)
     batch = fine_tuning_batch(
         head, batch_size=6, seq_length=16, vocab_size=18, num_padding_examples=1
     )
-    found = our_predictions(params, program.model, head, batch)
-    assert_same(found, their_predictions(model.eval(), batch))
+    found = jax_predictions(params, program.model, head, batch)
+    assert_same(found, torch_predictions(model.eval(), batch))

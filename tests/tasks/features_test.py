@@ -88,8 +88,8 @@ def test_tags_stand_at_the_first_piece_of_each_word(vocabulary):
     row = tokens(vocabulary, made.input_ids[0])
     assert row == ["[CLS]", "cat", "##s", "ran", "[UNK]", "[SEP]"]
     assert made.word_ids[0].tolist() == [-1, 0, -1, 1, 2, -1]
-    assert made.targets["token_labels"][0].tolist() == [0, 1, 0, 0, 2, 0]
-    assert made.targets["token_label_weights"][0].tolist() == [0, 1, 0, 1, 1, 0]
+    assert np.asarray(made.targets["token_labels"][0]).tolist() == [0, 1, 0, 0, 2, 0]
+    assert np.asarray(made.targets["token_label_weights"][0]).tolist() == [0, 1, 0, 1, 1, 0]
 
 
 def test_every_word_of_a_long_tagging_is_decided_by_one_row(vocabulary):
@@ -108,7 +108,7 @@ def test_every_word_of_a_long_tagging_is_decided_by_one_row(vocabulary):
     assert sorted(decided) == list(range(50))
     for places, labels in zip(made.word_ids, made.targets["token_labels"], strict=True):
         for place in np.flatnonzero(places >= 0):
-            assert labels[place] == (tags[places[place]] == "B-A")
+            assert np.asarray(labels)[place] == (tags[places[place]] == "B-A")
 
 
 CONTEXT = "the cat sat on a mat . a dog ran . " * 6
@@ -128,7 +128,8 @@ def test_answers_are_found_in_the_windows_that_hold_them_whole(vocabulary):
         task("question_answering", example), "train", vocabulary, 24, window_overlap=8
     )
     assert len(made) > 2
-    starts, ends = made.targets["start_positions"], made.targets["end_positions"]
+    starts = np.asarray(made.targets["start_positions"])
+    ends = np.asarray(made.targets["end_positions"])
     held = [row for row in range(len(made)) if (starts[row], ends[row]) != (0, 0)]
     assert held
     for row in range(len(made)):

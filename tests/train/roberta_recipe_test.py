@@ -6,7 +6,8 @@ import pytest
 
 from bert_jax.config_lib import call_recipe, load_recipe
 from bert_jax.data.config import DynamicMasking, FullSentences, Masking, PretrainingData
-from bert_jax.models.roberta.config import RobertaConfig
+from bert_jax.models.roberta.config import RobertaConfig, RobertaSize
+from bert_jax.objectives.config import Pretraining
 from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.train.config import AdamW
 
@@ -17,7 +18,7 @@ RECIPE = str(Path(__file__).parents[2] / "configs/pretrain/roberta.py")
     ("size", "peak", "warmup_steps"), [("base", 6e-4, 24_000), ("large", 4e-4, 30_000)]
 )
 def test_recipe_has_the_published_hyperparameters(
-    size: str, peak: float, warmup_steps: int
+    size: RobertaSize, peak: float, warmup_steps: int
 ) -> None:
     experiment, _ = planned_experiment(RECIPE, [f"size={size}"], [], 50265)
     train, data = experiment.train, experiment.data
@@ -30,6 +31,7 @@ def test_recipe_has_the_published_hyperparameters(
     assert isinstance(data, PretrainingData)
     assert data.input_format == FullSentences() and data.masking_schedule == DynamicMasking()
     assert data.masking == Masking(mlm_probability=0.15)
+    assert isinstance(experiment.objective, Pretraining)
     assert experiment.objective.model == RobertaConfig.from_size(size)
     assert experiment.objective.nsp_weight == 0.0
 

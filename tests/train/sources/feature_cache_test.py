@@ -30,7 +30,7 @@ from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.models.model import run_forward
 from bert_jax.objectives.config import FineTuning
-from bert_jax.objectives.fine_tuning import CachedFeaturesObjective
+from bert_jax.objectives.fine_tuning import CachedFeaturesObjective, FineTuningObjective
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
@@ -73,10 +73,10 @@ class Opened:
         self.experiment = experiment
         self.mesh = sharding.make_mesh(experiment.mesh, jax.devices()[:1])
         self.source = FineTuningSource(experiment, experiment.data)
-        self.config, self.program = (
-            experiment.objective,
-            CachedFeaturesObjective(experiment.objective),
-        )
+        self.config = experiment.objective
+        cached = isinstance(experiment.train.tuning.features, CachedFeatures)
+        objective_class = CachedFeaturesObjective if cached else FineTuningObjective
+        self.program = objective_class(experiment.objective)
         flat = random_parameters(self.config.model, head=self.config.head, seed=seed)
         self.params = jax.device_put(paths.unflatten(flat), sharding.replicated(self.mesh))
 

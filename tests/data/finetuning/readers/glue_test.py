@@ -155,5 +155,5 @@ def test_a_score_that_is_no_number(tmp_path):
 def test_configs_are_checked():
     with pytest.raises(ConfigError, match=r"Glue\.task is 'rtee'; expected one of cola"):
         Glue(task="rtee")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="no such folder; expected the folder of GLUE with RTE/"):
+    with pytest.raises(UserError, match="does not exist; expected the GLUE folder with RTE/"):
         read(Glue(task="rte", folder="/nowhere"))
