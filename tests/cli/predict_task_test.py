@@ -140,7 +140,7 @@ def test_words_are_tagged_and_texts_get_their_words(predict, tmp_path):
 
 def test_what_was_cut_is_told(predict, exported, capsys):
     assert main(["predict", "--model", str(exported / "texts"), "the " * 30, "a"]) == 0
-    assert "1 of the inputs did not fit in 20 tokens" in capsys.readouterr().err
+    assert "1 of the inputs are longer than 20 tokens" in capsys.readouterr().err
     predict("texts", "the " * 30, "--truncation", "windows", "--window-pooling", "max")
     assert main(["predict", "--model", str(exported / "texts"), "the " * 9]) == 0
     assert "were truncated" not in capsys.readouterr().err
@@ -173,7 +173,7 @@ def test_mistakes_are_told(refused, tmp_path):
     assert "expected pairs" in refused("texts", "--pairs", "a", code=2)
     assert "expected pairs" in refused("questions", "a", code=2)
     assert "TEXT and --file are both given" in refused("texts", "a", "--file", table, code=2)
-    assert "go with --file" in refused("texts", "a", "--text", "review", code=2)
+    assert "need --file" in refused("texts", "a", "--text", "review", code=2)
     (tmp_path / "w.txt").write_text("a\n")
     words = str(tmp_path / "w.txt")
     assert "--format lines or --format conll" in refused("words", "--file", words)

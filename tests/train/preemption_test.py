@@ -58,7 +58,7 @@ def test_a_signal_is_noted_and_handlers_come_back(number, capfd):
         os.kill(os.getpid(), number)
         assert preemption.should_stop()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-    assert f"{number.name}: saving after this step" in capfd.readouterr().err
+    assert f"{number.name}: will save a checkpoint after this step" in capfd.readouterr().err
 
 
 def test_a_second_interrupt_stops_at_once():

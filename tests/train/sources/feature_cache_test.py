@@ -205,7 +205,7 @@ def test_states_that_are_not_these_are_computed_again(
     capsys.readouterr()
     found = first_states(experiment, folder, seed)
     told = capsys.readouterr().err
-    assert "reads 240 rows once; their states take 0.0 MB" in told and "encoder 100%" in told
+    assert "caching encoder features of 240 sequences: 0.0 MB" in told and "encoder 100%" in told
     expected = kept[1]
     if accident.startswith("other"):
         expected = first_states(experiment, tmp_path / "clean", seed)

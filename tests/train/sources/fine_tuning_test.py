@@ -196,7 +196,7 @@ def test_what_does_not_fit_together_is_refused(columns, model, tmp_path):
         run(other, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"'validation', but .* has the splits train, dev, test"):
         run(override(config, ["train.evaluation.split=validation"]), tmp_path / "run2")
-    with pytest.raises(ConfigError, match="best_metric is 'f2', which the evaluation does not"):
+    with pytest.raises(ConfigError, match="best_metric is 'f2', which is not a metric"):
         run(override(config, ["train.checkpoints.best_metric=f2"]), tmp_path / "run3")
     with pytest.raises(UserError, match="no rows to train on"):
         experiment(dataclasses.replace(columns, train=None), model)

@@ -127,7 +127,7 @@ def test_rows_to_predict(tmp_path):
          r"dev\.csv, line 2: the label 'z' does not occur in train; the labels of train are x, y"),
         ("text,label\na,good\nb,bad\n", "text,label\na,god\n", r"did you mean 'good'"),
         ("texts,label\na,x\n", None,
-         r"train\.csv: no column 'text'; did you mean 'texts'\? the columns are texts, label"),
+         r"train\.csv: there is no column 'text'; did you mean 'texts'\? the columns are texts, label"),
         ("text,label\na,x\n,y\n", None, r"line 3: the text in the column 'text' is empty"),
         ("text,label\na,x\nb\n", None,
          r"train\.csv, line 3: 1 columns; expected 2 \(text, label\)"),
@@ -154,24 +154,24 @@ def test_mistakes_that_need_more_to_be_named(tmp_path):
     with pytest.raises(UserError, match=r"line 3: the id 'k' is already used in .*a\.csv, line 2"):
         read(Columns(train=path, text="text", label="label", id="key"))
     path = write(tmp_path, "b.csv", "text,label\na,0.5\nb,3\n")
-    with pytest.raises(UserError, match=r"line 2: the label 0\.5 is a number with decimals"):
+    with pytest.raises(UserError, match=r"line 2: the label 0\.5 has decimals"):
         read(Columns(train=path, text="text", label="label", kind="classification"))
     path = write(tmp_path, "c.csv", "text,label\na,0.5\nb,much\nc,nan\n")
-    with pytest.raises(UserError, match=r"line 3: the label 'much' is no number"):
+    with pytest.raises(UserError, match=r"line 3: the label 'much' is not a number"):
         read(Columns(train=path, text="text", label="label", kind="regression"))
     path = write(tmp_path, "d.jsonl", '{"text": "a", "label": 1.0}\n{"text": "b", "label": 2.0}\n')
-    with pytest.raises(UserError, match=r"d\.jsonl, line 1: the label 1\.0 is a number with dec"):
+    with pytest.raises(UserError, match=r"d\.jsonl, line 1: the label 1\.0 has decimals"):
         read(Columns(train=path, text="text", label="label"))
     with pytest.raises(UserError, match=r"d\.jsonl, line 2: not valid JSON"):
         read_table(write(tmp_path, "d.jsonl", '{"text": "a"}\n{"text": \n'))
     with pytest.raises(UserError, match=r"line 1: expected a JSON object, found a list"):
         read_table(write(tmp_path, "d.jsonl", "[1]\n"))
     path = write(tmp_path, "e.jsonl", '{"text": ["a"], "label": 1}\n{"text": "b", "label": 2}\n')
-    with pytest.raises(UserError, match=r"the column 'text' holds a list; expected text"):
+    with pytest.raises(UserError, match=r"the column 'text' has a value of type list"):
         read(Columns(train=path, text="text", label="label"))
     with pytest.raises(UserError, match=r"not a readable Parquet file"):
         read_table(write(tmp_path, "f.parquet", "text"))
-    with pytest.raises(UserError, match=r"cannot tell its format from its name"):
+    with pytest.raises(UserError, match=r"the format is unknown; expected a file with the extension"):
         read_table(write(tmp_path, "g.xlsx", "text"))
     with pytest.raises(UserError, match=r"no such file"):
         read_table(str(tmp_path / "none.csv"))
