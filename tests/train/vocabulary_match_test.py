@@ -129,7 +129,7 @@ def test_a_model_without_vocabulary_is_compared_by_its_size(folder, tmp_path, ca
     refused(
         adapt(folder / "train" / "prepared", tmp_path / "bare"), tmp_path / "run", "78 tokens.* 18"
     )
-    assert "bare has no vocabulary files, so they cannot be compared" in caplog.text
+    assert "bare has no vocabulary files to compare with those of" in caplog.text
 
 
 def test_a_corpus_prepared_anew_under_a_run_is_refused(folder, tmp_path):

@@ -294,7 +294,7 @@ def test_invalid_tasks_raise(folder, vocabulary, tmp_path):
     with pytest.raises(UserError, match=r"missing\.py: no such file"):
         text_tasks.find_task("none", "missing.py")
     task = _register(folder, vocabulary)
-    with pytest.raises(UserError, match="no split 'test'"):
+    with pytest.raises(UserError, match="split is 'test', expected one of"):
         _prepare("books", tmp_path / "x", split="test")
     with pytest.raises(UserError, match=r"sequence_length is \{\}; expected"):
         task.get_dataset(split="train")
