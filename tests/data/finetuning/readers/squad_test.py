@@ -76,8 +76,7 @@ def test_an_answer_is_found_again_nearby(tmp_path):
     later = write(tmp_path, "later.json", answers(("Paris", 52)))
     assert only(later).answers == (Answer(text="Paris", start=54),)
     assert read(Squad(train=path)).notes == (
-        f"{path}: 1 answers were not at their offset; "
-        "the nearest occurrence was used.",
+        f"{path}: 1 answers were not at their offset; the nearest occurrence was used.",
     )
     with pytest.raises(
         UserError, match=r"answer 'Paris' of the question '0' is not at its offset 41"
