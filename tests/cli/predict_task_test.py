@@ -164,7 +164,7 @@ def test_mistakes_are_told(refused, tmp_path):
     assert "no column 'reviews'; did you mean 'review'?" in refused(
         "texts", "--file", table, "--text", "reviews"
     )
-    assert "no column 'text'; columns here: review, number" in refused("texts", "--file", table)
+    assert "no column 'text'; the columns are review, number" in refused("texts", "--file", table)
     assert "--question does not go with a model for classification" in refused(
         "texts", "--file", table, "--question", "review", code=2
     )
