@@ -168,7 +168,7 @@ def test_mistakes_are_told(refused, tmp_path):
     assert "--question does not go with a model for classification" in refused(
         "texts", "--file", table, "--question", "review", code=2
     )
-    assert "has no head of a task" in refused("headless", "a net")
+    assert "has no head for a task" in refused("headless", "a net")
     assert "' ': a text is empty" in refused("texts", " ")
     assert "expected pairs" in refused("texts", "--pairs", "a", code=2)
     assert "expected pairs" in refused("questions", "a", code=2)
