@@ -30,7 +30,7 @@ with lock_run_folder(Path(sys.argv[1])):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Logging:
+class ToyLogging:
     every: int = 10
 
 
@@ -38,7 +38,7 @@ class Logging:
 class Config:
     steps: int = 100
     rate: float = 1e-4
-    logging: Logging = field(default_factory=Logging)
+    logging: ToyLogging = field(default_factory=ToyLogging)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_the_same_config_is_accepted_and_the_file_left_alone(tmp_path):
 
 def test_another_config_is_refused_with_the_differing_fields(tmp_path):
     write_or_check_config(tmp_path, Config())
-    other = Config(steps=200, rate=1e-3, logging=Logging(every=5))
+    other = Config(steps=200, rate=1e-3, logging=ToyLogging(every=5))
     with pytest.raises(UserError) as caught:
         write_or_check_config(tmp_path, other, mutable_fields=["logging.*"])
     message = str(caught.value)
@@ -108,7 +108,7 @@ def test_another_config_is_refused_with_the_differing_fields(tmp_path):
 
 def test_fields_that_may_differ_are_taken_over(tmp_path):
     write_or_check_config(tmp_path, Config())
-    changed = replace(Config(), logging=Logging(every=5))
+    changed = replace(Config(), logging=ToyLogging(every=5))
     write_or_check_config(tmp_path, changed, mutable_fields=["logging.every"])
     assert read_json(tmp_path / "config.json")["config"]["logging"]["every"] == 5
     with pytest.raises(UserError, match=r"logging\.every: 5 there, 10 now"):
