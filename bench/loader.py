@@ -226,7 +226,7 @@ def print_stage_times(name: str, corpus: PreparedCorpus, table: VocabArrays, run
 def print_required_rates(tokens_per_core: float) -> None:
     """Prints the tokens per second that 16 chips need, and how many cores produce them."""
     from bert_jax.hardware.tpu_slices import all_slices
-    from bert_jax.models.config import bert_config
+    from bert_jax.models.bert.config import BertConfig
     from bert_jax.objectives.config import Pretraining
     from bert_jax.train.config import Phase
     from bert_jax.train.flops import step_flops
@@ -235,7 +235,7 @@ def print_required_rates(tokens_per_core: float) -> None:
     phase = Phase(
         steps=1, seq_length=length, batch_size=256, max_predictions_per_seq=MAX_PREDICTIONS[length]
     )
-    objective = Pretraining(model=bert_config("base"), mask_token_id=103)
+    objective = Pretraining(model=BertConfig.from_size("base"), mask_token_id=103)
     per_token = step_flops(objective, phase) / (phase.batch_size * length)
     print(
         f"\n{CHIPS} chips at {MFU:.0%} MFU, BERT-base at length {length}: {per_token:,.0f} FLOPs "

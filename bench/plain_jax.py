@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.models.config import BertConfig
+from bert_jax.models.bert.config import BertConfig
 
 Params = dict[str, Any]
 

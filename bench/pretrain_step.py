@@ -211,7 +211,8 @@ def bert_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
 
     from bert_jax.data.config import PretrainingData
     from bert_jax.experiment import Experiment
-    from bert_jax.models.config import ComputeConfig, bert_config
+    from bert_jax.models.bert.config import BertConfig
+    from bert_jax.models.layers.config import ComputeConfig
     from bert_jax.objectives.config import Pretraining
     from bert_jax.objectives.make import make_objective
     from bert_jax.parallel import sharding
@@ -227,7 +228,7 @@ def bert_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
         batch_size=case.batch_size,
         max_predictions_per_seq=MAX_PREDICTIONS[case.length],
     )
-    model = bert_config(case.size, vocab_size=VOCAB_SIZE)  # type: ignore[arg-type]
+    model = BertConfig.from_size(case.size, vocab_size=VOCAB_SIZE)  # type: ignore[arg-type]
     experiment = Experiment(
         name="bench",
         objective=Pretraining(model=model, mask_token_id=4, compute=compute),
@@ -257,9 +258,9 @@ def plain_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
     import jax
     from plain_jax import init, make_step
 
-    from bert_jax.models.config import bert_config
+    from bert_jax.models.bert.config import BertConfig
 
-    config = bert_config(case.size, vocab_size=VOCAB_SIZE)  # type: ignore[arg-type]
+    config = BertConfig.from_size(case.size, vocab_size=VOCAB_SIZE)  # type: ignore[arg-type]
     update, optimizer = make_step(config, case.dtype)
     params = init(config, jax.random.key(0))
     state, batch = optimizer.init(params), jax.device_put(random_batch(case))
@@ -275,12 +276,12 @@ def plain_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
 def torch_step(case: BenchmarkCase, implementation: str) -> Callable[[], Any]:
     """Builds a plain PyTorch step with Hugging Face's model."""
     import torch
+    import transformers
     from torch.nn.functional import cross_entropy
-    from transformers import BertConfig, BertForPreTraining
 
-    from bert_jax.models.config import bert_config
+    from bert_jax.models.bert.config import BertConfig
 
-    sizes = bert_config(case.size, vocab_size=VOCAB_SIZE)  # type: ignore[arg-type]
+    sizes = BertConfig.from_size(case.size, vocab_size=VOCAB_SIZE)  # type: ignore[arg-type]
     fields_of_config: dict[str, Any] = dict(
         vocab_size=VOCAB_SIZE,
         hidden_size=sizes.hidden_size,
@@ -289,9 +290,9 @@ def torch_step(case: BenchmarkCase, implementation: str) -> Callable[[], Any]:
         intermediate_size=sizes.intermediate_size,
         attn_implementation="sdpa",
     )
-    config = BertConfig(**fields_of_config)
+    config = transformers.BertConfig(**fields_of_config)
     torch.manual_seed(0)
-    model = BertForPreTraining(config).train()
+    model = transformers.BertForPreTraining(config).train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-4, eps=1e-6, weight_decay=0.01, fused=True
     )

@@ -23,7 +23,7 @@ from pathlib import Path
 from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import all_slices, find_slice
-from bert_jax.models.config import bert_config
+from bert_jax.models.bert.config import BertConfig
 from bert_jax.plan.inputs import make_inputs
 from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.plan.xla.compile_phase import compile_phase, compiler_versions, run_worker
@@ -97,7 +97,7 @@ def compile_hf_flax(
     experiment: Experiment, phase_index: int, size: str, name: str, python: str
 ) -> CompiledEstimate:
     """Of Hugging Face's Flax BERT, with our count of the model's FLOPs."""
-    phase, model = experiment.train.phases[phase_index], bert_config(size)  # type: ignore[arg-type]
+    phase, model = experiment.train.phases[phase_index], BertConfig.from_size(size)  # type: ignore[arg-type]
     fields = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     request = {
         "slice": name,

@@ -13,7 +13,8 @@ from dataclasses import replace
 from bert_jax.data.config import Masking, PretrainingData
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import LearnedPositions, SinusoidalInit, bert_config
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.layers.config import LearnedPositions, SinusoidalInit
 from bert_jax.objectives.config import Pretraining
 from bert_jax.train.config import (
     AdamW,
@@ -35,7 +36,7 @@ def get_config(*, corpus: str, heldout: str, steps: int = 4200, seed: int = 0) -
     tokenizer = corpus_tokenizer(corpus)
     eval_every = max(1, steps // 6)
     short_steps = max(1, 2 * steps // 3)
-    base_config = bert_config("tiny", vocab_size=tokenizer.vocab_size)
+    base_config = BertConfig.from_size("tiny", vocab_size=tokenizer.vocab_size)
     model = replace(
         base_config,
         positions=LearnedPositions(max_position_embeddings=128, init=SinusoidalInit()),

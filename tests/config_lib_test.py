@@ -8,7 +8,8 @@ from bert_jax import config_lib
 from bert_jax.data.config import PackedSegments, PretrainingData, SingleSegment
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import ComputeConfig, FullRemat, GeluTanh, Scanned, bert_config
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.layers.config import ComputeConfig, FullRemat, GeluTanh, Scanned
 from bert_jax.objectives.config import CausalLM, Pretraining
 from bert_jax.train.config import Lamb, Phase, TrainConfig, WarmupLinear
 
@@ -17,7 +18,9 @@ def experiment() -> Experiment:
     return Experiment(
         name="test",
         objective=Pretraining(
-            model=dataclasses.replace(bert_config("tiny", vocab_size=100), hidden_act=GeluTanh()),
+            model=dataclasses.replace(
+                BertConfig.from_size("tiny", vocab_size=100), hidden_act=GeluTanh()
+            ),
             mask_token_id=4,
             compute=ComputeConfig(layer_loop=Scanned(), remat=FullRemat()),
         ),
@@ -39,7 +42,7 @@ def test_json_round_trip_is_the_same_config():
 
 def test_another_program_keeps_its_type():
     original = dataclasses.replace(
-        experiment(), objective=CausalLM(model=bert_config("tiny", vocab_size=9))
+        experiment(), objective=CausalLM(model=BertConfig.from_size("tiny", vocab_size=9))
     )
     assert config_lib.from_json(Experiment, config_lib.to_json(original)) == original
 
@@ -112,7 +115,7 @@ def test_recipe_arguments_are_typed_and_checked(tmp_path):
 
 def test_impossible_values_are_refused():
     with pytest.raises(ConfigError, match="multiple of"):
-        dataclasses.replace(bert_config("tiny"), num_attention_heads=3)
+        dataclasses.replace(BertConfig.from_size("tiny"), num_attention_heads=3)
     with pytest.raises(ConfigError, match="the model has positions for"):
         config_lib.override(experiment(), ["objective.model.positions.max_position_embeddings=32"])
     with pytest.raises(ConfigError, match="one > 0"):

@@ -9,7 +9,7 @@ from bench import structure
 # What does not reach its goal yet may not get worse. Lower a number here when the code improves,
 # and remove the entry when its goal is reached.
 CEILINGS = {
-    "modules under 40 lines": 20,
+    "modules under 40 lines": 19,
     "modules to read for a pretraining run": 33,
     "modules to read for a fine-tuning run": 43,
     "import cycles": 2,

@@ -37,8 +37,8 @@ from dataclasses import dataclass
 
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import Generation
-from bert_jax.models.config import NoRemat, PallasAttention, Scanned
 from bert_jax.models.layers import pallas_attention
+from bert_jax.models.layers.config import NoRemat, PallasAttention, Scanned
 from bert_jax.objectives.config import CausalLM, ObjectiveConfig, Pretraining
 from bert_jax.tuning.config import CachedFeatures
 from bert_jax.tuning.depth import num_layers_with_gradients

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from bert_jax.experiment import Experiment
 from bert_jax.functional import Params
-from bert_jax.models.config import ComputeConfig
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.config import ObjectiveConfig
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding

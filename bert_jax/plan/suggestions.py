@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bert_jax.config_lib import override
 from bert_jax.errors import ConfigError
 from bert_jax.hardware.tpu_slices import all_slices
-from bert_jax.models.config import NoRemat
+from bert_jax.models.layers.config import NoRemat
 from bert_jax.plan.estimate import PhasePlan, RunPlan, make_plan
 
 REMAT = ('objective.compute.remat={"type": "FullRemat"}',)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bert_jax.hardware.tpu_slices import Slice, prices_as_of
-from bert_jax.models.config import NoRemat, Scanned
+from bert_jax.models.layers.config import NoRemat, Scanned
 from bert_jax.plan.estimate import MEMORY_MARGIN, Bounds, PhasePlan, RunPlan
 from bert_jax.plan.suggestions import Suggestion
 from bert_jax.plan.timing import min_batch_size

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import Slice
-from bert_jax.models.config import NoRemat
+from bert_jax.models.layers.config import NoRemat
 from bert_jax.plan.activations import itemsize
 from bert_jax.plan.inputs import Inputs
 from bert_jax.plan.state_bytes import StateBytes

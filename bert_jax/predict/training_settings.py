@@ -6,7 +6,7 @@ from bert_jax.config_lib import from_json
 from bert_jax.data.config import FineTuningData
 from bert_jax.data.finetuning.config import Squad
 from bert_jax.errors import UserError
-from bert_jax.models.config import TaskHead
+from bert_jax.models.heads.config import TaskHead
 from bert_jax.objectives.config import FineTuning
 from bert_jax.pretrained.load import LoadedModel, require_single_task
 from bert_jax.tasks import kind_of_head

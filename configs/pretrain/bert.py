@@ -9,13 +9,8 @@
 from bert_jax.data.config import PretrainingData
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import (
-    BertSize,
-    ComputeConfig,
-    PallasAttention,
-    XlaAttention,
-    bert_config,
-)
+from bert_jax.models.bert.config import BertConfig, BertSize
+from bert_jax.models.layers.config import ComputeConfig, PallasAttention, XlaAttention
 from bert_jax.objectives.config import Pretraining
 from bert_jax.parallel.config import Parallelism, make_mesh_config
 from bert_jax.train.config import (
@@ -66,7 +61,7 @@ def get_config(
         name=f"bert-{size}",
         seed=seed,
         objective=Pretraining(
-            model=bert_config(size, vocab_size=tokenizer.vocab_size),
+            model=BertConfig.from_size(size, vocab_size=tokenizer.vocab_size),
             mask_token_id=tokenizer.mask_id,
             compute=ComputeConfig(dtype=dtype, attention=attention),
         ),

@@ -20,7 +20,8 @@ import dataclasses
 from bert_jax.data.config import Masking, PretrainingData
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import BertSize, LearnedPositions, SinusoidalInit, bert_config
+from bert_jax.models.bert.config import BertConfig, BertSize
+from bert_jax.models.layers.config import LearnedPositions, SinusoidalInit
 from bert_jax.objectives.config import Pretraining
 from bert_jax.train.config import (
     AdamW,
@@ -49,7 +50,7 @@ def get_config(
         evaluation = HeldOutEval(
             corpus=heldout, eval_every=max(1, steps // 20), num_examples=2048, batch_size=64
         )
-    base_config = bert_config(size, vocab_size=tokenizer.vocab_size)
+    base_config = BertConfig.from_size(size, vocab_size=tokenizer.vocab_size)
     model = dataclasses.replace(
         base_config,
         positions=LearnedPositions(max_position_embeddings=128, init=SinusoidalInit()),

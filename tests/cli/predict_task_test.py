@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.cli import main
 from bert_jax.export.export import export
-from bert_jax.models.config import (
+from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
     SequenceClassificationHead,

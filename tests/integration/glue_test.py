@@ -12,7 +12,7 @@ import pytest
 
 from bert_jax.export.export import export
 from bert_jax.interop.huggingface import ImportedModel
-from bert_jax.models.config import LearnedPositions
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.pretrained.load import build_model
 from bert_jax.testing.models import SPECIAL_TOKENS, random_parameters, small_config, word_tokenizer
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED

@@ -13,15 +13,14 @@ from bert_jax import batch as batch_fields
 from bert_jax.data.config import PretrainingData
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import find_slice
-from bert_jax.models.config import (
-    BertSize,
+from bert_jax.models.bert.config import BertConfig, BertSize
+from bert_jax.models.layers.config import (
     ComputeConfig,
     FullRemat,
     NoRemat,
     PallasAttention,
     Scanned,
     Unrolled,
-    bert_config,
 )
 from bert_jax.objectives.config import CausalLM, Pretraining
 from bert_jax.objectives.make import make_objective
@@ -47,7 +46,7 @@ CPU = SavedBytes(scores=(12, 0), replicated=(0, 5), sharded=(0, 4), ffn=(0, 3), 
 def experiment(
     size: BertSize, batch_size, length, predictions, depth=None, **compute
 ) -> Experiment:
-    model = bert_config(size)
+    model = BertConfig.from_size(size)
     model = dataclasses.replace(model, num_hidden_layers=depth or model.num_hidden_layers)
     phase = Phase(
         steps=10, seq_length=length, batch_size=batch_size, max_predictions_per_seq=predictions

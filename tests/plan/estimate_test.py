@@ -13,7 +13,8 @@ from bert_jax.data.config import PackedSegments, PretrainingData
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import all_slices, find_slice
-from bert_jax.models.config import BertSize, ComputeConfig, bert_config
+from bert_jax.models.bert.config import BertConfig, BertSize
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.config import Pretraining
 from bert_jax.parallel.config import Parallelism, make_mesh_config
 from bert_jax.plan.estimate import RunPlan, make_plan
@@ -50,7 +51,7 @@ def experiment(
     program = {"compute": ComputeConfig(dtype="bfloat16"), **program}
     return Experiment(
         name=f"bert-{size}",
-        objective=Pretraining(model=bert_config(size), mask_token_id=103, **program),
+        objective=Pretraining(model=BertConfig.from_size(size), mask_token_id=103, **program),
         data=PretrainingData(corpus="not there"),
         train=TrainConfig(phases=phases, **(train or {})),
         mesh=make_mesh_config(parallelism),

@@ -14,14 +14,14 @@ from scipy.special import softmax
 from bert_jax.data.finetuning.example import QuestionExample, TaggedExample, TextExample
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
-from bert_jax.models.config import (
-    LearnedPositions,
+from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RegressionHead,
     SequenceClassificationHead,
     TokenClassificationHead,
 )
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.model import run_forward
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import LoadedModel

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from bert_jax.cli import main
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
-from bert_jax.models.config import LearnedPositions
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.runs.run_folder import lock_run_folder, read_json
 from bert_jax.studies.job_runner import Job, JobRunner, is_finished
 from bert_jax.studies.job_shards import STARTUP_COST, JobShard, assign

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bert_jax.export.export import export
-from bert_jax.models.config import LearnedPositions
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
 from bert_jax.simulate.attempt import free_port

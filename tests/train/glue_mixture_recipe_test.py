@@ -14,7 +14,7 @@ from bert_jax.data.finetuning.config import (
 )
 from bert_jax.errors import ConfigError
 from bert_jax.export.export import export
-from bert_jax.models.config import LearnedPositions
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.testing.models import small_model
 
 RECIPE = str(Path(__file__).parents[2] / "configs/finetune/glue_mixture.py")

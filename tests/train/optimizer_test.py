@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax.models.config import bert_config
+from bert_jax.models.bert.config import BertConfig
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
@@ -55,7 +55,7 @@ def test_no_warmup_starts_at_the_peak():
 
 def test_decay_table_covers_the_model_and_spares_biases_and_norms():
     program = PretrainingObjective(
-        Pretraining(model=bert_config("tiny", vocab_size=50), mask_token_id=4)
+        Pretraining(model=BertConfig.from_size("tiny", vocab_size=50), mask_token_id=4)
     )
     for path in paths.flatten(program.abstract()):
         assert WEIGHT_DECAY[path] == (path.rsplit("/", 1)[1] not in ("bias", "scale")), path

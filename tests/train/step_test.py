@@ -10,7 +10,8 @@ import pytest
 
 from bert_jax.data.config import PretrainingData
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import ComputeConfig, FullRemat, SaveDots, Scanned, bert_config
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.layers.config import ComputeConfig, FullRemat, SaveDots, Scanned
 from bert_jax.objectives.config import CausalLM, Pretraining
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
@@ -24,7 +25,7 @@ from bert_jax.train.step import init_state
 
 PHASE = Phase(steps=10, seq_length=32, batch_size=16, max_predictions_per_seq=6)
 MODEL = dataclasses.replace(
-    bert_config("tiny", vocab_size=104, max_position_embeddings=32),
+    BertConfig.from_size("tiny", vocab_size=104, max_position_embeddings=32),
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
 )

@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.interop.huggingface import ImportedModel
-from bert_jax.models.config import LearnedPositions
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.parallel.config import make_mesh_config

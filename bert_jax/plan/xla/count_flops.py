@@ -12,7 +12,7 @@ import jax
 from jax.extend import core
 
 from bert_jax.errors import UserError
-from bert_jax.models.config import ComputeConfig
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.config import ObjectiveConfig
 from bert_jax.objectives.make import make_objective
 from bert_jax.plan.inputs import Inputs

@@ -6,7 +6,8 @@ Covers bert_jax/plan/xla/count_flops.py and bert_jax/train/flops.py.
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.models.config import MultipleChoiceHead, bert_config
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.heads.config import MultipleChoiceHead
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.make import make_objective
 from bert_jax.params import paths
@@ -40,7 +41,7 @@ def test_wrong_formula_is_an_error(monkeypatch):
 def test_flops_scale_with_num_choices():
     """Four choices per example take four times the FLOPs, because the head is negligible."""
     phase = Phase(steps=1, seq_length=64, batch_size=8)
-    config = FineTuning(model=bert_config("tiny"), head=MultipleChoiceHead())
+    config = FineTuning(model=BertConfig.from_size("tiny"), head=MultipleChoiceHead())
     fields = make_objective(config).batch_fields()
     sizes = {"B": 8, "A": 4, "L": 64}
     inputs = Inputs(phase=phase, fields=fields, shapes=(sizes,), step_fractions=(1.0,))

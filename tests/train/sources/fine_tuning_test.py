@@ -15,7 +15,7 @@ from bert_jax.data.finetuning.config import Columns, Conll
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
-from bert_jax.models.config import RegressionHead, TokenClassificationHead
+from bert_jax.models.heads.config import RegressionHead, TokenClassificationHead
 from bert_jax.objectives.config import FineTuning
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model

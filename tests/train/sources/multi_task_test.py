@@ -15,7 +15,7 @@ from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
-from bert_jax.models.config import LearnedPositions
+from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.config import MultiTask
 from bert_jax.objectives.make import make_objective
 from bert_jax.objectives.multi_task import task_params
