@@ -4,13 +4,13 @@ Each family has a `HuggingFaceFormat` in its `huggingface.py`; `bert_jax/interop
 folders with it. Hugging Face's linear weights are [out, in], the kernels here are [in, out].
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bert_jax.models.encoder import FAMILIES, EncoderConfig, family_module
 from bert_jax.models.layers.config import Activation, Gelu, GeluTanh
-from bert_jax.params.name_table import NameMapping, NameTable
+from bert_jax.params.name_table import Ignored, NameMapping, NameTable
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": Gelu(),
@@ -21,6 +21,14 @@ ACTIVATIONS: dict[str, Activation] = {
 
 ReadField = Callable[[str, Any], Any]
 """Reads a number from config.json by name; the second argument is the default, None if required."""
+
+FIXED_FIELDS: dict[str, Any] = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "chunk_size_feed_forward": 0,
+}
+"""Fields of config.json that no family here reads otherwise, and the value that each must have."""
 
 _TRANSFORMER_FIELDS: dict[str, Any] = {
     "vocab_size": None,
@@ -137,6 +145,40 @@ def encoder_names(prefix: str) -> list[NameMapping]:
         *norm_names(f"{layer}/feed_forward_norm", f"{external}.output.LayerNorm"),
         *dense_names("pooler/dense", f"{prefix}.pooler.dense"),
     ]
+
+
+def tied_and_untied_tables(
+    title: str,
+    prefix: str,
+    names: Sequence[NameMapping],
+    *,
+    decoder: str,
+    decoder_bias: str,
+    lm_bias: str,
+) -> tuple[NameTable, NameTable]:
+    """Returns the tables of a model with BERT's layers, with and without tied token embeddings.
+
+    Args:
+      title: name of the tables in messages.
+      prefix: first part of the names of the encoder's tensors.
+      names: the heads; the encoder is added.
+      decoder: tensor of the masked-LM head's own token embeddings; a tied model has a copy at most.
+      decoder_bias: a second copy of the masked-LM bias.
+      lm_bias: the masked-LM bias.
+    """
+    token_embeddings = f"{prefix}.embeddings.word_embeddings.weight"
+    names = [*encoder_names(prefix), *names]
+    ignored = [
+        Ignored(f"{prefix}.embeddings.position_ids", "0, 1, 2, ... as a buffer, in old files"),
+        Ignored(f"{prefix}.embeddings.token_type_ids", "zeros as a buffer, in old files"),
+        Ignored(decoder_bias, f"a second copy of {lm_bias}"),
+    ]
+    tied_ignored = [*ignored, Ignored(decoder, f"a second copy of {token_embeddings}")]
+    untied_names = [*names, NameMapping("masked_lm/decoder", decoder)]
+    return (
+        NameTable(title, names, tied_ignored, separator="."),
+        NameTable(f"{title}, untied", untied_names, ignored, separator="."),
+    )
 
 
 def canonical_name(name: str, prefix: str) -> str:

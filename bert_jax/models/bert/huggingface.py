@@ -4,22 +4,22 @@ import functools
 
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.huggingface import (
+    FIXED_FIELDS,
     HuggingFaceFormat,
     ReadField,
     canonical_name,
     dense_names,
-    encoder_names,
     norm_names,
     read_transformer_fields,
+    tied_and_untied_tables,
 )
 from bert_jax.models.layers.config import Activation, LearnedPositions
-from bert_jax.params.name_table import Ignored, NameMapping, NameTable
+from bert_jax.params.name_table import NameMapping
 
 _DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 _TOKEN_EMBEDDINGS, _LM_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
 
-_NAMES = [
-    *encoder_names("bert"),
+_HEAD_NAMES = [
     *dense_names("masked_lm/transform", "cls.predictions.transform.dense"),
     *norm_names("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
     NameMapping("masked_lm/bias", _LM_BIAS),
@@ -27,27 +27,16 @@ _NAMES = [
     *dense_names("classifier", "classifier"),
     *dense_names("span", "qa_outputs"),
 ]
-_IGNORED = [
-    Ignored("bert.embeddings.position_ids", "0, 1, 2, ... as a buffer, in old files"),
-    Ignored("bert.embeddings.token_type_ids", "zeros as a buffer, in old files"),
-    Ignored(_DECODER_BIAS, f"a second copy of {_LM_BIAS}"),
-]
 
-TIED = NameTable(
+TIED, UNTIED = tied_and_untied_tables(
     "Hugging Face BERT",
-    _NAMES,
-    [*_IGNORED, Ignored(_DECODER, f"a second copy of {_TOKEN_EMBEDDINGS}")],
-    separator=".",
+    "bert",
+    _HEAD_NAMES,
+    decoder=_DECODER,
+    decoder_bias=_DECODER_BIAS,
+    lm_bias=_LM_BIAS,
 )
-"""Tensor names of a model whose masked-LM head uses the token embeddings."""
-
-UNTIED = NameTable(
-    "Hugging Face BERT, untied",
-    [*_NAMES, NameMapping("masked_lm/decoder", _DECODER)],
-    _IGNORED,
-    separator=".",
-)
-"""Tensor names of a model whose masked-LM head has a table of its own."""
+"""Tensor names of models whose masked-LM head uses the token embeddings, or a table of its own."""
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> BertConfig:
@@ -67,13 +56,7 @@ HUGGING_FACE = HuggingFaceFormat(
         "ForNextSentencePrediction": ("pooler", "next_sentence"),
         "ForPreTraining": ("pooler", "masked_lm", "next_sentence"),
     },
-    fixed_fields={
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "add_cross_attention": False,
-        "chunk_size_feed_forward": 0,
-        "embedding_size": None,
-    },
+    fixed_fields={**FIXED_FIELDS, "embedding_size": None},
     read_config=_read_config,
     model_type=lambda config: "bert",
     config_fields=lambda config: {},

@@ -7,23 +7,23 @@ import functools
 from typing import Any, cast
 
 from bert_jax.models.huggingface import (
+    FIXED_FIELDS,
     HuggingFaceFormat,
     ReadField,
     canonical_name,
     dense_names,
-    encoder_names,
     norm_names,
     read_transformer_fields,
+    tied_and_untied_tables,
 )
 from bert_jax.models.layers.config import Activation, PaddingOffsetPositions
 from bert_jax.models.roberta.config import RobertaConfig, RobertaModelType
-from bert_jax.params.name_table import Ignored, NameMapping, NameTable
+from bert_jax.params.name_table import NameMapping
 
 _DECODER, _DECODER_BIAS = "lm_head.decoder.weight", "lm_head.decoder.bias"
 _TOKEN_EMBEDDINGS, _LM_BIAS = "roberta.embeddings.word_embeddings.weight", "lm_head.bias"
 
-_NAMES = [
-    *encoder_names("roberta"),
+_HEAD_NAMES = [
     *dense_names("masked_lm/transform", "lm_head.dense"),
     *norm_names("masked_lm/norm", "lm_head.layer_norm"),
     NameMapping("masked_lm/bias", _LM_BIAS),
@@ -32,27 +32,16 @@ _NAMES = [
     *dense_names("classifier/out_proj", "classifier.out_proj"),
     *dense_names("span", "qa_outputs"),
 ]
-_IGNORED = [
-    Ignored("roberta.embeddings.position_ids", "0, 1, 2, ... as a buffer, in old files"),
-    Ignored("roberta.embeddings.token_type_ids", "zeros as a buffer, in old files"),
-    Ignored(_DECODER_BIAS, f"a second copy of {_LM_BIAS}"),
-]
 
-TIED = NameTable(
+TIED, UNTIED = tied_and_untied_tables(
     "Hugging Face RoBERTa",
-    _NAMES,
-    [*_IGNORED, Ignored(_DECODER, f"a second copy of {_TOKEN_EMBEDDINGS}")],
-    separator=".",
+    "roberta",
+    _HEAD_NAMES,
+    decoder=_DECODER,
+    decoder_bias=_DECODER_BIAS,
+    lm_bias=_LM_BIAS,
 )
-"""Tensor names of a model whose masked-LM head uses the token embeddings."""
-
-UNTIED = NameTable(
-    "Hugging Face RoBERTa, untied",
-    [*_NAMES, NameMapping("masked_lm/decoder", _DECODER)],
-    _IGNORED,
-    separator=".",
-)
-"""Tensor names of a model whose masked-LM head has a table of its own."""
+"""Tensor names of models whose masked-LM head uses the token embeddings, or a table of its own."""
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> RobertaConfig:
@@ -76,12 +65,7 @@ def _config_fields(config: RobertaConfig) -> dict[str, Any]:
 HUGGING_FACE = HuggingFaceFormat(
     class_prefixes={"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"},
     heads={"Model": ("pooler",), "ForMaskedLM": ("pooler", "masked_lm")},
-    fixed_fields={
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "add_cross_attention": False,
-        "chunk_size_feed_forward": 0,
-    },
+    fixed_fields=FIXED_FIELDS,
     read_config=_read_config,
     model_type=lambda config: config.model_type,
     config_fields=_config_fields,
