@@ -18,23 +18,17 @@ from bert_jax.evals import classification
 from bert_jax.models.heads.config import MultipleChoiceHead
 from bert_jax.tasks.base import (
     UNLABELED,
-    HeadOutputs,
     Json,
     KindDescription,
     ModelInput,
     TaskKind,
     excerpt,
 )
-from bert_jax.tasks.sequence_classification import (
-    calibration_table,
-    logits_error_losses,
-    logits_interval,
-    max_probability,
-)
+from bert_jax.tasks.logits import LogitsKind, calibration_table, max_probability
 from bert_jax.text.tokenizer import Tokenizer
 
 
-class MultipleChoice(TaskKind[ChoiceExample, np.ndarray, np.ndarray]):
+class MultipleChoice(LogitsKind, TaskKind[ChoiceExample, np.ndarray, np.ndarray]):
     """Predicts a choice; references are choice indices int [n], predictions logits float [n, A]."""
 
     name = "multiple_choice"
@@ -108,35 +102,11 @@ class MultipleChoice(TaskKind[ChoiceExample, np.ndarray, np.ndarray]):
         """Returns the indices of the right choices, int [n]."""
         return np.array([example.label for example in examples])
 
-    def decode(
-        self,
-        examples: Sequence[ChoiceExample],
-        features: Features,
-        outputs: HeadOutputs,
-        labels: Sequence[str],
-        *,
-        allow_no_answer: bool = False,
-    ) -> np.ndarray:
-        """Returns the logits as they are, float [n, A]."""
-        return np.stack(outputs["logits"])
-
     def compute_metrics(
         self, references: np.ndarray, predictions: np.ndarray, labels: Sequence[str]
     ) -> dict[str, float]:
         """Computes accuracy and loss; see `multiple_choice_metrics`."""
         return classification.multiple_choice_metrics(references, predictions)
-
-    def resampled_interval(
-        self,
-        metric: str,
-        references: np.ndarray,
-        predictions: np.ndarray,
-        *,
-        n_resamples: int,
-        seed: int,
-    ) -> tuple[float, float]:
-        """Bootstraps one metric."""
-        return logits_interval(metric, references, predictions, n_resamples=n_resamples, seed=seed)
 
     def prediction_to_json(
         self, example: ChoiceExample, prediction: np.ndarray, labels: Sequence[str]
@@ -154,10 +124,6 @@ class MultipleChoice(TaskKind[ChoiceExample, np.ndarray, np.ndarray]):
     ) -> Json:
         """Returns the calibration."""
         return {"calibration": calibration_table(references, predictions)}
-
-    def error_losses(self, references: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-        """Returns the cross-entropy of each wrong prediction, in nats."""
-        return logits_error_losses(references, predictions)
 
     def error_to_json(
         self,

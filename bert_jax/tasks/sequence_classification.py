@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import log_softmax, softmax
+from scipy.special import softmax
 
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.features import Features, TargetValues, make_label_lookup
+from bert_jax.data.finetuning.features import TargetValues, make_label_lookup
 from bert_jax.evals import classification
-from bert_jax.evals.bootstrap import bootstrap_interval
 from bert_jax.models.heads.config import SequenceClassificationHead
-from bert_jax.tasks.base import UNLABELED, HeadOutputs, Json, KindDescription, as_dicts
+from bert_jax.tasks.base import UNLABELED, Json, KindDescription, as_dicts
+from bert_jax.tasks.logits import LogitsKind, calibration_table, max_probability
 from bert_jax.tasks.text_pair import TextPairKind, shown_texts
 
 
-class SequenceClassification(TextPairKind):
+class SequenceClassification(LogitsKind, TextPairKind):
     """Predicts a class; references are class ids int [n], predictions logits float [n, C]."""
 
     name = "classification"
@@ -46,35 +46,11 @@ class SequenceClassification(TextPairKind):
         label2id = {label: class_id for class_id, label in enumerate(labels)}
         return np.array([label2id[str(example.label)] for example in examples])
 
-    def decode(
-        self,
-        examples: Sequence[TextExample],
-        features: Features,
-        outputs: HeadOutputs,
-        labels: Sequence[str],
-        *,
-        allow_no_answer: bool = False,
-    ) -> np.ndarray:
-        """Returns the logits as they are, float [n, C]."""
-        return np.stack(outputs["logits"])
-
     def compute_metrics(
         self, references: np.ndarray, predictions: np.ndarray, labels: Sequence[str]
     ) -> dict[str, float]:
         """Computes accuracy, F1 and others; see `classification_metrics`."""
         return classification.classification_metrics(references, predictions, labels)
-
-    def resampled_interval(
-        self,
-        metric: str,
-        references: np.ndarray,
-        predictions: np.ndarray,
-        *,
-        n_resamples: int,
-        seed: int,
-    ) -> tuple[float, float]:
-        """Bootstraps one metric."""
-        return logits_interval(metric, references, predictions, n_resamples=n_resamples, seed=seed)
 
     def prediction_to_json(
         self, example: TextExample, prediction: np.ndarray, labels: Sequence[str]
@@ -102,10 +78,6 @@ class SequenceClassification(TextPairKind):
             "calibration": calibration_table(references, predictions),
         }
 
-    def error_losses(self, references: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-        """Returns the cross-entropy of each wrong prediction, in nats."""
-        return logits_error_losses(references, predictions)
-
     def error_to_json(
         self,
         example: TextExample,
@@ -124,35 +96,3 @@ class SequenceClassification(TextPairKind):
     def count_keys(self, example: TextExample) -> list[str]:
         """Returns the class name."""
         return [UNLABELED if example.label is None else str(example.label)]
-
-
-# Also used for multiple choice, whose classes are the choices.
-
-
-def logits_interval(
-    metric: str, references: np.ndarray, logits: np.ndarray, *, n_resamples: int, seed: int
-) -> tuple[float, float]:
-    """Bootstraps one metric of class ids int [n] and logits [n, C]."""
-    arrays, score = classification.metric_for_resampling(
-        metric, np.asarray(references), np.asarray(logits, np.float64)
-    )
-    return bootstrap_interval(score, *arrays, n_resamples=n_resamples, seed=seed)
-
-
-def logits_error_losses(references: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """Returns float64 [n]: the cross-entropy of wrong predictions, 0 for correct ones."""
-    logits = logits.astype(np.float64)
-    losses = -log_softmax(logits, axis=1)[np.arange(len(references)), references]
-    return np.where(logits.argmax(axis=1) == references, 0.0, losses)
-
-
-def calibration_table(references: np.ndarray, logits: np.ndarray) -> Json:
-    """Returns {"error": expected calibration error, "bins": see `CalibrationBin`}."""
-    bins = classification.calibration_bins(references, logits.astype(np.float64))
-    error = sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / len(references)
-    return {"error": error, "bins": as_dicts(bins)}
-
-
-def max_probability(logits: np.ndarray) -> float:
-    """Returns the probability of the predicted class, from logits [C]."""
-    return float(softmax(logits.astype(np.float64)).max())
