@@ -1,4 +1,7 @@
-"""What a finished run said of its dev split is what its folder says again."""
+"""Tests that predicting from a finished run reproduces the dev results of the run.
+
+Sources: bert_jax/predict/, bert_jax/cli/predict.py.
+"""
 
 import csv
 import json

@@ -20,7 +20,7 @@ from bert_jax.params import paths
 from bert_jax.testing.text_corpus import prepare_corpus
 
 ROOT = Path(__file__).parents[2]
-RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))
+RECIPE = str(ROOT / "tests" / "helpers" / "tiny_recipe.py")
 AGREED = "all hosts agree on every saved and resumed step"
 
 
@@ -80,7 +80,7 @@ def test_missing_host_is_named(corpus, tmp_path):
         tmp_path / "run", corpus, *flags, expect=76, BERT_JAX_RENDEZVOUS_SECONDS="1"
     )
     error = r"error: process 1 of 2 did not report to process 0 at 127.0.0.1:\d+ within 1 s"
-    assert re.search(rf"\[host 0\] {error}; there are 0 on ", output)
+    assert re.search(rf"\[host 0\] {error}; present: 0 on ", output)
     assert "host 1 not started" in summary and "exit code 76 on host 0" in summary
     assert re.search(rf"message of host 0: {error}", summary)
     assert "the run is not complete" in summary and not (tmp_path / "run").exists()

@@ -27,7 +27,7 @@ def make_task(kind: str, examples: Any, labels=(), metrics=("accuracy",)) -> Tas
     return Task(name="made", kind=kind, labels=labels, metrics=metrics, splits=splits)
 
 
-def analysed(task: Task, decided: Any) -> dict[str, Any]:
+def analyzed(task: Task, decided: Any) -> dict[str, Any]:
     examples = task.splits["dev"]
     found = analyze(task, examples, decided, compute_metrics(task, examples, decided))
     assert json.loads(json.dumps(found)) == found  # JSON values, and nothing else
@@ -47,7 +47,7 @@ def texts(count: int, labels=("no", "yes"), seed: int = 0) -> tuple[Task, np.nda
 
 def test_intervals_of_accuracy_are_those_of_the_binomial():
     task, logits = texts(600)
-    found = analysed(task, logits)
+    found = analyzed(task, logits)
     metrics = [row["metric"] for row in found["metrics_with_intervals"]]
     assert metrics == ["accuracy", "f1", "matthews"]
     accuracy = found["metrics_with_intervals"][0]
@@ -61,7 +61,7 @@ def test_intervals_of_accuracy_are_those_of_the_binomial():
 def test_tables_of_a_classification_add_up():
     task, logits = texts(300, ("a", "b", "c"))
     found, gold = (
-        analysed(task, logits),
+        analyzed(task, logits),
         kind_of(task).get_references(task.splits["dev"], task.labels),
     )
     guess = logits.argmax(axis=1)
@@ -78,14 +78,14 @@ def test_tables_of_a_classification_add_up():
 def test_a_split_with_one_class_has_what_can_be_had():
     examples = [TextExample(id=str(i), text="t", label="yes") for i in range(8)]
     task = make_task("classification", examples, ("no", "yes"), ("roc_auc", "matthews", "accuracy"))
-    found = analysed(task, np.tile(np.array([0, 1], np.float32), (8, 1)))
+    found = analyzed(task, np.tile(np.array([0, 1], np.float32), (8, 1)))
     assert [row["metric"] for row in found["metrics_with_intervals"]] == ["matthews", "accuracy"]
     assert found["top_errors"] == []
 
 
 def test_errors_come_by_falling_loss_and_are_errors():
     task, logits = texts(400)
-    found, examples = analysed(task, logits), task.splits["dev"]
+    found, examples = analyzed(task, logits), task.splits["dev"]
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     gold = kind_of(task).get_references(examples, task.labels)
     losses = -np.log(shares[np.arange(400), gold])
@@ -102,7 +102,7 @@ def test_regression_shows_pairs_and_distances():
     gold = np.linspace(0, 5, 1201)
     values = (gold + np.sin(40 * gold)).astype(np.float32)
     examples = [TextExample(id=str(i), text="t", label=float(g)) for i, g in enumerate(gold)]
-    found = analysed(make_task("regression", examples, metrics=("pearson", "spearman")), values)
+    found = analyzed(make_task("regression", examples, metrics=("pearson", "spearman")), values)
     assert 0.8 * MAX_SCATTER_POINTS < len(found["reference_vs_predicted"]) <= MAX_SCATTER_POINTS
     assert found["reference_vs_predicted"][0] == [0.0, 0.0]
     distances = [row["loss"] for row in found["top_errors"]]
@@ -118,7 +118,7 @@ def test_taggings_show_what_became_of_each_entity():
         "token_classification", examples, ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), ("f1",)
     )
     decided = [list(tags), ["B-PER", "O", "O", "O"], ["B-PER", "I-PER", "B-LOC", "B-LOC"]]
-    found = analysed(task, decided)
+    found = analyzed(task, decided)
     errors = {row.pop("type"): row for row in found["entity_errors"]}
     assert errors["PER"]["wrong_boundary"] == 1 and errors["PER"]["correct"] == 2
     assert errors["LOC"]["missed"] == 1 and errors["LOC"]["spurious"] == 1
@@ -155,7 +155,7 @@ def test_questions_show_words_and_the_surest_wrong_answers():
         answer("Ann Lee", 901, 0.8),
         answer("Rome", place, 0.3, declined=0.5),
     ]
-    found = analysed(task, decided)
+    found = analyzed(task, decided)
     assert {row["word"]: row["count"] for row in found["by_question_word"]} == {
         "where": 2,
         "who": 1,
@@ -176,7 +176,7 @@ def test_choices_are_shown_as_their_texts():
         ChoiceExample(id=str(i), context="It rains.", prompt="She", choices=("a", "b"), label=0)
         for i in range(2)
     ]
-    found = analysed(make_task("multiple_choice", examples), np.array([[1, 0], [0, 2]], np.float32))
+    found = analyzed(make_task("multiple_choice", examples), np.array([[1, 0], [0, 2]], np.float32))
     (row,) = found["top_errors"]
     assert (row["id"], row["reference"], row["predicted"]) == ("1", "a", "b")
     assert row["texts"] == {"context": "It rains. She"}

@@ -1,4 +1,7 @@
-"""Rows of every kind of task: what is in them, what each row decides, what is lost."""
+"""Tests the features of every kind of task: inputs, targets, and what truncation loses.
+
+Sources: bert_jax/tasks/, bert_jax/data/finetuning/features.py.
+"""
 
 import dataclasses
 
@@ -57,8 +60,8 @@ def test_regression_and_rows_without_labels(vocabulary):
     scored = [TextExample(id=str(i), text="a cat", label=float(i)) for i in range(3)]
     made = make_features(task("regression", *scored), "train", vocabulary, 8)
     assert made.targets == {"label_values": [0.0, 1.0, 2.0]}
-    unlabelled = [dataclasses.replace(e, label=None) for e in scored]
-    assert not make_features(task("regression", *unlabelled), "train", vocabulary, 8).targets
+    unlabeled = [dataclasses.replace(e, label=None) for e in scored]
+    assert not make_features(task("regression", *unlabeled), "train", vocabulary, 8).targets
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Labelled tasks in seqio: the rows of features.py, mixtures at their rates, TFDS as a source."""
+"""Labeled tasks in seqio: the rows of features.py, mixtures at their rates, TFDS as a source."""
 
 import itertools
 from collections import Counter
@@ -39,7 +39,7 @@ A, B, C = topic_words(0)[:3]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A vocabulary, and a file of each kind with texts that do not fit into LENGTH."""
-    folder = tmp_path_factory.mktemp("labelled")
+    folder = tmp_path_factory.mktemp("labeled")
     write_vocabulary(folder / "vocabulary")
     rows = [f"{A} {B},{C},{'xy'[n % 2]},{n / 2 + 0.25}" for n in range(6)]
     rows += [f"{' '.join([A] * 30)},{' '.join([B] * 3)},x,1"]
@@ -172,12 +172,12 @@ def write_glue(folder: Path, task: GlueName) -> None:
     labels = spec.label_aliases or spec.labels or ("1.500", "4.25")
     mark = "\ufeff" if task == "mrpc" else ""
     for split, name in spec.files.items():
-        unlabelled = split.startswith("test")
-        columns = [c for c in header if not (unlabelled and c == spec.label)]
-        lines = [] if spec.header and not unlabelled else ["\t".join(columns)]
+        unlabeled = split.startswith("test")
+        columns = [c for c in header if not (unlabeled and c == spec.label)]
+        lines = [] if spec.header and not unlabeled else ["\t".join(columns)]
         for row in range(7 if split == "train" else 2):
             cells = {c: f'{split} "{c} {row}' for c in columns} | {"index": str(row)}
-            cells |= {} if unlabelled else {spec.label: labels[row % len(labels)]}
+            cells |= {} if unlabeled else {spec.label: labels[row % len(labels)]}
             lines.append("\t".join(cells[c] for c in columns))
         file = folder / spec.folder_names[0] / name
         file.parent.mkdir(exist_ok=True)

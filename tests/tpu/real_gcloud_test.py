@@ -1,4 +1,4 @@
-"""Tests that the real gcloud parses every command of the goldens; no account, no network.
+"""Tests that the real gcloud parses every golden command of tpu/launcher/, without a network.
 
 The API is a server on this machine that refuses everything, so what is tested is that gcloud knows
 the command and its flags. Skips where there is no Google Cloud CLI.

@@ -1,4 +1,7 @@
-"""A run whose model, corpus, held-out corpus or labeled data do not belong together is refused."""
+"""Tests that a run is refused if its model, corpora and labeled data have different tokenizers.
+
+Sources: bert_jax/text/compatibility.py, bert_jax/train/initialize.py.
+"""
 
 import dataclasses
 import shutil

@@ -28,7 +28,7 @@ def test_every_piece_is_decided_once_where_its_context_is_greatest(length, room,
 
 
 def _context(piece, start, room, length):
-    """The smaller number of neighbours that a piece has in a window; -1 where it is not in it."""
+    """The smaller number of neighbors that a piece has in a window; -1 where it is not in it."""
     end = min(start + room, length)
     return min(piece - start, end - 1 - piece) if start <= piece < end else -1
 

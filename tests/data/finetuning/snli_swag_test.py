@@ -1,4 +1,7 @@
-"""SNLI in its two layouts, and endings to choose from."""
+"""Tests reading SNLI in its two layouts, and SWAG.
+
+Sources: bert_jax/data/finetuning/readers/snli.py, bert_jax/data/finetuning/readers/swag.py.
+"""
 
 import json
 from collections import Counter

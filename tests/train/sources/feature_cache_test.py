@@ -91,8 +91,8 @@ class Opened:
         """Parameters and losses after so many updates, and the metrics on dev."""
         batches, fields = self.batches(folder, steps), self.source.batch_fields(self.program)
         optimizer, where = make_optimizer(self.experiment.train), sharding.batch_sharding(self.mesh)
-        initialise = functools.partial(init_state, self.program, optimizer)
-        abstract = abstract_state(initialise, optimizer, self.mesh)
+        initialize = functools.partial(init_state, self.program, optimizer)
+        abstract = abstract_state(initialize, optimizer, self.mesh)
         step = compile_step(
             self.experiment,
             self.experiment.train.phases[0],
@@ -355,7 +355,7 @@ def test_a_disk_without_room_is_seen_before_anything_is_computed(
     assert not (tmp_path / "run" / ENCODER_FEATURES).exists()
 
 
-def test_states_are_of_one_labelled_task(task_experiment):
+def test_states_are_of_one_labeled_task(task_experiment):
     experiment = tuned(task_experiment("classification"))
     prepared = dataclasses.replace(experiment, data=PretrainingData(corpus="nowhere"))
     with pytest.raises(ConfigError, match="one labeled task, but data is Pretrain"):

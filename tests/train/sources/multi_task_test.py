@@ -176,7 +176,7 @@ def test_without_a_task_a_run_is_an_encoder_to_start_from(finished, folder):
     assert next_task.objective.model == model.config
 
 
-def test_heads_start_from_the_pretrained_pooler_and_from_a_head_that_is_theirs(folder, tmp_path):
+def test_heads_start_from_the_pretrained_pooler_and_a_matching_head(folder, tmp_path):
     config = experiment(folder, ("reviews", "scores"))
     assert isinstance(config.objective, MultiTask)
     head = config.objective.heads[0].head

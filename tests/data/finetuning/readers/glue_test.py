@@ -58,8 +58,8 @@ def test_official_counts(glue: Path, name: GlueName):
     assert task.name == f"glue/{name}" and task.notes == ()
     for split, examples in task.splits.items():
         assert [e.id for e in examples] == [str(n) for n in range(len(examples))]
-        labelled = {getattr(e, "label", None) is not None for e in examples}
-        assert labelled == {split in ("train", "dev")}
+        labeled = {getattr(e, "label", None) is not None for e in examples}
+        assert labeled == {split in ("train", "dev")}
     if name in DEV_LABELS:
         counted = Counter(getattr(e, "label", None) for e in task.splits["dev"])
         assert counted == DEV_LABELS[name] and set(counted) == set(task.labels)
