@@ -1,15 +1,27 @@
 """Writes files and folders atomically: to a temporary path first, then renamed.
 
-A reader sees the complete file or none.
+A reader sees the complete file or none. A symbolic link stays a link, and a device or a named pipe
+is written to, never replaced.
 """
 
 import contextlib
+import errno
+import hashlib
 import json
 import os
 import shutil
+import socket
+import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from bert_jax.errors import UserError
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
+"""Errors of a disk that is full, read-only or broken; the path that failed may not be named."""
+_MAX_NAME_BYTES = 255
 
 
 @contextlib.contextmanager
@@ -17,37 +29,200 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """Yields a temporary path in the same folder, to write a file or a folder to.
 
     When the `with` block ends, what was written is renamed to `path`; a file is synced to disk
-    before. After an error it is removed. The temporary name, `.NAME.PID.partial`, is unique to the
-    process: a killed process leaves its file behind, and two threads must not write the same path.
+    before. After an error it is removed. The temporary name, `.NAME.HOST.PID.partial`, is unique to
+    the process: what a killed process leaves is removed by the next one on the same host, and two
+    threads must not write the same path. If `path` is a symbolic link, the file that it names is
+    replaced; if it is a device or a pipe, what was written is copied to it.
 
     Raises:
-      OSError: writing or renaming failed, or `path` is a folder that is not empty.
+      UserError: writing or renaming failed, or `path` is a folder that is not empty.
     """
-    partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    _remove(partial_path)
+    if _is_device_or_pipe(path):
+        with _writing_to_device(path) as temporary_file:
+            yield temporary_file
+        return
+    target = _resolve_link(path)
+    partial_path = _partial_path(target)
+    _remove_leftovers(target)
     try:
-        yield partial_path
-        if partial_path.is_file():
-            with partial_path.open("rb+") as file:
-                os.fsync(file.fileno())
-        os.replace(partial_path, path)
+        with _as_user_errors(path, partial_path):
+            yield partial_path
+            if partial_path.is_file():
+                with partial_path.open("rb+") as file:
+                    os.fsync(file.fileno())
+            os.replace(partial_path, target)
     finally:
         _remove(partial_path)
 
 
 def atomic_write(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically."""
+    """Writes a file atomically.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+    # Lone surrogates stand for bytes of file names that are not UTF-8; "?" replaces them.
+    data = content.encode(errors="replace") if isinstance(content, str) else content
     with atomic_path(path) as partial_path:
-        partial_path.write_bytes(content.encode() if isinstance(content, str) else content)
+        partial_path.write_bytes(data)
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Writes indented JSON atomically."""
+    """Writes indented JSON atomically.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
     atomic_write(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
+def make_folder(path: Path) -> None:
+    """Creates a folder and its parents if they do not exist.
+
+    Raises:
+      UserError: it cannot be created, or a file has its name.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(path, error) from None
+
+
+def check_writable(path: Path, flag: str = "--output", *, is_folder: bool = False) -> None:
+    """Checks before long work that a file or folder can be written to `path`.
+
+    Creates the parent folder and tries to write a temporary file in it.
+
+    Args:
+      path: where to write.
+      flag: the flag that the user gave, which begins the message.
+      is_folder: whether a folder is going to be written, not a file.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    try:
+        if not is_folder and os.path.isdir(path):
+            raise UserError(f"{flag} {path} is a folder; expected the name of a file")
+        if is_folder and os.path.exists(path) and not os.path.isdir(path):
+            raise UserError(f"{flag} {path} is a file; expected the name of a folder")
+        if _is_device_or_pipe(path):
+            return
+        target = _resolve_link(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not os.path.exists(target):  # finds names that are too long
+            target.touch()
+            target.unlink()
+        partial_path = _partial_path(target)
+        try:
+            partial_path.write_bytes(b"\0")
+        finally:
+            _remove(partial_path)
+    except OSError as error:
+        raise UserError(f"{flag} {write_error(path, error)}") from None
+
+
+def write_error(path: Path, error: OSError) -> UserError:
+    """Returns the error that reports why `path` cannot be written."""
+    reason, remedy = error.strerror or str(error), "choose another path"
+    blocked_by = next((p for p in path.parents if os.path.exists(p) and not os.path.isdir(p)), None)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "free some space there, then run the same command again"
+    elif blocked_by is not None:
+        reason = f"{blocked_by} is a file, not a folder"
+    elif error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR):
+        kind = "a folder" if os.path.isdir(path) else "a file"
+        reason = f"{kind} of that name exists; another process may have written it"
+        remedy = "remove it or choose another path"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        remedy = "check its permissions, or choose another path"
+    elif error.errno == errno.ENOENT:
+        reason = f"the folder {path.parent} does not exist and cannot be created"
+    return UserError(f"{path} cannot be written: {reason}; {remedy}")
+
+
+@contextlib.contextmanager
+def _as_user_errors(path: Path, partial_path: Path) -> Iterator[None]:
+    """Turns errors of writing `partial_path` into a UserError; errors of other files stay."""
+    try:
+        yield
+    except shutil.Error as error:  # holds one (source, target, reason) for each file
+        copies = error.args[0] if error.args and isinstance(error.args[0], list) else [str(error)]
+        last = copies[-1][-1] if isinstance(copies[-1], tuple) else copies[-1]
+        raise UserError(f"{path} cannot be written: {last}") from None
+    except OSError as error:
+        file_names = [os.fsdecode(name) for name in (error.filename, error.filename2) if name]
+        is_ours = any(name.startswith(str(partial_path)) for name in file_names)
+        if is_ours or (not file_names and error.errno in DISK_ERRORS):
+            raise write_error(path, error) from None
+        raise
+
+
+def _resolve_link(path: Path) -> Path:
+    """Returns the path that a symbolic link names; any other path unchanged."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else path
+
+
+def _is_device_or_pipe(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+@contextlib.contextmanager
+def _writing_to_device(path: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        temporary_file = Path(folder) / "content"
+        yield temporary_file
+        if temporary_file.is_dir():
+            raise UserError(f"{path} is not a folder; choose another path")
+        try:
+            with temporary_file.open("rb") as source, path.open("wb") as target:
+                shutil.copyfileobj(source, target)
+        except OSError as error:
+            raise write_error(path, error) from None
+
+
+def _partial_path(path: Path) -> Path:
+    return path.with_name(f"{_partial_prefix(path)}{os.getpid()}.partial")
+
+
+def _partial_prefix(path: Path) -> str:
+    """Returns `.NAME.HOST.`, with a hash in place of NAME if the file name became too long."""
+    host = socket.gethostname()[:40]
+    prefix = f".{path.name}.{host}."
+    if len(os.fsencode(prefix)) + 20 > _MAX_NAME_BYTES:
+        prefix = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32]}.{host}."
+    return prefix
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Removes temporary files for `path` whose process does not run on this host anymore."""
+    prefix, suffix = _partial_prefix(path), ".partial"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(path.parent):
+            pid = name.removeprefix(prefix).removesuffix(suffix)
+            if name == f"{prefix}{pid}{suffix}" and pid.isdigit() and not _is_running(int(pid)):
+                _remove(path.with_name(name))
+    _remove(_partial_path(path))
+
+
+def _is_running(pid: int) -> bool:
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if os.path.isdir(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
         # The parent may not exist or may be a file; the error of the caller is the one to show.

@@ -1,13 +1,21 @@
-"""A file or folder appears whole or not at all, and nothing else is left."""
+"""Covers bert_jax/atomic_io.py: a file or folder appears whole or not at all."""
 
+import errno
+import os
+import stat
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from bert_jax.atomic_io import atomic_path, atomic_write
+from bert_jax import atomic_io
+from bert_jax.atomic_io import atomic_path, atomic_write, check_writable
+from bert_jax.errors import UserError
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path):
+def test_file_is_replaced(tmp_path: Path):
     file = tmp_path / "file"
     atomic_write(file, "first")
     atomic_write(file, "sécond".encode())
@@ -15,39 +23,138 @@ def test_a_file_is_replaced_whole(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_folder_appears_when_it_is_complete(tmp_path: Path):
+def test_folder_appears_when_it_is_complete(tmp_path: Path):
     folder = tmp_path / "folder"
-    with atomic_path(folder) as aside:
-        aside.mkdir()
-        (aside / "part").write_text("all of it")
+    with atomic_path(folder) as partial_folder:
+        partial_folder.mkdir()
+        (partial_folder / "part").write_text("all of it")
         assert not folder.exists()
     assert (folder / "part").read_text() == "all of it"
     assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_failed_leaves_what_was_there(tmp_path: Path, kind: str):
+def test_failed_write_leaves_the_old_file(tmp_path: Path, kind: str):
     file = tmp_path / "file"
     atomic_write(file, "old")
-    with pytest.raises(RuntimeError, match="half way"), atomic_path(file) as aside:
-        aside.mkdir() if kind == "folder" else aside.write_text("ne")
+    with pytest.raises(RuntimeError, match="half way"), atomic_path(file) as partial_path:
+        partial_path.mkdir() if kind == "folder" else partial_path.write_text("ne")
         raise RuntimeError("half way")
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_what_a_killed_process_left_is_not_in_the_way(tmp_path: Path):
-    with pytest.raises(RuntimeError), atomic_path(tmp_path / "folder") as aside:
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended_process:
+        pass
+    with pytest.raises(RuntimeError), atomic_path(tmp_path / "folder") as partial_folder:
         raise RuntimeError
-    aside.mkdir()
-    (aside / "stale").touch()
+    own_pid = f".{os.getpid()}."
+    leftovers = [
+        partial_folder,
+        partial_folder.with_name(partial_folder.name.replace(own_pid, f".{ended_process.pid}.")),
+    ]
+    running = partial_folder.with_name(partial_folder.name.replace(own_pid, ".1."))
+    for path in [*leftovers, running]:
+        path.mkdir()
+        (path / "stale").touch()
     with atomic_path(tmp_path / "folder") as again:
-        assert again == aside
         again.mkdir()
+    assert sorted(tmp_path.iterdir()) == sorted([running, tmp_path / "folder"])
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_says_why(tmp_path: Path):
+def test_symbolic_link_stays_a_link(tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "file", tmp_path / "link"
+    link.symlink_to(target)
+    for content in ("target does not exist", "target exists"):
+        atomic_write(link, content)
+        assert link.is_symlink() and target.read_text() == content
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_named_pipe_is_written_to(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    received: list[str] = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_text()), daemon=True)
+    reader.start()
+    check_writable(pipe)
+    atomic_write(pipe, "through the pipe")
+    reader.join(10)
+    assert received == ["through the pipe"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_device_is_written_to():
+    before = os.stat(os.devnull)
+    atomic_write(Path(os.devnull), "nothing is kept")
+    after = os.stat(os.devnull)
+    assert stat.S_ISCHR(after.st_mode) and (before.st_ino, before.st_rdev) == (
+        after.st_ino,
+        after.st_rdev,
+    )
+
+
+BAD_OUTPUTS = {
+    "below_a_file": ("file/below/x", r"file is a file, not a folder"),
+    "name_too_long": ("x" * 300, "File name too long"),
+    "proc": ("/proc/nope/x", "cannot be created"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OUTPUTS)
+def test_bad_outputs_are_named_before_and_while_writing(tmp_path: Path, name: str):
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
-        atomic_write(tmp_path / "file" / "below", "")
+    output, reason = tmp_path / BAD_OUTPUTS[name][0], BAD_OUTPUTS[name][1]
+    with pytest.raises(UserError, match=f"^--output .*{reason}"):
+        check_writable(output)
+    with pytest.raises(UserError, match=f"cannot be written: .*{reason}"):
+        atomic_write(output, "")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_long_names_that_the_file_system_allows_are_written(tmp_path: Path):
+    check_writable(tmp_path / ("x" * 255))
+    atomic_write(tmp_path / ("x" * 255), "content")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_file_in_place_of_a_folder_is_refused_and_the_reverse(tmp_path: Path):
+    atomic_write(tmp_path / "file", "")
+    with pytest.raises(UserError, match="is a folder; expected the name of a file"):
+        check_writable(tmp_path)
+    with pytest.raises(UserError, match="is a file; expected the name of a folder"):
+        check_writable(tmp_path / "file", is_folder=True)
+    with pytest.raises(UserError, match="a folder of that name exists"):
+        atomic_write(tmp_path, "")
+
+
+def test_two_writers_of_one_folder_get_a_clear_error(tmp_path: Path):
+    folder = tmp_path / "folder"
+    with (
+        pytest.raises(UserError, match="another process may have written it"),
+        atomic_path(folder) as path,
+    ):
+        path.mkdir()
+        folder.mkdir()
+        (folder / "of the other process").touch()
+    assert [p.name for p in folder.iterdir()] == ["of the other process"]
+
+
+def test_full_disk_is_one_error_that_names_the_file(tmp_path: Path, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    atomic_write(tmp_path / "file", "old")
+    monkeypatch.setattr(atomic_io.os, "fsync", full)
+    with pytest.raises(UserError, match=r"file cannot be written: No space left.*free some space"):
+        atomic_write(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_errors_of_other_files_are_not_changed(tmp_path: Path):
+    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "file"):
+        (tmp_path / "input").read_text()

@@ -9,13 +9,16 @@ when training hung; 76 when the processes of a run could not connect to each oth
 """
 
 import argparse
+import io
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from bert_jax import __version__
+from bert_jax.atomic_io import DISK_ERRORS
 from bert_jax.cli import (
     baselines,
     convert,
@@ -87,6 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(message)
     args = parser.parse_args(argv)
     set_up_logging()
+    if sys.stdout is None:  # Python's value if the shell has closed it (`>&-`)
+        sys.stdout = _ClosedOutput()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
     if argv is None and args.chosen_verb in TRAINING_VERBS:  # not when called from Python
         restart_with_huge_pages()
     try:
@@ -94,14 +101,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         # The program that reads our output, such as `head`, has exited. Without this, Python
         # would try to flush standard output at exit and print a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(
+            f"error: {where}{error.strerror}; free some space or check the disk, then run the same "
+            "command again, which continues from what was saved",
+            file=sys.stderr,
+        )
+        return UserError.exit_code
+    except KeyboardInterrupt:
+        # A second Ctrl-C while Python shuts down ends the process without a traceback.
+        if argv is None:  # not when called from Python
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+class _ClosedOutput(io.TextIOBase):
+    """Stands for a closed standard output; what would be lost there is an error."""
+
+    def write(self, text: str) -> int:
+        raise UserError("standard output is closed; redirect it to a file, or use --output")
 
 
 class _StderrHandler(logging.Handler):

@@ -36,9 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Writes the file of Fisher information."""
+    from bert_jax.atomic_io import check_writable
     from bert_jax.pretrained.load import load_model
     from bert_jax.tuning.fisher import fisher_information, save_fisher
 
+    check_writable(Path(args.output))
     fisher = fisher_information(
         load_model(args.model), Path(args.corpus), num_examples=args.num_examples
     )

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bert_jax.atomic_io import atomic_path
+from bert_jax.atomic_io import atomic_path, check_writable
 from bert_jax.cli.arguments.text_inputs import text_groups
-from bert_jax.errors import ConfigError, UserError
+from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
     from bert_jax.predict.predictor import Predictor
@@ -140,6 +140,8 @@ def run(args: argparse.Namespace) -> None:
     from bert_jax.predict.predictor import Predictor
     from bert_jax.pretrained.load import load_model
 
+    if args.output:
+        check_writable(Path(args.output))
     predictor = Predictor(
         load_model(args.model, args.task),
         truncation=args.truncation,
@@ -207,8 +209,5 @@ def _open_output(path: str | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    try:
-        with atomic_path(Path(path)) as tmp_path, tmp_path.open("w", encoding="utf-8") as stream:
-            yield stream
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    with atomic_path(Path(path)) as tmp_path, tmp_path.open("w", encoding="utf-8") as stream:
+        yield stream

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from bert_jax.atomic_io import atomic_path
+from bert_jax.atomic_io import atomic_path, check_writable
 from bert_jax.errors import UserError
 from bert_jax.export.model_card import model_card
 from bert_jax.interop import huggingface
@@ -48,6 +48,7 @@ def export(model: LoadedModel, output: Path) -> float:
         (nothing is left at `output` then); or no task of a multi-task run was chosen.
     """
     require_single_task(model)
+    check_writable(output, is_folder=True)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output} exists and is not an empty folder; choose another --output")
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.atomic_io import atomic_write, write_json
+from bert_jax.atomic_io import atomic_write, make_folder, write_json
 from bert_jax.data.corpus.plan import PrepareConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.sources import TextFiles
@@ -164,7 +164,7 @@ def _classify_libraries(
 
 def _load_progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Reads the progress of earlier calls in this folder, which must have the same settings."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     file = folder / STAGES_FILE
     if not file.is_file():
         return {"settings": settings, "seconds": {}, "results": {}}

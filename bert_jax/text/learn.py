@@ -22,7 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bert_jax import __version__
-from bert_jax.atomic_io import atomic_path
+from bert_jax.atomic_io import atomic_path, check_writable
 from bert_jax.config_lib import to_json
 from bert_jax.errors import UserError
 from bert_jax.text.cleaning import clean_text
@@ -72,6 +72,7 @@ def train_tokenizer_from_files(
       UserError: no text, an unreadable file, or an output folder that is not empty.
     """
     output = Path(output)
+    check_writable(output, is_folder=True)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(
             f"--output {output}: the folder is not empty, and a tokenizer that a corpus may depend "
@@ -96,7 +97,6 @@ def train_tokenizer_from_files(
         "tokenizer": {"vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint},
         "versions": _versions(),
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(output) as tmp_path:
         tokenizer.save(tmp_path)
         (tmp_path / MANIFEST_FILE).write_text(format_json(manifest), encoding="utf-8")

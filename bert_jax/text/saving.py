@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_jax.atomic_io import atomic_write
+from bert_jax.atomic_io import atomic_write, make_folder
 from bert_jax.text.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_INFO_FILE, Tokenizer
 
 
@@ -27,7 +27,7 @@ def save_tokenizer(
       main_file: the one of `files` that `load_tokenizer` opens.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     description = {
         "kind": tokenizer.kind,
         "vocab_size": tokenizer.vocab_size,

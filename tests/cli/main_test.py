@@ -1,6 +1,7 @@
 """Covers bert_jax/cli/__init__.py: verbs, help, exit codes and error messages."""
 
 import argparse
+import errno
 import subprocess
 import sys
 import types
@@ -45,9 +46,12 @@ def main_with(monkeypatch: pytest.MonkeyPatch):
         (UserError("books/: no such folder"), 1),
         (ConfigError("unknown field"), 2),
         (KeyboardInterrupt(), 130),
+        (OSError(errno.ENOSPC, "No space left on device"), 1),
+        (BrokenPipeError(), 1),
     ],
 )
-def test_exit_codes(main_with, outcome, code):
+def test_exit_codes(main_with, outcome, code, monkeypatch):
+    monkeypatch.setattr(cli.os, "dup2", lambda *_: None)  # keeps pytest's own standard output
     assert main_with(outcome) == code
 
 
@@ -56,6 +60,21 @@ def test_a_mistake_is_one_line_on_stderr(main_with, capsys):
     captured = capsys.readouterr()
     assert captured.err == "error: books/: no such folder; expected text files\n"
     assert captured.out == ""
+
+
+def test_full_disk_is_one_line_that_names_the_file(main_with, capsys):
+    main_with(OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: runs/a/metrics.jsonl: No space left on device; free some space")
+
+
+def test_closed_standard_output_is_an_error(monkeypatch, capsys):
+    verb = a_verb(None)
+    verb.run = lambda args: print("a result")
+    monkeypatch.setattr(cli, "VERBS", {"thing do": verb})
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.main(["thing", "do"]) == 1
+    assert "error: standard output is closed" in capsys.readouterr().err
 
 
 def test_our_own_bugs_keep_their_traceback(main_with):

@@ -155,7 +155,7 @@ def test_an_output_is_whole_or_absent(predict, refused, tmp_path):
     error = refused("texts", "--file", str(tmp_path / "bad.csv"), "--output", str(output))
     assert "bad.csv, line 3: the text in the column 'text' is empty" in error
     assert output.read_text() == before and not list(tmp_path.glob(".*"))
-    assert "cannot be written" in refused("texts", "a", "--output", str(tmp_path / "no" / "x"))
+    assert "cannot be written" in refused("texts", "a", "--output", str(output / "x"))
 
 
 def test_mistakes_are_told(refused, tmp_path):

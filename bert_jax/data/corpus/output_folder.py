@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import config_lib as configs
-from bert_jax.atomic_io import atomic_path, write_json
+from bert_jax.atomic_io import atomic_path, make_folder, write_json
 from bert_jax.data.corpus.manifest import MANIFEST_FILE, PLAN_FILE, TOKENIZER_FOLDER, read_json
 from bert_jax.data.corpus.plan import PreparePlan
 from bert_jax.errors import UserError
@@ -33,7 +33,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     Raises:
       UserError: another process is writing a corpus to this folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with open(folder / LOCK_FILE, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
