@@ -99,21 +99,35 @@ def time_method(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], f
     from bert_jax import batch as contract
     from bert_jax.objectives.make import make_objective
     from bert_jax.parallel import sharding
-    from bert_jax.train.compile import abstract_state, compile_step
     from bert_jax.train.initialize import initialize_or_load
     from bert_jax.train.optimizer import make_optimizer
     from bert_jax.train.sources.fine_tuning import FineTuningSource
-    from bert_jax.train.step import init_state
+    from bert_jax.train.step import abstract_state, compile_step, init_state, jitted_step
 
     phase, source = experiment.train.phases[0], FineTuningSource(experiment, experiment.data)
     mesh = sharding.make_mesh(experiment.mesh)
     objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
     abstract = abstract_state(functools.partial(init_state, objective, optimizer), optimizer, mesh)
     fields = source.batch_fields(objective)
-    step = compile_step(
-        experiment, phase, objective, optimizer, fields, source.shapes(0), abstract, mesh
+    jitted = jitted_step(
+        objective,
+        optimizer,
+        experiment.train,
+        phase,
+        abstract,
+        mesh,
+        seed=experiment.seed,
+        communication_dtype=experiment.mesh.communication_dtype,
     )
-    state = initialize_or_load(experiment, objective, optimizer, abstract)
+    step = compile_step(jitted, fields, source.shapes(0), abstract, mesh)
+    state = initialize_or_load(
+        objective,
+        optimizer,
+        abstract,
+        seed=experiment.seed,
+        init_from=experiment.init_from,
+        tuning=experiment.train.tuning,
+    )
     counts: Counter[int] = Counter()
     positions: dict[int, int] = {}
     with source.loader(0, 0) as loader:

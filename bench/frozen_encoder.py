@@ -121,16 +121,22 @@ def cache_features(experiment: Any, folder: Path) -> float:
 
     from bert_jax.objectives.make import make_objective
     from bert_jax.parallel import sharding
-    from bert_jax.train.compile import abstract_state
     from bert_jax.train.initialize import initialize_or_load
     from bert_jax.train.optimizer import make_optimizer
     from bert_jax.train.sources import make_source
-    from bert_jax.train.step import init_state
+    from bert_jax.train.step import abstract_state, init_state
 
     mesh = sharding.make_mesh(experiment.mesh)
     objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
     abstract = abstract_state(functools.partial(init_state, objective, optimizer), optimizer, mesh)
-    params = initialize_or_load(experiment, objective, optimizer, abstract)["params"]
+    params = initialize_or_load(
+        objective,
+        optimizer,
+        abstract,
+        seed=experiment.seed,
+        init_from=experiment.init_from,
+        tuning=experiment.train.tuning,
+    )["params"]
     source = make_source(experiment)
     folder.mkdir()
     start = time.perf_counter()

@@ -216,10 +216,9 @@ def bert_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
     from bert_jax.objectives.config import Pretraining
     from bert_jax.objectives.make import make_objective
     from bert_jax.parallel import sharding
-    from bert_jax.train.compile import abstract_state, compile_step
     from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
     from bert_jax.train.optimizer import make_optimizer
-    from bert_jax.train.step import init_state
+    from bert_jax.train.step import abstract_state, compile_step, init_state, jitted_step
 
     compute: Any = ComputeConfig(dtype=case.dtype)  # type: ignore[arg-type]
     phase = Phase(
@@ -240,7 +239,17 @@ def bert_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
     initialize = functools.partial(init_state, objective, optimizer)
     abstract = abstract_state(initialize, optimizer, mesh)
     fields, shapes = objective.batch_fields(), [phase.sizes]
-    compiled = compile_step(experiment, phase, objective, optimizer, fields, shapes, abstract, mesh)
+    jitted = jitted_step(
+        objective,
+        optimizer,
+        experiment.train,
+        phase,
+        abstract,
+        mesh,
+        seed=experiment.seed,
+        communication_dtype=experiment.mesh.communication_dtype,
+    )
+    compiled = compile_step(jitted, fields, shapes, abstract, mesh)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     state = jax.jit(initialize, out_shardings=shardings)(jax.random.key(0))
     batch = sharding.put_batch(random_batch(case), sharding.batch_sharding(mesh))

@@ -27,10 +27,10 @@ MAX_FUNCTION_LINES = 60
 _ENCODER = """
     batch.py functional.py models/encoder.py models/model.py models/bert/config.py
     models/bert/model.py models/heads/modules.py models/layers/embeddings.py
-    models/layers/layer_stack.py models/layers/transformer_block.py models/layers/attention.py
+    models/layers/transformer.py models/layers/attention.py
 """
 _TRAINING = """
-    experiment.py train/config.py train/run.py train/initialize.py train/compile.py
+    experiment.py train/config.py train/run.py train/initialize.py
     train/optimizer.py train/loop.py train/step.py train/evaluate_and_save.py
     parallel/sharding.py models/sharding.py checkpoints/checkpointer.py objectives/config.py
 """
@@ -41,7 +41,7 @@ READING_LISTS = {
     "pretraining": """
         train/run.py data/config.py train/sources/pretraining.py data/pretraining/loader.py
         data/pretraining/dataset.py data/pretraining/batch_builder.py data/pretraining/masking.py
-        data/corpus/reader.py objectives/pretraining.py objectives/pretraining_losses.py
+        data/corpus/reader.py objectives/pretraining.py
     """
     + _TRAINING
     + _ENCODER,
@@ -49,7 +49,7 @@ READING_LISTS = {
         cli/finetune.py train/presets.py train/run.py data/config.py train/sources/fine_tuning.py
         train/sources/task_evaluator.py data/finetuning/config.py data/finetuning/example.py
         data/finetuning/readers/load_task.py data/finetuning/features.py data/finetuning/loader.py
-        objectives/fine_tuning.py objectives/fine_tuning_heads.py objectives/fine_tuning_losses.py
+        objectives/fine_tuning.py objectives/fine_tuning_heads.py
         pretrained/load.py text/tokenizer.py tasks/__init__.py tasks/base.py tasks/text_pair.py
         tasks/sequence_classification.py
     """

@@ -112,7 +112,7 @@ def run_method(
 
 def depth_distances(result: dict[str, Any]) -> list[float]:
     """Returns the mean relative distance of the weights at each depth, embeddings first."""
-    from bert_jax.tuning.depth import count_layers, param_depth
+    from bert_jax.tuning.freezing import count_layers, param_depth
 
     distances = {f"encoder/{path}": value for path, value in result["distance"].items()}
     layers = count_layers(distances)

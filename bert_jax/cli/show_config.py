@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     from bert_jax.params import paths
     from bert_jax.train.flops import step_flops
     from bert_jax.train.optimizer import WEIGHT_DECAY
-    from bert_jax.tuning.depth import lowest_trainable_depth
+    from bert_jax.tuning.freezing import lowest_trainable_depth
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", args.devices)

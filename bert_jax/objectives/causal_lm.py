@@ -9,9 +9,15 @@ import jax.numpy as jnp
 from bert_jax.batch import ENCODER_FIELDS
 from bert_jax.functional import Params
 from bert_jax.models.model import build_network
-from bert_jax.objectives import pretraining_losses as losses
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.config import CausalLM
+from bert_jax.objectives.weighted_mean import (
+    WeightedMean,
+    cross_entropy,
+    is_correct,
+    padding_fraction,
+    weighted_mean,
+)
 
 
 class CausalLMObjective:
@@ -39,7 +45,7 @@ class CausalLMObjective:
 
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the number of predicted tokens."""
-        return {"lm": jnp.maximum(jnp.sum(losses.next_token_weights(batch)), 1.0)}
+        return {"lm": jnp.maximum(jnp.sum(next_token_weights(batch)), 1.0)}
 
     def compute_loss(
         self,
@@ -52,6 +58,26 @@ class CausalLMObjective:
         model = self.network.merge(params)
         hidden = model.encode(batch, dropout_key, causal=True).last_hidden_state
         logits = model.masked_lm_logits(hidden[:, :-1])  # the last token has no next one
-        weighted_loss, metrics = losses.next_token(logits, batch)
-        metrics["padding_fraction"] = losses.padding_fraction(batch)
+        weighted_loss, metrics = next_token_loss(logits, batch)
+        metrics["padding_fraction"] = padding_fraction(batch)
         return LossOutput(weighted_loss.total / loss_denominators["lm"], metrics)
+
+
+def next_token_loss(
+    logits_BLV: jax.Array, batch: Batch
+) -> tuple[WeightedMean, dict[str, WeightedMean]]:
+    """Computes the cross-entropy of each next token, for logits at positions 0 to L-2."""
+    labels, weights = batch["input_ids"][:, 1:], next_token_weights(batch)
+    losses = cross_entropy(logits_BLV, labels)
+    correct = is_correct(logits_BLV, labels)
+    loss = weighted_mean(losses, weights)
+    return loss, {"lm_loss": loss, "lm_accuracy": weighted_mean(correct, weights)}
+
+
+def next_token_weights(batch: Batch) -> jax.Array:
+    """Returns float32 [B, L-1]: 1 where the next token is real and of the same packed example."""
+    weights = batch["attention_mask"][:, 1:].astype(jnp.float32)
+    if "packing_ids" in batch:
+        packing_ids = batch["packing_ids"]
+        weights *= (packing_ids[:, 1:] == packing_ids[:, :-1]).astype(jnp.float32)
+    return weights

@@ -9,8 +9,7 @@ from bert_jax.models.model import EncoderWithHeads, build_network, encoder_input
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning_heads import HeadOutputs, head_spec
-from bert_jax.objectives.pretraining_losses import padding_fraction
-from bert_jax.objectives.weighted_mean import WeightedMean
+from bert_jax.objectives.weighted_mean import WeightedMean, padding_fraction
 
 
 class FineTuningObjective:

@@ -15,8 +15,7 @@ from bert_jax.functional import Params
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.config import MultiTask, UncertaintyWeighting, UniformWeighting
 from bert_jax.objectives.fine_tuning import FineTuningObjective
-from bert_jax.objectives.pretraining_losses import padding_fraction
-from bert_jax.objectives.weighted_mean import WeightedMean
+from bert_jax.objectives.weighted_mean import WeightedMean, padding_fraction
 
 HEADS, LOG_VARIANCE = "heads", "log_variance"
 

@@ -1,4 +1,8 @@
-"""Computes the pretraining loss: masked LM and, for BERT, next-sentence prediction."""
+"""Computes the pretraining loss: masked LM and, for BERT, next-sentence prediction.
+
+Source: Devlin et al. 2019, section 3.1. `PretrainingObjective` adds the two losses, which are pure
+functions of logits and batch fields and return their loss and metrics as `WeightedMean`s.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +11,17 @@ from bert_jax.batch import ENCODER_FIELDS, MASKED_LM_FIELDS, NEXT_SENTENCE_FIELD
 from bert_jax.functional import Params
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import build_network
-from bert_jax.objectives import pretraining_losses as losses
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.config import Pretraining
-from bert_jax.objectives.weighted_mean import WeightedMean
+from bert_jax.objectives.weighted_mean import (
+    WeightedMean,
+    cross_entropy,
+    is_correct,
+    padding_fraction,
+    weighted_mean,
+)
+
+Metrics = dict[str, WeightedMean]
 
 
 class PretrainingObjective:
@@ -63,19 +74,56 @@ class PretrainingObjective:
         model = self.network.merge(params)
         hidden = model.encode(batch, dropout_key).last_hidden_state
         loss = jnp.float32(0)
-        metrics: dict[str, WeightedMean] = {"padding_fraction": losses.padding_fraction(batch)}
+        metrics: Metrics = {"padding_fraction": padding_fraction(batch)}
         if self.config.mlm_weight:
             selected_hidden = gather_positions(hidden, batch["masked_lm_positions"])
             logits = model.masked_lm_logits(selected_hidden)
-            weighted_loss, objective_metrics = losses.masked_lm(
+            weighted_loss, objective_metrics = masked_lm_loss(
                 logits, batch, self.config.mask_token_id
             )
             loss += self.config.mlm_weight * weighted_loss.total / loss_denominators["mlm"]
             metrics |= objective_metrics
         if self.config.nsp_weight:
-            weighted_loss, objective_metrics = losses.next_sentence(
+            weighted_loss, objective_metrics = next_sentence_loss(
                 model.next_sentence_logits(hidden), batch
             )
             loss += self.config.nsp_weight * weighted_loss.total / loss_denominators["nsp"]
             metrics |= objective_metrics
         return LossOutput(loss, metrics)
+
+
+def masked_lm_loss(
+    logits_BPV: jax.Array, batch: Batch, mask_token_id: int
+) -> tuple[WeightedMean, Metrics]:
+    """Computes the masked-LM loss: cross-entropy over all selected positions.
+
+    The metrics are loss and accuracy over all of them, and over those where the input is the mask
+    token ("masked"), the original token ("kept") or a random one ("random").
+    """
+    labels, weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
+    losses = cross_entropy(logits_BPV, labels)
+    correct = is_correct(logits_BPV, labels)
+    selected_input_ids = jnp.take_along_axis(
+        batch["input_ids"], batch["masked_lm_positions"], axis=1
+    )
+    group_masks = {
+        "masked": selected_input_ids == mask_token_id,
+        "kept": selected_input_ids == labels,
+        "random": (selected_input_ids != mask_token_id) & (selected_input_ids != labels),
+    }
+    loss = weighted_mean(losses, weights)
+    metrics = {"mlm_loss": loss, "mlm_accuracy": weighted_mean(correct, weights)}
+    for name, in_group in group_masks.items():
+        group_weights = jnp.where(in_group, weights, 0.0)
+        metrics[f"mlm_loss_{name}"] = weighted_mean(losses, group_weights)
+        metrics[f"mlm_accuracy_{name}"] = weighted_mean(correct, group_weights)
+    return loss, metrics
+
+
+def next_sentence_loss(logits_BC: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:
+    """Computes the next-sentence loss: cross-entropy of IsNext (0) and NotNext (1)."""
+    labels = batch["next_sentence_labels"]
+    ones = jnp.ones(labels.shape, jnp.float32)
+    loss = weighted_mean(cross_entropy(logits_BC, labels), ones)
+    correct = is_correct(logits_BC, labels)
+    return loss, {"nsp_loss": loss, "nsp_accuracy": weighted_mean(correct, ones)}

@@ -32,6 +32,12 @@ def is_correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return _label_logits(logits, labels) >= jnp.max(logits, axis=-1)
 
 
+def padding_fraction(batch: dict[str, jax.Array]) -> WeightedMean:
+    """Returns the fraction of positions that are padding."""
+    padding = 1 - batch["attention_mask"]
+    return weighted_mean(padding, jnp.ones(padding.shape, jnp.float32))
+
+
 def _label_logits(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
 

@@ -41,7 +41,7 @@ from bert_jax.models.layers import pallas_attention
 from bert_jax.models.layers.config import NoRemat, PallasAttention, Scanned
 from bert_jax.objectives.config import CausalLM, ObjectiveConfig, Pretraining
 from bert_jax.tuning.config import CachedFeatures
-from bert_jax.tuning.depth import num_layers_with_gradients
+from bert_jax.tuning.freezing import num_layers_with_gradients
 
 _FLOAT32 = 4
 

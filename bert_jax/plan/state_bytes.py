@@ -23,7 +23,7 @@ from bert_jax.parallel.config import MeshConfig
 from bert_jax.params import paths
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.tuning.depth import lowest_trainable_depth
+from bert_jax.tuning.freezing import lowest_trainable_depth
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
@@ -38,7 +38,7 @@ class StateBytes:
       optimizer: the bytes of the optimizer state.
       gradients: the bytes of the gradients of the trainable parameters.
       lowest_trainable_layer: the depth of the lowest trainable parameter as defined in
-        `tuning.depth`, 0 for the embeddings. The backward pass ends there.
+        `tuning.freezing`, 0 for the embeddings. The backward pass ends there.
     """
 
     num_parameters: int

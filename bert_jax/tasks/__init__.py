@@ -2,7 +2,7 @@
 
 To add a kind, write a module with a subclass of `TaskKind` and add an object of it to `KINDS`. A
 kind whose head has a new network or a new loss needs a head config in `bert_jax.models` and an
-entry in `bert_jax/objectives/fine_tuning_losses.py` as well.
+entry in `bert_jax/objectives/fine_tuning_heads.py` as well.
 """
 
 import dataclasses

@@ -74,7 +74,7 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
 
     Attributes:
       name: the kind in `Task.kind`, analysis.json and messages.
-      head_type: config class of the head; `objectives/fine_tuning_losses.py` has
+      head_type: config class of the head; `objectives/fine_tuning_heads.py` has
         the batch fields and the loss that belong to it.
       description: texts for people.
       default_seq_length: sequence length if the user gives none (BERT's release).

@@ -14,7 +14,7 @@ from bert_jax.checkpoints.checkpointer import Checkpointer
 from bert_jax.config_lib import to_json
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
-from bert_jax.hardware.host import hardware_info
+from bert_jax.hardware.devices import hardware_info
 from bert_jax.runs import run_folder
 from bert_jax.runs.hooks import Hook
 from bert_jax.runs.metrics import MetricsLog, TensorBoard

@@ -4,7 +4,7 @@ from bert_jax.models.encoder import encoder_flops
 from bert_jax.objectives.config import CausalLM, FineTuning, MultiTask, ObjectiveConfig, Pretraining
 from bert_jax.train.config import Phase
 from bert_jax.tuning.config import CachedFeatures, ComputedFeatures
-from bert_jax.tuning.depth import num_layers_with_gradients
+from bert_jax.tuning.freezing import num_layers_with_gradients
 
 
 def step_flops(
@@ -24,7 +24,7 @@ def step_flops(
     Args:
       length: of the batch, where it is not the phase's own.
       choices: texts in a row that the encoder reads.
-      lowest: the depth of the lowest parameter that moves (`tuning.depth`): there is no backward
+      lowest: the depth of the lowest parameter that moves (`tuning.freezing`): there is no backward
         pass through the layers below it.
     """
     if isinstance(features, CachedFeatures):

@@ -7,15 +7,14 @@ import jax
 import optax
 
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
 from bert_jax.models.heads.config import TaskHead, head_param_name
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig
 from bert_jax.objectives.multi_task import HEADS
 from bert_jax.params import paths
 from bert_jax.train.step import State, init_state
-from bert_jax.tuning.config import EWC
-from bert_jax.tuning.depth import count_layers, param_depth
+from bert_jax.tuning.config import EWC, TuningConfig
+from bert_jax.tuning.freezing import count_layers, param_depth
 from bert_jax.tuning.weight_anchors import set_fisher
 
 logger = logging.getLogger(__name__)
@@ -31,10 +30,13 @@ _HEAD_NAMES = {
 
 
 def initialize_or_load(
-    experiment: Experiment,
     objective: Objective,
     optimizer: optax.GradientTransformation,
     abstract: State,
+    *,
+    seed: int,
+    init_from: str | None,
+    tuning: TuningConfig,
 ) -> State:
     """Returns the train state at step 0, with the shardings of `abstract`.
 
@@ -47,16 +49,16 @@ def initialize_or_load(
       UserError: `init_from` cannot be read, or its parameters have other shapes.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    key = jax.random.key(experiment.seed)
-    if not experiment.init_from:
+    key = jax.random.key(seed)
+    if not init_from:
         jitted_init = jax.jit(
             lambda key: init_state(objective, optimizer, key), out_shardings=shardings
         )
         return jitted_init(key)
     initial_params = jax.jit(objective.init, out_shardings=shardings["params"])(key)
-    params = _load_initial_params(experiment, experiment.init_from, initial_params)
+    params = _load_initial_params(objective.config, initial_params, init_from, tuning)
     jitted_opt_init = jax.jit(optimizer.init, out_shardings=shardings["opt_state"])
-    opt_state, weight_anchor = jitted_opt_init(params), experiment.train.tuning.weight_anchor
+    opt_state, weight_anchor = jitted_opt_init(params), tuning.weight_anchor
     if isinstance(weight_anchor, EWC):
         from bert_jax.tuning.fisher import load_fisher
 
@@ -66,7 +68,7 @@ def initialize_or_load(
 
 
 def _load_initial_params(
-    experiment: Experiment, init_from: str, initial_params: dict[str, Any]
+    config: ObjectiveConfig, initial_params: dict[str, Any], init_from: str, tuning: TuningConfig
 ) -> dict[str, Any]:
     # Imported here, so that a run that starts from random values loads no model readers.
     from bert_jax.pretrained.initial import load_model_or_tf1
@@ -74,9 +76,9 @@ def _load_initial_params(
     model = load_model_or_tf1(init_from)
     pretrained_params = paths.flatten(model.params)
     layers, chosen_params, initialized_heads = count_layers(pretrained_params), {}, set()
-    lowest_reinit_layer = layers + 1 - experiment.train.tuning.reinit_layers
+    lowest_reinit_layer = layers + 1 - tuning.reinit_layers
     for path, leaf in paths.flatten(initial_params).items():
-        head, single_task_path = _single_task_head_and_path(experiment.objective, path)
+        head, single_task_path = _single_task_head_and_path(config, path)
         reinitialize = lowest_reinit_layer <= param_depth(path, layers) <= layers
         if (
             head is not None

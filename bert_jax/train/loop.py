@@ -20,10 +20,9 @@ import numpy as np
 from bert_jax import batch as contract
 from bert_jax.runs import hooks as hooks_lib
 from bert_jax.runs.hooks import Hook, StepEvent
-from bert_jax.train.step import State
+from bert_jax.train.step import CompiledStep, State
 from bert_jax.train.watchdog import Watchdog
 
-CompiledStep = Callable[[State, dict[str, jax.Array]], tuple[State, dict[str, jax.Array]]]
 StopReason = Literal["preempted", "early_stopping"]
 
 

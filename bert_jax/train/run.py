@@ -15,8 +15,7 @@ from bert_jax.atomic_io import write_json
 from bert_jax.checkpoints.checkpointer import Checkpointer
 from bert_jax.distributed.processes import barrier, run_on_process_0
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
-from bert_jax.hardware.host import hardware_info
-from bert_jax.hardware.peak_flops import peak_flops
+from bert_jax.hardware.devices import hardware_info, peak_flops
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
@@ -27,7 +26,6 @@ from bert_jax.runs.hooks import Hook, LimitInFlightSteps, SpikeGuard
 from bert_jax.runs.metrics import MetricsLog, TensorBoard
 from bert_jax.runs.progress import ProgressLine
 from bert_jax.train import compilation_cache
-from bert_jax.train.compile import abstract_state, compile_step
 from bert_jax.train.config import LoggingConfig, Phase
 from bert_jax.train.evaluate_and_save import (
     BestEvaluation,
@@ -48,10 +46,10 @@ from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, START_MESSAGE, Preemption
 from bert_jax.train.sources import make_source
 from bert_jax.train.sources.base import Source
-from bert_jax.train.step import State, init_state
+from bert_jax.train.step import State, abstract_state, compile_step, init_state, jitted_step
 from bert_jax.train.watchdog import Watchdog
 from bert_jax.tuning.config import CachedFeatures
-from bert_jax.tuning.depth import lowest_trainable_depth
+from bert_jax.tuning.freezing import lowest_trainable_depth
 
 logger = logging.getLogger(__name__)
 
@@ -202,18 +200,19 @@ def _compile_phase(setup: TrainSetup, phase_index: int, steps: range) -> Compile
     def to_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         return sharding.put_batch({name: batch[name] for name in fields}, input_sharding)
 
+    jitted = jitted_step(
+        setup.objective,
+        setup.optimizer,
+        experiment.train,
+        phase,
+        setup.abstract,
+        setup.mesh,
+        seed=experiment.seed,
+        communication_dtype=experiment.mesh.communication_dtype,
+    )
     return CompiledPhase(
         name=f"length-{phase.seq_length}",
-        compiled_step=compile_step(
-            experiment,
-            phase,
-            setup.objective,
-            setup.optimizer,
-            fields,
-            shapes,
-            setup.abstract,
-            setup.mesh,
-        ),
+        compiled_step=compile_step(jitted, fields, shapes, setup.abstract, setup.mesh),
         steps=steps,
         total_steps=experiment.train.steps,
         batch_size=phase.batch_size,
@@ -303,7 +302,12 @@ def _restore_or_initialize(
 ) -> tuple[State, StartPoint]:
     if checkpointer.latest_valid_step() is None:
         state = initialize_or_load(
-            setup.experiment, setup.objective, setup.optimizer, setup.abstract
+            setup.objective,
+            setup.optimizer,
+            setup.abstract,
+            seed=setup.experiment.seed,
+            init_from=setup.experiment.init_from,
+            tuning=setup.experiment.train.tuning,
         )
         return state, StartPoint(step=0, position=0, best=BestEvaluation())
     with watchdog.watching("restore", 0):

@@ -1,21 +1,29 @@
-"""Defines the train step: accumulate gradients -> update -> apply.
+"""Defines the train step: accumulate gradients -> update -> apply; compiles it for a mesh.
 
 New features do not belong here. A new loss is an `Objective`, a new regularizer is an optax
 transform, and new behavior of the training loop is a hook.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from bert_jax import batch as contract
 from bert_jax.objectives.base import Batch, LossOutput, Objective
+from bert_jax.parallel import sharding
+from bert_jax.parallel.communication import GatheredParams
+from bert_jax.parallel.config import CommunicationDtype
+from bert_jax.train.config import Phase, TrainConfig
+from bert_jax.train.optimizer import learning_rate_schedule
+from bert_jax.tuning.freezing import FrozenParams
 
 State = dict[str, Any]
 """{"step": number of updates done (int32 scalar), "params": ..., "opt_state": ...}"""
 Metrics = dict[str, jax.Array]
+CompiledStep = Callable[[State, Batch], tuple[State, Metrics]]
 
 
 def init_state(
@@ -97,3 +105,94 @@ def _accumulate_gradients(
     grad_shapes = jax.eval_shape(grad_fn, params, *jax.tree.map(lambda x: x[0], inputs))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), grad_shapes)
     return jax.lax.scan(add, zeros, inputs)[0]
+
+
+def abstract_state(
+    init_fn: Callable[[jax.Array], State],
+    optimizer: optax.GradientTransformation,
+    mesh: jax.sharding.Mesh,
+) -> State:
+    """Returns the train state as shapes, dtypes and shardings, without allocating memory."""
+    shapes = jax.eval_shape(init_fn, jax.random.key(0))
+    shardings = {
+        "step": sharding.replicated(mesh),
+        "params": sharding.parameter_shardings(shapes["params"], mesh),
+        "opt_state": sharding.optimizer_shardings(optimizer, shapes["params"], mesh),
+    }
+    return jax.tree.map(
+        lambda leaf, leaf_sharding: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=leaf_sharding
+        ),
+        shapes,
+        shardings,
+    )
+
+
+def jitted_step(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    train: TrainConfig,
+    phase: Phase,
+    abstract: State,
+    mesh: jax.sharding.Mesh,
+    *,
+    seed: int,
+    communication_dtype: CommunicationDtype,
+) -> Any:
+    """Returns the train step of a phase under `jax.jit`, with a donated state.
+
+    Lower it inside `jax.set_mesh(mesh)`.
+    """
+    frozen = train.tuning.frozen
+    if mesh.shape["fsdp"] > 1 or communication_dtype != "float32":
+        objective = GatheredParams(objective, abstract["params"], communication_dtype)
+    step = make_train_step(
+        FrozenParams(objective, frozen) if frozen else objective,
+        optimizer,
+        learning_rate_schedule(train.schedule, train.steps),
+        seed=seed,
+        gradient_accumulation_steps=phase.gradient_accumulation_steps,
+    )
+    # Without these output shardings the new state could be sharded differently from the old one,
+    # and the second call would compile again.
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, sharding.replicated(mesh)))
+
+
+def compile_step(
+    jitted: Any,
+    fields: tuple[str, ...],
+    shapes: Sequence[Mapping[str, int]],
+    abstract: State,
+    mesh: jax.sharding.Mesh,
+) -> CompiledStep:
+    """Compiles a train step ahead of time, once for each batch shape.
+
+    Args:
+      jitted: the result of `jitted_step`.
+      fields: names of the batch fields.
+      shapes: sizes of the shape letters of `bert_jax.batch`, one dict per shape; they differ in L.
+
+    Returns:
+      A function that selects the program by the sequence length of the batch. It raises ValueError
+      for a length that is not in `shapes`.
+    """
+    batch_sharding = sharding.batch_sharding(mesh)
+    compiled_by_length = {}
+    for sizes in shapes:
+        batch = {
+            name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding)
+            for name, (shape, dtype) in contract.batch_spec(fields, sizes).items()
+        }
+        compiled_by_length[sizes["L"]] = jitted.lower(abstract, batch).compile()
+
+    def compiled_step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        seq_length = contract.sequence_length(batch)
+        if seq_length not in compiled_by_length:
+            raise ValueError(
+                f"the batch has sequence length {seq_length}; the train step was compiled for "
+                f"{sorted(compiled_by_length)}"
+            )
+        return compiled_by_length[seq_length](state, batch)
+
+    return compiled_step

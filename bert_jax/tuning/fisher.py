@@ -20,7 +20,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import build_network
-from bert_jax.objectives.pretraining_losses import masked_lm
+from bert_jax.objectives.pretraining import masked_lm_loss
 from bert_jax.params import paths
 from bert_jax.pretrained.initial import tokenizer_folder
 from bert_jax.pretrained.load import LoadedModel
@@ -121,7 +121,7 @@ def _masked_lm_loss(params: Any, config: EncoderConfig, batch: Any, tokenizer: T
     model = build_network(config, ("masked_lm",)).merge(params)
     hidden = model.encode(batch).last_hidden_state
     logits = model.masked_lm_logits(gather_positions(hidden, batch["masked_lm_positions"]))
-    return masked_lm(logits, batch, tokenizer.mask_id)
+    return masked_lm_loss(logits, batch, tokenizer.mask_id)
 
 
 def _batches(

@@ -10,7 +10,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.params import paths
 from bert_jax.params.paths import matches
 from bert_jax.tuning.config import TuningConfig
-from bert_jax.tuning.depth import count_layers, param_depth
+from bert_jax.tuning.freezing import count_layers, param_depth
 
 TRAINABLE, FROZEN = "moved", "frozen"  # these names are part of saved optimizer states
 

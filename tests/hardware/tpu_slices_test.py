@@ -11,7 +11,7 @@ import pytest
 
 from bert_jax.errors import ConfigError
 from bert_jax.hardware import tpu_slices
-from bert_jax.hardware.peak_flops import peak_flops
+from bert_jax.hardware.devices import peak_flops
 from bert_jax.hardware.tpu_slices import all_slices, find_slice, prices_as_of
 
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,7 @@ from bert_jax.params import paths
 from bert_jax.testing.batches import fine_tuning_batch
 from bert_jax.testing.models import random_parameters, small_config
 from bert_jax.train.optimizer import decay_mask
-from bert_jax.tuning.depth import param_depth
+from bert_jax.tuning.freezing import param_depth
 
 MODEL = small_config(num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 # Two tasks read the field `labels`, and one of them has numbers that the other does not know.

@@ -20,10 +20,9 @@ from bert_jax.parallel.communication import GatheredParams
 from bert_jax.parallel.config import CommunicationDtype, Parallelism, make_mesh_config
 from bert_jax.params import paths
 from bert_jax.testing.batches import pretraining_batch
-from bert_jax.train.compile import abstract_state, jitted_step
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.step import init_state
+from bert_jax.train.step import abstract_state, init_state, jitted_step
 
 PHASE = Phase(steps=10, seq_length=128, batch_size=128, max_predictions_per_seq=20)
 
@@ -52,7 +51,16 @@ def temporary_bytes(layout: Parallelism) -> int:
         for name, (shape, dtype) in batch_spec(objective.batch_fields(), PHASE.sizes).items()
     }
     with jax.set_mesh(grid):
-        step = jitted_step(experiment, PHASE, objective, optimizer, abstract, grid)
+        step = jitted_step(
+            objective,
+            optimizer,
+            experiment.train,
+            PHASE,
+            abstract,
+            grid,
+            seed=experiment.seed,
+            communication_dtype=experiment.mesh.communication_dtype,
+        )
         analysis = step.lower(abstract, batch).compile().memory_analysis()
     return analysis.temp_size_in_bytes
 

@@ -21,7 +21,7 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from bert_jax.objectives import fine_tuning_losses as objectives
+from bert_jax.objectives import fine_tuning_heads as objectives
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths

@@ -18,10 +18,9 @@ from bert_jax.parallel import sharding
 from bert_jax.parallel.config import Parallelism, make_mesh_config
 from bert_jax.params import paths
 from bert_jax.testing.batches import pretraining_batch
-from bert_jax.train.compile import abstract_state, compile_step
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.step import init_state
+from bert_jax.train.step import abstract_state, compile_step, init_state, jitted_step
 
 PHASE = Phase(steps=10, seq_length=32, batch_size=16, max_predictions_per_seq=6)
 MODEL = dataclasses.replace(
@@ -52,9 +51,17 @@ def train(config: Experiment, devices: int, steps: int = STEPS):
     program, optimizer = make_objective(config.objective), make_optimizer(config.train)
     initialize = functools.partial(init_state, program, optimizer)
     abstract = abstract_state(initialize, optimizer, grid)
-    step = compile_step(
-        config, phase, program, optimizer, program.batch_fields(), [phase.sizes], abstract, grid
+    jitted = jitted_step(
+        program,
+        optimizer,
+        config.train,
+        phase,
+        abstract,
+        grid,
+        seed=config.seed,
+        communication_dtype=config.mesh.communication_dtype,
     )
+    step = compile_step(jitted, program.batch_fields(), [phase.sizes], abstract, grid)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     state = jax.device_put(initial_state(config.objective), shardings)
     losses = []
@@ -164,9 +171,17 @@ def test_a_batch_of_another_shape_is_an_error_not_a_compilation():
     program, optimizer = make_objective(config.objective), make_optimizer(config.train)
     initialize = functools.partial(init_state, program, optimizer)
     abstract = abstract_state(initialize, optimizer, grid)
-    step = compile_step(
-        config, PHASE, program, optimizer, program.batch_fields(), [PHASE.sizes], abstract, grid
+    jitted = jitted_step(
+        program,
+        optimizer,
+        config.train,
+        PHASE,
+        abstract,
+        grid,
+        seed=config.seed,
+        communication_dtype=config.mesh.communication_dtype,
     )
+    step = compile_step(jitted, program.batch_fields(), [PHASE.sizes], abstract, grid)
     state = initial_state(config.objective)
     batch = pretraining_batch(
         batch_size=16, seq_length=16, max_predictions_per_seq=6, vocab_size=104

@@ -29,14 +29,13 @@ from bert_jax.studies import forgetting
 from bert_jax.studies.ngram_comparison import ngram_baseline_losses
 from bert_jax.testing.models import random_parameters, small_config, small_model, write_run
 from bert_jax.testing.text_corpus import prepare_corpus
-from bert_jax.train.compile import abstract_state
 from bert_jax.train.config import HeldOutEval
 from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
 from bert_jax.train.sources import make_source
-from bert_jax.train.step import init_state
+from bert_jax.train.step import abstract_state, init_state
 from bert_jax.tuning import fisher
 
 RECIPES = Path(__file__).parents[2] / "configs"
@@ -226,6 +225,13 @@ def test_heads_that_a_model_lacks_are_named(folder, tmp_path, caplog):
         initialize = lambda key, p=program, o=optimizer: init_state(p, o, key)  # noqa: E731
         abstract = abstract_state(initialize, optimizer, grid)
         caplog.clear()
-        initialize_or_load(config, program, optimizer, abstract)
+        initialize_or_load(
+            program,
+            optimizer,
+            abstract,
+            seed=config.seed,
+            init_from=config.init_from,
+            tuning=config.train.tuning,
+        )
         expected = [f"randomly initialized, because {model} {line}"] if line else []
         assert caplog.messages == expected

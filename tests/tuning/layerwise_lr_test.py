@@ -14,7 +14,7 @@ from bert_jax.params import paths
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.tuning.config import EWC, FROZEN_ENCODER, L2SP, CachedFeatures, TuningConfig
-from bert_jax.tuning.depth import count_layers, param_depth
+from bert_jax.tuning.freezing import count_layers, param_depth
 
 LAYERS = 3
 PATHS = (

@@ -9,8 +9,7 @@ from bert_jax.models.layers.attention import make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig, TransformerConfig
 from bert_jax.models.layers.dropout import make_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
-from bert_jax.models.layers.layer_stack import apply_layers
-from bert_jax.models.layers.transformer_block import NUM_DROPOUT_SITES, PostNormBlock
+from bert_jax.models.layers.transformer import NUM_DROPOUT_SITES, PostNormBlock, apply_layers
 
 
 class BertEncoder(nnx.Module):

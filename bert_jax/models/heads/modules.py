@@ -9,7 +9,7 @@ from bert_jax.models.layers.config import Activation, ComputeConfig, Transformer
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.linear import Linear, layer_norm, linear
 from bert_jax.models.layers.matmul import dense
-from bert_jax.models.layers.transformer_block import activate
+from bert_jax.models.layers.transformer import activate
 
 
 class Pooler(nnx.Module):

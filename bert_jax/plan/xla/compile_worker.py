@@ -24,9 +24,8 @@ from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import Slice, find_slice
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
-from bert_jax.train.compile import abstract_state, jitted_step
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.step import init_state
+from bert_jax.train.step import abstract_state, init_state, jitted_step
 from bert_jax.tuning.config import CachedFeatures
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
@@ -59,7 +58,16 @@ def lower(experiment: Experiment, request: dict[str, Any], devices: Any) -> Any:
         for name, (shape, dtype) in batch_spec(fields, request["sizes"]).items()
     }
     with jax.set_mesh(mesh):
-        jitted = jitted_step(experiment, phase, objective, optimizer, abstract, mesh)
+        jitted = jitted_step(
+            objective,
+            optimizer,
+            experiment.train,
+            phase,
+            abstract,
+            mesh,
+            seed=experiment.seed,
+            communication_dtype=experiment.mesh.communication_dtype,
+        )
         return jitted.lower(abstract, batch)
 
 

@@ -15,8 +15,7 @@ from bert_jax.plan.inputs import Inputs, make_inputs
 from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.plan.xla import count_flops
 from bert_jax.train.config import Phase
-from bert_jax.tuning.depth import lowest_trainable_depth
-from bert_jax.tuning.freezing import FrozenParams
+from bert_jax.tuning.freezing import FrozenParams, lowest_trainable_depth
 
 RECIPE = "configs/pretrain/bert.py"
 

@@ -37,14 +37,13 @@ from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.testing.models import random_parameters
-from bert_jax.train.compile import abstract_state, compile_step
 from bert_jax.train.flops import step_flops
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.run import run
 from bert_jax.train.sources import make_source
 from bert_jax.train.sources.feature_cache import ENCODER_FEATURES, FeatureExtractor
 from bert_jax.train.sources.fine_tuning import FineTuningSource
-from bert_jax.train.step import init_state
+from bert_jax.train.step import abstract_state, compile_step, init_state, jitted_step
 from bert_jax.tuning.config import FROZEN_ENCODER, CachedFeatures, ComputedFeatures, TuningConfig
 
 EACH_STEP = dataclasses.replace(FROZEN_ENCODER, features=ComputedFeatures())
@@ -93,16 +92,17 @@ class Opened:
         optimizer, where = make_optimizer(self.experiment.train), sharding.batch_sharding(self.mesh)
         initialize = functools.partial(init_state, self.program, optimizer)
         abstract = abstract_state(initialize, optimizer, self.mesh)
-        step = compile_step(
-            self.experiment,
-            self.experiment.train.phases[0],
+        jitted = jitted_step(
             self.program,
             optimizer,
-            fields,
-            self.source.shapes(0),
+            self.experiment.train,
+            self.experiment.train.phases[0],
             abstract,
             self.mesh,
+            seed=self.experiment.seed,
+            communication_dtype=self.experiment.mesh.communication_dtype,
         )
+        step = compile_step(jitted, fields, self.source.shapes(0), abstract, self.mesh)
         params = jax.tree.map(jnp.copy, self.params)  # a step donates its state
         state = {"step": jnp.int32(0), "params": params, "opt_state": optimizer.init(params)}
         state = jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, abstract))

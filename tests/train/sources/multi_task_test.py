@@ -27,12 +27,11 @@ from bert_jax.pretrained.load import load_model
 from bert_jax.runs import hooks
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.testing.models import small_model
-from bert_jax.train.compile import abstract_state
 from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
-from bert_jax.train.step import init_state
+from bert_jax.train.step import abstract_state, init_state
 from tests.helpers.report_markup import Report
 from tests.helpers.task_runs import TASKS
 
@@ -190,7 +189,16 @@ def test_heads_start_from_the_pretrained_pooler_and_a_matching_head(folder, tmp_
     program, optimizer = make_objective(config.objective), make_optimizer(config.train)
     grid = sharding.make_mesh(make_mesh_config("dp"))
     abstract = abstract_state(lambda key: init_state(program, optimizer, key), optimizer, grid)
-    found = paths.flatten(initialize_or_load(config, program, optimizer, abstract)["params"])
+    found = paths.flatten(
+        initialize_or_load(
+            program,
+            optimizer,
+            abstract,
+            seed=config.seed,
+            init_from=config.init_from,
+            tuning=config.train.tuning,
+        )["params"]
+    )
     start = paths.flatten(load_model(tmp_path / "m").params)
     for path, leaf in found.items():
         name = path.split("/", 2)[2] if path.startswith("heads/") else path

@@ -1,4 +1,4 @@
-"""Objectives of fine-tuning against plain NumPy in float64."""
+"""Compares the losses of bert_jax/objectives/fine_tuning_heads.py with float64 NumPy."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +11,7 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from bert_jax.objectives import fine_tuning_losses as objectives
+from bert_jax.objectives import fine_tuning_heads
 from bert_jax.testing.batches import fine_tuning_batch
 
 SIZES = {"batch_size": 7, "seq_length": 12, "vocab_size": 30, "num_padding_examples": 2}
@@ -50,7 +50,7 @@ def reference(logits, labels, weights, class_weights=None, smoothing=0.0):
 def test_classification(class_weights, smoothing):
     raw, batch = make(SequenceClassificationHead(labels=LABELS))
     logits = scores(7, 4)
-    loss, metrics = objectives.classification(
+    loss, metrics = fine_tuning_heads.classification(
         jnp.asarray(logits, jnp.float32), batch, class_weights, smoothing
     )
     labels, weights = raw["labels"], raw["example_weights"]
@@ -63,22 +63,22 @@ def test_classification(class_weights, smoothing):
     assert float(accuracy.weight) == 5
 
 
-def test_choices_are_classes():
+def test_multiple_choice_has_one_class_per_choice():
     raw, batch = make(MultipleChoiceHead())
     logits = scores(7, 3)
-    loss, _ = objectives.classification(jnp.asarray(logits, jnp.float32), batch)
+    loss, _ = fine_tuning_heads.classification(jnp.asarray(logits, jnp.float32), batch)
     total, norm = reference(logits, raw["labels"], raw["example_weights"])
     assert float(loss.total) == pytest.approx(total, rel=1e-6)
     assert float(loss.weight) == norm == 5
 
 
 @pytest.mark.parametrize("class_weights", [(), CLASS_WEIGHTS], ids=["plain", "weighted"])
-def test_tagging_counts_first_pieces_of_rows_that_count(class_weights):
+def test_token_classification_counts_first_tokens_of_words(class_weights):
     raw, batch = make(TokenClassificationHead(labels=LABELS))
     batch["token_label_weights"] = jnp.ones((7, 12), jnp.float32).at[:, ::3].set(0.0)
     weights = np.asarray(batch["token_label_weights"]) * raw["example_weights"][:, None]
     logits = scores(7, 12, 4)
-    loss, metrics = objectives.token_classification(
+    loss, metrics = fine_tuning_heads.token_classification(
         jnp.asarray(logits, jnp.float32), batch, class_weights, 0.1
     )
     labels = raw["token_labels"]
@@ -90,12 +90,12 @@ def test_tagging_counts_first_pieces_of_rows_that_count(class_weights):
     assert float(accuracy.weight) == weights.sum() == 5 * 8
 
 
-def test_spans_are_half_start_and_half_end():
+def test_span_loss_is_the_mean_of_start_and_end():
     raw, batch = make(QuestionAnsweringHead())
     starts, ends = scores(7, 12), scores(7, 12)[::-1]
     # One row with both right: at random there may be none.
     starts[1, raw["start_positions"][1]] = ends[1, raw["end_positions"][1]] = 20.0
-    loss, metrics = objectives.span_extraction(
+    loss, metrics = fine_tuning_heads.span_extraction(
         jnp.asarray(starts, jnp.float32), jnp.asarray(ends, jnp.float32), batch
     )
     weights = raw["example_weights"]
@@ -113,7 +113,7 @@ def test_spans_are_half_start_and_half_end():
 def test_regression_is_the_squared_error():
     raw, batch = make(RegressionHead())
     values = scores(7)
-    loss, metrics = objectives.regression(jnp.asarray(values, jnp.float32), batch)
+    loss, metrics = fine_tuning_heads.regression(jnp.asarray(values, jnp.float32), batch)
     squares = (values - raw["label_values"]) ** 2 * raw["example_weights"]
     assert float(loss.total) == pytest.approx(squares.sum(), rel=1e-6)
     assert float(loss.weight) == 5

@@ -1,12 +1,16 @@
-"""Covers objectives/pretraining_losses.py and weighted_mean.py, against float64 NumPy."""
+"""Compares the pretraining losses with float64 NumPy.
+
+Covers bert_jax/objectives/pretraining.py, causal_lm.py and weighted_mean.py.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.objectives import pretraining_losses
-from bert_jax.objectives.weighted_mean import cross_entropy, is_correct
+from bert_jax.objectives.causal_lm import next_token_loss, next_token_weights
+from bert_jax.objectives.pretraining import masked_lm_loss, next_sentence_loss
+from bert_jax.objectives.weighted_mean import cross_entropy, is_correct, padding_fraction
 from bert_jax.testing.batches import pretraining_batch
 
 V = 30
@@ -30,7 +34,7 @@ def reference(logits, labels):
 
 def test_masked_lm_sums_exactly_the_selected_positions(batch):
     logits = logits_for((6, 7, V))
-    loss, metrics = pretraining_losses.masked_lm(jnp.asarray(logits, jnp.float32), batch, 4)
+    loss, metrics = masked_lm_loss(jnp.asarray(logits, jnp.float32), batch, 4)
     weights = np.asarray(batch["masked_lm_weights"])
     expected = (reference(logits, batch["masked_lm_ids"]) * weights).sum()
     assert float(loss.total) == pytest.approx(expected, rel=1e-5)
@@ -50,7 +54,7 @@ def test_masked_lm_metrics_by_kind_of_input_token():
         "masked_lm_weights": jnp.ones((1, 3), jnp.float32),
     }
     logits = jnp.asarray(logits_for((1, 3, V)), jnp.float32)
-    _, metrics = pretraining_losses.masked_lm(logits, batch, 4)
+    _, metrics = masked_lm_loss(logits, batch, 4)
     losses = np.asarray(cross_entropy(logits, batch["masked_lm_ids"]))[0]
     for index, name in enumerate(("masked", "random", "kept")):
         assert float(metrics[f"mlm_loss_{name}"].weight) == 1
@@ -59,7 +63,7 @@ def test_masked_lm_metrics_by_kind_of_input_token():
 
 def test_next_sentence(batch):
     logits = logits_for((6, 2))
-    loss, metrics = pretraining_losses.next_sentence(jnp.asarray(logits, jnp.float32), batch)
+    loss, metrics = next_sentence_loss(jnp.asarray(logits, jnp.float32), batch)
     labels = np.asarray(batch["next_sentence_labels"])
     assert float(loss.total) == pytest.approx(reference(logits, labels).sum(), rel=1e-5)
     assert float(metrics["nsp_accuracy"].total) == (logits.argmax(-1) == labels).sum()
@@ -72,18 +76,18 @@ def test_next_token_loss_stays_within_packed_examples():
         "attention_mask": jnp.asarray([[1, 1, 1, 1, 1, 0]], jnp.int32),
         "packing_ids": jnp.asarray([[1, 1, 1, 2, 2, 0]], jnp.int32),
     }
-    weights = pretraining_losses.next_token_weights(batch)
+    weights = next_token_weights(batch)
     np.testing.assert_array_equal(weights, [[1, 1, 0, 1, 0]])
     logits = logits_for((1, 5, V))
-    loss, _ = pretraining_losses.next_token(jnp.asarray(logits, jnp.float32), batch)
+    loss, _ = next_token_loss(jnp.asarray(logits, jnp.float32), batch)
     expected = (reference(logits, batch["input_ids"][:, 1:]) * np.asarray(weights)).sum()
     assert float(loss.total) == pytest.approx(expected, rel=1e-5)
 
 
 def test_padding_fraction(batch):
-    share = pretraining_losses.padding_fraction(batch)
+    fraction = padding_fraction(batch)
     padding = np.asarray(batch["attention_mask"]) == 0
-    assert float(share.total) / float(share.weight) == pytest.approx(padding.mean())
+    assert float(fraction.total) / float(fraction.weight) == pytest.approx(padding.mean())
 
 
 def test_cross_entropy_gradient_equals_autodiff():
@@ -94,10 +98,10 @@ def test_cross_entropy_gradient_equals_autodiff():
     def definition(x):
         return jnp.sum(-jax.nn.log_softmax(x)[jnp.arange(5), labels] * weights)
 
-    def ours(x):
+    def custom(x):
         return jnp.sum(cross_entropy(x, labels) * weights)
 
-    np.testing.assert_allclose(jax.grad(ours)(logits), jax.grad(definition)(logits), atol=1e-6)
+    np.testing.assert_allclose(jax.grad(custom)(logits), jax.grad(definition)(logits), atol=1e-6)
 
 
 def test_is_correct_compares_with_the_highest_score():
