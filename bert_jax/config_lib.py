@@ -10,13 +10,10 @@ import dataclasses
 import difflib
 import functools
 import hashlib
-import importlib.util
-import inspect
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from bert_jax import legacy_names
@@ -206,50 +203,3 @@ def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
         for path in sorted(flat_a.keys() | flat_b.keys())
         if flat_a.get(path) != flat_b.get(path)
     ]
-
-
-def load_recipe(file: str | Path) -> Callable[..., Any]:
-    """The `get_config` function of a recipe, which is a Python file of the user's own.
-
-    Raises:
-      ConfigError: no such file, or it defines no `get_config`.
-    """
-    path = Path(file)
-    if not path.is_file():
-        raise ConfigError(f"{file}: no such recipe; shipped ones are under configs/")
-    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, "get_config", None)):
-        raise ConfigError(f"{file}: a recipe defines get_config(...) -> Experiment; none found")
-    return module.get_config
-
-
-def call_recipe(get_config: Callable[..., Any], assignments: Sequence[str], file: str) -> Any:
-    """Calls a recipe with "name=value" arguments, typed by its signature.
-
-    Raises:
-      ConfigError: an argument that the recipe does not have, lacks, or of the wrong type.
-    """
-    parameters = inspect.signature(get_config, eval_str=True).parameters
-    arguments: dict[str, Any] = {}
-    for assignment in assignments:
-        name, separator, text = assignment.partition("=")
-        if not separator:
-            raise ConfigError(f"--arg {assignment}: expected NAME=VALUE, as in size=tiny")
-        if name not in parameters:
-            new_name = legacy_names.RECIPE_ARGUMENTS.get(name)
-            if new_name in parameters:
-                raise ConfigError(f"--arg {assignment}: {name!r} is called {new_name!r} now")
-            raise unknown_field(f"--arg {assignment}", name, list(parameters))
-        annotation = parameters[name].annotation
-        try:
-            value = text if annotation is str else json.loads(text)
-        except json.JSONDecodeError:
-            value = text
-        arguments[name] = from_json(annotation, value, f"--arg {name}")
-    for name, parameter in parameters.items():
-        if parameter.default is parameter.empty and name not in arguments:
-            raise ConfigError(f"{file} needs --arg {name}=...")
-    return get_config(**arguments)

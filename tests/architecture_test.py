@@ -23,7 +23,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: tuple[set[str], ...] = (
     {"errors", "legacy_names"},
     {"atomic_io", "config_lib", "batch", "params", "hardware", "__init__"},
-    {"functional", "text", "runs"},
+    {"functional", "recipes", "text", "runs"},
     {"models", "objectives", "data", "parallel", "distributed", "checkpoints", "interop"},
     {"experiment"},
     {"pretrained"},
@@ -94,7 +94,7 @@ MAY_USE = {
 # Imports the modules of a family from the package of its config class.
 FAMILIES = {"models/encoder.py"}
 # Modules that run a Python file which the user names: a recipe, and seqio tasks of one's own.
-RUNS_USER_FILES = {"config_lib.py", "data/seqio/text_tasks.py"}
+RUNS_USER_FILES = {"recipes.py", "data/seqio/text_tasks.py"}
 
 MAX_FILE_LINES = 375
 MAX_FUNCTION_LINES = 66
@@ -294,7 +294,7 @@ def test_nothing_reads_tensorflow_on_the_way_to_training_or_predicting():
         "for verb in VERBS:\n"
         "    try: main([*verb.split(), '--help'])\n"
         "    except SystemExit as done: assert done.code == 0",
-        "from bert_jax.config_lib import load_recipe\n"
+        "from bert_jax.recipes import load_recipe\n"
         "from pathlib import Path\n"
         "for recipe in Path('configs').rglob('*.py'): load_recipe(recipe)",
     ],

@@ -96,23 +96,6 @@ def test_diff_and_fingerprint_see_one_changed_field():
     assert config_lib.fingerprint(first) != config_lib.fingerprint(second)
 
 
-def test_recipe_arguments_are_typed_and_checked(tmp_path):
-    recipe = tmp_path / "recipe.py"
-    recipe.write_text(
-        "def get_config(*, steps: int, size: str = 'tiny'):\n    return (steps, size)\n"
-    )
-    get_config = config_lib.load_recipe(recipe)
-    assert config_lib.call_recipe(get_config, ["steps=3", "size=8"], "recipe.py") == (3, "8")
-    with pytest.raises(ConfigError, match="did you mean 'steps'"):
-        config_lib.call_recipe(get_config, ["step=3"], "recipe.py")
-    with pytest.raises(ConfigError, match="needs --arg steps"):
-        config_lib.call_recipe(get_config, [], "recipe.py")
-    with pytest.raises(ConfigError, match="expected int"):
-        config_lib.call_recipe(get_config, ["steps=many"], "recipe.py")
-    with pytest.raises(ConfigError, match="no such recipe"):
-        config_lib.load_recipe(tmp_path / "absent.py")
-
-
 def test_impossible_values_are_refused():
     with pytest.raises(ConfigError, match="multiple of"):
         dataclasses.replace(BertConfig.from_size("tiny"), num_attention_heads=3)

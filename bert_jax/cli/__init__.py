@@ -42,6 +42,7 @@ from bert_jax.cli import (
 )
 from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
 from bert_jax.cli.arguments.renamed import renamed_message
+from bert_jax.cli.shipped import recipes, tpu
 from bert_jax.errors import UserError
 
 VERBS: dict[str, Any] = {
@@ -49,10 +50,12 @@ VERBS: dict[str, Any] = {
     "tokenizer train": train_tokenizer,
     "prepare": prepare,
     "data inspect": inspect_data,
+    "recipes": recipes,
     "plan": plan,
     "pretrain": pretrain,
     "finetune": finetune,
     "simulate": simulate,
+    "tpu": tpu,
     "glue": glue,
     "sweep": sweep,
     "show-config": show_config,
@@ -73,7 +76,7 @@ EPILOG = """\
 example: train a tokenizer, prepare documents, pretrain, export, predict
   bert-jax tokenizer train --vocab-size 8192 --output vocabulary 'books/*.txt'
   bert-jax prepare --files 'books/*.txt' --tokenizer vocabulary --output prepared
-  bert-jax pretrain configs/pretrain/bert.py --run runs/tiny --arg size=tiny corpus=prepared
+  bert-jax pretrain bert --run runs/tiny --arg size=tiny corpus=prepared
   bert-jax export runs/tiny --output exported
   bert-jax fill-mask exported "It was a [MASK] night."
 

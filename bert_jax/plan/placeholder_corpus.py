@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config_lib import call_recipe, load_recipe, override
+from bert_jax.config_lib import override
 from bert_jax.data.config import PretrainingData
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
+from bert_jax.recipes import call_recipe, load_recipe
 
 CORPUS_PARAMETERS = ("corpus", "heldout")
 """The recipe parameters that name a corpus written by `bert-jax prepare`."""

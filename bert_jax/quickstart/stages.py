@@ -114,7 +114,7 @@ def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
 
 
 def _pretrain(prepared: Path, folder: Path, settings: dict[str, Any]) -> int:
-    from bert_jax.config_lib import load_recipe
+    from bert_jax.recipes import load_recipe
     from bert_jax.train.run import run as train
 
     steps = {} if settings["steps"] is None else {"steps": settings["steps"]}

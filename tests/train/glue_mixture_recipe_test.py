@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config_lib import call_recipe, load_recipe
 from bert_jax.data.finetuning.config import (
     CappedMixing,
     EqualMixing,
@@ -15,6 +14,7 @@ from bert_jax.data.finetuning.config import (
 from bert_jax.errors import ConfigError
 from bert_jax.export.export import export
 from bert_jax.models.layers.config import LearnedPositions
+from bert_jax.recipes import call_recipe, load_recipe
 from bert_jax.testing.models import small_model
 
 RECIPE = str(Path(__file__).parents[2] / "configs/finetune/glue_mixture.py")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config_lib import call_recipe, load_recipe
 from bert_jax.data.config import DynamicMasking, FullSentences, Masking, PretrainingData
 from bert_jax.models.roberta.config import RobertaConfig, RobertaSize
 from bert_jax.objectives.config import Pretraining
 from bert_jax.plan.placeholder_corpus import planned_experiment
+from bert_jax.recipes import call_recipe, load_recipe
 from bert_jax.train.config import AdamW
 
 RECIPE = str(Path(__file__).parents[2] / "configs/pretrain/roberta.py")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config_lib import load_recipe
 from bert_jax.data.corpus.plan import PrepareConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.reader import PreparedCorpus
@@ -25,6 +24,7 @@ from bert_jax.parallel import sharding
 from bert_jax.parallel.config import make_mesh_config
 from bert_jax.pretrained.initial import tokenizer_folder
 from bert_jax.pretrained.load import LoadedModel, build_model
+from bert_jax.recipes import load_recipe
 from bert_jax.studies import forgetting
 from bert_jax.studies.ngram_comparison import ngram_baseline_losses
 from bert_jax.testing.models import random_parameters, small_config, small_model, write_run

@@ -2,8 +2,9 @@
 
 import argparse
 
-from bert_jax.config_lib import call_recipe, load_recipe, override
+from bert_jax.config_lib import override
 from bert_jax.experiment import Experiment
+from bert_jax.recipes import call_recipe, load_recipe
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:

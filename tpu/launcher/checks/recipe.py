@@ -30,8 +30,8 @@ def check_recipe(arguments: tuple[str, ...], bundle: Bundle, root: Path) -> None
     words = [word.removeprefix("--config=") for word in arguments[1:]]
     recipe = next((word for word in words if word.endswith(".py") and "=" not in word), None)
     if recipe is None:
-        if arguments[0] == "pretrain":
-            raise ConfigError("pretrain needs a recipe, for example configs/pretrain/bert.py")
+        recipe = _find_named_recipe(arguments, bundle.files)
+    if recipe is None:
         return  # a task of `finetune`
     if recipe.startswith(_DATA_PREFIX):
         return  # the user's own recipe, which only hosts can read
@@ -44,6 +44,31 @@ def check_recipe(arguments: tuple[str, ...], bundle: Bundle, root: Path) -> None
         )
     _check_recipe_arguments(
         recipe, _parse_assignments(arguments), ast.parse((root / name).read_bytes(), name)
+    )
+
+
+def _find_named_recipe(arguments: tuple[str, ...], files: Iterable[str]) -> str | None:
+    """Returns the file of the shipped recipe in `pretrain NAME` or `finetune --config NAME`."""
+    if arguments[0] == "pretrain":
+        name = next((word for word in arguments[1:2] if not word.startswith("-")), None)
+        if name is None:
+            raise ConfigError("pretrain needs a recipe, for example configs/pretrain/bert.py")
+    elif "--config" in arguments[:-1]:
+        name = arguments[arguments.index("--config") + 1]
+    else:
+        return None
+    shipped = {
+        file: file[len(_CONFIGS_PREFIX) : -len(".py")]
+        for file in sorted(files)
+        if file.startswith(_CONFIGS_PREFIX) and file.endswith(".py")
+    }
+    for file, full_name in shipped.items():
+        if name in (full_name, posixpath.basename(full_name)):
+            return file
+    names = [posixpath.basename(full_name) for full_name in shipped.values()]
+    raise ConfigError(
+        f"{name}: no such recipe{_suggest_nearest(name, names)}; `bert-jax recipes` "
+        "lists all; a file of your own is uploaded with --data and named @data/..."
     )
 
 

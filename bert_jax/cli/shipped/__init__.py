@@ -1,0 +1,1 @@
+"""Runs the verbs on files that come with the package: the recipes and the TPU launcher."""

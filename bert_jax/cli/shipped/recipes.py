@@ -1,0 +1,64 @@
+"""Runs `bert-jax recipes`: lists the shipped recipes with their arguments, or prints one."""
+
+import argparse
+import ast
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+from bert_jax.recipes import find_recipe, load_recipe, shipped_recipes
+
+HELP = "list the shipped recipes and their arguments, or print the source of one"
+
+_EPILOG = """examples:
+  bert-jax recipes
+  bert-jax recipes small_corpus > my_recipe.py
+  bert-jax pretrain my_recipe.py --run runs/mine --arg corpus=prepared/train
+
+`pretrain`, `show-config`, `plan` and `simulate` take the name of a recipe or the path of a Python
+file; `finetune` takes either with --config. Arguments in square brackets may be omitted.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds NAME."""
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="recipe to print (default: list all recipes)"
+    )
+    parser.epilog = _EPILOG
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prints the list, or the source of the named recipe."""
+    if args.name is not None:
+        print(find_recipe(args.name).read_text(), end="")
+        return
+    for name, file in shipped_recipes().items():
+        print(f"{name}: {_summary(file)}")
+        print(f"  --arg {' '.join(_arguments(file))}")
+
+
+def _summary(file: Path) -> str:
+    """Returns the first line of the recipe's docstring."""
+    docstring = ast.get_docstring(ast.parse(file.read_text())) or ""
+    return docstring.partition("\n")[0]
+
+
+def _arguments(file: Path) -> list[str]:
+    """Returns NAME=TYPE for each required argument, and [NAME=DEFAULT] for each other one."""
+    parameters = inspect.signature(load_recipe(file)).parameters.values()
+    return [
+        f"{each.name}={_type_name(each.annotation)}"
+        if each.default is each.empty
+        else f"[{each.name}={_default(each.default)}]"
+        for each in parameters
+    ]
+
+
+def _type_name(annotation: Any) -> str:
+    return getattr(annotation, "__name__", str(annotation)).upper()
+
+
+def _default(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)  # as --arg is parsed

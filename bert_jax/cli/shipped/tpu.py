@@ -1,0 +1,55 @@
+"""Runs `bert-jax tpu`: the launcher of TPU slices and the launch scripts, also from a wheel."""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from bert_jax.recipes import SOURCE_ROOT
+
+HELP = "launch and manage runs on TPU slices: the commands of tpu/tpuctl, and the launch scripts"
+
+_FOLDER = SOURCE_ROOT / "tpu"
+
+_EPILOG = """examples:
+  bert-jax tpu launch --help
+  bert-jax tpu prices --hours 12
+  BUCKET=gs://my-bucket bert-jax tpu smoke_16 --dry-run
+
+launch scripts, which pass their flags to `launch`:
+{scripts}
+
+They are in {folder}, each with the variables that it reads at the
+top. The README.md in that folder explains everything from `gcloud auth login` to a trained model.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds COMMAND and its arguments, which the launcher or the script parses."""
+    parser.add_argument("command", metavar="COMMAND", help="launcher command or launch script")
+    parser.add_argument(
+        "arguments", metavar="...", nargs=argparse.REMAINDER, help="arguments of the command"
+    )
+    scripts = "\n".join(f"  {name}" for name in launch_scripts())
+    parser.epilog = _EPILOG.format(scripts=scripts, folder=_FOLDER)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the launch script or the launcher's command; returns its exit code."""
+    if args.command in (scripts := launch_scripts()):
+        # The scripts call python3, which must be the interpreter that this package is installed in.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        environment = {**os.environ, "PATH": path}
+        return subprocess.run(
+            [str(scripts[args.command]), *args.arguments], env=environment
+        ).returncode
+    sys.path.insert(0, str(SOURCE_ROOT))  # in a wheel, the launcher is not on the path
+    from tpu.launcher.cli import main
+
+    return main([args.command, *args.arguments])
+
+
+def launch_scripts() -> dict[str, Path]:
+    """Returns the file of every launch script by its name, such as "smoke_16"."""
+    return {file.stem: file for file in sorted(_FOLDER.glob("*.sh"))}

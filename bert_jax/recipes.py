@@ -1,0 +1,115 @@
+"""Finds recipes, also the shipped ones by name, and calls them with arguments of the command line.
+
+A recipe is a Python file with a function `get_config(...) -> Experiment`. The shipped ones are in
+`configs/`: in a checkout next to the package, in an installed wheel below `bert_jax/_source/`.
+"""
+
+import difflib
+import importlib.util
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax import legacy_names
+from bert_jax.config_lib import from_json, unknown_field
+from bert_jax.errors import ConfigError
+
+_PACKAGE = Path(__file__).resolve().parent
+# setup.py writes this folder into wheels; a checkout has the same files in its root.
+_INSTALLED_SOURCE = _PACKAGE / "_source"
+SOURCE_ROOT = _INSTALLED_SOURCE if _INSTALLED_SOURCE.is_dir() else _PACKAGE.parent
+"""The folder that contains `configs/`, with the recipes, and `tpu/`, with the launcher."""
+
+_PREFIX, _SUFFIX = "configs/", ".py"
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Returns the file of every shipped recipe by its name, such as "pretrain/bert"."""
+    folder = SOURCE_ROOT / _PREFIX
+    files = sorted(folder.rglob(f"*{_SUFFIX}"))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def find_recipe(recipe: str | Path) -> Path:
+    """Returns the file of a recipe.
+
+    Args:
+      recipe: the path of a file, or else the name of a shipped recipe: "small_corpus",
+        "pretrain/small_corpus" or "configs/pretrain/small_corpus.py".
+
+    Raises:
+      ConfigError: there is no such file or name; the message has the nearest names.
+    """
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    written = str(recipe)
+    name = written
+    if written.startswith(_PREFIX):
+        name = written.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+    recipes = shipped_recipes()
+    for full_name, file in recipes.items():
+        if name in (full_name, _short_name(full_name)):
+            return file
+    nearest = difflib.get_close_matches(
+        _short_name(written).removesuffix(_SUFFIX), map(_short_name, recipes), n=3, cutoff=0.4
+    )
+    hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+    raise ConfigError(
+        f"{recipe}: no such recipe; {hint}expected the path of a Python file or a name that "
+        "`bert-jax recipes` lists"
+    )
+
+
+def _short_name(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def load_recipe(recipe: str | Path) -> Callable[..., Any]:
+    """Returns the `get_config` function of a recipe, given its file or the name of a shipped one.
+
+    Raises:
+      ConfigError: there is no such recipe, or its file defines no `get_config`.
+    """
+    path = find_recipe(recipe)
+    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{recipe}: a recipe is a Python file; expected a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, "get_config", None)):
+        raise ConfigError(
+            f"{recipe}: no function get_config; a recipe defines get_config(...) -> Experiment"
+        )
+    return module.get_config
+
+
+def call_recipe(get_config: Callable[..., Any], assignments: Sequence[str], file: str) -> Any:
+    """Calls a recipe with "name=value" arguments, typed by its signature.
+
+    Raises:
+      ConfigError: an argument is unknown, missing, or of the wrong type.
+    """
+    parameters = inspect.signature(get_config, eval_str=True).parameters
+    arguments: dict[str, Any] = {}
+    for assignment in assignments:
+        name, separator, text = assignment.partition("=")
+        if not separator:
+            raise ConfigError(f"--arg {assignment}: expected NAME=VALUE, as in size=tiny")
+        if name not in parameters:
+            new_name = legacy_names.RECIPE_ARGUMENTS.get(name)
+            if new_name in parameters:
+                raise ConfigError(f"--arg {assignment}: {name!r} is called {new_name!r} now")
+            raise unknown_field(f"--arg {assignment}", name, list(parameters))
+        annotation = parameters[name].annotation
+        try:
+            value = text if annotation is str else json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        arguments[name] = from_json(annotation, value, f"--arg {name}")
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise ConfigError(f"{file} needs --arg {name}=...")
+    return get_config(**arguments)

@@ -1,0 +1,129 @@
+"""Covers bert_jax/recipes.py, cli/shipped/recipes.py and cli/shipped/tpu.py."""
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bert_jax import recipes
+from bert_jax.cli import main
+from bert_jax.cli.shipped import tpu as tpu_verb
+from bert_jax.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+SMALL_CORPUS = ROOT / "configs/pretrain/small_corpus.py"
+
+
+@pytest.mark.parametrize(
+    "name", ["small_corpus", "pretrain/small_corpus", "configs/pretrain/small_corpus.py"]
+)
+def test_shipped_recipes_are_found_by_name_from_any_folder(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert recipes.find_recipe(name) == SMALL_CORPUS
+
+
+def test_a_file_takes_precedence_over_a_shipped_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bert").write_text("")
+    assert recipes.find_recipe("bert") == Path("bert")
+
+
+def test_names_of_shipped_recipes_are_unique():
+    names = [name.rpartition("/")[2] for name in recipes.shipped_recipes()]
+    assert len(names) == len(set(names)) >= 8
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("smal_corpus", "did you mean small_corpus"),
+        ("bret", "did you mean bert or roberta"),
+        ("configs/pretrain/bret.py", "did you mean bert or roberta"),
+        ("bert.py", "did you mean bert or"),  # a file that is missing, not the shipped recipe
+        ("zzzz", "no such recipe; expected the path of a Python file or a name"),
+    ],
+)
+def test_unknown_recipe_names_the_nearest_ones(name, nearest, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"^{name}: no such recipe.*`bert-jax recipes`") as error:
+        recipes.find_recipe(name)
+    assert nearest in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("empty.py", "", "no function get_config"),
+        ("recipe.txt", "def get_config(): ...", "expected a name that ends in .py"),
+    ],
+)
+def test_a_file_that_is_not_a_recipe_is_refused(tmp_path, file, content, message):
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        recipes.load_recipe(tmp_path / file)
+
+
+def test_recipe_arguments_are_typed_and_checked(tmp_path):
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        "def get_config(*, steps: int, size: str = 'tiny'):\n    return (steps, size)\n"
+    )
+    get_config = recipes.load_recipe(recipe)
+    assert recipes.call_recipe(get_config, ["steps=3", "size=8"], "recipe.py") == (3, "8")
+    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+        recipes.call_recipe(get_config, ["step=3"], "recipe.py")
+    with pytest.raises(ConfigError, match="needs --arg steps"):
+        recipes.call_recipe(get_config, [], "recipe.py")
+    with pytest.raises(ConfigError, match="expected int"):
+        recipes.call_recipe(get_config, ["steps=many"], "recipe.py")
+
+
+def test_recipes_lists_names_first_sentences_and_arguments(capsys):
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    summary = (ast.get_docstring(ast.parse(SMALL_CORPUS.read_text())) or "").splitlines()[0]
+    index = lines.index(f"pretrain/small_corpus: {summary}")
+    required, *optional = lines[index + 1].removeprefix("  --arg ").split()
+    assert required == "corpus=STR"
+    assert {"[heldout=null]", "[size=tiny]", "[seed=0]"} <= set(optional)
+    assert len(lines) == 2 * len(recipes.shipped_recipes())
+
+
+def test_recipes_prints_the_source_of_one(capsys):
+    assert main(["recipes", "small_corpus"]) == 0
+    assert capsys.readouterr().out == SMALL_CORPUS.read_text()
+
+
+def test_tpu_runs_launcher_commands(capsys):
+    assert main(["tpu", "prices", "--hours", "2"]) == 0
+    assert "| v6e-16 | 16 |" in capsys.readouterr().out
+
+
+def test_tpu_passes_flags_and_the_job_to_the_launcher(monkeypatch):
+    calls = []
+    monkeypatch.setattr("tpu.launcher.cli.main", lambda argv: calls.append(argv) or 75)
+    words = ["launch", "--dry-run", "--help", "--", "pretrain", "bert", "--arg", "a=b"]
+    assert main(["tpu", *words]) == 75
+    assert calls == [words]
+
+
+def test_tpu_runs_launch_scripts_with_this_interpreter(monkeypatch, capfd):
+    calls = []
+
+    def run(argv, env):
+        calls.append((argv, env["PATH"]))
+        return subprocess.CompletedProcess(argv, 3)
+
+    monkeypatch.setattr(tpu_verb.subprocess, "run", run)
+    assert main(["tpu", "smoke_16", "--dry-run"]) == 3
+    ((argv, path),) = calls
+    assert argv == [str(ROOT / "tpu/smoke_16.sh"), "--dry-run"]
+    assert path.split(":")[0] == str(Path(tpu_verb.sys.executable).parent)
+
+
+def test_tpu_help_lists_the_launch_scripts(capsys):
+    with pytest.raises(SystemExit):
+        main(["tpu", "--help"])
+    shown = capsys.readouterr().out
+    assert all(f"  {file.stem}\n" in shown for file in (ROOT / "tpu").glob("*.sh"))
