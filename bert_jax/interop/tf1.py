@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import MissingExtraError, UserError
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.interop.huggingface_config import read_config
 from bert_jax.models.bert.tf1 import TF1
@@ -56,11 +56,15 @@ def _read_weights(prefix: Path) -> dict[str, np.ndarray]:
     """Returns the parameters by path, float32; the name table ignores the optimizer's variables.
 
     Raises:
-      UserError: a damaged file, or a variable that BERT does not have (named).
+      UserError: a damaged file, a variable that BERT does not have, or no TensorFlow.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # no warnings about GPU drivers
-    import tensorflow as tf
-
+    try:
+        import tensorflow as tf
+    except ModuleNotFoundError:
+        raise MissingExtraError(
+            f"{prefix}: reading TF1 checkpoints needs TensorFlow", "seqio"
+        ) from None
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         names = TF1.parameter_names(reader.get_variable_to_shape_map(), str(prefix))

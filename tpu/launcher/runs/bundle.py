@@ -1,4 +1,7 @@
-"""Packs the code into one file named by its content: the files in git, with local changes.
+"""Packs the code into one file named by its content.
+
+From a checkout these are the files in git, with local changes. From an installed wheel these are
+the files of the package and of its folder `_source`, which setup.py lays out like a checkout.
 
 Equal files always give equal bytes. So each bundle is uploaded once, and the manifest of a run
 identifies exactly the code that it runs.
@@ -36,16 +39,14 @@ class Bundle:
 
 
 def pack(root: Path) -> Bundle:
-    """Packs a git checkout.
+    """Packs a git checkout, or the folder `bert_jax/_source` of an installed wheel.
 
     Raises:
-      UserError: `root` is not a git checkout, is too large, lacks a file that hosts need, or
-        contains a file with something that looks like a token.
+      UserError: `root` is neither, is too large, lacks a file that hosts need, or contains a file
+        with something that looks like a token.
     """
-    listed = set(_git_ls_files(root)) | set(
-        _git_ls_files(root, "--others", "--exclude-standard", *CODE_FOLDERS)
-    )
-    files = sorted(name for name in listed if (root / name).is_file())
+    paths = _installed_files(root) if _is_installed(root) else _checkout_files(root)
+    files = sorted(paths)
     missing = [name for name in _REQUIRED_FILES if name not in files]
     if missing:
         raise UserError(
@@ -54,11 +55,12 @@ def pack(root: Path) -> Bundle:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in files:
-            data = (root / name).read_bytes()
+            path = paths[name]
+            data = path.read_bytes()
             _reject_secret(name, data)
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
-            entry.mode = 0o755 if (root / name).stat().st_mode & 0o100 else 0o644
+            entry.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
             tar.addfile(entry, io.BytesIO(data))
     if stream.tell() > _MAX_BYTES:
         raise UserError(
@@ -68,6 +70,29 @@ def pack(root: Path) -> Bundle:
     tar_bytes = stream.getvalue()
     sha = hashlib.sha256(tar_bytes).hexdigest()
     return Bundle(sha, gzip.compress(tar_bytes, 6, mtime=0), tuple(files))
+
+
+def _is_installed(root: Path) -> bool:
+    return root.name == "_source" and (root.parent / "__init__.py").is_file()
+
+
+def _installed_files(root: Path) -> dict[str, Path]:
+    """Returns the files of an installed wheel by their name in a checkout."""
+    package = root.parent
+    found = {
+        path: path.relative_to(root if path.is_relative_to(root) else package.parent)
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    return {name.as_posix(): path for path, name in found.items()}
+
+
+def _checkout_files(root: Path) -> dict[str, Path]:
+    """Returns the files of a git checkout by their name."""
+    listed = set(_git_ls_files(root)) | set(
+        _git_ls_files(root, "--others", "--exclude-standard", *CODE_FOLDERS)
+    )
+    return {name: root / name for name in listed if (root / name).is_file()}
 
 
 def _git_ls_files(root: Path, *flags: str) -> list[str]:

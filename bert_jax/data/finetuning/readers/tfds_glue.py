@@ -4,13 +4,18 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-import tensorflow_datasets as tfds
-
 from bert_jax.data.finetuning.config import Glue
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS, make_glue_task
-from bert_jax.errors import UserError
+from bert_jax.errors import MissingExtraError, UserError
+
+try:
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+except ModuleNotFoundError:
+    raise MissingExtraError(
+        "reading GLUE without --glue-dir needs TensorFlow Datasets", "seqio"
+    ) from None
 
 TFDS_TO_SPLIT = {
     "train": "train",
