@@ -24,7 +24,7 @@ def exported(tmp_path_factory) -> Path:
     return folder / "exported"
 
 
-def test_import_is_light_and_the_public_names_exist():
+def test_import_is_fast_and_public_names_exist():
     code = (
         "import sys, bert_jax\n"
         "assert not {'jax', 'flax', 'tensorflow', 'numpy'} & set(sys.modules)\n"
@@ -38,12 +38,12 @@ def test_import_is_light_and_the_public_names_exist():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Preditor'"):
         bert_jax.Preditor  # noqa: B018
 
 
-def test_train_calls_run_and_returns_whether_it_is_complete(monkeypatch, tmp_path):
+def test_train_returns_whether_the_run_is_complete(monkeypatch, tmp_path):
     calls = []
     for exit_code, complete in ((0, True), (75, False)):
         monkeypatch.setattr(
@@ -65,7 +65,7 @@ def test_encoder_holds_the_pretrained_weights(exported):
         assert not truncated
 
 
-def test_tokenize_truncates_long_texts_and_refuses_one_text(exported):
+def test_tokenize_truncates_long_texts_and_rejects_a_single_text(exported):
     model = bert_jax.load_model(exported)
     batch = model.tokenize(["the " * 100, "sea"])
     assert batch["input_ids"].shape == (2, model.config.max_length)
@@ -80,6 +80,8 @@ def test_custom_loop_trains_encoder_and_head(exported):
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    with jax.numpy_dtype_promotion("standard"):  # optax's Adam raises floats to integer powers
+    with jax.numpy_dtype_promotion(
+        "standard"
+    ):  # Optax's Adam raises a float to an integer power, which strict promotion forbids.
         losses = example.train(str(exported), steps=8, learning_rate=1e-2)
     assert losses[-1] < losses[0]

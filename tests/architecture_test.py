@@ -1,6 +1,6 @@
-"""The rules of the house, held by reading the source: who may import whom, sizes, forbidden things.
+"""Checks the structure of the source code: allowed imports, sizes of files, forbidden calls.
 
-`docs/ARCHITECTURE.md` says why the rooms are what they are; this file says what breaks them.
+`docs/ARCHITECTURE.md` describes the packages; this file checks the rules between them.
 """
 
 import ast
@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "bert_jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# Layers from the bottom up. A package may import what stands in lower layers, and its own modules;
-# within a layer only the arrows of SAME_LAYER are allowed. A `config.py` belongs to no layer: it
+# Layers from the bottom up. A package may import packages of lower layers, and its own modules;
+# within a layer only the imports in SAME_LAYER are allowed. A `config.py` belongs to no layer: it
 # imports `errors` and other configs only (test_configs_import_errors_and_other_configs_only), so
 # everything may import it.
 LAYERS: tuple[set[str], ...] = (
@@ -93,12 +93,12 @@ MAY_USE = {
 }
 # Imports the modules of a family from the package of its config class.
 FAMILIES = {"models/encoder.py"}
-# Modules that run a Python file which the user names: a recipe, and seqio tasks of one's own.
+# Modules that run a Python file named by the user: a recipe, or a file with seqio tasks.
 RUNS_USER_FILES = {"recipes.py", "data/seqio/text_tasks.py"}
 
 MAX_FILE_LINES = 375
 MAX_FUNCTION_LINES = 66
-# What must stay out of a process that only asks for help, reads a config or a recipe.
+# Libraries that `--help`, reading a config and reading a recipe must not import.
 HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "tensorflow", "seqio", "torch", "grain")
 
 
@@ -106,12 +106,12 @@ def name_of(file: Path) -> str:
     return file.relative_to(PACKAGE).as_posix()
 
 
-def room_of(file: Path) -> str:
+def package_of(file: Path) -> str:
     return file.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imports(node: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import below `node`; `from a import b` gives a.b."""
+    """Yields (line, dotted name) of every import below `node`; `from a import b` gives a.b."""
     for child in ast.walk(node):
         if isinstance(child, ast.Import):
             yield from ((child.lineno, alias.name) for alias in child.names)
@@ -120,10 +120,14 @@ def imports(node: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((child.lineno, f"{child.module}.{alias.name}") for alias in child.names)
 
 
-def imported_room(dotted: str) -> str:
-    """The room behind a name of this package: bert_jax.text.files.x -> text."""
-    room = dotted.split(".")[1]
-    return room if (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").is_file() else "__init__"
+def imported_package(dotted: str) -> str:
+    """Returns the package of a dotted name of this project: bert_jax.text.files.x -> text."""
+    package = dotted.split(".")[1]
+    return (
+        package
+        if (PACKAGE / package).is_dir() or (PACKAGE / f"{package}.py").is_file()
+        else "__init__"
+    )
 
 
 @functools.cache
@@ -132,7 +136,7 @@ def parse(file: Path) -> ast.Module:
 
 
 def allowed_imports(package: str) -> set[str]:
-    """The packages that a package may import, itself included."""
+    """Returns the packages that a package may import, including itself."""
     level = next(i for i, layer in enumerate(LAYERS) if package in layer)
     return {package}.union(*LAYERS[:level]) | SAME_LAYER.get(package, set())
 
@@ -140,29 +144,29 @@ def allowed_imports(package: str) -> set[str]:
 def upward_imports() -> list[str]:
     """Returns the imports of a package that is not in a lower layer, as file:line."""
     return [
-        f"{name_of(file)}:{line} imports {name}; {room_of(file)} may import {sorted(allowed)}"
+        f"{name_of(file)}:{line} imports {name}; {package_of(file)} may import {sorted(allowed)}"
         for file in FILES
         if name_of(file) != "__init__.py"  # the public names, imported when they are first used
-        for allowed in [allowed_imports(room_of(file))]
+        for allowed in [allowed_imports(package_of(file))]
         for line, name in imports(parse(file))
         if name.startswith("bert_jax.")
-        and imported_room(name) not in allowed
+        and imported_package(name) not in allowed
         and name.split(".")[2:3] != ["config"]
     ]
 
 
 def test_packages_import_lower_layers_only():
-    assert {room_of(f) for f in FILES} <= set().union(*LAYERS), "a new package: give it a layer"
+    assert {package_of(f) for f in FILES} <= set().union(*LAYERS), "a new package: give it a layer"
     assert not upward_imports()
 
 
-def test_heavy_libraries_stay_in_their_places():
+def test_heavy_libraries_are_imported_by_listed_packages_only():
     wrong = [
         f"{name_of(file)}:{line} imports {name}, which is for {sorted(MAY_USE[library])}"
         for file in FILES
         for line, name in imports(parse(file))
         if (library := name.split(".")[0]) in MAY_USE
-        and not {room_of(file), name_of(file)} & MAY_USE[library]
+        and not {package_of(file), name_of(file)} & MAY_USE[library]
     ]
     assert not wrong
 
@@ -174,9 +178,11 @@ def test_configs_import_errors_and_other_configs_only():
         for line, name in imports(parse(file)):
             library, *rest = name.split(".")
             light = library in sys.stdlib_module_names
-            ours = library == "bert_jax" and (rest[0] == "errors" or "config" in rest)
-            ours = ours or name == "bert_jax.models.encoder.EncoderConfig"  # the union of configs
-            if not (light or ours):
+            allowed = library == "bert_jax" and (rest[0] == "errors" or "config" in rest)
+            allowed = (
+                allowed or name == "bert_jax.models.encoder.EncoderConfig"
+            )  # the union of configs
+            if not (light or allowed):
                 wrong.append(f"{name_of(file)}:{line} imports {name}")
     assert len(configs) >= 5 and not wrong
 
@@ -192,10 +198,10 @@ def test_no_recipe_imports_another():
     assert recipes and not wrong
 
 
-def test_modules_and_what_runs_meet_in_nn_only():
-    """NNX describes; what runs is a pure dict. functional.py is the one door between the two."""
-    door = {"split", "merge", "eval_shape", "state", "to_pure_dict", "replace_by_pure_dict"}
-    never = {"jit", "grad", "scan", "vmap", "remat", "Optimizer", "StateAxes", "Intermediate"}
+def test_nnx_split_and_merge_are_used_in_functional_only():
+    """Training runs on plain dicts; only functional.py converts between NNX modules and dicts."""
+    conversions = {"split", "merge", "eval_shape", "state", "to_pure_dict", "replace_by_pure_dict"}
+    forbidden = {"jit", "grad", "scan", "vmap", "remat", "Optimizer", "StateAxes", "Intermediate"}
     wrong = [
         f"{name_of(file)}:{node.lineno} uses nnx.{node.attr}"
         for file in FILES
@@ -203,12 +209,13 @@ def test_modules_and_what_runs_meet_in_nn_only():
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "nnx"
-        and node.attr in (never if name_of(file) == "functional.py" else door | never)
+        and node.attr
+        in (forbidden if name_of(file) == "functional.py" else conversions | forbidden)
     ]
     assert not wrong
 
 
-def test_no_string_becomes_code():
+def test_no_string_is_run_as_code():
     wrong = []
     for file in FILES:
         for node in ast.walk(parse(file)):
@@ -233,12 +240,12 @@ def test_no_string_becomes_code():
     assert not wrong
 
 
-def test_files_and_functions_stay_small():
+def test_files_and_functions_are_small():
     wrong = []
     for file in FILES:
         lines = len(file.read_text().splitlines())
         if lines > MAX_FILE_LINES:
-            wrong.append(f"{name_of(file)} has {lines} lines: is it still one room?")
+            wrong.append(f"{name_of(file)} has {lines} lines: split it")
         for node in ast.walk(parse(file)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 size = (node.end_lineno or 0) - node.lineno + 1
@@ -247,24 +254,24 @@ def test_files_and_functions_stay_small():
     assert not wrong
 
 
-def test_no_file_is_named_for_nothing():
+def test_no_module_has_a_vague_name():
     vague = {"utils", "util", "helpers", "common", "misc", "tools"}
     assert not [name_of(f) for f in FILES if f.stem in vague]
 
 
-def test_every_room_is_tested():
-    rooms = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").is_file()}
+def test_every_package_is_tested():
+    packages = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").is_file()}
     tested = {
-        imported_room(name)
+        imported_package(name)
         for test in ROOT.glob("tests/**/*_test.py")
         for _, name in imports(parse(test))
         if name.startswith("bert_jax.")
     }
-    assert rooms <= tested
+    assert packages <= tested
 
 
-def test_nothing_reads_tensorflow_on_the_way_to_training_or_predicting():
-    """Follows all imports of modules, also those inside functions, from the loader and predict/."""
+def test_training_and_prediction_do_not_import_tensorflow():
+    """Follows all imports, also those inside functions, from the loader and predict/."""
     graph = {name_of(f): {n for _, n in imports(parse(f))} for f in FILES}
     pending = [
         "data/pretraining/loader.py",
@@ -281,7 +288,7 @@ def test_nothing_reads_tensorflow_on_the_way_to_training_or_predicting():
             parts = dotted.split(".")
             if parts[0] == "bert_jax":
                 pending += ["/".join(parts[1:]) + ".py", "/".join(parts[1:-1]) + ".py"]
-    assert "text/tokenizer.py" in seen  # the walk does walk
+    assert "text/tokenizer.py" in seen  # the search has followed imports
 
 
 @pytest.mark.parametrize(
@@ -300,7 +307,7 @@ def test_nothing_reads_tensorflow_on_the_way_to_training_or_predicting():
     ],
     ids=["package", "configs", "help", "help of each verb", "recipes"],
 )
-def test_light_things_import_nothing_heavy(code: str):
+def test_help_configs_and_recipes_import_no_heavy_library(code: str):
     check = f"""
 import atexit, sys
 def heavy(): print("HEAVY", sorted(set({HEAVY!r}) & set(sys.modules)))

@@ -1,4 +1,4 @@
-"""Configs: JSON both ways, overrides, errors that name the nearest field, recipes."""
+"""Tests configs: JSON round trips, overrides, errors that name the nearest field, recipes."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ def test_json_round_trip_is_the_same_config():
     assert data["objective"]["compute"]["layer_loop"] == {"type": "Scanned"}
 
 
-def test_another_program_keeps_its_type():
+def test_override_keeps_the_type_of_the_objective():
     original = dataclasses.replace(
         experiment(), objective=CausalLM(model=BertConfig.from_size("tiny", vocab_size=9))
     )
@@ -86,7 +86,7 @@ def test_override_errors_name_the_mistake(assignment, message):
         config_lib.override(experiment(), [assignment])
 
 
-def test_diff_and_fingerprint_see_one_changed_field():
+def test_diff_and_fingerprint_reflect_one_changed_field():
     first = experiment()
     second = config_lib.override(first, ["seed=1"])
     assert config_lib.diff(config_lib.to_json(first), config_lib.to_json(second)) == [
@@ -96,7 +96,7 @@ def test_diff_and_fingerprint_see_one_changed_field():
     assert config_lib.fingerprint(first) != config_lib.fingerprint(second)
 
 
-def test_impossible_values_are_refused():
+def test_invalid_values_are_rejected():
     with pytest.raises(ConfigError, match="multiple of"):
         dataclasses.replace(BertConfig.from_size("tiny"), num_attention_heads=3)
     with pytest.raises(ConfigError, match="the model has positions for"):

@@ -1,4 +1,4 @@
-"""Saving, verifying, falling back and restoring, with arrays sharded over eight fake devices."""
+"""Tests saving, verifying and restoring checkpoints, with arrays sharded over 8 fake devices."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ def sharding(*spec, shape=(8,), axes=("data",)):
 
 
 def make_state(seed=0, width=4, tx=None, kernel=None):
-    """{"step", "params", "opt_state"} with a sharded kernel, a bfloat16 bias and Adam's moments."""
+    """Returns a state with a sharded kernel, a bfloat16 bias and Adam's moments."""
     tx = tx or optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
     everywhere, split = sharding(), kernel or sharding("data")
     params = {
@@ -47,8 +47,8 @@ def make_state(seed=0, width=4, tx=None, kernel=None):
 
 def abstract(state, kernel=None):
     def describe(x):
-        where = kernel if kernel is not None and x.shape == (16, 4) else x.sharding
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+        array_sharding = kernel if kernel is not None and x.shape == (16, 4) else x.sharding
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=array_sharding)
 
     return jax.tree.map(describe, state)
 
@@ -128,7 +128,7 @@ def test_keeps_the_last_and_the_best(tmp_path):
     assert step_folders(tmp_path) == ["7"]
 
 
-def test_best_may_be_the_largest(tmp_path):
+def test_best_metric_may_be_the_largest(tmp_path):
     with Checkpointer(tmp_path, keep_last=1, best_metric="acc", best_mode="max") as checkpointer:
         for step, accuracy in enumerate([0.1, 0.9, 0.3, 0.2], 1):
             checkpointer.save(step, make_state(step), {}, metrics={"acc": accuracy})
@@ -147,7 +147,7 @@ def test_params_are_read_without_the_optimizer(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "no checksums", "bad checksums"])
-def test_a_damaged_step_is_named_and_the_one_before_is_used(tmp_path, caplog, damage):
+def test_damaged_step_is_named_and_the_previous_one_is_used(tmp_path, caplog, damage):
     save_steps(tmp_path, [10, 20])
     file = largest_file(tmp_path / "20" / "params")
     if damage == "flip":
@@ -164,20 +164,20 @@ def test_a_damaged_step_is_named_and_the_one_before_is_used(tmp_path, caplog, da
         assert str(file) in caplog.text and "step 10 instead" in caplog.text
         assert (step, info["position"]) == (10, 320)
         assert_equal(state, make_state(10))
-        # The run comes to step 20 again: the damaged one is out of the way, not deleted.
+        # The run reaches step 20 again: the damaged checkpoint was renamed, not deleted.
         assert checkpointer.save(20, make_state(20), {"position": 640})
         checkpointer.wait()
         assert checkpointer.latest_valid_step() == 20
     assert step_folders(tmp_path) == ["10", "20", "20.damaged"]
 
 
-def test_a_damaged_optimizer_does_not_keep_params_from_being_read(tmp_path):
+def test_params_are_read_despite_damaged_optimizer_state(tmp_path):
     save_steps(tmp_path, [10, 20])
     flip_byte(largest_file(tmp_path / "20" / "training"))
     assert restore_params(tmp_path)[2] == 20
 
 
-def test_no_good_step_is_an_error_that_names_the_files(tmp_path):
+def test_error_without_a_valid_step_names_the_files(tmp_path):
     save_steps(tmp_path, [10, 20])
     files = [largest_file(tmp_path / str(step) / "params") for step in (10, 20)]
     for file in files:
@@ -192,7 +192,7 @@ def test_no_good_step_is_an_error_that_names_the_files(tmp_path):
     assert step_folders(tmp_path) == ["10", "20"]
 
 
-def test_a_checkpoint_of_another_model_or_optimizer_is_refused(tmp_path):
+def test_checkpoint_of_another_model_or_optimizer_is_rejected(tmp_path):
     save_steps(tmp_path, [1])
     with Checkpointer(tmp_path) as checkpointer:
         with pytest.raises(
@@ -211,7 +211,7 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused(tmp_path):
             checkpointer.restore(other)
 
 
-def test_folders_that_are_not_ours(tmp_path):
+def test_folders_without_checkpoints_are_rejected(tmp_path):
     with pytest.raises(UserError, match="is not a folder"):
         restore_params(tmp_path / "absent")
     with pytest.raises(UserError, match="holds no checkpoint"):
@@ -360,12 +360,14 @@ def run_processes(folder, action, count, devices):
     for process in processes:
         out, err = process.communicate(timeout=120)
         assert out, err
-        results.append((process.returncode, json.loads(out.splitlines()[-1])))  # Gloo prints too
+        results.append(
+            (process.returncode, json.loads(out.splitlines()[-1]))
+        )  # gloo prints lines too
     return results
 
 
 @pytest.mark.slow
-def test_two_processes_save_and_other_numbers_of_processes_restore(tmp_path):
+def test_restore_with_another_number_of_processes(tmp_path):
     assert run_processes(tmp_path, "save", 2, 2) == [(0, {"saved": 6})] * 2
     expected = (0, {"same": True, "step": 6, "position": 12})
     assert run_processes(tmp_path, "restore", 2, 1) == [expected] * 2

@@ -1,4 +1,4 @@
-"""`bert-jax data inspect`, and the flags that name a task."""
+"""Tests `bert-jax data inspect`, and the flags that describe a task."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ def parse(*arguments: str):
     return task_config(parser.parse_args(arguments))
 
 
-def test_texts(tmp_path, vocabulary, capsys):
+def test_inspect_texts(tmp_path, vocabulary, capsys):
     train = tmp_path / "train.csv"
     train.write_text(f"text,pair,label\n{A},{B},yes\n{B} {A} {A} {A} {A} {A},{B},no\n{B},{A},no\n")
     (tmp_path / "dev.csv").write_text(f"text,pair,label\n{A.upper()},{B},no\n{A},{A},\n")
@@ -46,7 +46,7 @@ def test_texts(tmp_path, vocabulary, capsys):
     assert err == "warning: 1 of 1 examples of dev have a text that also occurs in train\n"
 
 
-def test_tags_and_questions(tmp_path, vocabulary, capsys):
+def test_inspect_tags_and_questions(tmp_path, vocabulary, capsys):
     (tmp_path / "a.txt").write_text(f"{A} B-X\n{B} O\n")
     flags = ["--tokenizer", vocabulary, "--max-length", "12"]
     assert main(["data", "inspect", "conll", "--train", str(tmp_path / "a.txt"), *flags]) == 0
@@ -62,7 +62,7 @@ def test_tags_and_questions(tmp_path, vocabulary, capsys):
     assert "longer than 12, cut into windows: 0 (0.0%)" in out
 
 
-def test_shared_glue(shared, capsys):
+def test_inspect_official_glue_files(shared, capsys):
     vocab = str(shared / "vocab" / "bert-base-uncased" / "vocab.txt")
     flags = ["--glue-dir", str(shared / "glue"), "--tokenizer", vocab, "--max-length", "64"]
     assert main(["data", "inspect", "glue/stsb", *flags]) == 0
@@ -70,7 +70,7 @@ def test_shared_glue(shared, capsys):
     assert "dev: 1,500 examples" in out and "(score) 1,500 (100.0%), from 0 to 5, mean" in out
 
 
-def test_flags_become_configs():
+def test_flags_become_task_configs():
     assert parse("glue/rte", "--glue-dir", "g") == Glue(task="rte", folder="g")
     assert parse("glue/rte") == Glue(task="rte")
     assert parse("snli", "--snli-dir", "s") == Snli(folder="s")
@@ -100,6 +100,6 @@ def test_flags_become_configs():
         (["conll"], r"Conll has no files; expected a file for train, dev or test"),
     ],
 )
-def test_mistakes_in_flags(arguments: list[str], message: str):
+def test_invalid_flags_are_reported(arguments: list[str], message: str):
     with pytest.raises(ConfigError, match=message):
         parse(*arguments)

@@ -14,7 +14,7 @@ from bert_jax.errors import ConfigError, UserError
 
 
 def a_verb(outcome: int | BaseException | None) -> types.SimpleNamespace:
-    """A verb with one typed flag, whose run returns or raises `outcome`."""
+    """Makes a verb with one typed flag, whose run returns or raises `outcome`."""
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--output-number", type=int)
@@ -55,7 +55,7 @@ def test_exit_codes(main_with, outcome, code, monkeypatch):
     assert main_with(outcome) == code
 
 
-def test_a_mistake_is_one_line_on_stderr(main_with, capsys):
+def test_user_error_is_one_line_on_stderr(main_with, capsys):
     main_with(UserError("books/: no such folder; expected text files"))
     captured = capsys.readouterr()
     assert captured.err == "error: books/: no such folder; expected text files\n"
@@ -77,7 +77,7 @@ def test_closed_standard_output_is_an_error(monkeypatch, capsys):
     assert "error: standard output is closed" in capsys.readouterr().err
 
 
-def test_our_own_bugs_keep_their_traceback(main_with):
+def test_internal_errors_keep_their_traceback(main_with):
     with pytest.raises(ZeroDivisionError):
         main_with(ZeroDivisionError())
 
@@ -102,7 +102,7 @@ def test_wrong_usage_exits_with_2(main_with, arguments, capsys):
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
-def test_the_help_of_each_verb_has_an_example(verb, capsys):
+def test_help_of_each_verb_has_an_example(verb, capsys):
     with pytest.raises(SystemExit) as exited:
         cli.main([*verb.split(), "--help"])
     shown = capsys.readouterr().out
@@ -122,7 +122,7 @@ def test_the_help_of_each_verb_has_an_example(verb, capsys):
         (["fisher", "m", "--texts", "9"], "--texts of `fisher` is now called --num-examples"),
     ],
 )
-def test_an_old_verb_or_flag_is_answered_with_its_new_name(command, message, capsys):
+def test_old_verb_or_flag_error_names_the_new_name(command, message, capsys):
     with pytest.raises(SystemExit) as exited:
         cli.main(command)
     assert exited.value.code == 2
@@ -140,7 +140,7 @@ def test_new_names_of_verbs_and_flags_exist():
             assert new in parser._option_string_actions, f"{verb} {new}"
 
 
-def test_an_old_flag_after_two_dashes_is_a_text():
+def test_old_flag_after_double_dash_is_a_text():
     assert renamed.renamed_message(["predict", "--model", "m", "--", "--long"]) is None
 
 
@@ -162,7 +162,7 @@ def test_help_lists_every_verb(capsys):
 
 
 def test_every_flag_that_takes_a_number_has_a_type():
-    """`--steps ten` must be a usage error, not a traceback from somewhere inside."""
+    """Tests that `--steps ten` is a usage error, not a traceback."""
     for name, verb in cli.VERBS.items():
         parser = argparse.ArgumentParser()
         verb.add_arguments(parser)
@@ -174,14 +174,14 @@ def test_every_flag_that_takes_a_number_has_a_type():
 @pytest.mark.parametrize(
     "command", [["-m", "bert_jax"], ["-c", "from bert_jax.cli import main; main()"]]
 )
-def test_as_a_process(command):
+def test_command_line_in_a_process(command):
     done = subprocess.run(
         [sys.executable, *command, "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["bert-jax", __version__]
 
 
-def test_a_reader_that_leaves_early_is_no_error():
+def test_closed_output_pipe_is_no_error():
     code = (
         "import types\nfrom bert_jax import cli\n"
         "def run(args):\n    while True: print('x' * 1000)\n"

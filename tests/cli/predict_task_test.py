@@ -38,7 +38,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def predict(exported, capsys):
-    """Runs the verb with a model; gives its JSON lines."""
+    """Returns a function that runs the verb with a model and returns its JSON lines."""
 
     def run(model: str, *arguments: str) -> list[dict]:
         assert main(["predict", "--model", str(exported / model), *arguments]) == 0
@@ -48,8 +48,8 @@ def predict(exported, capsys):
 
 
 @pytest.fixture
-def refused(exported, capsys):
-    """Runs the verb with a model; gives its error, and insists on a single line of it."""
+def error_of(exported, capsys):
+    """Returns a function that runs the verb with a model and returns its one-line error."""
 
     def run(model: str, *arguments: str, code: int = 1) -> str:
         assert main(["predict", "--model", str(exported / model), *arguments]) == code
@@ -74,7 +74,7 @@ def test_texts_come_from_arguments_lines_and_standard_input(predict, tmp_path, m
     assert predict("texts") == expected
 
 
-def test_pairs_questions_and_choices_stand_one_after_another(predict, monkeypatch):
+def test_pairs_questions_and_choices_are_consecutive_arguments(predict, monkeypatch):
     expected = predict("texts", "--pairs", "a net", "the sea", "old", "man")
     assert [(row["text"], row["text_pair"]) for row in expected] == [
         ("a net", "the sea"),
@@ -88,7 +88,7 @@ def test_pairs_questions_and_choices_stand_one_after_another(predict, monkeypatc
     assert row["choices"] == ["a net", "the sea", "old"] and len(row["probabilities"]) == 3
 
 
-def test_tables_are_read_by_the_names_of_their_columns(predict, tmp_path):
+def test_tables_are_read_by_column_names(predict, tmp_path):
     rows = [["7", "a net", "the sea", "unheard of"], ["8", 'the "old" man', "a", ""]]
     with (tmp_path / "t.csv").open("w", newline="") as stream:
         csv.writer(stream).writerows([["number", "one", "two", "label"], *rows])
@@ -113,7 +113,7 @@ def test_parquet(predict, tmp_path):
     assert [row["id"] for row in found] == ["0", "1"]
 
 
-def test_questions_come_from_tables_and_from_squads_json(predict, tmp_path):
+def test_questions_are_read_from_tables_and_squad_json(predict, tmp_path):
     context = "the old man mends a net"
     (tmp_path / "q.csv").write_text(f"q,c\nthe net,{context}\n")
     qa = {"id": "0", "question": "the net"}
@@ -125,7 +125,7 @@ def test_questions_come_from_tables_and_from_squads_json(predict, tmp_path):
     assert expected[0]["id"] == "0" and expected[0]["answer"] in context
 
 
-def test_words_are_tagged_and_texts_get_their_words(predict, tmp_path):
+def test_words_and_texts_are_tagged(predict, tmp_path):
     (tmp_path / "w.conll").write_text("the\nold\nman\n\na B-NEVER\n".replace(" B-NEVER", ""))
     rows = predict("words", "--file", str(tmp_path / "w.conll"))
     assert [row["id"] for row in rows] == ["0", "1"] and len(rows[0]["tags"]) == 3
@@ -138,7 +138,7 @@ def test_words_are_tagged_and_texts_get_their_words(predict, tmp_path):
             assert row["text"][entity["start"] : entity["end"]] == entity["text"]
 
 
-def test_what_was_cut_is_told(predict, exported, capsys):
+def test_truncated_inputs_are_reported(predict, exported, capsys):
     assert main(["predict", "--model", str(exported / "texts"), "the " * 30, "a"]) == 0
     assert "1 of the inputs are longer than 20 tokens" in capsys.readouterr().err
     predict("texts", "the " * 30, "--truncation", "windows", "--window-pooling", "max")
@@ -146,42 +146,42 @@ def test_what_was_cut_is_told(predict, exported, capsys):
     assert "were truncated" not in capsys.readouterr().err
 
 
-def test_an_output_is_whole_or_absent(predict, refused, tmp_path):
-    output = tmp_path / "said.jsonl"
+def test_output_file_is_complete_or_unchanged(predict, error_of, tmp_path):
+    output = tmp_path / "predictions.jsonl"
     assert predict("texts", "a net", "--output", str(output)) == []
     before = output.read_text()
     assert json.loads(before)["text"] == "a net"
     (tmp_path / "bad.csv").write_text("text\n a\n  \n")
-    error = refused("texts", "--file", str(tmp_path / "bad.csv"), "--output", str(output))
+    error = error_of("texts", "--file", str(tmp_path / "bad.csv"), "--output", str(output))
     assert "bad.csv, line 3: the text in the column 'text' is empty" in error
     assert output.read_text() == before and not list(tmp_path.glob(".*"))
-    assert "cannot be written" in refused("texts", "a", "--output", str(output / "x"))
+    assert "cannot be written" in error_of("texts", "a", "--output", str(output / "x"))
 
 
-def test_mistakes_are_told(refused, tmp_path):
+def test_invalid_input_is_reported(error_of, tmp_path):
     (tmp_path / "t.csv").write_text("review,number\na net,1\n")
     table = str(tmp_path / "t.csv")
-    assert "no column 'reviews'; did you mean 'review'?" in refused(
+    assert "no column 'reviews'; did you mean 'review'?" in error_of(
         "texts", "--file", table, "--text", "reviews"
     )
-    assert "no column 'text'; the columns are review, number" in refused("texts", "--file", table)
-    assert "--question does not go with a model for classification" in refused(
+    assert "no column 'text'; the columns are review, number" in error_of("texts", "--file", table)
+    assert "--question does not go with a model for classification" in error_of(
         "texts", "--file", table, "--question", "review", code=2
     )
-    assert "has no head for a task" in refused("headless", "a net")
-    assert "' ': a text is empty" in refused("texts", " ")
-    assert "expected pairs" in refused("texts", "--pairs", "a", code=2)
-    assert "expected pairs" in refused("questions", "a", code=2)
-    assert "TEXT and --file are both given" in refused("texts", "a", "--file", table, code=2)
-    assert "need --file" in refused("texts", "a", "--text", "review", code=2)
+    assert "has no head for a task" in error_of("headless", "a net")
+    assert "' ': a text is empty" in error_of("texts", " ")
+    assert "expected pairs" in error_of("texts", "--pairs", "a", code=2)
+    assert "expected pairs" in error_of("questions", "a", code=2)
+    assert "TEXT and --file are both given" in error_of("texts", "a", "--file", table, code=2)
+    assert "need --file" in error_of("texts", "a", "--text", "review", code=2)
     (tmp_path / "w.txt").write_text("a\n")
     words = str(tmp_path / "w.txt")
-    assert "--format lines or --format conll" in refused("words", "--file", words)
-    assert "--text goes with a table, not with lines" in refused(
+    assert "--format lines or --format conll" in error_of("words", "--file", words)
+    assert "--text goes with a table, not with lines" in error_of(
         "texts", "--file", words, "--text", "review", code=2
     )
-    assert "no file matches" in refused("texts", "--file", str(tmp_path / "none.csv"))
-    pairs = refused("words", "--pairs", "a", "b", code=2)
+    assert "no file matches" in error_of("texts", "--file", str(tmp_path / "none.csv"))
+    pairs = error_of("words", "--pairs", "a", "b", code=2)
     assert "--pairs does not go with a model for token_classification" in pairs
-    pairs = refused("texts", "--file", table, "--pairs", code=2)
+    pairs = error_of("texts", "--file", table, "--pairs", code=2)
     assert "--pairs goes with lines; a table's second text has a column" in pairs

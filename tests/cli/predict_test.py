@@ -1,4 +1,4 @@
-"""`fill-mask`, `embed`, `export` and `import` from the command line."""
+"""Tests `fill-mask`, `embed`, `export` and `convert` on the command line."""
 
 import io
 import json
@@ -23,7 +23,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_texts_come_from_arguments_files_or_stdin(exported, tmp_path, capsys, monkeypatch):
+def test_texts_are_read_from_arguments_files_or_stdin(exported, tmp_path, capsys, monkeypatch):
     assert main(["fill-mask", exported, "a [MASK]", "the [MASK] sea", "--top-k", "2"]) == 0
     expected = lines(capsys)
     assert [len(row["masks"][0]["candidates"]) for row in expected] == [2, 2]
@@ -38,7 +38,7 @@ def test_texts_come_from_arguments_files_or_stdin(exported, tmp_path, capsys, mo
     assert lines(capsys) == expected
 
 
-def test_embed_writes_a_vector_for_each_text(exported, capsys):
+def test_embed_writes_one_vector_per_text(exported, capsys):
     flags = ["--pooling", "cls", "--layers=-1,0"]
     assert main(["embed", exported, "a net", "the sea", *flags]) == 0
     rows = lines(capsys)
@@ -47,7 +47,7 @@ def test_embed_writes_a_vector_for_each_text(exported, capsys):
     assert not any(row["truncated"] for row in rows)
 
 
-def test_mistakes_are_one_line_and_an_exit_code(exported, tmp_path, capsys, monkeypatch):
+def test_errors_are_one_line_with_an_exit_code(exported, tmp_path, capsys, monkeypatch):
     assert main(["fill-mask", exported, "no mask"]) == 1
     assert capsys.readouterr().err.startswith("error: no [MASK] in the text 'no mask'")
     assert main(["fill-mask", str(tmp_path / "none"), "a [MASK]"]) == 1
@@ -62,7 +62,7 @@ def test_mistakes_are_one_line_and_an_exit_code(exported, tmp_path, capsys, monk
     assert stop.value.code == 2
 
 
-def test_import_of_an_export_is_the_same_model(exported, tmp_path, capsys):
+def test_converted_export_is_the_same_model(exported, tmp_path, capsys):
     assert main(["convert", exported, "--output", str(tmp_path / "again")]) == 0
     again = tmp_path / "again" / "model.safetensors"
     assert again.read_bytes() == (Path(exported) / "model.safetensors").read_bytes()

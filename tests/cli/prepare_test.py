@@ -1,4 +1,4 @@
-"""`bert-jax prepare`, as typed."""
+"""Tests the command line of `bert-jax prepare`."""
 
 import textwrap
 
@@ -16,7 +16,7 @@ def files(tmp_path) -> list[str]:
     return ["--files", str(tmp_path / "text" / "*"), "--tokenizer", str(vocabulary)]
 
 
-def test_prepares_and_says_so(tmp_path, files, capsys):
+def test_prepare_writes_a_corpus_and_reports_it(tmp_path, files, capsys):
     output = tmp_path / "prepared"
     assert main(["prepare", *files, "--output", str(output), "--workers", "1"]) == 0
     manifest = read_manifest(output)
@@ -24,20 +24,20 @@ def test_prepares_and_says_so(tmp_path, files, capsys):
     assert "4 documents" in shown and f"{manifest.counts.tokens:,} tokens" in shown
 
 
-def test_flags_reach_the_settings(tmp_path, files):
+def test_flags_set_the_settings(tmp_path, files):
     output = tmp_path / "prepared"
     flags = ["--document-unit", "line", "--splitter", "lines", "--max-part-tokens", "64"]
     flags += ["--shards", "2", "--encoding", "latin-1", "--errors", "ignore", "--workers", "1"]
     assert main(["prepare", *files, *flags, "--output", str(output)]) == 0
     manifest = read_manifest(output)
     assert manifest.settings == {"split": "train", "splitter": "lines", "max_part_tokens": 64}
-    told = ("document_unit", "encoding", "errors")
-    assert [manifest.source[name] for name in told] == ["line", "latin-1", "ignore"]
+    settings = ("document_unit", "encoding", "errors")
+    assert [manifest.source[name] for name in settings] == ["line", "latin-1", "ignore"]
     assert len(manifest.shards) == 2 and manifest.counts.sentences == 4
 
 
-def test_a_task_of_the_users_own(tmp_path, files, capsys):
-    """Under ten lines register a corpus; the module is a file, not an installed package."""
+def test_seqio_task_of_a_user_module(tmp_path, files, capsys):
+    """Tests that a file of less than ten lines registers a corpus, without being installed."""
     module = tmp_path / "my_tasks.py"
     module.write_text(
         textwrap.dedent(
@@ -78,7 +78,7 @@ def test_a_task_of_the_users_own(tmp_path, files, capsys):
         (["--task", "x", "--document-unit", "line"], 2, "--document-unit goes with --files"),
     ],
 )
-def test_mistakes(tmp_path, files, capsys, arguments, code, message):
+def test_invalid_input_is_reported(tmp_path, files, capsys, arguments, code, message):
     (tmp_path / "bad.txt").write_bytes(b"caf\xe9 noir")
     (tmp_path / "empty.txt").write_text("")
     arguments = [a.format(tmp=tmp_path, vocab=files[-1]) for a in arguments]
@@ -88,7 +88,7 @@ def test_mistakes(tmp_path, files, capsys, arguments, code, message):
     assert not list((tmp_path / "out").glob("documents-*"))
 
 
-def test_files_or_a_task_but_not_both(capsys):
+def test_files_and_task_are_mutually_exclusive(capsys):
     for arguments in ([], ["--files", "x", "--task", "y"]):
         with pytest.raises(SystemExit, match="2"):
             main(["prepare", "--output", "out", *arguments])

@@ -1,4 +1,4 @@
-"""`bert-jax tokenizer train`, as typed."""
+"""Tests the command line of `bert-jax tokenizer train`."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from bert_jax.cli import main
 from bert_jax.text.tokenizer import load_tokenizer
 
 
-def test_learns_and_says_so(tmp_path, capsys):
+def test_training_writes_a_tokenizer_and_reports_it(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("Some words, some more words.\n" * 30)
     output = tmp_path / "vocabulary"
     code = main(
@@ -32,7 +32,7 @@ def test_learns_and_says_so(tmp_path, capsys):
         (["{tmp}/bad.txt", "--vocab-size", "2"], 2, "vocab_size is 2"),
     ],
 )
-def test_mistakes(tmp_path, capsys, arguments, code, message):
+def test_invalid_input_is_reported(tmp_path, capsys, arguments, code, message):
     (tmp_path / "bad.txt").write_bytes(b"caf\xe9 noir")
     (tmp_path / "empty.txt").write_text("")
     arguments = [a.format(tmp=tmp_path) for a in arguments]

@@ -1,4 +1,4 @@
-"""A host's place in a TPU slice, from a metadata server of our own and from variables."""
+"""Tests finding a host's index in a TPU slice, with a local metadata server and variables."""
 
 import http.server
 import socket
@@ -16,7 +16,7 @@ OLD_FORM = "unknown:unknown:10.0.0.2,unknown:unknown:10.0.0.3"
 
 @pytest.fixture
 def metadata():
-    """Attributes to serve -> the address of the server."""
+    """Returns a function from attributes to the address of a server that serves them."""
     servers = []
 
     def serve(**attributes: str) -> str:
@@ -43,13 +43,13 @@ def metadata():
 
 
 @pytest.mark.parametrize("endpoints", [OLD_FORM, "10.0.0.2,10.0.0.3"])
-def test_on_compute_engine(metadata, endpoints):
+def test_compute_engine_metadata(metadata, endpoints):
     server = metadata(agent_worker_number="1", worker_network_endpoints=endpoints)
     expected = TpuProcess(coordinator="10.0.0.2:8482", num_processes=2, process_id=1)
     assert locate({"GCE_METADATA_IP": server}) == expected
 
 
-def test_on_kubernetes():
+def test_kubernetes_variables():
     environment = {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "pod-0.svc,pod-1.svc",
@@ -79,17 +79,17 @@ def test_on_kubernetes():
         ({"agent_worker_number": "one", "worker_network_endpoints": OLD_FORM}, "is 'one'"),
     ],
 )
-def test_what_is_not_known_has_a_reason(metadata, attributes, reason):
+def test_unknown_location_has_a_reason(metadata, attributes, reason):
     with pytest.raises(NotOnTpu, match=reason):
         locate({"GCE_METADATA_IP": metadata(**attributes)})
 
 
-def test_other_clusters_come_first(metadata):
+def test_slurm_and_other_clusters_take_precedence(metadata):
     with pytest.raises(NotOnTpu, match="SLURM_JOB_ID is set, so JAX uses Slurm"):
         locate({"SLURM_JOB_ID": "1", "GCE_METADATA_IP": metadata(agent_worker_number="0")})
 
 
-def test_no_server_at_all():
+def test_missing_metadata_server():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -97,7 +97,7 @@ def test_no_server_at_all():
             locate({"GCE_METADATA_IP": address})
 
 
-def test_auto_meets_by_the_metadata(metadata, monkeypatch):
+def test_auto_coordinator_uses_the_metadata(metadata, monkeypatch):
     server = metadata(agent_worker_number="1", worker_network_endpoints="127.0.0.1,127.0.0.1")
     monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
     monkeypatch.setenv("GCE_METADATA_IP", server)
@@ -111,8 +111,8 @@ def test_auto_meets_by_the_metadata(metadata, monkeypatch):
         processes.initialize(processes.DistributedConfig(coordinator="auto", num_processes=4))
 
 
-def test_the_port_is_jaxs_own():
-    """If this fails JAX has moved its port, and tpu_place.py is to follow."""
+def test_port_equals_the_port_of_jax():
+    """Fails if JAX changes its port; then tpu_metadata.py has to change too."""
     from jax._src.clusters import cloud_tpu_cluster
 
     assert cloud_tpu_cluster.coordinator_port == tpu_metadata.JAX_PORT

@@ -1,4 +1,4 @@
-"""Training verbs start over with huge pages, once, and only where that helps."""
+"""Tests that training verbs restart themselves once with huge pages, only where that helps."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from bert_jax.cli.arguments import huge_pages
 
 @pytest.fixture
 def started(monkeypatch, tmp_path):
-    """The command lines that would have been started; the kernel says "madvise"."""
+    """Returns the command lines that would have been started; the kernel's setting is "madvise"."""
     commands = []
     monkeypatch.setattr(os, "execv", lambda file, argv: commands.append((file, argv)))
     monkeypatch.setattr(huge_pages.platform, "libc_ver", lambda: ("glibc", "2.36"))
@@ -20,7 +20,7 @@ def started(monkeypatch, tmp_path):
     return commands
 
 
-def test_the_same_command_is_started_with_the_tunable(started, monkeypatch):
+def test_same_command_is_started_with_the_tunable(started, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "bert_jax", "pretrain", "x.py"])
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
     huge_pages.restart_with_huge_pages()
@@ -28,20 +28,20 @@ def test_the_same_command_is_started_with_the_tunable(started, monkeypatch):
     assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.check=1:glibc.malloc.hugetlb=1"
 
 
-def test_the_second_start_goes_on(started, monkeypatch):
+def test_second_start_does_not_restart(started, monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
     huge_pages.restart_with_huge_pages()
     assert started == []
 
 
 @pytest.mark.parametrize("setting", ["[always] madvise never", "always madvise [never]"])
-def test_nothing_happens_where_the_kernel_has_decided(started, tmp_path, setting):
+def test_kernel_setting_other_than_madvise_is_respected(started, tmp_path, setting):
     (tmp_path / "enabled").write_text(setting)
     huge_pages.restart_with_huge_pages()
     assert started == []
 
 
-def test_nothing_happens_with_another_malloc(started, monkeypatch):
+def test_other_malloc_is_not_restarted(started, monkeypatch):
     monkeypatch.setattr(huge_pages.platform, "libc_ver", lambda: ("", ""))
     huge_pages.restart_with_huge_pages()
     assert started == []

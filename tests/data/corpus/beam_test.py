@@ -1,6 +1,6 @@
-"""The Beam twin writes the bytes that `prepare` writes.
+"""Tests that the Beam pipeline writes the same bytes as `prepare`.
 
-Beam lives in an environment of its own; BERT_JAX_BEAM_PYTHON names that environment's Python.
+Beam has its own environment; BERT_JAX_BEAM_PYTHON is the path of that environment's Python.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from bert_jax.text.tokenizer import load_tokenizer
 
 REPOSITORY = Path(__file__).parents[3]
 
-# Beam's view of a store beyond the local disk: the local disk by another name.
+# A file system for Beam that is not the local disk by its name, but stores files there.
 STORE = """
 import sys
 from apache_beam.io import filesystems
@@ -83,7 +83,7 @@ def _config(folder: Path, output: str) -> PrepareConfig:
 
 
 def test_pickled_unit_writes_the_same_shard(tmp_path):
-    """What each Beam worker does, without Beam."""
+    """Tests the work of each Beam worker, without Beam."""
     config = _config(tmp_path, "local")
     prepare(config, num_workers=1)
     plan = make_prepare_plan(config)
@@ -136,7 +136,7 @@ def test_beam_writes_the_same_bytes(tmp_path, beam_python):
     done = _run(command, config, files, str(output))
     assert done.returncode == 0, done.stderr
     assert len(_shards(output)) == 8 and _shards(output) == _shards(tmp_path / "local")
-    # The local command takes the corpus over, whole or not.
+    # The local command continues the corpus, complete or not.
     (output / "manifest.json").unlink()
     (output / "documents-00002-of-00004.json").unlink()
     manifest = prepare(dataclasses.replace(config, output=str(output)), num_workers=1)
@@ -148,7 +148,7 @@ def test_beam_reads_and_writes_remote_files(tmp_path, beam_python):
     prepare(config, num_workers=1)
     output = tmp_path / "beam"
     command = [beam_python, "-c", STORE]
-    for _ in range(2):  # the second time finds everything there
+    for _ in range(2):  # the second run finds all shards
         done = _run(command, config, f"store:/{tmp_path}/text/*", f"store:/{output}")
         assert done.returncode == 0, done.stderr
     assert _shards(output) == _shards(tmp_path / "local")

@@ -1,4 +1,4 @@
-"""`prepare`: what it writes, that it is the same however it is run, what it says of bad input."""
+"""Tests `prepare`: its output, that the output does not depend on how it is run, bad input."""
 
 import gzip
 import itertools
@@ -54,7 +54,7 @@ def _write(path: Path, content: str | bytes) -> None:
 
 
 def _documents(folder: Path) -> list[list[list[int]]]:
-    """Documents of a prepared corpus as lists of sentences of ids."""
+    """Returns the documents of a prepared corpus as lists of sentences of ids."""
     corpus = PreparedCorpus(folder)
     documents = []
     for number in range(corpus.num_documents):
@@ -112,8 +112,8 @@ def test_units_are_contiguous_balanced_and_never_empty():
         groups = balanced_groups(sizes, wanted)
         assert [i for group in groups for i in group] == list(range(len(sizes)))
         assert all(groups) and len(groups) <= wanted
-        share = sum(sizes) / wanted
-        assert max(sum(sizes[i] for i in group) for group in groups) <= share + max(sizes)
+        mean_size = sum(sizes) / wanted
+        assert max(sum(sizes[i] for i in group) for group in groups) <= mean_size + max(sizes)
 
 
 def test_reads_json_lines_gzip_and_documents_by_line(tmp_path, vocabulary):
@@ -159,7 +159,7 @@ def test_invalid_bytes_raise_with_file_and_offset(tmp_path, vocabulary, workers)
     with pytest.raises(UserError, match=r"bad\.txt: not utf-8 text at byte 8.*--errors replace"):
         prepare(_config(tmp_path, vocabulary, num_shards=4), num_workers=workers)
     assert not list((tmp_path / "prepared").glob(".*.partial"))
-    # Nothing was finished under the old settings that would have to be thrown away.
+    # No shard was finished with the old settings, so other settings are accepted.
     for shard in (tmp_path / "prepared").glob("documents-*"):
         shard.unlink()
     manifest = prepare(_config(tmp_path, vocabulary, num_shards=4, errors="replace"), num_workers=1)
@@ -293,7 +293,7 @@ def test_killed_run_continues_to_the_same_bytes(tmp_path, vocabulary):
 
 
 def _wait_for_the_end_of_group(group: int) -> None:
-    """Fails unless the workers of a killed run soon end by themselves."""
+    """Waits until the workers of a killed run have ended by themselves; fails after a while."""
     for _ in range(300):
         try:
             os.killpg(group, 0)

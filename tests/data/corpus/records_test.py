@@ -1,4 +1,4 @@
-"""Records and prepared folders: round trips, and every way in which they can be damaged."""
+"""Tests records and prepared folders: round trips, and all kinds of damage."""
 
 from pathlib import Path
 
@@ -78,7 +78,7 @@ def test_parts_are_whole_sentences_of_the_whole_document(
     np.testing.assert_array_equal(all_ends, ends)
     for part, later in zip(parts, [*parts[1:], None], strict=True):
         assert len(part.ids) <= max_part_tokens or len(part.sentence_ends) == 1
-        if later is not None:  # a part is as long as it may be
+        if later is not None:  # each part has the maximum length
             assert len(part.ids) + later.sentence_ends[0] > max_part_tokens
 
 
@@ -104,7 +104,7 @@ def test_shard_bytes_depend_only_on_its_parts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shards", [1, 3, 8])
 def test_reading_a_corpus_returns_its_documents(tmp_path: Path, shards: int) -> None:
-    documents = random_documents(7, seed=shards)  # with 8 shards one is empty
+    documents = random_documents(7, seed=shards)  # one of 8 shards is empty
     corpus = PreparedCorpus(
         write_corpus(tmp_path, documents, num_shards=shards, max_part_tokens=100)
     )

@@ -1,4 +1,4 @@
-"""Batches of rows of like length: complete, in an order of (seed, epoch), resumable, shared."""
+"""Tests batches of examples of similar length: completeness, order, resuming, several hosts."""
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from bert_jax.errors import ConfigError
 LENGTHS, ROWS, BATCH = (8, 16, 32), 203, 8
 
 
-def features(rows=ROWS, seed=0, most=32):
-    """Rows whose ids are their own number + 1, so that a batch tells which rows it holds."""
-    sizes = np.random.default_rng(seed).integers(3, most + 1, rows)
+def features(rows=ROWS, seed=0, max_length=32):
+    """Returns sequences whose ids are their own index + 1, to identify them in a batch."""
+    sizes = np.random.default_rng(seed).integers(3, max_length + 1, rows)
     return Features(
         input_ids=[np.full(size, row + 1, np.int32) for row, size in enumerate(sizes)],
         token_type_ids=[np.zeros(size, np.int32) for size in sizes],
@@ -31,7 +31,7 @@ def rows_of(batch):
     return [int(row[0]) - 1 for row in batch["input_ids"][batch["example_weights"] > 0]]
 
 
-def test_every_epoch_has_every_row_once_in_another_order():
+def test_every_epoch_has_each_example_once_in_another_order():
     made = loader()
     assert made.batches_per_epoch == -(-ROWS // BATCH)
     epochs = []
@@ -45,7 +45,7 @@ def test_every_epoch_has_every_row_once_in_another_order():
     assert [row for _ in range(26) for row in rows_of(next(again))] == epochs[0]
 
 
-def test_batches_are_padded_to_the_shortest_length_that_holds_their_rows():
+def test_batches_are_padded_to_the_smallest_sufficient_bucket():
     made = loader()
     assert made.distinct_batch_lengths() == list(LENGTHS)
     lengths, padded = features().lengths, 0
@@ -58,10 +58,10 @@ def test_batches_are_padded_to_the_shortest_length_that_holds_their_rows():
         padded += longest <= sizes["L"] // 2
         assert batch["attention_mask"].sum(1)[0] == lengths[rows_of(batch)[0]]
         assert (batch["labels"][batch["example_weights"] > 0] == rows_of(batch)).all()
-    assert padded <= len(LENGTHS)  # only what a bucket left over
+    assert padded <= len(LENGTHS)  # only examples left over from a smaller bucket
 
 
-def test_a_loader_goes_on_from_a_position():
+def test_loader_resumes_from_a_position():
     whole = loader()
     for _ in range(37):
         next(whole)
@@ -72,7 +72,7 @@ def test_a_loader_goes_on_from_a_position():
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_share_the_rows_of_one_batch(hosts):
+def test_hosts_divide_the_examples_of_a_batch(hosts):
     one = loader()
     several = [loader(process_index=index, process_count=hosts) for index in range(hosts)]
     for _ in range(40):
@@ -82,7 +82,7 @@ def test_hosts_share_the_rows_of_one_batch(hosts):
             np.testing.assert_array_equal(joined, expected[name])
 
 
-def test_evaluation_has_every_row_once_shortest_first():
+def test_evaluation_has_each_example_once_sorted_by_length():
     seen, sizes = [], []
     for rows, batch in evaluation_batches(features(), LENGTHS, batch_size=16, pad_id=0):
         assert rows_of(batch) == rows.tolist()
@@ -91,12 +91,12 @@ def test_evaluation_has_every_row_once_shortest_first():
     assert sorted(seen) == list(range(ROWS)) and sizes == sorted(sizes)
 
 
-def test_what_no_row_needs_is_not_padded_to():
-    short = FineTuningLoader(features(50, most=8), LENGTHS, batch_size=16, seed=0, pad_id=0)
+def test_buckets_that_no_example_needs_are_not_used():
+    short = FineTuningLoader(features(50, max_length=8), LENGTHS, batch_size=16, seed=0, pad_id=0)
     assert short.distinct_batch_lengths() == [8]
 
 
-def test_rows_beyond_the_last_length_and_no_rows_are_refused():
+def test_too_long_and_missing_examples_are_rejected():
     with pytest.raises(
         ConfigError, match="a sequence has 32 tokens, but the longest bucket has 16"
     ):
@@ -105,7 +105,7 @@ def test_rows_beyond_the_last_length_and_no_rows_are_refused():
         FineTuningLoader(Features(), LENGTHS, batch_size=8, seed=0, pad_id=0)
 
 
-def test_padding_rows_attend_to_something_and_weigh_nothing():
+def test_padding_examples_have_weight_zero_and_one_real_token():
     made = loader()
     batches = [next(made) for _ in range(made.batches_per_epoch)]
     partial = next(batch for batch in batches if batch["example_weights"].min() == 0)

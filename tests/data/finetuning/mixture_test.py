@@ -1,4 +1,4 @@
-"""Mixtures of rows: drawn by their rates, complete, in an order of (seed, epoch), resumable."""
+"""Tests mixtures of tasks: sampling rates, completeness, order, resuming."""
 
 import itertools
 from collections import Counter
@@ -22,8 +22,8 @@ ROWS = {"small": 40, "middle": 200, "large": 760}
 LENGTHS = (8, 16)
 
 
-def drawn_of(rows: np.ndarray) -> dict[str, int]:
-    """How many rows of each task there are among numbers of joined rows."""
+def count_by_task(rows: np.ndarray) -> dict[str, int]:
+    """Returns the number of examples of each task among indices of concatenated examples."""
     bounds = np.cumsum([0, *ROWS.values()])
     counts = np.histogram(rows, bounds)[0]
     return dict(zip(ROWS, counts.tolist(), strict=True))
@@ -38,24 +38,24 @@ def drawn_of(rows: np.ndarray) -> dict[str, int]:
         CappedMixing(max_examples=100),
     ],
 )
-def test_every_epoch_has_the_rows_that_the_rates_ask_for(mixing):
+def test_every_epoch_matches_the_mixing_rates(mixing):
     order, rates = MixtureSampler(ROWS, mixing, seed=5), mixing_rates(ROWS, mixing)
     assert len(order) == 1000
     for epoch in range(3):
-        found = drawn_of(order(epoch))
+        found = count_by_task(order(epoch))
         assert found == order.sequences_per_epoch and sum(found.values()) == 1000
         for name, count in found.items():
             assert abs(count - 1000 * rates[name]) < 1
 
 
-def test_in_proportion_every_row_comes_once_an_epoch():
+def test_proportional_mixing_has_each_example_once_per_epoch():
     order = MixtureSampler(ROWS, ProportionalMixing(), seed=5)
     first, second = order(0), order(1)
     assert sorted(first) == sorted(second) == list(range(1000))
     assert (first != second).mean() > 0.9
 
 
-def test_no_row_comes_again_before_all_of_its_task_have_come():
+def test_examples_repeat_only_after_all_of_their_task():
     order = MixtureSampler(ROWS, EqualMixing(), seed=5)
     counts = Counter()
     for epoch in range(7):
@@ -65,10 +65,10 @@ def test_no_row_comes_again_before_all_of_its_task_have_come():
             seen = [counts[row] for row in range(first, first + size)]
             assert max(seen) - min(seen) <= 1
             first += size
-    assert max(counts.values()) > 50  # 7 x 333 draws of 40 rows
+    assert max(counts.values()) > 50  # 7 x 333 samples of 40 examples
 
 
-def test_passes_over_a_task_have_orders_of_their_own():
+def test_each_pass_over_a_task_has_another_order():
     rows, sizes = {"a": 50, "b": 50}, np.arange(50)
     order = MixtureSampler(rows, ProportionalMixing(), seed=1)
     passes = [[row % 50 for row in order(e) if row // 50 == t] for e in range(2) for t in range(2)]
@@ -83,19 +83,21 @@ def test_tasks_are_spread_over_the_epoch():
     for epoch in range(4):
         rows = order(epoch)
         for low, high in itertools.pairwise(bounds):
-            places = np.flatnonzero((rows >= low) & (rows < high))
-            spread = 1000 / np.sqrt(12 * len(places))  # of the mean of so many uniform places
-            assert abs(places.mean() - 500) < 4 * spread
+            positions = np.flatnonzero((rows >= low) & (rows < high))
+            spread = 1000 / np.sqrt(
+                12 * len(positions)
+            )  # the standard error of the mean of uniform positions
+            assert abs(positions.mean() - 500) < 4 * spread
 
 
-def test_the_order_is_a_function_of_seed_and_epoch():
+def test_order_is_a_function_of_seed_and_epoch():
     again = MixtureSampler(ROWS, TemperatureMixing(), seed=2)
     whole = MixtureSampler(ROWS, TemperatureMixing(), seed=2)
     np.testing.assert_array_equal(again(3), [whole(epoch) for epoch in range(4)][3])
     assert (whole(3) != MixtureSampler(ROWS, TemperatureMixing(), seed=3)(3)).any()
 
 
-def test_a_task_that_would_never_be_drawn_is_refused():
+def test_task_that_is_never_sampled_is_rejected():
     with pytest.raises(
         ConfigError, match=r"never draws from the task 'rare' \(it has 3 of 1,000,003"
     ):
@@ -139,7 +141,7 @@ def loader(start: int = 0) -> FineTuningLoader:
     )
 
 
-def test_rows_have_the_targets_of_their_own_task_and_zeros():
+def test_examples_have_zero_targets_for_other_tasks():
     made = loader()
     assert made.batches_per_epoch == 10 and made.distinct_batch_lengths(2) == list(LENGTHS)
     for _ in range(30):
@@ -157,7 +159,7 @@ def test_rows_have_the_targets_of_their_own_task_and_zeros():
             assert batch["token_label_weights"][row].sum() == tags / 3
 
 
-def test_a_loader_of_a_mixture_goes_on_from_a_position():
+def test_mixture_loader_resumes_from_a_position():
     whole = loader()
     for _ in range(23):
         next(whole)
@@ -170,7 +172,7 @@ def test_a_loader_of_a_mixture_goes_on_from_a_position():
 COUNTS = {"rte": 2490, "mrpc": 3668, "mnli": 392702}
 
 
-def test_mixing_rates_follow_their_definitions():
+def test_mixing_rates_equal_their_definitions():
     sizes = np.array(list(COUNTS.values()))
     expected = {
         EqualMixing(): np.ones(3),
@@ -187,7 +189,7 @@ def test_mixing_rates_follow_their_definitions():
         np.testing.assert_allclose(list(rates.values()), weights / weights.sum(), rtol=1e-6)
 
 
-def test_invalid_mixtures_are_refused():
+def test_invalid_mixtures_are_rejected():
     with pytest.raises(UserError, match="expected one task or more"):
         mixing_rates({"rte": 0}, EqualMixing())
     with pytest.raises(UserError, match="expected one task or more"):

@@ -1,4 +1,4 @@
-"""Tests reading SNLI in its two layouts, and SWAG.
+"""Tests reading SNLI in its two formats, and SWAG.
 
 Sources: bert_jax/data/finetuning/readers/snli.py, bert_jax/data/finetuning/readers/swag.py.
 """
@@ -19,7 +19,7 @@ ROW = '0,v1,3,"A man sits. He","A man sits, tired.",He,gold,"sleeps, long.",flie
 
 
 def read(config: TaskConfig) -> Any:
-    """The task; not typed, as its examples are of many types."""
+    """Reads a task; untyped, because its examples have many types."""
     return load_task(config)
 
 
@@ -36,7 +36,7 @@ def test_shared_snli_has_its_official_counts(shared):
     assert first.text_pair is not None and first.text_pair.startswith("The sisters are hugging")
 
 
-def test_the_authors_files(tmp_path):
+def test_snli_of_the_authors(tmp_path):
     rows = [("entailment", "a", "b"), ("-", "c", "d"), ("contradiction", "e", "f")]
     lines = [json.dumps({"gold_label": g, "sentence1": a, "sentence2": b}) for g, a, b in rows]
     path = tmp_path / "snli_1.0_train.jsonl"
@@ -85,13 +85,13 @@ def test_swag(tmp_path):
         ("sent1,sent2,ending1,label\na,b,c,0\n", r"expected columns ending0, ending1"),
     ],
 )
-def test_mistakes_in_swag(tmp_path, text: str, message: str):
+def test_invalid_swag_files_are_reported(tmp_path, text: str, message: str):
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(UserError, match=message):
         read(Swag(train=str(tmp_path / "a.csv")))
 
 
-def test_files_with_another_number_of_endings(tmp_path):
+def test_swag_with_other_numbers_of_endings(tmp_path):
     (tmp_path / "a.csv").write_text("sent1,sent2,ending0,ending1,label\na,b,c,d,0\n")
     (tmp_path / "b.csv").write_text("sent1,sent2,ending0,ending1,ending2,label\na,b,c,d,e,0\n")
     with pytest.raises(UserError, match=r"files have different numbers of endings: 2 in .* 3 in"):

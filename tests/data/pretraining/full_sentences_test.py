@@ -52,7 +52,7 @@ def _slow_input(documents: list[Document], offset: int, max_num_tokens: int) -> 
 
 def _documents(seed: int) -> list[Document]:
     documents = random_documents(25, seed=seed, mean_sentences=6)
-    documents.insert(7, [[7, 8] * 150, [8]])  # a sentence that is longer than an input
+    documents.insert(7, [[7, 8] * 150, [8]])  # this sentence is longer than an input
     documents.append([[9]])
     return documents
 
@@ -132,7 +132,7 @@ def test_batches_separate_documents_and_mask_no_special_token(
     assert len(predicted) and not np.isin(predicted, [CLS, SEP]).any()
     num_separators = (batch["input_ids"] == SEP).sum(axis=1)
     assert (num_separators.max() > 1) == isinstance(input_format, FullSentences)
-    # Another epoch has other text and other masks; the same position has the same ones.
+    # Another epoch has other texts and masks; the same position always has the same ones.
     again, _ = builder.build_batch(0)
     later, _ = builder.build_batch(builder.examples_per_epoch)
     assert all(np.array_equal(batch[name], again[name]) for name in batch)

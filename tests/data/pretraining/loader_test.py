@@ -1,4 +1,4 @@
-"""The loader: one integer of state, the same order for every host, worker and restart."""
+"""Tests the pretraining loader: its state, and the same order on all hosts, workers, restarts."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ from bert_jax.errors import ConfigError, UserError
 from bert_jax.testing.random_corpus import random_documents, random_vocab_arrays, write_corpus
 
 TABLE = random_vocab_arrays()
-# FullSentences is apart: its examples have no document of their own.
+# FullSentences is tested separately: its examples do not belong to one document.
 WITHIN_DOCUMENTS = [SentencePairs(), SingleSegment(), PackedSegments(), DocSentences()]
 INPUT_FORMATS = [*WITHIN_DOCUMENTS, FullSentences()]
 
@@ -85,7 +85,7 @@ def _fingerprint(batch: Batch) -> bytes:
 
 
 def _unmasked(batch: Batch) -> np.ndarray:
-    """Input ids with the masked positions restored."""
+    """Returns the input ids with the original tokens at masked positions."""
     ids = batch["input_ids"].copy()
     row, place = np.nonzero(batch["masked_lm_weights"])
     ids[row, batch["masked_lm_positions"][row, place]] = batch["masked_lm_ids"][row, place]
@@ -107,12 +107,12 @@ def test_batches_have_the_specified_fields_and_shapes(corpus, examples, masking)
 def test_processes_divide_the_rows_of_each_batch(corpus, examples, hosts: int) -> None:
     config = _config(examples)
     whole = _take(_loader(corpus, config), 5)
-    shares = [
+    parts = [
         _take(_loader(corpus, config, process_index=host, process_count=hosts), 5)
         for host in range(hosts)
     ]
     for number, batch in enumerate(whole):
-        joined = {n: np.concatenate([share[number][n] for share in shares]) for n in batch}
+        joined = {n: np.concatenate([part[number][n] for part in parts]) for n in batch}
         _assert_equal(batch, joined)
 
 
@@ -198,7 +198,7 @@ def test_segment_b_is_from_another_document_iff_label_is_random(tmp_path: Path) 
 
 
 def test_random_segment_b_is_uniform_over_other_documents(tmp_path: Path) -> None:
-    documents = [[[5 + d] * 60] * (d + 1) for d in range(8)]  # one sentence fills B
+    documents = [[[5 + d] * 60] * (d + 1) for d in range(8)]  # one sentence fills segment B
     corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=3))
     maker = _maker(
         corpus, _config(SentencePairs(random_next_prob=1.0), masking=None), batch_size=20000
@@ -207,12 +207,12 @@ def test_random_segment_b_is_uniform_over_other_documents(tmp_path: Path) -> Non
     second = (batch["token_type_ids"] == 1).argmax(axis=1)
     a = batch["input_ids"][:, 1] - 5
     b = batch["input_ids"][np.arange(20000), second] - 5
-    share = np.zeros(8)
+    expected = np.zeros(8)
     for document in range(8):
         weights = np.arange(1, 9) * (np.arange(8) != document)
-        share += (a == document).sum() * weights / weights.sum()
+        expected += (a == document).sum() * weights / weights.sum()
     counts = np.bincount(b, minlength=8)
-    assert np.abs(counts - share).max() < 5 * np.sqrt(20000 / 4)
+    assert np.abs(counts - expected).max() < 5 * np.sqrt(20000 / 4)
     assert (a != b).all()
 
 
@@ -357,7 +357,9 @@ def test_documents_may_have_one_sentence_or_one_token(tmp_path: Path) -> None:
         batch, _ = _maker(corpus, _config(examples)).build_batch(0)
         assert (batch["masked_lm_weights"].sum(axis=1) >= 1).all()
         if isinstance(examples, SentencePairs):
-            assert batch["next_sentence_labels"].all()  # a single sentence has no next one
+            assert batch[
+                "next_sentence_labels"
+            ].all()  # a document of one sentence has no next sentence
 
 
 @pytest.mark.parametrize(

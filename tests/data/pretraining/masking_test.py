@@ -1,4 +1,4 @@
-"""Masking: equal to a slow reference, and the rates of the paper over millions of tokens."""
+"""Compares masking with a slow reference, and its rates over millions of tokens with the paper."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def _keys(count: int, seed: int = 0) -> np.ndarray:
 
 
 def _rows(count: int, table: VocabArrays, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [CLS] A [SEP] B [SEP] of random lengths, some of them tiny, with padding."""
+    """Returns padded sequences [CLS] A [SEP] B [SEP] of random lengths, some very short."""
     rng = np.random.default_rng(seed)
     ids = rng.choice(table.maskable_ids, (count, LENGTH)).astype(np.int32)
     ends = np.where(rng.random(count) < 0.2, rng.integers(4, LENGTH, count), LENGTH)
@@ -31,7 +31,7 @@ def _rows(count: int, table: VocabArrays, seed: int = 0) -> tuple[np.ndarray, np
 def _slow_mask(
     ids: list[int], attention: list[int], key: int, config: Masking, limit: int, table: VocabArrays
 ) -> tuple[list[int], dict[int, int]]:
-    """One row, one token at a time: the masked ids, and {position: original id}."""
+    """Masks one sequence token by token; returns the masked ids and {position: original id}."""
     draws = ExampleRng(key)
     ordinary = [
         bool(real) and not table.is_special[i] for i, real in zip(ids, attention, strict=True)
@@ -46,7 +46,7 @@ def _slow_mask(
         else:
             groups.append([position])
     wanted = min(limit, max(1, round(sum(ordinary) * config.mlm_probability)))
-    # Sorted by the upper 48 bits of a random word, then by position.
+    # Positions are sorted by the upper 48 bits of a random number, then by position.
     groups.sort(key=lambda group: (draws.bits(Stream.MASK_SELECTION, group[0]) >> 16, group[0]))
     selected: list[int] = []
     for group in groups:
@@ -83,7 +83,7 @@ def test_masks_equal_the_slow_reference(whole_word, rate, limit, word_starts) ->
         assert fast["masked_lm_ids"][row][used].tolist() == list(labels.values())
         assert not fast["masked_lm_positions"][row][~used].any()
         assert not fast["masked_lm_ids"][row][~used].any()
-        assert used.sum() == used.argmin() or used.all()  # used places come first
+        assert used.sum() == used.argmin() or used.all()  # used slots come first
 
 
 def test_masks_of_a_row_do_not_depend_on_other_rows() -> None:
@@ -109,7 +109,7 @@ def test_masking_rates_over_a_million_tokens(whole_word: bool) -> None:
     original, seen = out["masked_lm_ids"][row, place], out["input_ids"][row, position]
     count = len(row)
 
-    # Exactly what was promised for each row, or a little less with whole words.
+    # The exact number for each sequence, or slightly fewer with whole words.
     wanted = np.minimum(np.rint(ordinary.sum(axis=1) * 0.15).clip(1), 20)
     got = out["masked_lm_weights"].sum(axis=1)
     if whole_word:
@@ -125,9 +125,9 @@ def test_masking_rates_over_a_million_tokens(whole_word: bool) -> None:
     np.testing.assert_array_equal(out["input_ids"][untouched], ids[untouched])
 
     spread = 5 * 0.5 / np.sqrt(count)
-    kept_by_chance = 0.1 / len(table.maskable_ids)
+    random_original = 0.1 / len(table.maskable_ids)
     assert (seen == MASK).mean() == pytest.approx(0.8, abs=spread)
-    assert (seen == original).mean() == pytest.approx(0.1 + kept_by_chance, abs=spread)
+    assert (seen == original).mean() == pytest.approx(0.1 + random_original, abs=spread)
     random_ids = seen[(seen != MASK) & (seen != original)]
     assert len(random_ids) / count == pytest.approx(0.1, abs=spread)
     assert not table.is_special[random_ids].any()
@@ -164,7 +164,7 @@ def test_whole_word_masking_selects_whole_words() -> None:
 
 def test_word_longer_than_the_limit_is_not_selected() -> None:
     table = random_vocab_arrays(word_start_fraction=0.0)
-    ids = np.array([[CLS, *range(5, 25), SEP]], dtype=np.int32)  # one word of 20 pieces
+    ids = np.array([[CLS, *range(5, 25), SEP]], dtype=np.int32)  # one word of 20 tokens
     out = mask_tokens(ids, np.ones_like(ids), _keys(1), Masking(whole_word_mask=True), 20, table)
     assert not out["masked_lm_weights"].any()
     np.testing.assert_array_equal(out["input_ids"], ids)

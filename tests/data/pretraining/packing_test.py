@@ -1,4 +1,4 @@
-"""Packing: every plan is sound and dense, and packed rows mask like the examples they hold."""
+"""Tests packing: plans are valid and dense, and packed sequences number their examples."""
 
 import numpy as np
 from hypothesis import given
@@ -22,7 +22,7 @@ def test_plan_packs_leading_examples_without_overlap(lengths: list[int], rows: i
         assert offset + length <= 64
         used[row, offset : offset + length] += 1
     assert used.max() == 1
-    for row in used:  # no gap before the last token of a row
+    for row in used:  # no gap before the last token of a sequence
         assert (np.diff(row) <= 0).all()
 
 

@@ -1,4 +1,4 @@
-"""Sentence pairs: equal to a slow reference, and distributed like BERT's own walk."""
+"""Compares sentence pairs with a slow reference, and their statistics with BERT's script."""
 
 import random
 from pathlib import Path
@@ -69,13 +69,15 @@ def _slow_pair(
     label = 0
     if len(chunk) == 1 or draws.uniform(Stream.RANDOM_NEXT) < config.random_next_prob:
         label = 1
-        elsewhere = [
+        other_sentences = [
             (other, sentence)
             for other in range(len(documents))
             for sentence in range(len(documents[other]))
             if other != document
         ]
-        other, sentence = elsewhere[draws.randint(len(elsewhere), Stream.RANDOM_NEXT_SENTENCE)]
+        other, sentence = other_sentences[
+            draws.randint(len(other_sentences), Stream.RANDOM_NEXT_SENTENCE)
+        ]
         taken = _gather(documents[other], sentence, max(1, target - len(a)))
         b = [token for sentence in taken for token in sentence]
     return (*_slow_truncate(a, b, width, draws), label)
@@ -106,7 +108,7 @@ def _slow_truncate(a: list[int], b: list[int], width: int, draws: ExampleRng):
 )
 def test_pairs_equal_the_slow_reference(tmp_path: Path, length: int, config: SentencePairs) -> None:
     documents = random_documents(25, seed=length, mean_sentences=12)
-    documents.append([[7] * 500, [8]])  # one sentence larger than parts and windows
+    documents.append([[7] * 500, [8]])  # one sentence is longer than parts and windows
     documents.append([[9]])
     corpus = PreparedCorpus(write_corpus(tmp_path, documents, num_shards=3, max_part_tokens=90))
     source = SentencePairDataset(corpus, config, length, random_vocab_arrays())
@@ -154,10 +156,10 @@ def test_truncation_equals_the_slow_reference(a: int, b: int, width: int, key: i
 # --- Distributions. ---
 
 
-def _original_walk(
+def _original_script(
     documents: list[Document], width: int, short_probability: float, rng: random.Random
 ) -> list[tuple[int, int, int, int]]:
-    """BERT's walk over the documents: (tokens of A, of B, label, sentences of the chunk)."""
+    """Runs BERT's algorithm over documents: (tokens of A, of B, label, sentences of the chunk)."""
     found = []
     for number, document in enumerate(documents):
         target = width if rng.random() >= short_probability else rng.randint(2, width)
@@ -196,13 +198,13 @@ def test_pair_statistics_equal_create_pretraining_data(
     rng = np.random.default_rng(0)
     documents = [
         [[5] * int(length) for length in rng.integers(1, 40, 300)] for _ in range(60)
-    ]  # long documents: the walk's last, shorter chunk of each is rare
+    ]  # documents are long, so the shorter last chunk of each is rare
     width = 125
     walk = np.array(
         [
             row
             for seed in range(3)
-            for row in _original_walk(documents, width, short_probability, random.Random(seed))
+            for row in _original_script(documents, width, short_probability, random.Random(seed))
         ]
     )
     corpus = PreparedCorpus(write_corpus(tmp_path, documents))
@@ -217,20 +219,20 @@ def test_pair_statistics_equal_create_pretraining_data(
             zip(numbers, _keys(source.num_examples, seed), strict=True)
         )
     ]
-    ours = np.array([(len(pair.a), len(pair.b), pair.next_sentence_label) for pair in pairs])
-    # The walk keeps one target for a whole document and so meets short targets more often.
+    windows = np.array([(len(pair.a), len(pair.b), pair.next_sentence_label) for pair in pairs])
+    # BERT's script has one target length for a whole document, so short ones are more frequent.
     tolerance = 0.02 if short_probability == 0 else 0.1
-    totals, walk_totals = ours[:, :2].sum(axis=1), walk[:, :2].sum(axis=1)
+    totals, walk_totals = windows[:, :2].sum(axis=1), walk[:, :2].sum(axis=1)
     assert totals.mean() == pytest.approx(walk_totals.mean(), rel=tolerance)
-    assert ours[:, 0].mean() == pytest.approx(walk[:, 0].mean(), rel=tolerance)
-    assert ours[:, 1].mean() == pytest.approx(walk[:, 1].mean(), rel=tolerance)
-    assert ours[:, 2].mean() == pytest.approx(walk[:, 2].mean(), abs=0.03)
+    assert windows[:, 0].mean() == pytest.approx(walk[:, 0].mean(), rel=tolerance)
+    assert windows[:, 1].mean() == pytest.approx(walk[:, 1].mean(), rel=tolerance)
+    assert windows[:, 2].mean() == pytest.approx(walk[:, 2].mean(), abs=0.03)
     if short_probability == 0:
         assert (totals == width).mean() == pytest.approx((walk_totals == width).mean(), abs=0.03)
 
 
 def test_pair_rates_over_a_million_tokens(tmp_path: Path) -> None:
-    documents = [[[5] * 5] * 400 for _ in range(40)]  # never a window of one sentence
+    documents = [[[5] * 5] * 400 for _ in range(40)]  # no window has one sentence only
     corpus = PreparedCorpus(write_corpus(tmp_path, documents))
     source = SentencePairDataset(corpus, SentencePairs(), 128, random_vocab_arrays())
     numbers = source.find_documents(np.arange(source.num_examples)).tolist()
@@ -246,7 +248,7 @@ def test_pair_rates_over_a_million_tokens(tmp_path: Path) -> None:
     spread = 5 * 0.5 / np.sqrt(len(pairs))
     next_ones = [pair for pair in pairs if pair.next_sentence_label == 0]
     assert len(next_ones) / len(pairs) == pytest.approx(0.5, abs=spread)
-    # 10 % short, of which those above 120 tokens still fill up; B from elsewhere may end early.
+    # 10 % are short, except those above 120 tokens; a random B may end early.
     filled = np.array([len(pair.a) + len(pair.b) == 125 for pair in next_ones])
     assert filled.mean() == pytest.approx(0.9 + 0.1 * 5 / 124, abs=spread)
 
@@ -299,7 +301,7 @@ def test_each_token_occurs_about_once_in_an_epoch() -> None:
     np.testing.assert_allclose(coverage[width:-width], slots * width / tokens, atol=0.08)
 
 
-# --- Rows and random words. ---
+# --- Sequences and random numbers. ---
 
 
 def test_collate_pairs_adds_special_tokens_as_in_bert() -> None:

@@ -1,4 +1,4 @@
-"""Text tasks in seqio: pairs, mixtures, sources, and what `prepare` makes of them."""
+"""Tests text tasks in seqio: sentence pairs, mixtures, sources, and their preparation."""
 
 import filecmp
 import itertools
@@ -29,7 +29,7 @@ DOCUMENTS = 36
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text and a vocabulary; document d of `text` holds words of topic d % TOPICS only."""
+    """Writes texts and a vocabulary; document d of `text` has only words of topic d % TOPICS."""
     folder = tmp_path_factory.mktemp("tasks")
     write_text(folder / "text", num_documents=DOCUMENTS, sentences_per_document=30)
     write_vocabulary(folder / "vocabulary")
@@ -94,7 +94,7 @@ def test_pairs_have_special_tokens_and_lengths_of_bert(folder, vocabulary):
         positions = pair["masked_lm_positions"]
         assert np.all(np.diff(positions) > 0) and not {0, middle, len(ids) - 1} & {*positions}
         selected, shown = selected + len(positions), shown + len(ids) - 3
-        # A document keeps to one topic; two documents have one topic in 1 of 6 cases.
+        # A document has one topic; two documents have the same topic in 1 of 6 cases.
         a, b = ({topic_of[i] for i in part if i in topic_of} for part in np.split(ids, [middle]))
         assert len(a) <= 1 and len(b) <= 1
         if pair["next_sentence_labels"] == 0:
@@ -189,7 +189,7 @@ def test_mixture_has_the_rates_of_its_tasks(folder, vocabulary):
             for topic in range(3)
         ]
     expected = np.array([1, 2, 5]) / 8
-    # Four standard deviations of a share of 1000.
+    # Four standard deviations of a fraction of 1000.
     assert np.all(np.abs(counts / 1000 - expected) < 4 * np.sqrt(expected * (1 - expected) / 1000))
 
 
@@ -223,7 +223,7 @@ def test_task_of_text_files_gives_the_same_corpus_as_the_files(folder, vocabular
 
 
 def test_seqio_and_direct_preparation_give_the_same_documents(folder, vocabulary, tmp_path):
-    """A task with one step more is read through TensorFlow; here the step changes nothing."""
+    """Tests a task that is read through TensorFlow because of an additional, empty step."""
     plain = _register(folder, vocabulary)
     steps = [*plain.preprocessors]
     steps.insert(0, lambda dataset: dataset.map(lambda example: example))
@@ -253,7 +253,7 @@ def test_python_documents_are_prepared_with_dropped_counts(vocabulary, tmp_path)
 
 
 class TinyWiki(tfds.core.GeneratorBasedBuilder):
-    """Stands for `wikipedia`: a title and a text for each article."""
+    """Replaces `wikipedia`: each article has a title and a text."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -261,7 +261,7 @@ class TinyWiki(tfds.core.GeneratorBasedBuilder):
         features = tfds.features.FeaturesDict(
             {"title": tfds.features.Text(), "text": tfds.features.Text()}
         )
-        # dataset_info_from_configs looks for files beside a package.
+        # dataset_info_from_configs looks for files next to a package.
         return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _split_generators(self, dl_manager):
@@ -345,7 +345,7 @@ def test_vocabulary_adapter(folder, vocabulary, tmp_path):
 
 
 def test_words_of_several_tokens_are_ragged_rows(shared):
-    """The trap of seqio's own WordPiece vocabulary, which pads each word to a matrix."""
+    """Tests a difference from seqio's own WordPiece vocabulary, which pads words to a matrix."""
     adapter = SeqioVocabulary(str(shared / "vocab" / "bert-base-uncased" / "vocab.txt"))
     ids = adapter.encode_tf(tf.constant("Unaffable transubstantiation of hyperparameters"))
     assert ids.shape.rank == 1

@@ -1,4 +1,4 @@
-"""One's own tables: four formats, labels that are discovered, and every mistake by its place."""
+"""Tests tables of a user: four formats, discovered labels, and errors with their location."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ plain,good,c
 
 
 def read(config: TaskConfig) -> Any:
-    """The task; not typed, as its examples are of many types."""
+    """Reads a task; untyped, because its examples have many types."""
     return load_task(config)
 
 
@@ -41,7 +41,7 @@ def labels_of(tmp_path: Path, *labels: str, **settings: Any) -> tuple[str, tuple
     return task.kind, task.labels
 
 
-def test_every_format_gives_the_same_rows(tmp_path):
+def test_all_formats_give_the_same_examples(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     paths = [
@@ -66,13 +66,13 @@ def test_every_format_gives_the_same_rows(tmp_path):
         ]  # fmt: skip
 
 
-def test_quotes_of_shared_files(shared):
-    """CSV's quotes are taken off; GLUE's are kept. The same questions are in both forms."""
+def test_quotes_of_csv_and_glue_files(shared):
+    """Tests on the same questions that quotes are removed in CSV and kept in GLUE's TSV."""
     quoted = read_table(str(shared / "glue/QQP/quora-dev.csv.gz"))
     literal = read_tsv(str(shared / "glue/QQP/dev_cs224n.rebuilt.tsv.gz"), quotes="literal")
     assert len(quoted.rows) == 20_214 and len(literal.rows) == 20_212
     questions = {row.cells["id"]: row.cells["question1"] for row in literal.rows}
-    # The first column has no name and holds the number that the other file calls id.
+    # The first column has no name; it contains the ids of the other file.
     same = [
         " ".join(row.cells["sentence1"].split()) == " ".join(questions[row.cells[""]].split())
         for row in quoted.rows
@@ -82,7 +82,7 @@ def test_quotes_of_shared_files(shared):
     assert sum('"' in question for question in questions.values()) > 100
 
 
-def test_a_cell_may_hold_line_breaks_and_much_text(tmp_path):
+def test_cells_may_have_line_breaks_and_long_texts(tmp_path):
     long = "word " * 100_000
     path = write(tmp_path, "a.csv", f'text,label\n"two\nlines",x\n"{long}",y\nlast,x,\n')
     with pytest.raises(UserError, match=r"a\.csv, line 5: 3 columns; expected 2"):
@@ -92,7 +92,7 @@ def test_a_cell_may_hold_line_breaks_and_much_text(tmp_path):
     assert [row.location.rpartition(" ")[2] for row in rows] == ["2", "4"]
 
 
-def test_kind_and_classes_are_seen_from_the_labels(tmp_path):
+def test_kind_and_classes_are_inferred_from_the_labels(tmp_path):
     assert labels_of(tmp_path, "b", "a", "b") == ("classification", ("a", "b"))
     assert labels_of(tmp_path, "10", "9", "-1") == ("classification", ("-1", "9", "10"))
     assert labels_of(tmp_path, "0.5", "2", "1e1") == ("regression", ())
@@ -105,8 +105,8 @@ def test_kind_and_classes_are_seen_from_the_labels(tmp_path):
     assert task.notes == (f"{path}: 1 rows without a label were left out.",)
 
 
-def test_rows_to_predict(tmp_path):
-    """Without a label's column, or with cells left empty, rows of test keep their places."""
+def test_unlabeled_examples_keep_their_order(tmp_path):
+    """Tests test sets without a label column, or with empty label cells."""
     train = write(tmp_path, "train.csv", "text,pair,label\na,b,x\nc,d,y\n")
     test = write(tmp_path, "test.csv", "text,pair,label\na,b,\nc,d,y\n")
     bare = write(tmp_path, "bare.csv", "pair,text\nb,a\n")
@@ -141,7 +141,7 @@ def test_rows_to_predict(tmp_path):
         ('text,label\n"a" b,x\n', None, r"line 2: not valid CSV"),
     ],
 )  # fmt: skip
-def test_mistakes(tmp_path, train: str, dev: str | None, message: str):
+def test_invalid_tables_are_reported(tmp_path, train: str, dev: str | None, message: str):
     paths: dict[str, Any] = {"train": write(tmp_path, "train.csv", train)}
     if dev is not None:
         paths["dev"] = write(tmp_path, "dev.csv", dev)
@@ -149,7 +149,7 @@ def test_mistakes(tmp_path, train: str, dev: str | None, message: str):
         read(Columns(**paths, text="text", label="label"))
 
 
-def test_mistakes_that_need_more_to_be_named(tmp_path):
+def test_invalid_ids_labels_and_formats_are_reported(tmp_path):
     path = write(tmp_path, "a.csv", "key,text,label\nk,a,1\nk,b,2\n")
     with pytest.raises(UserError, match=r"line 3: the id 'k' is already used in .*a\.csv, line 2"):
         read(Columns(train=path, text="text", label="label", id="key"))
@@ -177,7 +177,7 @@ def test_mistakes_that_need_more_to_be_named(tmp_path):
         read_table(str(tmp_path / "none.csv"))
 
 
-def test_configs_are_checked():
+def test_invalid_configs_are_rejected():
     with pytest.raises(ConfigError, match="expected a file for train, dev or test"):
         Columns(text="text", label="label")
     with pytest.raises(ConfigError, match="one column is named twice"):

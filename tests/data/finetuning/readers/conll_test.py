@@ -1,4 +1,4 @@
-"""Tags in three schemes, CoNLL-2003's counts, and sequences that follow no scheme."""
+"""Tests tags in three schemes, the counts of CoNLL-2003, and invalid tag sequences."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from bert_jax.errors import ConfigError, UserError
 
 
 def read(config: TaskConfig) -> Any:
-    """The task; not typed, as its examples are of many types."""
+    """Reads a task; untyped, because its examples have many types."""
     return load_task(config)
 
 
@@ -25,7 +25,7 @@ def write(folder: Path, name: str, text: str) -> str:
 
 
 def spans(tags) -> list[tuple[int, int, str]]:
-    """Spans of IOB2 tags, by its definition."""
+    """Returns the spans of IOB2 tags by the definition of IOB2."""
     found = []
     for place, tag in enumerate(tags):
         if tag.startswith("B-"):
@@ -67,7 +67,7 @@ def test_conll_2003_has_its_official_counts(shared):
 
 @st.composite
 def sentences(draw) -> tuple[int, list[tuple[int, int, str]]]:
-    """A length, and spans (begin, end, type) that do not overlap."""
+    """Generates a length and spans (begin, end, type) that do not overlap."""
     found, at = [], 0
     for gap, size, kind in draw(
         st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from("XY")))
@@ -94,7 +94,7 @@ def tags_of(length: int, found: list[tuple[int, int, str]], scheme: str) -> list
 
 @given(sentences())
 @settings(max_examples=200, deadline=None)
-def test_all_schemes_say_the_same(sentence):
+def test_all_schemes_give_the_same_spans(sentence):
     length, found = sentence
     for scheme in ("IOB1", "IOB2", "BIOES"):
         converted, wrong = to_iob2(tags_of(length, found, scheme), scheme)
@@ -103,10 +103,10 @@ def test_all_schemes_say_the_same(sentence):
 
 @given(st.lists(st.sampled_from(["O", *(f"{p}-{k}" for p in "BIESLUM" for k in "XY")])))
 @settings(max_examples=200, deadline=None)
-def test_whatever_the_tags_iob2_comes_out(tags):
+def test_any_tags_become_valid_iob2(tags):
     for scheme in ("IOB1", "IOB2", "BIOES"):
         converted, _ = to_iob2(tags, scheme)
-        spans(converted)  # raises unless every I- goes on with a span of its type
+        spans(converted)  # raises unless every I- continues a span of its type
         assert [tag[1:] for tag in converted] == [tag[1:] for tag in tags]  # O or the same type
         assert to_iob2(converted, "IOB2") == (converted, [])
 
@@ -127,14 +127,14 @@ def test_examples_of_each_scheme(scheme, tags, converted, wrong):
     assert to_iob2(tags.split(), scheme) == (tuple(converted.split()), wrong)
 
 
-def test_the_scheme_is_the_one_that_most_spans_follow():
+def test_scheme_is_the_one_of_most_spans():
     assert detect_scheme([["I-X", "O"], ["I-X", "B-X"], ["O", "I-Y"]]) == "IOB1"
     assert detect_scheme([["B-X", "O"], ["B-X", "I-X"], ["O", "I-Y"]]) == "IOB2"
     assert detect_scheme([["B-X", "E-X"]]) == detect_scheme([["U-X"]]) == "BIOES"
     assert detect_scheme([["O"]]) == "IOB2"
 
 
-def test_malformed_sequences_are_mended_with_a_count_or_refused(tmp_path):
+def test_invalid_sequences_are_repaired_and_counted_or_rejected(tmp_path):
     text = "a B-X\nb I-X\n\nc I-X\nd I-Y\n\ne O\nf B-Y\n"
     path = write(tmp_path, "train.txt", text)
     task = read(Conll(train=path))
@@ -146,7 +146,7 @@ def test_malformed_sequences_are_mended_with_a_count_or_refused(tmp_path):
         read(Conll(train=path, strict=True))
 
 
-def test_columns_tabs_and_words_without_tags(tmp_path):
+def test_columns_tabs_and_missing_tags(tmp_path):
     train = write(tmp_path, "train.txt", "New York\tB-X\t1\nis\tO\t2\n")
     task = read(Conll(train=train, tag_column=1))
     assert task.splits["train"][0].words == ("New York", "is")
@@ -168,7 +168,7 @@ def test_columns_tabs_and_words_without_tags(tmp_path):
         ("\n-DOCSTART- O\n", None, r"train\.txt has no sentences"),
     ],
 )  # fmt: skip
-def test_mistakes(tmp_path, train: str, dev: str | None, message: str):
+def test_invalid_files_are_reported(tmp_path, train: str, dev: str | None, message: str):
     paths: dict[str, Any] = {"train": write(tmp_path, "train.txt", train)}
     if dev is not None:
         paths["dev"] = write(tmp_path, "dev.txt", dev)
@@ -176,7 +176,7 @@ def test_mistakes(tmp_path, train: str, dev: str | None, message: str):
         read(Conll(**paths))
 
 
-def test_numbers_that_do_not_fit(tmp_path):
+def test_unequal_numbers_of_words_and_tags_are_reported(tmp_path):
     path = write(tmp_path, "train.txt", "a x B-X\nb x O\n")
     with pytest.raises(UserError, match=r"3 columns, but tag_column is 3"):
         read(Conll(train=path, tag_column=3))

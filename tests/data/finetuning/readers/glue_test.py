@@ -1,4 +1,4 @@
-"""GLUE from official files: official counts, the habits of its TSV, mistakes."""
+"""Tests reading GLUE's official files: official counts, peculiarities of its TSV, errors."""
 
 import gzip
 from collections import Counter
@@ -12,8 +12,8 @@ from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 
-# Rows of each split of GLUE that is in the shared data; where it lacks a split, so does the task.
-# QQP is another split than GLUE's, in its layout.
+# The number of examples of each GLUE split in the shared data, which lacks some splits.
+# QQP has GLUE's format, but another split.
 COUNTS: dict[GlueName, dict[str, int]] = {
     "cola": {"train": 8551, "dev": 1043, "test": 1063},
     "sst2": {"train": 67349, "dev": 872, "test": 1821},
@@ -26,7 +26,7 @@ COUNTS: dict[GlueName, dict[str, int]] = {
     "wnli": {"train": 635, "dev": 71, "test": 146},
     "ax": {"test": 1104},
 }
-# How often class 1 occurs in dev (of MNLI all classes): published, or counted with awk.
+# The number of dev examples of class 1 (for MNLI of all classes): published, or counted with awk.
 DEV_LABELS: dict[GlueName, dict[str, int]] = {
     "cola": {"unacceptable": 322, "acceptable": 721},
     "sst2": {"negative": 428, "positive": 444},
@@ -40,7 +40,7 @@ DEV_LABELS: dict[GlueName, dict[str, int]] = {
 
 
 def read(config: TaskConfig) -> Any:
-    """The task; not typed, as its examples are of many types."""
+    """Reads a task; untyped, because its examples have many types."""
     return load_task(config)
 
 
@@ -83,8 +83,8 @@ def test_every_task_has_its_official_metric_and_classes():
     assert set(COUNTS) == set(GLUE_TASKS)
 
 
-def test_cells_are_text_as_it_stands(glue: Path):
-    """A quote at the beginning of a cell, which csv would read on from to the next quote."""
+def test_cells_are_literal_text(glue: Path):
+    """Tests a quote at the start of a cell, where csv would read up to the next quote."""
     dev = read(Glue(task="mrpc", folder=str(glue))).splits["dev"]
     assert dev[0].text_pair == (
         '" The foodservice pie business does not fit our long-term growth strategy .'
@@ -93,8 +93,8 @@ def test_cells_are_text_as_it_stands(glue: Path):
     assert scores[0] == 5.0 and min(scores) >= 0 and max(scores) <= 5
 
 
-def test_habits_of_files(tmp_path):
-    """A byte-order mark, CRLF, no newline at the end, gzip, and U+2028 within a line."""
+def test_byte_order_mark_line_ends_and_gzip(tmp_path):
+    """Tests a byte-order mark, CRLF, a missing last newline, gzip, and U+2028 within a line."""
     rows = '﻿sentence\tlabel\r\n"quoted\t1\r\na\u2028b \x85 c\t0'
     folder = write(tmp_path, "SST-2/train.tsv.gz", gzip.compress(rows.encode()))
     task = read(Glue(task="sst2", folder=folder))
@@ -103,7 +103,7 @@ def test_habits_of_files(tmp_path):
     assert list(task.splits) == ["train"]
 
 
-def test_a_test_set_has_labels_or_has_none(tmp_path):
+def test_test_set_is_labeled_or_unlabeled(tmp_path):
     folder = write(tmp_path, "CoLA/test.tsv", "index\tsentence\n0\tone\n")
     assert read(Glue(task="cola", folder=folder)).splits["test"][0].label is None
     folder = write(
@@ -112,7 +112,7 @@ def test_a_test_set_has_labels_or_has_none(tmp_path):
     assert read(Glue(task="rte", folder=folder)).splits["test"][0].label == "entailment"
 
 
-def test_broken_lines_of_qqp_are_left_out_with_a_count(tmp_path):
+def test_invalid_lines_of_qqp_are_skipped_and_counted(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
     text = header + "0\t1\t2\tone?\ttwo?\t0\n1\t1\t2\tcut\nhere?\n2\t1\t2\t\ttwo?\t1\n"
     task = read(Glue(task="qqp", folder=write(tmp_path, "QQP/train.tsv", text)))
@@ -137,13 +137,13 @@ def test_broken_lines_of_qqp_are_left_out_with_a_count(tmp_path):
         ("rte.tsv", "", r"has no file of rte; expected RTE/train\.tsv, RTE/dev\.tsv, RTE/test"),
     ],
 )  # fmt: skip
-def test_mistakes_in_files(tmp_path, name: str, text: str, message: str):
+def test_invalid_files_are_reported(tmp_path, name: str, text: str, message: str):
     folder = write(tmp_path, name, text)
     with pytest.raises(UserError, match=message):
         read(Glue(task="rte", folder=folder))
 
 
-def test_a_score_that_is_no_number(tmp_path):
+def test_invalid_score_is_reported(tmp_path):
     header = "sentence1\tsentence2\tscore\n"
     folder = write(tmp_path, "STS-B/train.tsv", header + "a\tb\t2.5\na\tb\tmuch\n")
     with pytest.raises(
@@ -152,7 +152,7 @@ def test_a_score_that_is_no_number(tmp_path):
         read(Glue(task="stsb", folder=folder))
 
 
-def test_configs_are_checked():
+def test_invalid_configs_are_rejected():
     with pytest.raises(ConfigError, match=r"Glue\.task is 'rtee'; expected one of cola"):
         Glue(task="rtee")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="does not exist; expected the GLUE folder with RTE/"):

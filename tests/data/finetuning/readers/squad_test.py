@@ -1,4 +1,4 @@
-"""SQuAD's JSON: official counts, answers that are not at their offset, mistakes."""
+"""Tests reading SQuAD's JSON: official counts, answers not at their offset, errors."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ CONTEXT = "The tower is 300 metres tall. It stands in Paris, and Paris is in Fra
 
 
 def read(config: TaskConfig) -> Any:
-    """The task; not typed, as its examples are of many types."""
+    """Reads a task; untyped, because its examples have many types."""
     return load_task(config)
 
 
@@ -36,7 +36,7 @@ def only(path: str, **settings) -> QuestionExample:
     return example
 
 
-def test_shared_files_have_their_counts(shared):
+def test_official_counts(shared):
     folder = shared / "squad"
     task = read(
         Squad(
@@ -70,7 +70,7 @@ def test_other_files_in_the_format(shared, name, count):
     assert len(task.splits["train"]) == count
 
 
-def test_an_answer_is_found_again_nearby(tmp_path):
+def test_answer_near_its_offset_is_found(tmp_path):
     path = write(tmp_path, "train.json", answers(("Paris", 41)))
     assert only(path).answers == (Answer(text="Paris", start=43),)
     later = write(tmp_path, "later.json", answers(("Paris", 52)))
@@ -84,13 +84,13 @@ def test_an_answer_is_found_again_nearby(tmp_path):
         read(Squad(train=path, strict=True))
 
 
-def test_an_answer_that_is_not_in_the_context(tmp_path):
-    """Train leaves the question out; elsewhere predictions are still scored against the answer."""
+def test_answer_that_is_not_in_the_context(tmp_path):
+    """Tests that train skips the question, and that other splits keep it for scores."""
     questions = [answers(("Rome", 3)), answers(("Rome", 3), ("Paris", 43))]
     path = write(tmp_path, "a.json", *questions)
     task = read(Squad(train=path, dev=path))
-    (kept,) = task.splits["train"]
-    assert (kept.id, kept.answers) == ("1", (Answer(text="Paris", start=43),))
+    (remaining,) = task.splits["train"]
+    assert (remaining.id, remaining.answers) == ("1", (Answer(text="Paris", start=43),))
     assert [e.answers[0] for e in task.splits["dev"]] == [Answer(text="Rome", start=-1)] * 2
     assert task.notes == (
         f"{path}: 2 answers are not in their context.",
@@ -112,7 +112,7 @@ def test_questions_without_answers(tmp_path):
         read(Squad(dev=bare))
 
 
-def test_mistakes(tmp_path):
+def test_invalid_files_are_reported(tmp_path):
     path = write(tmp_path, "a.json", {"id": "x", **answers(("Paris", 43))},
                  {"id": "x", **answers(("Paris", 43))})  # fmt: skip
     with pytest.raises(UserError, match=r"2 questions have the id 'x'"):
