@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # imports `errors` and other configs only (test_configs_import_errors_and_other_configs_only), so
 # everything may import it.
 LAYERS: tuple[set[str], ...] = (
-    {"errors", "legacy_names"},
+    {"errors", "legacy_names", "log_handler"},
     {"atomic_io", "config_lib", "batch", "params", "hardware", "__init__"},
     {"functional", "recipes", "text", "runs"},
     {"models", "objectives", "data", "parallel", "distributed", "checkpoints", "interop"},
@@ -90,6 +90,26 @@ MAY_USE = {
     "torch": {"interop/torch_file.py"},
     "transformers": set(),
     "pickle": set(),
+}
+# What may call `print`; everything else logs (bert_jax/log_handler.py).
+PRINTS_TO_STDOUT = {
+    "bert_jax/cli/",  # the results of the verbs
+    "bert_jax/data/corpus/beam.py",  # a command of its own
+    "bert_jax/quickstart/stages.py",  # the summary
+    "tpu/launcher/cloud/gcloud.py",  # the commands of a dry run
+    "tpu/launcher/commands_inspect.py",
+    "tpu/launcher/commands_launch.py",
+    "tpu/worker/agent.py",  # runs on hosts, with the standard library only
+    "tpu/worker/devices.py",
+}
+PRINTS_TO_STDERR = {
+    "bert_jax/log_handler.py",  # the handler
+    "bert_jax/cli/__init__.py",  # the line `error: ...`
+    "bert_jax/data/corpus/beam.py",
+    "bert_jax/train/watchdog.py",  # a thread that hangs may hold the lock of a handler
+    "tpu/launcher/cli.py",
+    "tpu/launcher/runs/cost.py",  # a question that the user answers on the same line
+    "tpu/worker/agent.py",
 }
 # Imports the modules of a family from the package of its config class.
 FAMILIES = {"models/encoder.py"}
@@ -238,6 +258,29 @@ def test_no_string_is_run_as_code():
             ):
                 wrong.append(f"{name_of(file)}:{node.lineno} calls {called}")
     assert not wrong
+
+
+def test_only_listed_modules_print():
+    printing: dict[bool, set[str]] = {False: set(), True: set()}
+    wrong = []
+    for file in sorted([*FILES, *ROOT.glob("tpu/**/*.py"), *ROOT.glob("configs/**/*.py")]):
+        name = file.relative_to(ROOT).as_posix()
+        for node in ast.walk(parse(file)):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            if called not in ("print", "sys.stdout.write", "sys.stderr.write", "tqdm.write"):
+                continue
+            is_error = called == "sys.stderr.write" or "sys.stderr" in map(
+                ast.unparse, (keyword.value for keyword in node.keywords)
+            )
+            listed = PRINTS_TO_STDERR if is_error else PRINTS_TO_STDOUT
+            entries = {entry for entry in listed if name.startswith(entry)}
+            printing[is_error] |= entries
+            if not entries:
+                wrong.append(f"{name}:{node.lineno} calls {called}; expected logging")
+    assert not wrong
+    assert printing == {False: PRINTS_TO_STDOUT, True: PRINTS_TO_STDERR}, "remove stale entries"
 
 
 def test_files_and_functions_are_small():

@@ -82,10 +82,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.fixture(autouse=True)
 def log_to_caplog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes the log handler of the command line, so that `caplog` captures all messages."""
-    package_logger = logging.getLogger("bert_jax")
-    monkeypatch.setattr(package_logger, "propagate", True)
-    monkeypatch.setattr(package_logger, "handlers", [])
+    """Removes the log handlers of the command lines, so that `caplog` captures all messages."""
+    for package in ("bert_jax", "tpu"):
+        package_logger = logging.getLogger(package)
+        monkeypatch.setattr(package_logger, "propagate", True)
+        monkeypatch.setattr(package_logger, "handlers", [])
 
 
 @pytest.fixture(scope="session")

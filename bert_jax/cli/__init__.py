@@ -10,7 +10,6 @@ when training hung; 76 when the processes of a run could not connect to each oth
 
 import argparse
 import io
-import logging
 import os
 import signal
 import sys
@@ -44,6 +43,7 @@ from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
 from bert_jax.cli.arguments.renamed import renamed_message
 from bert_jax.cli.shipped import recipes, tpu
 from bert_jax.errors import UserError
+from bert_jax.log_handler import set_up_logging
 
 VERBS: dict[str, Any] = {
     "quickstart": quickstart,
@@ -132,23 +132,6 @@ class _ClosedOutput(io.TextIOBase):
 
     def write(self, text: str) -> int:
         raise UserError("standard output is closed; redirect it to a file, or use --output")
-
-
-class _StderrHandler(logging.Handler):
-    """Writes each log record to `sys.stderr` as it is at that moment; tests replace it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)
-
-
-def set_up_logging() -> None:
-    """Shows the log messages of bert_jax from level INFO on stderr, one line each."""
-    package_logger = logging.getLogger("bert_jax")
-    package_logger.setLevel(logging.INFO)
-    # Libraries may add a handler to the root logger, which would show each line a second time.
-    package_logger.propagate = False
-    if not any(isinstance(handler, _StderrHandler) for handler in package_logger.handlers):
-        package_logger.addHandler(_StderrHandler())
 
 
 def build_parser() -> argparse.ArgumentParser:

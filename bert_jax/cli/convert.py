@@ -1,8 +1,10 @@
 """Runs `bert-jax convert`: converts a TF1 or Hugging Face checkpoint to model.safetensors."""
 
 import argparse
-import sys
+import logging
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 HELP = "convert a Google TF1 or Hugging Face BERT to model.safetensors"
 
@@ -31,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     model = load_model_or_tf1(args.source)
     export(model, Path(args.output))
     if model.missing:
-        print(f"{args.source} has no {', no '.join(model.missing)}", file=sys.stderr)
+        logger.warning("%s has no %s", args.source, ", no ".join(model.missing))
     if model.tokenizer is None:
-        print(f"{args.source} has no vocabulary files", file=sys.stderr)
-    print(f"converted {args.source} to {args.output}", file=sys.stderr)
+        logger.warning("%s has no vocabulary files", args.source)
+    logger.info("converted %s to %s", args.source, args.output)
     return 0

@@ -1,8 +1,10 @@
 """Runs `bert-jax export`: writes a trained model as a Hugging Face folder and verifies it."""
 
 import argparse
-import sys
+import logging
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 HELP = "write the model of a run as a folder that Hugging Face opens"
 
@@ -34,9 +36,11 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args.run_folder, args.task)
     difference = export(model, Path(args.output))
     step = f"step {model.run.step} of " if model.run else ""
-    print(
-        f"exported {step}{args.run_folder} to {args.output}; read back, its hidden states differ "
-        f"by at most {difference:.1e}",
-        file=sys.stderr,
+    logger.info(
+        "exported %s%s to %s; read back, its hidden states differ by at most %.1e",
+        step,
+        args.run_folder,
+        args.output,
+        difference,
     )
     return 0

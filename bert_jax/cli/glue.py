@@ -1,7 +1,7 @@
 """Runs `bert-jax glue`: fine-tunes on all GLUE tasks over several seeds and writes a table."""
 
 import argparse
-import sys
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,8 @@ from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
     from bert_jax.studies.job_shards import JobShard
+
+logger = logging.getLogger(__name__)
 
 HELP = "fine-tune and evaluate a model on all tasks of GLUE, over several seeds"
 
@@ -167,11 +169,11 @@ def run(args: argparse.Namespace) -> int:
         }
         runner.write_or_check_settings(fixed_settings)
         for task, reason in benchmark.skipped.items():
-            _log(f"{task} skipped: {reason}")
+            logger.info("%s skipped: %s", task, reason)
         try:
             failed = benchmark.run(runner)
         except Interrupted:
-            _log("stopped; run the same command to resume")
+            logger.info("stopped; run the same command to resume")
             return EXIT_PREEMPTED
         if shard is None:
             results = benchmark.results(failed)
@@ -181,9 +183,9 @@ def run(args: argparse.Namespace) -> int:
             file = output / leaderboard.FILE
             file_errors = leaderboard.write_submission(file, benchmark.best_run, args.glue_dir)
             for name, reason in file_errors.items():
-                _log(f"{file}: {name} {reason}")
+                logger.warning("%s: %s %s", file, name, reason)
     for job, reason in failed.items():
-        _log(f"{job} failed: {reason}")
+        logger.error("%s failed: %s", job, reason)
     return EXIT_USER_ERROR if failed else EXIT_DONE
 
 
@@ -201,7 +203,3 @@ def _parse_shard(args: argparse.Namespace) -> "JobShard | None":
             f"{args.output}/mnli/seed-{args.seeds[0]} and another --output"
         )
     return JobShard(index=args.shard, count=args.num_shards)
-
-
-def _log(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """Runs `bert-jax data inspect`: prints statistics and tokenized examples of a task."""
 
 import argparse
-import sys
+import logging
 from typing import TYPE_CHECKING
 
 from bert_jax.cli.arguments.task import TASKS_HELP, add_task_arguments, task_config
@@ -9,6 +9,8 @@ from bert_jax.cli.arguments.task import TASKS_HELP, add_task_arguments, task_con
 if TYPE_CHECKING:
     from bert_jax.data.finetuning.example import Task
     from bert_jax.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 HELP = "inspect the data of a task: tokens, label balance, truncation, overlap of splits"
 
@@ -62,10 +64,11 @@ def run(args: argparse.Namespace) -> None:
         print(_split_summary(task, split, tokenizer, args.max_length))
     for split in task.splits:
         if split != "train" and (count := count_overlap(task, split)):
-            print(
-                f"warning: {count:,} of {len(task.splits[split]):,} examples of {split} have a "
-                "text that also occurs in train",
-                file=sys.stderr,
+            logger.warning(
+                "warning: %s of %s examples of %s have a text that also occurs in train",
+                f"{count:,}",
+                f"{len(task.splits[split]):,}",
+                split,
             )
     _print_examples(task, next(iter(task.splits)), tokenizer, args)
 

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-import sys
+import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from bert_jax.experiment import Experiment
     from bert_jax.plan.estimate import RunPlan
     from bert_jax.plan.xla.compile_report import CompiledEstimate
+
+logger = logging.getLogger(__name__)
 
 HELP = "estimate memory, hours and cost of a run on a TPU slice, without data or a TPU"
 
@@ -169,10 +171,10 @@ def _compile_plans(plans: Sequence["RunPlan"]) -> dict[str, list["CompiledEstima
     for plan in plans:
         for index, phase in enumerate(plan.phases):
             label = f"{plan.tpu_slice.name}, length {phase.inputs.phase.seq_length}"
-            _log(f"compiling for {label}; this takes minutes ...")
+            logger.info("compiling for %s; this takes minutes ...", label)
             start = time.monotonic()
             compiled_phase = compile_phase(plan.experiment, phase.inputs, index, plan.tpu_slice)
-            _log(f"compiled for {label} in {time.monotonic() - start:.0f} s")
+            logger.info("compiled for %s in %.0f s", label, time.monotonic() - start)
             by_slice.setdefault(plan.tpu_slice.name, []).append(compiled_phase)
     return by_slice
 
@@ -185,9 +187,9 @@ def _find_largest_batches(plans: Sequence["RunPlan"]) -> dict[str, list[int]]:
     for plan in plans:
         for index, phase in enumerate(plan.phases):
             label = f"{plan.tpu_slice.name}, length {phase.inputs.phase.seq_length}"
-            _log(f"{label}: searching for the largest batch ...")
+            logger.info("%s: searching for the largest batch ...", label)
             batch_size = largest_batch(
-                plan.experiment, phase.inputs, index, plan.tpu_slice, plan.usable_bytes, log=_log
+                plan.experiment, phase.inputs, index, plan.tpu_slice, plan.usable_bytes
             )
             by_slice.setdefault(plan.tpu_slice.name, []).append(batch_size)
     return by_slice
@@ -201,10 +203,6 @@ def _fits(plan: "RunPlan", compiled: dict[str, list["CompiledEstimate"]]) -> boo
         if by_slice is None
         else all(compiled_phase.fits(plan.usable_bytes) for compiled_phase in by_slice)
     )
-
-
-def _log(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 def _resolve_slices(names: Sequence[str]) -> list[Slice]:

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from bert_jax.errors import ConfigError
 if TYPE_CHECKING:
     from bert_jax.predict.predictor import Predictor
     from bert_jax.tasks.base import ModelInput
+
+logger = logging.getLogger(__name__)
 
 HELP = "predict labels, values, entities, answers or choices with a fine-tuned model"
 
@@ -163,10 +166,11 @@ def run(args: argparse.Namespace) -> None:
                 stream.write(json.dumps(prediction, ensure_ascii=False) + "\n")
             stream.flush()
     if predictor.num_truncated:
-        print(
-            f"{predictor.num_truncated:,} of the inputs are longer than {predictor.max_length} "
-            "tokens and were truncated; see --truncation and --max-length",
-            file=sys.stderr,
+        logger.warning(
+            "%s of the inputs are longer than %d tokens and were truncated; see --truncation and "
+            "--max-length",
+            f"{predictor.num_truncated:,}",
+            predictor.max_length,
         )
 
 

@@ -2,10 +2,13 @@
 
 import argparse
 import dataclasses
+import logging
 import sys
 from pathlib import Path
 
 from bert_jax.cli.arguments.recipe import add_recipe_arguments, load_experiment
+
+logger = logging.getLogger(__name__)
 
 HELP = "train a recipe on several simulated hosts on this machine, and kill some of them"
 
@@ -98,8 +101,10 @@ def run(args: argparse.Namespace) -> int:
         steps=train_config.steps,
     )
     if log_every != train_config.logging.log_every:
-        message = f"train.logging.log_every={log_every}, so that the steps of --kill are logged"
-        print(f"[pod] {message}", file=sys.stderr)
+        logger.info(
+            "[simulator] train.logging.log_every=%d, so that the steps of --kill are logged",
+            log_every,
+        )
     with Supervisor(scenario) as supervisor:
         outcome = supervisor.run()
     if disagreements(outcome) and outcome.exit_code == 0:

@@ -1,12 +1,14 @@
 """Runs `bert-jax sweep`: searches over hyperparameters of a fine-tuning run."""
 
 import argparse
-import sys
+import logging
 from pathlib import Path
 from typing import Any
 
 from bert_jax.cli.arguments.task import add_task_arguments, task_command, task_config
 from bert_jax.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 HELP = "search over hyperparameters of a fine-tuning run, in a grid or at random"
 
@@ -119,14 +121,14 @@ def run(args: argparse.Namespace) -> int:
         try:
             failed = runner.run([job for trial in trials for job in trial.jobs()])
         except Interrupted:
-            _log("stopped; run the same command to resume")
+            logger.info("stopped; run the same command to resume")
             return EXIT_PREEMPTED
         study_config = {**fixed_settings, "search": sweep.search_json(search), "seeds": args.seeds}
         results = sweep.collect_results(output, trials, task.metrics, study_config, failed)
         write_json(output / "results.json", results)
         print(sweep.write_table(output, results).markdown(), end="")
     for job, reason in failed.items():
-        _log(f"{job} failed: {reason}")
+        logger.error("%s failed: %s", job, reason)
     return EXIT_USER_ERROR if failed else EXIT_DONE
 
 
@@ -175,7 +177,3 @@ def _epochs(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ConfigError(f"epochs is {value!r}, expected a number above 0")
     return float(value)
-
-
-def _log(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """Runs the stages of the quickstart and prints a summary; finished stages are not repeated."""
 
 import json
-import sys
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from bert_jax.errors import UserError
 from bert_jax.quickstart.docstring_corpus import write_docstring_corpus
 from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.learn import train_tokenizer_from_files
+
+logger = logging.getLogger(__name__)
 
 STAGES_FILE, SUMMARY_FILE = "stages.json", "summary.txt"
 VOCAB_SIZE = 8192
@@ -58,7 +60,7 @@ def run_stages(folder: Path, *, recipe: str, steps: int | None, seed: int) -> in
     for number, stage in enumerate(stages, start=1):
         skipped = stage.name in progress["seconds"]
         status = "already done" if skipped else f"-> {stage.output}"
-        print(f"[{number}/{len(stages)}] {stage.name} {status}", file=sys.stderr, flush=True)
+        logger.info("[%d/%d] %s %s", number, len(stages), stage.name, status)
         if skipped:
             continue
         start = time.monotonic()

@@ -7,9 +7,8 @@ anything else                                would fail again: give up
 """
 
 import contextlib
+import logging
 import signal
-import sys
-import threading
 import time
 from dataclasses import dataclass
 from types import FrameType, TracebackType
@@ -30,6 +29,8 @@ from bert_jax.train.preemption import (
     signal_handlers,
 )
 
+logger = logging.getLogger(__name__)
+
 MAX_ATTEMPTS_WITHOUT_PROGRESS = 3
 """The supervisor gives up after this many attempts in a row without a newer checkpoint."""
 
@@ -45,7 +46,7 @@ class Outcome:
 class Supervisor:
     """Runs a scenario as a context manager that forwards SIGTERM and Ctrl-C to all hosts.
 
-    A second Ctrl-C kills them. The output of hosts goes to stderr, prefixed with their numbers.
+    A second Ctrl-C kills them. The output of the hosts is logged, prefixed with their numbers.
     """
 
     def __init__(self, scenario: Scenario):
@@ -53,7 +54,6 @@ class Supervisor:
         self._stack = contextlib.ExitStack()
         self._pending_signals: list[signal.Signals] = []
         self._stop_requested = False
-        self._print_lock = threading.Lock()
         self._start_time = time.monotonic()
 
     def __enter__(self) -> "Supervisor":
@@ -111,14 +111,11 @@ class Supervisor:
         return self._pending_signals.pop() if self._pending_signals else None
 
     def _on_line(self, host: int, line: str) -> None:
-        self._print(f"[host {host}] {line}")
+        logger.info("[host %d] %s", host, line)
 
     def _log(self, line: str) -> None:
-        self._print(f"[simulator {format_duration(time.monotonic() - self._start_time)}] {line}")
-
-    def _print(self, line: str) -> None:
-        with self._print_lock:
-            print(line, file=sys.stderr, flush=True)
+        elapsed = format_duration(time.monotonic() - self._start_time)
+        logger.info("[simulator %s] %s", elapsed, line)
 
 
 def describe_exit_codes(attempt: Attempt) -> str:

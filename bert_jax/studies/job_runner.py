@@ -15,6 +15,7 @@ A finished job is not run again. A job that was interrupted or killed resumes fr
 import contextlib
 import fcntl
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -35,6 +36,8 @@ from bert_jax.runs.progress import format_duration
 from bert_jax.studies import job_shards
 from bert_jax.studies.job_shards import JobShard
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, signal_handlers
+
+logger = logging.getLogger(__name__)
 
 SETTINGS_FILE, LOG_FILE, FINISHED_FILE = "settings.json", "log.txt", "finished.json"
 FINETUNE_COMMAND = (sys.executable, "-m", "bert_jax", "finetune")
@@ -145,11 +148,12 @@ class JobRunner:
         if self._shard is not None:
             all_jobs, jobs = jobs, self._shard.select_jobs(jobs)
             self._shard.write_manifest(self._folder, jobs)
-            _log(f"{self._shard}: {len(jobs)} of {len(all_jobs)} runs")
+            logger.info("%s: %d of %d runs", self._shard, len(jobs), len(all_jobs))
         failed: dict[str, str] = {}
         pending = [job for job in jobs if not is_finished(self._folder, job)]
         if len(pending) < len(jobs):
-            _log(f"{len(jobs) - len(pending)} of {len(jobs)} runs are already finished")
+            num_finished = len(jobs) - len(pending)
+            logger.info("%d of %d runs are already finished", num_finished, len(jobs))
         total, start_time, done_cost = sum(job.cost for job in pending), time.monotonic(), 0.0
         bar_format = "{desc} {percentage:3.0f}%|{bar}| {elapsed} elapsed, {remaining} left"
         with tqdm(total=total, bar_format=bar_format, disable=None) as bar:
@@ -167,9 +171,14 @@ class JobRunner:
                     else ""
                 )
                 status = "finished" if reason is None else f"FAILED: {reason}"
-                _log(
-                    f"[{number}/{len(pending)}] {job.name} {status} "
-                    f"({format_duration(elapsed)} elapsed{remaining})"
+                logger.info(
+                    "[%d/%d] %s %s (%s elapsed%s)",
+                    number,
+                    len(pending),
+                    job.name,
+                    status,
+                    format_duration(elapsed),
+                    remaining,
                 )
         return failed
 
@@ -213,7 +222,7 @@ class JobRunner:
         while not self._stop_requested and _is_locked(run / run_folder.LOCK):
             if not announced:
                 owner = (run / run_folder.LOCK).read_text(encoding="utf-8").strip()
-                _log(f"{run}: waiting for {owner}, which is still training there")
+                logger.info("%s: waiting for %s, which is still training there", run, owner)
             announced = True
             time.sleep(_POLL_SECONDS)
 
@@ -245,10 +254,6 @@ def progress_fraction(run: Path) -> float:
 
 def _advance(bar: tqdm, done: float) -> None:
     bar.update(max(0.0, done - bar.n))
-
-
-def _log(line: str) -> None:
-    tqdm.write(line, file=sys.stderr)
 
 
 def _failure_reason(run: Path, exit_code: int) -> str:

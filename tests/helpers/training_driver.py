@@ -49,8 +49,8 @@ def main() -> int:
     parser.add_argument("--hang-at", type=int)
     args = parser.parse_args()
 
-    from bert_jax.cli import set_up_logging
     from bert_jax.distributed.processes import config_from_environment, initialize
+    from bert_jax.log_handler import set_up_logging
 
     set_up_logging()
     initialize(config_from_environment())

@@ -3,6 +3,7 @@
 Covers bert_jax/simulate/supervisor.py and bert_jax/simulate/summary.py.
 """
 
+import logging
 import signal
 from pathlib import Path
 
@@ -64,8 +65,10 @@ def outcome(monkeypatch, capsys):
     return get
 
 
-def test_restart_after_all_hosts_saved(outcome):
+def test_restart_after_all_hosts_saved(outcome, caplog):
+    caplog.set_level(logging.INFO)
     assert outcome(SAVED, DONE).exit_code == 0
+    assert "[simulator 0s] attempt 2 ended: exit code 0 on hosts 0, 1, 2" in caplog.messages
     assert len(outcome(SAVED, SAVED, DONE).attempts) == 3
 
 

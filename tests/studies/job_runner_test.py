@@ -1,5 +1,6 @@
 """Runs jobs once each in their own processes, with interrupted, killed, and failed ones."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -77,16 +78,16 @@ def await_line(output: Path, line: str) -> None:
     raise AssertionError(f"{line!r} is not in {journal(output)}")
 
 
-def test_each_job_runs_once_in_order(tmp_path, command, capfd):
+def test_each_job_runs_once_in_order(tmp_path, command, caplog):
+    caplog.set_level(logging.INFO)
     output, jobs = tmp_path / "output", make_jobs(b="go", a="go")
     assert run(output, command, jobs[:1]) == {}
     assert run(output, command, jobs) == {}
     assert journal(output) == ["b begins", "b ends", "a begins", "a ends"]
     assert all(is_finished(output, job) for job in jobs)
     assert not is_finished(output, Job(name="a", arguments=("other",)))
-    output_text = capfd.readouterr().err
-    assert "1 of 2 runs are already finished" in output_text
-    assert "[1/1] a finished" in output_text
+    assert "1 of 2 runs are already finished" in caplog.text
+    assert "[1/1] a finished" in caplog.text
 
 
 def test_failed_jobs_are_reported_and_retried(tmp_path, command):
@@ -123,7 +124,8 @@ def test_signal_is_forwarded_and_same_command_resumes(tmp_path, command, number)
     assert journal(output)[4:] == ["two begins", "two ends", "three begins", "three ends"]
 
 
-def test_waits_for_run_of_killed_command(tmp_path, command, capfd):
+def test_waits_for_run_of_killed_command(tmp_path, command, caplog):
+    caplog.set_level(logging.INFO)
     output = tmp_path / "output"
     code = (
         "import sys\nfrom pathlib import Path\nfrom bert_jax.studies.job_runner import *\n"
@@ -137,7 +139,7 @@ def test_waits_for_run_of_killed_command(tmp_path, command, capfd):
     assert run(output, command, make_jobs(one="slow")) == {}
     # The runs do not overlap: the second begins after the first has ended.
     assert journal(output) == ["one begins", "one ends"] * 2
-    assert "which is still training there" in capfd.readouterr().err
+    assert "which is still training there" in caplog.text
 
 
 def test_folder_lock_and_settings_check(tmp_path):

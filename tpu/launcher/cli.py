@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bert_jax.errors import UserError
+from bert_jax.log_handler import set_up_logging
 from tpu.launcher import commands_inspect, commands_launch
 from tpu.launcher import options as launcher_options
 from tpu.launcher.cloud.redaction import redact
@@ -86,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     launcher_argv, job_arguments = launcher_options.split_arguments(
         list(sys.argv[1:] if argv is None else argv)
     )
+    set_up_logging("tpu", with_time=True)
     try:
         options = launcher_options.parse_options(build_parser(), launcher_argv, job_arguments)
         _, function, _ = COMMANDS[options.command]

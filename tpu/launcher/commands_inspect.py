@@ -4,7 +4,7 @@ Each command takes a `CommandContext` and returns the exit code.
 """
 
 import json
-import sys
+import logging
 import time
 from dataclasses import asdict, replace
 from typing import Any
@@ -15,11 +15,13 @@ from tpu.launcher.command_context import CommandContext
 from tpu.launcher.commands_launch import load_run
 from tpu.launcher.restarts import actions, observe
 from tpu.launcher.restarts.loop_types import LoopState
-from tpu.launcher.restarts.restart_loop import describe_state, load_loop_state, log, save_loop_state
+from tpu.launcher.restarts.restart_loop import describe_state, load_loop_state, save_loop_state
 from tpu.launcher.runs import cost
 from tpu.launcher.runs.manifest import utc_timestamp
 from tpu.launcher.runs.run_context import RunContext
 from tpu.protocol import EXIT_DONE, EXIT_FAILED, describe_exit_code
+
+logger = logging.getLogger(__name__)
 
 TEARDOWN_TIMEOUT_SECONDS = 30 * 60
 _POLL_SECONDS = 10.0
@@ -94,9 +96,10 @@ def logs(context: CommandContext) -> int:
             break
         context.clock.sleep(_POLL_SECONDS)
     if not any(lines_shown.values()) and not context.runner.dry:
-        log(
-            f"attempt {attempt} has no logs yet; hosts copy them to the bucket every 30 s once "
-            "training has started"
+        logger.info(
+            "attempt %d has no logs yet; hosts copy them to the bucket every 30 s once training "
+            "has started",
+            attempt,
         )
     return EXIT_DONE
 
@@ -110,17 +113,18 @@ def stop(context: CommandContext) -> int:
     all_stopped = True
     for live in observe.list_slices(run, run.manifest.zones):
         if live.status in ("ready", "degraded"):
-            log(f"asking the trainers of attempt {live.attempt} to save")
+            logger.info("asking the trainers of attempt %d to save", live.attempt)
             failure = actions.run_agent(run, live, "stop")
             if failure is not None:
-                log(failure.message)
+                logger.warning("%s", failure.message)
                 all_stopped = False
     if all_stopped and not keep_slice:
         return _delete_all_slices(context, run)
     price = run.usd_per_hour
     price_text = "" if price is None else f" at ${price:.2f} an hour"
     warning = "" if all_stopped else "not all trainers have confirmed the save; run `stop` again; "
-    log(f"{warning}the slice is kept{price_text}; `{run.command_line('down')}` deletes it")
+    delete_command = run.command_line("down")
+    logger.info("%sthe slice is kept%s; `%s` deletes it", warning, price_text, delete_command)
     return EXIT_DONE if all_stopped else EXIT_FAILED
 
 
@@ -154,10 +158,10 @@ def _delete_all_slices(context: CommandContext, run: RunContext) -> int:
                 "command again"
             )
         clock.sleep(_POLL_SECONDS)
-    print(
+    logger.info(
         "no slice of this run is left, so nothing is billed by the hour; its folder in the bucket "
-        f"is kept: {run.folder.url}",
-        file=sys.stderr,
+        "is kept: %s",
+        run.folder.url,
     )
     state, now = load_loop_state(run, clock.time()), clock.time()
     if state.is_billed:
@@ -170,9 +174,9 @@ def _delete_all_slices(context: CommandContext, run: RunContext) -> int:
 
 
 def _delete_slice(run: RunContext, live: LiveSlice) -> None:
-    log(f"deleting the slice of attempt {live.attempt} in {live.zone} ({live.detail})")
+    logger.info("deleting the slice of attempt %d in %s (%s)", live.attempt, live.zone, live.detail)
     for error in actions.delete_slice(run, live.attempt, live.zone, live.resources):
-        log(error)
+        logger.warning("%s", error)
 
 
 def _delete_leftovers(run: RunContext, state: LoopState) -> None:
@@ -180,7 +184,7 @@ def _delete_leftovers(run: RunContext, state: LoopState) -> None:
     zone = state.zone or run.manifest.zones[0]
     for attempt in range(max(0, state.attempt - 1), state.attempt + 1):
         for error in actions.delete_slice(run, attempt, zone, frozenset()):
-            log(error)
+            logger.warning("%s", error)
 
 
 def _host_status_lines(reports: list[dict[str, Any]]) -> list[str]:

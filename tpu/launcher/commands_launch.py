@@ -3,8 +3,8 @@
 Each command takes a `CommandContext` and returns the exit code.
 """
 
+import logging
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,11 +25,13 @@ from tpu.launcher.cloud.regions import choose_zones
 from tpu.launcher.command_context import CommandContext
 from tpu.launcher.restarts import actions, observe
 from tpu.launcher.restarts.lease import Lease
-from tpu.launcher.restarts.restart_loop import RestartLoop, load_loop_state, log, make_limits
+from tpu.launcher.restarts.restart_loop import RestartLoop, load_loop_state, make_limits
 from tpu.launcher.runs import cost, manifest
 from tpu.launcher.runs.bundle import Bundle, pack
 from tpu.launcher.runs.run_context import RunContext, make_run_context
 from tpu.protocol import EXIT_DONE, EXIT_FAILED, EXIT_PREFLIGHT
+
+logger = logging.getLogger(__name__)
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 _INTERRUPTED = 130
@@ -45,7 +47,7 @@ def plan_run(context: CommandContext) -> tuple[RunContext, Bundle]:
     job_arguments = flag_values.validate_job_arguments(options.job_arguments)
     if not options.run_id:
         options = replace(options, run_id=flag_values.default_run_id(job_arguments))
-        log(f"run id: {options.run_id} (pass --run-id to choose one)")
+        logger.info("run id: %s (pass --run-id to choose one)", options.run_id)
     folder = flag_values.parse_run_folder(options)
     slice_type = find_slice(flag_values.validate_launch_flags(options))
     backend = resolve_backend(options.backend, slice_type)
@@ -151,7 +153,7 @@ def sync(context: CommandContext) -> int:
     live = ready_slice(run)
     if live is not None:
         return _exit_code_of(actions.fetch_code(run, live))
-    log("no slice is ready yet; its hosts will fetch the code once there is one")
+    logger.info("no slice is ready yet; its hosts will fetch the code once there is one")
     return EXIT_DONE
 
 
@@ -170,7 +172,7 @@ def preflight(context: CommandContext) -> int:
     missing = set(range(run.manifest.slice_type.hosts)) - {each["host"] for each in reports}
     if missing and not context.runner.dry:
         hosts = ", ".join(f"host {i} ({live.addresses[i]})" for i in sorted(missing))
-        log(f"{hosts} did not report")
+        logger.warning("%s did not report", hosts)
         return _exit_code_of(failure) or EXIT_PREFLIGHT
     return _exit_code_of(failure)
 
@@ -180,7 +182,7 @@ def run_command(context: CommandContext) -> int:
     run = load_run(context)
     exit_code = _exit_code_of(actions.start_trainers(run, _require_slice(run)))
     if exit_code == EXIT_DONE:
-        log(f"started; `{run.command_line('babysit')}` restarts it when it is preempted")
+        logger.info("started; `%s` restarts it when it is preempted", run.command_line("babysit"))
     return exit_code
 
 
@@ -195,7 +197,7 @@ def upload_bundle(run: RunContext, bundle: Bundle) -> None:
     url = bucket_layout.bundle_url(run.bucket_url, bundle.sha)
     if run.bucket.list_names(url):
         return
-    log(f"uploading {len(bundle.files)} files of code, {len(bundle.data) / 2**20:.1f} MiB")
+    logger.info("uploading %d files of code, %.1f MiB", len(bundle.files), len(bundle.data) / 2**20)
     with tempfile.NamedTemporaryFile(suffix=".tar.gz") as file:
         file.write(bundle.data)
         file.flush()
@@ -226,7 +228,7 @@ def _dry_run_default(context: CommandContext, default: str, error: UserError) ->
     """Returns a default in a dry run, which works without a login and without a bucket."""
     if not context.options.dry_run:
         raise error
-    log(f"{str(error).splitlines()[0]}\n  the dry run continues with {default}")
+    logger.warning("%s\n  the dry run continues with %s", str(error).splitlines()[0], default)
     return default
 
 
@@ -236,7 +238,7 @@ def _launch(context: CommandContext, until: str) -> int:
     if not context.runner.dry:
         for check in checks:
             if check.level == "WARN":
-                print(check, file=sys.stderr)
+                logger.warning("%s", check)
         check_result.raise_on_failures(checks)
         zones = check_result.usable_zones(run.manifest.zones, checks)
         run = replace(run, manifest=replace(run.manifest, zones=zones))
@@ -265,7 +267,7 @@ def _run_restart_loop(
     except KeyboardInterrupt:
         price = run.usd_per_hour
         price_text = "" if price is None else f" and costs ${price:.2f} an hour"
-        log(
+        logger.warning(
             f"\nthe run is no longer managed, but it continues{price_text}:\n"
             f"  manage it again:  {run.command_line('babysit')}\n"
             f"  save and end it:  {run.command_line('stop')}"
@@ -289,7 +291,7 @@ def _require_slice(run: RunContext) -> LiveSlice:
 def _exit_code_of(failure: actions.ActionFailure | None) -> int:
     if failure is None:
         return EXIT_DONE
-    log(failure.message)
+    logger.error("%s", failure.message)
     return failure.exit_code
 
 
@@ -297,4 +299,4 @@ def _log_errors(action: Callable[[], None]) -> None:
     try:
         action()
     except (UserError, ConfigError) as error:
-        log(str(error))
+        logger.warning("%s", error)

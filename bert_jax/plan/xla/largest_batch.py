@@ -1,6 +1,7 @@
 """Finds the largest batch of a phase that fits on a slice, by bisection with the compiler."""
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from bert_jax.hardware.tpu_slices import Slice
 from bert_jax.plan.inputs import Inputs
 from bert_jax.plan.xla.compile_phase import compile_phase
 from bert_jax.plan.xla.compile_report import CompiledEstimate
+
+logger = logging.getLogger(__name__)
 
 _MAX_PER_DEVICE_BATCH_SIZE = 4096  # more than any BERT phase uses
 
@@ -20,13 +23,13 @@ def largest_batch(
     tpu_slice: Slice,
     usable_bytes: int,
     *,
-    log: Callable[[str], None],
     cache: Path | None = None,
     compile_fn: Callable[..., CompiledEstimate] = compile_phase,
 ) -> int:
     """Finds the largest global batch size that fits; 0 if not even one example per device does.
 
-    The batch size per device is doubled up to 4,096 until it does not fit, then bisected.
+    The batch size per device is doubled up to 4,096 until it does not fit, then bisected. Each
+    compilation takes minutes and is logged.
 
     Args:
       experiment: the run's config.
@@ -34,7 +37,6 @@ def largest_batch(
       phase_index: the phase's index in `train.phases`.
       tpu_slice: the slice to compile for.
       usable_bytes: the bytes of a device that a run may use.
-      log: called with a line for each compilation, which takes minutes.
       cache: the folder of cached results (default: `cache_folder()`).
       compile_fn: compiles a phase; tests replace it.
     """
@@ -53,9 +55,12 @@ def largest_batch(
             or f"{estimate.peak_bytes / 2**30:.2f} of {usable_bytes / 2**30:.2f} GiB"
         )
         result = "fits" if estimate.fits(usable_bytes) else "does not fit"
-        log(
-            f"batch size {per_device_batch_size * batch_size_multiple:,} "
-            f"({per_device_batch_size} per device) {result}: {reason}"
+        logger.info(
+            "batch size %s (%d per device) %s: %s",
+            f"{per_device_batch_size * batch_size_multiple:,}",
+            per_device_batch_size,
+            result,
+            reason,
         )
         return estimate.fits(usable_bytes)
 

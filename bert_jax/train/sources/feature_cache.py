@@ -12,8 +12,8 @@ deleted at any time: a run that resumes without it computes it again.
 """
 
 import hashlib
+import logging
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +34,8 @@ from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel.sharding import batch_sharding, put_batch, replicated
 from bert_jax.params import paths
 from bert_jax.runs.progress import LiveLine, format_duration
+
+logger = logging.getLogger(__name__)
 
 ENCODER_FEATURES = "encoder_states"
 _FINGERPRINT_FILE = "fingerprint"
@@ -188,11 +190,11 @@ def _prepare_folder(
             "shorter sequences, or ComputedFeatures as train.tuning.features"
         )
     num_sequences = sum(map(len, splits.values()))
-    print(
-        f"caching encoder features of {num_sequences:,} sequences: {needed_bytes / 1e6:,.1f} MB in "
-        f"{partial_folder.parent}",
-        file=sys.stderr,
-        flush=True,
+    logger.info(
+        "caching encoder features of %s sequences: %s MB in %s",
+        f"{num_sequences:,}",
+        f"{needed_bytes / 1e6:,.1f}",
+        partial_folder.parent,
     )
 
 

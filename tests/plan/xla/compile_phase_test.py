@@ -7,6 +7,7 @@ bert_jax/plan/xla/largest_batch.py.
 
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -172,7 +173,7 @@ GIB = 2**30
 
 @pytest.mark.parametrize("max_per_device", [0, 1, 7, 16, 100, 4096, 10_000])
 @pytest.mark.parametrize("limited_by", ["the compiler", "the margin"])
-def test_largest_batch_bisection(max_per_device, limited_by):
+def test_largest_batch_bisection(max_per_device, limited_by, caplog):
     experiment, inputs = planned()
     tpu_slice, tried_batch_sizes = find_slice("v4-32"), []
 
@@ -186,13 +187,14 @@ def test_largest_batch_bisection(max_per_device, limited_by):
             out_of_memory=None if batch_size <= 16 * max_per_device else "out of memory"
         )
 
-    log_lines: list[str] = []
     usable_bytes = 16 * max_per_device * GIB
-    found = largest_batch(
-        experiment, inputs[1], 1, tpu_slice, usable_bytes, log=log_lines.append, compile_fn=compiler
-    )
+    with caplog.at_level(logging.INFO):
+        found = largest_batch(
+            experiment, inputs[1], 1, tpu_slice, usable_bytes, compile_fn=compiler
+        )
     assert found == 16 * min(max_per_device, 4096)
-    assert len(tried_batch_sizes) == len(log_lines) <= 25 and max(tried_batch_sizes) <= 16 * 4096
+    assert len(tried_batch_sizes) == len(caplog.messages) <= 25
+    assert max(tried_batch_sizes) <= 16 * 4096
 
 
 def test_collective_seconds_over_links_of_corner_chip():

@@ -5,10 +5,10 @@ only the commands that read the project, the bucket's location and the run's man
 (`DryRunReader`). All other commands get the output of a simulated cloud (dry_run.py).
 """
 
+import logging
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +16,8 @@ from typing import Protocol
 from bert_jax.errors import UserError
 from tpu.launcher.cloud.error_catalog import ErrorKind, classify_error
 from tpu.launcher.cloud.redaction import redact, reject_secrets
+
+logger = logging.getLogger(__name__)
 
 READ_TIMEOUT_SECONDS = 120
 """The longest time that a command that only reads may take."""
@@ -83,7 +85,7 @@ class GcloudRunner:
         """
         reject_secrets(argv, self._environment, f"`{' '.join(argv[:5])} ...`")
         if self._verbose:
-            print(f"+ {shlex.join(argv)}", file=sys.stderr, flush=True)
+            logger.info("+ %s", shlex.join(argv))
         data = stdin.encode() if isinstance(stdin, str) else stdin
         try:
             completed = subprocess.run(

@@ -5,7 +5,7 @@ resumed on any machine.
 """
 
 import json
-import sys
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -28,6 +28,8 @@ from tpu.launcher.restarts.restart_policy import decide
 from tpu.launcher.runs import version_1
 from tpu.launcher.runs.run_context import RunContext, max_slice_hours
 from tpu.protocol import EXIT_DONE, EXIT_FAILED, EXIT_SAVED
+
+logger = logging.getLogger(__name__)
 
 TURN_SECONDS = 30.0
 FAST_TURN_SECONDS = 5.0  # after a turn with actions, and while slices are being deleted
@@ -107,7 +109,7 @@ class RestartLoop:
             keep_slice = stop_requested and observe.is_keep_slice_requested(run)
         except UserError as error:
             self._last_failure = failure  # `decide` handles it in the next turn that can observe
-            log(f"the cloud cannot be read at the moment, so nothing is changed: {error}")
+            logger.info("the cloud cannot be read at the moment, so nothing is changed: %s", error)
             return Observation(reachable=False)
         return Observation(
             slices=live_slices,
@@ -128,25 +130,29 @@ class RestartLoop:
     def _perform(self, action: Action) -> None:
         run = self._run
         if isinstance(action, CreateSlice):
-            log(f"requesting {run.manifest.slice} in {action.zone} (attempt {action.attempt})")
+            logger.info(
+                "requesting %s in %s (attempt %d)", run.manifest.slice, action.zone, action.attempt
+            )
             self._last_failure = actions.create_slice(run, action)
         elif isinstance(action, StartTrainers):
-            log(f"starting the trainers on {', '.join(action.live.addresses)}")
+            logger.info("starting the trainers on %s", ", ".join(action.live.addresses))
             self._last_failure = actions.start_trainers(run, action.live)
             if self._last_failure is None:
                 self._started_attempt = action.live.attempt
         elif isinstance(action, StopTrainers):
-            log("asking the trainers to save")
+            logger.info("asking the trainers to save")
             failure = actions.run_agent(run, action.live, "stop")
             if failure is not None:
-                log(f"not all hosts were reached: {failure.message}")
+                logger.warning("not all hosts were reached: %s", failure.message)
         elif isinstance(action, DeleteSlice):
             live = action.live
-            log(f"deleting the slice of attempt {live.attempt} in {live.zone} ({live.detail})")
+            logger.info(
+                "deleting the slice of attempt %d in %s (%s)", live.attempt, live.zone, live.detail
+            )
             for error_text in actions.delete_slice(run, live.attempt, live.zone, live.resources):
-                log(error_text)
+                logger.warning("%s", error_text)
         if self._last_failure is not None:
-            log(self._last_failure.message)
+            logger.warning("%s", self._last_failure.message)
 
     def _renew_lease(self) -> None:
         if (
@@ -157,13 +163,13 @@ class RestartLoop:
                 self._lease.renew()
                 self._lease_renewed_at = self._clock()
             except UserError as error:  # other launchers cannot reach the bucket either
-                log(f"the lease could not be renewed: {error}")
+                logger.warning("the lease could not be renewed: %s", error)
 
     def _save_state(self, state: LoopState) -> None:
         try:
             save_loop_state(self._run, state)
         except UserError as error:
-            log(f"the state of the restart loop could not be saved: {error}")
+            logger.warning("the state of the restart loop could not be saved: %s", error)
 
     def _print_host_logs(self, state: LoopState) -> None:
         """Prints the last lines of the hosts' logs when an attempt ended unexpectedly."""
@@ -177,7 +183,7 @@ class RestartLoop:
             except UserError:
                 continue
             for line in lines[-max_lines:]:
-                print(f"[attempt {state.attempt} host {host}] {line}", file=sys.stderr)
+                logger.info("[attempt %d host %d] %s", state.attempt, host, line)
 
     def _log_status(self, state: LoopState) -> None:
         # The cost changes every turn; a change of the cost alone is logged every ten minutes.
@@ -185,7 +191,7 @@ class RestartLoop:
             f"{describe_state(replace(state, billed_seconds=0.0), None)} {state.loop_time // 600}"
         )
         if status_line != self._last_status_line:
-            log(describe_state(state, self._run.usd_per_hour))
+            logger.info("%s", describe_state(state, self._run.usd_per_hour))
             self._last_status_line = status_line
 
 
@@ -261,11 +267,6 @@ def describe_state(state: LoopState, usd_per_hour: float | None) -> str:
         cost += f" (${hours * usd_per_hour:.2f})"
     show_reason = state.phase in ("idle", "draining", "ended") and state.reason
     return f"{phase_text}{step}{cost}" + (f": {state.reason}" if show_reason else "")
-
-
-def log(line: str) -> None:
-    """Prints a line for the user to stderr, with the time."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 def _should_save(before: LoopState, after: LoopState) -> bool:

@@ -1,21 +1,5 @@
 """Decides what the restart loop does next, as a pure function of state, observation and time.
 
-                    CreateSlice               slice ready               StartTrainers
-         +------+ -------------> +-----------+ ---------> +-------+ ----------------> +---------+
-    ---> | idle |                | requested |            | ready |                   | running |
-         +------+                +-----------+            +-------+                   +---------+
-             ^                         |                      |                            |
-             |                         | creation failed      | slice lost, start failed   | exited,
-             |                         v                      v                            v lost
-             |                   +--------------------------------------------------------------+
-             +------------------ | draining: StopTrainers, DeleteSlice until no slice is left    |
-               retry             +--------------------------------------------------------------+
-                                       | exit_code is set: run done, stopped, a limit or an error
-                                       v
-                                   +-------+
-                                   | ended |
-                                   +-------+
-
 The rules, in order of precedence:
 1. In a turn in which something could not be observed, nothing is created, stopped or deleted.
 2. A run never uses two slices: slices of earlier attempts are deleted before one is created or
@@ -79,8 +63,32 @@ from tpu.protocol import (
 def decide(state: LoopState, observation: Observation, wall_time: float, limits: Limits) -> Turn:
     """Returns the next state and the actions of one turn of the restart loop.
 
+    The phases of `LoopState`, and the actions and events between them:
+
+                    CreateSlice               slice ready               StartTrainers
+         +------+ -------------> +-----------+ ---------> +-------+ ----------------> +---------+
+    ---> | idle |                | requested |            | ready |                   | running |
+         +------+                +-----------+            +-------+                   +---------+
+             ^                         |                      |                            |
+             |                         | creation failed      | slice lost, start failed   | exited,
+             |                         v                      v                            v lost
+             |                   +--------------------------------------------------------------+
+             +------------------ | draining: StopTrainers, DeleteSlice until no slice is left    |
+               retry             +--------------------------------------------------------------+
+                                       | exit_code is set: run done, stopped, a limit or an error
+                                       v
+                                   +-------+
+                                   | ended |
+                                   +-------+
+
+    With --keep-slice, a run that is done or was stopped ends without `draining`. The rules that
+    lead to each arrow are in the docstring of this module.
+
     Args:
+      state: the state after the previous turn.
+      observation: what this turn has read from the cloud and the bucket.
       wall_time: seconds since 1970; may go backwards when the clock is set back.
+      limits: the limits and timeouts of the run.
     """
     state = advance_time(state, observation, wall_time)
     if state.ended:
