@@ -13,7 +13,7 @@ from tests.helpers.tpu.cloud import ROOT
 from tpu.launcher.cloud.error_catalog import ERROR_CATALOG, classify_error
 
 FILES = sorted((ROOT / "tpu/launcher").rglob("*.py"))
-OURS = ("tpu", "bert_jax.errors", "bert_jax.hardware.tpu_slices")
+OURS = ("tpu", "bert_jax.errors", "bert_jax.hardware.tpu_slices", "bert_jax.log_handler")
 README = (ROOT / "tpu/README.md").read_text()
 
 

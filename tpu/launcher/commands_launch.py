@@ -6,11 +6,10 @@ Each command takes a `CommandContext` and returns the exit code.
 import logging
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from bert_jax.errors import ConfigError, UserError
+from bert_jax.errors import UserError
 from bert_jax.hardware.tpu_slices import Slice, find_slice
 from tpu import bucket_layout
 from tpu.launcher import flag_values
@@ -274,7 +273,10 @@ def _run_restart_loop(
         )
         return _INTERRUPTED
     finally:
-        _log_errors(lease.release)
+        try:
+            lease.release()
+        except UserError as error:
+            logger.warning("%s", error)
 
 
 def _require_slice(run: RunContext) -> LiveSlice:
@@ -293,10 +295,3 @@ def _exit_code_of(failure: actions.ActionFailure | None) -> int:
         return EXIT_DONE
     logger.error("%s", failure.message)
     return failure.exit_code
-
-
-def _log_errors(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except (UserError, ConfigError) as error:
-        logger.warning("%s", error)
