@@ -164,7 +164,7 @@ def train_bert_jax(args: argparse.Namespace, task: str, seed: int) -> dict[str, 
 
 
 def train_huggingface(args: argparse.Namespace, task: str, seed: int) -> dict[str, float]:
-    """A plain loop over transformers' model."""
+    """Trains transformers' model in a plain loop."""
     import torch
     from transformers import (
         AutoModelForSequenceClassification,

@@ -1,7 +1,7 @@
 """Defines the fields of a batch, on which data and model agree: dims, dtype and meaning of each.
 
-Dims are letters: B batch, L length, P predictions per sequence, C classes, A choices, D width. A
-batch is a dict from field name to array with exactly the fields of its objective. Names are those
+Each dim is a letter: B batch, L length, P predictions per sequence, C classes, A choices, D width.
+A batch is a dict from field name to array with exactly the fields of its objective. Names are those
 of BERT's release and Hugging Face. `packing_ids` are what seqio calls segment ids.
 """
 
@@ -68,7 +68,7 @@ BatchSpec = dict[str, tuple[tuple[int, ...], str]]
 
 
 def batch_spec(fields: tuple[str, ...], sizes: Mapping[str, int]) -> BatchSpec:
-    """Returns shape and dtype of each field; `sizes` are those of the letters, as {"B": 32}."""
+    """Returns {field: (shape, dtype)}; `sizes` is the size of each dimension, such as {"B": 32}."""
     return {
         name: (tuple(sizes[dim] for dim in FIELDS[name].dims), FIELDS[name].dtype)
         for name in fields

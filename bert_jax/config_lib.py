@@ -1,8 +1,8 @@
-"""Configs as values: to and from JSON, `--set` overrides, fingerprints, differences.
+"""Converts configs to and from JSON, applies `--set` overrides, and compares configs.
 
 A config is a tree of frozen dataclasses. Where a field may hold one of several dataclasses
-(`positions: Learned | Rotary`), JSON carries the class name under "type", and only classes named
-in the field's own annotation are accepted: a file can never name code to be imported.
+(`positions: Learned | Rotary`), JSON has the class name under "type". Only classes in the field's
+annotation are accepted, so a file cannot make this module import other code.
 Imports neither jax nor TensorFlow.
 """
 
@@ -24,7 +24,7 @@ TYPE_KEY = "type"
 
 
 def to_json(config: Any) -> Any:
-    """A config as plain dicts, lists and scalars; dataclasses carry their class name as "type"."""
+    """Converts a config to dicts, lists and scalars; a dataclass gets its class name as "type"."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         values = {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
         return {TYPE_KEY: type(config).__name__, **values}
@@ -38,10 +38,14 @@ def to_json(config: Any) -> Any:
 
 
 def from_json(annotation: Any, data: Any, path: str = "") -> Any:
-    """The inverse of `to_json` for a value annotated as `annotation`.
+    """Converts JSON data to a value of type `annotation`; the inverse of `to_json`.
+
+    Args:
+      path: path of the value in the config, for error messages.
 
     Raises:
-      ConfigError: an unknown key (with the nearest valid one), a missing key, or a wrong type.
+      ConfigError: a key is unknown (the message names the nearest valid one) or missing, or a value
+        has the wrong type.
     """
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
@@ -109,7 +113,8 @@ def override(config: T, assignments: Sequence[str]) -> T:
     """Returns `config` with each "a.b.c=value" applied; values are JSON, or bare words for strings.
 
     Raises:
-      ConfigError: no such field (the nearest is named), or a value of the wrong type.
+      ConfigError: a field does not exist (the message names the nearest one), or a value has the
+        wrong type.
     """
     for assignment in assignments:
         path, separator, text = assignment.partition("=")
@@ -150,7 +155,7 @@ def _unknown_config_field(path: str, key: str, cls: Any) -> ConfigError:
 
 
 def unknown_field(path: str, key: str, known: Mapping[str, Any] | Sequence[str]) -> ConfigError:
-    """The error for a name that does not exist: it names the nearest one that does."""
+    """Returns the error for a field that does not exist, which names the nearest known one."""
     closest = difflib.get_close_matches(key, list(known), n=1, cutoff=0.4)
     hint = f"did you mean {closest[0]!r}?" if closest else f"fields here: {', '.join(known)}"
     return ConfigError(f"{path}: no field {key!r}; {hint}")
@@ -174,13 +179,13 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def fingerprint(config: Any) -> str:
-    """The first 16 hex digits of the sha256 of the config's canonical JSON."""
+    """Returns the first 16 hex digits of the sha256 of the config's canonical JSON."""
     text = json.dumps(to_json(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def flatten(data: Any, path: str = "") -> dict[str, Any]:
-    """JSON data as {"a.b.0.c": scalar}."""
+    """Flattens JSON data to {"a.b.0.c": scalar}; empty lists and dicts are values, too."""
     if isinstance(data, Mapping):
         items = [(str(key), value) for key, value in data.items()]
     elif isinstance(data, (list, tuple)):
@@ -196,7 +201,7 @@ def flatten(data: Any, path: str = "") -> dict[str, Any]:
 
 
 def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
-    """Fields in which two JSON configs differ: (path, value in a, value in b), None if absent."""
+    """Returns (path, value in a, value in b) of each field that differs; None if it is absent."""
     flat_a, flat_b = flatten(a), flatten(b)
     return [
         (path, flat_a.get(path), flat_b.get(path))

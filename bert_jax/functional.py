@@ -1,8 +1,8 @@
 """Splits Flax NNX modules into plain parameter dicts and pure functions, and merges them again.
 
-Modules describe a network. Training, saving and sharding see a nested dict of arrays, as in
-{"encoder": {"layers": {"0": {...}}}}, under plain `jax.jit` and `jax.grad`. This is the only module
-that knows how the two are converted.
+A network is written as an NNX module. Training, saving and sharding use its parameters as a nested
+dict of arrays, such as {"encoder": {"layers": {"0": {...}}}}, with plain `jax.jit` and `jax.grad`.
+All conversion between the two is in this module.
 """
 
 from collections.abc import Callable
@@ -44,11 +44,11 @@ class Network(Generic[M]):
     """Holds a module as three pure functions over its parameters: `abstract`, `init`, `merge`.
 
     Attributes:
-      merge: makes the module from a dict of parameters; call it inside a pure function.
+      merge: returns the module with the given parameters; call it inside a pure function.
     """
 
     def __init__(self, build: Callable[[nnx.Rngs], M]):
-        """Traces `build`, which constructs the module, for shapes; it computes nothing here."""
+        """Traces `build`, which constructs the module; only shapes and dtypes are computed."""
         self._build = build
         template = nnx.eval_shape(lambda: build(cast(nnx.Rngs, _ShapeOnlyRngs())))
         self._abstract, self.merge = split(template)

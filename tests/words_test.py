@@ -234,6 +234,69 @@ def test_names_of_tests_fit_a_line():
     assert not wrong, "\n".join(wrong)
 
 
+def section_names(docstring: str, section: str) -> Iterator[str]:
+    """Yields the names of a docstring section, whose entries are "  name: text" or "  a, b: text".
+
+    The text continues with an indentation of four spaces. The section ends at the next line
+    without indentation.
+    """
+    in_section = False
+    for line in docstring.splitlines():
+        if line and not line.startswith(" "):
+            in_section = line == f"{section}:"
+        elif in_section and re.match(r"  \S", line):
+            yield from (name.strip().lstrip("*") for name in line.partition(":")[0].split(","))
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    arguments = [node.args.vararg, node.args.kwarg]
+    arguments += [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return {each.arg for each in arguments if each is not None}
+
+
+def fields(node: ast.ClassDef) -> set[str]:
+    """Returns what `Args:` of a class may describe: its fields and the parameters of __init__."""
+    found: set[str] = set()
+    for child in node.body:
+        match child:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                found.add(name)
+            case ast.FunctionDef(name="__init__"):
+                found |= parameters(child)
+    return found
+
+
+def unknown_arguments(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields (line, name) of each name under `Args:` that is not an argument."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            known = fields(node) if isinstance(node, ast.ClassDef) else parameters(node)
+            for name in section_names(ast.get_docstring(node) or "", "Args"):
+                if name not in known:
+                    yield node.lineno, name
+
+
+def test_documented_arguments_exist():
+    wrong = [
+        f"{relative(file)}:{line} {name!r} under Args: is not an argument"
+        for folder in ("bert_jax", "tpu")
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for line, name in unknown_arguments(parse(file))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_unknown_names_under_args_are_found():
+    docstring = '"""Adds.\n\n    Args:\n      a, b: terms.\n        of: a sum.\n    """'
+    assert not [*unknown_arguments(ast.parse(f"def f(a, *, b):\n    {docstring}"))]
+    function = ast.parse(f"def f(a, c):\n    {docstring}")
+    assert [*unknown_arguments(function)] == [(1, "b")]
+    one_field = ast.parse(f"class C:\n    {docstring}\n    a: int = 0\n    c: int = 0")
+    assert [*unknown_arguments(one_field)] == [(1, "b")]
+    both = ast.parse(f"class C:\n    {docstring}\n    a: int\n    def __init__(self, b): ...")
+    assert not [*unknown_arguments(both)]
+
+
 def covered_sources(test: Path) -> list[Path]:
     """Returns the sources that a test file covers: by its path, or named in its docstring."""
     inside = test.relative_to(ROOT / "tests")

@@ -2,7 +2,7 @@
 
     gs://BUCKET/bundles/<sha>.tar.gz     code, named by the sha256 of the uncompressed tar file
     gs://BUCKET/runs/RUN_ID/             everything about one run:
-        manifest.json                    `RunManifest`: what is run and how the slice is rented
+        manifest.json                    `RunManifest`: the job and the slices to create for it
         LEASE                            which launcher manages the run
         STOP                             exists after `stop` or `down`: no new slice is created
         restart_loop.json                `LoopState`: the saved state of the restart loop
@@ -16,8 +16,12 @@
             host-<i>.log                 the host's log, every HEARTBEAT_SECONDS and at the end
         DONE.json                        `protocol.DoneMarker`: the run is complete
 
-Runs of layout version 1 (launched before these names) have `babysit.json`, `incarnations/<n>/`,
-`order.json` and `host-<i>.state.json` instead.
+A run of layout version 1, which was launched before these names existed, has other names for four:
+
+    restart_loop.json           babysit.json
+    attempts/<n>/               incarnations/<n>/
+    job.json                    order.json
+    host-<i>.heartbeat.json     host-<i>.state.json
 
 Uses only the standard library and runs on Python 3.10, which TPU VM images ship.
 """
@@ -124,7 +128,7 @@ class RunFolder:
     """Names the objects of a run.
 
     Attributes:
-      layout_version: 1 for a run that was launched before `attempts/` was called that.
+      layout_version: 1 for a run with the old names that the module docstring lists, else 2.
     """
 
     url: str

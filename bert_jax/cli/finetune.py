@@ -113,7 +113,7 @@ def _experiment_from_recipe(args: argparse.Namespace) -> Experiment:
     flags += task_command(args)[1:] + ["--frozen-encoder"] * args.frozen_encoder
     if flags:
         raise ConfigError(
-            f"{flags[0]} does not go with --config; set the recipe's arguments with --arg "
+            f"{flags[0]} cannot be combined with --config; set the recipe's arguments with --arg "
             "NAME=VALUE, and fields of its config with --set FIELD=VALUE"
         )
     return experiment_from_recipe(args.config, args)

@@ -193,13 +193,15 @@ def _parse_shard(args: argparse.Namespace) -> "JobShard | None":
     from bert_jax.studies.job_shards import JobShard
 
     if (args.num_shards is None) != (args.shard is None):
-        raise ConfigError("--num-shards N and --shard I go together; give both or neither")
+        raise ConfigError(
+            "only one of --num-shards N and --shard I is given; expected both or neither"
+        )
     if args.num_shards is None:
         return None
     if args.mnli_init == "":
         raise ConfigError(
-            "--mnli-init without a model does not go with --num-shards, because the MNLI runs must "
-            "finish first: run --tasks mnli in shards, then the other tasks with --mnli-init "
-            f"{args.output}/mnli/seed-{args.seeds[0]} and another --output"
+            "--mnli-init without a model cannot be combined with --num-shards, because the MNLI "
+            "runs must finish first: run --tasks mnli in shards, then the other tasks with "
+            f"--mnli-init {args.output}/mnli/seed-{args.seeds[0]} and another --output"
         )
     return JobShard(index=args.shard, count=args.num_shards)

@@ -184,7 +184,10 @@ def _grouped_inputs(
     kind = predictor.kind
     columns = {name: value for name in _COLUMNS if (value := getattr(args, name)) is not None}
     if args.pairs and not kind.reads_pairs:
-        raise ConfigError(f"--pairs does not go with a model for {kind.name}")
+        raise ConfigError(
+            f"--pairs is not supported for {kind.name} models, whose inputs are "
+            f"{kind.description.expected_input}; remove --pairs"
+        )
     if args.texts and args.file:
         raise ConfigError("TEXT and --file are both given; expected one of them")
     if not args.file and (args.format or columns):

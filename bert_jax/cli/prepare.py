@@ -70,7 +70,9 @@ def run(args: argparse.Namespace) -> None:
     if args.files:
         for flag in ("module", "split"):
             if getattr(args, flag) is not None:
-                raise ConfigError(f"--{flag} goes with --task")
+                raise ConfigError(
+                    f"--{flag} can only be used with --task, but --files is given; remove --{flag}"
+                )
     from bert_jax.data.corpus.prepare import prepare
 
     manifest = prepare(config, num_workers=args.workers, overwrite=args.overwrite)
@@ -85,7 +87,10 @@ def _task_config(args: argparse.Namespace) -> "PrepareConfig":
     for name in FILE_FLAGS:
         if getattr(args, name) is not None:
             flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} goes with --files; the task {args.task!r} defines its own")
+            raise ConfigError(
+                f"{flag} can only be used with --files, because the task {args.task!r} defines its "
+                f"own value; remove {flag}"
+            )
     return PrepareConfig(
         source=RegisteredTask(name=args.task, module=args.module),
         output=args.output,

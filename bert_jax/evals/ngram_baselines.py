@@ -1,12 +1,13 @@
-"""What a masked LM must beat: unigram and interpolated bigram on the same masked positions.
+"""Fits unigram and interpolated bigram baselines, which a masked LM should beat.
 
-The bigram model (Jelinek and Mercer 1980; Chen and Goodman 1999) mixes three estimates,
+They predict the same masked positions as the masked LM. The bigram model (Jelinek and Mercer 1980;
+Chen and Goodman 1999) mixes three estimates,
 
     P(w | v) = a(v) c(v, w) / c(v) + b(v) c(w) / N + (1 - a(v) - b(v)) / V,
 
-with v the true token to the left of w. The weights depend on v through its count, in powers of two,
-and are fitted by expectation maximization on a tenth of the training text that was kept out of the
-counts meanwhile. The unigram model is the same without the first term. NumPy only.
+with v the true token to the left of w. The weights depend on the count of v, in powers of two, and
+are fitted by expectation maximization on a tenth of the training text, which is left out of the
+counts until then. The unigram model is the same without the first term. Uses NumPy only.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,11 +27,11 @@ CHUNK_TOKENS = 4_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class NgramBaselines:
-    """Counts and mixture weights; `fit` makes them, `losses` uses them."""
+    """Holds the counts and mixture weights that `fit` computes and `losses` uses."""
 
     vocab_size: int
     token_counts: np.ndarray  # int64 [V]
-    history_counts: np.ndarray  # int64 [V], how often each token has one to its right
+    history_counts: np.ndarray  # int64 [V], how often each token has another to its right
     pair_keys: np.ndarray  # int64 [M], ascending: previous * V + next
     pair_counts: np.ndarray  # int64 [M]
     unigram_weights: np.ndarray  # float64 [2]: counts, uniform
@@ -38,14 +39,14 @@ class NgramBaselines:
 
     @classmethod
     def fit(cls, token_sequences: Iterable[np.ndarray], vocab_size: int) -> "NgramBaselines":
-        """Counts tokens and pairs in `parts` and fits the weights.
+        """Counts tokens and pairs of adjacent tokens, and fits the mixture weights.
 
         Args:
-          parts: runs of token ids, each integer [T]; pairs do not cross from one to the next.
-          vocabulary_size: V; ids are in [0, V).
+          token_sequences: ids, each integer [T]; a pair does not cross from one to the next.
+          vocab_size: V; ids are in [0, V).
 
         Raises:
-          UserError: too little text to count or to fit on, or an id outside of the vocabulary.
+          UserError: there is too little text, or an id is outside of the vocabulary.
         """
         main_counter, held_out_counter = _NgramCounter(vocab_size), _NgramCounter(vocab_size)
         for number, token_sequence in enumerate(token_sequences):
@@ -66,28 +67,28 @@ class NgramBaselines:
         unigram_weights, _ = fit_weights(
             components[:, 1:], one_bucket, np.full((1, 2), 1 / 2), held_out_counter.pair_counts
         )
-        # A bucket in which no history of the tuning text falls keeps the unigram model's weights.
+        # A bucket without any history of the held-out text keeps the unigram model's weights.
         initial_weights = np.tile(np.append(0.0, unigram_weights), (NUM_BUCKETS, 1))
         buckets = _count_bucket(unfitted.history_counts[previous])
         initial_weights[np.unique(buckets)] = 1 / 3
         bigram_weights, _ = fit_weights(
             components, buckets, initial_weights, held_out_counter.pair_counts
         )
-        main_counter.merge(held_out_counter)  # the counts that stay are those of all training text
+        main_counter.merge(held_out_counter)  # the final counts are those of all training text
         return main_counter.to_baselines(unigram_weights[0], bigram_weights)
 
     def unigram_probability(self, following: np.ndarray) -> np.ndarray:
-        """P(w) for ids int [n] as float64 [n]."""
+        """Returns P(w) of ids w, int [n], as float64 [n]."""
         counted = self.token_counts[following] / self.token_counts.sum()
         return self.unigram_weights @ [counted, np.full_like(counted, 1 / self.vocab_size)]
 
     def bigram_probability(self, previous: np.ndarray, following: np.ndarray) -> np.ndarray:
-        """P(w | v) for previous ids v and following ids w, both int [n], as float64 [n]."""
+        """Returns P(w | v) of previous ids v and following ids w, both int [n], as float64 [n]."""
         weights = self.bigram_weights[_count_bucket(self.history_counts[previous])]
         return (weights * self._components(previous, following)).sum(axis=1)
 
     def losses(self, batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str, float]:
-        """Mean negative log-likelihoods of the masked tokens of `batches`, in nats per token.
+        """Computes the mean negative log-likelihoods of masked tokens, in nats per token.
 
         Args:
           batches: dicts with `input_ids` [B, L] and `masked_lm_positions`, `masked_lm_ids`,
@@ -95,6 +96,9 @@ class NgramBaselines:
 
         Returns:
           {"unigram": nats, "bigram": nats, "tokens": summed weights}.
+
+        Raises:
+          UserError: the batches have no masked positions.
         """
         sums = np.zeros(3)
         for batch in batches:
@@ -103,7 +107,10 @@ class NgramBaselines:
             bigram = -np.log(self.bigram_probability(previous, following))
             sums += [weights @ unigram, weights @ bigram, weights.sum()]
         if sums[2] == 0:
-            raise UserError("the evaluation batches hold no masked positions")
+            raise UserError(
+                "the evaluation batches have no masked positions, on which n-gram baselines are "
+                "evaluated; use a larger held-out corpus or a higher masking rate"
+            )
         return {
             "unigram": float(sums[0] / sums[2]),
             "bigram": float(sums[1] / sums[2]),
@@ -111,7 +118,7 @@ class NgramBaselines:
         }
 
     def _components(self, previous: np.ndarray, following: np.ndarray) -> np.ndarray:
-        """The three estimates of P(w | v), float64 [n, 3]: pair counts, counts, uniform."""
+        """Returns three estimates of P(w | v), float64 [n, 3]: pair counts, counts, uniform."""
         keys = previous.astype(np.int64) * self.vocab_size + following
         indices = np.minimum(np.searchsorted(self.pair_keys, keys), len(self.pair_keys) - 1)
         pairs = np.where(self.pair_keys[indices] == keys, self.pair_counts[indices], 0)
@@ -126,10 +133,10 @@ class NgramBaselines:
 
 
 def masked_pairs(batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(true token to the left, true token, weight) of each masked position, each [n].
+    """Returns (true token to the left, true token, weight) of each masked position, each [n].
 
-    The token to the left may be masked too: the original ids are put back first. Position 0 has
-    nothing to its left and never holds a masked token: it is [CLS].
+    The token to the left may be masked too, so all original ids are restored first. Position 0 is
+    [CLS], which is never masked and has no token to its left.
     """
     rows, slots = np.nonzero(batch["masked_lm_weights"])
     positions = batch["masked_lm_positions"][rows, slots]
@@ -137,7 +144,9 @@ def masked_pairs(batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarra
     original = np.array(batch["input_ids"])
     original[rows, positions] = following
     if positions.size and positions.min() < 1:
-        raise ValueError("a masked position 0: the row does not start with a special token")
+        raise ValueError(
+            "masked_lm_positions contains 0; expected at least 1, because [CLS] is at position 0"
+        )
     weights = batch["masked_lm_weights"][rows, slots].astype(np.float64)
     return original[rows, positions - 1], following, weights
 
@@ -150,17 +159,18 @@ def fit_weights(
     *,
     max_iterations: int = 100,
 ) -> tuple[np.ndarray, list[float]]:
-    """Mixture weights of greatest likelihood, one set per bucket, by expectation maximization.
+    """Computes maximum-likelihood mixture weights for each bucket by expectation maximization.
 
     Args:
       components: float64 [n, K], the probability of each sample under each of K models.
-      buckets: int [n], which row of weights a sample uses.
-      start: float64 [buckets, K], rows sum to one; rows that no sample uses are returned unchanged.
-      repeats: [n], how often each sample occurs.
+      buckets: int [n], the row of weights that each sample uses.
+      initial_weights: float64 [buckets, K]; each row sums to one. Rows that no sample uses are
+        returned unchanged.
+      counts: [n], how often each sample occurs.
 
     Returns:
-      Weights float64 [buckets, K], rows sum to one; and the mean log-likelihood of the samples
-      before each iteration, which never falls.
+      Weights float64 [buckets, K], where each row sums to one; and the mean log-likelihood of the
+      samples before each iteration, which never decreases.
     """
     weights = initial_weights
     bucket_totals = np.bincount(buckets, counts, len(initial_weights))[:, None]
@@ -184,12 +194,12 @@ def fit_weights(
 
 
 def _count_bucket(counts: np.ndarray) -> np.ndarray:
-    """0 for 0, else 1 + floor(log2(count))."""
+    """Returns the bucket of each count: 0 for 0, else 1 + floor(log2(count))."""
     return np.frexp(counts.astype(np.float64))[1]
 
 
 class _NgramCounter:
-    """Counts of tokens and of pairs, sparse: sorted keys previous * V + next."""
+    """Counts tokens and pairs; the pairs are sparse, with sorted keys previous * V + next."""
 
     def __init__(self, vocab_size: int):
         self.vocab_size = vocab_size
@@ -230,7 +240,7 @@ class _NgramCounter:
         self.pair_counts = np.add.reduceat(counts, first) if first.size else counts
 
     def history_counts(self) -> np.ndarray:
-        """int64 [V]: how often each token has another to its right."""
+        """Returns how often each token has another token to its right, int64 [V]."""
         previous = self.pair_keys // self.vocab_size
         counts = np.zeros(self.vocab_size, np.int64)
         np.add.at(counts, previous, self.pair_counts)

@@ -1,4 +1,4 @@
-"""Computes exact match and F1 of answers as the official SQuAD scripts, versions 1.1 and 2.0.
+"""Computes exact match and F1 of answers like the official SQuAD scripts, versions 1.1 and 2.0.
 
 Rajpurkar et al. 2016 (section 6.1) and Rajpurkar, Jia and Liang 2018. Both scripts ignore case,
 punctuation, articles and extra white space, use the best of several reference answers, and give
@@ -151,7 +151,17 @@ def squad2_metrics(
 def apply_threshold(
     scores: AnswerScores, answerable: np.ndarray, no_answer_scores: np.ndarray, threshold: float
 ) -> AnswerScores:
-    """Scores questions as unanswered if their `no_answer_scores` exceed `threshold`."""
+    """Returns the scores if questions with a high no-answer score are left unanswered.
+
+    An unanswered question gets exact match and F1 1.0 if it has no answer, and 0.0 otherwise. The
+    other questions keep their scores.
+
+    Args:
+      scores: the scores if every question gets its predicted answer, n questions.
+      answerable: bool [n], whether the question has an answer.
+      no_answer_scores: float [n], higher if "no answer" is more likely.
+      threshold: a question with a higher no-answer score is left unanswered.
+    """
     unanswered = no_answer_scores > threshold
     no_answer_credit = (~answerable).astype(np.float64)
     return AnswerScores(
@@ -231,7 +241,7 @@ def _summarize_scores(scores: AnswerScores, selected: np.ndarray, prefix: str) -
 def _best_threshold(
     scores: np.ndarray, answerable: np.ndarray, answered: np.ndarray, no_answer_scores: np.ndarray
 ) -> tuple[float, float]:
-    """Finds (best percentage, threshold) by answering the questions one by one, surest first."""
+    """Returns (best percentage, its threshold): answers more and more questions, surest first."""
     order = np.argsort(no_answer_scores, kind="stable")
     gains = np.where(answerable, scores, -answered.astype(np.float64))[order]
     totals = np.cumsum(np.concatenate([[np.sum(~answerable)], gains]))

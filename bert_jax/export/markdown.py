@@ -1,17 +1,17 @@
-"""Tables and lists in Markdown, for model cards."""
+"""Formats tables and lists as Markdown, for model cards."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table; floats get five digits."""
+    """Returns a Markdown table; floats have five significant digits."""
     lines = [_line(header), _line(["---"] * len(header)), *(_line(row) for row in rows)]
     return "\n".join(lines)
 
 
 def bullets(items: Iterable[str]) -> str:
-    """A list of one-line items."""
+    """Returns a Markdown list; line breaks within an item become spaces."""
     return "\n".join(f"- {' '.join(item.split())}" for item in items)
 
 

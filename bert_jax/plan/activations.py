@@ -50,8 +50,8 @@ _FLOAT32 = 4
 class SavedBytes:
     """Holds how many bytes the compiler saves per element of a layer's activations.
 
-    A pair (a, b) means a bytes plus b elements of the compute dtype. The shape letters are those of
-    the module docstring.
+    A pair (a, b) means a bytes plus b elements of the compute dtype. The module docstring explains
+    the letters of the shapes.
 
     Attributes:
       scores: attention scores [H/t, L, L] of each sequence.

@@ -71,7 +71,11 @@ class RunPlan:
         return sum(low) / 3600, sum(high) / 3600
 
     def usd(self, *, spot: bool) -> Bounds | None:
-        """Returns the list price of these hours in USD; None if the slice has no list price."""
+        """Returns the (lower, upper) bound of the run's cost in USD; None if there is no price.
+
+        The cost is `hours` times the list price of the slice: the spot price if `spot`, else the
+        on-demand price. Google publishes no price for some slices.
+        """
         price = self.tpu_slice.usd_per_hour(spot=spot)
         return None if price is None else (price * self.hours[0], price * self.hours[1])
 

@@ -26,7 +26,8 @@ class Inputs:
     Attributes:
       phase: the phase's config.
       fields: the names of the batch fields (see `bert_jax.batch`).
-      shapes: {shape letter: size} of each batch shape, by ascending L; each shape is compiled.
+      shapes: one {dimension: size} per batch shape, such as {"B": 32, "L": 128}, by ascending L.
+        Sizes are global. The train step is compiled for each shape.
       step_fractions: the fraction of the phase's steps that use each of `shapes`; they sum to 1.
     """
 
@@ -41,7 +42,10 @@ class Inputs:
         return self.phase.batch_size * self.shapes[-1].get("A", 1)
 
     def batch_spec(self, shape_index: int = -1) -> BatchSpec:
-        """Returns the shape and dtype of each batch field; by default of the longest batch."""
+        """Returns {field: (global shape, dtype)} for `shapes[shape_index]`.
+
+        The default is the shape with the largest sequence length.
+        """
         return batch_spec(self.fields, self.shapes[shape_index])
 
 

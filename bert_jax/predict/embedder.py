@@ -1,4 +1,4 @@
-"""Texts as vectors: pooled hidden states of chosen layers."""
+"""Computes embeddings of texts: pooled hidden states of chosen layers."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ from bert_jax.predict.batching import (
 from bert_jax.pretrained.load import LoadedModel
 
 Pooling = Literal["cls", "mean", "max"]
-"""The state of [CLS], or the mean or maximum over all tokens, [CLS] and [SEP] among them."""
+"""The hidden state of [CLS], or the mean or maximum over all tokens, including [CLS] and [SEP]."""
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 class Embedding(NamedTuple):
-    """A text's vector, float32 [D x number of layers], and whether its end was cut off."""
+    """Holds a text's vector, float32 [D x number of layers], and whether the text was truncated."""
 
     vector: np.ndarray
     truncated: bool
@@ -37,17 +37,17 @@ class Embedder:
     def __init__(
         self, model: LoadedModel, *, pooling: Pooling = "mean", layers: Sequence[int] = (-1,)
     ):
-        """Puts the encoder on the device.
+        """Moves the parameters of the encoder to the device.
 
         Args:
-          model: one with a vocabulary.
-          pooling: how the states of a text's tokens become one vector.
-          layers: whose states; 0 is the embeddings, N the last layer, negative ones count from the
-            end. The vectors of several layers are set one after another, as in Devlin et al. 2019,
-            section 5.3.
+          model: a model with a tokenizer.
+          pooling: how the hidden states of a text's tokens are reduced to one vector.
+          layers: the layers whose hidden states are pooled; 0 is the embeddings, N the last layer,
+            and negative numbers count from the end. The vectors of several layers are
+            concatenated, as in Devlin et al. 2019, section 5.3.
 
         Raises:
-          UserError: no vocabulary, a pooling or a layer that does not exist.
+          UserError: the model has no tokenizer, or the pooling or a layer does not exist.
         """
         self._tokenizer = require_tokenizer(model)
         num_layers = model.config.num_hidden_layers
@@ -68,7 +68,7 @@ class Embedder:
         )
 
     def __call__(self, texts: Sequence[str]) -> list[Embedding]:
-        """One embedding for each text; what is beyond the position table is left out."""
+        """Returns the embedding of each text; texts longer than `max_length` are truncated."""
         max_length, sep_id = self._max_length, self._tokenizer.sep_id
         encoded_texts = encode_texts(texts, self._tokenizer, max_length)
         sequences = [
@@ -103,7 +103,7 @@ def _embed(
 
 
 def _pool(states_BLD: jax.Array, mask_BL: jax.Array, pooling: Pooling) -> jax.Array:
-    """[B, L, D] -> [B, D]."""
+    """Pools the hidden states of real tokens, [B, L, D] -> [B, D]."""
     mask = mask_BL[..., None]
     match pooling:
         case "cls":

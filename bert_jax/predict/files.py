@@ -1,4 +1,4 @@
-"""Files to predict on, as inputs of a `Predictor`; labels in them are not looked at."""
+"""Reads the inputs of a `Predictor` from files; labels in the files are ignored."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,26 +31,39 @@ def read_inputs(
     encoding: str = "utf-8",
     errors: str = "strict",
 ) -> list[ModelInput]:
-    """All inputs in a file.
+    """Reads all inputs in a file.
 
     Args:
-      kind: what the model predicts.
-      form: None to see it from the name: tables end in .csv, .tsv, .jsonl, .parquet (with endings
-        to choose from for multiple choice), SQuAD's files in .json, CoNLL's in .conll, .iob, .bio,
-        and all others have a text on each line.
-      columns: "text", "text_pair", "question", "context", "id": the names of a table's columns.
-      pairs: whether a line holds two texts, with a tab between them.
-      encoding, errors: of lines, as in `read_text`.
+      kind: the kind of task that the model was trained for.
+      file_format: None to infer it from the file extension: .csv, .tsv, .jsonl and .parquet are
+        tables (in the format of SWAG for multiple choice), .json is SQuAD's format, .conll, .iob
+        and .bio are CoNLL's, and other files have one text on each line.
+      columns: names of a table's columns, for the keys "text", "text_pair", "question", "context"
+        and "id".
+      pairs: whether each line has two texts, separated by a tab.
+      encoding, errors: how to decode a file with one text on each line, as in `read_text`.
 
     Raises:
-      UserError: a file that is missing or damaged, a column that does not exist (the nearest is
-        named), an empty text; or the file does not go with the model.
+      UserError: the file is missing or damaged, a column does not exist (the message names the
+        nearest one), or a text is empty.
+      ConfigError: the arguments do not apply to this kind of task or to the format of the file.
     """
     file_format = file_format or _infer_format(path, kind)
     if columns and file_format != "table":
-        raise ConfigError(f"{path}: --{_flag(columns)} goes with a table, not with {file_format}")
+        flags = _join_flags(columns)
+        can_be_table = bool(kind.table_columns) and _extension(path) in FILE_EXTENSIONS
+        raise ConfigError(
+            f"{path}: {flags} {'selects a column' if len(columns) == 1 else 'select columns'}, but "
+            f"the format is {file_format}, not table; remove {flags}"
+            + (" or give --format table" if can_be_table else "")
+        )
     if pairs and file_format != "lines":
-        raise ConfigError(f"{path}: --pairs goes with lines; a table's second text has a column")
+        has_pair_column = file_format == "table" and "text_pair" in kind.table_columns
+        raise ConfigError(
+            f"{path}: --pairs splits lines of text at a tab, but the format is {file_format}, not "
+            "lines; remove --pairs"
+            + (" and select the column of the second text with --text-pair" * has_pair_column)
+        )
     match file_format:
         case "lines":
             lines = read_documents(path, document_unit="line", encoding=encoding, errors=errors)
@@ -66,17 +79,17 @@ def read_inputs(
 
 
 def parse_line(line: str, kind: AnyTaskKind, pairs: bool) -> ModelInput:
-    """A line as an input: several texts, where the model reads several, have tabs between them."""
+    """Converts a line to an input; if an input has several texts, tabs separate them."""
     if pairs or kind.num_texts != 1:
         return tuple(part.strip() for part in line.split("\t"))
     return line.strip()
 
 
 def group_arguments(texts: Sequence[str], kind: AnyTaskKind, pairs: bool) -> list[ModelInput]:
-    """Texts one after another as inputs: each, every two, or all as a context and its choices.
+    """Groups texts into inputs: one each, two each, or all as a context and its choices.
 
     Raises:
-      ConfigError: one text of a pair is missing.
+      ConfigError: the number of texts is odd, but an input has two.
     """
     if kind.num_texts is None:
         return [tuple(texts)]
@@ -85,13 +98,13 @@ def group_arguments(texts: Sequence[str], kind: AnyTaskKind, pairs: bool) -> lis
     if len(texts) % 2:
         expected_pair = ", ".join(kind.description.text_names)
         raise ConfigError(
-            f"{len(texts)} texts; expected pairs one after another: {expected_pair}, ..."
+            f"number of texts is {len(texts)}; expected pairs, an even number: {expected_pair}"
         )
     return list(zip(texts[::2], texts[1::2], strict=True))
 
 
 def _infer_format(path: str, kind: AnyTaskKind) -> FileFormat:
-    suffix = Path(path.removesuffix(".gz")).suffix.lower()
+    suffix = _extension(path)
     if suffix in FILE_EXTENSIONS:
         return kind.table_format
     if suffix == ".json":
@@ -100,8 +113,8 @@ def _infer_format(path: str, kind: AnyTaskKind) -> FileFormat:
         return "conll"
     if kind.line_format is None:
         raise UserError(
-            f"{path}: its name does not tell whether it has a text or a word on each line; say "
-            "--format lines or --format conll"
+            f"{path}: the extension does not show whether each line has a text or a single word; "
+            "give --format lines or --format conll"
         )
     return kind.line_format
 
@@ -110,19 +123,19 @@ def _read_table_inputs(
     path: str, kind: AnyTaskKind, columns: Mapping[str, str]
 ) -> list[ModelInput]:
     allowed_columns = kind.table_columns
-    if unknown_columns := [name for name in columns if name not in allowed_columns]:
-        allowed_flags = (
-            ", ".join(f"--{_flag([name])}" for name in allowed_columns) or "--format swag"
-        )
+    if not allowed_columns:
         raise ConfigError(
-            f"--{_flag(unknown_columns)} does not go with a model for {kind.name}, which takes "
-            f"{allowed_flags}"
+            f"{path}: --format table is not supported for {kind.name} models; use --format swag "
+            "(columns sent1, sent2, ending0, ending1, ...)"
+        )
+    if unknown_columns := [name for name in columns if name not in allowed_columns]:
+        raise ConfigError(
+            f"{path}: {_join_flags(unknown_columns)} cannot be used with a {kind.name} model; "
+            f"select the columns of its tables with {_join_flags(allowed_columns)}"
         )
     names = {**allowed_columns, **columns}
     if "question" in names:
         return [*_read_questions(path, str(names["question"]), str(names["context"]), names["id"])]
-    if not names:
-        raise ConfigError(f"{path}: a model for {kind.name} reads tables as --format swag")
     config = Columns(
         test=path, text=str(names["text"]), text_pair=names.get("text_pair"), id=names["id"]
     )
@@ -146,5 +159,11 @@ def _read_questions(
     ]
 
 
-def _flag(names: Iterable[str]) -> str:
-    return next(iter(names)).replace("_", "-")
+def _extension(path: str) -> str:
+    return Path(path.removesuffix(".gz")).suffix.lower()
+
+
+def _join_flags(names: Iterable[str]) -> str:
+    """Returns the flags of column names as a list in a sentence: "--text, --text-pair and --id"."""
+    *others, last = (f"--{name.replace('_', '-')}" for name in names)
+    return f"{', '.join(others)} and {last}" if others else last

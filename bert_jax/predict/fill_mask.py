@@ -1,4 +1,4 @@
-"""The likeliest tokens at each mask of a text."""
+"""Predicts the most likely tokens at each mask of a text."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -23,17 +23,17 @@ from bert_jax.pretrained.load import LoadedModel
 
 
 class FillMask:
-    """Fills masks: `FillMask(load_model("exported"))(["Paris is the [MASK] of France."])`."""
+    """Predicts tokens for masks: `FillMask(load_model("exported"))(["The [MASK] of France."])`."""
 
     def __init__(self, model: LoadedModel, *, top_k: int = 5):
-        """Puts the model on the device.
+        """Moves the parameters to the device.
 
         Args:
-          model: one with a masked-LM head and a vocabulary.
-          top: number of candidates for each mask.
+          model: a model with a masked-LM head and a tokenizer.
+          top_k: number of candidates for each mask.
 
         Raises:
-          UserError: the model has no masked-LM head or no vocabulary, or `top` is out of range.
+          UserError: the model has no masked-LM head or no tokenizer, or `top_k` is out of range.
         """
         self._tokenizer = require_tokenizer(model)
         if "masked_lm" in model.missing:
@@ -51,10 +51,13 @@ class FillMask:
         )
 
     def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """For each text {"text", "masks": [{"candidates": [{"token", "id", "probability"}]}]}.
+        """Predicts candidates for the masks of each text, the most likely first.
+
+        Returns:
+          For each text {"text", "masks": [{"candidates": [{"token", "id", "probability"}]}]}.
 
         Raises:
-          UserError: a text without a mask, or longer than the model reads (named).
+          UserError: a text has no mask, or is longer than the model's `max_length`.
         """
         tokenizer, max_length = self._tokenizer, self._config.max_length
         sequences = encode_texts(texts, tokenizer, max_length)
@@ -106,17 +109,17 @@ def _candidates(
     vocab_size: int,
     top_k: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Ids and probabilities, int32 and float32 [B, P, top], best first, at `positions` [B, P]."""
+    """Returns ids int32 and probabilities float32 at `positions` [B, P]: [B, P, top_k], sorted."""
     model = build_network(config, ("masked_lm",)).merge(dict(params))
     hidden = model.encode(batch).last_hidden_state
     logits = model.masked_lm_logits(gather_positions(hidden, positions))
-    # Rows of the table beyond the vocabulary are padding: they stand for no token.
+    # The embedding table may be padded: its rows beyond the vocabulary are not tokens.
     probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits[..., :vocab_size]), top_k)
     return ids.astype(jnp.int32), probabilities
 
 
 def _mask_positions(is_mask: np.ndarray) -> np.ndarray:
-    """Where each row is True, int32 [B, P], filled up with 0; P is a power of two."""
+    """Returns the positions where each row is True, int32 [B, P], padded with 0; P = 2^n."""
     width = next_power_of_two(int(is_mask.sum(axis=1).max()))
     positions = np.zeros((len(is_mask), width), np.int32)
     for row, row_is_mask in zip(positions, is_mask, strict=True):

@@ -57,7 +57,7 @@ class RunCheckpoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The config of the run as JSON; with `task`, reduced to that task."""
+        """Returns the config of the run as JSON; with `task`, reduced to that task."""
         config = self.info.get("config", {})
         if self.task is None:
             return config

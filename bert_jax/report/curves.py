@@ -68,7 +68,7 @@ def render_curves(
 
     Args:
       training, evaluations: lines of `metrics.jsonl`.
-      evaluated: what the evaluations are of, as "dev".
+      eval_split: name of the split that the evaluations are of, such as "dev".
     """
     metric_names = list(dict.fromkeys(k for row in (*training, *evaluations) for k in row))
     charted_names = {name for _, names in _CHARTS for name in names}

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 Points = Sequence[tuple[float, float]]
 
-# Told apart by most color-blind readers too (after Okabe and Ito 2008); dark enough on white.
+# Most color-blind readers can distinguish these, too (after Okabe and Ito 2008).
 COLORS = ("#0072b2", "#d55e00", "#00805f", "#a6478a", "#806000", "#4d4d4d")
 WIDTH, HEIGHT = 460, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 26, 10, 34
 _MAX_POINTS = 240
-# For those who cannot tell the colors apart: dashes of a line, and of its key in the legend.
+# For readers who cannot distinguish the colors: dashes of a line and of its key in the legend.
 _DASHES = (("none", "solid"), ("8 3", "dashed"), ("2 3", "dotted"))
 
 
@@ -36,10 +36,10 @@ def line_chart(
     """Returns an SVG element with the lines, axes, a grid and, for several lines, a legend.
 
     Args:
-      series: lines; those without points are left out.
-      title: what a screen reader says.
-      format_y: y as text.
-      bounds_at: x of dashed vertical lines, where one phase ends and the next begins.
+      series: the lines; a line without points is left out.
+      title: the description for screen readers.
+      format_y: formats a y value as text.
+      boundaries: x values of dashed vertical lines, where one phase ends and the next begins.
     """
     series = [curve for curve in series if curve.points]
     if not series:

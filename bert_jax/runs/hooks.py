@@ -51,7 +51,7 @@ class StepEvent:
 
 
 class Hook(Protocol):
-    """Is called after every `every`-th step and after the last one."""
+    """Defines a hook, which is called after every `every`-th step and after the last one."""
 
     @property
     def every(self) -> int:

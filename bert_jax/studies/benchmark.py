@@ -84,7 +84,10 @@ class BenchmarkConfig:
 
 
 class Benchmark:
-    """Runs a benchmark in a folder, and reads the results of its runs."""
+    """Fine-tunes a model on GLUE tasks in an output folder, and collects the metrics of the runs.
+
+    There is one run for each task, seed and setting of a `BenchmarkConfig`.
+    """
 
     def __init__(self, config: BenchmarkConfig, output: Path):
         """Reads every task once, so that damaged data is found before anything runs.

@@ -105,7 +105,10 @@ def locked(output: Path, shard: JobShard) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(output: Path) -> Iterator[None]:
-    """Locks out other shards while files that they share are written or checked."""
+    """Locks the files that all shards of a study share (settings.json) against other processes.
+
+    Waits while another shard holds the lock. Enter it inside `locked`, which creates the folder.
+    """
     with (output / FOLDER / run_folder.LOCK).open("a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

@@ -97,7 +97,7 @@ class Regression(TextPairKind):
         return {"reference_vs_predicted": pairs.astype(np.float64).tolist()}
 
     def error_losses(self, references: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-        """Returns the distance of each prediction from its label."""
+        """Returns the absolute errors |prediction - label|, float64 [n]."""
         return np.abs(references.astype(np.float64) - predictions)
 
     def error_to_json(
@@ -107,7 +107,7 @@ class Regression(TextPairKind):
         references: np.ndarray,
         labels: Sequence[str],
     ) -> Json:
-        """Describes a prediction by both numbers."""
+        """Returns the texts of an example, its score and the predicted number."""
         return {
             "texts": shown_texts(example),
             "reference": f"{example.label:.4g}",

@@ -1,4 +1,4 @@
-"""Random batches that keep the contract of `bert_jax.batch`, for tests and benchmarks."""
+"""Generates random batches with the fields of `bert_jax.batch`, for tests and benchmarks."""
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def pretraining_batch(
     mask_token_id: int = 4,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Pairs of random ids with ragged lengths, 80/10/10 masks and ragged numbers of predictions."""
+    """Returns pairs of random ids, masked 80/10/10; lengths and numbers of predictions vary."""
     rng = np.random.default_rng(seed)
     shape = (batch_size, seq_length)
     lengths = np.full(batch_size, seq_length)
@@ -66,9 +66,9 @@ def fine_tuning_batch(
     num_padding_examples: int = 0,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Pairs of random ids with ragged lengths and random labels for a task's head.
+    """Returns pairs of random ids of different lengths, with random labels for a task's head.
 
-    The last `filling` rows have no real token and weigh nothing.
+    The last `num_padding_examples` rows are padding: they have no real token and weight 0.
     """
     rng = np.random.default_rng(seed)
     is_multiple_choice = isinstance(head, MultipleChoiceHead)

@@ -1,4 +1,7 @@
-"""A pretraining run that takes seconds, for tests of what is round the training. No jax here."""
+"""Defines a pretraining run that takes seconds, for tests of the code around the training.
+
+Imports no jax.
+"""
 
 from bert_jax.data.config import PretrainingData
 from bert_jax.experiment import Experiment
@@ -17,7 +20,10 @@ def tiny_experiment(
     save_every: int = 5,
     warmup_steps: int = 2,
 ) -> Experiment:
-    """A BERT of width 16, with dropout, on a corpus of `testing.corpus`; each step is logged."""
+    """Returns a config that trains a BERT of width 16 on a corpus of `testing.text_corpus`.
+
+    It has dropout, and every step is logged.
+    """
     model = BertConfig(
         vocab_size=78,
         hidden_size=16,
@@ -40,7 +46,7 @@ def tiny_experiment(
 
 
 def two_length_phases(steps: int) -> tuple[Phase, ...]:
-    """Three quarters of the steps with rows of 32, the rest with rows of 64."""
+    """Returns two phases: 3/4 of the steps with sequence length 32, the others with 64."""
     first_steps = steps * 3 // 4
     return (
         Phase(steps=first_steps, seq_length=32, batch_size=8, max_predictions_per_seq=5),

@@ -1,4 +1,4 @@
-"""Small models with random parameters, vocabularies of a few words, and runs that never ran."""
+"""Makes small models with random parameters, vocabularies of a few words, and run folders."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _PART_ORDER = ("pooler", "masked_lm", "next_sentence", "classifier", "span")
 
 
 def small_config(**fields: Any) -> BertConfig:
-    """Two layers, width 16, 4 heads, 18 words, 20 positions; `fields` replace some of it."""
+    """Returns a BERT with 2 layers, width 16, 4 heads and 20 positions; `fields` override that."""
     config = BertConfig(
         vocab_size=len(SPECIAL_TOKENS) + len(WORDS),
         hidden_size=16,
@@ -46,9 +46,9 @@ def small_config(**fields: Any) -> BertConfig:
 def random_parameters(
     config: EncoderConfig, *, head: TaskHead | None = None, seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Every parameter by path, drawn at random: biases and norms too, unlike a fresh model's.
+    """Returns random parameters by path, for the pretraining model or for an encoder with `head`.
 
-    Those of the pretraining model, or of the encoder with a task's `head`.
+    Biases and norms are random, too, unlike those of a newly initialized model.
     """
     rng = np.random.default_rng(seed)
     flat: dict[str, np.ndarray] = {}
@@ -63,14 +63,14 @@ def random_parameters(
 
 
 def word_tokenizer(folder: Path, words: Sequence[str] = WORDS) -> Tokenizer:
-    """A WordPiece vocabulary of the special tokens and `words`; writes `folder`/vocab.txt."""
+    """Writes `folder`/vocab.txt, with the special tokens and `words`, and loads it (WordPiece)."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("".join(f"{w}\n" for w in (*SPECIAL_TOKENS, *words)), "utf-8")
     return load_tokenizer(folder / "vocab.txt")
 
 
 def small_model(folder: Path, *, head: TaskHead | None = None, **fields: Any) -> LoadedModel:
-    """A model of `small_config` with the vocabulary of `word_vocabulary`, written to `folder`."""
+    """Returns a model of `small_config` with a `word_tokenizer`, whose files are in `folder`."""
     config = small_config(**fields)
     params = random_parameters(config, head=head)
     imported = ImportedModel(params, config, word_tokenizer(folder), head)
@@ -85,9 +85,11 @@ def write_run(
     steps: Sequence[int] = (10,),
     best_step: int | None = None,
 ) -> Path:
-    """A run folder as training leaves it; step n holds the parameters of `model` times n / 10.
+    """Writes a run folder as training would, and returns it.
 
-    `best` is the step that every step knows as the best one.
+    Args:
+      steps: the checkpoints to write; step n has the parameters of `model` times n / 10.
+      best_step: the step that every checkpoint records as the best one.
     """
     phase = Phase(steps=20, seq_length=16, batch_size=4, max_predictions_per_seq=3)
     experiment = Experiment(

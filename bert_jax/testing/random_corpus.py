@@ -1,4 +1,4 @@
-"""Made-up prepared corpora and token tables, for tests of whatever reads them."""
+"""Generates random prepared corpora and vocabulary arrays, for tests of code that reads them."""
 
 import itertools
 from collections.abc import Sequence
@@ -23,7 +23,10 @@ PAD, UNK, CLS, SEP, MASK = range(5)
 
 
 def random_vocab_arrays(vocab_size: int = 1000, word_start_fraction: float = 0.75) -> VocabArrays:
-    """A vocabulary of ids alone: 0 to 4 are special, the given share of the rest begins a word."""
+    """Returns a vocabulary without strings: ids 0 to 4 are special tokens.
+
+    Of the other tokens, about `word_start_fraction` begin a word.
+    """
     special = np.arange(vocab_size) < 5
     word_starts = np.random.default_rng(0).random(vocab_size) < word_start_fraction
     return VocabArrays(
@@ -46,7 +49,10 @@ def random_documents(
     mean_sentences: float = 20,
     mean_tokens: int = 20,
 ) -> list[Document]:
-    """Documents of log-normal numbers of sentences of uniform lengths; ids in [5, V)."""
+    """Returns documents of random ids in [5, V).
+
+    The number of sentences is log-normal, the number of tokens in a sentence is uniform.
+    """
     rng = np.random.default_rng(seed)
     documents = []
     for _ in range(num_documents):

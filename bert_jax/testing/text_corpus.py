@@ -1,7 +1,8 @@
-"""A small made-up language: vocabulary, text and prepared corpus, for tests that need to learn.
+"""Generates text, a vocabulary and a prepared corpus of an artificial language that can be learned.
 
-Every word is followed by one of few words, and a document keeps to its own topic, so both masked
-words and next sentences can be predicted; a model that learns nothing shows it.
+Each word is followed by one of two words, and all words of a document are from one topic. A model
+can therefore learn to predict masked words and next sentences, and a test can detect a model that
+learns nothing.
 """
 
 from pathlib import Path
@@ -18,13 +19,13 @@ WORDS_PER_TOPIC = 12
 
 
 def topic_words(topic: int) -> list[str]:
-    """The words of one topic, such as "tabo"."""
+    """Returns the words of one topic; they begin with the same syllable, such as "bace"."""
     syllables = ("ba", "ce", "di", "fo", "gu", "ha", "ke", "li", "mo", "nu", "pa", "re")
     return [f"{syllables[topic]}{syllable}" for syllable in syllables[:WORDS_PER_TOPIC]]
 
 
 def write_vocabulary(folder: Path) -> Path:
-    """A WordPiece `vocab.txt` of all words; returns its path."""
+    """Writes a WordPiece `vocab.txt` with all words; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens = [
         *SPECIAL_TOKENS,
@@ -39,7 +40,7 @@ def write_vocabulary(folder: Path) -> Path:
 def write_text(
     folder: Path, *, num_documents: int = 40, sentences_per_document: int = 30, seed: int = 0
 ) -> None:
-    """Text files, one document each, of sentences of 4 to 12 words."""
+    """Writes text files with one document each; sentences have 4 to 12 words."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     for document_index in range(num_documents):
@@ -58,7 +59,7 @@ def write_text(
 def prepare_corpus(
     folder: Path, *, num_documents: int = 40, sentences_per_document: int = 30, seed: int = 0
 ) -> Path:
-    """Writes text and vocabulary under `folder` and prepares them; returns the prepared folder."""
+    """Writes text and vocabulary to `folder` and prepares a corpus; returns its folder."""
     write_text(
         folder / "text",
         num_documents=num_documents,

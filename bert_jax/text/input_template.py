@@ -33,12 +33,12 @@ class InputTemplate:
 
     @property
     def num_single_special_tokens(self) -> int:
-        """Number of special tokens around one text."""
+        """Returns the number of special tokens that are added to one text."""
         return 2
 
     @property
     def num_pair_special_tokens(self) -> int:
-        """Number of special tokens in a pair."""
+        """Returns the number of special tokens that are added to a pair."""
         return 2 + self.separators_between
 
     def second_start(self, first_length: int) -> int:

@@ -20,11 +20,11 @@ from bert_jax.text.cleaning import split_paragraphs
 
 
 class SentenceSplitter(Protocol):
-    """Splits a text into sentences, in order, that contain everything but white space."""
+    """Splits a text into sentences; joined, they have every character except white space."""
 
     @property
     def name(self) -> str:
-        """The name for `get_sentence_splitter`, which is also written into manifests."""
+        """Returns the name for `get_sentence_splitter`, which manifests contain too."""
         ...
 
     def split(self, text: str) -> list[str]:
@@ -56,7 +56,7 @@ def get_sentence_splitter(name: str) -> SentenceSplitter:
 
 
 class LineSplitter:
-    """Makes a sentence of each line."""
+    """Takes each line that is not blank as a sentence, without white space at its ends."""
 
     name = "lines"
 

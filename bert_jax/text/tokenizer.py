@@ -73,7 +73,7 @@ class SpecialTokens:
 
 
 class Tokenizer(ABC):
-    """Converts text to token ids and back. `load_tokenizer` and `train_tokenizer` make one.
+    """Converts text to token ids and back. `load_tokenizer` and `train_tokenizer` return one.
 
     A special token that is written in the text ("Paris is the [MASK] of France.") becomes its id,
     as in Hugging Face's tokenizers. Tokenizers can be pickled.
@@ -87,7 +87,8 @@ class Tokenizer(ABC):
       word_starts: bool [V], True where the token begins a word ("##x" does not; with BPE and
         SentencePiece only tokens with a leading space do). It is True for special tokens.
       template: where special tokens are added around one text or a pair.
-      fingerprint: sha256 (hex) of everything that decides the ids of a text.
+      fingerprint: sha256 (hex) of the vocabulary and all tokenization rules. Tokenizers with equal
+        fingerprints give equal ids. The template is not included.
     """
 
     def __init__(
@@ -103,12 +104,12 @@ class Tokenizer(ABC):
         """Sets the attributes that all implementations have.
 
         Args:
-          kind: see the class.
+          kind: the attribute of that name.
           tokens: the token of each id.
           special_tokens: the five special tokens; all are in `tokens`.
           extra_special_ids: ids of further special tokens.
           continues_word: for each id, whether the token continues a word.
-          rules: JSON value that decides ids together with the tokens; part of the fingerprint.
+          rules: the tokenization rules as a JSON value; part of the fingerprint.
         """
         self.kind = kind
         self.vocab_size = len(tokens)

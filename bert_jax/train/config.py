@@ -78,7 +78,7 @@ class Phase:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Returns the sizes of the shape letters B, L and P (see `bert_jax.batch`)."""
+        """Returns the global size of each dimension of a batch: {"B": 32, "L": 128, "P": 20}."""
         return {"B": self.batch_size, "L": self.seq_length, "P": self.max_predictions_per_seq}
 
 

@@ -1,4 +1,4 @@
-"""Model FLOPs by formula, to be held against the peak of the devices (MFU)."""
+"""Computes the model FLOPs of a training step by formula, for model FLOPs utilization (MFU)."""
 
 from bert_jax.models.encoder import encoder_flops
 from bert_jax.objectives.config import CausalLM, FineTuning, MultiTask, ObjectiveConfig, Pretraining
@@ -16,16 +16,20 @@ def step_flops(
     features: ComputedFeatures | CachedFeatures = ComputedFeatures(),  # noqa: B008 (frozen)
     lowest_trainable_layer: int = 0,
 ) -> float:
-    """FLOPs of one update: forward, and twice that for the backward pass; nothing for remat.
+    """Computes the model FLOPs of one update.
 
-    The heads of tasks are left out: they are less than a thousandth, so that nothing remains of an
-    encoder that has read its rows.
+    The backward pass counts as twice the forward pass, and recomputation (remat) is not counted.
+    Task heads are not counted, because they need less than 0.1 % of the FLOPs; the result is
+    therefore 0 for `CachedFeatures`.
 
     Args:
-      length: of the batch, where it is not the phase's own.
-      choices: texts in a row that the encoder reads.
-      lowest: the depth of the lowest parameter that moves (`tuning.freezing`): there is no backward
-        pass through the layers below it.
+      objective: config of the model and its heads.
+      phase: gives the batch size, and the sequence length if `seq_length` is None.
+      seq_length: sequence length of the batch.
+      num_choices: sequences for each example; more than 1 for multiple choice only.
+      features: whether a step runs the encoder.
+      lowest_trainable_layer: depth of the lowest trainable parameter (`tuning.freezing`). There is
+        no backward pass through the layers below it.
     """
     if isinstance(features, CachedFeatures):
         return 0.0

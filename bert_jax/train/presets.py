@@ -1,4 +1,4 @@
-"""A fine-tuning run as an experiment: what it is is read off the model and the task, or tasks."""
+"""Makes the experiment of a fine-tuning run from a pretrained model and one or several tasks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -44,18 +44,19 @@ def fine_tuning_experiment(
     seed: int = 0,
     tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
 ) -> Experiment:
-    """The experiment that fine-tunes a model on a task (Devlin et al. 2019, appendix A.3).
+    """Makes the experiment that fine-tunes a model on a task (Devlin et al. 2019, appendix A.3).
 
-    After every epoch the dev split is evaluated, and the checkpoint that is best in the task's
-    first metric is kept.
+    The dev split is evaluated after every epoch, and the checkpoint with the best value of the
+    task's first metric is kept.
 
     Args:
       model: a run folder, a Hugging Face folder or a Google TF1 checkpoint, with its vocabulary.
-      warmup_share: of the updates, during which the learning rate rises.
-      max_length: of rows; longer ones are cut or become windows.
+      warmup_ratio: fraction of the updates during which the learning rate rises.
+      max_length: maximum sequence length; longer examples are truncated or read in windows. None:
+        the usual length for the kind of task.
 
     Raises:
-      UserError: task or model cannot be read, or the model has no vocabulary.
+      UserError: the task or the model cannot be read, or the model has no vocabulary.
       ConfigError: a number is out of range.
     """
     _check_hyperparameters(epochs, batch_size, warmup_ratio)
@@ -101,16 +102,16 @@ def multi_task_experiment(
     max_length: int | None = None,
     seed: int = 0,
 ) -> Experiment:
-    """The experiment that fine-tunes one encoder on several tasks at once.
+    """Makes the experiment that fine-tunes one encoder on several tasks at once.
 
-    After every epoch all dev splits are evaluated, and the checkpoint is kept that is best in the
-    mean of the tasks' first metrics.
+    All dev splits are evaluated after every epoch, and the checkpoint with the best mean of the
+    tasks' first metrics is kept. The other arguments and the errors are those of
+    `fine_tuning_experiment`.
 
     Args:
-      tasks: name -> task; the names stand in metrics and files.
-      mixing: how often each is drawn; an epoch has as many rows as all of them together.
-
-    The other arguments and the errors are those of `fine_tuning`.
+      tasks: name -> task; the names are used in metrics and file names.
+      mixing: how often each task is sampled. An epoch has as many examples as all tasks together.
+      weighting: how the losses of the tasks are combined.
     """
     _check_hyperparameters(epochs, batch_size, warmup_ratio)
     loaded, tokenizer = _load_starting_model(model)
@@ -163,14 +164,19 @@ def _check_hyperparameters(epochs: float, batch_size: int, warmup_ratio: float) 
 def _load_starting_model(model: str) -> tuple[LoadedModel, Tokenizer]:
     loaded = load_model_or_tf1(model)
     if loaded.tokenizer is None:
-        raise UserError(f"{model} has no vocabulary files; put those it was trained with beside it")
+        raise UserError(
+            f"{model} has no vocabulary; copy the tokenizer files that it was trained with "
+            "(such as vocab.txt) into the same folder"
+        )
     return loaded, loaded.tokenizer
 
 
 def _load_trainable_task(task: TaskConfig) -> Task:
     loaded_task = load_task(task)
     if "train" not in loaded_task.splits:
-        raise UserError(f"{loaded_task.name} has no rows to train on; name a file for train")
+        raise UserError(
+            f"{loaded_task.name} has no train split; give a file with labeled examples for it"
+        )
     return loaded_task
 
 
@@ -187,7 +193,7 @@ def _has_labeled_dev(task: Task) -> bool:
 
 
 def _evaluation_configs(best_metric: str | None, steps_per_epoch: int) -> dict[str, Any]:
-    """Evaluation and checkpoints of a run: by the metric `best` on dev, where there is one."""
+    """Returns the configs of evaluation and checkpoints; `best_metric` None: no evaluation."""
     checkpoints = CheckpointConfig(
         save_every=steps_per_epoch,
         keep_last=1,

@@ -87,7 +87,11 @@ class StartPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopHooks:
-    """Holds what the training loop calls after a step, in order; `evaluate` differs by phase."""
+    """Holds the hooks and trackers that all phases of a run share.
+
+    `hooks` and then `save` are called after every step; `history`, `meter` and `watchdog` record
+    the run. `_run_phase` makes the `Evaluate` hook, because each phase has its own evaluator.
+    """
 
     hooks: Sequence[Hook]
     save: SaveCheckpoint

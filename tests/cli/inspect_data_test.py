@@ -93,7 +93,7 @@ def test_flags_become_task_configs():
         (["glue/rt"], r"GLUE has no task 'rt'; expected one of cola"),
         (
             ["glue/rte", "--train", "t"],
-            r"--train does not go with glue/rte, which takes --glue-dir",
+            r"--train is not an option of the task glue/rte; its options are --glue-dir",
         ),
         (["snli"], r"snli needs --snli-dir"),
         (["columns", "--test", "t"], r"columns needs --text"),

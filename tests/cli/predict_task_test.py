@@ -165,7 +165,7 @@ def test_invalid_input_is_reported(error_of, tmp_path):
         "texts", "--file", table, "--text", "reviews"
     )
     assert "no column 'text'; the columns are review, number" in error_of("texts", "--file", table)
-    assert "--question does not go with a model for classification" in error_of(
+    assert "--question cannot be used with a classification model" in error_of(
         "texts", "--file", table, "--question", "review", code=2
     )
     assert "has no head for a task" in error_of("headless", "a net")
@@ -177,11 +177,11 @@ def test_invalid_input_is_reported(error_of, tmp_path):
     (tmp_path / "w.txt").write_text("a\n")
     words = str(tmp_path / "w.txt")
     assert "--format lines or --format conll" in error_of("words", "--file", words)
-    assert "--text goes with a table, not with lines" in error_of(
+    assert "--text selects a column, but the format is lines, not table" in error_of(
         "texts", "--file", words, "--text", "review", code=2
     )
     assert "no file matches" in error_of("texts", "--file", str(tmp_path / "none.csv"))
     pairs = error_of("words", "--pairs", "a", "b", code=2)
-    assert "--pairs does not go with a model for token_classification" in pairs
+    assert "--pairs is not supported for token_classification models" in pairs
     pairs = error_of("texts", "--file", table, "--pairs", code=2)
-    assert "--pairs goes with lines; a table's second text has a column" in pairs
+    assert "the format is table, not lines; remove --pairs and select" in pairs

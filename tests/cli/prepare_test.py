@@ -71,11 +71,19 @@ def test_seqio_task_of_a_user_module(tmp_path, files, capsys):
         (["--files", "{tmp}/empty.txt", "--tokenizer", "{vocab}"], 1, "every file is empty"),
         (["--files", "{tmp}/bad.txt", "--tokenizer", "{tmp}/none"], 1, "no such file or folder"),
         (["--files", "{tmp}/bad.txt"], 2, "--files needs --tokenizer"),
-        (["--files", "x", "--tokenizer", "{vocab}", "--split=a"], 2, "--split goes with --task"),
+        (
+            ["--files", "x", "--tokenizer", "{vocab}", "--split=a"],
+            2,
+            "--split can only be used with --task",
+        ),
         (["--files", "x", "--tokenizer", "{vocab}", "--workers", "0"], 2, "--workers 0"),
         (["--files", "x", "--tokenizer", "{vocab}", "--shards", "0"], 2, "shards is 0"),
-        (["--task", "x", "--tokenizer", "{vocab}"], 2, "--tokenizer goes with --files"),
-        (["--task", "x", "--document-unit", "line"], 2, "--document-unit goes with --files"),
+        (["--task", "x", "--tokenizer", "{vocab}"], 2, "--tokenizer can only be used with --files"),
+        (
+            ["--task", "x", "--document-unit", "line"],
+            2,
+            "--document-unit can only be used with --files",
+        ),
     ],
 )
 def test_invalid_input_is_reported(tmp_path, files, capsys, arguments, code, message):

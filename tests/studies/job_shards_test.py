@@ -143,8 +143,8 @@ def test_invalid_shards(tmp_path, capsys):
         JobShard(index=2, count=2)
     glue = ["glue", "--glue-dir", "x", "--model", "x", "--output", str(tmp_path / "output")]
     for flags, arguments in (
-        (["--num-shards", "2"], "--shard I go together"),
-        (["--shard", "0"], "--shard I go together"),
+        (["--num-shards", "2"], "expected both or neither"),
+        (["--shard", "0"], "expected both or neither"),
         (["--num-shards", "2", "--shard", "2"], "--shard 2: expected a number from 0 to 1"),
         (["--num-shards", "2", "--shard", "0", "--mnli-init"], "run --tasks mnli in shards"),
     ):

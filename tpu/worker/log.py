@@ -14,7 +14,7 @@ class HostLog:
     """Appends lines to the log file of an attempt; safe to use from several threads.
 
     Args:
-      file: created if it does not exist.
+      path: the log file; it is created if it does not exist.
     """
 
     def __init__(self, path: Path):

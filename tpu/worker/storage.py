@@ -80,11 +80,12 @@ def rsync(
     exclude: Sequence[str] = (),
     required: bool = False,
 ) -> None:
-    """Copies files of `source` that are new or different to `target`; removes nothing.
+    """Copies the files of `source` that `target` lacks or that differ there; removes nothing.
 
     Args:
-      skip: regular expressions of relative paths, from their beginning, that are left alone.
-      required: raise if the source does not exist; otherwise it counts as empty.
+      exclude: regular expressions; a file is not copied if one matches its relative path from the
+        beginning.
+      required: whether to raise if the source does not exist; otherwise it counts as empty.
 
     Raises:
       StorageError: something cannot be copied.

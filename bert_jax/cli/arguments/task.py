@@ -102,7 +102,7 @@ def task_config(args: argparse.Namespace) -> TaskConfig:
     for flag in given:
         if flag not in _TASK_FLAGS[task]:
             raise ConfigError(
-                f"{_flag_name(flag)} does not go with {args.task}, which takes "
+                f"{_flag_name(flag)} is not an option of the task {args.task}; its options are "
                 f"{', '.join(map(_flag_name, _TASK_FLAGS[task]))}"
             )
     for required in {"snli": ("snli_dir",), "columns": ("text",)}.get(task, ()):

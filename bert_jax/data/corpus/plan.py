@@ -93,12 +93,12 @@ class PreparePlan:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the plan, which the metadata of its shards contains."""
+        """Returns the hash of the plan, which the metadata of its shards contains."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     @property
     def shard_files(self) -> list[str]:
-        """File names of the shards, in the order of the work units."""
+        """Returns the file names of the shards, in the order of the work units."""
         return [shard_file_name(k, len(self.units)) for k in range(len(self.units))]
 
 

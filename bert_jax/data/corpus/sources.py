@@ -154,7 +154,7 @@ class FileUnit:
 
     @functools.cached_property
     def text_bytes(self) -> int:
-        """Approximate bytes of text, for the progress bar."""
+        """Returns the approximate bytes of text, for the progress bar."""
         return sum(file.text_bytes for file in self.files)
 
     def encoded_documents(
@@ -184,7 +184,7 @@ class TaskUnit:
 
     @property
     def text_bytes(self) -> int:
-        """0: the size is unknown before the source is read."""
+        """Returns 0, because the size is unknown before the source is read."""
         return 0
 
     def encoded_documents(

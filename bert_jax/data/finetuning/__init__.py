@@ -1,1 +1,1 @@
-"""Labeled data: examples of tasks, read from other people's formats, as rows of token ids."""
+"""Reads the labeled examples of tasks from common formats, and makes batches of token ids."""

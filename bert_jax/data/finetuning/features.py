@@ -59,7 +59,7 @@ class Features:
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """int64 [sequences]: the length of each sequence, which is that of its longest text."""
+        """Returns the length of each sequence, int64 [n]: that of its longest choice."""
         text_lengths = np.array([len(input_ids) for input_ids in self.input_ids], np.int64)
         return text_lengths.reshape(-1, self.num_choices).max(axis=1, initial=0)
 

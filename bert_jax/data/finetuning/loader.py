@@ -100,12 +100,12 @@ class FineTuningLoader:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of batches in an epoch; one of them may not be full."""
+        """Returns the number of batches in an epoch; one of them may not be full."""
         return -(-len(self._sampler) // self._batch_size)
 
     @property
     def position(self) -> int:
-        """Number of rows of all batches so far, including empty rows."""
+        """Returns the number of examples in the batches so far, padding examples included."""
         return self._position
 
     def distinct_batch_lengths(self, epochs: int = 1) -> list[int]:

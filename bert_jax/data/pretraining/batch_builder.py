@@ -92,7 +92,7 @@ class BatchBuilder:
 
     @property
     def examples_per_epoch(self) -> int:
-        """Number of examples in an epoch, E."""
+        """Returns the number of examples in an epoch, E."""
         return self.dataset.num_examples
 
     def resolve_examples(self, position: int, num_examples: int) -> ExampleRefs:

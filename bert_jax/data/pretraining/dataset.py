@@ -41,7 +41,7 @@ class WindowIndex:
 
     @property
     def num_examples(self) -> int:
-        """Number of examples in one epoch."""
+        """Returns the number of examples in one epoch."""
         return int(self.first_example[-1])
 
     def find_documents(self, example_indices: np.ndarray) -> np.ndarray:

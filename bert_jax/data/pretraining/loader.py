@@ -65,12 +65,12 @@ class PretrainingLoader:
 
     @property
     def position(self) -> int:
-        """Number of global examples in the batches returned so far."""
+        """Returns the number of examples, over all processes, in the batches returned so far."""
         return self._position
 
     @property
     def epoch(self) -> float:
-        """Number of epochs in the batches returned so far."""
+        """Returns the number of epochs in the batches returned so far."""
         return self._position / self.batch_builder.examples_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:

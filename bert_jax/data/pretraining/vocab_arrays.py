@@ -49,5 +49,5 @@ class VocabArrays:
 
     @property
     def vocab_size(self) -> int:
-        """V, the number of token ids."""
+        """Returns V, the number of token ids."""
         return len(self.is_special)

@@ -3,7 +3,9 @@
 BERT's create_pretraining_data.py goes through each document once and cuts it into chunks. Here a
 document of T tokens has round(T / max_num_tokens) windows, and the start of each window is random
 in every epoch. An example can therefore be made from its index alone. As in BERT, a token is in
-one example of an epoch on average; near both ends of a long document, in half an example.
+one example of an epoch on average. Near the ends of a long document this differs: in the first
+`max_num_tokens` tokens the average rises from 0.5 for the first token to 1.5, because starts before
+the document are clipped to its beginning; the last tokens mirror this.
 """
 
 from collections.abc import Iterator
@@ -75,7 +77,11 @@ def take_sentences(
       part: the part in which the window begins.
       first_sentence: index of the window's first sentence in that part.
       target_seq_length: the window ends with the sentence that reaches this number of tokens.
-      later_parts: the following parts of the document, read only when they are needed.
+      later_parts: the following parts of the document. Those that the window extends into are
+        consumed; the others are not read.
+
+    Returns:
+      ids with the dtype of the corpus (uint16 or uint32) and sentence_ends uint32.
     """
     ends = part.sentence_ends
     first_token = int(ends[first_sentence - 1]) if first_sentence else 0

@@ -26,7 +26,7 @@ class SeqioVocabulary(seqio.Vocabulary):
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The wrapped tokenizer."""
+        """Returns the wrapped tokenizer."""
         return load_tokenizer(self.path)
 
     @property

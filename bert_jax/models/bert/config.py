@@ -70,10 +70,10 @@ class BertConfig:
 
     @property
     def max_length(self) -> int:
-        """The longest sequence in tokens, special tokens included."""
+        """Returns the maximum sequence length in tokens, special tokens included."""
         return self.positions.max_length
 
     @property
     def masked_lm_activation(self) -> Activation:
-        """The activation in the masked-LM head: that of the feed-forward layers."""
+        """Returns the activation of the masked-LM head: that of the feed-forward layers."""
         return self.hidden_act

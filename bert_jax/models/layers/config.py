@@ -34,7 +34,7 @@ class LearnedPositions:
 
     @property
     def max_length(self) -> int:
-        """The longest sequence in tokens."""
+        """Returns the maximum sequence length in tokens."""
         return self.max_position_embeddings
 
 
@@ -58,12 +58,12 @@ class PaddingOffsetPositions:
 
     @property
     def offset(self) -> int:
-        """The row of a sequence's first token."""
+        """Returns the row of the position table that a sequence's first token uses."""
         return self.pad_token_id + 1
 
     @property
     def max_length(self) -> int:
-        """The longest sequence in tokens."""
+        """Returns the maximum sequence length in tokens."""
         return self.max_position_embeddings - self.offset
 
 

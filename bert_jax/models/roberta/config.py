@@ -78,5 +78,5 @@ class RobertaConfig:
 
     @property
     def max_length(self) -> int:
-        """The longest sequence in tokens, special tokens included."""
+        """Returns the maximum sequence length in tokens, special tokens included."""
         return self.positions.max_length

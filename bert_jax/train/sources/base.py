@@ -41,7 +41,10 @@ class Source(Protocol):
         ...
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
-        """Returns the sizes of the letters of `bert_jax.batch` for each batch shape of a phase."""
+        """Returns one {dimension: size} per batch shape of a phase, such as {"B": 32, "L": 128}.
+
+        Sizes are global; `bert_jax.batch` defines the dimensions.
+        """
         ...
 
     def loader(self, phase_index: int, position: int) -> AbstractContextManager[Loader]:

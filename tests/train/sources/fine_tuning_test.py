@@ -198,7 +198,7 @@ def test_what_does_not_fit_together_is_refused(columns, model, tmp_path):
         run(override(config, ["train.evaluation.split=validation"]), tmp_path / "run2")
     with pytest.raises(ConfigError, match="best_metric is 'f2', which is not a metric"):
         run(override(config, ["train.checkpoints.best_metric=f2"]), tmp_path / "run3")
-    with pytest.raises(UserError, match="no rows to train on"):
+    with pytest.raises(UserError, match="has no train split"):
         experiment(dataclasses.replace(columns, train=None), model)
     with pytest.raises(ConfigError, match="epochs 0"):
         experiment(columns, model, epochs=0)

@@ -259,16 +259,16 @@ def test_what_does_not_fit_together_is_refused(folder, tmp_path):
     no_dev = dataclasses.replace(TASKS["classification"](folder), dev=None)
     config = multi_task_experiment({"reviews": no_dev}, str(folder / "model"))
     assert config.train.evaluation is None and config.train.checkpoints.best_metric is None
-    with pytest.raises(UserError, match="no rows to train on"):
+    with pytest.raises(UserError, match="has no train split"):
         multi_task_experiment({"a": dataclasses.replace(no_dev, train=None)}, str(folder / "model"))
 
 
 def test_finetune_config_excludes_task_flags(capsys):
     recipe = str(Path(__file__).parents[3] / "configs/finetune/multi_task.py")
     for argv, message in (
-        (["--config", recipe, "--epochs", "2"], "--epochs does not go with --config"),
-        (["--config", recipe, "--model", "m"], "--model does not go with --config"),
-        (["--config", recipe, "--glue-dir", "g"], "--glue-dir=g does not go with --config"),
+        (["--config", recipe, "--epochs", "2"], "--epochs cannot be combined with --config"),
+        (["--config", recipe, "--model", "m"], "--model cannot be combined with --config"),
+        (["--config", recipe, "--glue-dir", "g"], "--glue-dir=g cannot be combined with --config"),
         (["--config", recipe], "needs --arg model=..."),
         (["--config", recipe, "conll"], "expected one of them"),
         ([recipe, "--model", "m"], "finetune --config "),

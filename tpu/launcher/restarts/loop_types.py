@@ -72,7 +72,7 @@ class HostObservation:
 
 @dataclass(frozen=True, kw_only=True)
 class ActionFailure:
-    """Describes an action of the previous turn that failed."""
+    """Describes an action of the restart loop that failed."""
 
     action: Literal["create", "start"]
     error_kind: ErrorKind | Literal["preflight", "config"]
@@ -82,17 +82,18 @@ class ActionFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Holds everything that one turn has read from the cloud and the bucket.
+    """Holds the input of one iteration of the restart loop: what the cloud and bucket contain now.
 
     Attributes:
       reachable: False if something could not be read; all other fields are meaningless then.
       slices: all slices of the run that exist.
       hosts: reports of the hosts of the newest attempt.
-      trainers_started: the trainers of the newest attempt were started.
-      done: the run is complete.
-      stop_requested: someone asked the run to stop.
-      keep_slice: and asked to keep its slice.
-      failure: an action of the previous turn that failed.
+      trainers_started: True if this launcher started the trainers of the newest attempt, or if all
+        of its hosts have sent a report.
+      done: True if the run is complete.
+      stop_requested: True if a user asked the run to stop.
+      keep_slice: True if the request to stop asks to keep the slice; False without such a request.
+      failure: the action that failed since the previous observation; None if none did.
     """
 
     reachable: bool = True
@@ -193,3 +194,4 @@ class LoopState:
 
 
 Turn = tuple[LoopState, tuple[Action, ...]]
+"""The result of one iteration of the restart loop: its new state and the actions to perform."""

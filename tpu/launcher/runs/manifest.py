@@ -1,4 +1,4 @@
-"""Describes a run in the bucket: what it runs and how its slices are rented.
+"""Defines the manifest of a run in the bucket: its job, code and data, and the slices to create.
 
 A second launch with the same run id must agree with the manifest in `IDENTITY_FIELDS`.
 """
@@ -35,7 +35,9 @@ IDENTITY_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunManifest:
-    """Describes a run: its job, code and data, and how its slices are rented.
+    """Describes a run: its job, code and data, and the slices to create for it.
+
+    A slice is determined by its type, zone and capacity (on-demand, spot, ...).
 
     Attributes:
       version: layout version of its objects; 1 for runs whose bundle reads the old names.
@@ -66,11 +68,11 @@ class RunManifest:
 
     @property
     def slice_type(self) -> Slice:
-        """Returns the slice type that is rented."""
+        """Returns the slice type, looked up by its name."""
         return find_slice(self.slice)
 
     def slice_spec(self, run_url: str) -> SliceSpec:
-        """Returns what a backend needs to know to rent slices of this run."""
+        """Returns what a backend needs to know to create slices for this run."""
         return SliceSpec(
             run_url=run_url,
             slice=self.slice_type,
