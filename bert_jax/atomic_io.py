@@ -13,7 +13,7 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ _MAX_NAME_BYTES = 255
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Generator[Path]:
     """Yields a temporary path in the same folder, to write a file or a folder to.
 
     When the `with` block ends, what was written is renamed to `path`; a file is synced to disk
@@ -142,7 +142,7 @@ def write_error(path: Path, error: OSError) -> UserError:
 
 
 @contextlib.contextmanager
-def _as_user_errors(path: Path, partial_path: Path) -> Iterator[None]:
+def _as_user_errors(path: Path, partial_path: Path) -> Generator[None]:
     """Turns errors of writing `partial_path` into a UserError; errors of other files stay."""
     try:
         yield
@@ -172,7 +172,7 @@ def _is_device_or_pipe(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _writing_to_device(path: Path) -> Iterator[Path]:
+def _writing_to_device(path: Path) -> Generator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         temporary_file = Path(folder) / "content"
         yield temporary_file

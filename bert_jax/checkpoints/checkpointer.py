@@ -14,7 +14,7 @@ therefore does not depend on optax's classes, on the mesh, or on the number of p
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -237,7 +237,7 @@ class Checkpointer:
         )
 
     @contextmanager
-    def _as_user_errors(self) -> Iterator[None]:
+    def _as_user_errors(self) -> Generator[None]:
         try:
             yield
         except Exception as error:  # orbax and the file systems raise many kinds

@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -211,7 +211,7 @@ def _grouped_inputs(
 
 
 @contextlib.contextmanager
-def _open_output(path: str | None) -> Iterator[TextIO]:
+def _open_output(path: str | None) -> Generator[TextIO]:
     """Opens standard output, or a file that appears under its name once it is complete."""
     if path is None:
         yield sys.stdout

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import inspect
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def planned_experiment(
 @contextlib.contextmanager
 def _placeholder_corpora(
     get_config: Callable[..., Any], arguments: Sequence[str], vocab_size: int
-) -> Iterator[tuple[list[str], tuple[str, ...]]]:
+) -> Generator[tuple[list[str], tuple[str, ...]]]:
     given = _parse_arguments(arguments)
     missing = tuple(
         name

@@ -23,7 +23,7 @@ import json
 import os
 import platform
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
@@ -80,7 +80,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def lock_run_folder(folder: Path) -> Iterator[None]:
+def lock_run_folder(folder: Path) -> Generator[None]:
     """Creates the run folder if needed and locks it, so that no other process trains in it.
 
     The operating system releases the lock when the process ends for any reason, so a lock file

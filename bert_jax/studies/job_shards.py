@@ -9,7 +9,7 @@ coordinator, can run on different machines, and resume after a restart.
 
 import contextlib
 import fcntl
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -81,7 +81,7 @@ def assign(jobs: Sequence[JobT], count: int) -> list[list[JobT]]:
 
 
 @contextlib.contextmanager
-def locked(output: Path, shard: JobShard) -> Iterator[None]:
+def locked(output: Path, shard: JobShard) -> Generator[None]:
     """Locks a shard, and keeps commands without shards from using the folder.
 
     Raises:
@@ -104,7 +104,7 @@ def locked(output: Path, shard: JobShard) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exclusive(output: Path) -> Iterator[None]:
+def exclusive(output: Path) -> Generator[None]:
     """Locks the files that all shards of a study share (settings.json) against other processes.
 
     Waits while another shard holds the lock. Enter it inside `locked`, which creates the folder.

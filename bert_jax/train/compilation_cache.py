@@ -14,7 +14,7 @@ The cache holds machine code that is executed, so it must be in a folder that on
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import jax
@@ -25,7 +25,7 @@ _CACHE_DIR_OPTION, _MIN_COMPILE_SECONDS = "jax_compilation_cache_dir", 0.5
 
 
 @contextlib.contextmanager
-def persistent_compilation_cache(run_folder: Path) -> Iterator[None]:
+def persistent_compilation_cache(run_folder: Path) -> Generator[None]:
     """Enables the compilation cache inside the `with` block; restores JAX's settings afterwards."""
     cache_folder = os.environ.get(ENVIRONMENT_VARIABLE) or str(run_folder / FOLDER)
     # On CPU the cache key of a multi-process program differs by process. Only process 0 writes, so

@@ -10,7 +10,7 @@ training example. A resumed run therefore computes exactly what an uninterrupted
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -78,7 +78,7 @@ class TrainingMeter:
         return self._elapsed + time.monotonic() - self._resumed_at
 
     @contextlib.contextmanager
-    def paused(self, activity: str | None = None, step: int = 0) -> Iterator[None]:
+    def paused(self, activity: str | None = None, step: int = 0) -> Generator[None]:
         """Excludes the time spent inside from the training time.
 
         Args:

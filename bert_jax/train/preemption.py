@@ -7,7 +7,7 @@ one of them receives SIGTERM, and the service chooses a step after which all of 
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from types import FrameType, TracebackType
 
 import jax
@@ -29,7 +29,7 @@ START_MESSAGE, SAVED_MESSAGE = "begins after", "saved"
 @contextlib.contextmanager
 def signal_handlers(
     signals: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
-) -> Iterator[None]:
+) -> Generator[None]:
     """Installs `handler` for these signals and restores the previous handlers on exit."""
     previous = {signum: signal.signal(signum, handler) for signum in signals}
     try:

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -96,7 +96,7 @@ class Watchdog:
         self._activity = None
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Generator[None]:
         """Monitors nothing inside; restarts the timer of the previous activity afterwards."""
         previous = self._activity
         self.pause()
@@ -104,7 +104,7 @@ class Watchdog:
         self._restart(previous)
 
     @contextlib.contextmanager
-    def watching(self, name: str, step: int) -> Iterator[None]:
+    def watching(self, name: str, step: int) -> Generator[None]:
         """Monitors `name` inside; restarts the timer of the previous activity afterwards."""
         previous = self._activity
         self.start(name, step)

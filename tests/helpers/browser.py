@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class Page:
 
 
 @contextmanager
-def browse(program: str) -> Iterator[Page]:
+def browse(program: str) -> Generator[Page]:
     """A tab of a new browser with an empty profile."""
     (their_in, ours_out), (ours_in, their_out) = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory() as profile:

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from types import FrameType
 
 from bert_jax.errors import UserError
@@ -218,7 +218,7 @@ def _exit_code_of(error: UserError) -> int:
 
 
 @contextlib.contextmanager
-def _exclusive_lock(context: HostContext) -> Iterator[None]:
+def _exclusive_lock(context: HostContext) -> Generator[None]:
     """Prevents a second trainer of the same run on this host, in case systemd does not."""
     context.workdir.mkdir(parents=True, exist_ok=True)
     with (context.workdir / "lock").open("w") as stream:

@@ -3,7 +3,7 @@
 import contextlib
 import fcntl
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ OWNED_PATTERNS = (
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Generator[None]:
     """Locks the folder against other runs; the kernel releases the lock when the process ends.
 
     Raises:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ class FineTuningSource:
         return [{**sizes, "L": n} for n in self._loader(phase_index, 0).distinct_batch_lengths()]
 
     @contextlib.contextmanager
-    def loader(self, phase_index: int, position: int) -> Iterator[FineTuningLoader]:
+    def loader(self, phase_index: int, position: int) -> Generator[FineTuningLoader]:
         """Opens the training loader; see `Source`."""
         yield self._loader(phase_index, position)
 

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ class MultiTaskSource:
         ]
 
     @contextlib.contextmanager
-    def loader(self, phase_index: int, position: int) -> Iterator[FineTuningLoader]:
+    def loader(self, phase_index: int, position: int) -> Generator[FineTuningLoader]:
         """Opens the training loader; see `Source`."""
         yield self._loader(phase_index, position)
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,7 +26,7 @@ class MetadataServer:
 
 
 @contextmanager
-def serving() -> Iterator[MetadataServer]:
+def serving() -> Generator[MetadataServer]:
     """Runs a server on a free port until the end of the block."""
 
     class Handler(BaseHTTPRequestHandler):

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class Lease:
         self._write(self._generation)
 
     @contextlib.contextmanager
-    def renewing(self) -> Iterator[None]:
+    def renewing(self) -> Generator[None]:
         """Renews the lease in a thread; if it gets lost, the next call of `renew` raises."""
         finished = threading.Event()
 

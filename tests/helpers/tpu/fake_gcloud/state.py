@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ class State:
         self._file, self._lock = root / "state.json", root / "state.lock"
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[dict[str, dict[str, Any]]]:
+    def changing(self) -> Generator[dict[str, dict[str, Any]]]:
         """Yields the whole state, and writes it back at the end, also when the command fails."""
         with self._lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

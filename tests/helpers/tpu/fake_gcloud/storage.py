@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 from tests.helpers.tpu.fake_gcloud.parsing import CloudError, Parsed
@@ -214,7 +214,7 @@ class Storage:
             )
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Generator[None]:
         with (self._root / "gcs.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
