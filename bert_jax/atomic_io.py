@@ -7,7 +7,6 @@ is written to, never replaced.
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import shutil
 import socket
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
+from bert_jax.json_io import format_json
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 """Errors of a disk that is full, read-only or broken; the path that failed may not be named."""
@@ -73,7 +73,7 @@ def write_json(path: Path, data: Any) -> None:
     Raises:
       UserError: the file cannot be written.
     """
-    atomic_write(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    atomic_write(path, format_json(data))
 
 
 def make_folder(path: Path) -> None:

@@ -7,7 +7,6 @@ Imports neither jax nor TensorFlow.
 """
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import json
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from bert_jax import legacy_names
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 TYPE_KEY = "type"
@@ -156,8 +155,7 @@ def _unknown_config_field(path: str, key: str, cls: Any) -> ConfigError:
 
 def unknown_field(path: str, key: str, known: Mapping[str, Any] | Sequence[str]) -> ConfigError:
     """Returns the error for a field that does not exist, which names the nearest known one."""
-    closest = difflib.get_close_matches(key, list(known), n=1, cutoff=0.4)
-    hint = f"did you mean {closest[0]!r}?" if closest else f"fields here: {', '.join(known)}"
+    hint = did_you_mean(key, known).strip() or f"fields here: {', '.join(known)}"
     return ConfigError(f"{path}: no field {key!r}; {hint}")
 
 

@@ -1,8 +1,11 @@
-"""Defines the errors that a user can cause.
+"""Defines the errors that a user can cause, and parts of their messages.
 
 The command line prints their message without a traceback and exits with `exit_code`. Any other
 exception is a bug in bert_jax.
 """
+
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(Exception):
@@ -28,3 +31,29 @@ class MissingExtraError(UserError, ImportError):
             f"{need}; install the extra [{extra}]: pip install 'bert_jax[{extra}]', or in a clone "
             f"pip install -e '.[{extra}]'"
         )
+
+
+def closest_name(name: str, known: Iterable[str], *, cutoff: float = 0.4) -> str | None:
+    """Returns the known name that is most similar to a misspelled one.
+
+    Args:
+      cutoff: the least similarity, from 0 (any name) to 1 (equal); None is returned if no name has
+        it.
+    """
+    closest = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return closest[0] if closest else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns "did you mean 'x'? " with the known name closest to `name`; "" if none is close."""
+    closest = closest_name(name, known)
+    return "" if closest is None else f"did you mean {closest!r}? "
+
+
+def require_list_of_texts(texts: object) -> None:
+    """Raises TypeError if one text is given where a list of texts is expected.
+
+    Without this check, a str would be read as the list of its characters.
+    """
+    if isinstance(texts, str):
+        raise TypeError(f"expected a list of texts, found the text {texts[:40]!r}")

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
 
     from bert_jax.data.finetuning.readers.load_task import load_task
     from bert_jax.tasks.data_stats import count_overlap
-    from bert_jax.text.tokenizer import load_tokenizer
+    from bert_jax.text.load_tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(args.tokenizer)
     task = load_task(config)

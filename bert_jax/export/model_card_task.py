@@ -24,7 +24,7 @@ def model_card_sections(run: RunCheckpoint) -> list[str]:
     """Headings and texts: training data, training, results, hardware."""
     config = run.config
     file = run.folder / run_folder.ANALYSIS
-    analysis = run_folder.read_json(file) if file.exists() else None
+    analysis = run_folder.read_run_json(file) if file.exists() else None
     mixture_section = []
     if run.task:
         mixture_section = [_mixture_section(run, analysis["mixture"] if analysis else [])]

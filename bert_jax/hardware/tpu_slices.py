@@ -4,14 +4,13 @@ All other modules, and the launcher in `tpu/`, take their facts about TPUs from 
 standard library only.
 """
 
-import difflib
 import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, closest_name
 
 FILE = Path(__file__).with_name("tpu_slices.json")
 
@@ -124,7 +123,7 @@ def find_slice(name: str) -> Slice:
     if name not in slices:
         by_type = {each.accelerator_type: each.name for each in slices.values()}
         known = [*slices, *filter(None, by_type)]
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+        nearest = closest_name(name, known, cutoff=0.0) or known[0]
         raise ConfigError(
             f"slice {name!r} is not known; the nearest is {by_type.get(nearest, nearest)!r} "
             f"(known: {', '.join(slices)})"

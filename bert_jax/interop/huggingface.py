@@ -20,7 +20,8 @@ from bert_jax.interop.torch_file import read_torch_file
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import HuggingFaceFormat, format_of
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 CONFIG, WEIGHTS, TORCH_WEIGHTS = "config.json", "model.safetensors", "pytorch_model.bin"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")

@@ -1,11 +1,10 @@
 """Defines the configs of objectives: which network is trained, and with which losses."""
 
-import difflib
 import math
 import re
 from dataclasses import dataclass
 
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, did_you_mean
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
@@ -193,8 +192,7 @@ class MultiTask:
                     classifier_dropout=self.classifier_dropout,
                     compute=self.compute,
                 )
-        closest = difflib.get_close_matches(name, self.task_names, n=1, cutoff=0.4)
-        hint = f"did you mean {closest[0]!r}? " if closest else ""
+        hint = did_you_mean(name, self.task_names)
         raise ConfigError(f"no task {name!r}; {hint}tasks here: {', '.join(self.task_names)}")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from bert_jax.data.finetuning.example import Example, Task, TextExample
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, require_list_of_texts
 from bert_jax.models.heads.config import head_param_name, uses_pooler
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.predict.batching import next_power_of_two, params_to_device, require_tokenizer
@@ -160,8 +160,7 @@ class Predictor:
           UserError: an input is empty, or is not what the model reads.
           TypeError: `inputs` is one text instead of a list.
         """
-        if isinstance(inputs, str):  # a str is a sequence of strings: its characters
-            raise TypeError(f"expected a list of texts, found the text {inputs[:40]!r}")
+        require_list_of_texts(inputs)
         kind = self.kind
         examples = tuple(
             kind.example_from_input(model_input, str(index))

@@ -22,7 +22,7 @@ import numpy as np
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.data.config import MultiTaskData
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
-from bert_jax.errors import ConfigError, UserError
+from bert_jax.errors import ConfigError, UserError, require_list_of_texts
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.models.encoder import Encoder, EncoderConfig
@@ -111,8 +111,7 @@ class LoadedModel:
         Raises:
           UserError: the model has no tokenizer.
         """
-        if isinstance(texts, str):
-            raise TypeError(f"expected a list of texts, found the text {texts[:40]!r}")
+        require_list_of_texts(texts)
         if self.tokenizer is None:
             raise UserError(f"{self.path} has no tokenizer files")
         add_special_tokens = self.tokenizer.build_inputs_with_special_tokens

@@ -40,10 +40,10 @@ def write_report(folder: Path) -> Path:
     Raises:
       UserError: `folder` is not a run folder, or one of these files is damaged.
     """
-    run_info = run_folder.read_json(folder / run_folder.CONFIG)
+    run_info = run_folder.read_run_json(folder / run_folder.CONFIG)
     rows = metrics.read_metrics(folder / metrics.FILE)
     results, analysis = (
-        run_folder.read_json(folder / file) if (folder / file).exists() else {}
+        run_folder.read_run_json(folder / file) if (folder / file).exists() else {}
         for file in (run_folder.EVALUATION, run_folder.ANALYSIS)
     )
     training = [row for row in rows if row["split"] == metrics.TRAIN]

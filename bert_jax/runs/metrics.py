@@ -14,6 +14,7 @@ from bert_jax.runs.hooks import StepEvent, Throughput
 
 FILE = "metrics.jsonl"
 TRAIN, EVALUATION = "train", "evaluation"
+_TAIL_BYTES = 4096
 
 
 class MetricsLog:
@@ -93,6 +94,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             )
         rows.append(row)
     return rows
+
+
+def last_lines(file: Path) -> list[str]:
+    """Returns the last lines of a log or metrics file, without white space and empty lines.
+
+    Only the last 4,096 bytes are read, so the first line may be cut off at its beginning. The last
+    one may be incomplete if a process is writing it.
+    """
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+        lines = stream.read().decode("utf-8", errors="replace").splitlines()
+    return [line.strip() for line in lines if line.strip()]
 
 
 class TensorBoard:

@@ -17,9 +17,6 @@ Imports neither jax nor TensorFlow.
 """
 
 import contextlib
-import errno
-import fcntl
-import json
 import os
 import platform
 import socket
@@ -32,6 +29,8 @@ from typing import Any
 from bert_jax.atomic_io import write_json
 from bert_jax.config_lib import diff, fingerprint, from_json, to_json
 from bert_jax.errors import UserError
+from bert_jax.file_lock import AlreadyLockedError, acquire_lock
+from bert_jax.json_io import read_json
 from bert_jax.legacy_names import upgrade_analysis, upgrade_config
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
@@ -50,18 +49,13 @@ def package_versions() -> dict[str, str]:
     return versions_by_package
 
 
-def read_json(file: Path) -> Any:
+def read_run_json(file: Path) -> Any:
     """Reads a JSON file of a run folder and translates names of earlier versions.
 
     Raises:
       UserError: the file does not exist or is not JSON; the message names the line.
     """
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{file} does not exist; expected a run folder") from None
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON: {error}; restore it from a copy") from None
+    data = read_json(file)
     if file.name == CONFIG:
         return upgrade_config(data)
     return upgrade_analysis(data) if file.name == ANALYSIS else data
@@ -73,7 +67,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
       UserError: `folder` is not a run folder.
     """
-    content = read_json(folder / CONFIG)
+    content = read_run_json(folder / CONFIG)
     if not isinstance(content, dict) or "config" not in content:
         raise UserError(f"{folder / CONFIG} was not written by bert_jax; expected a run folder")
     return content["config"]
@@ -92,27 +86,18 @@ def lock_run_folder(folder: Path) -> Generator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        stream = (folder / LOCK).open("a+", encoding="utf-8")
+        lock = acquire_lock(folder / LOCK, owner=f"process {os.getpid()} on {socket.gethostname()}")
+    except AlreadyLockedError as error:
+        raise UserError(
+            f"{folder} is in use: {error.owner} trains there; wait for it, stop it, "
+            "or choose another run folder"
+        ) from None
     except OSError as error:
-        raise UserError(f"{folder} cannot be used as a run folder: {error.strerror}") from None
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise UserError(
-                    f"{folder / LOCK} cannot be locked: {error.strerror}; choose a run folder on "
-                    "a file system that supports locks"
-                ) from None
-            stream.seek(0)
-            holder = stream.read().strip() or "another process"
-            raise UserError(
-                f"{folder} is in use: {holder} trains there; wait for it, stop it, "
-                "or choose another run folder"
-            ) from None
-        stream.truncate(0)
-        stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        stream.flush()
+        raise UserError(
+            f"{folder} cannot be used as a run folder: {error.strerror}; choose one that can be "
+            "written, on a file system that supports locks"
+        ) from None
+    with lock:
         yield
 
 
@@ -149,7 +134,7 @@ def write_or_check_config(
     if not file.exists():
         write_json(file, content)
         return
-    saved = read_json(file)
+    saved = read_run_json(file)
     if not isinstance(saved, dict) or "config" not in saved:
         raise UserError(f"{file} was not written by bert_jax; choose another run folder")
     # Fields added since the folder was written get their default values.
@@ -181,7 +166,7 @@ def external_checkpoint_dir(folder: Path) -> str | None:
     """
     if (folder / CHECKPOINTS).is_dir() or not (folder / CONFIG).is_file():
         return None
-    saved = read_json(folder / CONFIG)
+    saved = read_run_json(folder / CONFIG)
     return saved.get(_CHECKPOINT_DIR_KEY) if isinstance(saved, dict) else None
 
 

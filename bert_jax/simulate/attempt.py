@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bert_jax.runs.metrics import FILE as METRICS
+from bert_jax.runs.metrics import last_lines
 from bert_jax.simulate.scenario import Kill, Scenario
 from bert_jax.simulate.simulated_host import HEARTBEAT_SECONDS, HostProcess, host_environment
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
@@ -18,7 +19,6 @@ from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
 POLL_SECONDS = 0.02
 GRACE_SECONDS = HEARTBEAT_SECONDS + 15
 """How long hosts may take to exit after another host has failed, before they are killed."""
-_TAIL_BYTES = 4096  # bytes of the log in which its last line is looked for
 
 
 @dataclass(kw_only=True)
@@ -172,10 +172,6 @@ class _MetricsTail:
         try:
             if self._file.stat().st_ino == self._previous_inode:
                 return 0
-            with self._file.open("rb") as stream:
-                size = stream.seek(0, os.SEEK_END)
-                stream.seek(max(0, size - _TAIL_BYTES))
-                *_, last, _ = stream.read().split(b"\n")
-            return int(json.loads(last)["step"])
-        except (OSError, ValueError):  # not written yet
+            return int(json.loads(last_lines(self._file)[-1])["step"])
+        except (OSError, ValueError, IndexError):  # not written yet
             return 0

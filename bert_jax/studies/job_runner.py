@@ -13,7 +13,6 @@ A finished job is not run again. A job that was interrupted or killed resumes fr
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import signal
@@ -31,6 +30,7 @@ from tqdm import tqdm
 from bert_jax.atomic_io import write_json
 from bert_jax.config_lib import diff
 from bert_jax.errors import UserError
+from bert_jax.file_lock import is_locked
 from bert_jax.runs import metrics, run_folder
 from bert_jax.runs.progress import format_duration
 from bert_jax.studies import job_shards
@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 SETTINGS_FILE, LOG_FILE, FINISHED_FILE = "settings.json", "log.txt", "finished.json"
 FINETUNE_COMMAND = (sys.executable, "-m", "bert_jax", "finetune")
 _POLL_SECONDS = 0.5
-_TAIL_BYTES = 4096  # bytes of a log in which its last line is looked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +124,7 @@ class JobRunner:
             write_json(file, settings)
             return
         # A round trip through JSON, because settings.json has lists where `settings` has tuples.
-        changes = diff(run_folder.read_json(file), json.loads(json.dumps(settings)))
+        changes = diff(run_folder.read_run_json(file), json.loads(json.dumps(settings)))
         if changes:
             lines = "".join(f"\n  {path}: was {old!r}, now {new!r}" for path, old, new in changes)
             raise UserError(
@@ -219,7 +218,7 @@ class JobRunner:
     def _wait_for_orphan(self, run: Path) -> None:
         """Waits for a run that an earlier, killed command has left behind in the folder."""
         announced = False
-        while not self._stop_requested and _is_locked(run / run_folder.LOCK):
+        while not self._stop_requested and is_locked(run / run_folder.LOCK):
             if not announced:
                 owner = (run / run_folder.LOCK).read_text(encoding="utf-8").strip()
                 logger.info("%s: waiting for %s, which is still training there", run, owner)
@@ -237,7 +236,7 @@ class JobRunner:
 def is_finished(folder: Path, job: Job) -> bool:
     """Returns whether a job has succeeded with the same arguments."""
     file = folder / job.name / FINISHED_FILE
-    return file.exists() and run_folder.read_json(file) == {"arguments": list(job.arguments)}
+    return file.exists() and run_folder.read_run_json(file) == {"arguments": list(job.arguments)}
 
 
 def progress_fraction(run: Path) -> float:
@@ -245,7 +244,7 @@ def progress_fraction(run: Path) -> float:
     try:
         config = run_folder.read_config(run)
         steps = sum(phase["steps"] for phase in config["train"]["phases"])
-        row = json.loads(_last_lines(run / metrics.FILE)[-1])
+        row = json.loads(metrics.last_lines(run / metrics.FILE)[-1])
         return min(1.0, row["step"] / steps)
     except (OSError, ValueError, LookupError, TypeError, UserError):
         # The run has not started, or its last line is only half written.
@@ -263,25 +262,7 @@ def _failure_reason(run: Path, exit_code: int) -> str:
         if exit_code > 0
         else f"killed by {signal.Signals(-exit_code).name}"
     )
-    lines = _last_lines(run / LOG_FILE)
+    lines = metrics.last_lines(run / LOG_FILE)
     errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
     message = " ".join(lines[errors[-1] if errors else -1 :]).removeprefix("error: ")
     return f"{message or 'no output'} ({exit_text}; {run / LOG_FILE})"
-
-
-def _last_lines(file: Path) -> list[str]:
-    with file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-        lines = stream.read().decode("utf-8", errors="replace").splitlines()
-    return [line.strip() for line in lines if line.strip()]
-
-
-def _is_locked(lock: Path) -> bool:
-    if not lock.exists():
-        return False
-    with lock.open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

@@ -8,7 +8,6 @@ coordinator, can run on different machines, and resume after a restart.
 """
 
 import contextlib
-import fcntl
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Protocol, TypeVar
 
 from bert_jax.atomic_io import write_json
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.file_lock import AlreadyLockedError, acquire_lock
 from bert_jax.runs import run_folder
 
 FOLDER = "lanes"  # tpu/worker reads the files in this folder, so its name must not change
@@ -88,18 +88,15 @@ def locked(output: Path, shard: JobShard) -> Generator[None]:
       UserError: another process runs this shard, or all jobs.
     """
     with run_folder.lock_run_folder(output / FOLDER / f"{shard.index}-of-{shard.count}"):
-        with (output / run_folder.LOCK).open("a+", encoding="utf-8") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                stream.seek(0)
-                owner = stream.read().strip() or "another process"
-                raise UserError(
-                    f"{output} is in use: {owner} runs all jobs there; wait for it or stop it"
-                ) from None
-            stream.truncate(0)
-            stream.write("a command with --num-shards\n")
-            stream.flush()
+        try:
+            lock = acquire_lock(
+                output / run_folder.LOCK, owner="a command with --num-shards", shared=True
+            )
+        except AlreadyLockedError as error:
+            raise UserError(
+                f"{output} is in use: {error.owner} runs all jobs there; wait for it or stop it"
+            ) from None
+        with lock:
             yield
 
 
@@ -109,6 +106,5 @@ def exclusive(output: Path) -> Generator[None]:
 
     Waits while another shard holds the lock. Enter it inside `locked`, which creates the folder.
     """
-    with (output / FOLDER / run_folder.LOCK).open("a") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    with acquire_lock(output / FOLDER / run_folder.LOCK, wait=True):
         yield

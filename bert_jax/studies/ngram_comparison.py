@@ -28,7 +28,7 @@ def compare_with_ngrams(folder: Path) -> dict[str, float | None]:
     experiment = from_json(Experiment, run_folder.read_config(folder))
     losses = ngram_baseline_losses(experiment)
     file = folder / run_folder.EVALUATION
-    evaluation = run_folder.read_json(file) if file.exists() else {}
+    evaluation = run_folder.read_run_json(file) if file.exists() else {}
     return {
         "mlm_loss": evaluation.get("mlm_loss"),
         "bigram": losses["bigram"],

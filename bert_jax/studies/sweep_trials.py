@@ -95,7 +95,7 @@ def read_evaluations(output: Path, trial: Trial) -> dict[int, dict[str, dict[str
     for seed in trial.seeds:
         job = trial.job(seed)
         if is_finished(output, job):
-            found[seed] = run_folder.read_json(output / job.name / run_folder.EVALUATION)
+            found[seed] = run_folder.read_run_json(output / job.name / run_folder.EVALUATION)
     return found
 
 

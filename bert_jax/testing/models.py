@@ -20,7 +20,8 @@ from bert_jax.models.model import build_network
 from bert_jax.objectives.config import ObjectiveConfig, Pretraining
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, build_model
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 
 WORDS = ("the", "old", "man", "mend", "##s", "##ed", "a", "net", "by", "sea", "and", "sings", ".")

@@ -23,15 +23,15 @@ from tokenizers import (
 )
 
 from bert_jax.errors import UserError
+from bert_jax.json_io import read_json_object
 from bert_jax.text.files import read_text
 from bert_jax.text.input_template import default_template
-from bert_jax.text.saving import save_tokenizer
 from bert_jax.text.tokenizer import (
     Encoding,
     SpecialTokens,
     Tokenizer,
     find_special_tokens,
-    read_json,
+    save_tokenizer,
 )
 from bert_jax.text.tokenizer_json import (
     CONTINUING_SUBWORD_PREFIX,
@@ -233,7 +233,7 @@ def load_byte_level_bpe(path: Path, config: Mapping[str, Any]) -> HuggingFaceTok
         raise UserError(
             f"tokenizer {path}: no merges.txt in the same folder; byte-level BPE needs both files"
         )
-    vocab = read_json(path)
+    vocab = read_json_object(path)
     if not vocab or not all(type(token_id) is int for token_id in vocab.values()):
         raise UserError(f"tokenizer {path}: expected a JSON object of token -> id")
     merges: list[tuple[str, str]] = []
@@ -257,7 +257,7 @@ def load_byte_level_bpe(path: Path, config: Mapping[str, Any]) -> HuggingFaceTok
 
 def load_tokenizer_json(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
     """Loads a `tokenizer.json`: normalizer, pre-tokenizer, model and added tokens."""
-    read_json(path)
+    read_json_object(path)
     try:
         backend = BackendTokenizer.from_str(read_text(path))
     except Exception as error:  # the library raises plain Exception

@@ -25,10 +25,10 @@ from bert_jax import __version__
 from bert_jax.atomic_io import atomic_path, check_writable
 from bert_jax.config_lib import to_json
 from bert_jax.errors import UserError
+from bert_jax.json_io import format_json
 from bert_jax.text.cleaning import clean_text
 from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.files import DocumentUnit, expand_globs, read_documents
-from bert_jax.text.saving import format_json
 from bert_jax.text.tokenizer import SpecialTokens, Tokenizer
 
 MANIFEST_FILE = "manifest.json"

@@ -27,9 +27,14 @@ from tokenizers import (
 
 from bert_jax.errors import UserError
 from bert_jax.text.input_template import default_template
-from bert_jax.text.saving import save_tokenizer
 from bert_jax.text.sentencepiece_model import SentencePieceModel, parse_model
-from bert_jax.text.tokenizer import Encoding, SpecialTokens, Tokenizer, declared_token
+from bert_jax.text.tokenizer import (
+    Encoding,
+    SpecialTokens,
+    Tokenizer,
+    declared_token,
+    save_tokenizer,
+)
 
 _SPACE_MARK = "▁"
 _MODEL_FILE = "spiece.model"

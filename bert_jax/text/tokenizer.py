@@ -1,18 +1,12 @@
-"""Defines the tokenizer interface, and loads a tokenizer from any supported file or folder.
-
-    tokenizer = load_tokenizer("vocab.txt")    # or tokenizer.json, vocab.json, *.model, a folder
-    tokenizer.encode("Some text.")             # ids without special tokens
-    tokenizer.save("folder")                   # AutoTokenizer.from_pretrained("folder") opens it
+"""Defines the tokenizer interface, the special tokens, and how a tokenizer is saved.
 
 There are two implementations: `HuggingFaceTokenizer` (WordPiece, byte-level BPE and any other
-tokenizer.json) and `SentencePieceTokenizer` (.model files). Their libraries are imported only when
-a tokenizer is loaded.
+tokenizer.json) and `SentencePieceTokenizer` (.model files). `load_tokenizer` opens either.
 """
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.atomic_io import atomic_write, make_folder
 from bert_jax.errors import UserError
-from bert_jax.text.files import read_text
+from bert_jax.json_io import format_json
 from bert_jax.text.input_template import (
-    BertTemplate,
     Ids,
     default_template,
-    template_by_name,
 )
 
 # `save` writes this file last: a folder that contains it is complete.
@@ -181,81 +174,6 @@ class Tokenizer(ABC):
         """Writes a folder that `load_tokenizer` and Hugging Face's AutoTokenizer open."""
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Loads a tokenizer from a file or folder.
-
-    Args:
-      path: `vocab.txt` (WordPiece), `tokenizer.json`, `vocab.json` with `merges.txt` in the same
-        folder (byte-level BPE), a SentencePiece `.model`, or a folder with one of these. A
-        `tokenizer_config.json` in the same folder sets lower-casing and special tokens. Without
-        one, a vocab.txt is uncased if none of its tokens contains an upper-case letter.
-
-    Raises:
-      UserError: the path does not exist, a file is damaged, a token occurs twice, or a special
-        token is missing. (Special tokens that a `.model` lacks are appended to its vocabulary.)
-    """
-    path = Path(path)
-    if not path.exists():
-        raise UserError(
-            f"tokenizer {path}: no such file or folder. Expected vocab.txt, tokenizer.json, "
-            "vocab.json with merges.txt, a SentencePiece .model, or a folder with one of these; "
-            "`bert-jax tokenizer train` makes one"
-        )
-    if path.is_dir():
-        return _load_folder(path)
-    return _load_file(path)
-
-
-def _load_folder(folder: Path) -> Tokenizer:
-    tokenizer_info = (
-        read_json(folder / TOKENIZER_INFO_FILE) if (folder / TOKENIZER_INFO_FILE).exists() else {}
-    )
-    names = [tokenizer_info["file"]] if "file" in tokenizer_info else []
-    # Of the files of other programs, only tokenizer.json contains every rule.
-    names += ["tokenizer.json", "vocab.txt", "vocab.json"]
-    files = [folder / name for name in names if (folder / name).exists()]
-    files += sorted(folder.glob("*.model"))
-    if not files:
-        raise UserError(
-            f"tokenizer {folder}: the folder contains no tokenizer; expected tokenizer.json, "
-            "vocab.txt, vocab.json with merges.txt, or a SentencePiece .model"
-        )
-    tokenizer = _load_file(files[0])
-    expected = tokenizer_info.get("fingerprint", tokenizer.fingerprint)
-    if tokenizer.fingerprint != expected:
-        raise UserError(
-            f"tokenizer {folder}: its files were changed after it was saved (fingerprint "
-            f"{tokenizer.fingerprint[:12]}, expected {expected[:12]} from {TOKENIZER_INFO_FILE}). "
-            f"Restore the folder, or delete {TOKENIZER_INFO_FILE} if you changed it on purpose"
-        )
-    if tokenizer_info:
-        # Versions that saved no template put every pair into BERT's.
-        name = tokenizer_info.get("template", BertTemplate.name)
-        tokenizer.template = template_by_name(name, str(folder / TOKENIZER_INFO_FILE))
-    return tokenizer
-
-
-def _load_file(path: Path) -> Tokenizer:
-    config_file = path.parent / TOKENIZER_CONFIG_FILE
-    config = read_json(config_file) if config_file.exists() else {}
-    if path.suffix == ".model":
-        from bert_jax.text.sentencepiece_tokenizer import load_sentencepiece
-
-        return load_sentencepiece(path, config)
-    from bert_jax.text import fast_tokenizer
-
-    if path.name.endswith("tokenizer.json"):
-        return fast_tokenizer.load_tokenizer_json(path, config)
-    if path.suffix == ".txt":
-        return fast_tokenizer.load_wordpiece(path, config)
-    if path.suffix == ".json":
-        return fast_tokenizer.load_byte_level_bpe(path, config)
-    raise UserError(
-        f"tokenizer {path}: the file name ends in {path.suffix!r}; expected vocab.txt, "
-        "tokenizer.json, vocab.json (with merges.txt in the same folder) or a SentencePiece .model"
-    )
-
-
 def find_special_tokens(
     vocab: Mapping[str, int], tokenizer_config: Mapping[str, Any], source: str | Path
 ) -> SpecialTokens:
@@ -286,24 +204,40 @@ def declared_token(tokenizer_config: Mapping[str, Any], role: str) -> str | None
     return value.get("content") if isinstance(value, dict) else value
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object; UserError if the file is damaged or a key occurs twice."""
+def save_tokenizer(
+    folder: str | Path,
+    *,
+    files: Mapping[str, str | bytes],
+    tokenizer_config: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    main_file: str,
+) -> None:
+    """Writes what `load_tokenizer` and `AutoTokenizer.from_pretrained` read.
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) < len(pairs):
-            counts = Counter(key for key, _ in pairs)
-            duplicate = next(key for key in counts if counts[key] > 1)
-            raise UserError(f"{path}: the key {duplicate!r} occurs twice; expected each key once")
-        return table
-
-    try:
-        content = json.loads(read_text(path), object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}: not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}). "
-            "The file may be cut off: download or write it again"
-        ) from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a JSON object, found a {type(content).__name__}")
-    return content
+    Args:
+      folder: created if needed; files of the same names are replaced.
+      files: name -> content.
+      tokenizer_config: content of tokenizer_config.json (class, special tokens).
+      tokenizer: the tokenizer that is saved.
+      main_file: the one of `files` that `load_tokenizer` opens.
+    """
+    folder = Path(folder)
+    make_folder(folder)
+    description = {
+        "kind": tokenizer.kind,
+        "vocab_size": tokenizer.vocab_size,
+        "file": main_file,
+        "fingerprint": tokenizer.fingerprint,
+        "template": tokenizer.template.name,
+    }
+    (folder / TOKENIZER_INFO_FILE).unlink(missing_ok=True)
+    for name, content in {
+        **files,
+        TOKENIZER_CONFIG_FILE: format_json(tokenizer_config),
+        # Releases of transformers before 5 read the special tokens from this file.
+        "special_tokens_map.json": format_json(
+            {f"{role}_token": token for role, token in tokenizer.special_tokens.as_dict().items()}
+        ),
+        TOKENIZER_INFO_FILE: format_json(description),
+    }.items():
+        atomic_write(folder / name, content)

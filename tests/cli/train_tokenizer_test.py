@@ -3,7 +3,7 @@
 import pytest
 
 from bert_jax.cli import main
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
 
 
 def test_training_writes_a_tokenizer_and_reports_it(tmp_path, capsys):

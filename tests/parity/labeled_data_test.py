@@ -18,7 +18,8 @@ from bert_jax.data.finetuning.config import Conll, Glue, Snli, Squad, Swag, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.tasks import make_features
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 

@@ -13,7 +13,7 @@ from bert_jax.text.cleaning import clean_text
 from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.files import read_text
 from bert_jax.text.learn import train_tokenizer
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 

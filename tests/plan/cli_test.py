@@ -15,7 +15,7 @@ from bert_jax.cli import main
 from bert_jax.export.export import export
 from bert_jax.plan.placeholder_corpus import write_placeholder_vocab
 from bert_jax.testing.models import small_model
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
 
 RECIPE = "configs/pretrain/bert.py"
 TINY = [RECIPE, "--arg", "size=tiny"]

@@ -19,7 +19,7 @@ from bert_jax.experiment import Experiment
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.config import Pretraining
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.train.config import CheckpointConfig, HeldOutEval, Phase, TrainConfig, WarmupLinear
 
 

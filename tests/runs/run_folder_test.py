@@ -14,7 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.runs.run_folder import (
     lock_run_folder,
     package_versions,
-    read_json,
+    read_run_json,
     write_or_check_config,
 )
 
@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
 
 def test_first_start_writes_config_fingerprint_and_versions(tmp_path):
     write_or_check_config(tmp_path, Config())
-    saved = read_json(tmp_path / "config.json")
+    saved = read_run_json(tmp_path / "config.json")
     assert saved["config"]["logging"]["every"] == 10
     assert saved["versions"]["python"] == package_versions()["python"] and saved["versions"]["jax"]
     assert len(saved["fingerprint"]) >= 16
@@ -103,14 +103,14 @@ def test_another_config_is_refused_with_the_differing_fields(tmp_path):
     message = str(caught.value)
     assert "steps: 100 there, 200 now" in message and "rate: 0.0001 there, 0.001 now" in message
     assert "logging" not in message
-    assert read_json(tmp_path / "config.json")["config"]["steps"] == 100
+    assert read_run_json(tmp_path / "config.json")["config"]["steps"] == 100
 
 
 def test_fields_that_may_differ_are_taken_over(tmp_path):
     write_or_check_config(tmp_path, Config())
     changed = replace(Config(), logging=ToyLogging(every=5))
     write_or_check_config(tmp_path, changed, mutable_fields=["logging.every"])
-    assert read_json(tmp_path / "config.json")["config"]["logging"]["every"] == 5
+    assert read_run_json(tmp_path / "config.json")["config"]["logging"]["every"] == 5
     with pytest.raises(UserError, match=r"logging\.every: 5 there, 10 now"):
         write_or_check_config(tmp_path, Config())
 
@@ -118,10 +118,10 @@ def test_fields_that_may_differ_are_taken_over(tmp_path):
 def test_damaged_or_foreign_config_files_are_named(tmp_path):
     file = tmp_path / "config.json"
     file.write_text('{"config": {')
-    with pytest.raises(UserError, match=r"config\.json is not JSON.*line 1"):
+    with pytest.raises(UserError, match=r"config\.json: not valid JSON at line 1"):
         write_or_check_config(tmp_path, Config())
     file.write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(UserError, match="was not written by bert_jax"):
         write_or_check_config(tmp_path, Config())
     with pytest.raises(UserError, match="does not exist"):
-        read_json(tmp_path / "absent.json")
+        read_run_json(tmp_path / "absent.json")

@@ -18,7 +18,7 @@ from bert_jax.cli import main
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.runs.run_folder import lock_run_folder, read_json
+from bert_jax.runs.run_folder import lock_run_folder, read_run_json
 from bert_jax.studies.job_runner import Job, JobRunner, is_finished
 from bert_jax.studies.job_shards import STARTUP_COST, JobShard, assign
 from bert_jax.testing.models import small_model
@@ -110,7 +110,7 @@ def test_shards_run_only_their_jobs_and_write_manifests(tmp_path, command):
             failed |= runner.run(jobs)
     assert list(failed) == ["c"] and "no luck" in failed["c"]
     assert sorted((output / "journal.txt").read_text().split()) == ["a", "b", "c", "d", "e"]
-    manifests = [read_json(output / f"lanes/lane-{number}-of-2.json") for number in range(2)]
+    manifests = [read_run_json(output / f"lanes/lane-{number}-of-2.json") for number in range(2)]
     assert manifests == [{"jobs": ["a", "c", "e"], "cost": 3.0}, {"jobs": ["b", "d"], "cost": 2.0}]
     (output / "c" / "fixed").touch()
     with JobRunner(output, command) as runner:

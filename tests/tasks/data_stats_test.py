@@ -21,7 +21,8 @@ from bert_jax.tasks.data_stats import (
     regression_labels,
 )
 from bert_jax.testing.text_corpus import topic_words, write_vocabulary
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks import make_features
 from bert_jax.tasks.seqio_tasks import register_labeled_task, register_mixture
 from bert_jax.testing.text_corpus import topic_words, write_vocabulary
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
 
 LENGTH = 20
 A, B, C = topic_words(0)[:3]

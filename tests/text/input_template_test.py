@@ -9,7 +9,8 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.text.input_template import BertTemplate, InputTemplate, RobertaTemplate
-from bert_jax.text.tokenizer import TOKENIZER_INFO_FILE, load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
+from bert_jax.text.tokenizer import TOKENIZER_INFO_FILE
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.learn import train_tokenizer, train_tokenizer_from_files
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.wordpiece_learner import train_wordpiece_vocab
 
 KINDS = ("wordpiece", "bpe", "unigram")

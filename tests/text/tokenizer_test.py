@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
 
 _WORDS = "the un ##aff ##able dog ##s runs . , cafe"
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS.split()]

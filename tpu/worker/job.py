@@ -5,7 +5,6 @@ which saves and exits. After that, everything is copied to the bucket once more.
 """
 
 import contextlib
-import fcntl
 import os
 import signal
 import time
@@ -14,6 +13,7 @@ from collections.abc import Generator
 from types import FrameType
 
 from bert_jax.errors import UserError
+from bert_jax.file_lock import AlreadyLockedError, acquire_lock
 from tpu import bucket_layout, protocol, strict_json
 from tpu.protocol import DoneMarker, JobSpec
 from tpu.worker import (
@@ -221,11 +221,9 @@ def _exit_code_of(error: UserError) -> int:
 def _exclusive_lock(context: HostContext) -> Generator[None]:
     """Prevents a second trainer of the same run on this host, in case systemd does not."""
     context.workdir.mkdir(parents=True, exist_ok=True)
-    with (context.workdir / "lock").open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"another process on this host already trains {context.run_id}"
-            ) from None
+    try:
+        lock = acquire_lock(context.workdir / "lock")
+    except AlreadyLockedError:
+        raise UserError(f"another process on this host already trains {context.run_id}") from None
+    with lock:
         yield

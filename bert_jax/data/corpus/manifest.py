@@ -21,6 +21,7 @@ from typing import Any
 
 from bert_jax.atomic_io import write_json
 from bert_jax.errors import UserError
+from bert_jax.json_io import read_json
 from bert_jax.legacy_names import MANIFEST, SHARD, rename_keys
 
 FORMAT_VERSION = 1
@@ -143,11 +144,3 @@ def read_manifest(folder: str | Path) -> Manifest:
 def shard_from_json(data: dict[str, Any]) -> CorpusShard:
     data = rename_keys(data, SHARD)
     return CorpusShard(**{**data, "counts": CorpusCounts(**data["counts"])})
-
-
-def read_json(path: Path) -> Any:
-    """Reads a JSON file; UserError if it is not valid JSON."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from None

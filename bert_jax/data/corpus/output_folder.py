@@ -1,7 +1,6 @@
 """Locks the output folder of `bert-jax prepare` and compares it with an earlier run's plan."""
 
 import contextlib
-import fcntl
 import shutil
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -9,10 +8,12 @@ from typing import Any
 
 from bert_jax import config_lib as configs
 from bert_jax.atomic_io import atomic_path, make_folder, write_json
-from bert_jax.data.corpus.manifest import MANIFEST_FILE, PLAN_FILE, TOKENIZER_FOLDER, read_json
+from bert_jax.data.corpus.manifest import MANIFEST_FILE, PLAN_FILE, TOKENIZER_FOLDER
 from bert_jax.data.corpus.plan import PreparePlan
 from bert_jax.errors import UserError
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.file_lock import AlreadyLockedError, acquire_lock
+from bert_jax.json_io import read_json
+from bert_jax.text.load_tokenizer import load_tokenizer
 
 LOCK_FILE = ".lock"
 # The files of a prepared corpus; --overwrite removes these and no others.
@@ -34,16 +35,15 @@ def lock_folder(folder: Path) -> Generator[None]:
       UserError: another process is writing a corpus to this folder.
     """
     make_folder(folder)
-    with open(folder / LOCK_FILE, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"--output {folder}: another process is writing a corpus there; wait for it or "
-                "choose another folder"
-            ) from None
+    try:
+        lock = acquire_lock(folder / LOCK_FILE)
+    except AlreadyLockedError:
+        raise UserError(
+            f"--output {folder}: another process is writing a corpus there; wait for it or "
+            "choose another folder"
+        ) from None
+    with lock:
         yield
-    # Do not delete the file: another process could then lock a new file of the same name.
 
 
 def open_output_folder(folder: Path, plan: PreparePlan, *, overwrite: bool) -> None:

@@ -26,18 +26,12 @@ from bert_jax.data.corpus.manifest import (
     write_manifest,
 )
 from bert_jax.data.corpus.records import ids_dtype, shard_file_name
-from bert_jax.data.corpus.sources import (
-    FileUnit,
-    RegisteredTask,
-    SourceFile,
-    TaskUnit,
-    TextFiles,
-    describe_files,
-    make_file_units,
-)
+from bert_jax.data.corpus.sources import RegisteredTask, SourceFile, TextFiles
+from bert_jax.data.corpus.work_units import FileUnit, TaskUnit, describe_files, make_file_units
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.sentences import get_sentence_splitter
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,9 +30,10 @@ from bert_jax.data.corpus.manifest import (
 from bert_jax.data.corpus.output_folder import lock_folder, open_output_folder
 from bert_jax.data.corpus.plan import PrepareConfig, PreparePlan, finalize_corpus, make_prepare_plan
 from bert_jax.data.corpus.shards import finished_shard, write_shard
-from bert_jax.data.corpus.sources import FileUnit, TaskUnit
+from bert_jax.data.corpus.work_units import FileUnit, TaskUnit
 from bert_jax.errors import UserError
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 REFRESH_SECONDS = 0.5
 

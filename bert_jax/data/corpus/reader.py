@@ -13,7 +13,8 @@ from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, CorpusShard, Manifes
 from bert_jax.data.corpus.records import DocumentPart, decode_record
 from bert_jax.errors import UserError
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 
 def corpus_tokenization(folder: str | Path, manifest: Manifest) -> Tokenization:

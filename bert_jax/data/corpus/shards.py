@@ -14,7 +14,7 @@ from typing import Any
 
 from bert_jax.atomic_io import write_json
 from bert_jax.data.corpus.documents import EncodedDocument
-from bert_jax.data.corpus.manifest import CorpusCounts, CorpusShard, read_json, shard_from_json
+from bert_jax.data.corpus.manifest import CorpusCounts, CorpusShard, shard_from_json
 from bert_jax.data.corpus.records import (
     DocumentPart,
     index_file_name,
@@ -22,6 +22,7 @@ from bert_jax.data.corpus.records import (
     write_records,
 )
 from bert_jax.errors import UserError
+from bert_jax.json_io import read_json
 
 
 def write_shard(

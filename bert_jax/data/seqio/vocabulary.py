@@ -9,7 +9,8 @@ import seqio
 import tensorflow as tf
 
 from bert_jax.data.seqio.tf_numpy import SCALAR, VECTOR, numpy_function
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 
 class SeqioVocabulary(seqio.Vocabulary):

@@ -27,7 +27,7 @@ from bert_jax.runs import run_folder
 from bert_jax.tasks import make_features, make_head, training_features
 from bert_jax.tasks.analysis import analyze, describe_task
 from bert_jax.text.compatibility import Tokenization, check_embedding_rows
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.train.config import LabeledEval
 from bert_jax.train.sources.feature_cache import ENCODER_FEATURES, FeatureExtractor, cache_features
 from bert_jax.train.sources.task_evaluator import TaskEvaluator

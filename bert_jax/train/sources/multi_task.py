@@ -20,7 +20,7 @@ from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import MultiTask
 from bert_jax.objectives.multi_task import MultiTaskObjective, task_params
 from bert_jax.runs import run_folder
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.train.sources.fine_tuning import PREDICTIONS, FineTuningSource
 from bert_jax.train.sources.task_evaluator import TaskEvaluator
 

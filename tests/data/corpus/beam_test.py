@@ -17,7 +17,7 @@ from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.shards import write_shard
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.testing.text_corpus import write_text, write_vocabulary
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.load_tokenizer import load_tokenizer
 
 REPOSITORY = Path(__file__).parents[3]
 

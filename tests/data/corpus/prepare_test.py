@@ -20,12 +20,13 @@ from bert_jax.data.corpus.output_folder import lock_folder
 from bert_jax.data.corpus.plan import PrepareConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.reader import PreparedCorpus
-from bert_jax.data.corpus.sources import TextFiles, balanced_groups
+from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.data.corpus.work_units import balanced_groups
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.testing.text_corpus import write_text, write_vocabulary
 from bert_jax.text.cleaning import clean_text
+from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.sentences import split_sentences
-from bert_jax.text.tokenizer import load_tokenizer
 
 
 @pytest.fixture

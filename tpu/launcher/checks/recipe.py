@@ -4,12 +4,11 @@ The recipe is parsed but not executed, because that would need the packages that
 """
 
 import ast
-import difflib
 import posixpath
 from collections.abc import Iterable
 from pathlib import Path
 
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, closest_name
 from tpu.launcher.runs.bundle import Bundle
 
 # Paths in the trainer's working directory: @code is the bundle, configs/ a link to its configs.
@@ -113,5 +112,5 @@ def _parse_assignments(arguments: tuple[str, ...]) -> list[str]:
 
 
 def _suggest_nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; the nearest is {close[0]}" if close else ""
+    closest = closest_name(name, known)
+    return "" if closest is None else f"; the nearest is {closest}"

@@ -1,6 +1,5 @@
 """Reads texts and labels from a table, by the names of its columns."""
 
-import difflib
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -8,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 from bert_jax.data.finetuning.config import Columns
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.readers.tabular_files import DataTable, TableRow, read_table
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, did_you_mean
 
 METRICS = {"classification": ("accuracy", "f1_macro"), "regression": ("pearson", "spearman")}
 
@@ -51,11 +50,9 @@ def require_columns(table: DataTable, path: str, names: Sequence[str | None]) ->
     """Raises a UserError unless the table has all these columns; None in `names` is ignored."""
     for name in names:
         if name is not None and name not in table.columns:
-            closest = difflib.get_close_matches(name, table.columns, n=1, cutoff=0.4)
-            hint = f"did you mean {closest[0]!r}? " if closest else ""
             raise UserError(
-                f"{path}: there is no column {name!r}; {hint}the columns are "
-                f"{', '.join(table.columns)}"
+                f"{path}: there is no column {name!r}; {did_you_mean(name, table.columns)}"
+                f"the columns are {', '.join(table.columns)}"
             )
 
 
@@ -184,8 +181,7 @@ def _validate_label(row: TableRow, labels: _Labels, config: Columns) -> str | fl
             )
         return value
     if str(label) not in labels.names:
-        closest = difflib.get_close_matches(str(label), labels.names, n=1)
-        hint = f"did you mean {closest[0]!r}? " if closest else ""
+        hint = did_you_mean(str(label), labels.names)
         shown = ", ".join(labels.names[:20]) + (", ..." if len(labels.names) > 20 else "")
         raise UserError(
             f"{row.location}: the label {str(label)!r} does not occur in train; {hint}"

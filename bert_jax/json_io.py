@@ -1,0 +1,56 @@
+"""Reads and formats JSON files; a damaged file is a UserError that names the file and the line."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+      UserError: the file does not exist, cannot be read, is not JSON, or has an object in which a
+        key occurs twice.
+    """
+
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            ((duplicate, _),) = Counter(key for key, _ in pairs).most_common(1)
+            raise UserError(f"{path}: the key {duplicate!r} occurs twice; expected each key once")
+        return table
+
+    try:
+        # Some editors begin a file with a byte-order mark, which utf-8-sig leaves out.
+        text = path.read_text(encoding="utf-8-sig")
+        return json.loads(text, object_pairs_hook=unique_keys)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; expected a JSON file") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path}: not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); "
+            "the file may be cut off: download, copy or write it again"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        # Bytes that are not UTF-8, a number of thousands of digits, or too many nested brackets.
+        raise UserError(
+            f"{path}: not valid JSON ({error}); download, copy or write the file again"
+        ) from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON file whose content is an object; any other content is a UserError."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a JSON object, found a {type(content).__name__}")
+    return content
+
+
+def format_json(value: Any) -> str:
+    """Returns a value as indented JSON that ends in a newline."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
