@@ -84,18 +84,8 @@ class Predictor:
         self._labels: tuple[str, ...] = getattr(head, "labels", ())
         self.num_truncated = 0
         self.max_length = settings.max_length if max_length is None else max_length
-        max_positions = model.config.max_length
-        if not 4 <= self.max_length <= max_positions:
-            raise ConfigError(
-                f"max_length is {self.max_length}; expected 4 to {max_positions}, the number of "
-                "positions of the model"
-            )
         self._window_overlap = settings.window_overlap if window_overlap is None else window_overlap
-        if batch_size < 1 or self._window_overlap < 0:
-            raise ConfigError(
-                f"batch_size is {batch_size} and window_overlap {self._window_overlap}; expected "
-                "batch_size >= 1 and window_overlap >= 0"
-            )
+        self._check_sizes(batch_size, model.config.max_length)
         self._check_truncation(truncation, window_pooling)
         self._truncation: Truncation = truncation
         self._window_pooling: WindowPooling = window_pooling or "mean"
@@ -111,6 +101,18 @@ class Predictor:
         objective = FineTuningObjective(settings.objective)
         self._field_names = objective.input_fields()
         self._predict_batch = jax.jit(objective.predict)
+
+    def _check_sizes(self, batch_size: int, max_positions: int) -> None:
+        if not 4 <= self.max_length <= max_positions:
+            raise ConfigError(
+                f"max_length is {self.max_length}; expected 4 to {max_positions}, the number of "
+                "positions of the model"
+            )
+        if batch_size < 1 or self._window_overlap < 0:
+            raise ConfigError(
+                f"batch_size is {batch_size} and window_overlap {self._window_overlap}; expected "
+                "batch_size >= 1 and window_overlap >= 0"
+            )
 
     def _check_truncation(
         self, truncation: Truncation, window_pooling: WindowPooling | None

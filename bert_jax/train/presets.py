@@ -1,7 +1,6 @@
 """Makes the experiment of a fine-tuning run from a pretrained model and one or several tasks."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from bert_jax.data.config import FineTuningData, MultiTaskData, NamedTask
 from bert_jax.data.finetuning.config import Mixing, ProportionalMixing, TaskConfig
@@ -62,29 +61,25 @@ def fine_tuning_experiment(
     _check_hyperparameters(epochs, batch_size, warmup_ratio)
     loaded, tokenizer = _load_starting_model(model)
     loaded_task = _load_trainable_task(task)
-    model_max_length = loaded.config.max_length
-    seq_length = (
-        min(kind_of(loaded_task).default_seq_length, model_max_length)
-        if max_length is None
-        else max_length
-    )
+    if max_length is None:
+        max_length = min(kind_of(loaded_task).default_seq_length, loaded.config.max_length)
     data = FineTuningData(task=task, tokenizer=str(tokenizer_folder(model)))
-    num_sequences = len(training_features(loaded_task, tokenizer, seq_length, data.window_overlap))
-    steps_per_epoch = -(-num_sequences // batch_size)
-    steps = max(1, round(epochs * steps_per_epoch))
-    best_metric = loaded_task.metrics[0] if _has_labeled_dev(loaded_task) else None
+    features = training_features(loaded_task, tokenizer, max_length, data.window_overlap)
     return Experiment(
         name=loaded_task.name,
         seed=seed,
         objective=FineTuning(model=loaded.config, head=make_head(loaded_task)),
         data=data,
         init_from=model,
-        train=TrainConfig(
-            phases=(Phase(steps=steps, seq_length=seq_length, batch_size=batch_size),),
-            schedule=_make_schedule(learning_rate, warmup_ratio, steps),
-            logging=LoggingConfig(log_every=max(1, min(50, steps_per_epoch // 4))),
+        train=_train_config(
+            len(features),
+            max_length,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            warmup_ratio=warmup_ratio,
+            best_metric=loaded_task.metrics[0] if _has_labeled_dev(loaded_task) else None,
             tuning=tuning,
-            **_evaluation_configs(best_metric, steps_per_epoch),
         ),
     )
 
@@ -116,48 +111,78 @@ def multi_task_experiment(
     _check_hyperparameters(epochs, batch_size, warmup_ratio)
     loaded, tokenizer = _load_starting_model(model)
     loaded_tasks = {name: _load_trainable_task(task) for name, task in tasks.items()}
-    heads = tuple(
-        NamedHead(name=name, head=make_head(loaded_task))
-        for name, loaded_task in loaded_tasks.items()
-    )
-    objective = MultiTask(model=loaded.config, heads=heads, weighting=weighting)
-    default_seq_length = max(
-        kind_of(loaded_task).default_seq_length for loaded_task in loaded_tasks.values()
-    )
-    model_max_length = loaded.config.max_length
-    seq_length = min(default_seq_length, model_max_length) if max_length is None else max_length
+    heads = tuple(NamedHead(name=name, head=make_head(task)) for name, task in loaded_tasks.items())
+    if max_length is None:
+        default_seq_lengths = [kind_of(task).default_seq_length for task in loaded_tasks.values()]
+        max_length = min(max(default_seq_lengths), loaded.config.max_length)
     data = MultiTaskData(
         tasks=tuple(NamedTask(name=name, task=task) for name, task in tasks.items()),
         tokenizer=str(tokenizer_folder(model)),
         mixing=mixing,
     )
-    split_features = (
-        training_features(loaded_task, tokenizer, seq_length, data.window_overlap)
-        for loaded_task in loaded_tasks.values()
+    features = (
+        training_features(task, tokenizer, max_length, data.window_overlap)
+        for task in loaded_tasks.values()
     )
-    steps_per_epoch = -(-sum(map(len, split_features)) // batch_size)
-    steps = max(1, round(epochs * steps_per_epoch))
-    best_metric = MEAN_METRIC if all(map(_has_labeled_dev, loaded_tasks.values())) else None
     return Experiment(
         name="+".join(tasks),
         seed=seed,
-        objective=objective,
+        objective=MultiTask(model=loaded.config, heads=heads, weighting=weighting),
         data=data,
         init_from=model,
-        train=TrainConfig(
-            phases=(Phase(steps=steps, seq_length=seq_length, batch_size=batch_size),),
-            schedule=_make_schedule(learning_rate, warmup_ratio, steps),
-            logging=LoggingConfig(log_every=max(1, min(50, steps_per_epoch // 4))),
-            **_evaluation_configs(best_metric, steps_per_epoch),
+        train=_train_config(
+            sum(map(len, features)),
+            max_length,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            warmup_ratio=warmup_ratio,
+            best_metric=MEAN_METRIC if all(map(_has_labeled_dev, loaded_tasks.values())) else None,
         ),
+    )
+
+
+def _train_config(
+    num_sequences: int,
+    seq_length: int,
+    *,
+    epochs: float,
+    batch_size: int,
+    learning_rate: float,
+    warmup_ratio: float,
+    best_metric: str | None,
+    tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
+) -> TrainConfig:
+    """Makes the config of a run with a checkpoint after every epoch of `num_sequences`.
+
+    Args:
+      best_metric: the metric to evaluate and to rank checkpoints by; None: no evaluation.
+    """
+    steps_per_epoch = -(-num_sequences // batch_size)
+    steps = max(1, round(epochs * steps_per_epoch))
+    return TrainConfig(
+        phases=(Phase(steps=steps, seq_length=seq_length, batch_size=batch_size),),
+        schedule=WarmupLinear(
+            peak_learning_rate=learning_rate,
+            warmup_steps=min(round(warmup_ratio * steps), steps - 1),
+        ),
+        logging=LoggingConfig(log_every=max(1, min(50, steps_per_epoch // 4))),
+        tuning=tuning,
+        checkpoints=CheckpointConfig(
+            save_every=steps_per_epoch,
+            keep_last=1,
+            best_metric=best_metric,
+            best_mode="max" if best_metric else None,  # the first metric of every task is a score
+        ),
+        evaluation=LabeledEval(eval_every=steps_per_epoch) if best_metric else None,
     )
 
 
 def _check_hyperparameters(epochs: float, batch_size: int, warmup_ratio: float) -> None:
     if epochs <= 0 or batch_size < 1 or not 0 <= warmup_ratio < 1:
         raise ConfigError(
-            f"epochs {epochs}, batch size {batch_size}, warmup ratio {warmup_ratio}; expected "
-            "epochs > 0, a batch of at least 1 and a ratio in [0, 1)"
+            f"epochs is {epochs}, batch_size {batch_size} and warmup_ratio {warmup_ratio}; "
+            "expected epochs > 0, batch_size >= 1 and 0 <= warmup_ratio < 1"
         )
 
 
@@ -180,27 +205,6 @@ def _load_trainable_task(task: TaskConfig) -> Task:
     return loaded_task
 
 
-def _make_schedule(peak_learning_rate: float, warmup_ratio: float, steps: int) -> WarmupLinear:
-    return WarmupLinear(
-        peak_learning_rate=peak_learning_rate,
-        warmup_steps=min(round(warmup_ratio * steps), steps - 1),
-    )
-
-
 def _has_labeled_dev(task: Task) -> bool:
     dev_examples = task.splits.get("dev", ())
     return bool(dev_examples) and all(is_labeled(example) for example in dev_examples)
-
-
-def _evaluation_configs(best_metric: str | None, steps_per_epoch: int) -> dict[str, Any]:
-    """Returns the configs of evaluation and checkpoints; `best_metric` None: no evaluation."""
-    checkpoints = CheckpointConfig(
-        save_every=steps_per_epoch,
-        keep_last=1,
-        best_metric=best_metric,
-        best_mode="max" if best_metric else None,  # the first metric of every task is a score
-    )
-    return {
-        "checkpoints": checkpoints,
-        "evaluation": LabeledEval(eval_every=steps_per_epoch) if best_metric else None,
-    }
