@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
@@ -254,43 +253,6 @@ class Checkpointer:
                 f"{_short_error(error)}; {last_saved}; check free space, quota and permissions "
                 "there, then run the same command to resume"
             ) from error
-
-
-def restore_params(
-    folder: epath.PathLike, step: int | None = None
-) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Reads only the parameters, as NumPy arrays, on every process that calls it.
-
-    Args:
-      folder: a folder of checkpoints, as given to `Checkpointer`; nothing in it is changed.
-      step: the step to read; None: the newest valid one.
-
-    Returns:
-      (params, info, step); `params` is a nested dict with string keys.
-
-    Raises:
-      UserError: the folder does not exist, or contains no valid checkpoint.
-    """
-    root = step_folder.absolute_path(folder)
-    steps, required_files = step_folder.list_steps(root), (f"{PARAMS}/", f"{INFO}/")
-    if step is None:
-        step = step_folder.latest_valid_step(root, steps, file_prefixes=required_files)
-    elif step not in steps:
-        raise UserError(f"{root} has no step {step}; steps there: {steps}")
-    else:
-        step_folder.verify_step(root / str(step), file_prefixes=required_files)
-    if step is None:
-        raise UserError(f"{root} holds no checkpoint")
-    step_path = root / str(step)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        array_names = step_folder.array_metadata(step_path / PARAMS)
-        restore_args = paths.unflatten(
-            {n: ocp.RestoreArgs(restore_type=np.ndarray) for n in array_names}
-        )
-        params = reader.restore(
-            step_path / PARAMS, args=ocp.args.PyTreeRestore(restore_args=restore_args)
-        )
-    return params, step_folder.read_info(step_path), step
 
 
 def _short_error(error: BaseException) -> str:

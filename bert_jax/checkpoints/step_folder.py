@@ -142,3 +142,40 @@ def by_item(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _first_lines(lines: list[str]) -> str:
     suffix = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
     return ", ".join(lines[:3]) + suffix
+
+
+def restore_params(
+    folder: epath.PathLike, step: int | None = None
+) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Reads only the parameters, as NumPy arrays, on every process that calls it.
+
+    Args:
+      folder: a folder of checkpoints, as given to `Checkpointer`; nothing in it is changed.
+      step: the step to read; None: the newest valid one.
+
+    Returns:
+      (params, info, step); `params` is a nested dict with string keys.
+
+    Raises:
+      UserError: the folder does not exist, or contains no valid checkpoint.
+    """
+    root = absolute_path(folder)
+    steps, required_files = list_steps(root), (f"{PARAMS}/", f"{INFO}/")
+    if step is None:
+        step = latest_valid_step(root, steps, file_prefixes=required_files)
+    elif step not in steps:
+        raise UserError(f"{root} has no step {step}; steps there: {steps}")
+    else:
+        verify_step(root / str(step), file_prefixes=required_files)
+    if step is None:
+        raise UserError(f"{root} holds no checkpoint")
+    step_path = root / str(step)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        array_names = array_metadata(step_path / PARAMS)
+        restore_args = paths.unflatten(
+            {n: ocp.RestoreArgs(restore_type=np.ndarray) for n in array_names}
+        )
+        params = reader.restore(
+            step_path / PARAMS, args=ocp.args.PyTreeRestore(restore_args=restore_args)
+        )
+    return params, read_info(step_path), step

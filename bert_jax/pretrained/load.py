@@ -197,7 +197,7 @@ def _require_no_task(path: str | Path, task: str | None) -> None:
 
 
 def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
-    from bert_jax.checkpoints.checkpointer import restore_params  # orbax takes seconds to import
+    from bert_jax.checkpoints.step_folder import restore_params  # orbax takes seconds to import
 
     checkpoints = run_folder.checkpoint_dir(folder)
     params, info, loaded_step = restore_params(checkpoints, step)

@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.tasks import kind_of
-from bert_jax.tasks.base import Json
+from bert_jax.tasks.descriptions import Json
 
 MAX_ERRORS = 20
 

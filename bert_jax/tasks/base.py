@@ -8,7 +8,6 @@ object for each kind; the rest of the project calls its methods and never asks f
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from bert_jax.data.finetuning.features import Features
 from bert_jax.errors import UserError
 from bert_jax.evals.squad_decoding import PredictedAnswer
 from bert_jax.models.heads.config import TaskHead
+from bert_jax.tasks.descriptions import Json, KindDescription
 from bert_jax.text.tokenizer import Tokenizer
 
 ExampleT = TypeVar("ExampleT", bound=Example)
@@ -34,48 +34,14 @@ FileFormat = Literal["lines", "table", "conll", "squad", "swag"]
 HeadOutputs = Mapping[str, Sequence[np.ndarray]]
 """Raw outputs of a head on NumPy: name -> one array for each sequence."""
 
-Json = dict[str, Any]
-"""A JSON object."""
-
-UNLABELED = "(no label)"
-MAX_SHOWN_CHARACTERS = 400
-"""Limit for one text of an error example in a report."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KindDescription:
-    """Holds the texts that describe a kind of task in messages, reports and model cards.
-
-    Attributes:
-      expected_input: completes "a model for this kind reads ...".
-      text_names: names of the texts of an input, for messages.
-      class_table: title of the table of scores by class.
-      error_loss: column title of what error examples are ranked by.
-      pipeline_tag: the tag of the task on model hubs.
-      auto_class: the class of Hugging Face Transformers that loads the model.
-      head_output: completes "the head gives ...", in a model card.
-      result: completes "from texts to ...", in a model card.
-      example_arguments: arguments of `bert-jax predict` that show an input.
-    """
-
-    expected_input: str
-    text_names: tuple[str, ...]
-    class_table: str = "Classes"
-    error_loss: str
-    pipeline_tag: str
-    auto_class: str
-    head_output: str
-    result: str
-    example_arguments: str
-
 
 class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
     """Defines one kind of task: `ExampleT` examples with references and decoded predictions.
 
     Attributes:
       name: the kind in `Task.kind`, analysis.json and messages.
-      head_type: config class of the head; `objectives/fine_tuning_heads.py` has
-        the batch fields and the loss that belong to it.
+      head_type: config class of the head; `objectives/fine_tuning_heads.py` has the
+        batch fields and the loss that belong to it.
       description: texts for people.
       default_seq_length: sequence length if the user gives none (BERT's release).
       sequence_fields: batch field -> dims of one sequence of this kind in seqio ("L", "AL" or "").
@@ -301,20 +267,6 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
 
 AnyTaskKind = TaskKind[Any, Any, Any]
 """A kind as the registry returns it: which examples and predictions it has is known at run time."""
-
-
-def excerpt(text: str, center: int = 0, max_characters: int = MAX_SHOWN_CHARACTERS) -> str:
-    """Cuts a text to at most `max_characters` around character `center`; "…" marks each cut."""
-    if len(text) <= max_characters:
-        return text
-    start = max(0, min(center - max_characters // 2, len(text) - max_characters))
-    prefix, suffix = "…" if start else "", "…" if start + max_characters < len(text) else ""
-    return f"{prefix}{text[start : start + max_characters]}{suffix}"
-
-
-def as_dicts(rows: Sequence[Any]) -> list[Json]:
-    """Converts dataclass instances to JSON objects."""
-    return [asdict(row) for row in rows]
 
 
 def _shorten(model_input: ModelInput) -> str:

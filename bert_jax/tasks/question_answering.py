@@ -9,31 +9,15 @@ import numpy as np
 from bert_jax.data.finetuning.example import QuestionExample, Task
 from bert_jax.data.finetuning.features import (
     Features,
-    all_labeled,
-    build_inputs_with_special_tokens,
-    max_context,
-    window_starts,
 )
-from bert_jax.errors import ConfigError
 from bert_jax.evals import squad_metrics
 from bert_jax.evals.bootstrap import bootstrap_interval
 from bert_jax.evals.squad_decoding import Candidate, ContextWindow, PredictedAnswer, decode_answers
 from bert_jax.models.heads.config import QuestionAnsweringHead
-from bert_jax.tasks.base import (
-    UNLABELED,
-    HeadOutputs,
-    Json,
-    KindDescription,
-    ModelInput,
-    TaskKind,
-    as_dicts,
-    excerpt,
-)
-from bert_jax.text.tokenizer import Encoding, Tokenizer
-
-MAX_QUERY_LENGTH = 64
-"""Limit for the tokens of a question; longer ones are truncated, as in BERT's `run_squad.py`."""
-_MIN_CONTEXT_LENGTH = 8
+from bert_jax.tasks.base import HeadOutputs, ModelInput, TaskKind
+from bert_jax.tasks.descriptions import UNLABELED, Json, KindDescription, as_dicts, excerpt
+from bert_jax.tasks.windowed_features import question_features
+from bert_jax.text.tokenizer import Tokenizer
 
 AnswerTexts = list[list[str]]
 
@@ -82,38 +66,7 @@ class QuestionAnswering(TaskKind[QuestionExample, AnswerTexts, list[PredictedAns
         window_overlap: int,
     ) -> Features:
         """Tokenizes each question as a pair with every window of its context."""
-        questions = tokenizer.encode_ids([example.question for example in examples])
-        # Contexts repeat in SQuAD: each is tokenized once.
-        contexts = {e.context: e.context for e in examples}
-        encoded = dict(zip(contexts, tokenizer.encode_batch(list(contexts)), strict=True))
-        features, example_indices = Features(), []
-        start_positions: list[int] = []
-        end_positions: list[int] = []
-        for example_index, (example, question) in enumerate(zip(examples, questions, strict=True)):
-            question = question[:MAX_QUERY_LENGTH]
-            window_length = max_length - len(question) - tokenizer.template.num_pair_special_tokens
-            if window_length < _MIN_CONTEXT_LENGTH:
-                raise ConfigError(
-                    f"sequences of {max_length} tokens have room for {max(window_length, 0)} "
-                    f"tokens of context after the question {example.id!r} of {len(question)}; "
-                    f"expected at least {_MIN_CONTEXT_LENGTH}: increase --max-length"
-                )
-            context = encoded[example.context]
-            starts = window_starts(
-                len(context.ids), window_length, min(window_overlap, window_length // 2)
-            )
-            max_context_masks = max_context(len(context.ids), window_length, starts)
-            for start, is_max_context in zip(starts, max_context_masks, strict=True):
-                window = slice(start, start + window_length)
-                _add_window(features, question, context, window, is_max_context, tokenizer)
-                example_indices.append(example_index)
-                begin, end = _answer_positions(example, features.offsets[-1])
-                start_positions.append(begin)
-                end_positions.append(end)
-        features.example_index = np.array(example_indices, np.int64)
-        if all_labeled(examples):
-            features.targets = {"start_positions": start_positions, "end_positions": end_positions}
-        return features
+        return question_features(examples, tokenizer, max_length, window_overlap)
 
     def get_references(
         self, examples: Sequence[QuestionExample], labels: Sequence[str]
@@ -298,48 +251,6 @@ def question_scores(
         _no_answer_scores(predictions),
         no_answer_threshold,
     )
-
-
-def _add_window(
-    features: Features,
-    question: np.ndarray,
-    context: Encoding,
-    window: slice,
-    window_max_context: np.ndarray,
-    tokenizer: Tokenizer,
-) -> None:
-    """Appends one sequence: a question and a window of its context."""
-    ids = np.array(context.ids[window], np.int32)
-    total_length = len(question) + len(ids) + tokenizer.template.num_pair_special_tokens
-    input_ids, token_type_ids, _ = build_inputs_with_special_tokens(
-        question, ids, tokenizer, total_length
-    )
-    offsets = np.full((len(input_ids), 2), -1, np.int32)
-    is_max_context = np.zeros(len(input_ids), bool)
-    context_start = tokenizer.template.second_start(len(question))
-    context_tokens = slice(context_start, context_start + len(ids))
-    if len(ids):
-        offsets[context_tokens] = context.offsets[window]
-        is_max_context[context_tokens] = window_max_context
-    features.input_ids.append(input_ids)
-    features.token_type_ids.append(token_type_ids)
-    features.offsets.append(offsets)
-    features.is_max_context.append(is_max_context)
-
-
-def _answer_positions(example: QuestionExample, offsets: np.ndarray) -> tuple[int, int]:
-    """Returns the first and last token of the first answer; 0, 0 ([CLS]) if not all is here."""
-    if not example.answers:
-        return 0, 0
-    answer = example.answers[0]
-    begin, end = answer.start, answer.start + len(answer.text)
-    overlapping = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > begin))
-    if not len(overlapping):
-        return 0, 0
-    first_token, last_token = int(overlapping[0]), int(overlapping[-1])
-    # A window that starts or ends within the answer does not contain all of it.
-    is_complete = offsets[first_token, 0] <= begin and offsets[last_token, 1] >= end
-    return (first_token, last_token) if is_complete else (0, 0)
 
 
 def _chosen_answer(answer: PredictedAnswer, allow_no_answer: bool) -> Candidate:

@@ -9,7 +9,8 @@ from bert_jax.data.finetuning.features import Features, TargetValues
 from bert_jax.evals.bootstrap import bootstrap_interval
 from bert_jax.evals.regression import REGRESSION_METRICS, regression_metrics
 from bert_jax.models.heads.config import RegressionHead
-from bert_jax.tasks.base import UNLABELED, HeadOutputs, Json, KindDescription
+from bert_jax.tasks.base import HeadOutputs
+from bert_jax.tasks.descriptions import UNLABELED, Json, KindDescription
 from bert_jax.tasks.text_pair import TextPairKind, shown_texts
 
 MAX_SCATTER_POINTS = 500

@@ -14,7 +14,8 @@ from bert_jax.data.finetuning.features import (
     all_labeled,
     build_inputs_with_special_tokens,
 )
-from bert_jax.tasks.base import UNLABELED, Json, ModelInput, TaskKind, excerpt
+from bert_jax.tasks.base import ModelInput, TaskKind
+from bert_jax.tasks.descriptions import UNLABELED, Json, excerpt
 from bert_jax.text.tokenizer import Tokenizer
 
 

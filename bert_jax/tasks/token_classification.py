@@ -9,26 +9,14 @@ import numpy as np
 from bert_jax.data.finetuning.example import TaggedExample, TextExample
 from bert_jax.data.finetuning.features import (
     Features,
-    all_labeled,
-    build_inputs_with_special_tokens,
-    make_label_lookup,
-    max_context,
-    window_starts,
 )
 from bert_jax.errors import UserError
 from bert_jax.evals import ner_metrics
 from bert_jax.evals.bootstrap import bootstrap_interval
 from bert_jax.models.heads.config import TokenClassificationHead
-from bert_jax.tasks.base import (
-    UNLABELED,
-    HeadOutputs,
-    Json,
-    KindDescription,
-    ModelInput,
-    TaskKind,
-    as_dicts,
-    excerpt,
-)
+from bert_jax.tasks.base import HeadOutputs, ModelInput, TaskKind
+from bert_jax.tasks.descriptions import UNLABELED, Json, KindDescription, as_dicts, excerpt
+from bert_jax.tasks.windowed_features import tagged_word_features
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.word_offsets import word_offsets
 
@@ -75,47 +63,7 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
         window_overlap: int,
     ) -> Features:
         """Tokenizes words; each word is predicted in the window that gives it most context."""
-        label_to_id, tokens_by_word = (
-            make_label_lookup(labels),
-            _tokenize_words(examples, tokenizer),
-        )
-        window_length = max_length - tokenizer.template.num_single_special_tokens
-        window_overlap = min(window_overlap, window_length // 2)
-        features, example_indices = Features(), []
-        token_labels: list[np.ndarray] = []
-        token_label_weights: list[np.ndarray] = []
-        for example_index, example in enumerate(examples):
-            words = [tokens_by_word[word] for word in example.words]
-            ids = np.concatenate([*words, np.zeros(0, np.int32)])
-            word_of_token = np.repeat(np.arange(len(words)), [len(word) for word in words])
-            is_first_token = np.diff(word_of_token, prepend=-1) != 0
-            tag_ids = [label_to_id(tag, example.id) for tag in example.tags or ()]
-            starts = window_starts(len(ids), window_length, window_overlap)
-            max_context_masks = max_context(len(ids), window_length, starts)
-            for start, is_max_context in zip(starts, max_context_masks, strict=True):
-                window = slice(start, start + window_length)
-                input_ids, token_type_ids, _ = build_inputs_with_special_tokens(
-                    ids[window], None, tokenizer, max_length
-                )
-                word_ids = np.full(len(input_ids), -1, np.int32)
-                word_ids[1:-1] = np.where(
-                    is_first_token[window] & is_max_context, word_of_token[window], -1
-                )
-                features.input_ids.append(input_ids)
-                features.token_type_ids.append(token_type_ids)
-                features.word_ids.append(word_ids)
-                example_indices.append(example_index)
-                # The word id -1 selects the 0 that is appended to the tag ids.
-                label_ids = np.array([*tag_ids, 0], np.int32)[word_ids] if tag_ids else word_ids
-                token_labels.append(np.where(word_ids >= 0, label_ids, 0))
-                token_label_weights.append((word_ids >= 0).astype(np.float32))
-        features.example_index = np.array(example_indices, np.int64)
-        if all_labeled(examples):
-            features.targets = {
-                "token_labels": token_labels,
-                "token_label_weights": token_label_weights,
-            }
-        return features
+        return tagged_word_features(examples, labels, tokenizer, max_length, window_overlap)
 
     def get_references(self, examples: Sequence[TaggedExample], labels: Sequence[str]) -> TagLists:
         """Returns the tags of each sentence."""
@@ -281,18 +229,6 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
 def split_words(text: str) -> tuple[str, ...]:
     """Splits a text into the words that `word_offsets` finds."""
     return tuple(text[start:end] for start, end in word_offsets([text])[0])
-
-
-def _tokenize_words(
-    examples: Sequence[TaggedExample], tokenizer: Tokenizer
-) -> dict[str, np.ndarray]:
-    """Returns the token ids of each word, at least one."""
-    words = list(dict.fromkeys(word for example in examples for word in example.words))
-    # Byte-level BPE encodes a word within a text with the space before it.
-    space = " " if tokenizer.kind == "bpe" else ""
-    unknown = np.array([tokenizer.unk_id], np.int32)
-    encoded = tokenizer.encode_ids([space + word for word in words])
-    return {w: ids if len(ids) else unknown for w, ids in zip(words, encoded, strict=True)}
 
 
 def _entity_set(tags: ner_metrics.Tags) -> set[tuple[str, int, int]]:

@@ -1,28 +1,34 @@
-"""Defines the state hooks of the training loop: evaluate, then save and stop.
+"""Defines what the training loop calls after a step: log, then evaluate, then save and stop.
 
-The order matters: a checkpoint is ranked by the evaluation of its own step, so `Evaluate` comes
-before `SaveCheckpoint`.
+`make_hooks` makes the hooks that log and check metrics. `Evaluate` and `SaveCheckpoint` are state
+hooks, whose order matters: a checkpoint is ranked by the evaluation of its own step, so `Evaluate`
+comes before `SaveCheckpoint`.
 """
 
 import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
+
+import jax
 
 from bert_jax.checkpoints.checkpointer import Checkpointer
 from bert_jax.config_lib import to_json
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
-from bert_jax.hardware.devices import hardware_info
+from bert_jax.hardware.devices import hardware_info, peak_flops
 from bert_jax.runs import run_folder
-from bert_jax.runs.hooks import Hook
+from bert_jax.runs.hooks import Hook, LimitInFlightSteps, SpikeGuard
 from bert_jax.runs.metrics import MetricsLog, TensorBoard
-from bert_jax.train.config import CheckpointConfig, TrainConfig
+from bert_jax.runs.progress import ProgressLine
+from bert_jax.train.config import CheckpointConfig, LoggingConfig, TrainConfig
 from bert_jax.train.loop import StopReason, TrainingMeter
 from bert_jax.train.preemption import SAVED_MESSAGE, Preemption
 from bert_jax.train.sources.base import Evaluator
 from bert_jax.train.step import State
+from bert_jax.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -177,3 +183,29 @@ class SaveCheckpoint:
             "metrics": dict(self._history.metrics),
             "best": asdict(self._history.best),
         }
+
+
+def make_hooks(
+    config: LoggingConfig,
+    folder: Path,
+    start_step: int,
+    checkpointer: Checkpointer,
+    watchdog: Watchdog,
+) -> list[Hook]:
+    """Makes the hooks in the order of their calls: log, guard against spikes, watch for hangs."""
+    hooks: list[Hook] = []
+    if jax.process_index() == 0:
+        device_peak_flops = peak_flops(jax.devices())
+        hooks.append(ProgressLine(every=config.log_every, peak_flops=device_peak_flops))
+        for metric_log in (MetricsLog, TensorBoard) if config.tensorboard else (MetricsLog,):
+            hooks.append(
+                metric_log(
+                    folder,
+                    every=config.log_every,
+                    resume_step=start_step,
+                    peak_flops=device_peak_flops,
+                )
+            )
+    # On every process, because each of them must stop when the loss diverges.
+    hooks.append(SpikeGuard(every=config.log_every, last_good_step=checkpointer.latest_valid_step))
+    return [*hooks, LimitInFlightSteps(), watchdog]

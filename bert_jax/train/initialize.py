@@ -1,18 +1,22 @@
-"""Initializes the train state: with random values, or from a pretrained model."""
+"""Makes the train state: restored from a checkpoint, from a pretrained model, or random."""
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import optax
 
+from bert_jax.checkpoints.checkpointer import Checkpointer
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import TaskHead, head_param_name
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig
 from bert_jax.objectives.multi_task import HEADS
 from bert_jax.params import paths
+from bert_jax.train.evaluate_and_save import BestEvaluation
 from bert_jax.train.step import State, init_state
+from bert_jax.train.watchdog import Watchdog
 from bert_jax.tuning.config import EWC, TuningConfig
 from bert_jax.tuning.freezing import count_layers, param_depth
 from bert_jax.tuning.weight_anchors import set_fisher
@@ -27,6 +31,48 @@ _HEAD_NAMES = {
     "span": "span head",
 }
 """Maps the top-level names of head parameters to the names shown in messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPoint:
+    """Holds where training starts: at 0, or where the restored checkpoint was saved.
+
+    Attributes:
+      step: number of updates done.
+      position: position of the next training example of the current phase.
+      best: the best evaluation so far.
+    """
+
+    step: int
+    position: int
+    best: BestEvaluation
+
+
+def restore_or_initialize(
+    checkpointer: Checkpointer,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    abstract: State,
+    watchdog: Watchdog,
+    *,
+    seed: int,
+    init_from: str | None,
+    tuning: TuningConfig,
+) -> tuple[State, StartPoint]:
+    """Restores the newest valid checkpoint; without one, calls `initialize_or_load`.
+
+    Raises:
+      UserError: there are checkpoints, but none is valid or fits the model and the optimizer.
+    """
+    if checkpointer.latest_valid_step() is None:
+        state = initialize_or_load(
+            objective, optimizer, abstract, seed=seed, init_from=init_from, tuning=tuning
+        )
+        return state, StartPoint(step=0, position=0, best=BestEvaluation())
+    with watchdog.watching("restore", 0):
+        state, info, step = checkpointer.restore(abstract)
+    best = BestEvaluation(**info.get("best", {}))
+    return state, StartPoint(step=step, position=info["position"], best=best)
 
 
 def initialize_or_load(

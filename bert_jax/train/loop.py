@@ -1,4 +1,4 @@
-"""Runs the training loop of one phase.
+"""Runs the training loop of one phase, and finds the phases that are left to run.
 
 Every step does the following, in this order:
 
@@ -20,6 +20,7 @@ import numpy as np
 from bert_jax import batch as contract
 from bert_jax.runs import hooks as hooks_lib
 from bert_jax.runs.hooks import Hook, StepEvent
+from bert_jax.train.config import Phase
 from bert_jax.train.step import CompiledStep, State
 from bert_jax.train.watchdog import Watchdog
 
@@ -166,3 +167,22 @@ def train_phase(
             if stop_reason is not None:
                 return state, stop_reason
     return state, None
+
+
+def remaining_phases(
+    phases: Sequence[Phase], start_step: int, position: int
+) -> Iterator[tuple[int, range, int]]:
+    """Yields (phase index, step numbers to run, position to start at) for each unfinished phase.
+
+    Args:
+      start_step: number of updates done.
+      position: position of the next training example of the current phase.
+    """
+    steps_before = 0
+    for phase_index, phase in enumerate(phases):
+        last_step = steps_before + phase.steps
+        if start_step < last_step:
+            steps = range(max(start_step, steps_before) + 1, last_step + 1)
+            # The position of a checkpoint saved at the end of a phase belongs to that phase.
+            yield phase_index, steps, position if start_step > steps_before else 0
+        steps_before = last_step

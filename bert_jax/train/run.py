@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,31 +15,30 @@ from bert_jax.atomic_io import write_json
 from bert_jax.checkpoints.checkpointer import Checkpointer
 from bert_jax.distributed.processes import barrier, run_on_process_0
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
-from bert_jax.hardware.devices import hardware_info, peak_flops
+from bert_jax.hardware.devices import hardware_info
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.report.run_report import write_report
 from bert_jax.runs import run_folder
-from bert_jax.runs.hooks import Hook, LimitInFlightSteps, SpikeGuard
-from bert_jax.runs.metrics import MetricsLog, TensorBoard
-from bert_jax.runs.progress import ProgressLine
+from bert_jax.runs.hooks import Hook
 from bert_jax.train import compilation_cache
-from bert_jax.train.config import LoggingConfig, Phase
+from bert_jax.train.config import Phase
 from bert_jax.train.evaluate_and_save import (
-    BestEvaluation,
     Evaluate,
     EvaluationHistory,
     SaveCheckpoint,
+    make_hooks,
 )
 from bert_jax.train.flops import step_flops
-from bert_jax.train.initialize import initialize_or_load
+from bert_jax.train.initialize import StartPoint, restore_or_initialize
 from bert_jax.train.loop import (
     CompiledPhase,
     StateHook,
     StopReason,
     TrainingMeter,
+    remaining_phases,
     train_phase,
 )
 from bert_jax.train.optimizer import make_optimizer
@@ -68,21 +67,6 @@ class TrainSetup:
     objective: Objective
     optimizer: optax.GradientTransformation
     abstract: State
-
-
-@dataclass(frozen=True, kw_only=True)
-class StartPoint:
-    """Holds where training starts: at 0, or where the restored checkpoint was saved.
-
-    Attributes:
-      step: number of updates done.
-      position: position of the next training example of the current phase.
-      best: the best evaluation so far.
-    """
-
-    step: int
-    position: int
-    best: BestEvaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +115,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
         source.on_train_start(setup.objective, state["params"], setup.mesh, folder)
 
         # Training, one phase after another.
-        hooks = _make_hooks(train.logging, folder, start.step, checkpointer, watchdog)
+        hooks = make_hooks(train.logging, folder, start.step, checkpointer, watchdog)
         for hook in hooks:
             stack.callback(hook.close)
         preemption, meter = stack.enter_context(Preemption()), TrainingMeter(watchdog)
@@ -140,7 +124,9 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
         loop = LoopHooks(hooks=hooks, save=save, history=history, meter=meter, watchdog=watchdog)
         if start.step or jax.process_count() > 1:
             logger.info("%s step %d of %d", START_MESSAGE, start.step, train.steps)
-        for phase_index, steps, position in remaining_phases(train.phases, start):
+        for phase_index, steps, position in remaining_phases(
+            train.phases, start.step, start.position
+        ):
             if history.should_stop_early(train.checkpoints):
                 break
             state, stop_reason = _run_phase(setup, phase_index, steps, position, state, loop)
@@ -153,20 +139,6 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
         if jax.process_index() == 0:
             write_report(folder)
     return EXIT_DONE
-
-
-def remaining_phases(
-    phases: Sequence[Phase], start: StartPoint
-) -> Iterator[tuple[int, range, int]]:
-    """Yields (phase index, step numbers to run, position to start at) for each unfinished phase."""
-    steps_before = 0
-    for phase_index, phase in enumerate(phases):
-        last_step = steps_before + phase.steps
-        if start.step < last_step:
-            steps = range(max(start.step, steps_before) + 1, last_step + 1)
-            # The position of a checkpoint saved at the end of a phase belongs to that phase.
-            yield phase_index, steps, start.position if start.step > steps_before else 0
-        steps_before = last_step
 
 
 def _run_phase(
@@ -304,20 +276,16 @@ def _make_checkpointer(
 def _restore_or_initialize(
     setup: TrainSetup, checkpointer: Checkpointer, watchdog: Watchdog
 ) -> tuple[State, StartPoint]:
-    if checkpointer.latest_valid_step() is None:
-        state = initialize_or_load(
-            setup.objective,
-            setup.optimizer,
-            setup.abstract,
-            seed=setup.experiment.seed,
-            init_from=setup.experiment.init_from,
-            tuning=setup.experiment.train.tuning,
-        )
-        return state, StartPoint(step=0, position=0, best=BestEvaluation())
-    with watchdog.watching("restore", 0):
-        state, info, step = checkpointer.restore(setup.abstract)
-    best = BestEvaluation(**info.get("best", {}))
-    return state, StartPoint(step=step, position=info["position"], best=best)
+    return restore_or_initialize(
+        checkpointer,
+        setup.objective,
+        setup.optimizer,
+        setup.abstract,
+        watchdog,
+        seed=setup.experiment.seed,
+        init_from=setup.experiment.init_from,
+        tuning=setup.experiment.train.tuning,
+    )
 
 
 def _make_step_flops(setup: TrainSetup, phase: Phase, num_choices: int) -> Callable[[int], float]:
@@ -330,29 +298,3 @@ def _make_step_flops(setup: TrainSetup, phase: Phase, num_choices: int) -> Calla
         features=tuning.features,
         lowest_trainable_layer=lowest_trainable_depth(params, tuning.frozen),
     )
-
-
-def _make_hooks(
-    config: LoggingConfig,
-    folder: Path,
-    start_step: int,
-    checkpointer: Checkpointer,
-    watchdog: Watchdog,
-) -> list[Hook]:
-    """Makes the hooks in the order of their calls: log, guard against spikes, watch for hangs."""
-    hooks: list[Hook] = []
-    if jax.process_index() == 0:
-        device_peak_flops = peak_flops(jax.devices())
-        hooks.append(ProgressLine(every=config.log_every, peak_flops=device_peak_flops))
-        for metric_log in (MetricsLog, TensorBoard) if config.tensorboard else (MetricsLog,):
-            hooks.append(
-                metric_log(
-                    folder,
-                    every=config.log_every,
-                    resume_step=start_step,
-                    peak_flops=device_peak_flops,
-                )
-            )
-    # On every process, because each of them must stop when the loss diverges.
-    hooks.append(SpikeGuard(every=config.log_every, last_good_step=checkpointer.latest_valid_step))
-    return [*hooks, LimitInFlightSteps(), watchdog]

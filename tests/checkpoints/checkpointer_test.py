@@ -20,7 +20,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bert_jax.checkpoints import checksums
-from bert_jax.checkpoints.checkpointer import Checkpointer, restore_params
+from bert_jax.checkpoints.checkpointer import Checkpointer
+from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.checkpointer import restore_params
+from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.params import paths
 from bert_jax.testing.text_corpus import prepare_corpus
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED

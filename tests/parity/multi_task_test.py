@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_jax.checkpoints.checkpointer import restore_params
+from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.config_lib import override
 from bert_jax.export.export import export
 from bert_jax.models.layers.config import LearnedPositions

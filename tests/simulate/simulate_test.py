@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.checkpointer import restore_params
+from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.params import paths
 from bert_jax.testing.text_corpus import prepare_corpus
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.checkpointer import restore_params
+from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.config_lib import override
 from bert_jax.data.config import PackedSegments, PretrainingData, SingleSegment
 from bert_jax.errors import ConfigError, UserError

@@ -23,7 +23,7 @@ from bert_jax.config_lib import to_json
 from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import Slice
-from bert_jax.models.layers import dropout, pallas_attention
+from bert_jax.models.layers import dropout, pallas_attention, pallas_attention_kernels
 from bert_jax.plan.inputs import Inputs
 from bert_jax.plan.state_bytes import state_bytes
 from bert_jax.plan.timing import model_flops
@@ -118,7 +118,10 @@ def _attention_seconds(
         "dropout_rate": model.attention_probs_dropout_prob,
         "dtype": pallas_attention.operand_dtype(objective.compute.dtype, generation.device_kind),
     }
-    sources = [inspect.getsource(each) for each in (pallas_attention, dropout, kernel_schedule)]
+    sources = [
+        inspect.getsource(each)
+        for each in (pallas_attention, pallas_attention_kernels, dropout, kernel_schedule)
+    ]
     identity = json.dumps([request, sources, compiler_versions()])
     cache_file = cache / f"attention-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
     if not cache_file.exists():

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from bert_jax.batch import ENCODER_FIELDS, FIELDS
-from bert_jax.checkpoints.checkpointer import restore_params
+from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.config_lib import override, to_json
 from bert_jax.data.config import FineTuningData, PretrainingData
 from bert_jax.data.finetuning.config import Columns
