@@ -200,5 +200,5 @@ def test_what_does_not_fit_together_is_refused(columns, model, tmp_path):
         run(override(config, ["train.checkpoints.best_metric=f2"]), tmp_path / "run3")
     with pytest.raises(UserError, match="has no train split"):
         experiment(dataclasses.replace(columns, train=None), model)
-    with pytest.raises(ConfigError, match="epochs 0"):
+    with pytest.raises(ConfigError, match="epochs is 0"):
         experiment(columns, model, epochs=0)
