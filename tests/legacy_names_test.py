@@ -43,7 +43,7 @@ def test_old_corpus_loads(saved):
 
 
 def test_old_pretraining_run_resumes(saved, monkeypatch):
-    monkeypatch.chdir(saved)  # the run names its corpus by a relative path
+    monkeypatch.chdir(saved)  # the run's config has a relative path of the corpus
     experiment = from_json(Experiment, run_folder.read_config(Path("pretraining")))
     assert run(experiment, Path("pretraining")) == 0
     resumed = load_model("pretraining").params
@@ -72,7 +72,7 @@ def test_old_fine_tuning_run_predicts_and_reports(saved):
 
 
 def test_every_old_field_and_class_is_translated(saved):
-    """Today's config of the old run, written again, has the values of the old file."""
+    """Tests that the old run's config, translated and written again, has the old values."""
     old = run_folder.json.loads((saved / "fine_tuning" / "config.json").read_text())["config"]
     new = to_json(from_json(Experiment, legacy_names.upgrade_config(old)))
     assert (
@@ -83,7 +83,7 @@ def test_every_old_field_and_class_is_translated(saved):
     assert new["train"]["phases"][0]["seq_length"] == old["train"]["phases"][0]["length"]
 
 
-def test_old_names_on_the_command_line_are_answered_with_the_new_ones(saved):
+def test_old_command_line_names_are_errors_with_the_new_names(saved):
     experiment = from_json(Experiment, run_folder.read_config(saved / "fine_tuning"))
     with pytest.raises(ConfigError, match="'clip_norm' is called 'max_grad_norm' now"):
         override(experiment, ["train.clip_norm=1.0"])

@@ -1,4 +1,4 @@
-"""Bootstrap intervals against normal theory, and the spread over seeds against NumPy."""
+"""Compares bootstrap intervals with normal theory, and summaries over seeds with NumPy."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from bert_jax.errors import UserError
 from bert_jax.evals.bootstrap import bootstrap_interval, summarize_seeds
 
 
-def test_an_interval_of_the_mean_is_that_of_normal_theory():
+def test_interval_of_the_mean_equals_normal_theory():
     rows = np.random.default_rng(0).normal(2, 3, 400)
     low, high = bootstrap_interval(np.mean, rows, n_resamples=4000)
     error = rows.std() / np.sqrt(len(rows))
@@ -15,7 +15,7 @@ def test_an_interval_of_the_mean_is_that_of_normal_theory():
     assert high == pytest.approx(rows.mean() + 1.96 * error, abs=0.1 * error)
 
 
-def test_intervals_hold_the_truth_nineteen_times_in_twenty():
+def test_intervals_cover_the_true_value_in_95_percent():
     random = np.random.default_rng(1)
     inside = 0
     for seed in range(200):
@@ -26,7 +26,7 @@ def test_intervals_hold_the_truth_nineteen_times_in_twenty():
     assert 181 <= inside <= 199
 
 
-def test_rows_are_resampled_together_and_repeatably():
+def test_examples_are_resampled_together_and_deterministically():
     values = np.random.default_rng(2).normal(size=50)
     labels = [f"row {place}" for place in range(50)]
     seen: list[set[tuple[str, float]]] = []
@@ -36,12 +36,12 @@ def test_rows_are_resampled_together_and_repeatably():
         return float(numbers.mean())
 
     first = bootstrap_interval(metric, labels, values, n_resamples=20, seed=3)
-    assert all(drawn < set(zip(labels, values.tolist(), strict=True)) for drawn in seen)
+    assert all(pairs < set(zip(labels, values.tolist(), strict=True)) for pairs in seen)
     assert first == bootstrap_interval(metric, labels, values, n_resamples=20, seed=3)
     assert first != bootstrap_interval(metric, labels, values, n_resamples=20, seed=4)
 
 
-def test_undefined_resamples_are_left_out():
+def test_undefined_resamples_are_excluded():
     def either(rows: np.ndarray) -> float:
         return 1.0 if rows.any() else float("nan")
 

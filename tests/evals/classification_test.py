@@ -1,4 +1,4 @@
-"""Classification metrics against scikit-learn, and against their definitions in plain loops."""
+"""Compares classification metrics with scikit-learn, and with loops over their definitions."""
 
 import csv
 import math
@@ -26,7 +26,7 @@ NAMES = tuple("abcdefg")
 
 
 def random_case(classes: int, seed: int, rows: int = 157) -> tuple[np.ndarray, np.ndarray]:
-    """Labels of uneven frequency, and logits that know something of them."""
+    """Returns labels of unequal frequency, and logits that are correlated with them."""
     random = np.random.default_rng(seed)
     labels = random.choice(classes, rows, p=random.dirichlet(np.full(classes, 2.0)))
     logits = random.normal(size=(rows, classes)) + 1.5 * np.eye(classes)[labels]
@@ -82,13 +82,13 @@ def test_equal_to_scikit_learn_where_classes_are_missing(rows: np.ndarray):
         expected = metrics.f1_score(labels, predicted, average=average, zero_division=zero)
         assert found[f"f1_{average}"] == pytest.approx(expected, abs=1e-9)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns of a single label, and says 0
+        warnings.simplefilter("ignore")  # scikit-learn warns about a single label and returns 0
         expected = metrics.matthews_corrcoef(labels, predicted)
     assert found["matthews"] == pytest.approx(expected, abs=1e-9)
 
 
 def expected_calibration_error(labels: np.ndarray, shares: np.ndarray) -> float:
-    """Guo et al. 2017, equation 3, bin by bin."""
+    """Computes equation 3 of Guo et al. 2017, bin by bin."""
     confidence, right = shares.max(axis=1), shares.argmax(axis=1) == labels
     error = 0.0
     for b in range(15):
@@ -117,7 +117,7 @@ def test_equal_to_definitions_by_counting():
     assert found["loss"] == pytest.approx(np.mean(losses))
 
 
-def test_on_the_labels_of_mrpc(shared: Path):
+def test_majority_class_of_mrpc(shared: Path):
     with open(shared / "glue/MRPC/dev.tsv", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     labels = np.array([int(row["Quality"]) for row in rows])
@@ -129,7 +129,7 @@ def test_on_the_labels_of_mrpc(shared: Path):
     assert found["matthews"] == 0.0
 
 
-def test_table_and_matrix_tell_the_same():
+def test_table_and_confusion_matrix_agree():
     labels, logits = random_case(5, seed=3)
     matrix = confusion_matrix(labels, logits, NAMES[:5])
     table = per_class_table(labels, logits, NAMES[:5])
@@ -143,7 +143,7 @@ def test_table_and_matrix_tell_the_same():
         assert row.f1 == pytest.approx(2 * found / (matrix[place].sum() + matrix[:, place].sum()))
 
 
-def test_a_class_that_nothing_has_is_in_the_table_and_not_in_the_mean():
+def test_absent_class_is_in_the_table_but_not_in_the_mean():
     labels, logits = random_case(2, seed=1)
     logits = np.concatenate([logits, np.full((len(labels), 1), -50.0)], axis=1)
     names = ["a", "b", "never"]
@@ -154,13 +154,13 @@ def test_a_class_that_nothing_has_is_in_the_table_and_not_in_the_mean():
     assert "roc_auc" in expected and "roc_auc" not in found
 
 
-def test_one_class_everywhere_is_measured_without_a_warning():
+def test_single_class_has_metrics_without_warnings():
     found = classification_metrics(np.zeros(4, int), np.tile([3.0, 0.0], (4, 1)), ["a", "b"])
     assert found["accuracy"] == 1 and found["f1"] == 0 and found["matthews"] == 0
     assert not {name for name, value in found.items() if math.isnan(value)}
 
 
-def test_bins_of_confidence():
+def test_calibration_bins():
     # Probabilities 0.6 (right, wrong) and 0.9 (right): bins (8/15, 9/15] and (13/15, 14/15].
     shares = np.array([[0.6, 0.4], [0.6, 0.4], [0.1, 0.9]])
     labels = np.array([0, 1, 1])
@@ -172,7 +172,7 @@ def test_bins_of_confidence():
     assert bins[0].low == 0 and bins[-1].high == 1
 
 
-def test_choices():
+def test_multiple_choice_accuracy():
     logits = np.array([[1.0, 2.0, 0.0], [3.0, -np.inf, 1.0]])
     found = multiple_choice_metrics(np.array([1, 2]), logits)
     assert found["accuracy"] == 0.5
@@ -191,11 +191,11 @@ def test_choices():
         ([0, 1], [[0, 1, 2], [0, 1, 2]], r"logits of shape \[2, 3\] for 2 classes \(a, b\)"),
     ],
 )
-def test_what_cannot_be_measured(labels, logits, message):
+def test_invalid_inputs_are_rejected(labels, logits, message):
     with pytest.raises(UserError, match=message):
         classification_metrics(np.array(labels, int), np.array(logits, float), ["a", "b"])
 
 
-def test_rows_that_do_not_pair_up_are_a_bug_of_the_caller():
+def test_unequal_numbers_of_examples_raise_value_error():
     with pytest.raises(ValueError, match="examples do not pair up: 2 and 3"):
         classification_metrics(np.zeros(2, int), np.zeros((3, 2)), ["a", "b"])

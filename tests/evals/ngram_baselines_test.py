@@ -1,4 +1,4 @@
-"""The n-gram baselines: by hand, as distributions, and on text with a known entropy."""
+"""Tests n-gram baselines: by hand, as distributions, and on text with a known entropy."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ MASK, CLS = 1, 0
 
 
 def a_batch(original: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
-    """All `positions` [B, P] replaced by [MASK]; position 0 marks an unused slot."""
+    """Replaces all `positions` [B, P] by [MASK]; position 0 marks an unused slot."""
     rows = np.arange(len(original))[:, None]
     masked = original.copy()
     masked[rows, positions] = MASK
@@ -31,7 +31,7 @@ def a_batch(original: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray
 
 
 def a_markov_text(rng: np.random.Generator, num_parts: int, length: int, V: int) -> list:
-    """Parts of a Markov chain over the ids 2..V-1 in which each token has few successors."""
+    """Samples parts of a Markov chain over the ids 2..V-1, where each token has few successors."""
     transitions = rng.dirichlet(np.full(V - 2, 0.05), size=V - 2).cumsum(axis=1)
     parts = []
     for _ in range(num_parts):
@@ -42,15 +42,15 @@ def a_markov_text(rng: np.random.Generator, num_parts: int, length: int, V: int)
     return parts
 
 
-def test_a_tiny_corpus_by_hand():
-    # Nine parts "2 3", the tenth fits the weights with "2 3" as well.
+def test_tiny_corpus_by_hand():
+    # Nine parts "2 3" are counted; the tenth, also "2 3", fits the weights.
     model = NgramBaselines.fit([np.array([2, 3])] * 10, vocab_size=5)
     assert model.token_counts.tolist() == [0, 0, 10, 10, 0]
     assert model.pair_keys.tolist() == [2 * 5 + 3]
     assert model.pair_counts.tolist() == [10]
-    # 3 always follows 2: all the weight goes to the pair counts.
+    # 3 always follows 2, so the pair counts get all the weight.
     np.testing.assert_allclose(model.bigram_probability(np.array([2]), np.array([3])), [1], 1e-4)
-    # 3 is half of all tokens, which beats 1/5 wherever the tuning part looks.
+    # 3 is half of all tokens, which is better than 1/5 for every token of the tuning part.
     np.testing.assert_allclose(model.unigram_probability(np.array([3, 2])), [0.5, 0.5], 1e-4)
     # 3 has no successor: the bigram model backs off to the unigram one.
     np.testing.assert_allclose(
@@ -59,7 +59,7 @@ def test_a_tiny_corpus_by_hand():
     )
 
 
-def test_losses_by_hand_see_the_true_previous_token_even_if_it_is_masked():
+def test_losses_use_the_true_previous_token_even_if_masked():
     model = NgramBaselines(
         vocab_size=4,
         token_counts=np.array([0, 0, 3, 1]),
@@ -69,7 +69,7 @@ def test_losses_by_hand_see_the_true_previous_token_even_if_it_is_masked():
         unigram_weights=np.array([0.5, 0.5]),
         bigram_weights=np.tile([0.5, 0.3, 0.2], (ngram_baselines.NUM_BUCKETS, 1)),
     )
-    # The row [CLS] 2 3, both tokens masked, and one unused slot.
+    # The sequence [CLS] 2 3 with both tokens masked, and one unused slot.
     batch = a_batch(np.array([[0, 2, 3]]), np.array([[1, 2, 0]]))
     assert batch["input_ids"].tolist() == [[CLS, MASK, MASK]]
     unigram = [0.5 * 3 / 4 + 0.5 / 4, 0.5 * 1 / 4 + 0.5 / 4]
@@ -88,7 +88,7 @@ def test_losses_by_hand_see_the_true_previous_token_even_if_it_is_masked():
     st.lists(st.lists(st.integers(0, 6), min_size=2, max_size=12), min_size=10, max_size=40),
 )
 def test_probabilities_sum_to_one_for_every_history(parts):
-    V = 8  # one id more than ever occurs
+    V = 8  # one id more than occurs in the text
     model = NgramBaselines.fit([np.array(p, np.uint16) for p in parts], V)
     everything = np.arange(V)
     assert model.unigram_probability(everything).sum() == pytest.approx(1)
@@ -98,7 +98,7 @@ def test_probabilities_sum_to_one_for_every_history(parts):
         assert row.min() >= 0
 
 
-def test_sparse_counts_equal_dense_ones_whatever_the_chunks(monkeypatch):
+def test_sparse_counts_equal_dense_ones_for_all_chunk_sizes(monkeypatch):
     rng = np.random.default_rng(0)
     V = 30
     parts = [rng.integers(0, V, size=rng.integers(1, 50)) for _ in range(100)]
@@ -132,10 +132,10 @@ def test_expectation_maximization_finds_the_mixture_weights():
     assert all(np.diff(likelihoods) > -1e-12)
     assert likelihoods[-1] > likelihoods[0] + 0.1
     np.testing.assert_allclose(weights[0], [0.7, 0.3], atol=0.02)
-    np.testing.assert_array_equal(weights[1], [0.4, 0.6])  # no sample there
+    np.testing.assert_array_equal(weights[1], [0.4, 0.6])  # no samples of this outcome
 
 
-def test_a_markov_chain_is_predicted_near_its_entropy():
+def test_loss_on_a_markov_chain_is_close_to_its_entropy():
     rng = np.random.default_rng(2)
     V, length = 50, 200
     parts = a_markov_text(rng, num_parts=550, length=length, V=V)
@@ -144,7 +144,7 @@ def test_a_markov_chain_is_predicted_near_its_entropy():
     positions = np.stack([rng.choice(np.arange(1, length), 30, replace=False) for _ in held_out])
     losses = model.losses([a_batch(held_out, positions)])
     previous, following, _ = masked_pairs(a_batch(held_out, positions))
-    # The truth, estimated from all text by plain counting; the model cannot be far from it.
+    # The true entropy, estimated from all text by counting; the model must be close to it.
     counts = np.full((V, V), 1e-9)
     for part in parts:
         np.add.at(counts, (part[:-1], part[1:]), 1)
@@ -154,7 +154,7 @@ def test_a_markov_chain_is_predicted_near_its_entropy():
     assert losses["unigram"] == pytest.approx(-np.log(model.unigram_probability(following)).mean())
 
 
-def test_the_bigram_beats_the_unigram_on_real_text(shared):
+def test_bigram_is_better_than_unigram_on_real_text(shared):
     files = sorted((shared / "text").rglob("*.txt"))
     if not files:
         pytest.skip("no plain text files among the shared data")
@@ -170,7 +170,7 @@ def test_the_bigram_beats_the_unigram_on_real_text(shared):
     assert 5 < losses["unigram"] < np.log(2 + len(words))
 
 
-def test_what_cannot_be_fitted_is_refused():
+def test_invalid_inputs_are_rejected():
     with pytest.raises(UserError, match="too little training text"):
         NgramBaselines.fit([np.array([2, 3])] * 3, 5)
     with pytest.raises(UserError, match=r"id 9 .* 5 entries"):

@@ -1,4 +1,4 @@
-"""Regression metrics against scipy, and against their definitions in NumPy."""
+"""Compares regression metrics with scipy, and with their definitions in NumPy."""
 
 import csv
 from pathlib import Path
@@ -13,14 +13,14 @@ from bert_jax.evals.regression import regression_metrics
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Mean ranks of equal values, by comparing each with each."""
+    """Computes ranks by comparing all pairs; equal values get their mean rank."""
     below = (values[:, None] > values).sum(axis=1)
     equal = (values[:, None] == values).sum(axis=1)
     return below + (equal + 1) / 2
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_equal_to_scipy_and_to_the_definitions(seed: int):
+def test_equal_to_scipy_and_definitions(seed: int):
     random = np.random.default_rng(seed)
     targets = random.integers(0, 6, 83) / 2  # with ties
     values = targets + random.normal(size=83)
@@ -41,7 +41,7 @@ def test_equal_to_scipy_and_to_the_definitions(seed: int):
     )
 
 
-def test_on_the_scores_of_sts_b(shared: Path):
+def test_scores_of_sts_b(shared: Path):
     with open(shared / "glue/STS-B/dev.tsv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     targets = np.array([float(row["score"]) for row in rows])
@@ -53,7 +53,7 @@ def test_on_the_scores_of_sts_b(shared: Path):
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, 1e9])
-def test_a_constant_side_has_no_correlation_and_no_warning(constant: float):
+def test_constant_values_have_no_correlation_and_no_warning(constant: float):
     varied, flat = np.arange(5.0), np.full(5, constant)
     for targets, values in ((varied, flat), (flat, varied), (flat, flat)):
         found = regression_metrics(targets, values)
@@ -70,6 +70,6 @@ def test_a_constant_side_has_no_correlation_and_no_warning(constant: float):
         ([np.inf, 2.0], [1.0, 2.0], "the labels hold inf, first at 0"),
     ],
 )
-def test_what_cannot_be_measured(targets, values, message):
+def test_invalid_inputs_are_rejected(targets, values, message):
     with pytest.raises(UserError, match=message):
         regression_metrics(np.array(targets), np.array(values))

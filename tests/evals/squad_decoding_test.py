@@ -1,4 +1,4 @@
-"""Decoding of answers against a search through all spans, window by window, in plain loops."""
+"""Compares the decoding of answers with a search over all spans of all windows."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from bert_jax.evals.squad_decoding import ContextWindow, decode_answers
 CONTEXT = "Émile  left\tParis in 1885, and wrote “La Terre” there; it came out in 1887."
 
 
-def piece_offsets(context: str) -> list[tuple[int, int]]:
-    """Pieces of at most three characters of each word."""
+def token_offsets(context: str) -> list[tuple[int, int]]:
+    """Returns the offsets of tokens of at most three characters of each word."""
     offsets, place = [], 0
     for word in context.split():
         start = context.index(word, place)
@@ -20,18 +20,20 @@ def piece_offsets(context: str) -> list[tuple[int, int]]:
     return offsets
 
 
-def make_windows(context: str, room: int, stride: int, example: int = 0) -> list[ContextWindow]:
-    """[CLS] question [SEP] context [SEP], where the question has two pieces."""
-    pieces = piece_offsets(context)
-    starts = window_starts(len(pieces), room, stride)
+def make_windows(
+    context: str, context_size: int, stride: int, example: int = 0
+) -> list[ContextWindow]:
+    """Builds windows [CLS] question [SEP] context [SEP] with a question of two tokens."""
+    tokens = token_offsets(context)
+    starts = window_starts(len(tokens), context_size, stride)
     windows = []
-    for start, central in zip(starts, max_context(len(pieces), room, starts), strict=True):
-        here = pieces[start : start + room]
+    for start, central in zip(starts, max_context(len(tokens), context_size, starts), strict=True):
+        here = tokens[start : start + context_size]
         outside = [(-1, -1)]
         offsets = np.array([*outside * 4, *here, *outside])
-        decides = np.array([*[False] * 4, *central, False])
+        is_max_context = np.array([*[False] * 4, *central, False])
         windows.append(
-            ContextWindow(example_index=example, offsets=offsets, is_max_context=decides)
+            ContextWindow(example_index=example, offsets=offsets, is_max_context=is_max_context)
         )
     return windows
 
@@ -44,7 +46,7 @@ def random_logits(windows: list[ContextWindow], seed: int, padding: int = 0) -> 
 def all_spans(
     window: ContextWindow, starts: np.ndarray, ends: np.ndarray, longest: int
 ) -> list[tuple[float, int, int]]:
-    """(score, first character, end) of every span that is allowed."""
+    """Returns (score, first character, end) of every valid span."""
     found = []
     for first in range(len(window.offsets)):
         for last in range(first, min(first + longest, len(window.offsets))):
@@ -57,7 +59,7 @@ def all_spans(
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("longest", [1, 3, 30])
-def test_the_best_of_all_spans_in_order(seed: int, longest: int):
+def test_best_spans_in_order_of_score(seed: int, longest: int):
     contexts = [CONTEXT, "One two three four five."]
     windows = [*make_windows(CONTEXT, 9, 4), *make_windows(contexts[1], 9, 4, example=1)]
     starts, ends = random_logits(windows, seed), random_logits(windows, seed + 100)
@@ -72,19 +74,19 @@ def test_the_best_of_all_spans_in_order(seed: int, longest: int):
     )
     assert len(windows) > 3 and len(answers) == 2
     for example, (context, answer) in enumerate(zip(contexts, answers, strict=True)):
-        mine = [k for k, window in enumerate(windows) if window.example_index == example]
-        spans = [s for k in mine for s in all_spans(windows[k], starts[k], ends[k], longest)]
+        own_windows = [k for k, window in enumerate(windows) if window.example_index == example]
+        spans = [s for k in own_windows for s in all_spans(windows[k], starts[k], ends[k], longest)]
         expected = sorted(spans, reverse=True)[:7]
         assert [(c.score, c.start, c.end) for c in answer.n_best] == expected
         assert all(c.text == context[c.start : c.end] != "" for c in answer.n_best)
         shares = np.exp([score for score, _, _ in expected])
         assert [c.probability for c in answer.n_best] == pytest.approx(shares / shares.sum())
         assert answer.best == answer.n_best[0]
-        no_answer = min(float(starts[k][0]) + float(ends[k][0]) for k in mine)
+        no_answer = min(float(starts[k][0]) + float(ends[k][0]) for k in own_windows)
         assert answer.no_answer_score == pytest.approx(no_answer - expected[0][0])
 
 
-def test_no_span_comes_twice_from_overlapping_windows():
+def test_overlapping_windows_give_no_duplicate_spans():
     windows = make_windows(CONTEXT, 12, 6)
     assert len(windows) > 2
     (answer,) = decode_answers(
@@ -94,7 +96,7 @@ def test_no_span_comes_twice_from_overlapping_windows():
     assert len(set(spans)) == len(spans) > 100
 
 
-def test_no_answer_competes():
+def test_no_answer_score_is_the_smallest_over_windows():
     (window,) = make_windows("yes no", 9, 4)
     assert window.offsets[4:6].tolist() == [[0, 3], [4, 6]]
     starts, ends = np.array([[2.0, 9, 9, 9, 1, 0, 9], [1.5, 9, 9, 9, 0, 1, 9]])
@@ -110,17 +112,17 @@ def test_no_answer_competes():
     assert [c.text for c in single.n_best] == ["", "yes no"] and single.best.text == "yes no"
 
 
-def test_padding_and_masked_pieces_are_never_chosen():
+def test_padding_and_masked_tokens_are_never_chosen():
     windows = make_windows(CONTEXT, 9, 4)
     starts, ends = random_logits(windows, 3, padding=5), random_logits(windows, 4, padding=5)
     plain = decode_answers([CONTEXT], windows, starts, ends)
     for logits in (*starts, *ends):
         logits[-5:] = 100  # padding
-        logits[1:4] = -np.inf  # the question, as a model may mask it
+        logits[1:4] = -np.inf  # the question, which a model may mask
     assert decode_answers([CONTEXT], windows, starts, ends) == plain
 
 
-def test_white_space_that_a_piece_includes_is_not_in_the_answer():
+def test_answers_exclude_the_white_space_of_tokens():
     window = ContextWindow(
         example_index=0,
         offsets=np.array([[-1, -1], [0, 4], [4, 8]]),
@@ -135,7 +137,7 @@ def test_white_space_that_a_piece_includes_is_not_in_the_answer():
     ]
 
 
-def test_what_cannot_be_decoded():
+def test_invalid_inputs_are_rejected():
     windows = make_windows(CONTEXT, 9, 4)
     logits = random_logits(windows, 0)
     with pytest.raises(UserError, match="question 1 has no window with a part of its context"):

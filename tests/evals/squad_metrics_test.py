@@ -1,4 +1,4 @@
-"""SQuAD metrics against a plain restatement of the official rules, on random and real answers."""
+"""Compares SQuAD metrics with a reimplementation of the official rules."""
 
 import gzip
 import json
@@ -27,11 +27,11 @@ texts = st.text(alphabet="ab theA.,- \u00a0én\t1’", max_size=14)
 
 
 def words(text: str) -> list[str]:
-    """The words of an answer that count, found character by character."""
-    kept = "".join(c for c in text.lower() if c not in string.punctuation)
-    # An article is one only between characters that are not part of words.
+    """Returns the words of an answer without articles, found character by character."""
+    without_punctuation = "".join(c for c in text.lower() if c not in string.punctuation)
+    # Only whole words are articles: the characters next to them are not part of words.
     spaced, run = "", ""
-    for character in kept + " ":
+    for character in without_punctuation + " ":
         if character.isalnum() or character == "_":
             run += character
         else:
@@ -40,30 +40,35 @@ def words(text: str) -> list[str]:
     return spaced.split()
 
 
-def overlap_f1(gold: list[str], guess: list[str]) -> float:
-    left, common = list(gold), 0
+def overlap_f1(references: list[str], guess: list[str]) -> float:
+    left, common = list(references), 0
     for word in guess:
         if word in left:
             left.remove(word)
             common += 1
-    return 2 * common / (len(gold) + len(guess)) if common else 0.0
+    return 2 * common / (len(references) + len(guess)) if common else 0.0
 
 
-def plain_v1(gold: Sequence[Sequence[str]], guesses: Sequence[str]) -> dict[str, float]:
-    exact = [any(words(a) == words(g) for a in row) for row, g in zip(gold, guesses, strict=True)]
+def plain_v1(references: Sequence[Sequence[str]], guesses: Sequence[str]) -> dict[str, float]:
+    exact = [
+        any(words(a) == words(g) for a in row) for row, g in zip(references, guesses, strict=True)
+    ]
     f1 = [
         max(overlap_f1(words(a), words(g)) for a in row)
-        for row, g in zip(gold, guesses, strict=True)
+        for row, g in zip(references, guesses, strict=True)
     ]
     return {"exact_match": 100 * sum(exact) / len(exact), "f1": 100 * sum(f1) / len(f1)}
 
 
 def plain_v2(
-    gold: Sequence[Sequence[str]], guesses: Sequence[str], doubts: Sequence[float], bound: float
+    references: Sequence[Sequence[str]],
+    guesses: Sequence[str],
+    doubts: Sequence[float],
+    bound: float,
 ) -> dict[str, float]:
-    """exact, f1, total at one threshold, over all questions, HasAns and NoAns."""
+    """Computes exact, f1 and total at one threshold: all questions, HasAns, NoAns."""
     groups: dict[str, list[tuple[float, float]]] = {"": [], "HasAns_": [], "NoAns_": []}
-    for row, guess, doubt in zip(gold, guesses, doubts, strict=True):
+    for row, guess, doubt in zip(references, guesses, doubts, strict=True):
         answers = [words(answer) for answer in row if words(answer)] or [[]]
         if doubt > bound:
             scores = (float(not row), float(not row))
@@ -86,18 +91,18 @@ def plain_v2(
 
 
 def read_squad(file: Path) -> tuple[list[str], list[list[str]]]:
-    """Questions and the texts of their gold answers."""
+    """Returns the questions and the texts of their reference answers."""
     articles = json.loads(gzip.decompress(file.read_bytes()))["data"]
     items = [qa for a in articles for paragraph in a["paragraphs"] for qa in paragraph["qas"]]
     return [qa["question"] for qa in items], [[a["text"] for a in qa["answers"]] for qa in items]
 
 
-def perturbed(gold: list[list[str]], seed: int) -> list[str]:
-    """Gold answers, some of them cut, lengthened, shouted, of another question, or empty."""
+def perturbed(references: list[list[str]], seed: int) -> list[str]:
+    """Changes reference answers: shorter, longer, upper case, of another question, or empty."""
     random = np.random.default_rng(seed)
     guesses = []
-    for row in gold:
-        other = gold[random.integers(len(gold))]
+    for row in references:
+        other = references[random.integers(len(references))]
         text = row[random.integers(len(row))] if row else (other or ["the thing"])[0]
         part = text.split()[: 1 + random.integers(3)]
         options = [text, " ".join(part), f"the {text}, of 1066", text.upper() + "!", "an", ""]
@@ -107,11 +112,11 @@ def perturbed(gold: list[list[str]], seed: int) -> list[str]:
 
 @settings(deadline=None)
 @given(texts)
-def test_normalizing(text: str):
+def test_normalize_answer_on_random_text(text: str):
     assert normalize_answer(text) == " ".join(words(text))
 
 
-def test_normalizing_by_example():
+def test_normalize_answer_by_example():
     assert normalize_answer("  The U.S.A.,\t an  'apple'-A day!") == "usa applea day"
     assert normalize_answer("Beyoncé’s THE\u00a0band") == "beyoncé’s band"
     assert normalize_answer("a an the") == normalize_answer("!?") == ""
@@ -127,52 +132,54 @@ questions = st.lists(
 @settings(deadline=None)
 @given(questions)
 def test_random_answers(rows: list[tuple[list[str], str, float]]):
-    gold, guesses = [row[0] for row in rows], [row[1] for row in rows]
+    references, guesses = [row[0] for row in rows], [row[1] for row in rows]
     doubts = [row[2] for row in rows]
-    one = [row or ["x"] for row in gold]
+    one = [row or ["x"] for row in references]
     assert squad1_metrics(one, guesses) == pytest.approx(plain_v1(one, guesses), abs=1e-9)
-    found = squad2_metrics(gold, guesses, np.array(doubts), 0.4)
+    found = squad2_metrics(references, guesses, np.array(doubts), 0.4)
     best = {name for name in found if name.startswith("best")}
-    expected = plain_v2(gold, guesses, doubts, 0.4)
+    expected = plain_v2(references, guesses, doubts, 0.4)
     assert {name: found[name] for name in found.keys() - best} == pytest.approx(expected, abs=1e-9)
 
 
 def test_real_answers_v1(shared: Path):
-    _, gold = read_squad(shared / "squad/dev-v1.1.json.gz")
-    guesses = perturbed(gold, seed=0)
-    assert len(gold) == 10570
-    assert squad1_metrics(gold, guesses) == pytest.approx(plain_v1(gold, guesses), abs=1e-9)
-    first = [row[0] for row in gold]
-    assert squad1_metrics(gold, first)["exact_match"] == 100
+    _, references = read_squad(shared / "squad/dev-v1.1.json.gz")
+    guesses = perturbed(references, seed=0)
+    assert len(references) == 10570
+    assert squad1_metrics(references, guesses) == pytest.approx(
+        plain_v1(references, guesses), abs=1e-9
+    )
+    first = [row[0] for row in references]
+    assert squad1_metrics(references, first)["exact_match"] == 100
 
 
 def test_real_answers_v2(shared: Path):
-    _, gold = read_squad(shared / "squad/v2.0/cs224n-dev-v2.0.json.gz")
-    guesses = perturbed(gold, seed=1)
+    _, references = read_squad(shared / "squad/v2.0/cs224n-dev-v2.0.json.gz")
+    guesses = perturbed(references, seed=1)
     random = np.random.default_rng(2)
-    doubts = random.normal(size=len(gold)) - np.array([bool(row) for row in gold])
-    found = squad2_metrics(gold, guesses, doubts, 0.2)
+    doubts = random.normal(size=len(references)) - np.array([bool(row) for row in references])
+    found = squad2_metrics(references, guesses, doubts, 0.2)
     assert found["total"] == 6078 and found["NoAns_total"] == 3168
-    expected = plain_v2(gold, guesses, doubts.tolist(), 0.2)
+    expected = plain_v2(references, guesses, doubts.tolist(), 0.2)
     assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_threshold_is_better_than_the_best(seed: int):
+def test_best_threshold_is_optimal(seed: int):
     random = np.random.default_rng(seed)
-    gold = [["red apple"] if answerable else [] for answerable in random.random(40) < 0.6]
+    references = [["red apple"] if answerable else [] for answerable in random.random(40) < 0.6]
     guesses = random.choice(["red apple", "apple", "pear", ""], 40).tolist()
     doubts = random.random(40)
-    found = squad2_metrics(gold, guesses, doubts)
+    found = squad2_metrics(references, guesses, doubts)
     for name in ("exact", "f1"):
-        reached = [plain_v2(gold, guesses, doubts.tolist(), bound)[name] for bound in doubts]
-        nothing = plain_v2(gold, guesses, doubts.tolist(), -1)[name]
+        reached = [plain_v2(references, guesses, doubts.tolist(), bound)[name] for bound in doubts]
+        nothing = plain_v2(references, guesses, doubts.tolist(), -1)[name]
         assert found[f"best_{name}"] == pytest.approx(max([*reached, nothing]), abs=1e-9)
-        there = squad2_metrics(gold, guesses, doubts, found[f"best_{name}_thresh"])
+        there = squad2_metrics(references, guesses, doubts, found[f"best_{name}_thresh"])
         assert there[name] == pytest.approx(found[f"best_{name}"], abs=1e-9)
 
 
-def test_where_the_two_scripts_differ():
+def test_differences_between_the_two_scripts():
     wordless = [["the"]]
     assert squad1_scores(wordless, ["an"]).exact == [1] and squad1_scores(wordless, ["an"]).f1 == [
         0
@@ -182,10 +189,10 @@ def test_where_the_two_scripts_differ():
     ]
     assert squad2_scores([["the", "cat"]], [""]).exact == [
         0
-    ]  # a gold answer without words is no answer
+    ]  # a reference answer without words counts as no answer
 
 
-def test_answering_nothing_can_be_best():
+def test_never_answering_can_be_the_best():
     found = squad2_metrics([[], [], ["x"]], ["p", "q", "r"], np.array([0.2, 0.3, 0.1]), 0.25)
     assert found["best_exact"] == found["best_f1"] == pytest.approx(200 / 3)
     assert found["best_exact_thresh"] == found["best_f1_thresh"] == 0
@@ -207,7 +214,7 @@ def test_answering_nothing_can_be_best():
         ("", "other"),
     ],
 )
-def test_question_words(question: str, word: str):
+def test_question_word_of_a_question(question: str, word: str):
     assert question_word(question) == word
 
 
@@ -219,7 +226,7 @@ def test_table_by_question_word():
     assert (other.word, other.count, other.f1) == ("other", 1, 100)
 
 
-def test_what_cannot_be_measured():
+def test_invalid_inputs_are_rejected():
     with pytest.raises(UserError, match="no questions with labels"):
         squad1_metrics([], [])
     with pytest.raises(UserError, match=r"question 1 has no reference answer; .* metrics of 2\.0"):

@@ -1,14 +1,14 @@
-"""Baselines of classification: worked out by hand, and on a task that counting words solves."""
+"""Tests classification baselines by hand, and on a task that counting words solves."""
 
 import pytest
 
 from bert_jax.evals.text_baselines import majority_accuracy, tfidf_accuracy
 
 
-def test_majority_is_the_share_of_trains_commonest_class():
+def test_majority_baseline_is_the_most_common_train_class():
     assert majority_accuracy(["a", "b", "b"], ["b", "a", "a", "b", "c"]) == pytest.approx(2 / 5)
 
 
-def test_tfidf_tells_texts_apart_by_their_words():
+def test_tfidf_classifies_texts_by_their_words():
     train = (["red apple", "green leaf", "red rose", "green tree"] * 5, ["r", "g", "r", "g"] * 5)
     assert tfidf_accuracy(train, (["red tree", "a green rose"], ["r", "g"])) == 1.0

@@ -1,4 +1,4 @@
-"""Exports: complete and checked under their name, or not there at all."""
+"""Tests that an export is complete and verified, or not written at all."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def model(tmp_path: Path) -> LoadedModel:
     return small_model(tmp_path / "made")
 
 
-def test_ours_to_hugging_face_to_ours_is_bit_identical(model, tmp_path):
+def test_export_and_import_are_bit_identical(model, tmp_path):
     assert export(model, tmp_path / "exported") == 0.0
     again = load_model(tmp_path / "exported")
     assert again.config == model.config
@@ -47,7 +47,7 @@ def test_ours_to_hugging_face_to_ours_is_bit_identical(model, tmp_path):
     assert len(rights) == 1
 
 
-def test_positions_that_started_as_sinusoids_are_exported(tmp_path):
+def test_sinusoidally_initialized_positions_are_exported(tmp_path):
     positions = LearnedPositions(max_position_embeddings=20, init=SinusoidalInit())
     assert export(small_model(tmp_path / "made", positions=positions), tmp_path / "exported") == 0.0
 
@@ -62,13 +62,13 @@ def test_positions_that_started_as_sinusoids_are_exported(tmp_path):
         (("masked_lm",), "BertForNextSentencePrediction"),
     ],
 )
-def test_the_architecture_is_the_smallest_with_the_parts(missing, expected):
+def test_architecture_is_the_smallest_class_with_the_parts(missing, expected):
     parts = {"encoder", "pooler", "masked_lm", "next_sentence"} - set(missing)
     written = to_hf_config(small_config(), parts, pad_token_id=0)
     assert written["architectures"] == [expected]
 
 
-def test_a_model_without_heads_is_exported_without(model, tmp_path):
+def test_model_without_heads_is_exported_as_encoder(model, tmp_path):
     missing = ("pooler", "next_sentence")
     params = {part: tree for part, tree in model.params.items() if part not in missing}
     export(dataclasses.replace(model, params=params, missing=missing), tmp_path / "exported")
@@ -94,7 +94,7 @@ def test_a_model_without_heads_is_exported_without(model, tmp_path):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_each_head_comes_back_bit_identical(tmp_path, head, card):
+def test_each_task_head_is_read_back_bit_identical(tmp_path, head, card):
     model = small_model(tmp_path / "made", head=head)
     assert export(model, tmp_path / "exported") == 0.0
     again = load_model(tmp_path / "exported")
@@ -109,7 +109,7 @@ def test_each_head_comes_back_bit_identical(tmp_path, head, card):
 
 
 @pytest.mark.parametrize("damage", ["classifier", "labels"])
-def test_an_export_with_another_head_is_refused(tmp_path, monkeypatch, damage):
+def test_export_with_another_head_is_rejected(tmp_path, monkeypatch, damage):
     model = small_model(tmp_path / "made", head=SequenceClassificationHead(labels=("no", "yes")))
     if damage == "classifier":
         write = huggingface.write_weights
@@ -129,7 +129,7 @@ def test_an_export_with_another_head_is_refused(tmp_path, monkeypatch, damage):
 
 
 @pytest.mark.parametrize("damage", ["transposed", "noise"])
-def test_an_export_that_computes_something_else_is_refused(model, tmp_path, monkeypatch, damage):
+def test_export_with_different_outputs_is_rejected(model, tmp_path, monkeypatch, damage):
     write = huggingface.write_weights
 
     def wrong(folder, flat, config):
@@ -145,7 +145,7 @@ def test_an_export_that_computes_something_else_is_refused(model, tmp_path, monk
     assert sorted(p.name for p in tmp_path.iterdir()) == ["made"]
 
 
-def test_a_head_that_does_not_come_back_is_refused(model, tmp_path, monkeypatch):
+def test_head_that_is_not_read_back_is_rejected(model, tmp_path, monkeypatch):
     write = huggingface.write_weights
 
     def wrong(folder, flat, config):
@@ -156,7 +156,7 @@ def test_a_head_that_does_not_come_back_is_refused(model, tmp_path, monkeypatch)
         export(model, tmp_path / "exported")
 
 
-def test_a_broken_model_is_refused(model, tmp_path):
+def test_model_with_nan_is_rejected(model, tmp_path):
     flat = paths.flatten(model.params)
     flat["encoder/layers/1/attention/key/kernel"] = flat[
         "encoder/layers/1/attention/key/kernel"
@@ -167,7 +167,7 @@ def test_a_broken_model_is_refused(model, tmp_path):
     assert not (tmp_path / "exported").exists()
 
 
-def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
+def test_full_disk_leaves_no_files(model, tmp_path, monkeypatch):
     def full(folder, flat, config):
         (folder / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device")
@@ -178,7 +178,7 @@ def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["made"]
 
 
-def test_a_folder_in_use_is_left_alone(model, tmp_path):
+def test_existing_folder_is_not_changed(model, tmp_path):
     (tmp_path / "exported").mkdir()
     (tmp_path / "exported" / "mine.txt").write_text("x")
     with pytest.raises(UserError, match="exists and is not an empty folder"):
@@ -186,7 +186,7 @@ def test_a_folder_in_use_is_left_alone(model, tmp_path):
     assert (tmp_path / "exported" / "mine.txt").read_text() == "x"
 
 
-def test_the_sample_batch_is_text_padded_over_the_whole_table(model):
+def test_sample_batch_has_text_padding_and_all_positions(model):
     batch = sample_batch(model.config, model.tokenizer)
     assert {a.shape for a in batch.values()} == {(2, 20)}
     assert 0 < batch["attention_mask"][0].sum() < 20 and batch["attention_mask"][1].all()
@@ -196,7 +196,7 @@ def test_the_sample_batch_is_text_padded_over_the_whole_table(model):
     assert len(states) == 3
 
 
-def test_the_card_tells_what_the_run_recorded(model, tmp_path):
+def test_model_card_describes_the_run(model, tmp_path):
     run = write_run(tmp_path / "run", model)
     assert model.tokenizer
     manifest = Manifest(
@@ -237,4 +237,4 @@ def test_the_card_tells_what_the_run_recorded(model, tmp_path):
         "hidden states differ by at most 0.0e+00",
     ]:
         assert expected in card, expected
-    assert "| loss | 1.5 |" not in card  # of a step after this checkpoint
+    assert "| loss | 1.5 |" not in card  # metrics of a step after this checkpoint

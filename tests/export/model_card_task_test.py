@@ -1,4 +1,4 @@
-"""The model card of a fine-tuned model: what it says is what the run recorded."""
+"""Tests that the model card of a fine-tuned model agrees with the records of the run."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from tests.report.task_report_test import predictions, rows_of
 
 @pytest.fixture(scope="module")
 def exported(task_run, tmp_path_factory):
-    """Kind -> the run, its card."""
+    """Returns a function from a kind of task to (run folder, model card)."""
 
     def get(kind):
         folder, output = task_run(kind), tmp_path_factory.mktemp("card") / "exported"
@@ -23,16 +23,16 @@ def exported(task_run, tmp_path_factory):
     return get
 
 
-def test_the_card_has_data_protocol_results_and_hardware(exported):
+def test_card_has_data_protocol_results_and_hardware(exported):
     folder, card = exported("classification")
     assert '| 0 | `<i>yes & "no"\'` |' in card
     for line in ("| train | 160 |", "| dev | 50 |", "| test | 30 |"):
         assert line in card
     assert "30 steps (3 epochs) of 16 rows of at most 40 tokens" in card
     assert "learning rate up to 0.01 in 3 steps" in card and "- seed 7\n" in card
-    gold = [row["label"] for row in rows_of(folder.parent / "dev.csv")]
+    labels = [row["label"] for row in rows_of(folder.parent / "dev.csv")]
     guess = [row["label"] for row in predictions(folder)]
-    accuracy = f"{100 * metrics.accuracy_score(gold, guess):.4g}%"
+    accuracy = f"{100 * metrics.accuracy_score(labels, guess):.4g}%"
     assert f"| dev | 50 | accuracy | {accuracy} |" in card
     assert f"had the best accuracy ({accuracy})" in card
     found = json.loads((folder / "analysis.json").read_text())
@@ -53,13 +53,13 @@ def test_the_card_has_data_protocol_results_and_hardware(exported):
         ("question_answering", ["exact match", "AutoModelForQuestionAnswering"]),
     ],
 )
-def test_cards_of_other_kinds(exported, kind, words):
+def test_cards_of_all_kinds_of_tasks(exported, kind, words):
     _, card = exported(kind)
     for part in words:
         assert part in card, part
 
 
-def test_numbers_of_another_step_are_said_to_be_of_it(task_run, exported, tmp_path):
+def test_metrics_of_another_step_are_marked(task_run, exported, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(task_run("classification"), folder)
     found = json.loads((folder / "analysis.json").read_text())
@@ -72,7 +72,7 @@ def test_numbers_of_another_step_are_said_to_be_of_it(task_run, exported, tmp_pa
     assert f"measured with the parameters of step {held + 1}; this folder" in card
 
 
-def test_a_run_that_is_not_finished_has_its_last_evaluation(task_run, tmp_path):
+def test_unfinished_run_has_its_last_evaluation(task_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(task_run("classification"), folder)
     (folder / "analysis.json").unlink()

@@ -1,4 +1,4 @@
-"""The table of slices: its shape, its arithmetic, and that an installed package has it."""
+"""Tests the table of TPU slices: consistency, prices, and that the wheel contains it."""
 
 import datetime
 import json
@@ -17,7 +17,7 @@ from bert_jax.hardware.tpu_slices import all_slices, find_slice, prices_as_of
 ROOT = Path(__file__).parents[2]
 GENERATIONS = {"v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x"}
 SIXTEEN = {
-    # name: (jax.device_count(), type at Cloud TPU, name at libtpu)
+    # name: (jax.device_count(), type in the Cloud TPU API, name in libtpu)
     "v2-32": (32, "v2-32", "v2:4x4"),
     "v3-32": (32, "v3-32", "v3:4x4"),
     "v4-32": (16, "v4-32", "v4:2x2x4"),
@@ -41,7 +41,7 @@ def test_each_generation_has_a_slice_of_16_chips():
 
 
 @pytest.mark.parametrize("each", all_slices().values(), ids=lambda each: each.name)
-def test_a_slice_agrees_with_itself(each):
+def test_slice_fields_are_consistent(each):
     generation = each.generation
     sizes = [int(size) for size in each.topology.split("x")]
     assert math.prod(sizes) == each.chips == 4 * each.hosts
@@ -51,7 +51,7 @@ def test_a_slice_agrees_with_itself(each):
     assert each.device_hbm_gib * each.devices == generation.usable_hbm_gib * each.chips
     assert each.bf16_flops == each.chips * generation.bf16_flops
     assert set(generation.backends) <= {"tpu-api", "gce"} and generation.backends
-    # What each front door needs to be told.
+    # What each API of Google Cloud needs to create the slice.
     if "tpu-api" in generation.backends:
         assert each.accelerator_type and generation.runtime_version
     else:
@@ -70,7 +70,7 @@ def test_prices_have_a_date_and_a_source():
     assert "list prices" in json.loads(tpu_slices.FILE.read_text())["about"]
 
 
-def test_prices_of_a_slice_are_of_all_its_chips():
+def test_price_of_a_slice_is_that_of_all_its_chips():
     assert find_slice("v5e-16").usd_per_hour(spot=False) == pytest.approx(19.2)
     assert find_slice("v5e-16").usd_per_hour(spot=True) == pytest.approx(9.6)
     assert find_slice("v5e-4").usd_per_hour(spot=True) == pytest.approx(2.4)
@@ -80,7 +80,7 @@ def test_prices_of_a_slice_are_of_all_its_chips():
 @pytest.mark.parametrize(
     ("name", "nearest"), [("v5e-15", "v5e-16"), ("v5litepod-16", "v5e-16"), ("tpu7-32", "tpu7x-32")]
 )
-def test_an_unknown_slice_names_the_nearest(name, nearest):
+def test_unknown_slice_error_names_the_nearest(name, nearest):
     with pytest.raises(
         ConfigError, match=f"slice '{name}' is not known; the nearest is .{nearest}"
     ):
@@ -108,17 +108,17 @@ class Device:
         ("NVIDIA H100 80GB HBM3", 989e12),
     ],
 )
-def test_the_peak_of_a_device_is_its_part_of_a_chip(kind, each):
+def test_peak_flops_of_a_device_are_a_fraction_of_its_chip(kind, each):
     assert peak_flops([Device(kind)] * 16) == pytest.approx(16 * each)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "TPU v99", "NVIDIA T4"])
-def test_a_device_that_no_table_has_gives_no_mfu(kind):
+def test_unknown_device_has_no_mfu(kind):
     assert peak_flops([Device(kind)]) is None
 
 
-def test_an_installed_package_has_the_table(tmp_path):
-    """Builds what a wheel would hold, and reads the table from there."""
+def test_installed_package_contains_the_table(tmp_path):
+    """Builds the contents of a wheel, and reads the table from there."""
     build = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
     build += ["build_py", "--build-lib", str(tmp_path / "lib")]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -14,13 +14,13 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def find_browser() -> str | None:
-    """The program that BERT_JAX_BROWSER names, or the first that is installed."""
+    """Returns the program of BERT_JAX_BROWSER, or the first browser that is installed."""
     named = os.environ.get("BERT_JAX_BROWSER")
     return named or next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Page:
-    """One tab. Attributes: `requests`, the addresses asked for; `messages`, console and log."""
+    """Controls one tab; `requests` are the requested addresses, `messages` the console and log."""
 
     def __init__(self, send: int, receive: int):
         self._send, self._receive = send, os.fdopen(receive, "rb", closefd=False)
@@ -34,7 +34,7 @@ class Page:
             self(f"{domain}.enable")
 
     def __call__(self, method: str, **params: Any) -> dict[str, Any]:
-        """Sends a command and returns its result; what happens meanwhile is noted."""
+        """Sends a command and returns its result; events in the meantime are recorded."""
         self._number += 1
         command: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if self._session:
@@ -46,7 +46,7 @@ class Page:
         return message["result"]
 
     def open(self, file: Path, width: int, height: int = 900) -> None:
-        """Shows a file in a window of so many CSS pixels, and waits until it is loaded."""
+        """Opens a file in a window of a size in CSS pixels, and waits until it is loaded."""
         self(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -60,7 +60,7 @@ class Page:
             pass
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression gives, as JSON values."""
+        """Returns the value of a JavaScript expression as JSON."""
         found = self("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
@@ -84,28 +84,28 @@ class Page:
 
 @contextmanager
 def browse(program: str) -> Generator[Page]:
-    """A tab of a new browser with an empty profile."""
-    (their_in, ours_out), (ours_in, their_out) = os.pipe(), os.pipe()
+    """Provides a tab of a new browser with an empty profile."""
+    (browser_in, write_end), (read_end, browser_out) = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory() as profile:
         flags = [
             *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
             *("--no-first-run", "--disable-background-networking", "--remote-debugging-pipe"),
             f"--user-data-dir={profile}",
         ]
-        # The protocol is spoken on file descriptors 3 (to the browser) and 4 (from it).
-        wired = f'exec "$0" "$@" 3<&{their_in} 4>&{their_out}'
+        # The protocol uses file descriptors 3 (to the browser) and 4 (from it).
+        wired = f'exec "$0" "$@" 3<&{browser_in} 4>&{browser_out}'
         process = subprocess.Popen(
             ["/bin/bash", "-c", wired, program, *flags],
-            pass_fds=(their_in, their_out),
+            pass_fds=(browser_in, browser_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(their_in)
-        os.close(their_out)
+        os.close(browser_in)
+        os.close(browser_out)
         try:
-            yield Page(ours_out, ours_in)
+            yield Page(write_end, read_end)
         finally:
             process.kill()
             process.wait()
-            os.close(ours_out)
-            os.close(ours_in)
+            os.close(write_end)
+            os.close(read_end)

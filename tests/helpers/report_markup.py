@@ -3,17 +3,17 @@
 from html.parser import HTMLParser
 
 _VOID = {"meta"}
-_ALONE = {"line", "circle", "rect", "polyline"}  # of SVG, written as <line .../>
-_POINTS_ELSEWHERE = {"src", "href", "xlink:href", "srcset", "action", "data", "poster"}
+_ALONE = {"line", "circle", "rect", "polyline"}  # SVG elements, written as <line .../>
+_URL_ATTRIBUTES = {"src", "href", "xlink:href", "srcset", "action", "data", "poster"}
 
 
 class Report(HTMLParser):
-    """A page: balanced, with unique ids and nothing from elsewhere, or an AssertionError.
+    """Parses a page; raises AssertionError for unbalanced tags, duplicate ids, external resources.
 
     Attributes:
       tags: the names of all elements.
       text: all text outside of styles.
-      tables: (heading h2, name of the region round it) -> its tables, rows of cells of text, the
+      tables: (heading h2, name of the surrounding region) -> its tables, rows of cells of text, the
         first row the head.
       items: the same for lists: name -> value for each item.
     """
@@ -32,7 +32,7 @@ class Report(HTMLParser):
     def handle_starttag(self, tag, attrs):
         given = {name: value or "" for name, value in attrs}
         assert len(given) == len(attrs), f"<{tag}> has an attribute twice"
-        assert not _POINTS_ELSEWHERE & given.keys(), f"<{tag} {given}> points elsewhere"
+        assert not _URL_ATTRIBUTES & given.keys(), f"<{tag} {given}> points elsewhere"
         assert not [name for name in given if name.startswith("on")], f"<{tag} {given}> runs code"
         assert "url(" not in given.get("style", "")
         assert given.get("id") not in self._ids, f"the id {given.get('id')} occurs twice"
@@ -46,21 +46,21 @@ class Report(HTMLParser):
             self._region = given["aria-label"]
         if tag == "svg":
             assert given["role"] == "img" and given["aria-label"]
-        where = (self._heading, self._region)
+        section = (self._heading, self._region)
         if tag == "table":
-            self.tables.setdefault(where, []).append([])
+            self.tables.setdefault(section, []).append([])
         if tag == "tr":
-            self.tables[where][-1].append([])
+            self.tables[section][-1].append([])
         if tag == "th":
             assert given["scope"] in ("row", "col")
         if tag in ("td", "th"):
-            self.tables[where][-1][-1].append("")
+            self.tables[section][-1][-1].append("")
         if tag == "li":
-            self.items.setdefault(where, []).append({})
+            self.items.setdefault(section, []).append({})
         if tag == "dt":
             self._term = ""
         if tag == "dd":
-            self.items[where][-1][self._term] = ""
+            self.items[section][-1][self._term] = ""
 
     def handle_startendtag(self, tag, attrs):
         assert tag in _ALONE, f"<{tag}/> cannot stand alone"
@@ -72,7 +72,7 @@ class Report(HTMLParser):
         self._open.pop()
 
     def handle_data(self, data):
-        here, where = self._open[-1] if self._open else "", (self._heading, self._region)
+        here, section = self._open[-1] if self._open else "", (self._heading, self._region)
         if here == "style":
             assert "url(" not in data and "@import" not in data
             return
@@ -80,8 +80,8 @@ class Report(HTMLParser):
         if here == "h2":
             self._heading += data
         elif "td" in self._open or "th" in self._open:
-            self.tables[where][-1][-1][-1] += data
+            self.tables[section][-1][-1][-1] += data
         elif here == "dt":
             self._term += data
         elif here == "dd":
-            self.items[where][-1][self._term] += data
+            self.items[section][-1][self._term] += data

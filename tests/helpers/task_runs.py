@@ -28,7 +28,7 @@ PLAIN = [word for word in WORDS if not word.startswith("##")]
 
 
 def small_experiments(folder: Path) -> Callable[[str], Experiment]:
-    """The fixture `task_experiment`: kind of task -> a small run of it, yet to be made."""
+    """Returns the value of the fixture `task_experiment`: kind of task -> small run's config."""
     model = small_model(
         folder / "vocabulary", positions=LearnedPositions(max_position_embeddings=40)
     )
@@ -48,7 +48,7 @@ def small_experiments(folder: Path) -> Callable[[str], Experiment]:
 
 
 def finished_runs(task_experiment: Callable[[str], Experiment]) -> Callable[[str], Path]:
-    """The fixture `task_run`: kind of task -> the folder of a run beside its files."""
+    """Returns the function of the fixture `task_run`: kind of task -> folder of a finished run."""
     made: dict[str, Path] = {}
 
     def get(kind: str) -> Path:

@@ -1,4 +1,4 @@
-"""A recipe for simulation tests: BERT of width 16 with dropout and two sequence lengths."""
+"""Defines a recipe for simulation tests: BERT of width 16 with dropout and two lengths."""
 
 from bert_jax.experiment import Experiment
 from bert_jax.testing.experiments import tiny_experiment, two_length_phases

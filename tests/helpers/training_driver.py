@@ -1,4 +1,4 @@
-"""Runs a small experiment in a process of its own, with an accident at a chosen step.
+"""Runs a small experiment that is killed, stopped or hung at a given step.
 
     python training_driver.py CORPUS RUN [--steps 40] [--kill-at 17] [--kill-in-save 20]
                               [--term-at 11] [--term-in-save 20] [--hang-at 5]
@@ -6,8 +6,8 @@
 `--kill-at N` is SIGKILL after update N, `--kill-in-save N` SIGKILL while the checkpoint of step N
 is half written, `--term-at N` SIGTERM after update N, `--term-in-save N` SIGTERM while the
 checkpoint of step N is half written, `--hang-at N` makes the last process hang after update N. The
-rows of every batch that this process gets are appended to RUN/rows-<processes>-<process>.txt, one
-line a step.
+examples of every batch that this process gets are appended to RUN/rows-<processes>-<process>.txt,
+one line per step.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from bert_jax.testing.experiments import tiny_experiment, two_length_phases
 
 
 def experiment(corpus: str, steps: int) -> Experiment:
-    """Two phases of a BERT of width 16, with dropout, a checkpoint every 10 steps."""
+    """Returns a run in two phases of a BERT of width 16, with a checkpoint every 10 steps."""
     return tiny_experiment(
         "accidents",
         corpus,
@@ -37,7 +37,7 @@ def experiment(corpus: str, steps: int) -> Experiment:
 
 
 def main() -> int:
-    """Parses the flags, lays the accidents, runs; returns the run's exit code."""
+    """Parses the flags, sets up the failures, and runs; returns the run's exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("corpus")
     parser.add_argument("run", type=Path)
@@ -54,7 +54,7 @@ def main() -> int:
 
     set_up_logging()
     initialize(config_from_environment())
-    lay_accidents(args)
+    set_up_failures(args)
     from bert_jax.train.run import run
 
     try:
@@ -64,8 +64,8 @@ def main() -> int:
         return error.exit_code
 
 
-def lay_accidents(args: argparse.Namespace) -> None:
-    """Wraps what the loop calls: batches are written down, steps and saves may be cut short."""
+def set_up_failures(args: argparse.Namespace) -> None:
+    """Wraps functions of the loop to record batches, and to kill or stop the process."""
     import jax
 
     from bert_jax.checkpoints import checksums
@@ -76,11 +76,11 @@ def lay_accidents(args: argparse.Namespace) -> None:
     here = f"{jax.process_count()}-{jax.process_index()}"
     put_batch, call, write = sharding.put_batch, hooks.call_hooks, checksums.write_checksums
 
-    def recording(batch, where):
+    def recording(batch, batch_sharding):
         rows = [hashlib.sha256(r.tobytes()).hexdigest()[:12] for r in batch["input_ids"]]
         with (args.run / f"rows-{here}.txt").open("a") as stream:
             stream.write(" ".join(rows) + "\n")
-        return put_batch(batch, where)
+        return put_batch(batch, batch_sharding)
 
     def accident(watching, event):
         call(watching, event)

@@ -19,13 +19,13 @@ from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
 
 ROOT = str(Path(__file__).parents[2])
 ROWS = {"train": 96, "dev": 40, "test": 20}
-EPOCHS = 6  # of 6 steps
+EPOCHS = 6  # of 6 steps each
 FLAGS = ("--tasks", "rte", "wnli", "--seeds", "0", "--epochs", str(EPOCHS), "--zip")
 
 
 @pytest.fixture(scope="module")
 def made(shared, tmp_path_factory) -> Path:
-    """glue/ with the first rows of RTE and WNLI, and model/, a small BERT with their words."""
+    """Writes glue/ with the first examples of RTE and WNLI, and a small BERT in model/."""
     folder, words = tmp_path_factory.mktemp("made"), set()
     for task in ("RTE", "WNLI"):
         (folder / "glue" / task).mkdir(parents=True)
@@ -47,7 +47,7 @@ def made(shared, tmp_path_factory) -> Path:
 
 
 def start(made: Path, output: Path) -> subprocess.Popen:
-    """The command in a process group of its own."""
+    """Starts the command in its own process group."""
     flags = ["--glue-dir", str(made / "glue"), "--model", str(made / "model")]
     flags += ["--output", str(output), "--learning-rate", "1e-3", "--batch-size", "16", *FLAGS]
     return subprocess.Popen(
@@ -61,13 +61,13 @@ def start(made: Path, output: Path) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen, expect: int) -> str:
-    _, told = process.communicate(timeout=600)
-    assert process.returncode == expect, told[-3000:]
-    return told
+    _, output = process.communicate(timeout=600)
+    assert process.returncode == expect, output[-3000:]
+    return output
 
 
 def await_training(run: Path, steps: int = 1) -> None:
-    """Until the run has made so many steps, each of which is a line, as is each evaluation."""
+    """Waits until metrics.jsonl of a run has a number of lines, one per step and evaluation."""
     log = run / "metrics.jsonl"
     for _ in range(3000):
         if log.exists() and log.read_bytes().count(b"\n") >= steps:
@@ -77,7 +77,7 @@ def await_training(run: Path, steps: int = 1) -> None:
 
 
 def content(output: Path) -> dict[str, str | bytes]:
-    """All that a user reads, and the losses."""
+    """Returns everything that a user reads, and the losses."""
     files = [output / "results.json", output / "table.md", output / "submission.zip"]
     found: dict[str, str | bytes] = {file.name: file.read_bytes() for file in files}
     for run in sorted(output.glob("*/seed-*")):
@@ -89,7 +89,7 @@ def content(output: Path) -> dict[str, str | bytes]:
 
 
 @pytest.mark.slow
-def test_stopped_and_killed_it_ends_in_the_same_results(made, tmp_path):
+def test_interrupted_and_killed_benchmark_has_the_same_results(made, tmp_path):
     finish(start(made, tmp_path / "straight"), EXIT_DONE)
 
     output = tmp_path / "troubled"
@@ -103,7 +103,7 @@ def test_stopped_and_killed_it_ends_in_the_same_results(made, tmp_path):
     os.killpg(killed.pid, signal.SIGKILL)
     finish(killed, -signal.SIGKILL)
 
-    # Now the command alone: its run of the moment is left behind, and waited for.
+    # Only the command is killed here: its current run continues, and the next command waits for it.
     alone = start(made, output)
     await_training(output / "wnli/seed-0")
     alone.kill()

@@ -43,7 +43,7 @@ def drive(corpus: Path, run: Path, *flags: str, expect: int) -> None:
 
 
 def drive_together(corpus: Path, run: Path, count: int, *flags: str, expect: int) -> None:
-    """The same run in `count` processes of one device each, over gloo."""
+    """Runs the same experiment in `count` processes of one device each, over gloo."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
@@ -84,7 +84,7 @@ def straight(corpus, tmp_path_factory) -> Path:
     return run
 
 
-def test_three_kills_end_in_the_same_bits(corpus, straight, tmp_path):
+def test_three_kills_give_bit_identical_results(corpus, straight, tmp_path):
     run = tmp_path / "run"
     drive(corpus, run, "--term-at", "7", expect=EXIT_PREEMPTED)
     drive(corpus, run, "--kill-in-save", "20", expect=KILLED)
@@ -100,15 +100,15 @@ def test_three_kills_end_in_the_same_bits(corpus, straight, tmp_path):
 
 
 def rows(run: Path, count: int) -> list[str]:
-    """The rows of each step, in the order of the processes."""
+    """Returns the examples of each step, in the order of the processes."""
     files = [(run / f"rows-{count}-{i}.txt").read_text().splitlines() for i in range(count)]
     return [" ".join(parts) for parts in zip(*files, strict=True)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
-def test_sigterm_while_saving_saves_and_goes_on_to_the_same_bits(corpus, straight, tmp_path, count):
-    """The signal comes while a checkpoint of step 20 is half written, on process 0."""
+def test_sigterm_during_a_save_is_bit_identical_after_resuming(corpus, straight, tmp_path, count):
+    """Sends the signal while process 0 is writing the checkpoint of step 20."""
     run = tmp_path / "run"
     drive_together(corpus, run, count, "--term-in-save", "20", expect=EXIT_PREEMPTED)
     saved = sorted(int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdigit())
@@ -123,7 +123,7 @@ def test_sigterm_while_saving_saves_and_goes_on_to_the_same_bits(corpus, straigh
 
 
 @pytest.mark.parametrize(("second", "third"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)])
-def test_other_numbers_of_processes_see_the_same_examples(
+def test_examples_do_not_depend_on_the_number_of_processes(
     corpus, straight, tmp_path, second, third
 ):
     run = tmp_path / "run"

@@ -37,13 +37,13 @@ def change_weights(folder: Path, change) -> None:
 
 
 def test_written_folder_is_read_back_bit_identical(folder):
-    foreign = huggingface.read_folder(folder)
-    assert foreign.config == small_config()
-    assert foreign.tokenizer is None
+    imported = huggingface.read_folder(folder)
+    assert imported.config == small_config()
+    assert imported.tokenizer is None
     expected = random_parameters(small_config())
-    assert foreign.flat_params.keys() == expected.keys()
+    assert imported.flat_params.keys() == expected.keys()
     for path, leaf in expected.items():
-        np.testing.assert_array_equal(foreign.flat_params[path], leaf, err_msg=path)
+        np.testing.assert_array_equal(imported.flat_params[path], leaf, err_msg=path)
 
 
 def test_untied_head_keeps_its_table_and_bias(tmp_path):
@@ -51,13 +51,13 @@ def test_untied_head_keeps_its_table_and_bias(tmp_path):
     flat = random_parameters(config)
     huggingface.write_config(tmp_path, config, frozenset({"encoder", "masked_lm"}), pad_token_id=0)
     huggingface.write_weights(tmp_path, flat, config)
-    foreign = huggingface.read_folder(tmp_path)
-    assert foreign.config == config
+    imported = huggingface.read_folder(tmp_path)
+    assert imported.config == config
     np.testing.assert_array_equal(
-        foreign.flat_params["masked_lm/decoder"], flat["masked_lm/decoder"]
+        imported.flat_params["masked_lm/decoder"], flat["masked_lm/decoder"]
     )
     assert load_file(tmp_path / "model.safetensors")["cls.predictions.decoder.bias"].any()
-    # An untied model of transformers has learned the decoder's bias, and left the other as it was.
+    # An untied model of transformers trains the decoder's bias, and leaves the other one unchanged.
     change_weights(tmp_path, lambda t: {**t, "cls.predictions.bias": np.zeros(18, np.float32)})
     again = huggingface.read_folder(tmp_path)
     np.testing.assert_array_equal(again.flat_params["masked_lm/bias"], flat["masked_lm/bias"])
@@ -185,7 +185,7 @@ def test_bin_file_cannot_run_code(folder, tmp_path):
 
 
 class _RunsCode:
-    """What a malicious file does: its unpickling would make a file."""
+    """Creates a file when it is unpickled, like a malicious checkpoint."""
 
     def __init__(self, file: Path):
         self._file = file

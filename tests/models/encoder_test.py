@@ -1,7 +1,7 @@
 """Covers bert_jax/models/encoder.py and models/sharding.py: what adding a family takes.
 
-A toy family is added to a copy of the package: one package and one line of the union. Everything
-else has to find it there.
+A toy family is added to a copy of the code: one package and one line of the union. All other code
+has to find it there.
 """
 
 import shutil

@@ -37,7 +37,7 @@ IDS = jnp.array([[5, 6, 7, 8], [9, 10, 11, 12]], jnp.int32)
 
 
 class Classifier(nnx.Module):
-    """A head of one's own on an encoder, as a Flax user writes it."""
+    """Adds a head to an encoder, as a Flax user would."""
 
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
         self.encoder = build_encoder(config, ComputeConfig(), rngs)

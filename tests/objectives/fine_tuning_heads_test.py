@@ -33,7 +33,7 @@ def log_softmax(logits):
 
 
 def reference(logits, labels, weights, class_weights=None, smoothing=0.0):
-    """(sum of losses, sum of weights) by a loop over labels, straight from the definition."""
+    """Returns (sum of losses, sum of weights) by a loop over labels, from the definition."""
     classes = logits.shape[-1]
     per_class = np.ones(classes) if class_weights is None else np.asarray(class_weights)
     total = norm = 0.0
@@ -47,7 +47,7 @@ def reference(logits, labels, weights, class_weights=None, smoothing=0.0):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("class_weights", [(), CLASS_WEIGHTS], ids=["plain", "weighted"])
-def test_classification(class_weights, smoothing):
+def test_classification_loss(class_weights, smoothing):
     raw, batch = make(SequenceClassificationHead(labels=LABELS))
     logits = scores(7, 4)
     loss, metrics = fine_tuning_heads.classification(
@@ -93,7 +93,7 @@ def test_token_classification_counts_first_tokens_of_words(class_weights):
 def test_span_loss_is_the_mean_of_start_and_end():
     raw, batch = make(QuestionAnsweringHead())
     starts, ends = scores(7, 12), scores(7, 12)[::-1]
-    # One row with both right: at random there may be none.
+    # One example is made correct: at random there may be none.
     starts[1, raw["start_positions"][1]] = ends[1, raw["end_positions"][1]] = 20.0
     loss, metrics = fine_tuning_heads.span_extraction(
         jnp.asarray(starts, jnp.float32), jnp.asarray(ends, jnp.float32), batch
@@ -110,7 +110,7 @@ def test_span_loss_is_the_mean_of_start_and_end():
     assert float(metrics["accuracy"].total) == (start_right * end_right).sum() > 0
 
 
-def test_regression_is_the_squared_error():
+def test_regression_loss_is_the_squared_error():
     raw, batch = make(RegressionHead())
     values = scores(7)
     loss, metrics = fine_tuning_heads.regression(jnp.asarray(values, jnp.float32), batch)

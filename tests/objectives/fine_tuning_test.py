@@ -1,4 +1,4 @@
-"""Fine-tuning programs: sums that add up, rows and lengths that change nothing, refusals."""
+"""Tests fine-tuning objectives: microbatches, padding, devices, invalid configs."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ WEIGHTS = (0.25, 1.0, 3.0)
 
 @functools.cache
 def program(head, **fields):
-    """With class weights and smoothing where the head has classes, without dropout."""
+    """Makes an objective without dropout, with class weights and smoothing if there are classes."""
     values: dict = {"classifier_dropout": 0.0}
     if isinstance(head, SequenceClassificationHead | TokenClassificationHead):
         values |= {"class_weights": WEIGHTS, "label_smoothing": 0.1}
@@ -63,7 +63,7 @@ def make(head, **fields) -> Any:
 
 @functools.cache
 def gradient_of(program):
-    """(params, batch, loss_denominators, key) -> gradient and losses, as NumPy arrays."""
+    """Returns a function from (params, batch, loss_denominators, key) to (gradient, losses)."""
 
     def loss(params, batch, loss_denominators, key):
         losses = program.compute_loss(params, batch, loss_denominators, key)
@@ -74,7 +74,7 @@ def gradient_of(program):
 
 
 def whole(program, params, batch, key=None):
-    """The gradient and the losses of a batch in one pass."""
+    """Computes the gradient and the losses of a batch without microbatches."""
     return gradient_of(program)(params, batch, program.loss_denominators(batch), key)
 
 
@@ -86,7 +86,7 @@ def assert_same_tree(found, expected, tolerance=1e-6):
 
 
 @each_head
-def test_parameters_have_their_parts_and_stand_in_every_table(head):
+def test_parameters_are_in_every_table(head):
     made = make_objective(program(head).config)
     assert isinstance(made, FineTuningObjective)
     flat = paths.flatten(made.abstract())
@@ -106,7 +106,7 @@ def test_parameters_have_their_parts_and_stand_in_every_table(head):
 
 
 @each_head
-def test_batches_keep_the_contract(head):
+def test_batches_match_the_batch_spec(head):
     made = program(head)
     batch = make(head)
     sizes = {"B": 8, "L": 16, "A": 3}
@@ -115,7 +115,7 @@ def test_batches_keep_the_contract(head):
 
 
 @each_head
-def test_rows_that_fill_the_batch_up_change_nothing(head):
+def test_padding_examples_change_nothing(head):
     made, params = program(head), parameters(head)
     filled = make(head, num_padding_examples=4)
     cut = {name: rows[:4] for name, rows in filled.items()}
@@ -128,14 +128,14 @@ def test_rows_that_fill_the_batch_up_change_nothing(head):
 
 
 @each_head
-def test_a_batch_of_filling_alone_is_zero_and_not_nan(head):
+def test_batch_of_padding_examples_is_zero_not_nan(head):
     found, losses = whole(program(head), parameters(head), make(head, num_padding_examples=8))
     assert float(losses.loss) == 0
     assert not any(leaf.any() for leaf in paths.flatten(found).values())
 
 
 @each_head
-def test_microbatches_add_up_to_the_whole(head):
+def test_microbatches_add_up_to_the_batch(head):
     made, params = program(head), parameters(head)
     batch = make(head, num_padding_examples=3)
     loss_denominators = made.loss_denominators(batch)
@@ -149,12 +149,12 @@ def test_microbatches_add_up_to_the_whole(head):
     expected = whole(made, params, batch)
     assert float(total[1].loss) == pytest.approx(float(expected[1].loss), rel=1e-6)
     assert_same_tree(total[0], expected[0])
-    # The shares differ, so that a mean of means would be another number.
+    # Microbatches have different counts, so a mean of means would be another number.
     assert abs(shares[0][1].loss - shares[1][1].loss) > 0.01
 
 
 @each_head
-def test_the_padded_length_does_not_change_what_is_predicted(head):
+def test_padded_length_does_not_change_predictions(head):
     made, params = program(head), parameters(head)
     short = make(head, seq_length=10)
     long = {
@@ -172,7 +172,7 @@ def test_the_padded_length_does_not_change_what_is_predicted(head):
 
 
 @each_head
-def test_predictions_need_no_labels_and_loss_is_theirs(head):
+def test_predictions_need_no_labels_and_have_the_same_loss(head):
     made, params = program(head), parameters(head)
     batch = make(head)
     inputs = {name: batch[name] for name in made.input_fields()}
@@ -191,14 +191,14 @@ def test_predictions_need_no_labels_and_loss_is_theirs(head):
             assert shapes == {"start_logits": (8, 16), "end_logits": (8, 16)}
         case MultipleChoiceHead():
             assert shapes == {"logits": (8, 3)}
-            # A choice is scored by itself: turning the choices round turns the scores round.
+            # Each choice is scored by itself: reversing the choices reverses the scores.
             turned = {name: field[:, ::-1] for name, field in inputs.items()}
             again = jax.jit(made.predict)(params, turned)["logits"]
             np.testing.assert_allclose(again[:, ::-1], found["logits"], atol=1e-6)
 
 
 @each_head
-def test_dropout_is_before_the_classifier_and_not_before_spans(head):
+def test_dropout_is_before_classifiers_but_not_before_spans(head):
     made, params = program(head, classifier_dropout=0.5), parameters(head)
     batch = make(head)
 
@@ -216,7 +216,7 @@ def test_dropout_is_before_the_classifier_and_not_before_spans(head):
 
 
 @each_head
-def test_bfloat16_is_near_and_its_outputs_are_float32(head):
+def test_bfloat16_is_close_and_outputs_are_float32(head):
     made, params = program(head), parameters(head)
     half = program(head, compute=ComputeConfig(dtype="bfloat16"))
     batch = make(head)
@@ -245,7 +245,7 @@ def test_eight_devices_equal_one(head):
 
 
 @each_head
-def test_configs_go_through_json(head):
+def test_configs_round_trip_through_json(head):
     config = program(head).config
     assert from_json(ObjectiveConfig, to_json(config)) == config
 
@@ -262,20 +262,20 @@ def test_configs_go_through_json(head):
         (HEADS[0], {"classifier_dropout": -0.1}, "expected 0, or a rate"),
     ],
 )
-def test_impossible_programs_are_refused(head, fields, message):
+def test_invalid_configs_are_rejected(head, fields, message):
     with pytest.raises(ConfigError, match=message):
         FineTuning(model=MODEL, head=head, **fields)
 
 
 @pytest.mark.parametrize("kind", [SequenceClassificationHead, TokenClassificationHead])
-def test_labels_are_two_or_more_and_different(kind):
+def test_labels_must_be_two_or_more_and_distinct(kind):
     with pytest.raises(ConfigError, match="expected at least two labels"):
         kind(labels=("only",))
     with pytest.raises(ConfigError, match="'a' more than once"):
         kind(labels=("a", "b", "a"))
 
 
-def test_a_head_is_a_field_like_any_other():
+def test_head_is_an_overridable_field():
     config = program(HEADS[0]).config
     fewer = dataclasses.replace(
         config, head=SequenceClassificationHead(labels=("a", "b")), class_weights=()

@@ -1,4 +1,4 @@
-"""Several tasks on one encoder, against the programs of each task by itself."""
+"""Compares the multi-task objective with the objectives of the single tasks."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ from bert_jax.train.optimizer import decay_mask
 from bert_jax.tuning.freezing import param_depth
 
 MODEL = small_config(num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-# Two tasks read the field `labels`, and one of them has numbers that the other does not know.
+# Two tasks use the field `labels`; one has label ids that the other does not have.
 HEADS = {
     "rte": SequenceClassificationHead(labels=("no", "yes")),
     "genre": SequenceClassificationHead(labels=tuple("abcdefgh")),
@@ -60,7 +60,7 @@ def program(
 
 
 def parameters(**log_variances: float) -> Any:
-    """Random ones; the encoder is the same for all heads."""
+    """Returns random parameters; the encoder is the same for all heads."""
     heads = {}
     for number, (name, head) in enumerate(HEADS.items()):
         tree = paths.unflatten(random_parameters(MODEL, head=head, seed=number))
@@ -73,21 +73,21 @@ def parameters(**log_variances: float) -> Any:
 
 @functools.cache
 def rows_of(name: str) -> Any:
-    """A batch of one task alone."""
+    """Returns a batch of one task."""
     return fine_tuning_batch(
         HEADS[name], batch_size=ROWS[name], seq_length=16, vocab_size=18, seed=len(name)
     )
 
 
 def mixed(names=tuple(HEADS)) -> Any:
-    """The rows of several tasks in one batch, shuffled; then some that only fill it up to 18."""
+    """Returns shuffled examples of several tasks in one batch, padded to 18 examples."""
     size = sum(ROWS[name] for name in names)
     spec = contract.batch_spec(program().batch_fields(), {"B": 18, "L": 16})
     batch = {field: np.zeros(shape, dtype) for field, (shape, dtype) in spec.items()}
-    places = iter(np.random.default_rng(0).permutation(size))
+    positions = iter(np.random.default_rng(0).permutation(size))
     for name in names:
         for row in range(ROWS[name]):
-            place = next(places)
+            place = next(positions)
             batch["task_ids"][place] = list(HEADS).index(name)
             for field, values in rows_of(name).items():
                 batch[field][place] = values[row]
@@ -97,7 +97,7 @@ def mixed(names=tuple(HEADS)) -> Any:
 
 @functools.cache
 def gradient_of(made: Any):
-    """(params, batch, loss_denominators) -> gradient and losses, as NumPy arrays."""
+    """Returns a function from (params, batch, loss_denominators) to (gradient, losses)."""
 
     def loss(params, batch, loss_denominators):
         losses = made.compute_loss(params, batch, loss_denominators, None)
@@ -113,13 +113,13 @@ def whole(made, params, batch):
 
 @functools.cache
 def alone(name: str):
-    """Gradient, loss and metrics of a task's rows, by the program for this task."""
+    """Computes gradient, loss and metrics of a task's examples by the task's own objective."""
     made = FineTuningObjective(FineTuning(model=MODEL, head=HEADS[name], classifier_dropout=0.0))
     return whole(made, task_params(parameters(), name), rows_of(name))
 
 
 def assert_is_sum_of(found, weights: dict[str, float]):
-    """The gradient of a mixed batch is that of the tasks alone, each times its weight."""
+    """Asserts that the gradient of a mixed batch is the weighted sum of the tasks' gradients."""
     flat, expected = paths.flatten(found), {}
     for name, weight in weights.items():
         for path, leaf in paths.flatten(alone(name)[0]).items():
@@ -131,10 +131,10 @@ def assert_is_sum_of(found, weights: dict[str, float]):
     assert not any(flat[path].any() for path in others)
 
 
-def test_a_mixed_batch_is_the_weighted_sum_of_its_tasks():
+def test_mixed_batch_is_the_weighted_sum_of_its_tasks():
     found, losses = whole(program(), parameters(), mixed())
     shares = {name: rows / sum(ROWS.values()) for name, rows in ROWS.items()}
-    expected = sum(share * float(alone(name)[1].loss) for name, share in shares.items())
+    expected = sum(fraction * float(alone(name)[1].loss) for name, fraction in shares.items())
     assert float(losses.loss) == pytest.approx(expected, rel=1e-6)
     assert_is_sum_of(found, shares)
     for name in HEADS:
@@ -143,7 +143,7 @@ def test_a_mixed_batch_is_the_weighted_sum_of_its_tasks():
                 np.testing.assert_allclose(losses.metrics[f"{name}/{metric}"], mean, rtol=1e-5)
 
 
-def test_a_task_without_rows_has_no_part():
+def test_task_without_examples_contributes_nothing():
     found, losses = whole(program(), parameters(), mixed(names=("rte", "conll")))
     assert_is_sum_of(found, {"rte": 3 / 8, "conll": 5 / 8})
     assert losses.metrics["stsb/loss"].weight == 0
@@ -156,20 +156,20 @@ VARIANCES = {"rte": 0.5, "genre": -0.3, "stsb": 1.1, "conll": -1.2, "squad": 0.0
 
 
 @pytest.mark.parametrize("rate", [1.0, 100.0])
-def test_uncertainty_is_that_of_kendall_et_al(rate):
-    """Equations 7 and 10: exp(-s) / 2 of squared errors, exp(-s) of cross-entropies, and s / 2."""
+def test_uncertainty_weighting_equals_kendall_et_al(rate):
+    """Tests equations 7 and 10: exp(-s) / 2 for squared errors, exp(-s) for cross-entropy."""
     made = program(UncertaintyWeighting(lr_multiplier=rate))
     params = parameters(**{name: s / rate for name, s in VARIANCES.items()})
     found, losses = whole(made, params, mixed())
     weights, expected = {}, 0.0
     for name, s in VARIANCES.items():
-        share = ROWS[name] / sum(ROWS.values())
+        fraction = ROWS[name] / sum(ROWS.values())
         precision = np.exp(-s) * (0.5 if name == "stsb" else 1.0)
         loss = float(alone(name)[1].loss)
-        weights[name] = share * precision
-        expected += share * (precision * loss + s / 2)
+        weights[name] = fraction * precision
+        expected += fraction * (precision * loss + s / 2)
         slope = float(found["heads"][name]["log_variance"])
-        assert slope == pytest.approx(share * (0.5 - precision * loss), rel=1e-4)
+        assert slope == pytest.approx(fraction * (0.5 - precision * loss), rel=1e-4)
         assert losses.metrics[f"{name}/log_variance"].total == pytest.approx(s, abs=1e-6)
     assert float(losses.loss) == pytest.approx(expected, rel=1e-5)
     assert_is_sum_of(found, weights)
@@ -180,7 +180,7 @@ def test_uncertainty_is_that_of_kendall_et_al(rate):
     [UniformWeighting(), UncertaintyWeighting(lr_multiplier=1.0)],
     ids=["rows", "uncertainty"],
 )
-def test_microbatches_add_up_to_the_whole(weighting):
+def test_microbatches_add_up_to_the_batch(weighting):
     made, batch = program(weighting), mixed()
     params = (
         parameters(**VARIANCES) if isinstance(weighting, UncertaintyWeighting) else parameters()
@@ -200,7 +200,7 @@ def test_microbatches_add_up_to_the_whole(weighting):
     assert abs(parts[0][1].loss - parts[1][1].loss) > 0.01
 
 
-def test_heads_have_dropout_of_their_own():
+def test_each_head_has_its_own_dropout():
     made = MultiTaskObjective(dataclasses.replace(program().config, classifier_dropout=0.5))
     batch = mixed()
 
@@ -219,7 +219,7 @@ def test_heads_have_dropout_of_their_own():
             assert len({first, other, dry}) == 3
 
 
-def test_parameters_stand_in_every_table_and_are_whole_models():
+def test_parameters_are_in_every_table_and_form_task_models():
     made = make_objective(program(UncertaintyWeighting()).config)
     assert isinstance(made, MultiTaskObjective)
     flat = paths.flatten(made.abstract())
@@ -244,7 +244,7 @@ def test_parameters_stand_in_every_table_and_are_whole_models():
         }
 
 
-def test_configs_go_through_json():
+def test_configs_round_trip_through_json():
     for weighting in (UniformWeighting(), UncertaintyWeighting(lr_multiplier=3.0)):
         config = program(weighting).config
         assert from_json(ObjectiveConfig, to_json(config)) == config
@@ -270,14 +270,14 @@ def named(*heads):
         ({"heads": NAMED, "classifier_dropout": 1.0}, "expected 0, or a rate"),
     ],
 )
-def test_impossible_programs_are_refused(fields, message):
+def test_invalid_configs_are_rejected(fields, message):
     with pytest.raises(ConfigError, match=message):
         MultiTask(model=MODEL, **fields)
     with pytest.raises(ConfigError, match="expected above 0"):
         UncertaintyWeighting(lr_multiplier=0.0)
 
 
-def test_an_unknown_task_is_told_the_nearest():
+def test_unknown_task_error_names_the_nearest():
     with pytest.raises(
         ConfigError, match=r"no task 'conl'; did you mean 'conll'\? tasks here: rte"
     ):

@@ -27,7 +27,7 @@ def logits_for(shape, seed=0):
 
 
 def reference(logits, labels):
-    """-log softmax at the labels, float64."""
+    """Returns -log softmax at the labels, in float64."""
     total = np.log(np.exp(logits).sum(-1))
     return total - np.take_along_axis(logits, np.asarray(labels)[..., None], -1)[..., 0]
 

@@ -39,15 +39,15 @@ def small(layout: Parallelism, dtype: str, communication_dtype: CommunicationDty
 
 
 def temporary_bytes(layout: Parallelism) -> int:
-    """What XLA's analysis says a step of BERT-tiny needs beside its state, on 8 devices."""
+    """Returns the temporary bytes of a step of BERT-tiny on 8 devices, by XLA's analysis."""
     experiment = small(layout, "float32", "float32")
     grid = sharding.make_mesh(experiment.mesh)
     objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
     initialize = functools.partial(init_state, objective, optimizer)
     abstract = abstract_state(initialize, optimizer, grid)
-    where = sharding.batch_sharding(grid)
+    leaf_sharding = sharding.batch_sharding(grid)
     batch = {
-        name: jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+        name: jax.ShapeDtypeStruct(shape, dtype, sharding=leaf_sharding)
         for name, (shape, dtype) in batch_spec(objective.batch_fields(), PHASE.sizes).items()
     }
     with jax.set_mesh(grid):
@@ -66,7 +66,7 @@ def temporary_bytes(layout: Parallelism) -> int:
 
 
 def test_each_device_has_activations_of_its_part_of_the_batch():
-    """Left to itself XLA computed all rows on every device: more than twice the memory here."""
+    """Without the constraint XLA computes the whole batch on every device: twice the memory."""
     assert temporary_bytes("fsdp") < 1.4 * temporary_bytes("dp")
 
 
@@ -74,14 +74,16 @@ def test_each_device_has_activations_of_its_part_of_the_batch():
 def gradients(
     layout: Parallelism, communication_dtype: CommunicationDtype
 ) -> dict[str, np.ndarray]:
-    """Of every parameter, on 8 devices, computed in bfloat16 with dropout."""
+    """Returns all gradients on 8 devices, computed in bfloat16 with dropout."""
     experiment = small(layout, "bfloat16", communication_dtype)
     grid = sharding.make_mesh(experiment.mesh)
     objective = make_objective(experiment.objective)
     params = objective.init(jax.random.key(0))
     shardings = sharding.parameter_shardings(params, grid)
     abstract = jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        lambda leaf, leaf_sharding: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=leaf_sharding
+        ),
         params,
         shardings,
     )
@@ -109,7 +111,7 @@ def test_bfloat16_communication_rounds_only_gradients_of_matrices(layout):
     distance = {
         path: np.linalg.norm(rounded[path] - leaf) / np.linalg.norm(leaf)
         for path, leaf in exact.items()
-        if not path.endswith("key/bias")  # of which the scores do not depend
+        if not path.endswith("key/bias")  # the scores do not depend on it
     }
     # Tables are rounded too, so the forward pass differs by some 2^-9, and gradients by more.
     assert max(distance.values()) < 0.02, max(distance, key=lambda path: distance[path])

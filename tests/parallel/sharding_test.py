@@ -46,8 +46,10 @@ def test_fsdp_tp_shards_parameters_and_moments_alike():
     devices = sharding.make_mesh(make_mesh_config("fsdp_tp"))
     params = program().abstract()
     specs = {
-        path: where.spec
-        for path, where in paths.flatten(sharding.parameter_shardings(params, devices)).items()
+        path: leaf_sharding.spec
+        for path, leaf_sharding in paths.flatten(
+            sharding.parameter_shardings(params, devices)
+        ).items()
     }
     assert specs["encoder/layers/0/attention/query/kernel"] == P("fsdp", "tensor")
     assert specs["encoder/layers/0/feed_forward/output/kernel"] == P("tensor", "fsdp")

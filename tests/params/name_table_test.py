@@ -19,9 +19,9 @@ def test_round_trip_of_every_parameter_is_bit_identical(table, tied):
     program = PretrainingObjective(Pretraining(model=config, mask_token_id=4))
     flat = random_parameters(config)
     assert flat.keys() == paths.flatten(program.abstract()).keys()
-    theirs = table.to_external(flat)
-    assert len(theirs) == len(flat)
-    back = table.from_external(theirs, "memory")
+    external = table.to_external(flat)
+    assert len(external) == len(flat)
+    back = table.from_external(external, "memory")
     assert back.keys() == flat.keys()
     for path, leaf in flat.items():
         np.testing.assert_array_equal(back[path], leaf, err_msg=path)
@@ -29,13 +29,13 @@ def test_round_trip_of_every_parameter_is_bit_identical(table, tied):
 
 def test_names_and_transposition_of_some_tensors():
     flat = random_parameters(small_config())
-    theirs = TIED.to_external(flat)
+    external = TIED.to_external(flat)
     kernel = flat["encoder/layers/1/feed_forward/intermediate/kernel"]
     np.testing.assert_array_equal(
-        theirs["bert.encoder.layer.1.intermediate.dense.weight"], kernel.T
+        external["bert.encoder.layer.1.intermediate.dense.weight"], kernel.T
     )
     word_vectors = flat["encoder/embeddings/word_embeddings/embedding"]
-    np.testing.assert_array_equal(theirs["bert.embeddings.word_embeddings.weight"], word_vectors)
+    np.testing.assert_array_equal(external["bert.embeddings.word_embeddings.weight"], word_vectors)
     google = TF1.to_external(flat)
     np.testing.assert_array_equal(
         google["cls/seq_relationship/output_weights"], flat["next_sentence/kernel"].T

@@ -23,13 +23,13 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 TOLERANCE = 1e-5
-# In 24 layers rounding alone is more: with these weights PyTorch's own float32 is 7e-6 (hidden) and
-# 1.3e-5 (logits) from its float64, jax_outputs 1.0e-5 and 2.1e-5.
+# Rounding in 24 layers is larger: with these weights PyTorch's float32 differs from its float64
+# by 7e-6 (hidden) and 1.3e-5 (logits), and jax_outputs by 1.0e-5 and 2.1e-5.
 TOLERANCE_OF_LARGE = 5e-5
 
 
 def torch_config(config: BertConfig):
-    """Their configuration of the same model, written out by hand rather than by our exporter."""
+    """Returns the config of the same model in transformers, written by hand."""
     return transformers.BertConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -43,7 +43,7 @@ def torch_config(config: BertConfig):
 
 
 def randomize(model, seed: int) -> None:
-    """Draws every parameter anew: freshly made biases are 0 and norms 1, which hides mistakes."""
+    """Randomizes every parameter: initial biases of 0 and norms of 1 would hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -53,7 +53,7 @@ def randomize(model, seed: int) -> None:
 
 
 def torch_outputs(model, batch):
-    """(hidden states, MLM logits, NSP logits) of the PyTorch model, as NumPy arrays."""
+    """Returns (hidden states, MLM logits, NSP logits) of the PyTorch model as NumPy arrays."""
     fields = ("input_ids", "token_type_ids", "attention_mask")
     with torch.no_grad():
         out = model.eval()(
@@ -68,7 +68,7 @@ def torch_outputs(model, batch):
 
 
 def jax_outputs(params, config: EncoderConfig, batch):
-    """The same of the program that is trained."""
+    """Returns the same outputs of the objective that is trained."""
     program = PretrainingObjective(Pretraining(model=config, mask_token_id=4))
 
     def compute(params, batch):
@@ -81,7 +81,7 @@ def jax_outputs(params, config: EncoderConfig, batch):
 
 
 def assert_same(found, expected, batch, tolerance: float = TOLERANCE) -> None:
-    """Hidden states and logits of real tokens agree; what stands at padding means nothing."""
+    """Asserts that hidden states and logits agree at real tokens; padding has no meaning."""
     real = batch["attention_mask"] > 0
     assert 0.5 < real.mean() < 1
     assert len(found[0]) == len(expected[0])
@@ -109,7 +109,7 @@ def test_published_sizes(size):
     assert_same(jax_outputs(params, config, batch), torch_outputs(model, batch), batch, tolerance)
 
 
-def test_tanh_gelu_and_the_longest_sequence():
+def test_tanh_gelu_and_maximum_length():
     config = BertConfig(
         vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=48, hidden_act=GeluTanh(),
@@ -158,16 +158,18 @@ def test_export_opens_with_every_auto_class(tmp_path, tied):
     made = small_model(tmp_path / "made", tie_word_embeddings=tied)
     folder = tmp_path / "exported"
     export(made, folder)
-    model, told = transformers.AutoModelForPreTraining.from_pretrained(
+    model, loading_info = transformers.AutoModelForPreTraining.from_pretrained(
         folder, output_loading_info=True, attn_implementation="eager"
     )
-    assert not told["missing_keys"] and not told["mismatched_keys"]
+    assert not loading_info["missing_keys"] and not loading_info["mismatched_keys"]
     batch = pretraining_batch(batch_size=3, seq_length=16, max_predictions_per_seq=3, vocab_size=18)
     assert_same(jax_outputs(made.params, made.config, batch), torch_outputs(model, batch), batch)
 
     for kind in ("AutoModelForMaskedLM", "AutoModel"):
-        other, told = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
-        assert not told["missing_keys"], kind
+        other, loading_info = getattr(transformers, kind).from_pretrained(
+            folder, output_loading_info=True
+        )
+        assert not loading_info["missing_keys"], kind
         table = other.get_input_embeddings().weight.detach().numpy()
         exported_table = made.params["encoder"]["embeddings"]["word_embeddings"]["embedding"]
         np.testing.assert_array_equal(table, exported_table)

@@ -1,4 +1,4 @@
-"""PyTorch on one thread: its pool and XLA's, on the same few cores, spin against each other."""
+"""Sets PyTorch to one thread: its thread pool and XLA's would compete for the same cores."""
 
 import importlib.util
 

@@ -35,7 +35,7 @@ transformers = pytest.importorskip("transformers")
 TOLERANCE = 1e-5
 MODEL = BertConfig.from_size("tiny", vocab_size=300, max_position_embeddings=64)
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
-# Head, their class, and what their configuration says of it.
+# Head, class name in transformers, and the head's fields in its config.
 KINDS = {
     "sequence": (
         SequenceClassificationHead(labels=("no", "maybe", "yes")),
@@ -60,7 +60,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 @functools.cache
 def torch_model(kind: str):
-    """Their class with every parameter drawn anew, without dropout."""
+    """Builds the transformers model with random parameters and without dropout."""
     _, name, fields = KINDS[kind]
     config = transformers.BertConfig(
         vocab_size=300,
@@ -98,7 +98,7 @@ def make_batch(kind: str, vocab_size: int = 300, length: int = 24) -> Any:
 
 
 def torch_inputs(batch, *, labels: bool):
-    """Their arguments for the rows that count."""
+    """Returns the arguments for transformers, without padding examples."""
     names = CHOICE_FIELDS if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS
     given = {name.removeprefix("choice_"): batch[name] for name in names}
     if labels and "token_labels" in batch:
@@ -190,7 +190,7 @@ def test_loss_and_gradients(kind):
     jax_gradient = TIED.to_external(flat)
     torch_gradient = {name: p.grad.numpy() for name, p in model.named_parameters()}
     assert jax_gradient.keys() == torch_gradient.keys()
-    # The scores of a span are over padding too, where PyTorch's embedding keeps [PAD] as it is.
+    # Span scores include padding, where PyTorch's embedding has no gradient for [PAD].
     jax_gradient["bert.embeddings.word_embeddings.weight"][0] = 0
     for name, leaf in torch_gradient.items():
         np.testing.assert_allclose(jax_gradient[name], leaf, rtol=0, atol=TOLERANCE, err_msg=name)

@@ -41,39 +41,39 @@ def read_case(shared: Path, case: str) -> dict[str, np.ndarray]:
 
 
 def parameters(case: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Their parameters by our paths."""
+    """Returns axlearn's parameters by the paths of this project."""
     found: dict[str, np.ndarray] = {}
 
-    def take(ours: str, theirs: str, shape: tuple[int, ...] | None = None) -> None:
-        value = case[f"params/{theirs}"]
-        found[ours] = value if shape is None else value.reshape(shape)
+    def take(target: str, source: str, shape: tuple[int, ...] | None = None) -> None:
+        value = case[f"params/{source}"]
+        found[target] = value if shape is None else value.reshape(shape)
 
-    def norm(ours: str, theirs: str) -> None:
-        take(f"{ours}/scale", f"{theirs}/scale")
-        take(f"{ours}/bias", f"{theirs}/bias")
+    def norm(target: str, source: str) -> None:
+        take(f"{target}/scale", f"{source}/scale")
+        take(f"{target}/bias", f"{source}/bias")
 
     tables = {"word": "token_emb", "position": "pos_emb", "token_type": "type_emb"}
-    for name, theirs in tables.items():
-        take(f"encoder/embeddings/{name}_embeddings/embedding", f"encoder/emb/{theirs}/weight")
+    for name, source in tables.items():
+        take(f"encoder/embeddings/{name}_embeddings/embedding", f"encoder/emb/{source}/weight")
     table = found["encoder/embeddings/position_embeddings/embedding"]
     found["encoder/embeddings/position_embeddings/embedding"] = table[0]
     norm("encoder/embeddings/norm", "encoder/emb/norm")
     for layer in range(2):
-        ours, theirs = f"encoder/layers/{layer}", f"encoder/transformer/layer{layer}"
-        attention = f"{theirs}/self_attention/attention"
+        target, source = f"encoder/layers/{layer}", f"encoder/transformer/layer{layer}"
+        attention = f"{source}/self_attention/attention"
         for name in ("query", "key", "value"):
             projection = f"{attention}/i_proj/{name[0]}_proj"
-            take(f"{ours}/attention/{name}/kernel", f"{projection}/weight", (16, 16))
-            take(f"{ours}/attention/{name}/bias", f"{projection}/bias", (16,))
-        # The output projection alone is stored [out, heads, head size].
+            take(f"{target}/attention/{name}/kernel", f"{projection}/weight", (16, 16))
+            take(f"{target}/attention/{name}/bias", f"{projection}/bias", (16,))
+        # Only the output projection is stored as [out, heads, head size].
         output = case[f"params/{attention}/o_proj/weight"].reshape(16, 16).T
-        found[f"{ours}/attention/output/kernel"] = output
-        take(f"{ours}/attention/output/bias", f"{attention}/o_proj/bias")
-        norm(f"{ours}/attention_norm", f"{theirs}/self_attention/norm")
+        found[f"{target}/attention/output/kernel"] = output
+        take(f"{target}/attention/output/bias", f"{attention}/o_proj/bias")
+        norm(f"{target}/attention_norm", f"{source}/self_attention/norm")
         for name, linear in [("intermediate", "linear1"), ("output", "linear2")]:
-            take(f"{ours}/feed_forward/{name}/kernel", f"{theirs}/feed_forward/{linear}/weight")
-            take(f"{ours}/feed_forward/{name}/bias", f"{theirs}/feed_forward/{linear}/bias")
-        norm(f"{ours}/feed_forward_norm", f"{theirs}/feed_forward/norm")
+            take(f"{target}/feed_forward/{name}/kernel", f"{source}/feed_forward/{linear}/weight")
+            take(f"{target}/feed_forward/{name}/bias", f"{source}/feed_forward/{linear}/bias")
+        norm(f"{target}/feed_forward_norm", f"{source}/feed_forward/norm")
     if "params/head/transform/linear/weight" in case:
         take("masked_lm/transform/kernel", "head/transform/linear/weight")
         take("masked_lm/transform/bias", "head/transform/linear/bias")
@@ -91,7 +91,7 @@ def compute(case: dict[str, np.ndarray]):
     ids = case["inputs/input_ids"].reshape(-1, 20).astype(np.int32)
     types = case.get("inputs/token_type_ids", np.zeros_like(ids)).reshape(-1, 20)
     mask = ids != PAD
-    if "inputs/padding_mask" in case:  # True at real tokens, whatever its name says
+    if "inputs/padding_mask" in case:  # True at real tokens, despite its name
         np.testing.assert_array_equal(case["inputs/padding_mask"].reshape(-1, 20), mask)
     batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
     fields = {name: array.astype(np.int32) for name, array in batch.items()}

@@ -1,7 +1,7 @@
-"""Every dev row of every task beside Hugging Face's fast tokenizer: ids, type ids, labels.
+"""Compares the features of every dev example with Hugging Face's tokenizer and datasets.
 
-Files are read a second time here with Python's csv and json, and labels are numbered as Hugging
-Face's datasets number them; the tokenizer truncates, cuts windows and finds words by itself.
+Files are read independently with Python's csv and json, and labels have the numbers of Hugging
+Face's datasets; the tokenizer truncates, makes windows and finds words by itself.
 """
 
 import csv
@@ -25,7 +25,7 @@ transformers = pytest.importorskip("transformers", reason="parity needs transfor
 
 NLI = ["entailment", "neutral", "contradiction"]
 TWO_WAY = ["entailment", "not_entailment"]
-# Task -> file, columns of text, text pair and label, classes in the order of their numbers.
+# Task -> file, columns of text, text pair and label, classes in the order of their ids.
 GLUE: dict[str, tuple[str, str, str | None, str, list[str]]] = {
     "cola": ("CoLA/dev.tsv", "3", None, "1", ["0", "1"]),
     "sst2": ("SST-2/dev.tsv", "sentence", None, "label", ["0", "1"]),
@@ -48,7 +48,7 @@ def vocabulary(shared: Path) -> Tokenizer:
 @pytest.fixture(scope="module")
 def tokenizer(shared: Path) -> Any:
     vocab = str(shared / "vocab" / "bert-base-uncased" / "vocab.txt")
-    # transformers 5 takes a mapping where 4 took a file.
+    # transformers 5 needs a mapping where version 4 needed a file.
     with open(vocab, encoding="utf-8") as file:
         pieces = {line.rstrip("\n"): number for number, line in enumerate(file)}
     tokenizer = transformers.BertTokenizerFast(vocab=pieces, do_lower_case=True)
@@ -87,7 +87,7 @@ def encode_texts(tokenizer: Any, first: list[str], second: list[str] | None, len
 
 @pytest.mark.parametrize("length", [32, 128])
 @pytest.mark.parametrize("name", GLUE)
-def test_glue(shared: Path, tmp_path: Path, vocabulary, tokenizer, name: Any, length: int):
+def test_glue_features(shared: Path, tmp_path: Path, vocabulary, tokenizer, name: Any, length: int):
     file, text, pair, label, classes = GLUE[name]
     source = shared / "glue" / file
     link = tmp_path / Path(file).parent / OFFICIAL.get(name, Path(file).name)
@@ -104,7 +104,7 @@ def test_glue(shared: Path, tmp_path: Path, vocabulary, tokenizer, name: Any, le
         assert features.targets["label_values"] == [float(row[label]) for row in rows]
 
 
-def test_snli(shared: Path, vocabulary, tokenizer):
+def test_snli_features(shared: Path, vocabulary, tokenizer):
     features = features_of(Snli(folder=str(shared / "nli")), vocabulary, 40)
     with open_text(shared / "nli" / "snli_validation.tsv") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
@@ -121,8 +121,8 @@ def conll_sentences(path: Path) -> Iterator[list[list[str]]]:
                 yield lines
 
 
-def test_conll(shared: Path, vocabulary, tokenizer):
-    """The first piece of each word has the word's tag; IOB1 is turned into IOB2 by its rule."""
+def test_conll_features(shared: Path, vocabulary, tokenizer):
+    """Compares the tags at the first token of each word; IOB1 is converted to IOB2."""
     path = shared / "ner" / "conll2003" / "eng.testa"
     train = shared / "ner" / "conll2003" / "eng.train.gz"
     task = load_task(Conll(train=str(train), dev=str(path)))
@@ -159,8 +159,8 @@ def test_conll(shared: Path, vocabulary, tokenizer):
         ("v2.0/cs224n-dev-v2.0.json.gz", "2.0"),
     ],
 )
-def test_squad(shared: Path, vocabulary, tokenizer, file: str, version: Any):
-    """Windows of 384 pieces that overlap by 128, and the answer's place in each of them."""
+def test_squad_features(shared: Path, vocabulary, tokenizer, file: str, version: Any):
+    """Compares windows of 384 tokens with an overlap of 128, and the answer's position in each."""
     path = shared / "squad" / file
     features = features_of(Squad(dev=str(path), version=version), vocabulary, 384, 128)
     with open_text(path) as stream:
@@ -188,8 +188,8 @@ def test_squad(shared: Path, vocabulary, tokenizer, file: str, version: Any):
     assert not wrong
 
 
-def test_multiple_choice(tmp_path: Path, vocabulary, tokenizer):
-    """Context against beginning and ending, four rows an example, as transformers' example does."""
+def test_multiple_choice_features(tmp_path: Path, vocabulary, tokenizer):
+    """Compares pairs of context and ending, four per example, with the example of transformers."""
     rows = [
         {
             "sent1": f"A man, number {n}, sits " + "on a chair " * n,
@@ -214,7 +214,7 @@ def test_multiple_choice(tmp_path: Path, vocabulary, tokenizer):
 
 
 def span_of(question: dict[str, Any], offsets: np.ndarray) -> list[int]:
-    """As in the question answering example of transformers: 0, 0 unless the window holds it all."""
+    """Returns the answer's tokens; (0, 0) unless the window contains all of them."""
     if question.get("is_impossible") or not question["answers"]:
         return [0, 0]
     answer = question["answers"][0]

@@ -28,7 +28,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of a few updates, so that every head has moved, each in its own direction."""
+    """Trains for a few updates, so that the heads differ from their initialization."""
     folder = tmp_path_factory.mktemp("mixture")
     model = small_model(
         folder / "vocabulary",
@@ -58,11 +58,11 @@ def test_exported_task_gives_the_same_logits_in_pytorch(trained, kind, tmp_path)
     folder, program = trained
     assert isinstance(program, MultiTask)
     export(load_model(folder, kind), tmp_path / kind)
-    model, told = getattr(transformers, f"AutoModelFor{KINDS[kind]}").from_pretrained(
+    model, loading_info = getattr(transformers, f"AutoModelFor{KINDS[kind]}").from_pretrained(
         tmp_path / kind, output_loading_info=True, attn_implementation="eager"
     )
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        assert not told[problem], problem
+        assert not loading_info[problem], problem
     params = task_params(restore_params(folder / "checkpoints")[0], kind)
     head = program.for_task(kind).head
     batch = fine_tuning_batch(

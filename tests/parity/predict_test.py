@@ -48,7 +48,7 @@ def forward(model: Any, encoded: Any) -> Any:
         return model(**encoded)
 
 
-def test_labels_and_values(tmp_path):
+def test_labels_and_values_equal_pytorch(tmp_path):
     folder = exported(
         tmp_path / "labels", SequenceClassificationHead(labels=("no", "perhaps", "yes"))
     )
@@ -68,7 +68,7 @@ def test_labels_and_values(tmp_path):
         assert row["value"] == pytest.approx(value, abs=1e-5)
 
 
-def test_tags(tmp_path):
+def test_tags_equal_pytorch(tmp_path):
     folder = exported(tmp_path, TokenClassificationHead(labels=TAGS))
     tokenizer, model = torch_model_and_tokenizer(folder, "TokenClassification")
     seen = set()
@@ -83,7 +83,7 @@ def test_tags(tmp_path):
     assert len(seen) > 1
 
 
-def test_answers(tmp_path):
+def test_answers_equal_pytorch(tmp_path):
     folder = exported(tmp_path, QuestionAnsweringHead())
     tokenizer, model = torch_model_and_tokenizer(folder, "QuestionAnswering")
     given = [("the net", text) for text in TEXTS]
@@ -104,7 +104,7 @@ def test_answers(tmp_path):
         assert row["score"] == pytest.approx(score, abs=1e-4)
 
 
-def test_choices(tmp_path):
+def test_choices_equal_pytorch(tmp_path):
     folder = exported(tmp_path, MultipleChoiceHead())
     tokenizer, model = torch_model_and_tokenizer(folder, "MultipleChoice")
     (row,) = Predictor(load_model(folder))([("The old man", *TEXTS)])

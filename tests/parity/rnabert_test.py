@@ -18,13 +18,13 @@ IDS = {"A": 2, "U": 3, "T": 3, "G": 4, "C": 5}
 
 @pytest.fixture
 def folder(shared: Path, tmp_path: Path) -> Path:
-    """Its files as a Hugging Face folder: names as there, and what its own config leaves out."""
+    """Makes a Hugging Face folder of the published files, with the fields its config lacks."""
     here = shared / "checkpoints" / "rnabert"
     state = torch.load(here / "RNABERT.pth", weights_only=True, map_location="cpu")
     renamed = {
         name.replace("attention.selfattn", "attention.self"): tensor
         for name, tensor in state.items()
-        if not name.startswith("cls.predictions_ss")  # a head for secondary structure
+        if not name.startswith("cls.predictions_ss")  # an unused head
     }
     torch.save(renamed, tmp_path / "pytorch_model.bin")
     config = json.loads((here / "RNA_bert_config.json").read_text())
@@ -38,7 +38,7 @@ def write_config(folder: Path, config: dict, **fields) -> None:
 
 
 def batch_of(fasta: Path) -> dict[str, np.ndarray]:
-    """The sequences of a FASTA file as ids, padded to the longest and a little beyond."""
+    """Returns the sequences of a FASTA file as ids, padded to more than the longest."""
     records = fasta.read_text().split(">")[1:]
     sequences = ["".join(record.split("\n")[1:]).strip() for record in records][:8]
     length = max(map(len, sequences)) + 5
@@ -63,8 +63,8 @@ def test_hidden_states_and_logits(shared, folder):
     state = torch.load(folder / "pytorch_model.bin", weights_only=True)
     state = {n.replace("gamma", "weight").replace("beta", "bias"): t for n, t in state.items()}
     state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"]
-    lacking, foreign = reference.load_state_dict(state, strict=False)
-    assert not lacking and not foreign
+    missing, unexpected = reference.load_state_dict(state, strict=False)
+    assert not missing and not unexpected
     with torch.no_grad():
         out = reference(
             **{name: torch.from_numpy(array).long() for name, array in batch.items()},
@@ -72,8 +72,10 @@ def test_hidden_states_and_logits(shared, folder):
         )
     real = batch["attention_mask"] > 0
     assert len(out.hidden_states) == 7 and 0.5 < real.mean() < 1
-    for ours, theirs in zip(found["hidden_states"], out.hidden_states, strict=True):
-        np.testing.assert_allclose(ours[real], theirs.numpy()[real], rtol=0, atol=1e-5)
+    for found_states, torch_states in zip(found["hidden_states"], out.hidden_states, strict=True):
+        np.testing.assert_allclose(
+            found_states[real], torch_states.numpy()[real], rtol=0, atol=1e-5
+        )
     assert np.std(found["hidden_states"][-1][real]) > 0.1
     np.testing.assert_allclose(
         found["masked_lm"][real], out.prediction_logits.numpy()[real], rtol=0, atol=1e-5

@@ -13,9 +13,9 @@ transformers = pytest.importorskip("transformers")
 
 
 def torch_name(variable: str) -> str:
-    """The PyTorch name of one of Google's variables."""
+    """Returns the PyTorch name of one of Google's variables."""
     name = variable.replace("layer_", "layer.").replace("/", ".")
-    for google, theirs in [
+    for google, torch_suffix in [
         ("gamma", "weight"),
         ("beta", "bias"),
         ("kernel", "weight"),
@@ -24,7 +24,7 @@ def torch_name(variable: str) -> str:
         ("output_bias", "bias"),
     ]:
         if name.endswith(google):
-            return name.removesuffix(google) + theirs
+            return name.removesuffix(google) + torch_suffix
     return name
 
 
@@ -42,9 +42,9 @@ def load_by_hand(folder: Path):
     config = transformers.BertConfig.from_json_file(folder / "bert_config.json")
     config._attn_implementation = "eager"
     model = transformers.BertForPreTraining(config).eval()
-    lacking, foreign = model.load_state_dict(state, strict=False)
-    assert not foreign
-    assert set(lacking) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     model.tie_weights()
     return model
 
@@ -70,8 +70,10 @@ def test_hidden_states_and_logits(shared):
             output_hidden_states=True,
         )
     real = mask > 0
-    for ours, theirs in zip(found["hidden_states"], out.hidden_states, strict=True):
-        np.testing.assert_allclose(ours[real], theirs.numpy()[real], rtol=0, atol=1e-5)
+    for found_states, torch_states in zip(found["hidden_states"], out.hidden_states, strict=True):
+        np.testing.assert_allclose(
+            found_states[real], torch_states.numpy()[real], rtol=0, atol=1e-5
+        )
     np.testing.assert_allclose(
         found["masked_lm"][real], out.prediction_logits.numpy()[real], rtol=0, atol=1e-5
     )

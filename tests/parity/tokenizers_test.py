@@ -1,7 +1,7 @@
 """Compares bert_jax/text/ with Hugging Face tokenizers on 20,000 real and fuzzed lines.
 
-The reference reads the published files by itself; ours are loaded by `load_vocabulary`. Saved
-folders are opened with AutoTokenizer, as users of an export do.
+The reference reads the published files by itself; `load_tokenizer` reads them here. Saved folders
+are opened with AutoTokenizer, like users of an export do.
 """
 
 import gzip
@@ -68,7 +68,7 @@ def real_lines(shared) -> list[str]:
 def lines(real_lines) -> list[str]:
     rng = random.Random(1)
     fuzzed = [fuzzed_line(rng) for _ in range(FUZZED - 6)]
-    # Words of 10 kB: WordPiece gives up on them, the others do not.
+    # Words of 10 kB: WordPiece encodes them as [UNK], the others do not.
     long = [
         "x" * 10_000,
         "naïve" * 2_000,
@@ -80,17 +80,17 @@ def lines(real_lines) -> list[str]:
     return [*real_lines, *fuzzed, *long]
 
 
-def assert_same(ours, reference, texts: list[str], *, offsets: bool = True) -> None:
+def assert_same(tokenizer, reference, texts: list[str], *, offsets: bool = True) -> None:
     for start in range(0, len(texts), 4000):
         batch = texts[start : start + 4000]
-        theirs = reference(batch, add_special_tokens=False, return_offsets_mapping=offsets)
-        encodings = ours.encode_batch(batch)
-        fast = ours.encode_ids(batch)
+        expected = reference(batch, add_special_tokens=False, return_offsets_mapping=offsets)
+        encodings = tokenizer.encode_batch(batch)
+        fast = tokenizer.encode_ids(batch)
         for n, text in enumerate(batch):
-            assert encodings[n].ids == theirs["input_ids"][n], repr(text[:200])
-            assert fast[n].tolist() == theirs["input_ids"][n], repr(text[:200])
+            assert encodings[n].ids == expected["input_ids"][n], repr(text[:200])
+            assert fast[n].tolist() == expected["input_ids"][n], repr(text[:200])
             if offsets:
-                assert encodings[n].offsets == theirs["offset_mapping"][n], repr(text[:200])
+                assert encodings[n].offsets == expected["offset_mapping"][n], repr(text[:200])
 
 
 def test_there_are_20000_lines(lines):
@@ -118,32 +118,32 @@ def test_byte_level_bpe_equals_roberta_tokenizer(lines, shared):
 
 
 def test_sentencepiece_equals_t5_tokenizer(lines, real_lines, shared):
-    """All real lines; the fuzzed ones where both libraries normalize alike.
+    """Compares all real lines, and the fuzzed lines that both libraries normalize alike.
 
     `tokenizers` normalizes whole graphemes, SentencePiece characters, so that stacked accents and
-    joined emoji come out differently; T5's own code was on SentencePiece's side.
+    joined emoji differ; T5's original code used SentencePiece.
     """
     path = shared / "vocab/t5-base/spiece.model"
     sentencepiece = pytest.importorskip("sentencepiece")
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     reference = transformers.T5Tokenizer.from_pretrained(path.parent)
-    ours = load_tokenizer(path)
-    assert_same(ours, reference, real_lines, offsets=False)
+    tokenizer = load_tokenizer(path)
+    assert_same(tokenizer, reference, real_lines, offsets=False)
     normalize = reference.backend_tokenizer.normalizer.normalize_str
 
     def alike(text: str) -> bool:
-        # [MASK] is special to ours alone; "next line" (U+0085) is a space to T5Tokenizer alone.
+        # Only bert_jax has [MASK] as a special token; only T5Tokenizer treats U+0085 as a space.
         if "[" in text or "\x85" in text:
             return False
         return normalize(text).split() == processor.normalize(text).replace("▁", " ").split()
 
     fuzzed = [text for text in lines[REAL:] if alike(text)]
     assert len(fuzzed) > 0.7 * FUZZED
-    theirs = reference(fuzzed, add_special_tokens=False)["input_ids"]
+    expected = reference(fuzzed, add_special_tokens=False)["input_ids"]
     different = 0
-    for text, a, b in zip(fuzzed, ours.encode_ids(fuzzed), theirs, strict=True):
+    for text, a, b in zip(fuzzed, tokenizer.encode_ids(fuzzed), expected, strict=True):
         if a.tolist() != b:
-            # "lll" is "ll" + "l" or "l" + "ll": ties of scores are all that is left.
+            # The only remaining differences are ties of scores: "lll" is "ll" + "l" or "l" + "ll".
             scores = [sum(processor.get_score(int(i)) for i in ids) for ids in (a, b)]
             assert scores[0] == pytest.approx(scores[1], abs=1e-3), repr(text)
             different += 1
@@ -162,7 +162,7 @@ def test_sentencepiece_equals_t5_tokenizer(lines, real_lines, shared):
         "unigram",
     ],
 )
-def test_auto_tokenizer_opens_what_is_saved(name, lines, real_lines, shared, tmp_path):
+def test_auto_tokenizer_opens_saved_folders(name, lines, real_lines, shared, tmp_path):
     if "/" in name:
         vocabulary = load_tokenizer(shared / "vocab" / name)
     else:
@@ -181,7 +181,7 @@ def test_auto_tokenizer_opens_what_is_saved(name, lines, real_lines, shared, tmp
     masked = opened(f"The {vocabulary.special_tokens.mask}.", add_special_tokens=False)["input_ids"]
     assert masked == vocabulary.encode(f"The {vocabulary.special_tokens.mask}.")
     assert vocabulary.mask_id in masked
-    # As part of an exported model the folder has a config.json, and AutoTokenizer looks at it.
+    # The folder of an exported model has a config.json, which AutoTokenizer reads.
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     again = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert_same(vocabulary, again, real_lines[:500], offsets=False)

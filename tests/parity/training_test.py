@@ -1,7 +1,7 @@
-"""Trains 20 steps next to PyTorch: the same weights and batches give the same losses.
+"""Compares the losses of 20 training steps with PyTorch on the same weights and batches.
 
-Dropout is off. The peer is Hugging Face's BERT under torch.optim.AdamW, with clipping, warmup and
-linear decay written out here.
+Without dropout. The reference is Hugging Face's BERT with torch.optim.AdamW; clipping, warmup and
+linear decay are implemented here.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def take_batches(corpus: PreparedCorpus, **settings) -> list[dict[str, np.ndarra
 
 
 def train_jax(config: BertConfig, mask_id: int, flat, batches) -> tuple[list[float], list[float]]:
-    """Loss before each update, and the gradient's norm before clipping."""
+    """Returns the loss before each update, and the gradient's norm before clipping."""
     program = PretrainingObjective(Pretraining(model=config, mask_token_id=mask_id))
     optimizer, schedule = make_optimizer(TRAIN), learning_rate_schedule(TRAIN.schedule, STEPS)
     params = jax.tree.map(jnp.asarray, paths.unflatten(flat))
@@ -89,7 +89,7 @@ def train_torch(model, batches) -> tuple[list[float], list[float]]:
 
 
 def torch_fields(batch: dict[str, np.ndarray]) -> dict:
-    """Our fields as theirs: labels at every position, -100 where nothing is predicted."""
+    """Converts a batch to PyTorch: labels at every position, -100 where nothing is predicted."""
     labels = np.full(batch["input_ids"].shape, -100, np.int64)
     for row, used in enumerate(batch["masked_lm_weights"] > 0):
         labels[row, batch["masked_lm_positions"][row, used]] = batch["masked_lm_ids"][row, used]
@@ -124,7 +124,7 @@ def assert_same_training(config: BertConfig, mask_id: int, batches) -> list[floa
     return losses
 
 
-def test_random_corpus(tmp_path):
+def test_losses_on_a_random_corpus(tmp_path):
     documents = random_documents(40, mean_tokens=12)
     corpus = PreparedCorpus(write_corpus(tmp_path, documents))
     batches = take_batches(corpus, vocab_arrays=random_vocab_arrays())
@@ -132,7 +132,7 @@ def test_random_corpus(tmp_path):
     assert_same_training(config, MASK, batches)
 
 
-def test_real_text(shared: Path, tmp_path):
+def test_losses_on_real_text(shared: Path, tmp_path):
     from bert_jax.data.corpus.plan import PrepareConfig
     from bert_jax.data.corpus.prepare import prepare
     from bert_jax.data.corpus.sources import TextFiles

@@ -229,7 +229,7 @@ def test_ten_starts_run_one_trainer_and_stop_saves(make):
         starts = list(pool.map(lambda _: run_verb(pod, "start"), range(10)))
     assert {code for code, _ in starts} == {0}
     assert pod.starts(0) == ["bert-try-0"]
-    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
+    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.all_logs)
     unit = pod.unit(0, 0)
     assert unit["ActiveState"] == "active" and int(unit["MainPID"]) and not pod.codes(0)
     assert "was started before" in run_verb(pod, "preflight")[1]
@@ -248,7 +248,7 @@ def test_second_unit_of_a_run_is_rejected(make):
     pod = make(1, "run=yes")
     pod.write_job_spec(1, ["pretrain", "x", "--arg", "run=yes"])
     pod.launch(0)
-    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
+    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.all_logs)
     other = pod.agent("unit", 1, 0)
     assert other.returncode == 76 and "another process on this host" in other.stderr
     assert pod.read(1, "host-0.exit.json") is None
@@ -265,7 +265,7 @@ def test_preemption_notice_saves(make, key, value):
     pod = make(1, "run=yes")
     pod.metadata.set(0, "instance/maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
     pod.launch(0)
-    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
+    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.all_logs)
     time.sleep(3)  # longer than from one look to the next
     assert not pod.codes(0)
     pod.metadata.set(0, key, value)
@@ -277,7 +277,7 @@ def test_preemption_notice_saves(make, key, value):
 def test_trainer_that_ignores_sigterm_is_killed(make):
     pod = make(1, "deaf=yes")
     pod.launch(0)
-    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
+    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.all_logs)
     pid = pod.read(0, "host-0.heartbeat.json")["pid"]
     pod.kill(0, 0)
     await_true(lambda: not Path(f"/proc/{pid}").exists(), 30)
@@ -290,7 +290,7 @@ def test_host_without_report_is_named(make):
     pod.extra["BERT_TPU_RENDEZVOUS"] = "3"
     pod.agent("preflight", 0, 0)
     pod.agent("start", 0, 0)
-    await_true(lambda: 0 in pod.codes(0), 60, pod.tell)
+    await_true(lambda: 0 in pod.codes(0), 60, pod.all_logs)
     assert pod.codes(0) == {0: 76}
     assert "no report after 3 s from host 1 (127.0.0.2)" in pod.log(0, 0)
 
@@ -301,7 +301,7 @@ def test_host_without_started_unit_is_named(make):
     pod.agent("preflight", 0, 0)
     pod.agent("preflight", 0, 1)
     pod.agent("start", 0, 0)
-    await_true(lambda: 0 in pod.codes(0), 60, pod.tell)
+    await_true(lambda: 0 in pod.codes(0), 60, pod.all_logs)
     assert pod.codes(0) == {0: 76}
     assert "after 10 s the trainer has not started on host 1 (127.0.0.2)" in pod.log(0, 0)
 
@@ -315,9 +315,9 @@ def test_late_host_is_named_and_waited_for(make):
     pod.agent("preflight", 0, 1)
     pod.agent("start", 0, 0)
     late = "after 3 s the trainer has not started on host 1 (127.0.0.2); still waiting"
-    await_true(lambda: late in pod.log(0, 0), 30, pod.tell)
+    await_true(lambda: late in pod.log(0, 0), 30, pod.all_logs)
     pod.agent("start", 0, 1)
-    assert pod.await_end(0, 60) == {0: 0, 1: 0}, pod.tell()
+    assert pod.await_end(0, 60) == {0: 0, 1: 0}, pod.all_logs()
 
 
 def test_waiting_host_can_be_stopped(make):
@@ -374,8 +374,8 @@ def test_secret_is_in_no_file_and_no_argv(make):
     script.write_text(json.dumps({"secrets": {"projects/p/secrets/s": CANARY}}))
     pod.extra |= {"OTHER_TOKEN": "of-the-caller", "BERT_JAX_TOKEN": "of-the-caller"}
     pod.launch(0)
-    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
-    await_true(lambda: "HF_TOKEN is <HF_TOKEN>" in pod.log(0, 0), 30, pod.tell)
+    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.all_logs)
+    await_true(lambda: "HF_TOKEN is <HF_TOKEN>" in pod.log(0, 0), 30, pod.all_logs)
     pid = pod.read(0, "host-0.heartbeat.json")["pid"]
     environment = Path(f"/proc/{pid}/environ").read_text()
     assert CANARY in environment and "of-the-caller" not in environment
@@ -398,7 +398,7 @@ def test_secret_in_shard_output_is_redacted_in_the_bucket(make):
     held = {"HF_TOKEN": "projects/p/secrets/s/versions/latest"}
     pod.write_job_spec(0, words, mode="shards", secrets=held)
     pod.launch(0)
-    assert pod.await_end(0, 120) == {0: 0}, pod.tell()
+    assert pod.await_end(0, 120) == {0: 0}, pod.all_logs()
     for lane in range(4):
         log = (pod.run / f"run/cell-{lane}/log.txt").read_text()
         assert log == "begins\nHF_TOKEN is <HF_TOKEN>\n"
@@ -419,7 +419,7 @@ def test_unit_runs_in_its_own_session(make):
     """Tests that the unit is a session of its own, so Ctrl-C in the launcher does not reach it."""
     pod = make(1, "run=yes")
     pod.launch(0)
-    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.tell)
+    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.all_logs)
     pid = int(pod.unit(0, 0)["MainPID"])
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     assert int(fields[3]) == pid != signal.SIGINT

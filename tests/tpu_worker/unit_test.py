@@ -41,7 +41,7 @@ def test_two_hosts_train_to_the_end(make_pod, corpus):
     pod = make_pod(2)
     pod.write_job_spec(0, pretrain(6), **put_corpus(pod, corpus))
     pod.launch(0)
-    assert pod.await_end(0) == {0: 0, 1: 0}, pod.tell()
+    assert pod.await_end(0) == {0: 0, 1: 0}, pod.all_logs()
     await_true(lambda: (pod.run / "DONE.json").exists(), 30)
     assert json.loads((pod.run / "DONE.json").read_text())["run_id"] == "try"
     assert steps_logged(pod) == [1, 2, 3, 4, 5, 6]
@@ -66,7 +66,7 @@ def undisturbed(tmp_path_factory, corpus) -> dict[str, np.ndarray]:
         pod = FakePod(tmp_path_factory.mktemp("undisturbed") / "cloud", metadata, 4)
         pod.write_job_spec(0, pretrain(24, every=8), **put_corpus(pod, corpus))
         pod.launch(0)
-        assert pod.await_end(0, 400) == dict.fromkeys(range(4), 0), pod.tell()
+        assert pod.await_end(0, 400) == dict.fromkeys(range(4), 0), pod.all_logs()
         return parameters(pod)
 
 
@@ -82,9 +82,9 @@ def test_resume_after_a_preemption_notice_is_bit_identical(make_pod, corpus, und
     data = put_corpus(pod, corpus)
     pod.write_job_spec(0, pretrain(24, every=8), **data)
     pod.launch(0)
-    await_true(lambda: (pod.run / "run/metrics.jsonl").exists(), 240, pod.tell)
+    await_true(lambda: (pod.run / "run/metrics.jsonl").exists(), 240, pod.all_logs)
     pod.metadata.set(2, "instance/preempted", "TRUE")
-    assert pod.await_end(0) == dict.fromkeys(range(4), 75), pod.tell()
+    assert pod.await_end(0) == dict.fromkeys(range(4), 75), pod.all_logs()
     (step,) = {line.split(" saved step ")[1].split(";")[0] for line in saves(pod, 0)}
     assert 1 <= int(step) < 24
     assert pod.read(0, "host-0.heartbeat.json")["step"] == int(step)
@@ -94,7 +94,7 @@ def test_resume_after_a_preemption_notice_is_bit_identical(make_pod, corpus, und
         pod.make_host(host)
     pod.write_job_spec(1, pretrain(24, every=8), **data)
     pod.launch(1)
-    assert pod.await_end(1, 400) == dict.fromkeys(range(4), 0), pod.tell()
+    assert pod.await_end(1, 400) == dict.fromkeys(range(4), 0), pod.all_logs()
     assert f"begins after step {step} of 24" in pod.log(1, 3)
     assert steps_logged(pod) == list(range(1, 25))
     assert_equal(parameters(pod), undisturbed)
@@ -107,7 +107,7 @@ def test_resume_after_an_interrupted_save_is_bit_identical(make_pod, corpus, und
     pod.write_job_spec(0, pretrain(24, every=8), **data)
     pod.launch(0)
     checkpoints = pod.run / "run/checkpoints"
-    await_true(lambda: (checkpoints / "8/checksums.json").exists(), 240, pod.tell)
+    await_true(lambda: (checkpoints / "8/checksums.json").exists(), 240, pod.all_logs)
     for host in range(4):
         pod.metadata.set(host, "instance/preempted", "TRUE")
     await_true(lambda: any("asked to stop" in local_log(pod, host) for host in range(4)), 60)
@@ -124,7 +124,7 @@ def test_resume_after_an_interrupted_save_is_bit_identical(make_pod, corpus, und
         pod.make_host(host)
     pod.write_job_spec(1, pretrain(24, every=8), **data)
     pod.launch(1)
-    assert pod.await_end(1, 400) == dict.fromkeys(range(4), 0), pod.tell()
+    assert pod.await_end(1, 400) == dict.fromkeys(range(4), 0), pod.all_logs()
     assert f"begins after step {newest} of 24" in pod.log(1, 0)
     assert steps_logged(pod) == list(range(1, 25))
     assert_equal(parameters(pod), undisturbed)
@@ -133,7 +133,7 @@ def test_resume_after_an_interrupted_save_is_bit_identical(make_pod, corpus, und
 def saves(pod: FakePod, incarnation: int) -> list[str]:
     lines = [pod.log(incarnation, host).splitlines() for host in range(pod.hosts)]
     found = [line for each in lines for line in each if " saved step " in line]
-    assert len(found) == pod.hosts, pod.tell()
+    assert len(found) == pod.hosts, pod.all_logs()
     return found
 
 

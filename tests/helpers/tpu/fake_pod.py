@@ -121,9 +121,9 @@ class FakePod:
     ) -> subprocess.CompletedProcess[str]:
         """Runs a verb of the agent on a host and waits for it."""
         script = self.home(host) / "bert_jax" / BUNDLE / "tpu/worker/agent.py"
-        told = [verb, self.run_url, str(attempt), str(host) if word is None else word]
+        arguments = [verb, self.run_url, str(attempt), str(host) if word is None else word]
         return subprocess.run(
-            [sys.executable, str(script), *told],
+            [sys.executable, str(script), *arguments],
             env={**self.environment(host), **more},
             cwd=self.home(host),
             capture_output=True,
@@ -158,7 +158,7 @@ class FakePod:
 
     def await_end(self, attempt: int, seconds: float = 240) -> dict[int, int]:
         """Waits until all hosts have exited and returns their exit codes."""
-        await_true(lambda: len(self.codes(attempt)) == self.hosts, seconds, self.tell)
+        await_true(lambda: len(self.codes(attempt)) == self.hosts, seconds, self.all_logs)
         return self.codes(attempt)
 
     def kill(self, attempt: int, host: int) -> None:
@@ -183,7 +183,7 @@ class FakePod:
         )
         return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
-    def tell(self) -> str:
+    def all_logs(self) -> str:
         """Returns all logs, for the message of a failed test."""
         files = sorted(self.folder.glob("hosts/*/bert_jax/runs/*/*.log"))
         files += sorted(self.folder.glob("hosts/*/.fake-systemd/*.journal"))
@@ -202,12 +202,12 @@ class FakePod:
 
 
 def await_true(
-    condition: Callable[[], bool], seconds: float, tell: Callable[[], str] = lambda: ""
+    condition: Callable[[], bool], seconds: float, all_logs: Callable[[], str] = lambda: ""
 ) -> None:
     """Waits until a condition is true."""
     until = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until, f"not within {seconds} s\n{tell()}"
+        assert time.monotonic() < until, f"not within {seconds} s\n{all_logs()}"
         time.sleep(0.1)
 
 

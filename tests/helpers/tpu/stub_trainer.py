@@ -1,15 +1,15 @@
 """Replaces the trainer's Python in tests: does at once what the arguments after --arg say.
 
-`-c CODE` runs as ever, but for a version of jax that FAKE_JAX_VERSION pretends. Otherwise:
+`-c CODE` runs normally, except that FAKE_JAX_VERSION replaces the version of jax. Otherwise:
 
     end=CODE       ends with that code
-    run=yes        waits for SIGTERM, saves a word, ends with 75
-    deaf=yes       does not hear SIGTERM
+    run=yes        waits for SIGTERM, saves a file, ends with 75
+    deaf=yes       ignores SIGTERM
     say=NAME       prints the value of that variable
     die=yes        is killed
 
-With --output, as lanes have it: a cell for the lane, whose log and, in the end, whose results say
-what `say` tells.
+With --output, it writes the files of a shard of `bert-jax glue`; its log and its results contain
+the line of `say`.
 """
 
 import json
@@ -28,23 +28,23 @@ if sys.argv[1] == "-c":
     print(json.dumps(found))
     sys.exit(done.returncode)
 
-told = dict(word.split("=", 1) for word in sys.argv if "=" in word)
+options = dict(word.split("=", 1) for word in sys.argv if "=" in word)
 if "--output" in sys.argv:
-    said = f"{told['say']} is {os.environ.get(told['say'])}"
+    line = f"{options['say']} is {os.environ.get(options['say'])}"
     output = Path(sys.argv[sys.argv.index("--output") + 1])
     if "--shard" in sys.argv:
-        lane, count = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--shard", "--num-shards"))
-        cell = output / f"cell-{lane}"
+        shard, count = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--shard", "--num-shards"))
+        cell = output / f"cell-{shard}"
         for file, text in (
-            (output / f"lanes/lane-{lane}-of-{count}.json", json.dumps({"jobs": [cell.name]})),
-            (cell / "log.txt", f"begins\n{said}\n{said}"),
+            (output / f"lanes/lane-{shard}-of-{count}.json", json.dumps({"jobs": [cell.name]})),
+            (cell / "log.txt", f"begins\n{line}\n{line}"),
             (cell / "finished.json", "{}"),
         ):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
     else:
-        (output / "results.json").write_text(json.dumps({"failed": {"cell-0": said}}))
-        (output / "table.md").write_text(said)
+        (output / "results.json").write_text(json.dumps({"failed": {"cell-0": line}}))
+        (output / "table.md").write_text(line)
     sys.exit(0)
 run = Path(sys.argv[sys.argv.index("--run") + 1])
 checkpoints = Path(sys.argv[sys.argv.index("--checkpoints") + 1])
@@ -60,12 +60,12 @@ def save(*_: object) -> None:
     sys.exit(75)
 
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in told else save)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in options else save)
 print("begins", flush=True)
-if "say" in told:
-    print(f"{told['say']} is {os.environ.get(told['say'])}", flush=True)
-if "die" in told:
+if "say" in options:
+    print(f"{options['say']} is {os.environ.get(options['say'])}", flush=True)
+if "die" in options:
     os.kill(os.getpid(), signal.SIGKILL)
-while "run" in told or "deaf" in told:
+while "run" in options or "deaf" in options:
     time.sleep(0.05)
-sys.exit(int(told.get("end", 0)))
+sys.exit(int(options.get("end", 0)))

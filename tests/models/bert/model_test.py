@@ -81,14 +81,14 @@ def test_padding_does_not_change_real_tokens():
         batch_size=3, seq_length=24, max_predictions_per_seq=3, vocab_size=V, padding=False
     )
     wide = {name: np.pad(batch[name], ((0, 0), (0, 8))) for name in list(batch)[:3]}
-    wide["input_ids"][:, 24:] = 17  # whatever stands in padding
+    wide["input_ids"][:, 24:] = 17  # for any token ids in padding
     np.testing.assert_allclose(
         hidden(params, on_device(wide))[:, :24], hidden(params, on_device(batch)), atol=1e-5
     )
 
 
 def packed_and_padded():
-    """Two examples of 10 and 14 tokens, once in one row of 24, once in two padded rows."""
+    """Returns examples of 10 and 14 tokens, packed into one sequence, and padded in two."""
     random = np.random.default_rng(0)
     lengths = (10, 14)
     ids = [random.integers(5, V, n) for n in lengths]

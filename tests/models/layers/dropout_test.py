@@ -54,14 +54,14 @@ def test_masks_of_seeds_sites_and_adjacent_elements_are_independent():
     for axis in range(3):
         shifted = np.roll(first, 1, axis=axis)
         assert_fraction((~first & ~shifted).mean(), both_dropped, COUNT)
-    # The four bytes of one hash decide over elements that lie a quarter of a row apart.
+    # The four bytes of one hash are used for elements a quarter of a row apart.
     for quarters in (1, 2, 3):
         shifted = np.roll(first, 32 * quarters, axis=2)
         assert_fraction((~first & ~shifted).mean(), both_dropped, COUNT)
 
 
 def test_mask_has_no_row_or_column_pattern():
-    """Keys are sums of a row's and a column's: corners of a rectangle must still be independent."""
+    """Tests the corners of rectangles, which share the keys of two rows and two columns."""
     p = quantized_rate(0.1)
     centred = (~masks(2)[0] - p) / (p * (1 - p)) ** 0.5
     for rows, columns in [(1, 1), (1, 32), (5, 3), (64, 64), (17, 96)]:

@@ -17,7 +17,7 @@ B, L = 8, 128
 
 
 def arrays(heads: int, head_width: int, packed: bool):
-    """q, k, v, query ids, key ids, rows, seed, and a gradient of the context."""
+    """Returns q, k, v, segment ids of queries and keys, sequence indices, seed, gradient."""
     width = heads * head_width
     keys = jax.random.split(jax.random.key(0), 4)
     q, k, v, grad = (jax.random.normal(key, (B, L, width), jnp.float32) for key in keys)
@@ -53,7 +53,7 @@ def test_kernel_outputs_and_gradients_equal_plain_attention(packed, heads, head_
 
 
 def test_each_device_computes_its_part_of_the_batch(monkeypatch):
-    """The partitioned kernel, interpreted, on 8 devices: one row each, the masks of the whole."""
+    """Tests the partitioned kernel on 8 devices: one sequence each, with the masks of the batch."""
     for name in ("forward", "backward"):
         whole = getattr(pallas_attention, name)
         monkeypatch.setattr(pallas_attention, name, functools.partial(whole, interpret=True))
@@ -76,8 +76,8 @@ def test_each_device_computes_its_part_of_the_batch(monkeypatch):
         return (out, *back(grad))
 
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
-    where = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    placed = [jax.device_put(x, where) for x in (q, k, v, grad)]
+    batch_sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    placed = [jax.device_put(x, batch_sharding) for x in (q, k, v, grad)]
     try:
         with jax.set_mesh(mesh):
             compiled = jax.jit(step).lower(*placed).compile()
@@ -86,7 +86,7 @@ def test_each_device_computes_its_part_of_the_batch(monkeypatch):
         fused_attention._make_forward.cache_clear()
         fused_attention._make_backward.cache_clear()
     assert "all-gather" not in (compiled.as_text() or "all-gather")
-    assert found[0].sharding.is_equivalent_to(where, 3)
+    assert found[0].sharding.is_equivalent_to(batch_sharding, 3)
     plain, back = jax.vjp(
         lambda q, k, v: reference_attention(shape, q, k, v, query_ids, key_ids, rows, seed), q, k, v
     )
@@ -99,7 +99,7 @@ def test_unsupported_shapes():
         128, 384, 12
     )
     assert not pallas_attention.is_supported(1024, 768, 12)  # too long
-    assert not pallas_attention.is_supported(130, 768, 12)  # not whole lanes
+    assert not pallas_attention.is_supported(130, 768, 12)  # not a multiple of the lanes
     assert not pallas_attention.is_supported(128, 768, 8)  # heads of 96
 
 

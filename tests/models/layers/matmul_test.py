@@ -15,7 +15,7 @@ def normal(seed: int, shape: tuple[int, ...], dtype=F32) -> jax.Array:
 
 
 def results(function, arguments, weights):
-    """The value, and the gradients of its sum weighted by `weights`."""
+    """Returns the value, and the gradients of its sum weighted by `weights`."""
 
     def both(*arguments):
         value, pull = jax.vjp(function, *arguments)
@@ -25,20 +25,20 @@ def results(function, arguments, weights):
 
 
 def assert_close(found, expected, rtol):
-    """Equal to `rtol` of the largest element."""
+    """Asserts that arrays are equal up to `rtol` times the largest element."""
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         b = np.asarray(b, np.float32)
         np.testing.assert_allclose(np.asarray(a, np.float32), b, rtol=0, atol=rtol * abs(b).max())
 
 
-# A bfloat16 operand is off by 2^-9, a sum of many by less; the float32 results are not rounded.
+# A bfloat16 operand has an error of 2^-9, a sum of many a smaller one; results are float32.
 PRECISION = [(F32, 1e-5), (BF16, 2e-2)]
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), PRECISION)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("rows", [(6,), (1,), (2, 5), (3, 1), (8, 128)])
-def test_dense(rows, axis, dtype, rtol):
+def test_dense_equals_autodiff(rows, axis, dtype, rtol):
     x, bias = normal(0, (*rows, 24), dtype), normal(1, (40,))
     kernel = normal(2, (24, 40) if axis == 0 else (40, 24))
     weights = normal(3, (*rows, 40))
@@ -55,7 +55,7 @@ def test_dense(rows, axis, dtype, rtol):
 
 @pytest.mark.parametrize(("dtype", "rtol"), PRECISION)
 @pytest.mark.parametrize("shape", [(2, 8, 2, 4), (3, 7, 2, 3), (1, 1, 1, 1), (2, 128, 12, 64)])
-def test_attention(shape, dtype, rtol):
+def test_attention_products_equal_autodiff(shape, dtype, rtol):
     B, L, H, _ = shape
     q, k, v = (normal(seed, shape, dtype) for seed in range(3))
     weights = jax.nn.softmax(normal(3, (B, H, L, L)))
@@ -67,11 +67,11 @@ def test_attention(shape, dtype, rtol):
         return jnp.einsum("bhql,blhk->bqhk", weights, v.astype(jnp.float32))
 
     by_score, by_context = normal(4, (B, H, L, L)), normal(5, shape)
-    for ours, definition, arguments, by in [
+    for function, definition, arguments, by in [
         (attention_scores, definition_of_scores, (q, k), by_score),
         (attention_context, definition_of_context, (weights, v), by_context),
     ]:
-        found = results(ours, arguments, by)
+        found = results(function, arguments, by)
         assert found[0].dtype == F32
         assert [g.dtype for g in found[1]] == [a.dtype for a in arguments]
         assert_close(found, results(definition, arguments, by), rtol)

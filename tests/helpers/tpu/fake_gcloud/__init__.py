@@ -5,8 +5,8 @@
     FOLDER/gcs/BUCKET/...   objects, as plain files; an object's generation is its file's mtime
            hosts/NODE-I/    the home of host I of a slice; what runs there is a local process
            state.json       queued resources, nodes, groups ...
-           script.json      what is to go wrong, written by whoever tests (see script.py)
-           argv.jsonl       every command that was given, one JSON list a line
+           script.json      the failures to simulate, written by the test (see script.py)
+           argv.jsonl       every command, one JSON list per line
 
-It knows the commands and flags that this project uses, and refuses others as gcloud does.
+It supports the commands and flags that this project uses, and rejects others like gcloud does.
 """

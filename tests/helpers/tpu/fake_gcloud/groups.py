@@ -121,14 +121,14 @@ class Groups:
             for row in data["groups"].values():
                 if row["place"] != zone:
                     continue
-                told = self._script.slice(row["name"])
+                script = self._script.slice(row["name"])
                 states: list[str] = []
-                if "asked" in row and told.get("queue") != "WAITING_FOR_RESOURCES":
-                    ready = row["asked"] + told.get("ready_after", 0)
+                if "asked" in row and script.get("queue") != "WAITING_FOR_RESOURCES":
+                    ready = row["asked"] + script.get("ready_after", 0)
                     states = ["RUNNING" if now >= ready else "STAGING"] * row["size"]
-                    when = told.get("preempt_when")
+                    when = script.get("preempt_when")
                     gone = when and (self._root / "gcs" / when.removeprefix("gs://")).exists()
-                    after = told.get("preempt_after")
+                    after = script.get("preempt_after")
                     if row.get("gone") or gone or (after is not None and now >= ready + after):
                         taken += [] if row.get("gone") else [row["name"]]
                         row["gone"] = True

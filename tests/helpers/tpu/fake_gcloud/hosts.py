@@ -35,13 +35,13 @@ def prepare(root: Path, node: str, hosts: int) -> None:
         chips.mkdir(parents=True, exist_ok=True)
         for chip in range(4):
             (chips / str(chip)).touch()
-        tell(home, "instance/attributes/agent-worker-number", str(number))
-        tell(home, "instance/network-interfaces/0/ip", address(number))
-        tell(home, "instance/preempted", "FALSE")
-        tell(home, "instance/maintenance-event", "NONE")
+        set_metadata(home, "instance/attributes/agent-worker-number", str(number))
+        set_metadata(home, "instance/network-interfaces/0/ip", address(number))
+        set_metadata(home, "instance/preempted", "FALSE")
+        set_metadata(home, "instance/maintenance-event", "NONE")
 
 
-def tell(home: Path, key: str, value: str) -> None:
+def set_metadata(home: Path, key: str, value: str) -> None:
     """Sets a value of a host's metadata server."""
     file = home / "metadata" / "computeMetadata" / "v1" / key
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def tell(home: Path, key: str, value: str) -> None:
 def notify(root: Path, node: str, hosts: int) -> None:
     """Sends the preemption notice to the hosts of a node."""
     for number in range(hosts):
-        tell(root / "hosts" / f"{node}-{number}", "instance/preempted", "TRUE")
+        set_metadata(root / "hosts" / f"{node}-{number}", "instance/preempted", "TRUE")
 
 
 def run(root: Path, script: Script, node: str, number: int, command: str) -> int:
@@ -82,8 +82,8 @@ def kill(root: Path, node: str) -> None:
             words = (process / "environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        ours = any(word.startswith(f"HOME={home}/{node}-") for word in words)
-        if ours and any(word.startswith(f"FAKE_HOST={node}-") for word in words):
+        is_of_node = any(word.startswith(f"HOME={home}/{node}-") for word in words)
+        if is_of_node and any(word.startswith(f"FAKE_HOST={node}-") for word in words):
             try:
                 os.kill(int(process.name), signal.SIGKILL)
             except OSError:

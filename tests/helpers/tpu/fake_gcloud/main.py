@@ -51,13 +51,13 @@ def commands(root: Path, script: Script) -> dict[str, Command]:
     def bound(handler: Callable[[storage.Storage, Parsed], None]) -> Callable[[Parsed], None]:
         return lambda given: handler(buckets, given)
 
-    kept = {
+    storage_commands = {
         f"storage {name}": (bound(handler), flags)
         for name, (handler, flags) in storage.COMMANDS.items()
     }
     managed = "compute instance-groups managed"
     return {
-        **kept,
+        **storage_commands,
         "compute tpus queued-resources create": (slices.create, tpus.CREATE),
         "compute tpus queued-resources delete": (slices.delete_request, tpus.DELETE),
         "compute tpus queued-resources list": (slices.list_requests, tpus.ZONE),

@@ -27,9 +27,9 @@ class State:
             try:
                 yield data
             finally:
-                aside = self._file.with_suffix(".tmp")
-                aside.write_text(json.dumps(data, indent=1))
-                os.replace(aside, self._file)
+                temporary = self._file.with_suffix(".tmp")
+                temporary.write_text(json.dumps(data, indent=1))
+                os.replace(temporary, self._file)
 
     def spend(self, key: str, row: dict[str, Any]) -> bool:
         """Returns whether a script entry with a limited number of uses applies once more."""

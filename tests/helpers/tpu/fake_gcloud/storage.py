@@ -196,13 +196,13 @@ class Storage:
             before = target.stat().st_mtime_ns if target.exists() else 0
             target.parent.mkdir(parents=True, exist_ok=True)
             # Temporary files are outside the buckets, or listings would show them.
-            handle, aside = tempfile.mkstemp(dir=self._root, prefix="aside-")
+            handle, temporary = tempfile.mkstemp(dir=self._root, prefix="temporary-")
             with os.fdopen(handle, "wb") as stream:
                 stream.write(data)
-            os.chmod(aside, 0o644)
-            now = max(os.stat(aside).st_mtime_ns, before + 1)
-            os.utime(aside, ns=(now, now))
-            os.replace(aside, target)
+            os.chmod(temporary, 0o644)
+            now = max(os.stat(temporary).st_mtime_ns, before + 1)
+            os.utime(temporary, ns=(now, now))
+            os.replace(temporary, target)
 
     def _hold_generation(self, target: Path, given: Parsed) -> None:
         if not given.has("--if-generation-match"):

@@ -138,10 +138,10 @@ class Tpus:
         taken: list[str] = []
         with self._state.changing() as data:
             for key, row in list(data["queue"].items()):
-                told = self._script.slice(row["name"])
+                script = self._script.slice(row["name"])
                 node_key = f"{row['zone']}/{row['node']}"
                 if "deleted" in row:
-                    if now - row["deleted"] >= told.get("delete_seconds", 0):
+                    if now - row["deleted"] >= script.get("delete_seconds", 0):
                         data["queue"].pop(key)
                         node = data["nodes"].pop(node_key, None)
                         taken += [row["node"]] if node else []
@@ -150,14 +150,14 @@ class Tpus:
                 if row["state"] == "SUSPENDED":
                     continue
                 node = data["nodes"].get(node_key)
-                if told.get("queue") in STUCK:
-                    row["state"] = told["queue"]
+                if script.get("queue") in STUCK:
+                    row["state"] = script["queue"]
                 elif node is None and "given" not in row:
                     count = max(1, _chips(row["type"]) // 4)
                     row |= {"state": "PROVISIONING", "given": now}
                     data["nodes"][node_key] = node = {**row, "name": row["node"], "hosts": count}
                     hosts.prepare(self._root, row["node"], count)
-                if node is not None and self._ripen(row, node, told, now):
+                if node is not None and self._ripen(row, node, script, now):
                     taken.append(row["node"])
                     row["state"] = "SUSPENDED"
                     data["nodes"].pop(node_key)
@@ -168,22 +168,22 @@ class Tpus:
         for name in taken:
             hosts.kill(self._root, name)
 
-    def _ripen(self, row: dict[str, Any], node: dict[str, Any], told: dict, now: float) -> bool:
+    def _ripen(self, row: dict[str, Any], node: dict[str, Any], script: dict, now: float) -> bool:
         """Returns the node's current state, and whether it is to be preempted."""
-        ready = row["given"] + told.get("ready_after", 0)
+        ready = row["given"] + script.get("ready_after", 0)
         node["state"] = "READY" if now >= ready else "CREATING"
-        node["health"] = told.get("health", "HEALTHY")
+        node["health"] = script.get("health", "HEALTHY")
         row["state"] = "ACTIVE" if now >= ready else "PROVISIONING"
-        when = told.get("preempt_when")
+        when = script.get("preempt_when")
         there = when and (self._root / "gcs" / when.removeprefix("gs://")).exists()
-        after = told.get("preempt_after")
+        after = script.get("preempt_after")
         due = bool(there) or (after is not None and now >= ready + after)
-        if due and told.get("notice"):
+        if due and script.get("notice"):
             # Hosts are notified first; the API shows the preemption only afterwards.
             if "noticed" not in row:
                 row["noticed"] = now
                 hosts.notify(self._root, row["node"], node["hosts"])
-            due = now >= row["noticed"] + float(told.get("notice_seconds", 3))
+            due = now >= row["noticed"] + float(script.get("notice_seconds", 3))
         return due
 
     def _find(self, rows: dict[str, Any], zone: str, name: str, what: str) -> dict[str, Any]:
@@ -199,10 +199,10 @@ class Tpus:
         state = "DELETING" if "deleted" in row else row["state"]
         spec = {"nodeId": row["node"], "node": {"labels": row["labels"]}}
         error = self._script.slice(row["name"]).get("error")
-        told = {"failedData": {"error": {"code": 8, "message": error}}} if error else {}
+        details = {"failedData": {"error": {"code": 8, "message": error}}} if error else {}
         return {
             "name": f"{place}/queuedResources/{row['name']}",
-            "state": {"state": state, **told},
+            "state": {"state": state, **details},
             "tpu": {"nodeSpec": [spec]},
         }
 
