@@ -72,6 +72,8 @@ VERBS: dict[str, Any] = {
 
 TRAINING_VERBS = (pretrain, quickstart, finetune)
 
+DESCRIPTION = "Pretrains, fine-tunes, exports and runs BERT and RoBERTa encoders in JAX."
+
 EPILOG = """\
 example: train a tokenizer, prepare documents, pretrain, export, predict
   bert-jax tokenizer train --vocab-size 8192 --output vocabulary 'books/*.txt'
@@ -136,7 +138,7 @@ class _ClosedOutput(io.TextIOBase):
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the parser of all verbs; a name of two words (`data inspect`) is a verb in a group."""
-    parser = _Parser(prog="bert-jax", description="BERT encoders in JAX.", epilog=EPILOG)
+    parser = _Parser(prog="bert-jax", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")
     subparsers = parser.add_subparsers(metavar="VERB", required=True)
     groups: dict[str, argparse._SubParsersAction] = {}
@@ -146,9 +148,8 @@ def build_parser() -> argparse.ArgumentParser:
         if group:
             (group_name,) = group
             if group_name not in groups:
-                group_parser = subparsers.add_parser(
-                    group_name, help=f"group of verbs: {group_name} ..."
-                )
+                group_help = f"group of verbs, such as `bert-jax {name}`: {module.HELP}"
+                group_parser = subparsers.add_parser(group_name, help=group_help)
                 groups[group_name] = group_parser.add_subparsers(metavar="VERB", required=True)
             parent = groups[group_name]
         verb = parent.add_parser(leaf, help=module.HELP, description=module.HELP)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-HELP = "convert a Google TF1 or Hugging Face BERT to model.safetensors"
+HELP = "convert a Google TF1 or Hugging Face checkpoint to model.safetensors"
 
-_EPILOG = """example:
+_EPILOG = """examples:
   bert-jax convert uncased_L-12_H-768_A-12 --output bert-base
   bert-jax fill-mask bert-base "Paris is the [MASK] of France."
 
@@ -21,7 +21,7 @@ and model.safetensors or pytorch_model.bin (Hugging Face). The output is a Huggi
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds SOURCE and --output."""
     parser.add_argument("source", metavar="SOURCE", help="folder with a checkpoint")
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder")
+    parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder to write")
     parser.epilog = _EPILOG
 
 

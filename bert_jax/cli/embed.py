@@ -7,11 +7,12 @@ from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
 
 HELP = "compute embeddings of texts"
 
-_EPILOG = """example:
+_EPILOG = """examples:
   bert-jax embed exported "A text." "Another text."
   bert-jax embed runs/tiny --pooling cls --layers=-4,-3,-2,-1 --file texts.txt > vectors.jsonl
 
-MODEL is an export, a run folder, one of its checkpoints, or another Hugging Face BERT folder.
+MODEL is an export, a run folder, one of its checkpoints, or any Hugging Face folder of a BERT or
+RoBERTa model.
 Each embedding is one line: {"text": ..., "truncated": false, "embedding": [...]}.
 """
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-HELP = "write the model of a run as a folder that Hugging Face opens"
+HELP = "write the model of a run as a folder that Hugging Face Transformers opens"
 
-_EPILOG = """example:
+_EPILOG = """examples:
   bert-jax export runs/tiny --output exported
   python -c "from transformers import AutoModel; AutoModel.from_pretrained('exported')"
 
 RUN is a run folder, whose newest valid checkpoint is exported, or one checkpoint, as in
 runs/tiny/checkpoints/1000. For a run with several tasks, --task selects the task whose head is
-exported: bert-jax export runs/all --task rte ...
+exported: bert-jax export runs/all --task rte --output rte
 """
 
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds RUN, --task and --output."""
     parser.add_argument("run_folder", metavar="RUN", help="run folder or one of its checkpoints")
     parser.add_argument("--task", metavar="NAME", help="task to export, for a run with several")
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder")
+    parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder to write")
     parser.epilog = _EPILOG
 
 

@@ -5,13 +5,14 @@ import json
 
 from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
 
-HELP = "predict the tokens at the [MASK]s of texts"
+HELP = "predict the tokens at the [MASK]s (RoBERTa: <mask>) of texts"
 
-_EPILOG = """example:
+_EPILOG = """examples:
   bert-jax fill-mask exported "Paris is the [MASK] of France."
   bert-jax fill-mask runs/tiny --top-k 3 --file questions.txt > answers.jsonl
 
-MODEL is an export, a run folder, one of its checkpoints, or another Hugging Face BERT folder.
+MODEL is an export, a run folder, one of its checkpoints, or any Hugging Face folder of a BERT or
+RoBERTa model.
 Each line of output: {"text": ..., "masks": [{"candidates": [{"token", "id", "probability"}]}]}.
 """
 

@@ -68,7 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         help="pretrained model: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
     )
-    parser.add_argument("--run", metavar="FOLDER", required=True, help="run folder")
+    parser.add_argument(
+        "--run", metavar="FOLDER", required=True, help="run folder; resumed if it exists"
+    )
     add_checkpoints_argument(parser)
     parser.add_argument("--epochs", type=float, metavar="N", help="training epochs (default: 3)")
     parser.add_argument(

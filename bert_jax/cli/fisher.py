@@ -3,12 +3,16 @@
 import argparse
 from pathlib import Path
 
-HELP = "estimate how much each weight matters for pretraining text, to anchor it in EWC"
+HELP = "estimate the Fisher information of each weight on pretraining text, for EWC"
 
-_EPILOG = """example:
+_EPILOG = """examples:
   bert-jax fisher exported --corpus prepared --output fisher.safetensors
   bert-jax finetune glue/rte --glue-dir glue_data --model exported --run runs/rte \\
       --set 'train.tuning.weight_anchor={"type": "EWC", "fisher": "fisher.safetensors"}'
+
+EWC (elastic weight consolidation) keeps the weights with high Fisher information close to their
+pretrained values during fine-tuning, so that the model forgets less of what it has learned from
+pretraining text.
 """
 
 

@@ -16,7 +16,9 @@ both with the masked-LM head of BEFORE, and the change of each parameter relativ
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds BEFORE, AFTER, --corpus and --num-examples."""
-    parser.add_argument("before", metavar="BEFORE", help="pretrained model")
+    parser.add_argument(
+        "before", metavar="BEFORE", help="pretrained model: a run folder or an export"
+    )
     parser.add_argument(
         "after", metavar="AFTER", help="the same model, fine-tuned: a run folder or an export"
     )

@@ -30,9 +30,10 @@ examples:
   bert-jax predict --model runs/ner --file news.txt --format lines
   bert-jax predict --model runs/all --task rte --pairs "It rains." "The street is wet."
 
-MODEL is a run folder, an export, or another Hugging Face BERT folder with a head. Without TEXT and
---file, standard input is read, with a text on each line. If an input consists of several texts,
-such as a question and its context, they are consecutive TEXTs, or separated by tabs in a line.
+MODEL is a run folder, an export, or another Hugging Face folder of a BERT or RoBERTa model with a
+head. Without TEXT and --file, standard input is read, with a text on each line. If an input
+consists of several texts, such as a question and its context, they are consecutive TEXTs, or
+separated by tabs in a line.
 
 Each prediction is one line. It has the text of the input, or the id for rows of tables, and
   {"label": ..., "probabilities": {...}}
@@ -52,23 +53,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", required=True, metavar="DIR", help="run folder or exported model"
     )
     parser.add_argument("--task", metavar="NAME", help="task to predict, for a run with several")
-    parser.add_argument("texts", metavar="TEXT", nargs="*", help="text; see below")
+    parser.add_argument(
+        "texts", metavar="TEXT", nargs="*", help="text to predict for; see the examples"
+    )
     parser.add_argument(
         "--pairs", action="store_true", help="pairs of texts instead of single texts"
     )
-    parser.add_argument("--output", metavar="FILE", help="new file (default: standard output)")
+    parser.add_argument("--output", metavar="FILE", help="file to write (default: standard output)")
     _add_file_arguments(parser)
     long_texts = parser.add_argument_group("long texts")
     long_texts.add_argument(
         "--truncation",
         choices=("head", "tail", "head+tail", "windows"),
         default="head",
-        help="part of a too long text that is read (default: head)",
+        help="part that is read of a text longer than --max-length (default: head)",
     )
     long_texts.add_argument(
         "--window-pooling",
         choices=("mean", "max", "first"),
-        help="combination of the predictions of all windows (default: mean)",
+        help="combination of the predictions of all windows of a text (default: mean)",
     )
     long_texts.add_argument(
         "--max-length",

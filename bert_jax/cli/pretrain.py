@@ -29,7 +29,9 @@ pod set only BERT_JAX_COORDINATOR=auto.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds CONFIG, --arg, --set, --run, --checkpoints and --init-from."""
     add_recipe_arguments(parser)
-    parser.add_argument("--run", metavar="FOLDER", required=True, help="run folder")
+    parser.add_argument(
+        "--run", metavar="FOLDER", required=True, help="run folder; resumed if it exists"
+    )
     add_checkpoints_argument(parser)
     parser.add_argument(
         "--init-from",

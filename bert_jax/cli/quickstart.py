@@ -3,14 +3,14 @@
 import argparse
 from pathlib import Path
 
-HELP = "train, export, and fine-tune a tiny BERT on the documentation on this machine"
+HELP = "train, export, and fine-tune a tiny BERT on Python documentation of this machine"
 
 _EPILOG = """example:
   bert-jax quickstart --output quickstart
 
-Gathers the docstrings of Python and of the installed packages, learns a vocabulary, prepares the
-text, trains a tiny BERT, evaluates it on held-out packages, exports it, fills a few masks, and
-fine-tunes it to classify docstrings by library. The same command resumes where it stopped.
+Gathers the docstrings of Python and of the installed packages, trains a tokenizer, prepares the
+text, pretrains a tiny BERT, evaluates it on held-out packages, exports it, fills a few masks, and
+fine-tunes it to classify docstrings by library. The same command resumes after a stop.
 """
 
 

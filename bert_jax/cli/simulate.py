@@ -15,9 +15,10 @@ HELP = "train a recipe on several simulated hosts on this machine, and kill some
 _EPILOG = """examples:
   bert-jax simulate --hosts 4 --devices 2 configs/pretrain/small_corpus.py --run runs/pod \\
       --arg corpus=prepared steps=300 --kill host=2@step=50
-  bert-jax simulate --hosts 1 --hosts-after-restart 4 2 --devices 1 ... \\
-      --kill host=0@step=50 host=3@step=80
-  bert-jax simulate --hosts 4 --devices 2 ... --missing-host host=3
+  bert-jax simulate --hosts 1 --hosts-after-restart 4 2 --devices 1 configs/pretrain/bert.py \\
+      --run runs/pod --arg size=tiny corpus=prepared --kill host=0@step=50 host=3@step=80
+  bert-jax simulate --hosts 4 --devices 2 configs/pretrain/small_corpus.py --run runs/pod \\
+      --arg corpus=prepared --missing-host host=3
 
 Each host is a process of `bert-jax pretrain` with its own CPU devices; gradients are exchanged with
 gloo. The signal is sent when process 0 has logged the step of --kill; train.logging.log_every is
@@ -38,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from bert_jax.simulate.scenario import SIGNALS
 
     add_recipe_arguments(parser)
-    parser.add_argument("--run", metavar="FOLDER", required=True, help="run folder")
+    parser.add_argument(
+        "--run", metavar="FOLDER", required=True, help="run folder; resumed if it exists"
+    )
     parser.add_argument(
         "--init-from",
         metavar="MODEL",
@@ -61,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="host=I@step=N",
-        help="host to send the signal to, and when; several: one for each start",
+        help="host to send the signal to, and after which step; several: one for each start",
     )
     parser.add_argument(
         "--signal", choices=sorted(SIGNALS), default="TERM", help="signal of --kill (default: TERM)"

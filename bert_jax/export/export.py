@@ -110,7 +110,7 @@ def _verify_export(model: LoadedModel, folder: Path) -> float:
     reloaded_params = paths.flatten(reloaded.params)
     for path, expected in paths.flatten(model.params).items():
         if not np.array_equal(reloaded_params[path], expected):
-            raise UserError(f"the export was not written: {path} did not come back as it was")
+            raise UserError(f"the export was not written: {path} is not the same when read back")
     return difference
 
 

@@ -1,4 +1,4 @@
-"""The README.md of an export: written from what the run recorded, nothing from memory."""
+"""Writes the model card (README.md) of an export from the recorded facts of its run."""
 
 import contextlib
 import json
@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import bert_jax
-from bert_jax.export.markdown import table
-from bert_jax.export.model_card_task import gradient_clipping, model_card_sections
+from bert_jax.export.model_card_task import gradient_clipping, model_card_sections, table
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import format_of
 from bert_jax.params import paths
@@ -25,7 +24,7 @@ model = {auto}.from_pretrained("{name}")
 ```
 """
 _BERT_JAX_USAGE = """\
-Or with bert_jax, from texts to {result}:
+With bert_jax, to get {result} from texts:
 
 ```
 bert-jax predict --model {name} {example}
@@ -41,11 +40,12 @@ predict = Predictor(load_model("{name}"))
 
 
 def model_card(model: LoadedModel, name: str, difference: float) -> str:
-    """The card of an export as Markdown, with the front matter that model hubs read.
+    """Returns the card of an export as Markdown, with the front matter that model hubs read.
 
     Args:
-      name: what the export is called.
-      difference: largest difference between what the model and its export compute.
+      model: the exported model.
+      name: the name of the export, which is that of its folder.
+      difference: the largest difference between the outputs of the model and of its export.
     """
     sections = ["\n".join(_front_matter(model)), f"# {name}", _summary(model)]
     if model.head is not None:
@@ -87,20 +87,21 @@ def _summary(model: LoadedModel) -> str:
     if model.missing and model.head is None:
         missing_heads = f" It has no {' and no '.join(model.missing)} head."
     return (
-        f"A {config.family} encoder: {config.num_hidden_layers} layers, width "
-        f"{config.hidden_size}, {config.num_attention_heads} heads, {config.vocab_size} "
-        f"word vectors, up to {config.max_length} tokens, {count:,} parameters in float32."
+        f"A {config.family} encoder: {config.num_hidden_layers} layers, hidden size "
+        f"{config.hidden_size}, {config.num_attention_heads} attention heads, a vocabulary of "
+        f"{config.vocab_size} tokens, sequences of up to {config.max_length} tokens, {count:,} "
+        "parameters in float32."
         f"{missing_heads}"
     )
 
 
 def _task_section(head: TaskHead) -> str:
     labels = getattr(head, "labels", ())
-    text = f"The head gives {kind_of_head(head).description.head_output}."
+    text = f"Output of the head: {kind_of_head(head).description.head_output}."
     if not labels:
         return text
     rows = [(str(number), f"`{label}`") for number, label in enumerate(labels)]
-    return f"{text}\n\n{table(('number', 'label'), rows)}"
+    return f"{text}\n\n{table(('id', 'label'), rows)}"
 
 
 def _run_sections(run: RunCheckpoint) -> list[str]:
@@ -117,13 +118,13 @@ def _run_sections(run: RunCheckpoint) -> list[str]:
     if last_row:
         values = [(k, v) for k, v in last_row.items() if k not in ("split", "step", "phase")]
         sections += [
-            f"## Last numbers while training (step {last_row['step']})",
+            f"## Last training metrics (step {last_row['step']})",
             table(("metric", "value"), values),
         ]
     sections += ["## Versions", table(("package", "version"), run.info["versions"].items())]
     resolved = json.dumps(config, indent=2)
     sections += [
-        "<details><summary>The resolved configuration</summary>",
+        "<details><summary>Resolved config</summary>",
         f"```json\n{resolved}\n```",
         "</details>",
     ]
@@ -136,13 +137,13 @@ def _data_section(data: Mapping[str, Any]) -> str:
         manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
         counts, dropped = manifest["counts"], manifest["dropped"]
     except (OSError, ValueError, KeyError):
-        return f"Prepared corpus `{data['corpus']}` (its manifest was not there at export)."
+        return f"Prepared corpus `{data['corpus']}` (its manifest could not be read at export)."
     rows: dict[str, Any] = {f"source: {k}": _abbreviate(v) for k, v in manifest["source"].items()}
     rows |= {name.replace("_", " "): f"{value:,}" for name, value in counts.items()}
-    rows |= {f"left out: {reason}": f"{count:,}" for reason, count in dropped.items()}
+    rows |= {f"dropped: {reason}": f"{count:,}" for reason, count in dropped.items()}
     rows |= {"fingerprint": manifest["fingerprint"]}
     rows |= {"vocabulary": manifest["tokenizer_fingerprint"]}
-    return table(("prepared corpus", ""), rows.items())
+    return table(("prepared corpus", "value"), rows.items())
 
 
 def _training_lines(config: Mapping[str, Any], run: RunCheckpoint) -> list[str]:
@@ -151,14 +152,14 @@ def _training_lines(config: Mapping[str, Any], run: RunCheckpoint) -> list[str]:
     total = sum(phase["steps"] for phase in train["phases"])
     lines = [f"{run.step:,} of {total:,} steps, seed {config['seed']}.", ""]
     lines += [
-        f"- {phase['steps']:,} steps of {phase['batch_size']} rows of length "
-        f"{phase['seq_length']}, at most {phase['max_predictions_per_seq']} predictions each"
+        f"- {phase['steps']:,} steps, each with {phase['batch_size']} sequences of length "
+        f"{phase['seq_length']} and at most {phase['max_predictions_per_seq']} predictions in each"
         for phase in train["phases"]
     ]
     lines.append(
-        f"- {optimizer['type']}, weight decay {optimizer['weight_decay']}; learning rate up to "
-        f"{schedule['peak_learning_rate']:g} in {schedule['warmup_steps']:,} steps, then down to "
-        f"0; {gradient_clipping(train)}"
+        f"- {optimizer['type']}, weight decay {optimizer['weight_decay']}; learning rate: warmup "
+        f"to {schedule['peak_learning_rate']:g} in {schedule['warmup_steps']:,} steps, then decay "
+        f"to 0; {gradient_clipping(train)}"
     )
     if config.get("init_from"):
         lines.append(f"- started from `{config['init_from']}`")
@@ -166,7 +167,7 @@ def _training_lines(config: Mapping[str, Any], run: RunCheckpoint) -> list[str]:
 
 
 def _last_training_row(run: RunCheckpoint) -> dict[str, Any] | None:
-    """The newest line of `metrics.jsonl` that belongs to this checkpoint."""
+    """Returns the newest training row of `metrics.jsonl` that belongs to this checkpoint."""
     try:
         lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -186,15 +187,15 @@ def _provenance_lines(model: LoadedModel, difference: float) -> list[str]:
     if model.run is None:
         lines.append(f"Converted from `{Path(model.path).name}`.")
     lines.append(
-        "It was read back after writing: all parameters are the same bit for bit, and hidden "
-        f"states{' and outputs of the head' if model.head else ''} differ by at most "
+        "The folder was read back after writing: all parameters are identical bit for bit, and "
+        f"the hidden states{' and outputs of the head' if model.head else ''} differ by at most "
         f"{difference:.1e} (float32)."
     )
     return lines
 
 
 def _commit() -> str | None:
-    """The commit of this package's own source tree; None if it does not lie in a repository."""
+    """Returns the commit of this package's source tree; None if it is not in a repository."""
     package = Path(bert_jax.__file__).parent
 
     def git(*args: str) -> str:
@@ -209,7 +210,7 @@ def _commit() -> str | None:
 
 
 def _abbreviate(value: Any) -> str:
-    """A long list as its beginning and its length."""
+    """Formats a value; of a long list, its first five items and the number of the others."""
     if isinstance(value, list) and len(value) > 5:
         return f"{', '.join(map(str, value[:5]))} and {len(value) - 5} more"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,27 +1,26 @@
-"""What a model card says of a fine-tuning run: its data, its protocol, its results.
+"""Writes the model card sections of a fine-tuning run: its data, training, results, hardware.
 
-From the checkpoint's record, and from the run's `analysis.json` where the run is complete.
+They come from the checkpoint, and from the run's `analysis.json` if the run is complete.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_jax.config_lib import flatten, to_json
-from bert_jax.export.markdown import bullets, table
 from bert_jax.pretrained.load import RunCheckpoint
 from bert_jax.report.html import format_value, humanize
 from bert_jax.runs import run_folder
 from bert_jax.tuning.config import TuningConfig
 
 _INTERVALS_NOTE = (
-    "Intervals are 95 % bootstrap intervals over the examples of a split. This is one training "
-    "run, with seed {seed}: how runs of other seeds would vary is not in them."
+    "The intervals are 95 % bootstrap intervals over the examples of a split. They do not include "
+    "the variation between training runs: this is one run, with seed {seed}."
 )
 
 
 def model_card_sections(run: RunCheckpoint) -> list[str]:
-    """Headings and texts: training data, training, results, hardware."""
+    """Returns headings and texts, alternating: training data, training, results, hardware."""
     config = run.config
     file = run.folder / run_folder.ANALYSIS
     analysis = run_folder.read_run_json(file) if file.exists() else None
@@ -40,7 +39,7 @@ def model_card_sections(run: RunCheckpoint) -> list[str]:
         sections += ["## Results of the last evaluation during training", metrics]
     if run.info.get("hardware"):
         rows = [(humanize(name), value) for name, value in run.info["hardware"].items()]
-        sections += ["## Hardware", table(("what", ""), rows)]
+        sections += ["## Hardware", table(("property", "value"), rows)]
     return sections
 
 
@@ -52,7 +51,7 @@ def gradient_clipping(train: dict[str, Any]) -> str:
 
 def _data_section(data: Mapping[str, Any], analysis: Mapping[str, Any] | None) -> str:
     source = {k: v for k, v in data["task"].items() if v is not None and k != "type"}
-    # Where files lay on somebody's machine says nothing to others; their names may.
+    # Only the names of files: their folders on the training machine mean nothing to a reader.
     source_fields = [f"{humanize(k)} `{_file_name(v)}`" for k, v in source.items()]
     text = f"{data['task']['type']}: {', '.join(source_fields)}."
     if analysis is None:
@@ -64,17 +63,20 @@ def _data_section(data: Mapping[str, Any], analysis: Mapping[str, Any] | None) -
 
 
 def _mixture_section(run: RunCheckpoint, mixture: Sequence[Mapping[str, Any]]) -> str:
-    """The tasks that the encoder was trained on, of which this is one."""
+    """Describes the tasks that the encoder was trained on, and how often each was sampled."""
     data, objective = run.info["config"]["data"], run.info["config"]["objective"]
     names = ", ".join(f"`{named['name']}`" for named in data["tasks"])
     text = (
-        f"The encoder was trained on several tasks at once: {names}. This is `{run.task}`. Mixing "
-        f"{data['mixing']['type']}, weighting {objective['weighting']['type']}."
+        f"The encoder was trained on several tasks at once: {names}. This model is for "
+        f"`{run.task}`. Mixing of the tasks: {data['mixing']['type']}. Weighting of their losses: "
+        f"{objective['weighting']['type']}."
     )
     rows = [
         (row["task"], f"{row['num_sequences']:,}", f"{row['drawn_per_epoch']:,}") for row in mixture
     ]
-    return f"{text}\n\n{table(('task', 'rows', 'drawn in an epoch'), rows)}" if rows else text
+    return (
+        f"{text}\n\n{table(('task', 'sequences', 'sequences per epoch'), rows)}" if rows else text
+    )
 
 
 def _training_lines(
@@ -90,18 +92,18 @@ def _training_lines(
             num_epochs = phase["steps"] / -(-analysis["train_sequences"] // phase["batch_size"])
             epochs = f" ({num_epochs:.3g} epochs)"
         lines.append(
-            f"{phase['steps']:,} steps{epochs} of {phase['batch_size']} rows of at most "
-            f"{phase['seq_length']} tokens"
+            f"{phase['steps']:,} steps{epochs}, each with {phase['batch_size']} sequences of at "
+            f"most {phase['seq_length']} tokens"
         )
     lines += [
-        f"{optimizer['type']}, weight decay {optimizer['weight_decay']}; learning rate up to "
-        f"{schedule['peak_learning_rate']:g} in {schedule['warmup_steps']:,} steps, then down to "
+        f"{optimizer['type']}, weight decay {optimizer['weight_decay']}; learning rate: warmup to "
+        f"{schedule['peak_learning_rate']:g} in {schedule['warmup_steps']:,} steps, then decay to "
         f"0 at step {total:,}; {gradient_clipping(train)}",
         f"dropout {objective['model']['hidden_dropout_prob']:g} in the encoder and "
         f"{objective['classifier_dropout']:g} before the head; label smoothing "
         f"{objective['label_smoothing']:g}",
         f"seed {config['seed']}",
-        f"selection: {_selection(train, run)}",
+        f"checkpoint selection: {_selection(train, run)}",
     ]
     if objective["class_weights"]:
         lines.append(f"class weights {', '.join(f'{w:g}' for w in objective['class_weights'])}")
@@ -144,15 +146,36 @@ def _results_section(
     selection_split = (config["train"]["evaluation"] or {}).get("split")
     if selection_split in analysis["splits"] and config["train"]["checkpoints"]["best_metric"]:
         text += (
-            f" The checkpoint was chosen on {selection_split}, which flatters the numbers there."
+            f" The checkpoint was selected on {selection_split}, so the results on that split are "
+            "optimistic."
         )
     if analysis["step"] != run.step:
         text += (
-            f" They were measured with the parameters of step {analysis['step']:,}; this folder "
-            f"holds those of step {run.step:,}."
+            f" The results were measured with the parameters of step {analysis['step']:,}; this "
+            f"folder has those of step {run.step:,}."
         )
     return text
 
 
 def _file_name(value: Any) -> str:
     return Path(value).name if isinstance(value, str) else str(value)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Returns a Markdown table; floats are written with five digits."""
+    lines = [_table_line(header), _table_line(["---"] * len(header)), *map(_table_line, rows)]
+    return "\n".join(lines)
+
+
+def bullets(items: Iterable[str]) -> str:
+    """Returns a Markdown list with one line for each item."""
+    return "\n".join(f"- {' '.join(item.split())}" for item in items)
+
+
+def _table_line(cells: Sequence[Any]) -> str:
+    return f"| {' | '.join(map(_format_cell, cells))} |"
+
+
+def _format_cell(value: Any) -> str:
+    text = f"{value:.5g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -23,11 +23,11 @@ _CHARTS = (
         ),
     ),
     (
-        "Masked LM loss, by what stood at the position",
+        "Masked-LM loss by position type: masked, random, kept",
         ("mlm_loss_masked", "mlm_loss_random", "mlm_loss_kept"),
     ),
     (
-        "Masked LM accuracy, by what stood at the position",
+        "Masked-LM accuracy by position type: masked, random, kept",
         ("mlm_accuracy_masked", "mlm_accuracy_random", "mlm_accuracy_kept"),
     ),
     ("Exact match (0 to 100)", ("exact_match",)),

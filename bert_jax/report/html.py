@@ -106,7 +106,7 @@ def table(
 
 
 def metrics_table(rows: Sequence[dict[str, Any]], first_column: str = "step") -> str:
-    """Returns dicts of metrics as a table with the columns `first` and then all other keys."""
+    """Returns dicts of metrics as a table with `first_column`, then all other keys."""
     names = [
         n for n in dict.fromkeys(k for row in rows for k in row) if n not in ("split", first_column)
     ]

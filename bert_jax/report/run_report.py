@@ -66,7 +66,7 @@ def write_report(folder: Path) -> Path:
             details(f"{len(settings)} fields", key_value_table(settings, ("field", "value"))),
         ),
         section("Versions", key_value_table(run_info.get("versions", {}), ("package", "version"))),
-        section("Hardware", key_value_table(run_info.get("hardware", {}), ("what", ""))),
+        section("Hardware", key_value_table(run_info.get("hardware", {}), ("property", "value"))),
     ]
     atomic_write(folder / FILE, html_page(name, "".join(body)))
     return folder / FILE

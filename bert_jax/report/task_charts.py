@@ -1,4 +1,4 @@
-"""Draws charts of a task's predictions as inline SVG: calibration, predicted vs. reference."""
+"""Draws charts of a task's predictions as inline SVG: calibration, and predictions by label."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,11 +14,11 @@ def reliability_diagram(bins: Sequence[Mapping[str, Any]], title: str) -> str:
     """Draws a reliability diagram: the accuracy of the predictions in each bin of confidence.
 
     The dashed diagonal is perfect calibration; a dot is a bin's accuracy at its mean confidence.
-    The strip underneath shows how many predictions each bin has.
+    The small bars at the bottom show the number of predictions in each bin.
 
     Args:
       bins: the fields of `bert_jax.evals.classification.CalibrationBin`.
-      title: what a screen reader says.
+      title: the label for screen readers.
     """
     area = PlotArea(low_x=0.0, high_x=1.0, low_y=0.0, high_y=1.0)
     parts = [area.axes(_FRACTION_TICKS, _FRACTION_TICKS, "confidence", _percent, _percent)]

@@ -48,7 +48,7 @@ def task_tiles(analysis: Analysis) -> list[tuple[str, str]]:
 def report_sections(analysis: Analysis) -> str:
     """Returns HTML with the results, then each labeled split, then notes on the data.
 
-    Multi-task runs: how often each task was sampled, all results, then each task.
+    For multi-task runs: how often each task was sampled, all results, then each task.
     """
     tasks = _tasks(analysis)
     parts = [
@@ -59,7 +59,9 @@ def report_sections(analysis: Analysis) -> str:
         for split, split_analysis in task_analysis["splits"].items():
             cards = "".join(_split_cards(task_analysis, split, split_analysis))
             parts.append(
-                f"<h2>{escape(_with_task_name(name, f'On {split}'))}</h2>{cards}" if cards else ""
+                f"<h2>{escape(_with_task_name(name, f'Analysis of {split}'))}</h2>{cards}"
+                if cards
+                else ""
             )
         rows = [(split, f"{count:,}") for split, count in task_analysis["examples"].items()]
         notes = "".join(f"<li>{escape(note)}</li>" for note in task_analysis["notes"])
@@ -94,8 +96,8 @@ def _results(tasks: Mapping[str, Analysis]) -> str:
     return table(
         ("split (examples)", "metric", "value", "95 % interval"),
         rows,
-        caption=f"Parameters of step {step:,}. Intervals are bootstrapped over the examples; how "
-        "training runs of other seeds would vary is not in them.",
+        caption=f"Parameters of step {step:,}. The intervals are bootstrapped over the examples; "
+        "they do not include the variation between training runs with different seeds.",
     )
 
 
@@ -117,9 +119,9 @@ def _split_cards(analysis: Analysis, split: str, split_analysis: Analysis) -> li
     if "calibration" in split_analysis:
         cards.append(card(_calibration(split_analysis["calibration"]), title="Calibration"))
     if "reference_vs_predicted" in split_analysis:
-        title = f"predicted values beside the labels of {split}"
+        title = f"predicted values by label, {split}"
         chart = scatter(split_analysis["reference_vs_predicted"], title)
-        cards.append(card(chart, title="Predicted (upwards) by label"))
+        cards.append(card(chart, title="Predicted value (vertical) by label (horizontal)"))
     errors = _error_list(split_analysis["top_errors"], kind.description.error_loss)
     cards.append(card(errors, title="Worst errors"))
     return cards
@@ -131,7 +133,7 @@ def _confusion_table(labels: Sequence[str], confusions: Sequence[Sequence[int]])
             :MAX_CLASSES
         ]
         return table(
-            ("gold", "predicted", "count"),
+            ("label", "predicted", "count"),
             [(labels[g], labels[p], f"{n:,}") for g, p, n in top_confusions],
         )
     counts = {(label_id, predicted_id): count for label_id, predicted_id, count in confusions}
@@ -151,9 +153,9 @@ def _confusion_table(labels: Sequence[str], confusions: Sequence[Sequence[int]])
         for label_id, label in enumerate(labels)
     )
     return (
-        '<table class="numbers"><caption>Each row is a class of the labels, each column what was '
-        "predicted; the share is that of the row.</caption>"
-        f'<thead><tr><th scope="col">gold \\ predicted</th>{header}</tr></thead>'
+        '<table class="numbers"><caption>Rows are labels, columns are predictions; percentages '
+        "are of the row.</caption>"
+        f'<thead><tr><th scope="col">label \\ predicted</th>{header}</tr></thead>'
         f"<tbody>{body}</tbody></table>"
     )
 
@@ -179,9 +181,10 @@ def _calibration(calibration: Mapping[str, Any]) -> str:
     ]
     header = ("confidence", "predictions", "mean confidence", "accuracy")
     return (
-        f'<p class="quiet">Expected calibration error {error}: how far a dot is above or below the '
-        "dashed line, the mean over all predictions. Bars: accuracy of the predictions of about "
-        "one confidence. Dots: the same at their mean confidence. Below: how many they are.</p>"
+        f'<p class="quiet">Expected calibration error {error}: the mean difference between '
+        "confidence and accuracy over all predictions. Bars: accuracy in each interval of "
+        "confidence. Dots: the same accuracy at the mean confidence of the interval. Dashed line: "
+        "perfect calibration. Bottom: number of predictions in each interval.</p>"
         f"{reliability_diagram(bins, f'Reliability diagram, expected calibration error {error}')}"
         f"{details('The same as a table', table(header, rows))}"
     )
@@ -191,12 +194,12 @@ def _error_list(errors: Sequence[Mapping[str, Any]], loss_name: str) -> str:
     items = []
     for error in errors:
         fields = [("id", error["id"]), *error["texts"].items()]
-        fields += [("gold", error["reference"]), ("predicted", _format_predicted(error))]
+        fields += [("reference", error["reference"]), ("predicted", _format_predicted(error))]
         fields.append((loss_name, f"{error['loss']:.4g}"))
         rows = "".join(f'<dt>{escape(k)}</dt><dd dir="auto">{escape(v)}</dd>' for k, v in fields)
         items.append(f"<li><dl>{rows}</dl></li>")
     if not items:
-        return '<p class="quiet">None: everything is decided rightly.</p>'
+        return '<p class="quiet">None: every prediction is correct.</p>'
     return f'<ol class="errors">{"".join(items)}</ol>'
 
 

@@ -23,8 +23,8 @@ class KindDescription:
       error_loss: column title of what error examples are ranked by.
       pipeline_tag: the tag of the task on model hubs.
       auto_class: the class of Hugging Face Transformers that loads the model.
-      head_output: completes "the head gives ...", in a model card.
-      result: completes "from texts to ...", in a model card.
+      head_output: completes "Output of the head: ...", in a model card.
+      result: completes "With bert_jax, to get ... from texts", in a model card.
       example_arguments: arguments of `bert-jax predict` that show an input.
     """
 

@@ -2,6 +2,9 @@
 
 import argparse
 import errno
+import inspect
+import re
+import shlex
 import subprocess
 import sys
 import types
@@ -11,6 +14,7 @@ import pytest
 from bert_jax import __version__, cli
 from bert_jax.cli.arguments import renamed
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.recipes import find_recipe, load_recipe
 
 
 def a_verb(outcome: int | BaseException | None) -> types.SimpleNamespace:
@@ -110,6 +114,31 @@ def test_help_of_each_verb_has_an_example(verb, capsys):
     assert "\nexample" in shown
     assert f"bert-jax {verb} " in shown.split("\nexample")[1]
     assert cli.VERBS[verb].HELP in " ".join(shown.split())
+
+
+def test_examples_in_the_help_of_every_verb_parse():
+    parser, commands = cli.build_parser(), []
+    for verb in cli.VERBS.values():
+        verb_parser = argparse.ArgumentParser()
+        verb.add_arguments(verb_parser)
+        commands += re.findall(r"(?m)^ +bert-jax (.*)", continued(verb_parser.epilog))
+    commands += re.findall(r"(?m)^ +bert-jax (.*)", continued(cli.EPILOG))
+    assert len(commands) > len(cli.VERBS)
+    for command in commands:
+        words = shlex.split(command)
+        words = words[: words.index(">")] if ">" in words else words
+        args = parser.parse_args(words)  # exits if a flag does not exist
+        assert args.chosen_verb in cli.VERBS.values()
+        recipe = getattr(args, "config", None)
+        if recipe not in (None, "my_recipe.py"):  # one that the example before it writes
+            get_config = load_recipe(find_recipe(recipe))
+            names = {argument.partition("=")[0] for argument in args.arguments}
+            assert names <= set(inspect.signature(get_config).parameters), command
+
+
+def continued(epilog: str | None) -> str:
+    """Returns the text with lines that end in a backslash joined to the next."""
+    return (epilog or "").replace("\\\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_head_that_is_not_read_back_is_rejected(model, tmp_path, monkeypatch):
         write(folder, {**flat, "masked_lm/bias": flat["masked_lm/bias"] + 1}, config)
 
     monkeypatch.setattr(huggingface, "write_weights", wrong)
-    with pytest.raises(UserError, match="masked_lm/bias did not come back as it was"):
+    with pytest.raises(UserError, match="masked_lm/bias is not the same when read back"):
         export(model, tmp_path / "exported")
 
 
@@ -224,12 +224,12 @@ def test_model_card_describes_the_run(model, tmp_path):
     assert card.startswith("---\nlibrary_name: transformers\n")
     for expected in [
         "10 of 20 steps, seed 0",
-        "20 steps of 4 rows of length 16, at most 3 predictions each",
+        "20 steps, each with 4 sequences of length 16 and at most 3 predictions in each",
         "AdamW, weight decay 0.01",
         "| source: patterns | books/*.txt |",
         "| documents | 1,234 |",
         "| tokens | 5,000,000 |",
-        "| left out: too short | 7 |",
+        "| dropped: too short | 7 |",
         "| mlm_loss | 5.25 |",
         "| loss | 6.125 |",
         "| bert_jax | 0.1.0 |",

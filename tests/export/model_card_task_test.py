@@ -28,8 +28,9 @@ def test_card_has_data_protocol_results_and_hardware(exported):
     assert '| 0 | `<i>yes & "no"\'` |' in card
     for line in ("| train | 160 |", "| dev | 50 |", "| test | 30 |"):
         assert line in card
-    assert "30 steps (3 epochs) of 16 rows of at most 40 tokens" in card
-    assert "learning rate up to 0.01 in 3 steps" in card and "- seed 7\n" in card
+    assert "30 steps (3 epochs), each with 16 sequences of at most 40 tokens" in card
+    assert "learning rate: warmup to 0.01 in 3 steps, then decay to 0 at step 30" in card
+    assert "- seed 7\n" in card
     labels = [row["label"] for row in rows_of(folder.parent / "dev.csv")]
     guess = [row["label"] for row in predictions(folder)]
     accuracy = f"{100 * metrics.accuracy_score(labels, guess):.4g}%"

@@ -23,7 +23,7 @@ ZERO: Any = 0  # scikit-learn's default makes it look like a string
 each_kind = pytest.mark.parametrize("kind", KINDS)
 SECTIONS = {
     "classification": ["Classes", "Confusion matrix", "Calibration", "Worst errors"],
-    "regression": ["Predicted (upwards) by label", "Worst errors"],
+    "regression": ["Predicted value (vertical) by label (horizontal)", "Worst errors"],
     "token_classification": ["Entities by type", "Entity errors by type", "Worst errors"],
     "question_answering": ["By question word (0 to 100)", "Worst errors"],
     "multiple_choice": ["Calibration", "Worst errors"],
@@ -78,7 +78,7 @@ def test_texts_that_look_like_markup_stay_texts(task_run, kind):
     folder = task_run(kind)
     report = read(folder)  # which asserts that nothing is loaded or run
     assert not report.tags & {"script", "img"}
-    items = report.items["On dev", "Worst errors"]
+    items = report.items["Analysis of dev", "Worst errors"]
     assert items and any(HOSTILE.replace(" ", "") in str(i).replace(" ", "") for i in items)
     assert "<script" not in (folder / "report.html").read_text(encoding="utf-8")
 
@@ -96,12 +96,12 @@ def test_classification_says_what_scikit_learn_says(task_run):
     assert found["dev (50)", "f1 macro"] == f"{macro:.4g}"
     assert {split for split, _ in found} == {"dev (50)", "test (30)"}
 
-    (table,) = report.tables["On dev", "Confusion matrix"]
+    (table,) = report.tables["Analysis of dev", "Confusion matrix"]
     counts = [[int(cell.split()[0]) for cell in row[1:]] for row in table[1:]]
     assert [row[0] for row in table[1:]] == table[0][1:] == labels
     assert counts == metrics.confusion_matrix(gold, guess, labels=labels).tolist()
 
-    (table,) = report.tables["On dev", "Classes"]
+    (table,) = report.tables["Analysis of dev", "Classes"]
     columns: Any = metrics.precision_recall_fscore_support(
         gold, guess, labels=labels, zero_division=ZERO
     )
@@ -114,7 +114,7 @@ def test_classification_says_what_scikit_learn_says(task_run):
         here = (sure > b / 15) & (sure <= (b + 1) / 15)
         error += here.mean() * abs(right[here].mean() - sure[here].mean()) if here.any() else 0.0
     assert f"Expected calibration error {error:.4g}:" in report.text
-    assert sum(int(row[1]) for row in report.tables["On dev", "Calibration"][0][1:]) == 50
+    assert sum(int(row[1]) for row in report.tables["Analysis of dev", "Calibration"][0][1:]) == 50
 
 
 def test_the_worst_errors_are_the_wrong_ones_of_greatest_loss(task_run):
@@ -125,13 +125,13 @@ def test_the_worst_errors_are_the_wrong_ones_of_greatest_loss(task_run):
         for row, said in zip(rows, predictions(folder), strict=True)
         if said["label"] != row["label"]
     )[::-1]
-    items = read(folder).items["On dev", "Worst errors"]
+    items = read(folder).items["Analysis of dev", "Worst errors"]
     assert len(items) == min(20, len(wrong)) > 3
     losses = [float(item["loss"]) for item in items]
     assert losses == pytest.approx([loss for loss, *_ in wrong[:20]], rel=1e-3)
     by_id = {name: (text, label) for _, name, text, label in wrong}
     for item in items:
-        assert (item["text"], item["gold"]) == by_id[item["id"]]
+        assert (item["text"], item["reference"]) == by_id[item["id"]]
         assert item["second text"] == "a second text"
 
 
@@ -143,7 +143,7 @@ def test_regression_tagging_questions_and_choices_say_what_references_say(task_r
     assert found["dev (40)", "pearson"] == f"{stats.pearsonr(gold, guess)[0]:.4g}"
     assert found["dev (40)", "spearman"] == f"{stats.spearmanr(gold, guess)[0]:.4g}"
     far = max(abs(a - b) for a, b in zip(gold, guess, strict=True))
-    items = read(folder).items["On dev", "Worst errors"]
+    items = read(folder).items["Analysis of dev", "Worst errors"]
     assert float(items[0]["distance"]) == pytest.approx(far, rel=1e-3)
 
     folder = task_run("token_classification")
@@ -159,7 +159,7 @@ def test_regression_tagging_questions_and_choices_say_what_references_say(task_r
     assert float(results(report)["dev (40)", "f1"]) == pytest.approx(
         entity_f1(gold, guess), rel=1e-3
     )
-    (table,) = report.tables["On dev", "Entity errors by type"]
+    (table,) = report.tables["Analysis of dev", "Entity errors by type"]
     assert table[0][0] == "type" and [row[0] for row in table[1:]] == ["LOC", "PER"]
     for row in table[1:]:
         begun = sum(tag == f"B-{row[0]}" for sentence in gold for tag in sentence)
@@ -176,7 +176,7 @@ def test_regression_tagging_questions_and_choices_say_what_references_say(task_r
     assert float(results(report)["dev (36)", "exact match"]) == pytest.approx(
         100 * np.mean(right), rel=1e-3
     )
-    (table,) = report.tables["On dev", "By question word (0 to 100)"]
+    (table,) = report.tables["Analysis of dev", "By question word (0 to 100)"]
     words = [qa["question"].split()[0].lower() for qa in asked]
     assert {row[0]: int(row[1]) for row in table[1:]} == {w: words.count(w) for w in words}
 
@@ -215,13 +215,13 @@ def test_many_classes_are_shown_as_their_commonest_confusions():
         "splits": {"dev": found},
     }
     report = Report(report_sections(analysis))
-    (table,) = report.tables["On dev", "Confusion matrix"]
+    (table,) = report.tables["Analysis of dev", "Confusion matrix"]
     assert table[1:] == [
         ["class 5", "class 4", "70"],
         ["class 20", "class 0", "12"],
         ["class 1", "class 2", "3"],
     ]
-    assert "None: everything is decided rightly." in report.text
+    assert "None: every prediction is correct." in report.text
     assert "2 rows <mended>" in report.text
     assert ticks(0, 1)[0] == 0
 
@@ -248,7 +248,7 @@ def test_a_browser_shows_the_page_offline(task_run, kind, tab):
             "Array.from(document.querySelectorAll('h2, h3')).filter(e => e.checkVisibility()"
             " && e.offsetWidth > 0).map(e => e.textContent)"
         )
-        assert {"Curves", "Results", "On dev", *SECTIONS[kind]} <= set(shown)
+        assert {"Curves", "Results", "Analysis of dev", *SECTIONS[kind]} <= set(shown)
         assert tab.value("document.scripts.length + document.images.length") == 0
         # No card is wider than the window, and no chart is drawn without a size.
         assert tab.value(

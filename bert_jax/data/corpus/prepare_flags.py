@@ -49,7 +49,7 @@ def add_writing_arguments(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replacement of a corpus prepared with other settings",
+        help="permission to replace a corpus that was prepared with other settings",
     )
 
 

@@ -134,7 +134,7 @@ def test_the_report_has_a_section_for_each_task(finished):
     assert [row[0] for row in tasks[1:]] == list(NAMES)
     assert ["reviews", "160", "160"] in tasks
     for name in NAMES:
-        assert (f"{name}: On dev", "Worst errors") in report.items
+        assert (f"{name}: Analysis of dev", "Worst errors") in report.items
     for title in ("loss of each task", "accuracy of each task", "mean"):
         assert title in report.text
 
