@@ -28,7 +28,7 @@ _JOB = (
 # Command -> help text, function, flags of the example.
 COMMANDS: dict[str, tuple[str, CommandFunction, str]] = {
     "doctor": (
-        "check everything that can be checked before renting; read-only",
+        "check account, quota, data and code before renting; changes nothing",
         commands_launch.doctor_command,
         f"{_LAUNCH_FLAGS} {_JOB}",
     ),
@@ -53,7 +53,7 @@ COMMANDS: dict[str, tuple[str, CommandFunction, str]] = {
         _RUN_FLAGS,
     ),
     "launch": (
-        "do all of it: check, create, start, restart when preempted, delete",
+        "check, create, start, restart after preemptions, and delete: a whole run",
         commands_launch.launch,
         f"{_LAUNCH_FLAGS} --max-usd 200 {_JOB}",
     ),
@@ -136,7 +136,9 @@ def _add_flags(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("--max-usd", type=float, help="new limit on the cost at list price")
         launcher_options.add_force_lease_flag(parser)
     if name in ("babysit", "stop"):
-        parser.add_argument("--keep-slice", action="store_true", help="keep the slice; it costs")
+        parser.add_argument(
+            "--keep-slice", action="store_true", help="do not delete the slice, which is billed"
+        )
     if name == "status":
         parser.add_argument("--json", action="store_true", help="all known state as JSON")
     if name == "logs":

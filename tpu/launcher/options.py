@@ -106,14 +106,16 @@ def add_launch_flags(parser: argparse.ArgumentParser) -> None:
         help="environment variable that the hosts read from Secret Manager (repeatable)",
     )
     parser.add_argument(
-        "--keep-slice", action="store_true", help="keep the slice when the run is done; it costs"
+        "--keep-slice",
+        action="store_true",
+        help="do not delete the slice when the run is done; it is billed until `tpuctl down`",
     )
     parser.add_argument("--yes", action="store_true", help="start without asking about the cost")
     add_force_lease_flag(parser)
 
 
 def _add_rental_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say which slice to rent and what it may cost."""
+    """Adds the flags for the slice to rent and the limits on its cost."""
     _add_env_flag(
         parser, "--slice", help="slice type, such as v6e-16; `tpu/tpuctl prices` lists all of them"
     )
@@ -160,7 +162,7 @@ def _add_rental_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_host_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say how the hosts are reached and which account they use."""
+    """Adds the flags for the network and the account of the hosts."""
     _add_env_flag(
         parser,
         "--service-account",
@@ -185,7 +187,7 @@ def add_force_lease_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force-lease",
         action="store_true",
-        help="take the run over from another launcher; only if that one is dead",
+        help="take the run over from another launcher, which must not be running any more",
     )
 
 
