@@ -114,10 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        where = f"{error.filename}: " if error.filename else ""
+        location = f"{error.filename}: " if error.filename else ""
         print(
-            f"error: {where}{error.strerror}; free some space or check the disk, then run the same "
-            "command again, which continues from what was saved",
+            f"error: {location}{error.strerror}; free some space or check the disk, then run the "
+            "same command again, which continues from what was saved",
             file=sys.stderr,
         )
         return UserError.exit_code
