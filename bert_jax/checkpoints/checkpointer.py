@@ -205,6 +205,11 @@ class Checkpointer:
             step, args=ocp.args.Composite(**items, info=ocp.args.JsonRestore())
         )
         restored_arrays = paths.flatten({**restored[TRAINING], PARAMS: restored[PARAMS]})
+        if "step" in restored_arrays and int(restored_arrays["step"]) != step:
+            raise UserError(
+                f"{self.folder / str(step)} holds the checkpoint of step "
+                f"{int(restored_arrays['step'])}; rename the folder to that step, or remove it"
+            )
         leaves = [restored_arrays[path] for path in expected_arrays]
         state = jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
         return state, upgrade_info(restored[INFO]), step
@@ -232,7 +237,8 @@ class Checkpointer:
             return
         temporary_folder = self.folder / f"{self._saving_step}{_TEMPORARY_SUFFIX}"
         checksums.write_checksums(
-            temporary_folder if temporary_folder.exists() else self.folder / str(self._saving_step)
+            temporary_folder if temporary_folder.exists() else self.folder / str(self._saving_step),
+            self._saving_step,
         )
 
     @contextmanager

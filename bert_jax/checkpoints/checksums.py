@@ -17,14 +17,15 @@ _CHUNK_BYTES = 1 << 20
 _EXCLUDED_FILES = (FILE, "_CHECKPOINT_METADATA", "commit_success.txt")
 
 
-def write_checksums(folder: epath.Path) -> None:
-    """Writes `checksums.json` for all files in `folder`, atomically."""
+def write_checksums(folder: epath.Path, step: int) -> None:
+    """Writes `checksums.json` for all files in the folder of `step`, atomically."""
     names = sorted(_list_files(folder))
     with ThreadPoolExecutor(4) as pool:
         hashes = pool.map(lambda name: _hash_file(folder / name), names)
     content = {
         "format": _FORMAT,
         "algorithm": "blake2b-256",
+        "step": step,
         "files": {
             name: {"bytes": size, "digest": digest}
             for name, (size, digest) in zip(names, hashes, strict=True)
@@ -46,12 +47,15 @@ def find_problems(folder: epath.Path, file_prefixes: tuple[str, ...] = ("",)) ->
         content = json.loads((folder / FILE).read_text())
         if content["format"] != _FORMAT:
             raise ValueError(f"format {content['format']!r}")
+        saved_step = content.get("step")  # absent in files of earlier versions
+        if saved_step is not None and f"{saved_step}" != folder.name:
+            return [f"{folder} holds the checkpoint of step {saved_step}"]
         recorded = {
             name: (entry["bytes"], entry["digest"]) for name, entry in content["files"].items()
         }
     except FileNotFoundError:
         return [f"{folder / FILE} is missing: not a bert_jax checkpoint, or an incomplete one"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{folder / FILE} cannot be read ({error!r})"]
     names = sorted(name for name in recorded if name.startswith(file_prefixes))
     with ThreadPoolExecutor(4) as pool:

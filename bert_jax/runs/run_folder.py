@@ -19,6 +19,7 @@ Imports neither jax nor TensorFlow.
 import contextlib
 import os
 import platform
+import shutil
 import socket
 from collections.abc import Generator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -134,19 +135,11 @@ def write_or_check_config(
     if not file.exists():
         write_json(file, content)
         return
-    saved = read_run_json(file)
-    if not isinstance(saved, dict) or "config" not in saved:
-        raise UserError(f"{file} was not written by bert_jax; choose another run folder")
-    # Fields added since the folder was written get their default values.
-    saved_config = to_json(from_json(type(config), saved["config"], str(file)))
-    changes = diff(saved_config, resolved)
-    conflicts = [
-        change for change in changes if not any(fnmatchcase(change[0], p) for p in mutable_fields)
-    ]
+    saved = _read_saved_config(file)
+    changes, conflicts = _config_changes(saved["config"], config, mutable_fields, str(file))
     if conflicts:
-        lines = "".join(f"\n  {path}: {old!r} there, {new!r} now" for path, old, new in conflicts)
         raise UserError(
-            f"{folder} holds a run with another config:{lines}\n"
+            f"{folder} holds a run with another config:{_format_changes(conflicts)}\n"
             "use the values of that run, or choose another run folder"
         )
     if external_dir is not None and external_dir != str(checkpoint_dir(folder)):
@@ -156,6 +149,76 @@ def write_or_check_config(
         )
     if changes:
         write_json(file, {**saved, "config": resolved, "fingerprint": content["fingerprint"]})
+
+
+def check_checkpoint_config(
+    saved_config: Any, config: Any, checkpoint: str, *, mutable_fields: Sequence[str] = ()
+) -> None:
+    """Checks that a checkpoint was saved by a run with this config.
+
+    Args:
+      saved_config: the JSON of the config that is saved with the checkpoint.
+      checkpoint: names the checkpoint in messages.
+      config, mutable_fields: as in `write_or_check_config`.
+
+    Raises:
+      UserError: the message lists the fields with both values.
+    """
+    _, conflicts = _config_changes(saved_config, config, mutable_fields, checkpoint)
+    if conflicts:
+        raise UserError(
+            f"{checkpoint} belongs to a run with another config:{_format_changes(conflicts)}\n"
+            "use the values of that run, move the checkpoint away, or choose another run folder"
+        )
+
+
+def discard_failed_start(
+    folder: Path, config: Any, *, mutable_fields: Sequence[str] = (), tokenizer_folder: str
+) -> bool:
+    """Removes the config and tokenizer of a run with another config that saved no checkpoint.
+
+    Without this, a mistake in the first command, such as a wrong `--init-from`, would stay in the
+    run folder, and the corrected command would be refused. The caller has made sure that there are
+    no checkpoints. A run that was evaluated is kept.
+
+    Returns:
+      Whether something was removed.
+    """
+    file = folder / CONFIG
+    if not file.is_file() or (folder / EVALUATION).exists():
+        return False
+    saved = _read_saved_config(file)
+    _, conflicts = _config_changes(saved["config"], config, mutable_fields, str(file))
+    if conflicts:
+        file.unlink()
+        shutil.rmtree(folder / tokenizer_folder, ignore_errors=True)
+    return bool(conflicts)
+
+
+def _read_saved_config(file: Path) -> dict[str, Any]:
+    saved = read_run_json(file)
+    if not isinstance(saved, dict) or "config" not in saved:
+        raise UserError(f"{file} was not written by bert_jax; choose another run folder")
+    return saved
+
+
+_Change = tuple[str, Any, Any]
+
+
+def _config_changes(
+    saved_config: Any, config: Any, mutable_fields: Sequence[str], source: str
+) -> tuple[list[_Change], list[_Change]]:
+    """Returns the fields that differ, and those of them that must not."""
+    # Fields added since the config was saved get their default values.
+    saved = to_json(from_json(type(config), saved_config, source))
+    changes = diff(saved, to_json(config))
+    return changes, [
+        change for change in changes if not any(fnmatchcase(change[0], p) for p in mutable_fields)
+    ]
+
+
+def _format_changes(changes: Sequence[_Change]) -> str:
+    return "".join(f"\n  {path}: {old!r} there, {new!r} now" for path, old, new in changes)
 
 
 def external_checkpoint_dir(folder: Path) -> str | None:

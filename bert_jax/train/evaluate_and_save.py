@@ -15,12 +15,13 @@ from typing import Any, Literal
 import jax
 
 from bert_jax.checkpoints.checkpointer import Checkpointer
+from bert_jax.checkpoints.step_folder import by_path
 from bert_jax.config_lib import to_json
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.devices import hardware_info, peak_flops
 from bert_jax.runs import run_folder
-from bert_jax.runs.hooks import Hook, LimitInFlightSteps, SpikeGuard
+from bert_jax.runs.hooks import Hook, LimitInFlightSteps, SpikeGuard, TrainingHalted
 from bert_jax.runs.metrics import MetricsLog, TensorBoard
 from bert_jax.runs.progress import ProgressLine
 from bert_jax.train.config import CheckpointConfig, LoggingConfig, TrainConfig
@@ -98,12 +99,27 @@ class Evaluate:
         self._history, self._meter = history, meter
         self._metric_logs = [hook for hook in hooks if isinstance(hook, (MetricsLog, TensorBoard))]
 
-    def __call__(self, step: int, state: State, position: int) -> None:
-        """Evaluates the state after `step` updates if an evaluation is due.
+    def check_best_metric(self, params: Any) -> None:
+        """Checks before training that the evaluation has the metric that checkpoints are ranked by.
+
+        A name that the evaluator does not know is looked up in the results of one evaluation.
 
         Raises:
           ConfigError: the evaluation has no metric named `train.checkpoints.best_metric`.
         """
+        name = self._train.checkpoints.best_metric
+        if name is None or name in self._evaluator.known_metrics:
+            return
+        with self._meter.paused("evaluate", 0):
+            metrics = self._evaluator(params)
+        if name not in metrics:
+            raise ConfigError(
+                f"train.checkpoints.best_metric is {name!r}, which is not a metric of the "
+                f"evaluation; expected one of: {', '.join(sorted(metrics))}"
+            )
+
+    def __call__(self, step: int, state: State, position: int) -> None:
+        """Evaluates the state after `step` updates if an evaluation is due."""
         evaluation = self._train.evaluation
         if evaluation is None or (step % evaluation.eval_every and step != self._train.steps):
             return
@@ -115,11 +131,6 @@ class Evaluate:
         checkpoints = self._train.checkpoints
         if checkpoints.best_metric is None or checkpoints.best_mode is None:
             return
-        if checkpoints.best_metric not in metrics:
-            raise ConfigError(
-                f"train.checkpoints.best_metric is {checkpoints.best_metric!r}, which is not a "
-                f"metric of the evaluation; expected one of: {', '.join(sorted(metrics))}"
-            )
         self._history.best.update(step, metrics[checkpoints.best_metric], checkpoints.best_mode)
 
 
@@ -158,10 +169,11 @@ class SaveCheckpoint:
         ):
             return None
         with self._meter.paused("save", step):
+            self._check_finite(step, state)
             self._checkpointer.save(
                 step,
                 state,
-                self._checkpoint_info(position),
+                self._checkpoint_info(step, position),
                 metrics=history.metrics if is_evaluated else None,
             )
         stop_early = history.should_stop_early(train.checkpoints)
@@ -174,8 +186,24 @@ class SaveCheckpoint:
         logger.info("%s step %d; run the same command to resume", SAVED_MESSAGE, step)
         return "preempted"
 
-    def _checkpoint_info(self, position: int) -> dict[str, Any]:
+    def _check_finite(self, step: int, state: State) -> None:
+        """Raises TrainingHalted on every process if the state has a value that is not finite."""
+        if path := find_non_finite(state):
+            last_step = self._checkpointer.latest_valid_step()
+            remedy = "use a lower learning rate, more warmup or stronger gradient clipping"
+            raise TrainingHalted(
+                f"the state after step {step} is not saved, because {path} has values that are not "
+                + (
+                    f"finite; no checkpoint was saved before: {remedy}"
+                    if last_step is None
+                    else f"finite; the last valid checkpoint is step {last_step}: start again from "
+                    f"it, and {remedy}"
+                )
+            )
+
+    def _checkpoint_info(self, step: int, position: int) -> dict[str, Any]:
         return {
+            "step": step,
             "position": position,
             "config": to_json(self._experiment),
             "versions": run_folder.package_versions(),
@@ -209,3 +237,20 @@ def make_hooks(
     # On every process, because each of them must stop when the loss diverges.
     hooks.append(SpikeGuard(every=config.log_every, last_good_step=checkpointer.latest_valid_step))
     return [*hooks, LimitInFlightSteps(), watchdog]
+
+
+def find_non_finite(state: Any) -> str | None:
+    """Returns the path of an array with NaN or infinite values, on every process; None if none."""
+    finite: dict[str, jax.Array] = {}
+    for path, leaf in by_path(state).items():
+        if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+            finite[path] = _is_finite(leaf)
+            if jax.process_count() > 1:
+                # Collectives of several processes on CPU hang with about 30 queued programs.
+                jax.block_until_ready(finite[path])
+    return next((path for path, value in jax.device_get(finite).items() if not value), None)
+
+
+@jax.jit
+def _is_finite(array: jax.Array) -> jax.Array:
+    return jax.numpy.isfinite(array).all()

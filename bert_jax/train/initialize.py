@@ -2,18 +2,23 @@
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import optax
 
+from bert_jax.checkpoints import step_folder
 from bert_jax.checkpoints.checkpointer import Checkpointer
+from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import ConfigError
+from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.models.heads.config import TaskHead, head_param_name
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig
 from bert_jax.objectives.multi_task import HEADS
 from bert_jax.params import paths
+from bert_jax.runs import run_folder
 from bert_jax.train.evaluate_and_save import BestEvaluation
 from bert_jax.train.step import State, init_state
 from bert_jax.train.watchdog import Watchdog
@@ -111,6 +116,42 @@ def initialize_or_load(
         opt_state = set_fisher(opt_state, weight_anchor, load_fisher(weight_anchor.fisher))
     step = jax.device_put(jax.numpy.int32(0), shardings["step"])
     return {"step": step, "params": params, "opt_state": opt_state}
+
+
+def check_existing_run(
+    experiment: Experiment, folder: Path, requested_checkpoint_dir: str | None
+) -> None:
+    """Compares the checkpoints of a run folder with `experiment` before anything is written.
+
+    A config that an earlier start left without any checkpoint is removed. The config in the newest
+    checkpoint is compared, because config.json may be lost or the checkpoint of another run.
+
+    Raises:
+      UserError: the checkpoints belong to a run with another config.
+    """
+    checkpoint_dir = step_folder.absolute_path(
+        run_folder.external_checkpoint_dir(folder)
+        or requested_checkpoint_dir
+        or folder / run_folder.CHECKPOINTS
+    )
+    steps = step_folder.list_steps(checkpoint_dir) if checkpoint_dir.is_dir() else []
+    if not steps:
+        if run_folder.discard_failed_start(
+            folder,
+            experiment,
+            mutable_fields=MAY_CHANGE_ON_RESUME,
+            tokenizer_folder=TOKENIZER_FOLDER,
+        ):
+            logger.info("%s holds a run that saved no checkpoint; it is replaced", folder)
+        return
+    step = step_folder.latest_valid_step(checkpoint_dir, steps, (f"{step_folder.INFO}/",))
+    checkpoint = checkpoint_dir / str(step)
+    run_folder.check_checkpoint_config(
+        step_folder.read_info(checkpoint)["config"],
+        experiment,
+        str(checkpoint),
+        mutable_fields=MAY_CHANGE_ON_RESUME,
+    )
 
 
 def _load_initial_params(

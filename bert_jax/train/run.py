@@ -25,14 +25,9 @@ from bert_jax.runs import run_folder
 from bert_jax.runs.hooks import Hook
 from bert_jax.train import compilation_cache
 from bert_jax.train.config import Phase
-from bert_jax.train.evaluate_and_save import (
-    Evaluate,
-    EvaluationHistory,
-    SaveCheckpoint,
-    make_hooks,
-)
+from bert_jax.train.evaluate_and_save import Evaluate, EvaluationHistory, SaveCheckpoint, make_hooks
 from bert_jax.train.flops import step_flops
-from bert_jax.train.initialize import StartPoint, restore_or_initialize
+from bert_jax.train.initialize import StartPoint, check_existing_run, restore_or_initialize
 from bert_jax.train.loop import (
     CompiledPhase,
     StateHook,
@@ -161,6 +156,7 @@ def _run_phase(
         state_hooks: list[StateHook] = [loop.save]
         if evaluator is not None:
             evaluate = Evaluate(evaluator, train, loop.history, loop.hooks, loop.meter)
+            evaluate.check_best_metric(state["params"])
             state_hooks.insert(0, evaluate)
         loop.watchdog.start("step", steps[0])
         return train_phase(compiled_phase, state, loader, loop.hooks, state_hooks, loop.meter)
@@ -223,12 +219,12 @@ def _prepare_run_folder(
     source: Source,
     requested_checkpoint_dir: str | None,
 ) -> str | None:
-    """Locks the run folder, checks data, model and folder against each other, writes the config.
+    """Locks the run folder, checks it against data and model, and writes the config.
 
-    Returns:
-      The folder of the checkpoints; None: inside the run folder.
+    Returns the folder of the checkpoints; None: inside the run folder.
     """
     stack.enter_context(run_folder.lock_run_folder(folder))
+    check_existing_run(experiment, folder, requested_checkpoint_dir)
     source.prepare_run_folder(folder)
     run_folder.write_or_check_config(
         folder,

@@ -172,6 +172,22 @@ def test_damaged_step_is_named_and_the_previous_one_is_used(tmp_path, caplog, da
     assert step_folders(tmp_path) == ["10", "20", "20.damaged"]
 
 
+def test_step_in_the_folder_of_another_step_is_not_used(tmp_path, caplog):
+    save_steps(tmp_path, [10, 20])
+    (tmp_path / "20").rename(tmp_path / "30")
+    with Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.restore(abstract(make_state()))[2] == 10
+    assert "holds the checkpoint of step 20; using step 10 instead" in caplog.text
+    (tmp_path / "30.damaged").rename(tmp_path / "30")
+    file = tmp_path / "30" / checksums.FILE  # as an earlier version wrote it, without the step
+    file.write_text(file.read_text().replace('"step": 20,', ""))
+    with (
+        Checkpointer(tmp_path) as checkpointer,
+        pytest.raises(UserError, match="30 holds the checkpoint of step 20"),
+    ):
+        checkpointer.restore(abstract(make_state()))
+
+
 def test_params_are_read_despite_damaged_optimizer_state(tmp_path):
     save_steps(tmp_path, [10, 20])
     flip_byte(largest_file(tmp_path / "20" / "training"))

@@ -19,6 +19,7 @@ from bert_jax.objectives.config import CausalLM, Pretraining
 from bert_jax.parallel.config import make_mesh_config
 from bert_jax.params import paths
 from bert_jax.runs.hooks import TrainingHalted
+from bert_jax.runs.run_folder import write_or_check_config
 from bert_jax.testing.text_corpus import prepare_corpus
 from bert_jax.train.config import (
     CheckpointConfig,
@@ -28,6 +29,7 @@ from bert_jax.train.config import (
     TrainConfig,
     WarmupLinear,
 )
+from bert_jax.train.initialize import check_existing_run
 from bert_jax.train.run import run
 
 MODEL = BertConfig(
@@ -173,6 +175,24 @@ def test_a_loss_that_is_not_finite_names_examples_and_checkpoint(corpora, tmp_pa
     )
     with pytest.raises(TrainingHalted, match=r"examples \d+ to \d+.*no checkpoint was saved"):
         run(config, tmp_path / "run")
+
+
+def test_failed_start_does_not_block_the_corrected_command(corpora, finished, tmp_path):
+    config = override(experiment(corpora), ["train.evaluation=null"])
+    with pytest.raises(UserError, match="typo"):
+        run(dataclasses.replace(config, init_from=str(tmp_path / "typo")), tmp_path / "run")
+    check_existing_run(config, tmp_path / "run", None)
+    write_or_check_config(tmp_path / "run", config)
+
+
+def test_lost_config_is_compared_with_that_of_the_checkpoint(corpora, finished, tmp_path):
+    folder, checkpoints = tmp_path / "run", finished[0] / "checkpoints"
+    folder.mkdir()
+    config = override(experiment(corpora), ["train.phases.1.gradient_accumulation_steps=1"])
+    check_existing_run(config, folder, str(checkpoints))
+    message = r"checkpoints/12 belongs to a run with another config:\n  seed: 0 there, 3 now"
+    with pytest.raises(UserError, match=message):
+        check_existing_run(override(config, ["seed=3"]), folder, str(checkpoints))
 
 
 def test_data_that_lacks_a_field_is_refused(corpora, tmp_path):

@@ -1,5 +1,6 @@
 """Defines the protocol of a source: a run's training batches and its evaluation."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,8 +10,18 @@ import jax
 from bert_jax.objectives.base import Objective
 from bert_jax.train.loop import Loader
 
-Evaluator = Any
-"""A function of the parameters that returns {metric name: value}."""
+
+class Evaluator(Protocol):
+    """Evaluates parameters."""
+
+    @property
+    def known_metrics(self) -> Sequence[str]:
+        """Returns names of metrics known without an evaluation; there may be others."""
+        ...
+
+    def __call__(self, params: Any) -> dict[str, float]:
+        """Returns {metric name: value}."""
+        ...
 
 
 class Source(Protocol):

@@ -95,6 +95,11 @@ class HeldOutEvaluator:
         hosts = {"host_index": jax.process_index(), "host_count": jax.process_count()}
         self._batches = list(held_out_batches(config, data, phase, **hosts))
 
+    @property
+    def known_metrics(self) -> tuple[str, ...]:
+        """Returns the metrics that every objective has."""
+        return ("loss", "mlm_loss")
+
     def __call__(self, params: Any) -> dict[str, float]:
         """Returns the means over all held-out examples; "loss" is the mean of the batch losses."""
         # One batch at a time: multi-process runs on CPU hang with about 30 queued programs

@@ -167,6 +167,15 @@ class MultiTaskEvaluator:
     def __init__(self, evaluators: Mapping[str, TaskEvaluator]):
         self._evaluators = evaluators
 
+    @property
+    def known_metrics(self) -> list[str]:
+        """Returns `MEAN_METRIC` and the metrics that the tasks report, as "rte/accuracy"."""
+        return [MEAN_METRIC] + [
+            f"{name}/{metric}"
+            for name, evaluator in self._evaluators.items()
+            for metric in evaluator.known_metrics
+        ]
+
     def __call__(self, params: Any) -> dict[str, float]:
         """Computes the metrics of every task, as "rte/accuracy", and `MEAN_METRIC`."""
         metrics, primary_metrics = {}, []

@@ -65,6 +65,11 @@ class TaskEvaluator:
         self._fields = objective.input_fields()
         self._predict = _jitted_predict(objective, mesh)
 
+    @property
+    def known_metrics(self) -> Sequence[str]:
+        """Returns the metrics that the task reports; `__call__` may give others."""
+        return self._task.metrics
+
     def __call__(self, params: Params) -> dict[str, float]:
         """Computes the metrics of the split."""
         return self._metrics(self._decode(params))
