@@ -15,53 +15,37 @@ from bert_jax.export.export import export
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bert.huggingface import TIED
 from bert_jax.models.heads.config import (
-    MultipleChoiceHead,
-    QuestionAnsweringHead,
     RegressionHead,
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from bert_jax.objectives import fine_tuning_heads as objectives
+from bert_jax.objectives import fine_tuning_heads
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
 from bert_jax.testing.batches import fine_tuning_batch
 from bert_jax.testing.models import small_model
+from tests.helpers.torch_parity import (
+    HEADS,
+    jax_head_outputs,
+    load_exported,
+    randomize_parameters,
+    torch_head_outputs,
+)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 TOLERANCE = 1e-5
 MODEL = BertConfig.from_size("tiny", vocab_size=300, max_position_embeddings=64)
-LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
-# Head, class name in transformers, and the head's fields in its config.
-KINDS = {
-    "sequence": (
-        SequenceClassificationHead(labels=("no", "maybe", "yes")),
-        "SequenceClassification",
-        {"id2label": {0: "no", 1: "maybe", 2: "yes"}},
-    ),
-    "regression": (
-        RegressionHead(),
-        "SequenceClassification",
-        {"num_labels": 1, "problem_type": "regression"},
-    ),
-    "token": (
-        TokenClassificationHead(labels=LABELS),
-        "TokenClassification",
-        {"id2label": dict(enumerate(LABELS))},
-    ),
-    "span": (QuestionAnsweringHead(), "QuestionAnswering", {}),
-    "choice": (MultipleChoiceHead(), "MultipleChoice", {}),
-}
-each_kind = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize("kind", HEADS)
 
 
 @functools.cache
 def torch_model(kind: str):
     """Builds the transformers model with random parameters and without dropout."""
-    _, name, fields = KINDS[kind]
+    _, name, fields = HEADS[kind]
     config = transformers.BertConfig(
         vocab_size=300,
         hidden_size=MODEL.hidden_size,
@@ -73,13 +57,7 @@ def torch_model(kind: str):
         **fields,
     )
     model = getattr(transformers, f"BertFor{name}")(config)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            parameter.normal_(0.0, 0.04, generator=generator)
-            if parameter_name.endswith("LayerNorm.weight"):
-                parameter.add_(1.0)
-    return model.eval()
+    return randomize_parameters(model, std=0.04)
 
 
 def jax_params(kind: str):
@@ -89,7 +67,7 @@ def jax_params(kind: str):
 
 def make_batch(kind: str, vocab_size: int = 300, length: int = 24) -> Any:
     return fine_tuning_batch(
-        KINDS[kind][0],
+        HEADS[kind][0],
         batch_size=6,
         seq_length=length,
         vocab_size=vocab_size,
@@ -100,33 +78,25 @@ def make_batch(kind: str, vocab_size: int = 300, length: int = 24) -> Any:
 def torch_inputs(batch, *, labels: bool):
     """Returns the arguments for transformers, without padding examples."""
     names = CHOICE_FIELDS if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS
-    given = {name.removeprefix("choice_"): batch[name] for name in names}
+    arrays = {name.removeprefix("choice_"): batch[name] for name in names}
     if labels and "token_labels" in batch:
-        given["labels"] = np.where(batch["token_label_weights"] > 0, batch["token_labels"], -100)
+        arrays["labels"] = np.where(batch["token_label_weights"] > 0, batch["token_labels"], -100)
     elif labels and "start_positions" in batch:
-        given |= {name: batch[name] for name in ("start_positions", "end_positions")}
+        arrays |= {name: batch[name] for name in ("start_positions", "end_positions")}
     elif labels and "labels" in batch:
-        given["labels"] = batch["labels"]
-    tensors = {name: torch.from_numpy(array[:5]).long() for name, array in given.items()}
+        arrays["labels"] = batch["labels"]
+    tensors = {name: torch.from_numpy(array[:5]).long() for name, array in arrays.items()}
     if labels and "label_values" in batch:
         tensors["labels"] = torch.from_numpy(batch["label_values"][:5])
     return tensors
 
 
 def torch_predictions(model, batch):
-    with torch.no_grad():
-        out = model(**torch_inputs(batch, labels=False))
-    if "start_logits" in out:
-        return {name: out[name].numpy() for name in ("start_logits", "end_logits")}
-    return {"logits": out.logits.numpy()}
+    return torch_head_outputs(model, torch_inputs(batch, labels=False))
 
 
 def jax_predictions(params, config, head, batch):
-    program = FineTuningObjective(FineTuning(model=config, head=head))
-    found = jax.device_get(jax.jit(program.predict)(params, batch))
-    if isinstance(head, RegressionHead):
-        return {"logits": found["values"][:5, None]}
-    return {name: values[:5] for name, values in found.items()}
+    return jax_head_outputs(params, config, head, batch, num_examples=5)
 
 
 def assert_same(found, expected, tolerance: float = TOLERANCE):
@@ -143,7 +113,7 @@ def test_folder_written_by_transformers_gives_the_same_logits(tmp_path, kind):
     model = torch_model(kind)
     model.save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
-    assert loaded.head == KINDS[kind][0] and loaded.config == MODEL
+    assert loaded.head == HEADS[kind][0] and loaded.config == MODEL
     batch = make_batch(kind)
     found = jax_predictions(loaded.params, loaded.config, loaded.head, batch)
     assert_same(found, torch_predictions(model, batch))
@@ -151,14 +121,10 @@ def test_folder_written_by_transformers_gives_the_same_logits(tmp_path, kind):
 
 @each_kind
 def test_export_gives_the_same_logits_in_transformers(tmp_path, kind):
-    head, name, _ = KINDS[kind]
+    head, name, _ = HEADS[kind]
     made = small_model(tmp_path / "made", head=head, initializer_range=0.1)
     export(made, tmp_path / "exported")
-    model, info = getattr(transformers, f"AutoModelFor{name}").from_pretrained(
-        tmp_path / "exported", output_loading_info=True, attn_implementation="eager"
-    )
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        assert not info[problem], problem
+    model = load_exported(getattr(transformers, f"AutoModelFor{name}"), tmp_path / "exported")
     if isinstance(head, SequenceClassificationHead | TokenClassificationHead):
         assert model.config.id2label == dict(enumerate(head.labels))
         assert model.config.label2id == {label: n for n, label in enumerate(head.labels)}
@@ -176,13 +142,13 @@ def test_loss_and_gradients(kind):
     expected = model(**torch_inputs(batch, labels=True)).loss
     expected.backward()
 
-    program = FineTuningObjective(FineTuning(model=MODEL, head=KINDS[kind][0]))
+    objective = FineTuningObjective(FineTuning(model=MODEL, head=HEADS[kind][0]))
     params = jax_params(kind)
 
     @jax.jit
     @jax.value_and_grad
     def jax_loss(params):
-        return program.compute_loss(params, batch, program.loss_denominators(batch), None).loss
+        return objective.compute_loss(params, batch, objective.loss_denominators(batch), None).loss
 
     loss, gradient = jax_loss(params)
     assert float(loss) == pytest.approx(expected.item(), rel=1e-6)
@@ -210,10 +176,10 @@ def test_class_weights_and_label_smoothing(kind, weights, smoothing):
     logits: Any = np.random.default_rng(5).normal(0, 3, shape).astype(np.float32)
     if kind == "sequence":
         labels = np.where(batch["example_weights"] > 0, batch["labels"], -100)
-        loss, _ = objectives.classification(logits, batch, weights, smoothing)
+        loss, _ = fine_tuning_heads.classification(logits, batch, weights, smoothing)
     else:
         labels = np.where(batch["token_label_weights"] > 0, batch["token_labels"], -100)
-        loss, _ = objectives.token_classification(logits, batch, weights, smoothing)
+        loss, _ = fine_tuning_heads.token_classification(logits, batch, weights, smoothing)
     criterion = torch.nn.CrossEntropyLoss(
         weight=torch.tensor(weights, dtype=torch.float64) if weights else None,
         label_smoothing=smoothing,

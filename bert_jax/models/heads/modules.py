@@ -8,7 +8,7 @@ from bert_jax.models.heads.config import TaskHead, num_outputs
 from bert_jax.models.layers.config import Activation, ComputeConfig, TransformerConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.linear import Linear, layer_norm, linear
-from bert_jax.models.layers.matmul import dense
+from bert_jax.models.layers.matmul import dense_transposed
 from bert_jax.models.layers.transformer import activate
 
 
@@ -52,7 +52,7 @@ class LMHead(nnx.Module):
         """Maps [..., D] and the encoder's token embeddings [V, D] to logits, float32 [..., V]."""
         hidden = self.norm(activate(self.transform(hidden), self.activation))
         table = token_embeddings_VD if self.tied else self.decoder[...]
-        return dense(hidden, table, self.bias[...], 1, hidden.dtype)
+        return dense_transposed(hidden, table, self.bias[...], hidden.dtype)
 
 
 class DenseTanhClassifier(nnx.Module):

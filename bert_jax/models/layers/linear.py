@@ -19,7 +19,7 @@ class Linear(nnx.Linear):
         """Maps [..., inputs] to [..., outputs] in the compute dtype."""
         assert self.bias is not None and self.dtype is not None
         dtype = jnp.dtype(self.dtype)
-        product: jax.Array = dense(x, self.kernel[...], self.bias[...], 0, dtype)
+        product: jax.Array = dense(x, self.kernel[...], self.bias[...], dtype)
         return product.astype(dtype)
 
 

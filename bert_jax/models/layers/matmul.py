@@ -18,15 +18,29 @@ import jax.numpy as jnp
 _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
+def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Computes x [..., D] times a kernel [D, F] plus a bias [F], float32 [..., F].
+
+    The gradient of the kernel has the kernel's dtype.
+    """
+    return _dense(x, kernel, bias, 0, dtype)
+
+
+def dense_transposed(
+    x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtype
+) -> jax.Array:
+    """Computes x [..., D] times the transpose of a table [F, D] plus a bias [F], float32 [..., F].
+
+    A table of embeddings has this shape. Its gradient has the dtype of the table.
+    """
+    return _dense(x, table, bias, 1, dtype)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def dense(
+def _dense(
     x: jax.Array, kernel: jax.Array, bias: jax.Array, axis: int, dtype: jnp.dtype
 ) -> jax.Array:
-    """Computes x [..., D] times a kernel plus a bias [F], float32 [..., F].
-
-    The kernel is [D, F] if `axis` is 0, and [F, D] (as a table of embeddings is) if `axis` is 1.
-    Its gradient has the dtype of the kernel.
-    """
+    """Computes the product over `axis` of the kernel, which is [D, F] for 0 and [F, D] for 1."""
     dims = (((x.ndim - 1,), (axis,)), ((), ()))
     return _dot(x.astype(dtype), kernel.astype(dtype), dims) + bias
 
@@ -38,7 +52,7 @@ def _dot(a: jax.Array, b: jax.Array, dims: jax.lax.DotDimensionNumbers) -> jax.A
 def _dense_fwd(
     x: jax.Array, kernel: jax.Array, bias: jax.Array, axis: int, dtype: jnp.dtype
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return dense(x, kernel, bias, axis, dtype), (x, kernel)
+    return _dense(x, kernel, bias, axis, dtype), (x, kernel)
 
 
 def _dense_bwd(
@@ -67,7 +81,7 @@ def _dense_bwd(
     return d_x.astype(x.dtype), d_kernel, d_bias
 
 
-dense.defvjp(_dense_fwd, _dense_bwd)
+_dense.defvjp(_dense_fwd, _dense_bwd)
 
 
 @jax.custom_vjp

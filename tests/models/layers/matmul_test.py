@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.models.layers.matmul import attention_context, attention_scores, dense
+from bert_jax.models.layers.matmul import (
+    attention_context,
+    attention_scores,
+    dense,
+    dense_transposed,
+)
 
 F32, BF16 = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
 
@@ -36,18 +41,18 @@ PRECISION = [(F32, 1e-5), (BF16, 2e-2)]
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), PRECISION)
-@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("product", [dense, dense_transposed])
 @pytest.mark.parametrize("rows", [(6,), (1,), (2, 5), (3, 1), (8, 128)])
-def test_dense_equals_autodiff(rows, axis, dtype, rtol):
+def test_dense_equals_autodiff(rows, product, dtype, rtol):
     x, bias = normal(0, (*rows, 24), dtype), normal(1, (40,))
-    kernel = normal(2, (24, 40) if axis == 0 else (40, 24))
+    kernel = normal(2, (24, 40) if product is dense else (40, 24))
     weights = normal(3, (*rows, 40))
 
     def definition(x, kernel, bias):
         wide = x.astype(jnp.float32)
-        return jnp.dot(wide, kernel if axis == 0 else kernel.T) + bias
+        return jnp.dot(wide, kernel if product is dense else kernel.T) + bias
 
-    found = results(lambda *a: dense(*a, axis, dtype), (x, kernel, bias), weights)
+    found = results(lambda *a: product(*a, dtype), (x, kernel, bias), weights)
     value, (d_x, d_kernel, d_bias) = found
     assert value.dtype == d_kernel.dtype == d_bias.dtype == F32 and d_x.dtype == dtype
     assert_close(found, results(definition, (x, kernel, bias), weights), rtol)
@@ -80,18 +85,21 @@ def test_attention_products_equal_autodiff(shape, dtype, rtol):
 def test_gradients_of_bfloat16_products_are_float32():
     x, kernel = normal(0, (4, 16, 24), BF16), normal(1, (24, 40))
     _, (_, d_kernel, _) = results(
-        lambda *a: dense(*a, 0, BF16), (x, kernel, jnp.zeros((40,))), normal(2, (4, 16, 40))
+        lambda *a: dense(*a, BF16), (x, kernel, jnp.zeros((40,))), normal(2, (4, 16, 40))
     )
     assert not np.array_equal(d_kernel, d_kernel.astype(jnp.bfloat16).astype(jnp.float32))
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-def test_gradient_of_bfloat16_kernel_is_rounded_once(axis):
-    x, kernel = normal(0, (4, 16, 24), BF16), normal(1, (24, 40) if axis == 0 else (40, 24), BF16)
+@pytest.mark.parametrize("product", [dense, dense_transposed])
+def test_gradient_of_bfloat16_kernel_is_rounded_once(product):
+    x, kernel = (
+        normal(0, (4, 16, 24), BF16),
+        normal(1, (24, 40) if product is dense else (40, 24), BF16),
+    )
     weights, bias = normal(2, (4, 16, 40)), jnp.zeros((40,))
 
     def gradient(kernel):
-        return results(lambda *a: dense(*a, axis, BF16), (x, kernel, bias), weights)[1][1]
+        return results(lambda *a: product(*a, BF16), (x, kernel, bias), weights)[1][1]
 
     rounded = gradient(kernel.astype(F32)).astype(BF16)
     np.testing.assert_array_equal(gradient(kernel), rounded)

@@ -1,0 +1,194 @@
+"""Builds the step of each implementation that `pretrain_step.py` measures, for the same batch."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+IMPLEMENTATIONS = ("bert_jax", "plain-jax", "hf-eager", "hf-compile", "hf-gathered")
+BATCH_SIZES = {  # a step takes at most about a second on two cores
+    ("tiny", 128): 64, ("tiny", 512): 16, ("small", 128): 16, ("small", 512): 4,
+    ("base", 128): 8, ("base", 512): 2,
+}  # fmt: skip
+MAX_PREDICTIONS = {128: 20, 512: 77}
+VOCAB_SIZE = 30522
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkCase:
+    """Describes one row of the table."""
+
+    size: str
+    length: int
+    dtype: str
+
+    @property
+    def batch_size(self) -> int:
+        """Returns the number of sequences per step."""
+        return BATCH_SIZES[self.size, self.length]
+
+
+def make_step(implementation: str, case: BenchmarkCase) -> Callable[[], Any]:
+    """Returns a function that runs one step of an implementation and waits for its result."""
+    match implementation:
+        case "bert_jax":
+            return bert_jax_step(case)
+        case "plain-jax":
+            return plain_jax_step(case)
+    return torch_step(case, implementation)
+
+
+def random_batch(case: BenchmarkCase) -> dict[str, Any]:
+    """Returns the same batch for all implementations."""
+    from bert_jax.testing.batches import pretraining_batch
+
+    return pretraining_batch(
+        batch_size=case.batch_size,
+        seq_length=case.length,
+        max_predictions_per_seq=MAX_PREDICTIONS[case.length],
+        vocab_size=VOCAB_SIZE,
+    )
+
+
+def bert_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
+    """Builds the train step as `bert-jax pretrain` compiles it."""
+    import jax
+
+    from bert_jax.data.config import PretrainingData
+    from bert_jax.experiment import Experiment
+    from bert_jax.models.bert.config import BertConfig
+    from bert_jax.models.layers.config import ComputeConfig
+    from bert_jax.objectives.config import Pretraining
+    from bert_jax.objectives.make import make_objective
+    from bert_jax.parallel import sharding
+    from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
+    from bert_jax.train.optimizer import make_optimizer
+    from bert_jax.train.step import abstract_state, compile_step, init_state, jitted_step
+
+    compute: Any = ComputeConfig(dtype=case.dtype)  # type: ignore[arg-type]
+    phase = Phase(
+        steps=1000,
+        seq_length=case.length,
+        batch_size=case.batch_size,
+        max_predictions_per_seq=MAX_PREDICTIONS[case.length],
+    )
+    model = BertConfig.from_size(case.size, vocab_size=VOCAB_SIZE)  # type: ignore[arg-type]
+    experiment = Experiment(
+        name="bench",
+        objective=Pretraining(model=model, mask_token_id=4, compute=compute),
+        data=PretrainingData(corpus="none"),
+        train=TrainConfig(phases=(phase,), schedule=WarmupLinear(warmup_steps=10)),
+    )
+    mesh = sharding.make_mesh(experiment.mesh)
+    objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
+    initialize = functools.partial(init_state, objective, optimizer)
+    abstract = abstract_state(initialize, optimizer, mesh)
+    fields, shapes = objective.batch_fields(), [phase.sizes]
+    jitted = jitted_step(
+        objective,
+        optimizer,
+        experiment.train,
+        phase,
+        abstract,
+        mesh,
+        seed=experiment.seed,
+        communication_dtype=experiment.mesh.communication_dtype,
+    )
+    compiled = compile_step(jitted, fields, shapes, abstract, mesh)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    state = jax.jit(initialize, out_shardings=shardings)(jax.random.key(0))
+    batch = sharding.put_batch(random_batch(case), sharding.batch_sharding(mesh))
+
+    def step() -> None:
+        nonlocal state
+        state, metrics = compiled(state, batch)
+        jax.block_until_ready((state, metrics))
+
+    return step
+
+
+def plain_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
+    """Builds the step of `plain_jax.py`."""
+    import jax
+    from plain_jax import init, make_step
+
+    from bert_jax.models.bert.config import BertConfig
+
+    config = BertConfig.from_size(case.size, vocab_size=VOCAB_SIZE)  # type: ignore[arg-type]
+    update, optimizer = make_step(config, case.dtype)
+    params = init(config, jax.random.key(0))
+    state, batch = optimizer.init(params), jax.device_put(random_batch(case))
+
+    def step() -> None:
+        nonlocal params, state
+        params, state, _ = update(params, state, batch, jax.random.key(1))
+        jax.block_until_ready(params)
+
+    return step
+
+
+def torch_step(case: BenchmarkCase, implementation: str) -> Callable[[], Any]:
+    """Builds a plain PyTorch step with Hugging Face's model."""
+    import torch
+    import transformers
+    from torch.nn.functional import cross_entropy
+
+    from bert_jax.models.bert.config import BertConfig
+
+    sizes = BertConfig.from_size(case.size, vocab_size=VOCAB_SIZE)  # type: ignore[arg-type]
+    fields_of_config: dict[str, Any] = dict(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=sizes.hidden_size,
+        num_hidden_layers=sizes.num_hidden_layers,
+        num_attention_heads=sizes.num_attention_heads,
+        intermediate_size=sizes.intermediate_size,
+        attn_implementation="sdpa",
+    )
+    config = transformers.BertConfig(**fields_of_config)
+    torch.manual_seed(0)
+    model = transformers.BertForPreTraining(config).train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-4, eps=1e-6, weight_decay=0.01, fused=True
+    )
+    batch = {name: torch.from_numpy(field) for name, field in random_batch(case).items()}
+    batch = {n: f.long() if f.dtype == torch.int32 else f for n, f in batch.items()}
+    fields = ("input_ids", "token_type_ids", "attention_mask")
+
+    labels = torch.full_like(batch["input_ids"], -100)
+    for index, used in enumerate(batch["masked_lm_weights"] > 0):
+        positions = batch["masked_lm_positions"][index, used]
+        labels[index, positions] = batch["masked_lm_ids"][index, used]
+
+    def as_called() -> Any:
+        return model(
+            **{name: batch[name] for name in fields},
+            labels=labels,
+            next_sentence_label=batch["next_sentence_labels"],
+        ).loss
+
+    def gathered() -> Any:
+        out = model.bert(**{name: batch[name] for name in fields})
+        positions = batch["masked_lm_positions"][..., None].expand(-1, -1, config.hidden_size)
+        scores = model.cls.predictions(out.last_hidden_state.gather(1, positions))
+        weights = batch["masked_lm_weights"].flatten()
+        masked = cross_entropy(
+            scores.flatten(0, 1).float(), batch["masked_lm_ids"].flatten(), reduction="none"
+        )
+        nsp = cross_entropy(
+            model.cls.seq_relationship(out.pooler_output).float(), batch["next_sentence_labels"]
+        )
+        return (masked * weights).sum() / weights.sum() + nsp
+
+    compute = gathered if implementation == "hf-gathered" else as_called
+    if implementation == "hf-compile":
+        compute = torch.compile(as_called)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=case.dtype == "bfloat16"):
+            value = compute()
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
