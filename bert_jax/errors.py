@@ -33,21 +33,22 @@ class MissingExtraError(UserError, ImportError):
         )
 
 
-def closest_name(name: str, known: Iterable[str], *, cutoff: float = 0.4) -> str | None:
-    """Returns the known name that is most similar to a misspelled one.
+def closest_names(
+    name: str, known: Iterable[str], *, num_names: int = 1, cutoff: float = 0.4
+) -> list[str]:
+    """Returns the known names that are most similar to a misspelled one, the closest first.
 
     Args:
-      cutoff: the least similarity, from 0 (any name) to 1 (equal); None is returned if no name has
-        it.
+      num_names: the most names to return.
+      cutoff: the least similarity of a name, from 0 (any name) to 1 (equal).
     """
-    closest = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return closest[0] if closest else None
+    return difflib.get_close_matches(name, list(known), n=num_names, cutoff=cutoff)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns "did you mean 'x'? " with the known name closest to `name`; "" if none is close."""
-    closest = closest_name(name, known)
-    return "" if closest is None else f"did you mean {closest!r}? "
+def did_you_mean(name: str, known: Iterable[str], *, num_names: int = 1) -> str:
+    """Returns "did you mean 'x'? " with the known names closest to `name`; "" if none is close."""
+    closest = closest_names(name, known, num_names=num_names)
+    return f"did you mean {' or '.join(map(repr, closest))}? " if closest else ""
 
 
 def require_list_of_texts(texts: object) -> None:

@@ -4,7 +4,6 @@ A recipe is a Python file with a function `get_config(...) -> Experiment`. The s
 `configs/`: in a checkout next to the package, in an installed wheel below `bert_jax/_source/`.
 """
 
-import difflib
 import importlib.util
 import inspect
 import json
@@ -14,7 +13,7 @@ from typing import Any
 
 from bert_jax import legacy_names
 from bert_jax.config_lib import from_json, unknown_field
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parent
 # setup.py writes this folder into wheels; a checkout has the same files in its root.
@@ -53,10 +52,8 @@ def find_recipe(recipe: str | Path) -> Path:
     for full_name, file in recipes.items():
         if name in (full_name, _short_name(full_name)):
             return file
-    nearest = difflib.get_close_matches(
-        _short_name(written).removesuffix(_SUFFIX), map(_short_name, recipes), n=3, cutoff=0.4
-    )
-    hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+    short_name = _short_name(written).removesuffix(_SUFFIX)
+    hint = did_you_mean(short_name, map(_short_name, recipes), num_names=3)
     raise ConfigError(
         f"{recipe}: no such recipe; {hint}expected the path of a Python file or a name that "
         "`bert-jax recipes` lists"

@@ -37,10 +37,10 @@ def test_names_of_shipped_recipes_are_unique():
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
-        ("smal_corpus", "did you mean small_corpus"),
-        ("bret", "did you mean bert or roberta"),
-        ("configs/pretrain/bret.py", "did you mean bert or roberta"),
-        ("bert.py", "did you mean bert or"),  # a file that is missing, not the shipped recipe
+        ("smal_corpus", "did you mean 'small_corpus'"),
+        ("bret", "did you mean 'bert' or 'roberta'"),
+        ("configs/pretrain/bret.py", "did you mean 'bert' or 'roberta'"),
+        ("bert.py", "did you mean 'bert' or"),  # a file that is missing, not the shipped recipe
         ("zzzz", "no such recipe; expected the path of a Python file or a name"),
     ],
 )

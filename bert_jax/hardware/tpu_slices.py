@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import ConfigError, closest_name
+from bert_jax.errors import ConfigError, closest_names
 
 FILE = Path(__file__).with_name("tpu_slices.json")
 
@@ -123,7 +123,7 @@ def find_slice(name: str) -> Slice:
     if name not in slices:
         by_type = {each.accelerator_type: each.name for each in slices.values()}
         known = [*slices, *filter(None, by_type)]
-        nearest = closest_name(name, known, cutoff=0.0) or known[0]
+        (nearest,) = closest_names(name, known, cutoff=0.0)
         raise ConfigError(
             f"slice {name!r} is not known; the nearest is {by_type.get(nearest, nearest)!r} "
             f"(known: {', '.join(slices)})"

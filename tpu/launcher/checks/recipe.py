@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Iterable
 from pathlib import Path
 
-from bert_jax.errors import ConfigError, closest_name
+from bert_jax.errors import ConfigError, closest_names
 from tpu.launcher.runs.bundle import Bundle
 
 # Paths in the trainer's working directory: @code is the bundle, configs/ a link to its configs.
@@ -112,5 +112,5 @@ def _parse_assignments(arguments: tuple[str, ...]) -> list[str]:
 
 
 def _suggest_nearest(name: str, known: Iterable[str]) -> str:
-    closest = closest_name(name, known)
-    return "" if closest is None else f"; the nearest is {closest}"
+    closest = closest_names(name, known)
+    return f"; the nearest is {closest[0]}" if closest else ""
