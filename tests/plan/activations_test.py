@@ -69,7 +69,7 @@ def estimated(config: Experiment, saved: SavedBytes) -> int:
     return activation_bytes(config, microbatch, saved)
 
 
-# Layers of BERT-base; batch size, length, and predictions on a device; and the peak of HBM in bytes
+# Layers of BERT-base; batch size, length, and predictions per device; and the peak of HBM in bytes
 # without the state, which is updated in place. libtpu 0.0.42.1, jax 0.10.2, v5e:4x4, 2026-11-21.
 TPU_PEAKS = [
     (2, 16, 512, 77, NoRemat(), Unrolled(), "bfloat16", 1_607_987_712 - 470_732_504),

@@ -1,4 +1,4 @@
-"""Runs `bert-jax plan` without data, on one and multi_task slices, and with wrong arguments.
+"""Runs `bert-jax plan` without data, on one or more slices, and with wrong arguments.
 
 Covers bert_jax/cli/plan.py, bert_jax/plan/placeholder_corpus.py, bert_jax/plan/plan_json.py,
 bert_jax/plan/inputs.py, and bert_jax/plan/table.py.

@@ -1,4 +1,4 @@
-"""Few shapes, every text in one of them."""
+"""Tests that batches of texts have few shapes, and contain every text once."""
 
 import numpy as np
 from hypothesis import given
@@ -8,7 +8,7 @@ from bert_jax.predict.batching import TOKENS_PER_BATCH, next_power_of_two, padde
 
 
 @given(st.lists(st.integers(1, 50), max_size=200))
-def test_every_row_comes_once_padded_to_one_of_a_few_shapes(lengths):
+def test_every_text_is_in_one_batch_of_few_shapes(lengths):
     rows = [[7 + number] * length for number, length in enumerate(lengths)]
     seen: list[int] = []
     for indices, batch in padded_batches(rows, pad_id=3, max_length=50):

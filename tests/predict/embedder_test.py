@@ -1,4 +1,4 @@
-"""Embeddings against plain NumPy over the hidden states of each text alone."""
+"""Compares embeddings with NumPy over the hidden states of each text alone."""
 
 import dataclasses
 import subprocess
@@ -24,12 +24,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def alone(model: LoadedModel) -> dict[str, list[np.ndarray]]:
-    """Hidden states of each text by itself, unpadded."""
+    """Returns the hidden states of each text by itself, without padding."""
     return {text: states(model, text) for text in TEXTS}
 
 
 def states(model: LoadedModel, text: str) -> list[np.ndarray]:
-    """Hidden states of one unpadded text, N + 1 arrays [L, D]."""
+    """Returns the hidden states of one text without padding, N + 1 arrays [L, D]."""
     vocabulary = model.tokenizer
     assert vocabulary is not None
     ids = np.array([[vocabulary.cls_id, *vocabulary.encode(text), vocabulary.sep_id]], np.int32)
@@ -54,14 +54,14 @@ def test_pooled_states_of_the_chosen_layers(model, alone, pooling, layers):
         assert not truncated
 
 
-def test_a_text_beyond_the_position_table_is_cut_and_says_so(model):
+def test_long_text_is_truncated_and_reported(model):
     embed = Embedder(model)
     long, cut = embed(["the " * 40, "the " * 18])
     assert long.truncated and not cut.truncated
     np.testing.assert_allclose(long.vector, cut.vector, atol=1e-6)
 
 
-def test_heads_are_not_needed(model):
+def test_embedder_needs_no_heads(model):
     encoder = {"encoder": model.params["encoder"]}
     bare = dataclasses.replace(
         model, params=encoder, missing=("pooler", "masked_lm", "next_sentence")
@@ -69,7 +69,7 @@ def test_heads_are_not_needed(model):
     np.testing.assert_array_equal(Embedder(bare)(TEXTS)[0].vector, Embedder(model)(TEXTS)[0].vector)
 
 
-def test_layers_and_poolings_that_are_not_there(model):
+def test_unknown_layers_and_poolings_are_rejected(model):
     for layer in (3, -4):
         with pytest.raises(UserError, match=f"no layer {layer}: .* layers 1 to 2"):
             Embedder(model, layers=(layer,))

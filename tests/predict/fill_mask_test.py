@@ -1,4 +1,4 @@
-"""Masks filled: the numbers, the order, and what cannot be filled."""
+"""Tests filled masks: probabilities, order, and texts that cannot be filled."""
 
 import dataclasses
 from pathlib import Path
@@ -25,7 +25,7 @@ def model(tmp_path: Path) -> LoadedModel:
 
 
 def reference(model: LoadedModel, text: str, top: int) -> list[list[tuple[int, float]]]:
-    """The same, one text at a time, unpadded, from the logits of all positions."""
+    """Fills masks of one text at a time without padding, from the logits of all positions."""
     vocabulary = model.tokenizer
     assert vocabulary is not None
     ids = np.array([[vocabulary.cls_id, *vocabulary.encode(text), vocabulary.sep_id]], np.int32)
@@ -44,7 +44,7 @@ def reference(model: LoadedModel, text: str, top: int) -> list[list[tuple[int, f
     return found
 
 
-def test_candidates_are_those_of_the_full_logits_whatever_the_batch(model):
+def test_candidates_equal_full_logits_for_all_batch_sizes(model):
     answers = FillMask(model, top_k=3)(TEXTS)
     assert [answer["text"] for answer in answers] == TEXTS
     for answer, text in zip(answers, TEXTS, strict=True):
@@ -59,7 +59,7 @@ def test_candidates_are_those_of_the_full_logits_whatever_the_batch(model):
             assert all(model.tokenizer.id_to_token(c["id"]) == c["token"] for c in found)
 
 
-def test_rows_of_the_table_beyond_the_vocabulary_are_no_candidates(tmp_path):
+def test_padding_of_the_embedding_table_is_no_candidate(tmp_path):
     model = small_model(tmp_path, vocab_size=24)
     (answer,) = FillMask(model, top_k=18)(TEXTS[1:2])
     candidates = answer["masks"][0]["candidates"]
@@ -67,7 +67,7 @@ def test_rows_of_the_table_beyond_the_vocabulary_are_no_candidates(tmp_path):
     assert sum(candidate["probability"] for candidate in candidates) == pytest.approx(1, abs=1e-5)
 
 
-def test_what_cannot_be_filled_is_said(model, tmp_path):
+def test_texts_without_a_mask_are_rejected(model, tmp_path):
     fill = FillMask(model)
     with pytest.raises(UserError, match=r"no \[MASK\] in the text 'the sea'"):
         fill(["a [MASK]", "the sea"])

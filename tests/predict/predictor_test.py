@@ -1,4 +1,4 @@
-"""Predictions of each kind of model: alone, in batches, of long texts, and what is refused."""
+"""Tests predictions of each kind of model: batches, long texts, invalid inputs."""
 
 import json
 import subprocess
@@ -57,7 +57,7 @@ def models(tmp_path_factory) -> dict[str, LoadedModel]:
 
 
 def assert_close(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
-    """The same JSON but for the last digits of numbers."""
+    """Asserts that JSON values are equal except for the last digits of numbers."""
     assert type(found) is type(expected)
     if isinstance(found, dict):
         assert found.keys() == expected.keys()
@@ -74,7 +74,7 @@ def assert_close(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
 
 
 @each_kind
-def test_a_prediction_depends_on_its_input_alone(models, kind):
+def test_prediction_depends_on_its_own_input_only(models, kind):
     inputs, predict = INPUTS[kind], Predictor(models[kind])
     together = predict(inputs)
     assert_close(predict(inputs[::-1])[::-1], together)
@@ -86,14 +86,14 @@ def test_a_prediction_depends_on_its_input_alone(models, kind):
 
 
 @each_kind
-def test_progress_is_told_of_every_input_once(models, kind):
-    told: list[int] = []
-    Predictor(models[kind], batch_size=2)(INPUTS[kind], on_progress=told.append)
-    assert sum(told) == len(INPUTS[kind]) and len(told) > 1
+def test_progress_counts_every_input_once(models, kind):
+    counts: list[int] = []
+    Predictor(models[kind], batch_size=2)(INPUTS[kind], on_progress=counts.append)
+    assert sum(counts) == len(INPUTS[kind]) and len(counts) > 1
 
 
 def alone(model: LoadedModel, first: list[int], second: list[int] | None = None) -> np.ndarray:
-    """What the head gives for one row, unpadded."""
+    """Returns the head's output for one sequence without padding."""
     vocabulary = model.tokenizer
     assert vocabulary is not None
     row, types = [vocabulary.cls_id, *first, vocabulary.sep_id], [0] * (len(first) + 2)
@@ -107,23 +107,23 @@ def alone(model: LoadedModel, first: list[int], second: list[int] | None = None)
     return run_forward(model.params, model.config, batch, model.head)["task"][0].astype(np.float64)
 
 
-def pieces(model: LoadedModel, text: str) -> list[int]:
+def token_ids(model: LoadedModel, text: str) -> list[int]:
     assert model.tokenizer is not None
     return model.tokenizer.encode(text)
 
 
-def slow_rows(
-    a: list[int], b: list[int] | None, room: int, long: str, stride: int
+def slow_sequences(
+    a: list[int], b: list[int] | None, max_tokens: int, long: str, stride: int
 ) -> list[tuple[list[int], list[int] | None]]:
-    """The rows of a long text, a piece at a time; of a pair, `room` is for both together."""
-    kept_a, kept_b = list(a), list(b or [])
+    """Returns the sequences of a long text, token by token; for pairs `max_tokens` is for both."""
+    short_a, short_b = list(a), list(b or [])
     while (
-        len(kept_a) + len(kept_b) > room
+        len(short_a) + len(short_b) > max_tokens
     ):  # the longer first; of equals, what was shorter at first
-        sizes = (len(kept_a), len(kept_b))
+        sizes = (len(short_a), len(short_b))
         first = sizes[0] > sizes[1] or (sizes[0] == sizes[1] and len(a) <= len(b or []))
-        (kept_a if first else kept_b).pop()
-    if len(kept_a) == len(a) and len(kept_b) == len(b or []):
+        (short_a if first else short_b).pop()
+    if len(short_a) == len(a) and len(short_b) == len(b or []):
         return [(a, b)]
 
     def pick(text: list[int], size: int) -> list[int]:
@@ -133,9 +133,9 @@ def slow_rows(
         return [text[i] for i in chosen] if len(text) > size else text
 
     if long != "windows":
-        return [(pick(a, len(kept_a)), None if b is None else pick(b, len(kept_b)))]
+        return [(pick(a, len(short_a)), None if b is None else pick(b, len(short_b)))]
     slides_first = b is None or len(a) > len(b)
-    text, size = (a, len(kept_a)) if slides_first else (b or [], len(kept_b))
+    text, size = (a, len(short_a)) if slides_first else (b or [], len(short_b))
     step, windows, start = size - min(stride, size // 2), [], 0
     while True:
         windows.append(text[start : start + size])
@@ -144,7 +144,7 @@ def slow_rows(
         start += step
     if b is None:
         return [(window, None) for window in windows]
-    return [(w, kept_b) if slides_first else (kept_a, w) for w in windows]
+    return [(w, short_b) if slides_first else (short_a, w) for w in windows]
 
 
 def slow_pool(shares: np.ndarray, pool: str) -> np.ndarray:
@@ -173,7 +173,7 @@ LONG_INPUTS = [
         ("windows", "first"),
     ],
 )
-def test_long_texts_are_read_as_a_slow_reference_reads_them(models, truncation, window_pooling):
+def test_long_texts_are_truncated_like_a_slow_reference(models, truncation, window_pooling):
     options: Any = {
         "truncation": truncation,
         "window_pooling": window_pooling,
@@ -188,9 +188,9 @@ def test_long_texts_are_read_as_a_slow_reference_reads_them(models, truncation, 
         for kind, row in (("classification", label_row), ("regression", value_row)):
             model = models[kind]
             a, b = (given_, None) if isinstance(given_, str) else given_
-            second = None if b is None else pieces(model, b)
-            room = 18 if b is None else 17
-            rows = slow_rows(pieces(model, a), second, room, truncation, 5)
+            second = None if b is None else token_ids(model, b)
+            max_tokens = 18 if b is None else 17
+            rows = slow_sequences(token_ids(model, a), second, max_tokens, truncation, 5)
             found = np.stack([alone(model, *texts) for texts in rows])
             if kind == "regression":
                 expected = slow_pool(found[:, 0], window_pooling or "first")
@@ -203,12 +203,12 @@ def test_long_texts_are_read_as_a_slow_reference_reads_them(models, truncation, 
     assert classify.num_truncated == {"windows": 2}.get(truncation, 6)
 
 
-def test_words_are_tagged_by_the_row_in_which_they_are_most_central(models):
+def test_words_are_tagged_by_the_window_with_most_context(models):
     model = models["token_classification"]
     predict = Predictor(model, max_length=12, window_overlap=4)
     words = LONG.split()[:24]
     (row,) = predict([tuple(words)])
-    ids = [pieces(model, word) for word in words]
+    ids = [token_ids(model, word) for word in words]
     flat = [(number, id) for number, word in enumerate(ids) for id in word]
     best: dict[int, tuple[float, int]] = {}
     for start in range(0, len(flat), 6):
@@ -226,12 +226,12 @@ def test_words_are_tagged_by_the_row_in_which_they_are_most_central(models):
     assert len(set(bare)) > 1
 
 
-def test_probabilities_are_those_of_the_logits(models):
+def test_probabilities_equal_softmax_of_the_logits(models):
     (row,) = Predictor(models["multiple_choice"])([("the old man", "a net", "the sea", "sea")])
     model = models["multiple_choice"]
     scores = np.concatenate(
         [
-            alone(model, pieces(model, "the old man"), pieces(model, ending))
+            alone(model, token_ids(model, "the old man"), token_ids(model, ending))
             for ending in ("a net", "the sea", "sea")
         ]
     )
@@ -246,8 +246,10 @@ CHARACTERS = st.sampled_from("manetsold .,-!\u00e9\u4e2d\u200b\u00a0\t")
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_entities_and_answers_are_slices_of_the_text(models, data):
-    visible = st.text(CHARACTERS, max_size=60).filter(lambda t: any(c.isalnum() for c in t))
-    texts = data.draw(st.lists(visible, min_size=1, max_size=4))
+    texts_with_letters = st.text(CHARACTERS, max_size=60).filter(
+        lambda t: any(c.isalnum() for c in t)
+    )
+    texts = data.draw(st.lists(texts_with_letters, min_size=1, max_size=4))
     tag = cached(models, "token_classification")
     for text, row in zip(texts, tag(texts), strict=True):
         assert row["text"] == text and len(row["words"]) == len(row["tags"])
@@ -272,10 +274,10 @@ def cached(models: dict[str, LoadedModel], kind: str) -> Predictor:
     return PREDICTORS.setdefault(kind, Predictor(models[kind]))
 
 
-def test_an_answer_may_stay_away_where_that_is_allowed(models):
+def test_no_answer_is_predicted_only_if_allowed(models):
     model = models["question_answering"]
     pair = ("the net", "the old man mends a net by the sea")
-    logits = alone(model, pieces(model, pair[0]), pieces(model, pair[1]))
+    logits = alone(model, token_ids(model, pair[0]), token_ids(model, pair[1]))
     inside = range(4, len(logits) - 1)
     best = max(logits[i, 0] + logits[j, 1] for i in inside for j in inside if i <= j < i + 30)
     none = logits[0].sum()
@@ -286,7 +288,7 @@ def test_an_answer_may_stay_away_where_that_is_allowed(models):
     assert (or_none["answer"] == "") == (none > best) == (or_none["start"] == -1)
 
 
-def test_labels_of_examples_are_not_looked_at(models):
+def test_labels_of_examples_are_not_used(models):
     labeled = TextExample(id="7", text="a net", label="none of the model's")
     (row,) = Predictor(models["classification"])([labeled])
     assert row["id"] == "7" and "text" not in row
@@ -323,12 +325,12 @@ def test_labels_of_examples_are_not_looked_at(models):
         ("regression", TaggedExample(id="1", words=("a",)), "reads a text or a pair"),
     ],
 )
-def test_what_is_empty_or_of_another_kind_is_refused(models, kind, given_, message):
+def test_empty_and_wrong_inputs_are_rejected(models, kind, given_, message):
     with pytest.raises(UserError, match=message):
         cached(models, kind)(["a net", given_] if kind == "classification" else [given_])
 
 
-def test_settings_that_do_not_fit_are_refused(models, tmp_path):
+def test_invalid_settings_are_rejected(models, tmp_path):
     with pytest.raises(UserError, match=r"no head for a task.*bert-jax finetune TASK"):
         Predictor(small_model(tmp_path))
     model = models["classification"]

@@ -26,8 +26,8 @@ from bert_jax.train.run import run
 PLAIN = [word for word in WORDS if not word.startswith("##")]
 
 
-def sentence(draw: random.Random, most: int = 24) -> list[str]:
-    return draw.choices(PLAIN, k=draw.randint(3, most))
+def sentence(draw: random.Random, max_words: int = 24) -> list[str]:
+    return draw.choices(PLAIN, k=draw.randint(3, max_words))
 
 
 def write_table(file: Path, header: list[str], rows: list[list[Any]]) -> str:
@@ -82,7 +82,7 @@ TASKS = {"columns": columns, "conll": conll, "squad": squad, "swag": swag}
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_run_folder_predicts_what_the_run_left(name, tmp_path, capsys):
+def test_run_folder_reproduces_its_saved_predictions(name, tmp_path, capsys):
     model = small_model(
         tmp_path / "vocabulary", positions=LearnedPositions(max_position_embeddings=32)
     )
@@ -91,7 +91,7 @@ def test_a_run_folder_predicts_what_the_run_left(name, tmp_path, capsys):
     experiment = fine_tuning_experiment(
         task, str(tmp_path / "start"), epochs=2, batch_size=8, learning_rate=1e-2, max_length=18
     )
-    buckets = [8] if name == "columns" else []  # each costs compilations
+    buckets = [8] if name == "columns" else []  # each kind takes compilations
     experiment = override(experiment, [f"data.bucket_lengths={buckets}", "data.window_overlap=4"])
     assert run(experiment, tmp_path / "run") == 0
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The report: complete, escaped, self-contained, and right in its numbers."""
+"""Tests that the report of a run is complete, escaped, self-contained, and correct."""
 
 import itertools
 import json
@@ -62,7 +62,7 @@ def test_report_shows_curves_config_versions_and_results(tmp_path):
         assert text in page, text
     assert "held_out.nsp_accuracy</th><td>75%" in page
     assert "<b>30,000</b>tokens/s, median" in page
-    # Two processes trained one after the other: 150 and 150 steps of half a second.
+    # Two processes trained one after the other, 150 steps of half a second each.
     assert "<b>2m 30s</b>training time" in page
 
 
@@ -73,7 +73,7 @@ def test_text_is_escaped(tmp_path):
     assert "&lt;i&gt;" in page and "<i>" not in page
 
 
-def test_nothing_is_loaded_from_elsewhere(tmp_path):
+def test_report_loads_nothing_external(tmp_path):
     write_run(tmp_path)
     page = write_report(tmp_path).read_text()
     assert "<script" not in page and "http://" not in page and "https://" not in page
@@ -101,13 +101,13 @@ def test_report_before_the_first_logged_step(tmp_path):
     assert "No step has been logged yet" in write_report(tmp_path).read_text()
 
 
-def test_a_folder_that_is_no_run_is_a_clear_error(tmp_path):
+def test_folder_without_a_run_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"config\.json does not exist"):
         write_report(tmp_path)
 
 
 @pytest.mark.parametrize("bounds", [(0, 1), (2.13, 2.19), (-5, 900), (1e-5, 3e-5), (3, 3), (0, 0)])
-def test_ticks_are_even_and_cover(bounds):
+def test_ticks_are_even_and_cover_the_range(bounds):
     marks = ticks(*bounds)
     gaps = [b - a for a, b in itertools.pairwise(marks)]
     assert marks[0] <= bounds[0] + 1e-12 and marks[-1] >= bounds[1] - 1e-12
@@ -115,12 +115,12 @@ def test_ticks_are_even_and_cover(bounds):
     assert max(gaps) == pytest.approx(min(gaps))
 
 
-def test_thinning_keeps_the_mean_and_short_lines():
+def test_thinning_keeps_the_mean_and_short_curves():
     points = [(float(x), math.sin(x)) for x in range(1200)]
     short = downsample(points, 240)
     assert len(short) == 240 and downsample(points[:50]) == points[:50]
     assert sum(y for _, y in short) / 240 == pytest.approx(sum(y for _, y in points) / 1200)
 
 
-def test_a_chart_without_points_is_nothing():
+def test_chart_without_points_is_empty():
     assert line_chart([Series(label="a", points=[])], title="a") == ""

@@ -1,4 +1,4 @@
-"""The report of a fine-tuning run: right in its numbers, harmless, and fit to be looked at."""
+"""Tests the report of a fine-tuning run: correct numbers, escaped texts, layout in a browser."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ from tests.helpers.browser import browse, find_browser
 from tests.helpers.report_markup import Report
 from tests.helpers.task_runs import HOSTILE, HOSTILE_LABEL, KINDS
 
-ZERO: Any = 0  # scikit-learn's default makes it look like a string
+ZERO: Any = 0  # typed, because scikit-learn's default looks like a string
 each_kind = pytest.mark.parametrize("kind", KINDS)
 SECTIONS = {
     "classification": ["Classes", "Confusion matrix", "Calibration", "Worst errors"],
@@ -44,17 +44,17 @@ def rows_of(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.4g}%"
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.4g}%"
 
 
 def bare(answer: str) -> str:
-    """Without what SQuAD's rules leave out of the words of these tests."""
+    """Removes the words that SQuAD's rules ignore from an answer."""
     return " ".join(word for word in answer.split() if word not in ("a", "the", "."))
 
 
 def results(report: Report) -> dict[tuple[str, str], str]:
-    """(split (examples), metric) -> value, of the table of results."""
+    """Returns (split (examples), metric) -> value of the table of results."""
     (table,) = report.tables["Results", "Results"]
     assert table[0] == ["split (examples)", "metric", "value", "95 % interval"]
     for _, _, value, interval in table[1:]:
@@ -64,7 +64,7 @@ def results(report: Report) -> dict[tuple[str, str], str]:
 
 
 @each_kind
-def test_every_section_is_there_and_well_formed(task_run, kind):
+def test_all_sections_are_present_and_well_formed(task_run, kind):
     report = read(task_run(kind))
     for title in SECTIONS[kind]:
         assert title in report.text, title
@@ -74,42 +74,42 @@ def test_every_section_is_there_and_well_formed(task_run, kind):
 
 
 @each_kind
-def test_texts_that_look_like_markup_stay_texts(task_run, kind):
+def test_texts_that_look_like_markup_are_escaped(task_run, kind):
     folder = task_run(kind)
-    report = read(folder)  # which asserts that nothing is loaded or run
+    report = read(folder)  # read() asserts that nothing is loaded or run
     assert not report.tags & {"script", "img"}
     items = report.items["Analysis of dev", "Worst errors"]
     assert items and any(HOSTILE.replace(" ", "") in str(i).replace(" ", "") for i in items)
     assert "<script" not in (folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_classification_says_what_scikit_learn_says(task_run):
+def test_classification_report_equals_scikit_learn(task_run):
     folder = task_run("classification")
-    report, said = read(folder), predictions(folder)
-    gold = [row["label"] for row in rows_of(folder.parent / "dev.csv")]
-    guess = [row["label"] for row in said]
+    report, predicted = read(folder), predictions(folder)
+    references = [row["label"] for row in rows_of(folder.parent / "dev.csv")]
+    guess = [row["label"] for row in predicted]
     labels = [HOSTILE_LABEL, "maybe", "no"]
 
     found = results(report)
-    assert found["dev (50)", "accuracy"] == percent(metrics.accuracy_score(gold, guess))
-    macro = metrics.f1_score(gold, guess, average="macro", zero_division=ZERO)
+    assert found["dev (50)", "accuracy"] == percent(metrics.accuracy_score(references, guess))
+    macro = metrics.f1_score(references, guess, average="macro", zero_division=ZERO)
     assert found["dev (50)", "f1 macro"] == f"{macro:.4g}"
     assert {split for split, _ in found} == {"dev (50)", "test (30)"}
 
     (table,) = report.tables["Analysis of dev", "Confusion matrix"]
     counts = [[int(cell.split()[0]) for cell in row[1:]] for row in table[1:]]
     assert [row[0] for row in table[1:]] == table[0][1:] == labels
-    assert counts == metrics.confusion_matrix(gold, guess, labels=labels).tolist()
+    assert counts == metrics.confusion_matrix(references, guess, labels=labels).tolist()
 
     (table,) = report.tables["Analysis of dev", "Classes"]
     columns: Any = metrics.precision_recall_fscore_support(
-        gold, guess, labels=labels, zero_division=ZERO
+        references, guess, labels=labels, zero_division=ZERO
     )
     for row, *(precision, recall, f1, support) in zip(table[1:], *columns, strict=True):
         assert row[1:] == [percent(precision), percent(recall), f"{f1:.4g}", f"{support}"]
 
-    sure = np.array([max(row["probabilities"].values()) for row in said])
-    right, error = np.array(gold) == guess, 0.0
+    sure = np.array([max(row["probabilities"].values()) for row in predicted])
+    right, error = np.array(references) == guess, 0.0
     for b in range(15):
         here = (sure > b / 15) & (sure <= (b + 1) / 15)
         error += here.mean() * abs(right[here].mean() - sure[here].mean()) if here.any() else 0.0
@@ -117,13 +117,18 @@ def test_classification_says_what_scikit_learn_says(task_run):
     assert sum(int(row[1]) for row in report.tables["Analysis of dev", "Calibration"][0][1:]) == 50
 
 
-def test_the_worst_errors_are_the_wrong_ones_of_greatest_loss(task_run):
+def test_worst_errors_have_the_largest_losses(task_run):
     folder = task_run("classification")
     rows = rows_of(folder.parent / "dev.csv")
     wrong = sorted(
-        (-math.log(said["probabilities"][row["label"]]), said["id"], row["text"], row["label"])
-        for row, said in zip(rows, predictions(folder), strict=True)
-        if said["label"] != row["label"]
+        (
+            -math.log(predicted["probabilities"][row["label"]]),
+            predicted["id"],
+            row["text"],
+            row["label"],
+        )
+        for row, predicted in zip(rows, predictions(folder), strict=True)
+        if predicted["label"] != row["label"]
     )[::-1]
     items = read(folder).items["Analysis of dev", "Worst errors"]
     assert len(items) == min(20, len(wrong)) > 3
@@ -135,42 +140,43 @@ def test_the_worst_errors_are_the_wrong_ones_of_greatest_loss(task_run):
         assert item["second text"] == "a second text"
 
 
-def test_regression_tagging_questions_and_choices_say_what_references_say(task_run):
+def test_reports_of_other_kinds_equal_reference_metrics(task_run):
     folder = task_run("regression")
-    gold = [float(row["label"]) for row in rows_of(folder.parent / "values-dev.csv")]
+    references = [float(row["label"]) for row in rows_of(folder.parent / "values-dev.csv")]
     guess = [row["value"] for row in predictions(folder)]
     found = results(read(folder))
-    assert found["dev (40)", "pearson"] == f"{stats.pearsonr(gold, guess)[0]:.4g}"
-    assert found["dev (40)", "spearman"] == f"{stats.spearmanr(gold, guess)[0]:.4g}"
-    far = max(abs(a - b) for a, b in zip(gold, guess, strict=True))
+    assert found["dev (40)", "pearson"] == f"{stats.pearsonr(references, guess)[0]:.4g}"
+    assert found["dev (40)", "spearman"] == f"{stats.spearmanr(references, guess)[0]:.4g}"
+    far = max(abs(a - b) for a, b in zip(references, guess, strict=True))
     items = read(folder).items["Analysis of dev", "Worst errors"]
     assert float(items[0]["distance"]) == pytest.approx(far, rel=1e-3)
 
     folder = task_run("token_classification")
     blocks = (folder.parent / "dev.conll").read_text().strip().split("\n\n")
     tags = [[line.split()[-1] for line in block.split("\n")] for block in blocks]
-    # An I- that continues nothing begins an entity, which the reader writes as B-.
-    gold = [
+    # An I- that continues no entity begins one, which the reader writes as B-.
+    references = [
         ["B" + tag[1:] if tag[0] == "I" and before[1:] != tag[1:] else tag for before, tag in pairs]
         for pairs in ([*zip(["O", *sentence], sentence, strict=False)] for sentence in tags)
     ]
     guess = [row["tags"] for row in predictions(folder)]
     report = read(folder)
     assert float(results(report)["dev (40)", "f1"]) == pytest.approx(
-        entity_f1(gold, guess), rel=1e-3
+        entity_f1(references, guess), rel=1e-3
     )
     (table,) = report.tables["Analysis of dev", "Entity errors by type"]
     assert table[0][0] == "type" and [row[0] for row in table[1:]] == ["LOC", "PER"]
     for row in table[1:]:
-        begun = sum(tag == f"B-{row[0]}" for sentence in gold for tag in sentence)
+        begun = sum(tag == f"B-{row[0]}" for sentence in references for tag in sentence)
         assert sum(map(int, row[1:5])) == begun
 
     folder = task_run("question_answering")
     content = json.loads((folder.parent / "dev.json").read_text())
     asked = [qa for p in content["data"][0]["paragraphs"] for qa in p["qas"]]
     right = [
-        bare(said["answer"]) in [bare(answer["text"]) for answer in qa["answers"] or [{"text": ""}]]
-        for qa, said in zip(asked, predictions(folder), strict=True)
+        bare(predicted["answer"])
+        in [bare(answer["text"]) for answer in qa["answers"] or [{"text": ""}]]
+        for qa, predicted in zip(asked, predictions(folder), strict=True)
     ]
     report = read(folder)
     assert float(results(report)["dev (36)", "exact match"]) == pytest.approx(
@@ -183,20 +189,20 @@ def test_regression_tagging_questions_and_choices_say_what_references_say(task_r
     folder = task_run("multiple_choice")
     rows = rows_of(folder.parent / "swag-dev.csv")
     right = [
-        int(row["label"]) == said["choice"]
-        for row, said in zip(rows, predictions(folder), strict=True)
+        int(row["label"]) == predicted["choice"]
+        for row, predicted in zip(rows, predictions(folder), strict=True)
     ]
     assert results(read(folder))["dev (30)", "accuracy"] == percent(float(np.mean(right)))
 
 
-def test_a_report_can_be_written_anew_from_the_files_alone(task_run):
+def test_report_can_be_rewritten_from_the_saved_files(task_run):
     folder = task_run("classification")
     before = (folder / "report.html").read_bytes()
     (folder / "report.html").unlink()
     assert write_report(folder).read_bytes() == before
 
 
-def test_many_classes_are_shown_as_their_commonest_confusions():
+def test_many_classes_are_shown_as_most_common_confusions():
     labels = [f"class {n}" for n in range(MAX_CLASSES + 1)]
     confusions = [[0, 0, 90], [1, 2, 3], [5, 4, 70], [20, 0, 12]]
     found = {
@@ -236,7 +242,7 @@ def tab():
 
 
 @each_kind
-def test_a_browser_shows_the_page_offline(task_run, kind, tab):
+def test_browser_shows_the_page_offline(task_run, kind, tab):
     file = task_run(kind) / "report.html"
     for width in (400, 1100):
         tab.messages.clear()
@@ -250,7 +256,7 @@ def test_a_browser_shows_the_page_offline(task_run, kind, tab):
         )
         assert {"Curves", "Results", "Analysis of dev", *SECTIONS[kind]} <= set(shown)
         assert tab.value("document.scripts.length + document.images.length") == 0
-        # No card is wider than the window, and no chart is drawn without a size.
+        # No card is wider than the window, and every chart has a size.
         assert tab.value(
             "Array.from(document.querySelectorAll('.card, svg')).every(e => {"
             " const r = e.getBoundingClientRect();"

@@ -1,4 +1,4 @@
-"""Hooks: when they are called, what they write, when they stop a run."""
+"""Tests hooks: when they are called, what they write, and when they stop a run."""
 
 import importlib
 import io
@@ -23,7 +23,7 @@ from bert_jax.runs.progress import ProgressLine, format_duration
 
 
 class Never:
-    """A metric that may not be fetched."""
+    """A metric that must not be fetched."""
 
     def __float__(self):
         raise AssertionError("fetched although no hook asked for it")
@@ -41,7 +41,7 @@ class Recorder:
 
 
 class Pending:
-    """A metric of a step that the device has yet to do; notes when it is waited for."""
+    """A metric of a step that the device has not computed yet; records when it is waited for."""
 
     def __init__(self, step, waited):
         self.step, self.waited = step, waited
@@ -70,21 +70,21 @@ def make_event(step, metrics=None, **changes):
     return StepEvent(step=step, **{**values, **changes})
 
 
-def test_hooks_are_called_every_so_many_steps_and_after_the_last():
+def test_hooks_are_called_every_n_steps_and_after_the_last():
     tens, fours = Recorder(10), Recorder(4)
     for step in range(1, 19):
         hooks.call_hooks([tens, fours], make_event(step, total_steps=18))
     assert tens.steps == [10, 18] and fours.steps == [4, 8, 12, 16, 18]
 
 
-def test_metrics_are_fetched_once_and_only_when_asked_for():
+def test_metrics_are_fetched_once_and_only_if_used():
     hooks.call_hooks([Recorder(1)], make_event(1, {"loss": Never()}))
     event = make_event(1)
     assert event.metrics == {"loss": 2.5, "mlm_accuracy": 0.25}
     assert event.metrics is event.metrics
 
 
-def test_throughput_is_tokens_over_seconds_between_two_events():
+def test_throughput_is_tokens_per_second_between_events():
     rates = Throughput(peak_flops=1e11)
     assert rates.measure(make_event(10)) == {}
     measured = rates.measure(make_event(30))
@@ -99,7 +99,7 @@ def _two(rates):
     return rates.measure(make_event(2))
 
 
-def test_progress_is_one_rewritten_line_in_a_terminal():
+def test_progress_in_a_terminal_is_one_rewritten_line():
     stream = Terminal()
     line = ProgressLine(every=1, peak_flops=1e11, stream=stream)
     for step in (1, 2):
@@ -111,7 +111,7 @@ def test_progress_is_one_rewritten_line_in_a_terminal():
     assert "length-128 2/100 | loss 2.5000 | mlm acc 25.0% | 2,048 tokens/s" in shown
 
 
-def test_time_left_is_the_steps_left_at_the_measured_rate():
+def test_remaining_time_is_steps_over_measured_rate():
     stream = io.StringIO()
     line = ProgressLine(every=1, interval=0, stream=stream)
     line(make_event(1))
@@ -120,7 +120,7 @@ def test_time_left_is_the_steps_left_at_the_measured_rate():
     assert stream.getvalue().splitlines()[1].endswith("49s left")
 
 
-def test_progress_elsewhere_is_a_plain_line_now_and_then_and_at_the_end():
+def test_progress_without_a_terminal_is_occasional_lines():
     stream, now = io.StringIO(), iter([0.0, 10.0, 31.0, 40.0])
     line = ProgressLine(every=1, interval=30, stream=stream, clock=lambda: next(now))
     for step in (1, 2, 3, 100):
@@ -138,11 +138,11 @@ def test_progress_elsewhere_is_a_plain_line_now_and_then_and_at_the_end():
     ("seconds", "text"),
     [(0, "0s"), (59.6, "1m 00s"), (185, "3m 05s"), (7620, "2h 07m"), (356400, "4d 03h")],
 )
-def test_durations(seconds, text):
+def test_format_duration(seconds, text):
     assert format_duration(seconds) == text
 
 
-def test_metrics_are_on_disk_at_once_and_nan_is_null(tmp_path):
+def test_metrics_are_flushed_and_nan_is_null(tmp_path):
     log = MetricsLog(tmp_path, every=1)
     log(make_event(1))
     log(make_event(2, {"loss": jnp.float32(np.nan)}))
@@ -162,7 +162,7 @@ def test_metrics_are_on_disk_at_once_and_nan_is_null(tmp_path):
     assert rows[2] == expected
 
 
-def test_a_resumed_log_drops_what_will_be_done_again_and_a_line_cut_short(tmp_path):
+def test_resumed_log_drops_repeated_steps_and_partial_lines(tmp_path):
     log = MetricsLog(tmp_path, every=1)
     for step in range(1, 8):
         log(make_event(step))
@@ -175,7 +175,7 @@ def test_a_resumed_log_drops_what_will_be_done_again_and_a_line_cut_short(tmp_pa
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_line_that_is_not_ours_is_named(tmp_path):
+def test_invalid_line_of_metrics_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("[1]\n{}\n")
     with pytest.raises(UserError, match=r"metrics\.jsonl, line 1"):
         MetricsLog(tmp_path, every=1)
@@ -192,7 +192,7 @@ def test_tensorboard_writes_events(tmp_path):
     assert b"train/mlm_accuracy" in content and b"evaluation/mlm_loss" in content
 
 
-def test_tensorboard_asked_for_but_absent_is_a_clear_error(tmp_path, monkeypatch):
+def test_missing_tensorboard_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ImportError):
         importlib.import_module("tensorboardX")
@@ -209,7 +209,7 @@ def look(guard, step, loss):
 
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
-def test_non_finite_loss_stops_the_run_and_names_examples_and_checkpoint(loss):
+def test_non_finite_loss_stops_and_names_examples_and_checkpoint(loss):
     watch = guard()
     look(watch, 50, 2.0)
     with pytest.raises(TrainingHalted) as caught:
@@ -222,7 +222,7 @@ def test_non_finite_loss_stops_the_run_and_names_examples_and_checkpoint(loss):
         look(guard(last_good=lambda: None), 1, loss)
 
 
-def test_a_lasting_spike_stops_the_run_and_a_short_one_does_not():
+def test_only_a_long_loss_spike_stops_the_run():
     watch = guard(factor=2.0, patience=3)
     for step, loss in enumerate([3.0, 2.9, 9.0, 9.0, 2.8, 9.0, 9.0], 1):
         look(watch, step, loss)
@@ -232,13 +232,13 @@ def test_a_lasting_spike_stops_the_run_and_a_short_one_does_not():
         look(watch, 8, 9.0)
 
 
-def test_a_noisy_falling_loss_is_left_alone():
+def test_noisy_falling_loss_does_not_stop_the_run():
     watch, noise = guard(), np.random.default_rng(0)
     for step in range(1, 500):
         look(watch, step, (8 * 0.99**step + 2) * noise.uniform(0.8, 1.2))
 
 
-def test_the_host_is_a_few_steps_ahead_at_most():
+def test_number_of_steps_in_flight_is_limited():
     waited: list[int] = []
     pace = LimitInFlightSteps(max_steps=3)
     for step in range(1, 8):

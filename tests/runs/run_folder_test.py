@@ -1,4 +1,4 @@
-"""The lock of a run folder against other processes, and its config against other configs."""
+"""Tests the lock of a run folder, and the comparison of its config with other configs."""
 
 import json
 import os
@@ -56,13 +56,13 @@ def holder(tmp_path):
     process.communicate()
 
 
-def test_a_second_process_is_refused_and_the_first_is_named(tmp_path, holder):
+def test_second_process_is_rejected_and_the_first_is_named(tmp_path, holder):
     with pytest.raises(UserError, match=rf"in use: process {holder.pid} on .* trains there"):
         with lock_run_folder(tmp_path):
             pass
 
 
-def test_the_lock_of_a_killed_process_is_no_obstacle(tmp_path, holder):
+def test_lock_of_a_killed_process_is_released(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     assert str(holder.pid) in (tmp_path / "lock").read_text()
@@ -72,7 +72,7 @@ def test_the_lock_of_a_killed_process_is_no_obstacle(tmp_path, holder):
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
+def test_unwritable_folder_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be used as a run folder"):
         with lock_run_folder(tmp_path / "file" / "run"):
@@ -88,14 +88,14 @@ def test_first_start_writes_config_fingerprint_and_versions(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_the_same_config_is_accepted_and_the_file_left_alone(tmp_path):
+def test_same_config_is_accepted_and_the_file_unchanged(tmp_path):
     write_or_check_config(tmp_path, Config())
     before = (tmp_path / "config.json").read_bytes()
     write_or_check_config(tmp_path, Config())
     assert (tmp_path / "config.json").read_bytes() == before
 
 
-def test_another_config_is_refused_with_the_differing_fields(tmp_path):
+def test_different_config_is_rejected_with_the_differing_fields(tmp_path):
     write_or_check_config(tmp_path, Config())
     other = Config(steps=200, rate=1e-3, logging=ToyLogging(every=5))
     with pytest.raises(UserError) as caught:
@@ -106,7 +106,7 @@ def test_another_config_is_refused_with_the_differing_fields(tmp_path):
     assert read_run_json(tmp_path / "config.json")["config"]["steps"] == 100
 
 
-def test_fields_that_may_differ_are_taken_over(tmp_path):
+def test_mutable_fields_are_updated(tmp_path):
     write_or_check_config(tmp_path, Config())
     changed = replace(Config(), logging=ToyLogging(every=5))
     write_or_check_config(tmp_path, changed, mutable_fields=["logging.every"])
@@ -115,7 +115,7 @@ def test_fields_that_may_differ_are_taken_over(tmp_path):
         write_or_check_config(tmp_path, Config())
 
 
-def test_damaged_or_foreign_config_files_are_named(tmp_path):
+def test_invalid_config_files_are_named(tmp_path):
     file = tmp_path / "config.json"
     file.write_text('{"config": {')
     with pytest.raises(UserError, match=r"config\.json: not valid JSON at line 1"):

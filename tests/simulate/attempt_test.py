@@ -16,7 +16,7 @@ from bert_jax.simulate.scenario import Kill, Scenario
 from bert_jax.simulate.simulated_host import host_environment
 from bert_jax.train.preemption import START_MESSAGE
 
-# The beginning of every host's script: it reads its number and reports the step it begins after.
+# The first lines of every host's script: reads its index and reports the step it begins after.
 BEGIN = (
     f"""
 START_MESSAGE = {START_MESSAGE!r}

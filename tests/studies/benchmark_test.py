@@ -322,7 +322,7 @@ def test_invalid_benchmark_configs(glue_dir, tmp_path):
         BenchmarkConfig(glue_dir=glue_dir, model="m", seeds=(0, 0))
 
 
-def test_f1_of_the_table_is_scikit_learns(glue_dir, tmp_path):
+def test_f1_of_the_table_equals_scikit_learn(glue_dir, tmp_path):
     config = BenchmarkConfig(glue_dir=glue_dir, model="m", tasks=("mrpc",), seeds=(0,))
     _, results = run_benchmark(config, tmp_path / "output")
     rows = list(

@@ -1,4 +1,4 @@
-"""What a report is made of: intervals that cover, tables that add up, errors in their order."""
+"""Tests the analysis of predictions: confidence intervals, tables, ordered errors."""
 
 import json
 from typing import Any
@@ -27,25 +27,25 @@ def make_task(kind: str, examples: Any, labels=(), metrics=("accuracy",)) -> Tas
     return Task(name="made", kind=kind, labels=labels, metrics=metrics, splits=splits)
 
 
-def analyzed(task: Task, decided: Any) -> dict[str, Any]:
+def analyzed(task: Task, predictions: Any) -> dict[str, Any]:
     examples = task.splits["dev"]
-    found = analyze(task, examples, decided, compute_metrics(task, examples, decided))
-    assert json.loads(json.dumps(found)) == found  # JSON values, and nothing else
+    found = analyze(task, examples, predictions, compute_metrics(task, examples, predictions))
+    assert json.loads(json.dumps(found)) == found  # only JSON values
     return found
 
 
 def texts(count: int, labels=("no", "yes"), seed: int = 0) -> tuple[Task, np.ndarray]:
     random = np.random.default_rng(seed)
-    gold = random.integers(0, len(labels), count)
+    references = random.integers(0, len(labels), count)
     logits = random.normal(0, 1, (count, len(labels))).astype(np.float32)
-    logits[np.arange(count), gold] += 1
+    logits[np.arange(count), references] += 1
     examples = [
-        TextExample(id=f"n{i}", text=f"text {i}", label=labels[g]) for i, g in enumerate(gold)
+        TextExample(id=f"n{i}", text=f"text {i}", label=labels[g]) for i, g in enumerate(references)
     ]
     return make_task("classification", examples, labels, ("accuracy", "f1", "matthews")), logits
 
 
-def test_intervals_of_accuracy_are_those_of_the_binomial():
+def test_intervals_of_accuracy_equal_the_binomial():
     task, logits = texts(600)
     found = analyzed(task, logits)
     metrics = [row["metric"] for row in found["metrics_with_intervals"]]
@@ -58,9 +58,9 @@ def test_intervals_of_accuracy_are_those_of_the_binomial():
         assert row["low"] < row["value"] < row["high"]
 
 
-def test_tables_of_a_classification_add_up():
+def test_tables_of_a_classification_are_consistent():
     task, logits = texts(300, ("a", "b", "c"))
-    found, gold = (
+    found, references = (
         analyzed(task, logits),
         kind_of(task).get_references(task.splits["dev"], task.labels),
     )
@@ -68,14 +68,14 @@ def test_tables_of_a_classification_add_up():
     counts = {(g, p): n for g, p, n in found["confusion_matrix"]}
     assert len(counts) == len(found["confusion_matrix"]) and sum(counts.values()) == 300
     for (g, p), n in counts.items():
-        assert n == np.sum((gold == g) & (guess == p)) > 0
-    assert [row["support"] for row in found["classes"]] == np.bincount(gold).tolist()
+        assert n == np.sum((references == g) & (guess == p)) > 0
+    assert [row["support"] for row in found["classes"]] == np.bincount(references).tolist()
     metrics = compute_metrics(task, task.splits["dev"], logits)
     assert found["calibration"]["error"] == pytest.approx(metrics["calibration_error"], abs=1e-12)
     assert sum(b["count"] for b in found["calibration"]["bins"]) == 300
 
 
-def test_a_split_with_one_class_has_what_can_be_had():
+def test_split_with_one_class_has_the_defined_metrics():
     examples = [TextExample(id=str(i), text="t", label="yes") for i in range(8)]
     task = make_task("classification", examples, ("no", "yes"), ("roc_auc", "matthews", "accuracy"))
     found = analyzed(task, np.tile(np.array([0, 1], np.float32), (8, 1)))
@@ -83,13 +83,13 @@ def test_a_split_with_one_class_has_what_can_be_had():
     assert found["top_errors"] == []
 
 
-def test_errors_come_by_falling_loss_and_are_errors():
+def test_errors_are_sorted_by_loss():
     task, logits = texts(400)
     found, examples = analyzed(task, logits), task.splits["dev"]
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    gold = kind_of(task).get_references(examples, task.labels)
-    losses = -np.log(shares[np.arange(400), gold])
-    wrong = np.flatnonzero(logits.argmax(axis=1) != gold)
+    references = kind_of(task).get_references(examples, task.labels)
+    losses = -np.log(shares[np.arange(400), references])
+    wrong = np.flatnonzero(logits.argmax(axis=1) != references)
     expected = wrong[np.argsort(-losses[wrong])][:MAX_ERRORS]
     assert [row["id"] for row in found["top_errors"]] == [f"n{place}" for place in expected]
     for row, place in zip(found["top_errors"], expected, strict=True):
@@ -98,38 +98,38 @@ def test_errors_come_by_falling_loss_and_are_errors():
         assert row["reference"] == examples[place].label != row["predicted"]
 
 
-def test_regression_shows_pairs_and_distances():
-    gold = np.linspace(0, 5, 1201)
-    values = (gold + np.sin(40 * gold)).astype(np.float32)
-    examples = [TextExample(id=str(i), text="t", label=float(g)) for i, g in enumerate(gold)]
+def test_regression_lists_value_pairs_and_distances():
+    references = np.linspace(0, 5, 1201)
+    values = (references + np.sin(40 * references)).astype(np.float32)
+    examples = [TextExample(id=str(i), text="t", label=float(g)) for i, g in enumerate(references)]
     found = analyzed(make_task("regression", examples, metrics=("pearson", "spearman")), values)
     assert 0.8 * MAX_SCATTER_POINTS < len(found["reference_vs_predicted"]) <= MAX_SCATTER_POINTS
     assert found["reference_vs_predicted"][0] == [0.0, 0.0]
     distances = [row["loss"] for row in found["top_errors"]]
     assert distances == sorted(distances, reverse=True)
-    assert distances[0] == pytest.approx(np.abs(values - gold).max())
+    assert distances[0] == pytest.approx(np.abs(values - references).max())
 
 
-def test_taggings_show_what_became_of_each_entity():
+def test_token_classification_counts_entity_errors():
     words = ("Ann", "Lee", "left", "Rome")
     tags = ("B-PER", "I-PER", "O", "B-LOC")
     examples = [TaggedExample(id=f"s{i}", words=words, tags=tags) for i in range(3)]
     task = make_task(
         "token_classification", examples, ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), ("f1",)
     )
-    decided = [list(tags), ["B-PER", "O", "O", "O"], ["B-PER", "I-PER", "B-LOC", "B-LOC"]]
-    found = analyzed(task, decided)
+    predictions = [list(tags), ["B-PER", "O", "O", "O"], ["B-PER", "I-PER", "B-LOC", "B-LOC"]]
+    found = analyzed(task, predictions)
     errors = {row.pop("type"): row for row in found["entity_errors"]}
     assert errors["PER"]["wrong_boundary"] == 1 and errors["PER"]["correct"] == 2
     assert errors["LOC"]["missed"] == 1 and errors["LOC"]["spurious"] == 1
     assert [row["id"] for row in found["top_errors"]] == ["s1", "s2"]
-    assert found["top_errors"][0]["loss"] == 3  # two persons that differ, and a place
+    assert found["top_errors"][0]["loss"] == 3  # two different persons, and a location
     assert found["top_errors"][0]["reference"] == "PER Ann Lee; LOC Rome"
     assert found["top_errors"][0]["predicted"] == "PER Ann"
 
 
 def answer(text: str, start: int, probability: float, declined: float = 0.0) -> PredictedAnswer:
-    """An answer, and "no answer" with the probability `declined`."""
+    """Returns a prediction with an answer, and "no answer" with probability `declined`."""
     best = Candidate(
         text=text, start=start, end=start + len(text), score=0.0, probability=probability
     )
@@ -138,24 +138,24 @@ def answer(text: str, start: int, probability: float, declined: float = 0.0) -> 
     return PredictedAnswer(best=best, no_answer_score=declined - probability, n_best=ordered)
 
 
-def test_questions_show_words_and_the_surest_wrong_answers():
+def test_questions_list_question_words_and_confident_errors():
     context = "x" * 900 + " Ann Lee left Rome " + "y" * 900
     place = context.index("Rome")
-    gold = (Answer(text="Rome", start=place), Answer(text="Rome", start=place))
+    references = (Answer(text="Rome", start=place), Answer(text="Rome", start=place))
     asked = [
-        QuestionExample(id="right", question="Where?", context=context, answers=gold),
-        QuestionExample(id="half", question="Where to?", context=context, answers=gold),
+        QuestionExample(id="right", question="Where?", context=context, answers=references),
+        QuestionExample(id="half", question="Where to?", context=context, answers=references),
         QuestionExample(id="sure", question="Who?", context=context, is_impossible=True),
-        QuestionExample(id="shy", question="Which town?", context=context, answers=gold),
+        QuestionExample(id="shy", question="Which town?", context=context, answers=references),
     ]
     task = make_task("question_answering", asked, metrics=("f1", "exact_match"))
-    decided = [
+    predictions = [
         answer("Rome", place, 0.9),
         answer("left Rome", place - 5, 0.6),
         answer("Ann Lee", 901, 0.8),
         answer("Rome", place, 0.3, declined=0.5),
     ]
-    found = analyzed(task, decided)
+    found = analyzed(task, predictions)
     assert {row["word"]: row["count"] for row in found["by_question_word"]} == {
         "where": 2,
         "who": 1,
@@ -171,7 +171,7 @@ def test_questions_show_words_and_the_surest_wrong_answers():
         assert len(row["texts"]["context"]) <= MAX_SHOWN_CHARACTERS + 2
 
 
-def test_choices_are_shown_as_their_texts():
+def test_choices_are_listed_as_texts():
     examples = [
         ChoiceExample(id=str(i), context="It rains.", prompt="She", choices=("a", "b"), label=0)
         for i in range(2)
@@ -184,7 +184,7 @@ def test_choices_are_shown_as_their_texts():
 
 
 @pytest.mark.parametrize("around", [0, 3, 500, 998, 999])
-def test_an_excerpt_holds_its_place_and_its_length(around):
+def test_excerpt_contains_its_position_and_has_its_length(around):
     text = "".join(chr(0x4E00 + n) for n in range(1000))
     shown = excerpt(text, around, 100)
     assert text[around] in shown and shown.strip("…") in text
@@ -194,7 +194,7 @@ def test_an_excerpt_holds_its_place_and_its_length(around):
     assert excerpt("short", 3, 100) == "short"
 
 
-def test_a_task_is_described_with_its_counts():
+def test_task_description_has_counts():
     task, _ = texts(5)
     about = describe_task(task)
     assert about["examples"] == {"dev": 5} and about["labels"] == ["no", "yes"]

@@ -1,4 +1,4 @@
-"""What `data show` counts, on examples counted by hand."""
+"""Tests the statistics of `data inspect` on examples counted by hand."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def text(content: str, label: str | float | None = None, pair: str | None = None
     return TextExample(id="0", text=content, text_pair=pair, label=label)
 
 
-def test_balance_of_every_kind():
+def test_label_balance_of_every_kind():
     found = task("classification", ("b", "a"), dev=(text("x", "a"), text("y", "b"), text("z", "a")))
     assert list(count_labels(found, "dev").items()) == [("b", 1), ("a", 2)]
     assert count_labels(task("classification", ("a", "b"), test=(text("x"),)), "test") == {
@@ -73,7 +73,7 @@ def test_balance_of_every_kind():
     assert kind_named("token_classification").format_label(tagged) == "B-X I-X B-X O"
 
 
-def test_lengths_are_those_of_whole_examples(vocabulary):
+def test_lengths_are_those_of_untruncated_examples(vocabulary):
     word = topic_words(0)[0]
     dev = tuple(text(" ".join([word] * n), "a") for n in (1, 2, 3, 100))
     lengths = length_stats(task("classification", ("a",), dev=dev), "dev", vocabulary, 5)
@@ -85,7 +85,7 @@ def test_lengths_are_those_of_whole_examples(vocabulary):
     assert lengths == (302, 302, 302, 1)
 
 
-def test_overlap_looks_at_text_and_not_at_labels():
+def test_overlap_compares_texts_not_labels():
     train = (text("The sea", "a", "net"), text("a net", "b"))
     dev = (text("the sea ", "b", "Net"), text("the sea", "a"), text("a", "a"))
     found = task("classification", ("a", "b"), train=train, dev=dev)

@@ -37,7 +37,7 @@ def tokens(vocabulary, ids):
     return [vocabulary.id_to_token(int(id)) for id in ids]
 
 
-def test_a_text_and_a_pair(vocabulary):
+def test_features_of_a_text_and_a_pair(vocabulary):
     made = make_features(
         task(
             "classification",
@@ -56,7 +56,7 @@ def test_a_text_and_a_pair(vocabulary):
     assert made.num_truncated == 0 and made.example_index.tolist() == [0, 1]
 
 
-def test_regression_and_rows_without_labels(vocabulary):
+def test_regression_and_unlabeled_examples(vocabulary):
     scored = [TextExample(id=str(i), text="a cat", label=float(i)) for i in range(3)]
     made = make_features(task("regression", *scored), "train", vocabulary, 8)
     assert made.targets == {"label_values": [0.0, 1.0, 2.0]}
@@ -65,7 +65,7 @@ def test_regression_and_rows_without_labels(vocabulary):
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "room", "kept"),
+    ("first", "second", "max_tokens", "lengths"),
     [
         (5, 5, 20, (5, 5)),
         (9, 2, 8, (6, 2)),
@@ -75,14 +75,14 @@ def test_regression_and_rows_without_labels(vocabulary):
         (8, 9, 7, (3, 4)),
     ],
 )
-def test_the_longer_text_of_a_pair_is_cut_first(vocabulary, first, second, room, kept):
+def test_longer_text_of_a_pair_is_truncated_first(vocabulary, first, second, max_tokens, lengths):
     a, b = np.full(first, 5), np.full(second, 6)
-    ids, _, cut = build_inputs_with_special_tokens(a, b, vocabulary, room + 3)
-    assert ((ids == 5).sum(), (ids == 6).sum()) == kept
-    assert cut == (kept != (first, second))
+    ids, _, cut = build_inputs_with_special_tokens(a, b, vocabulary, max_tokens + 3)
+    assert ((ids == 5).sum(), (ids == 6).sum()) == lengths
+    assert cut == (lengths != (first, second))
 
 
-def test_tags_stand_at_the_first_piece_of_each_word(vocabulary):
+def test_tags_are_at_the_first_token_of_each_word(vocabulary):
     example = TaggedExample(id="1", words=("cats", "ran", "§"), tags=("B-A", "O", "I-A"))
     labels = ("O", "B-A", "I-A")
     made = make_features(
@@ -95,7 +95,7 @@ def test_tags_stand_at_the_first_piece_of_each_word(vocabulary):
     assert np.asarray(made.targets["token_label_weights"][0]).tolist() == [0, 1, 0, 1, 1, 0]
 
 
-def test_every_word_of_a_long_tagging_is_decided_by_one_row(vocabulary):
+def test_every_word_of_a_long_example_is_in_one_window(vocabulary):
     words = tuple(WORDS[i % 6] for i in range(50))
     tags = tuple("B-A" if word == "cat" else "O" for word in words)
     example = TaggedExample(id="1", words=words, tags=tags)
@@ -107,11 +107,11 @@ def test_every_word_of_a_long_tagging_is_decided_by_one_row(vocabulary):
         window_overlap=4,
     )
     assert len(made) > 3 and made.lengths.max() == 16
-    decided = np.concatenate([places[places >= 0] for places in made.word_ids])
-    assert sorted(decided) == list(range(50))
-    for places, labels in zip(made.word_ids, made.targets["token_labels"], strict=True):
-        for place in np.flatnonzero(places >= 0):
-            assert np.asarray(labels)[place] == (tags[places[place]] == "B-A")
+    word_indices = np.concatenate([word_ids[word_ids >= 0] for word_ids in made.word_ids])
+    assert sorted(word_indices) == list(range(50))
+    for word_ids, labels in zip(made.word_ids, made.targets["token_labels"], strict=True):
+        for place in np.flatnonzero(word_ids >= 0):
+            assert np.asarray(labels)[place] == (tags[word_ids[place]] == "B-A")
 
 
 CONTEXT = "the cat sat on a mat . a dog ran . " * 6
@@ -124,7 +124,7 @@ def question(start, text, **changes):
     return QuestionExample(**{**values, **changes})
 
 
-def test_answers_are_found_in_the_windows_that_hold_them_whole(vocabulary):
+def test_answers_are_in_the_windows_that_contain_them(vocabulary):
     begin = CONTEXT.index("a dog", 100)
     example = question(begin, "a dog ran")
     made = make_features(
@@ -146,20 +146,20 @@ def test_answers_are_found_in_the_windows_that_hold_them_whole(vocabulary):
     assert pieces == len(vocabulary.encode(CONTEXT))
 
 
-def test_a_question_without_an_answer_points_at_cls(vocabulary):
+def test_question_without_an_answer_has_the_position_of_cls(vocabulary):
     made = make_features(
         task("question_answering", question(0, "", is_impossible=True)), "train", vocabulary, 96
     )
     assert made.targets == {"start_positions": [0], "end_positions": [0]}
 
 
-def test_a_question_that_leaves_no_room_is_refused(vocabulary):
+def test_question_that_fills_the_sequence_is_rejected(vocabulary):
     example = question(0, "the", question="who ran ? " * 10)
     with pytest.raises(ConfigError, match="7 tokens of context after the question 'q' of 30"):
         make_features(task("question_answering", example), "train", vocabulary, 40)
 
 
-def test_choices_are_texts_of_one_row(vocabulary):
+def test_choices_are_sequences_of_one_example(vocabulary):
     example = ChoiceExample(
         id="1", context="the cat", prompt="a dog", choices=("ran", "sat on a mat"), label=1
     )
@@ -175,12 +175,12 @@ def test_choices_are_texts_of_one_row(vocabulary):
         make_features(task("multiple_choice", example, other), "train", vocabulary, 16)
 
 
-def test_an_unknown_label_is_named(vocabulary):
+def test_unknown_label_error_names_the_label(vocabulary):
     example = TextExample(id="row 7", text="a cat", label="maybe")
     with pytest.raises(UserError, match=r"'row 7' has the label 'maybe'; expected one of .*: 'no'"):
         make_features(task("classification", example, labels=("no", "yes")), "train", vocabulary, 8)
 
 
-def test_no_examples_give_no_rows(vocabulary):
+def test_empty_split_has_no_features(vocabulary):
     assert len(make_features(task("regression"), "train", vocabulary, 8)) == 0
     assert len(Features()) == 0

@@ -1,4 +1,4 @@
-"""Labeled tasks in seqio: the rows of features.py, mixtures at their rates, TFDS as a source."""
+"""Tests labeled tasks in seqio: features, mixing rates, TFDS as a source."""
 
 import itertools
 from collections import Counter
@@ -38,7 +38,7 @@ A, B, C = topic_words(0)[:3]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A vocabulary, and a file of each kind with texts that do not fit into LENGTH."""
+    """Writes a vocabulary, and a file of each kind of task with texts longer than LENGTH."""
     folder = tmp_path_factory.mktemp("labeled")
     write_vocabulary(folder / "vocabulary")
     rows = [f"{A} {B},{C},{'xy'[n % 2]},{n / 2 + 0.25}" for n in range(6)]
@@ -92,7 +92,7 @@ def rows_of(name: str, split: str = "train", **settings) -> list[dict[str, Any]]
         "multiple_choice",
     ],
 )
-def test_rows_are_those_of_the_loader(folder, kind):
+def test_seqio_features_equal_the_loader(folder, kind):
     config, vocabulary = config_of(folder, kind), str(folder / "vocabulary" / "vocab.txt")
     register_labeled_task("mine", config, tokenizer=vocabulary, task_id=7, window_overlap=4)
     rows = rows_of("mine")
@@ -119,7 +119,7 @@ def test_rows_are_those_of_the_loader(folder, kind):
         assert set(features.targets) <= set(row)
 
 
-def test_rows_without_a_label(folder):
+def test_unlabeled_examples(folder):
     vocabulary = str(folder / "vocabulary" / "vocab.txt")
     config = config_of(folder, "classification")
     register_labeled_task("mine", config, tokenizer=vocabulary)
@@ -130,7 +130,7 @@ def test_rows_without_a_label(folder):
 @pytest.mark.parametrize(
     "mixing", [EqualMixing(), TemperatureMixing(temperature=2.0), CappedMixing(max_examples=100)]
 )
-def test_mixtures_draw_at_their_rates(folder, tmp_path, mixing):
+def test_mixtures_sample_at_their_rates(folder, tmp_path, mixing):
     sizes = {"small": 36, "large": 900}
     vocabulary = str(folder / "vocabulary" / "vocab.txt")
     for number, (name, size) in enumerate(sizes.items()):
@@ -145,14 +145,14 @@ def test_mixtures_draw_at_their_rates(folder, tmp_path, mixing):
     rates = {task.name: mixture.get_rate(task) for task in mixture.tasks}
     assert rates == pytest.approx({"small": expected, "large": 1 - expected})
     dataset = mixture.get_dataset({"input_ids": LENGTH}, "train", seed=0, num_epochs=None)
-    drawn = Counter(
+    counts = Counter(
         int(row["task_id"]) for row in itertools.islice(dataset.as_numpy_iterator(), 2000)
     )
     deviation = np.sqrt(2000 * expected * (1 - expected))
-    assert abs(drawn[0] - 2000 * expected) < 5 * deviation
+    assert abs(counts[0] - 2000 * expected) < 5 * deviation
 
 
-def test_a_regression_mixes_with_a_classification_and_a_tagging_does_not(folder):
+def test_only_tasks_with_scalar_labels_can_be_mixed(folder):
     vocabulary = str(folder / "vocabulary" / "vocab.txt")
     for kind in ("classification", "regression", "token_classification"):
         register_labeled_task(kind, config_of(folder, kind), tokenizer=vocabulary)
@@ -166,7 +166,7 @@ def test_a_regression_mixes_with_a_classification_and_a_tagging_does_not(folder)
 
 
 def write_glue(folder: Path, task: GlueName) -> None:
-    """Small official files of one task: 7 rows to train on, 2 in each other split."""
+    """Writes small official files of one task: 7 train examples, 2 in each other split."""
     spec = GLUE_TASKS[task]
     header = spec.header or tuple(c for c in ("index", spec.text, spec.text_pair, spec.label) if c)
     labels = spec.label_aliases or spec.labels or ("1.500", "4.25")
@@ -186,12 +186,12 @@ def write_glue(folder: Path, task: GlueName) -> None:
 
 @pytest.fixture
 def official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Writes a task's files, and has TFDS's own builder prepare them as if they were fetched."""
+    """Writes a task's files, and runs TFDS's builder on them as if they were downloaded."""
 
     def fetch(_: Any, url: Any) -> Any:
         if isinstance(url, str):
             return str(tmp_path / "AX" / "diagnostic.tsv" if "bit.ly" in url else tmp_path)
-        # MRPC: TFDS parts one file by a list of the pairs in dev; here dev is a part of train.
+        # MRPC: TFDS splits one file by a list of the pairs in dev; here dev is a part of train.
         (tmp_path / "ids").write_text("d0\td0\nd1\td1\n")
         train = (tmp_path / "MRPC" / "train.tsv").read_text(encoding="utf-8").splitlines()
         dev = (tmp_path / "MRPC" / "dev.tsv").read_text(encoding="utf-8").splitlines()
@@ -221,7 +221,7 @@ def without_ids(task: Any) -> dict[str, list[tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("name", GLUE_NAMES)
-def test_tfds_and_the_official_files_give_the_same(official, name):
+def test_tfds_and_official_files_give_the_same_examples(official, name):
     folder = official(name, "ax") if name == "mnli" else official(name)
     from_files = load_task(Glue(task=name, folder=folder))
     from_tfds = load_task(Glue(task=name))
@@ -229,7 +229,7 @@ def test_tfds_and_the_official_files_give_the_same(official, name):
     assert (from_tfds.labels, from_tfds.metrics) == (from_files.labels, from_files.metrics)
 
 
-def test_seqio_reads_tfds_by_itself(folder, official):
+def test_seqio_reads_tfds_tasks(folder, official):
     files = official("rte")
     vocabulary = str(folder / "vocabulary" / "vocab.txt")
     register_labeled_task("files", Glue(task="rte", folder=files), tokenizer=vocabulary)

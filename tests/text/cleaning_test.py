@@ -1,4 +1,4 @@
-"""Cleaning: what goes, what is joined, what stays apart."""
+"""Tests cleaning: removed characters, joined lines, separate paragraphs."""
 
 import textwrap
 

@@ -1,4 +1,4 @@
-"""Reading documents from files, and what is said about files that cannot be read."""
+"""Tests reading documents from files, and the errors for unreadable files."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ def test_pattern_without_files_raises_and_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_byte_order_mark_goes(tmp_path, mark):
+def test_byte_order_mark_is_removed(tmp_path, mark):
     path = tmp_path / "a.txt"
     path.write_bytes(mark + "é\ufeffx".encode())
     assert read_text(path) == "é\ufeffx"
@@ -48,19 +48,19 @@ def test_other_encodings(tmp_path):
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_byte_offset_of_bad_bytes_in_a_long_file(tmp_path, zipped, monkeypatch):
-    # Small chunks, so that characters lie across their borders.
+    # Small chunks, so that characters cross their boundaries.
     monkeypatch.setattr(files, "_CHUNK_BYTES", 7)
     good = "añb力c" * 50
     data = good.encode() + b"\xe9t\xe9 " + good.encode()
     path = tmp_path / ("a.txt.gz" if zipped else "a.txt")
     path.write_bytes(gzip.compress(data) if zipped else data)
-    where = f"byte {len(good.encode())}" + (r" \(after unzipping\)" if zipped else "")
-    with pytest.raises(UserError, match=rf"a.txt.*not utf-8 text at {where}: 0xe9") as caught:
+    location = f"byte {len(good.encode())}" + (r" \(after unzipping\)" if zipped else "")
+    with pytest.raises(UserError, match=rf"a.txt.*not utf-8 text at {location}: 0xe9") as caught:
         read_text(path)
     assert "--encoding" in str(caught.value) and "--errors replace" in str(caught.value)
     assert read_text(path, errors="replace") == f"{good}\ufffdt\ufffd {good}"
     assert read_text(path, encoding="latin-1").count("été") == 1
-    with pytest.raises(UserError, match=where):
+    with pytest.raises(UserError, match=location):
         list(read_documents(path, document_unit="line"))
 
 

@@ -1,4 +1,4 @@
-"""Learning vocabularies: right by a slow reference, the same at each run, fit for use."""
+"""Compares vocabulary training with a slow reference; tests determinism and encoding."""
 
 import json
 import os
@@ -35,30 +35,30 @@ def random_words(seed: int, alphabet: str = "abcd") -> Counter[str]:
 
 
 def slow_merges(words: Counter[str], letters: list[str], merges: int) -> list[str]:
-    """Counts all pairs anew for each merge; ties go to the pieces made first."""
-    pieces = list(letters)
+    """Counts all pairs again for each merge; in ties the earlier token is preferred."""
+    tokens = list(letters)
     spelled = {w: [w[0], *("##" + c for c in w[1:])] for w in words}
-    while len(pieces) < len(letters) + merges:
+    while len(tokens) < len(letters) + merges:
         pairs: Counter[tuple[str, str]] = Counter()
         for word, parts in spelled.items():
             for pair in pairwise(parts):
                 pairs[pair] += words[word]
         if not pairs:
             break
-        rank = {piece: n for n, piece in enumerate(pieces)}
+        rank = {token: n for n, token in enumerate(tokens)}
         best = min(pairs, key=lambda p: (-pairs[p], rank[p[0]], rank[p[1]]))
         if pairs[best] < 2:
             break
         merged = best[0] + best[1].removeprefix("##")
         if merged not in rank:
-            pieces.append(merged)
+            tokens.append(merged)
         for parts in spelled.values():
             n = 0
             while n < len(parts) - 1:
                 if (parts[n], parts[n + 1]) == best:
                     parts[n : n + 2] = [merged]
                 n += 1
-    return pieces
+    return tokens
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -66,16 +66,16 @@ def test_wordpiece_equals_a_slow_reference(seed):
     # One or two letters give words such as "aaaa", where pairs overlap.
     words = random_words(seed, alphabet="abcd"[: 1 + seed % 4])
     learned = train_wordpiece_vocab(words, vocab_size=60, min_frequency=2, character_coverage=1.0)
-    letters = [piece for piece in learned if len(piece.removeprefix("##")) == 1]
+    letters = [token for token in learned if len(token.removeprefix("##")) == 1]
     assert learned == slow_merges(words, letters, 60 - len(letters))
 
 
 def test_rare_characters_are_not_in_the_vocabulary():
     words = {"common": 99_999, "rar\u00e9": 1}
     full = train_wordpiece_vocab(words, vocab_size=100, min_frequency=1, character_coverage=1.0)
-    most = train_wordpiece_vocab(words, vocab_size=100, min_frequency=1, character_coverage=0.9999)
+    vocab = train_wordpiece_vocab(words, vocab_size=100, min_frequency=1, character_coverage=0.9999)
     assert "##\u00e9" in full and "rar\u00e9" in full
-    assert not any("\u00e9" in piece for piece in most) and "common" in most
+    assert not any("\u00e9" in token for token in vocab) and "common" in vocab
 
 
 def test_vocab_size_smaller_than_the_alphabet_raises():
@@ -105,7 +105,7 @@ def test_trained_tokenizer_encodes_its_text(kind, speeches):
     ids = vocabulary.encode(text)
     assert ids.count(vocabulary.unk_id) < 0.001 * len(ids)
     assert len(text) / 6 < len(ids) < len(text) / 2
-    # Without the case and the spaces, which the kinds treat in their own ways, it is the same text.
+    # Without case and spaces, which the kinds treat differently, it is the same text.
     assert "".join(vocabulary.decode(ids).lower().split()) == "".join(text.lower().split())
     if kind == "wordpiece":
         assert [vocabulary.id_to_token(i) for i in vocabulary.encode("the [MASK]")] == [

@@ -1,4 +1,4 @@
-"""SentencePiece models: reading the file, special tokens, offsets, saving."""
+"""Tests SentencePiece models: reading the file, special tokens, offsets, saving."""
 
 import pickle
 
@@ -18,7 +18,7 @@ def t5(shared):
     return load_tokenizer(shared / T5)
 
 
-def test_model_file_is_read_as_the_library_reads_it(shared):
+def test_model_file_is_read_like_the_library(shared):
     sentencepiece = pytest.importorskip("sentencepiece")
     for name in (T5, ALBERT):
         data = (shared / name).read_bytes()

@@ -1,4 +1,4 @@
-"""Sentence splitting: hand-checked hard cases, real books, and the other splitters."""
+"""Tests sentence splitting: difficult cases checked by hand, real books, other splitters."""
 
 import pickle
 
@@ -11,7 +11,7 @@ from bert_jax.text.cleaning import clean_text
 from bert_jax.text.files import read_text
 from bert_jax.text.sentences import RuleSplitter, get_sentence_splitter, split_sentences
 
-# One text per line; "|" marks where it is to be cut.
+# One text per line; "|" marks the sentence boundaries.
 CASES = """
 Mr. Smith met Mrs. Ramsay and Dr. J. R. Watson at St. Paul's.|They left.
 The rain fell.|It stopped!|Did it?|Yes.
@@ -44,7 +44,7 @@ No full stop at the end
 @pytest.mark.parametrize("case", CASES)
 def test_difficult_sentence_boundaries(case):
     expected = case.split("|")
-    # CJK is written without spaces; all other parts were parted by one.
+    # Chinese, Japanese and Korean have no spaces; all other sentences are separated by one.
     text = "".join(expected) if "。" in case else " ".join(expected)
     assert split_sentences(text) == expected
 
@@ -80,7 +80,7 @@ def test_real_novels(shared):
         text = clean_text(read_text(shared / f"text/novels/{name}.txt.gz"))
         sentences = split_sentences(text)
         assert "".join("".join(sentences).split()) == "".join(text.split())
-        # A false cut mostly leaves a small letter at the front, a missed one a capital inside.
+        # A false boundary is often followed by a lower-case letter; a missed one leaves a capital.
         small = sum(sentence[0].islower() for sentence in sentences)
         assert small / len(sentences) < 0.005
         lengths = sorted(len(sentence.split()) for sentence in sentences)
@@ -89,7 +89,7 @@ def test_real_novels(shared):
 
 
 def test_sentences_of_the_bert_release(shared):
-    """The sample text holds one sentence per line: what its author took for one."""
+    """Compares with the sample text of BERT's release, which has one sentence per line."""
     lines = get_sentence_splitter("lines").split(read_text(shared / "text/sample_text.txt"))
     joined = " ".join(lines[3:])
     found = set(split_sentences(joined))

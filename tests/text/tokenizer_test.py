@@ -1,4 +1,4 @@
-"""Loading, encoding, saving vocabularies, and what is said about broken ones."""
+"""Tests loading, encoding and saving tokenizers, and the errors for damaged files."""
 
 import json
 import pickle
@@ -13,21 +13,21 @@ from bert_jax.errors import UserError
 from bert_jax.text.load_tokenizer import load_tokenizer
 
 _WORDS = "the un ##aff ##able dog ##s runs . , cafe"
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS.split()]
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS.split()]
 MERGES = ["Ġ t", "h e", "Ġt he"]
 
 
-def write_wordpiece(folder: Path, pieces=PIECES) -> Path:
+def write_wordpiece(folder: Path, tokens=TOKENS) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "vocab.txt"
-    path.write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    path.write_text("\n".join(tokens) + "\n", encoding="utf-8")
     return path
 
 
 def write_bpe(folder: Path, table: dict[str, int] | None = None, merges=MERGES) -> Path:
     folder.mkdir(exist_ok=True)
-    pieces = ["<s>", "<pad>", "</s>", "<unk>", *"Ġthedogs", "Ġt", "he", "Ġthe", "<mask>"]
-    table = table or {piece: i for i, piece in enumerate(pieces)}
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *"Ġthedogs", "Ġt", "he", "Ġthe", "<mask>"]
+    table = table or {piece: i for i, piece in enumerate(tokens)}
     (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", "utf-8")
     (folder / "vocab.json").write_text(json.dumps(table), encoding="utf-8")
     return folder / "vocab.json"
@@ -36,10 +36,10 @@ def write_bpe(folder: Path, table: dict[str, int] | None = None, merges=MERGES) 
 def test_wordpiece_matches_the_longest_token_first(tmp_path):
     vocabulary = load_tokenizer(write_wordpiece(tmp_path))
     ids = vocabulary.encode("The unaffable dogs, the [MASK] runs xyz.")
-    pieces = " ".join(vocabulary.id_to_token(i) for i in ids)
-    assert pieces == "the un ##aff ##able dog ##s , the [MASK] runs [UNK] ."
+    tokens = " ".join(vocabulary.id_to_token(i) for i in ids)
+    assert tokens == "the un ##aff ##able dog ##s , the [MASK] runs [UNK] ."
     assert vocabulary.kind == "wordpiece" and vocabulary.vocab_size == len(vocabulary) == len(
-        PIECES
+        TOKENS
     )
     special = (vocabulary.pad_id, vocabulary.unk_id, vocabulary.cls_id, vocabulary.sep_id)
     assert (*special, vocabulary.mask_id) == (0, 1, 2, 3, 4)
@@ -52,7 +52,7 @@ def test_wordpiece_matches_the_longest_token_first(tmp_path):
 
 def test_word_starts_of_each_kind(tmp_path):
     wordpiece = load_tokenizer(write_wordpiece(tmp_path / "a"))
-    assert [PIECES[i] for i in np.flatnonzero(~wordpiece.word_starts)] == ["##aff", "##able", "##s"]
+    assert [TOKENS[i] for i in np.flatnonzero(~wordpiece.word_starts)] == ["##aff", "##able", "##s"]
     bpe = load_tokenizer(write_bpe(tmp_path / "b"))
     starts = {bpe.id_to_token(int(i)) for i in np.flatnonzero(bpe.word_starts)}
     assert starts == {"<s>", "<pad>", "</s>", "<unk>", "<mask>", "Ġ", "Ġt", "Ġthe"}
@@ -93,7 +93,7 @@ def test_saved_folder_loads_as_the_same_tokenizer(tmp_path, write):
     again = load_tokenizer(tmp_path / "out")
     assert again.fingerprint == vocabulary.fingerprint
     assert again.encode("the dogs") == vocabulary.encode("the dogs")
-    # Without our own description the folder of any other tool is the same.
+    # Without this project's file the folder looks like one of another tool.
     (tmp_path / "out" / "vocabulary.json").unlink()
     assert load_tokenizer(tmp_path / "out").fingerprint == vocabulary.fingerprint
     (tmp_path / "out" / "tokenizer.json").unlink()
@@ -107,23 +107,23 @@ def test_saved_folder_loads_as_the_same_tokenizer(tmp_path, write):
 def test_case_is_inferred_or_read_from_the_config(tmp_path):
     uncased = load_tokenizer(write_wordpiece(tmp_path / "uncased"))
     assert uncased.encode("THE") == [5]
-    cased = load_tokenizer(write_wordpiece(tmp_path / "cased", [*PIECES, "Paris"]))
+    cased = load_tokenizer(write_wordpiece(tmp_path / "cased", [*TOKENS, "Paris"]))
     assert cased.encode("THE") == [cased.unk_id] and cased.encode("Paris") == [15]
-    path = write_wordpiece(tmp_path / "told")
+    path = write_wordpiece(tmp_path / "lowercase")
     (path.parent / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    told = load_tokenizer(path)
-    assert told.encode("THE") == [told.unk_id]
-    assert len({uncased.fingerprint, cased.fingerprint, told.fingerprint}) == 3
+    lowercase = load_tokenizer(path)
+    assert lowercase.encode("THE") == [lowercase.unk_id]
+    assert len({uncased.fingerprint, cased.fingerprint, lowercase.fingerprint}) == 3
 
 
 def test_fingerprint_depends_on_the_order_of_tokens(tmp_path):
     one = load_tokenizer(write_wordpiece(tmp_path / "a"))
-    other = load_tokenizer(write_wordpiece(tmp_path / "b", [*PIECES[:-2], "cafe", ","]))
+    other = load_tokenizer(write_wordpiece(tmp_path / "b", [*TOKENS[:-2], "cafe", ","]))
     assert one.fingerprint != other.fingerprint
 
 
 def test_fingerprint_of_a_published_vocabulary_is_stable(shared):
-    # Prepared corpora and checkpoints hold this number: a change of it breaks them.
+    # Prepared corpora and checkpoints contain this fingerprint; changing it breaks them.
     vocabulary = load_tokenizer(shared / "vocab/bert-base-uncased/vocab.txt")
     assert vocabulary.fingerprint.startswith("c9866afa99b6")
 
@@ -138,16 +138,16 @@ def test_out_of_range_and_unknown_tokens(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "pieces, message",
+    "tokens, message",
     [
-        ([p for p in PIECES if p != "[MASK]"], r"no \[MASK\] among its 14 tokens.*tokenizer train"),
-        ([*PIECES, "dog"], r"duplicate token 'dog' on lines 10 and 16"),
-        ([*PIECES[:6], "", *PIECES[6:]], r"line 7: empty"),
+        ([p for p in TOKENS if p != "[MASK]"], r"no \[MASK\] among its 14 tokens.*tokenizer train"),
+        ([*TOKENS, "dog"], r"duplicate token 'dog' on lines 10 and 16"),
+        ([*TOKENS[:6], "", *TOKENS[6:]], r"line 7: empty"),
         ([""], r"empty"),
     ],
 )
-def test_invalid_vocab_txt_raises(tmp_path, pieces, message):
-    path = write_wordpiece(tmp_path, pieces)
+def test_invalid_vocab_txt_raises(tmp_path, tokens, message):
+    path = write_wordpiece(tmp_path, tokens)
     with pytest.raises(UserError, match=message) as caught:
         load_tokenizer(path)
     assert str(path) in str(caught.value)

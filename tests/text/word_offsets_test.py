@@ -1,4 +1,4 @@
-"""Words against a plain restatement of BERT's basic tokenizer."""
+"""Compares word offsets with a reimplementation of BERT's basic tokenizer."""
 
 import unicodedata
 
@@ -29,7 +29,7 @@ def is_alone(char: str) -> bool:
 
 
 def basic_words(text: str) -> list[str]:
-    """The words, without the control characters in them."""
+    """Returns the words, without control characters."""
     words, open_word = [], ""
     for char in text:
         if is_control(char):
@@ -53,11 +53,11 @@ CHARACTERS = st.one_of(
 
 @given(st.text(CHARACTERS, max_size=40))
 def test_words_equal_those_of_the_basic_tokenizer(text):
-    (places,) = word_offsets([text])
-    found = ["".join(c for c in text[start:end] if not is_control(c)) for start, end in places]
+    (offsets,) = word_offsets([text])
+    found = ["".join(c for c in text[start:end] if not is_control(c)) for start, end in offsets]
     assert found == basic_words(text)
-    ends = [0, *(end for _, end in places)]
-    assert all(before <= start < end for before, (start, end) in zip(ends, places, strict=False))
+    ends = [0, *(end for _, end in offsets)]
+    assert all(before <= start < end for before, (start, end) in zip(ends, offsets, strict=False))
 
 
 def test_batch_equals_single_texts():

@@ -117,7 +117,7 @@ def test_attempt_numbers_are_unique_without_loop_state(cloud, trainers):
     trainers.codes = {}
     assert tpuctl("babysit", *ONE) == 0
     created = [line.split()[4] for line in cloud.commands("queued-resources create")]
-    assert created == [f"{SLICE}-{life}" for life in range(4)]
+    assert created == [f"{SLICE}-{attempt}" for attempt in range(4)]
 
 
 def test_new_max_hours_keeps_the_slice(cloud, trainers):

@@ -39,20 +39,20 @@ START_ERRORS = ("ssh", "preflight", "config", "network", "other")
 
 @dataclass
 class Made:
-    """A slice as it truly is."""
+    """Holds the true state of a slice."""
 
     zone: str
     status: Any = "waiting"
     started: bool = False
     deleting_for: int = 0
-    beats: dict[int, int] = field(default_factory=dict)
+    heartbeats: dict[int, int] = field(default_factory=dict)
     exits: dict[int, int] = field(default_factory=dict)
     step: int | None = None
     detail: str = ""
 
 
 class Cloud:
-    """A random cloud; `temper` is how often things go wrong."""
+    """Simulates a random cloud; `temper` is the probability of failures."""
 
     def __init__(self, seed: int):
         self.dice = random.Random(seed)
@@ -81,7 +81,7 @@ class Cloud:
         return self.dice.random() < likely
 
     def wait(self) -> None:
-        """Some time passes, and something may happen to every slice."""
+        """Lets time pass, in which every slice may change."""
         seconds = self.dice.choice([15.0, 30.0, 60.0])
         slept = self.happens(self.temper / 10)
         if slept:
@@ -101,7 +101,7 @@ class Cloud:
                 self.slices[number] = Made(zone)
                 del self.late[number]
         if self.creations and self.happens(self.temper / 200):
-            # Someone else's hands: an old slice is back, or a new one was made elsewhere.
+            # Somebody else acted: an old slice is back, or another launcher created one.
             number = self.dice.choice([0, max(self.creations) + 1])
             if number not in self.slices:
                 self.creations.append(number)
@@ -134,7 +134,7 @@ class Cloud:
     def trains(self, made: Made) -> None:
         for host in range(HOSTS):
             if host not in made.exits and not self.happens(self.temper / 4):
-                made.beats[host] = made.beats.get(host, 0) + 1
+                made.heartbeats[host] = made.heartbeats.get(host, 0) + 1
         if len(made.exits) == 0 and self.happens(0.3):
             self.step += 10
             made.step = self.step
@@ -162,12 +162,12 @@ class Cloud:
             hosts=tuple(
                 HostObservation(
                     host=host,
-                    heartbeat=str(made.beats.get(host, "")),
+                    heartbeat=str(made.heartbeats.get(host, "")),
                     step=made.step,
                     exit_code=made.exits.get(host),
                 )
                 for host in range(HOSTS)
-                if host in made.beats or host in made.exits
+                if host in made.heartbeats or host in made.exits
             )
             if made
             else (),
@@ -185,7 +185,7 @@ class Cloud:
                 kind: Any = self.dice.choice(CREATE_ERRORS)
                 self.failure = ActionFailure(action="create", error_kind=kind, message=kind)
                 if kind in ("network", "other") and self.happens(0.2):
-                    # It is made all the same, and seen only later.
+                    # The slice is created despite the error, and becomes visible later.
                     when = self.truth_seconds + self.dice.choice([0.0, 30.0, 90.0])
                     self.late[action.attempt] = (when, action.zone)
                 return
@@ -224,7 +224,7 @@ def live(number: int, made: Made) -> LiveSlice:
 def check_turn(
     before: LoopState, after: LoopState, seen: Observation, actions: tuple, cloud: Cloud
 ) -> None:
-    """What must hold after every turn."""
+    """Asserts what must be true after every turn."""
     if not seen.reachable:
         assert not actions, "acted blindly"
     alive = {each.attempt for each in seen.slices}
@@ -253,7 +253,7 @@ def check_turn(
 
 
 def history(seed: int, limits: Limits) -> tuple[LoopState, Cloud]:
-    """One run to its end."""
+    """Simulates one run to its end."""
     cloud = Cloud(seed)
     state = LoopState(wall_time=cloud.clock)
     for _ in range(TURNS):
@@ -265,7 +265,7 @@ def history(seed: int, limits: Limits) -> tuple[LoopState, Cloud]:
         for action in actions:
             if cloud.happens(cloud.temper / 50):
                 cloud.known = False
-                break  # this loop died here; the next one goes on from what was remembered
+                break  # this loop died here; the next one continues from the saved state
             cloud.do(action)
         if state.ended:
             assert not decide(state, seen, cloud.clock + 1, limits)[1]
@@ -284,26 +284,26 @@ def test_random_histories_keep_the_rules(part: int):
         assert state.exit_code is not None and state.reason
         if state.exit_code == 0:
             assert cloud.done and not cloud.slices, f"seed {seed} is not done: {state}"
-        blind = state.reason.startswith("the cloud cannot")
-        if blind:
+        unreachable = state.reason.startswith("the cloud cannot")
+        if unreachable:
             assert cloud.in_vain >= limits.unreachable_timeout_hours * 3600, (
                 f"seed {seed} gave up: {state}"
             )
-        kept = state.reason.endswith("the slice is kept")
-        assert not kept or (cloud.stop and cloud.keep)
-        told = blind or kept or "not deleted" in state.reason
-        assert told or not cloud.slices, f"seed {seed} left {cloud.slices}: {state}"
+        keeps_slice = state.reason.endswith("the slice is kept")
+        assert not keeps_slice or (cloud.stop and cloud.keep)
+        is_explained = unreachable or keeps_slice or "not deleted" in state.reason
+        assert is_explained or not cloud.slices, f"seed {seed} left {cloud.slices}: {state}"
         check_bill(seed, state, cloud, limits)
     assert {0, 1, 75, 78} <= set(ends), f"the histories are too tame: {ends}"
 
 
 def check_bill(seed: int, state: LoopState, cloud: Cloud, limits: Limits) -> None:
-    """The limit holds, but for turns in which nothing could be seen or done, and sleep."""
+    """Asserts that the limit holds, except for turns without access to the cloud, and sleep."""
     assert cloud.billed - cloud.excused <= limits.max_hours * 3600 + 120, f"seed {seed}: {state}"
 
 
 def test_attempts_without_progress_are_limited():
-    """However often it is tried: three lives in a row without a checkpoint end the run."""
+    """Tests that three attempts in a row without a checkpoint end the run."""
 
     class Barren(Cloud):
         def trains(self, made: Made) -> None:

@@ -62,10 +62,10 @@ def test_smoke_recipe_survives_a_preemption(cloud: FakeCloud, tmp_path: Path):
     folder = cloud.folder / "gcs/my-bucket" / RUN
     assert done.returncode == 0, done.stderr[-6000:]
     assert (folder / "DONE.json").exists() and not cloud.slices()
-    lives = sorted(path.name for path in (folder / "attempts").iterdir())
-    assert lives[:2] == ["0", "1"]
+    attempts = sorted(path.name for path in (folder / "attempts").iterdir())
+    assert attempts[:2] == ["0", "1"]
     for host in range(4):
-        last = json.loads((folder / f"attempts/{lives[-1]}/host-{host}.exit.json").read_text())
+        last = json.loads((folder / f"attempts/{attempts[-1]}/host-{host}.exit.json").read_text())
         assert last["code"] == 0
         starts = cloud.folder / f"hosts/{NODE}-0-{host}/.fake-systemd/starts.txt"
         assert starts.read_text().split() == ["bert-smoke-0"]

@@ -53,7 +53,7 @@ def test_every_golden_file_is_used():
 
 
 def section(verb: str, name: str, backend: str, cloud: FakeCloud, capsys) -> str:
-    """A verb's words, and the commands that it would run."""
+    """Returns a verb's arguments and the commands that it would run."""
     words = [verb, "--bucket", "gs://bucket", "--run-id", "r1"]
     region = all_slices()[name].generation.zones[0].rpartition("-")[0].upper()
     cloud.script(project="my-project", buckets={"bucket": region})
@@ -71,7 +71,7 @@ def section(verb: str, name: str, backend: str, cloud: FakeCloud, capsys) -> str
 
 
 def write_manifest(cloud: FakeCloud, name: str, backend: str) -> None:
-    """As a launch would have left it."""
+    """Writes the manifest that a launch would have written."""
     zone = all_slices()[name].generation.zones[0]
     words = ["launch", "--bucket", "gs://bucket", "--run-id", "r1", "--slice", name]
     words += ["--backend", backend, "--project", "my-project", "--zones", zone]

@@ -34,7 +34,7 @@ def test_second_launcher_is_rejected(cloud, trainers, capsys):
 
 def test_lease_is_taken_over_only_if_not_renewed(cloud, trainers):
     bucket, url, time = Bucket(InProcess()), URL, Clock()
-    first = Lease(bucket, url, clock=lambda: 5.0, sleep=time.sleep)  # a clock far off
+    first = Lease(bucket, url, clock=lambda: 5.0, sleep=time.sleep)  # a clock that is far off
     first.acquire()
     # The lease looks a year old by this clock, but it is renewed while it is watched.
     second = Lease(bucket, url, clock=time.time, sleep=lambda seconds: first.renew())
@@ -53,7 +53,7 @@ def test_lease_is_taken_over_only_if_not_renewed(cloud, trainers):
 @pytest.mark.parametrize("lost", ["objects describe", "storage cat", "storage cp"])
 def test_lease_survives_a_lost_response(cloud, trainers, lost):
     class Forgetful(InProcess):
-        """Runs all commands, and loses the response to one."""
+        """Runs all commands, but loses the response to one of them."""
 
         forgets = False
 
@@ -136,9 +136,9 @@ def test_dead_holder_is_detected_only_on_its_machine(cloud, trainers):
     dead = Lease(Bucket(InProcess()), URL, clock=Clock().time)
     dead._pid, dead._machine = ended.pid, socket.gethostname()  # of a machine of that name
     dead.acquire()
-    ours = Lease(Bucket(InProcess()), URL, clock=Clock().time)
+    lease = Lease(Bucket(InProcess()), URL, clock=Clock().time)
     with pytest.raises(UserError, match="manages this run"):
-        ours.acquire()
-    dead._machine = ours._machine
+        lease.acquire()
+    dead._machine = lease._machine
     dead.renew()
-    ours.acquire()
+    lease.acquire()

@@ -20,7 +20,7 @@ def launch(verb: str, *more: str) -> int:
     return tpuctl(verb, *LAUNCH, *DATA, *more, *WORK)
 
 
-def places(cloud: FakeCloud) -> set[str]:
+def zones(cloud: FakeCloud) -> set[str]:
     """Returns the zones in which slices exist."""
     return {key.split("/")[0] for key in cloud.slices()}
 
@@ -32,7 +32,7 @@ def manifest(cloud: FakeCloud) -> dict:
 def test_slices_in_zones_of_a_later_launch_are_deleted(cloud, trainers, capsys):
     cloud.script(buckets={"bucket": "US"})
     assert launch("up", "--zones", WEST) == 0 and tpuctl("stop", *ONE) == 0
-    assert launch("up", "--zones", EAST) == 0 and places(cloud) == {EAST}
+    assert launch("up", "--zones", EAST) == 0 and zones(cloud) == {EAST}
     capsys.readouterr()
     assert tpuctl("status", *ONE) == 0
     assert f"slice of attempt 1 in {EAST}: ready" in capsys.readouterr().out
@@ -45,7 +45,7 @@ def test_slices_in_zones_of_an_earlier_launch_are_deleted(cloud, trainers):
     trainers.codes = {0: -1}
     assert launch("up", "--zones", WEST) == 0
     cloud.object("restart_loop.json").unlink()
-    assert launch("up", "--zones", EAST) == 0 and places(cloud) == {WEST}
+    assert launch("up", "--zones", EAST) == 0 and zones(cloud) == {WEST}
     assert tpuctl("down", *ONE) == 0 and not cloud.slices()
 
 
@@ -151,7 +151,7 @@ def test_status_counts_hours_of_an_unmanaged_run(cloud, trainers, capsys):
     assert tpuctl("status", *ONE) == 0
     assert "10.0 slice hours ($21" in capsys.readouterr().out
     assert tpuctl("down", *ONE) == 0
-    Clock.now += 5 * 3600  # of which nothing is paid
+    Clock.now += 5 * 3600  # which costs nothing
     assert tpuctl("status", *ONE) == 0
     out = capsys.readouterr().out
     assert "  no slice, 10.0 slice hours ($21" in out and "training in" not in out

@@ -13,7 +13,7 @@ from tests.helpers.tpu.cloud import ROOT
 from tpu.launcher.cloud.error_catalog import ERROR_CATALOG, classify_error
 
 FILES = sorted((ROOT / "tpu/launcher").rglob("*.py"))
-OURS = ("tpu", "bert_jax.errors", "bert_jax.hardware.tpu_slices", "bert_jax.log_handler")
+ALLOWED = ("tpu", "bert_jax.errors", "bert_jax.hardware.tpu_slices", "bert_jax.log_handler")
 README = (ROOT / "tpu/README.md").read_text()
 
 
@@ -32,7 +32,7 @@ def imported(file: Path) -> set[str]:
 def test_launcher_uses_only_the_standard_library(file: Path):
     for name in imported(file):
         light = name.split(".")[0] in sys.stdlib_module_names
-        assert light or name.startswith(OURS), f"{file.name} imports {name}"
+        assert light or name.startswith(ALLOWED), f"{file.name} imports {name}"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

@@ -149,7 +149,7 @@ def test_permanent_ssh_failure_ends_the_launch(cloud, trainers, capsys):
 
 @pytest.mark.parametrize(("code", "slices"), [(2, 1), (64, 1), (78, 1), (1, 1), (134, 3), (76, 3)])
 def test_fatal_exit_codes_are_not_retried(cloud, trainers, code, slices):
-    trainers.codes = {life: {1: code, 0: 134, 2: 134, 3: 134} for life in range(5)}
+    trainers.codes = {attempt: {1: code, 0: 134, 2: 134, 3: 134} for attempt in range(5)}
     assert launch() == (1 if code in (134, 76) else code)
     assert len(requested_zones(cloud)) == slices and not cloud.slices()
 
@@ -276,12 +276,12 @@ def test_slices_of_other_runs_are_not_touched(cloud, trainers):
 def test_same_run_id_in_another_bucket_is_another_run(cloud, trainers, backend):
     trainers.codes = {0: -1}
     assert tpuctl("up", *LAUNCH, "--backend", backend, *DATA, *WORK) == 0
-    mine = cloud.slices()
+    own_slices = cloud.slices()
     other = [word.replace("gs://bucket", "gs://colleague") for word in LAUNCH]
     assert tpuctl("up", *other, "--backend", backend, *DATA, *WORK) == 0
-    assert len(cloud.slices()) == 2 * len(mine), "took a colleague's slice for its own"
+    assert len(cloud.slices()) == 2 * len(own_slices), "took a colleague's slice for its own"
     assert tpuctl("down", "--bucket", "gs://colleague", "--run-id", "r1") == 0
-    assert cloud.slices() == mine
+    assert cloud.slices() == own_slices
 
 
 def test_slice_names_leave_room_for_machine_suffixes():

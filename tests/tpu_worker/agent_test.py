@@ -179,7 +179,7 @@ def test_auto_host_number_uses_the_metadata_server(make):
 
 
 @pytest.mark.parametrize(
-    "words, code, told",
+    "words, code, message",
     [
         (["start", "gs://bucket/runs/try", "0"], 64, "usage"),
         (["fly", "gs://bucket/runs/try", "0", "0"], 64, "usage"),
@@ -190,7 +190,7 @@ def test_auto_host_number_uses_the_metadata_server(make):
         (["start", "gs://bucket/runs/try", "1", "0"], 78, "does not exist"),
     ],
 )
-def test_invalid_agent_arguments(make, words, code, told):
+def test_invalid_agent_arguments(make, words, code, message):
     pod = make()
     script = pod.home(0) / "bert_jax" / BUNDLE / "tpu/worker/agent.py"
     done = subprocess.run(
@@ -199,7 +199,7 @@ def test_invalid_agent_arguments(make, words, code, told):
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, told in done.stderr) == (code, True), done.stderr
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
 
 
 def test_attempt_with_a_successful_trainer(make):
@@ -266,7 +266,7 @@ def test_preemption_notice_saves(make, key, value):
     pod.metadata.set(0, "instance/maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
     pod.launch(0)
     await_true(lambda: "begins" in pod.log(0, 0), 60, pod.all_logs)
-    time.sleep(3)  # longer than from one look to the next
+    time.sleep(3)  # longer than the polling interval
     assert not pod.codes(0)
     pod.metadata.set(0, key, value)
     assert pod.await_end(0, 60) == {0: 75}
@@ -306,7 +306,7 @@ def test_host_without_started_unit_is_named(make):
     assert "after 10 s the trainer has not started on host 1 (127.0.0.2)" in pod.log(0, 0)
 
 
-@pytest.mark.slow  # the stub of the late host may end before a busy machine has looked at it
+@pytest.mark.slow  # the stub of the late host may end before a busy machine polls it
 def test_late_host_is_named_and_waited_for(make):
     """Tests a host that ssh did not reach at first; the other hosts wait for it."""
     pod = make(2, "end=0")

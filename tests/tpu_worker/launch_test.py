@@ -42,15 +42,15 @@ class Cloud:
         """Copies a folder into the bucket."""
         shutil.copytree(source, self.bucket / name)
 
-    def taken_away(self, run: str, draw: random.Random, lives: int, first: float) -> None:
-        """Preempts some attempts of a run, every second one without a notice."""
+    def preempt(self, run: str, draw: random.Random, attempts: int, first: float) -> None:
+        """Scripts preemptions of attempts of a run, every second one without a notice."""
         rows = {
-            f"{bucket_layout.slice_name_prefix(f'gs://bucket/runs/{run}')}-{life}": {
+            f"{bucket_layout.slice_name_prefix(f'gs://bucket/runs/{run}')}-{attempt}": {
                 "preempt_after": draw.uniform(first, 2 * first),
-                "notice": life % 2 == 0,
+                "notice": attempt % 2 == 0,
                 "notice_seconds": 60,
             }
-            for life in range(lives)
+            for attempt in range(attempts)
         }
         (self.folder / "script.json").write_text(json.dumps({"slices": rows}))
 
@@ -89,15 +89,15 @@ class Cloud:
             timeout=3600,
         )
         folder = self.bucket / "runs" / run
-        assert done.returncode == 0, done.stdout + done.stderr + self.tell(folder)
+        assert done.returncode == 0, done.stdout + done.stderr + self.last_logs(folder)
         assert (folder / "DONE.json").exists()
         return folder
 
-    def lives(self, run: Path) -> int:
+    def attempts(self, run: Path) -> int:
         """Returns the number of attempts of the run."""
         return len(list((run / "attempts").iterdir()))
 
-    def tell(self, run: Path) -> str:
+    def last_logs(self, run: Path) -> str:
         """Returns the last part of all logs."""
         return "\n".join(f"== {f}\n{f.read_text()[-2500:]}" for f in run.glob("**/host-*.log"))
 
@@ -126,9 +126,11 @@ def test_preempted_pretraining_is_bit_identical(cloud, tmp_path):
     cloud.put("data/corpus/train", prepare_corpus(tmp_path / "corpus"))
     recipe = {"STEPS": "20", "BATCH": "32"}
     calm = cloud.launch("calm", "smoke_16.sh", **recipe)
-    cloud.taken_away("rough", random.Random(1), lives=2, first=50)
+    cloud.preempt("rough", random.Random(1), attempts=2, first=50)
     rough = cloud.launch("rough", "smoke_16.sh", **recipe)
-    assert cloud.lives(calm) == 1 and cloud.lives(rough) > 1  # a fast machine may be done before
+    assert (
+        cloud.attempts(calm) == 1 and cloud.attempts(rough) > 1
+    )  # on a fast machine the run may end first
     one, other = (paths.flatten(load_model(each / "run").params) for each in (calm, rough))
     for path, value in one.items():
         np.testing.assert_array_equal(value, other[path], err_msg=path)
@@ -147,9 +149,9 @@ def test_preempted_sharded_glue_writes_the_same_table(cloud, glue, tmp_path):
         check=True,
         timeout=3600,
     )
-    cloud.taken_away("lanes", random.Random(2), lives=2, first=120)
+    cloud.preempt("lanes", random.Random(2), attempts=2, first=120)
     run = cloud.launch("lanes", "finetune_glue_sharded_16.sh", **glue)
-    assert cloud.lives(run) > 1
+    assert cloud.attempts(run) > 1
     results = json.loads((run / "run/results.json").read_text())
     assert results["failed"] == {} and results["tasks"].keys() == set(TASKS)
     for file in ("results.json", "table.md", "table.html"):
@@ -158,8 +160,10 @@ def test_preempted_sharded_glue_writes_the_same_table(cloud, glue, tmp_path):
 
 def test_preempted_multi_task_glue_has_the_same_evaluation(cloud, glue):
     calm = cloud.launch("calm", "finetune_glue_multi_task_16.sh", **glue)
-    cloud.taken_away("rough", random.Random(3), lives=2, first=60)
+    cloud.preempt("rough", random.Random(3), attempts=2, first=60)
     rough = cloud.launch("rough", "finetune_glue_multi_task_16.sh", **glue)
-    assert cloud.lives(calm) == 1 and cloud.lives(rough) > 1  # a fast machine may be done before
+    assert (
+        cloud.attempts(calm) == 1 and cloud.attempts(rough) > 1
+    )  # on a fast machine the run may end first
     for file in ("evaluation.json", "analysis.json", "predictions/rte/dev.jsonl"):
         assert (calm / "run" / file).read_bytes() == (rough / "run" / file).read_bytes()

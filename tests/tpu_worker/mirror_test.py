@@ -18,16 +18,16 @@ def skipped(name: str) -> bool:
 @pytest.mark.parametrize("name", ["config.json", "cells/rte/1/report.html"])
 def test_temporary_files_are_excluded(tmp_path: Path, name: str):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(tmp_path / name) as aside:
-        aside.touch()
-        assert skipped(aside.relative_to(tmp_path).as_posix())
+    with atomic_path(tmp_path / name) as temporary:
+        temporary.touch()
+        assert skipped(temporary.relative_to(tmp_path).as_posix())
     assert not skipped(name)
 
 
 def test_temporary_folders_are_excluded(tmp_path: Path):
-    with atomic_path(tmp_path / "vocabulary") as aside:
-        aside.mkdir()
-        assert skipped(f"{aside.name}/vocab.txt")
+    with atomic_path(tmp_path / "vocabulary") as temporary:
+        temporary.mkdir()
+        assert skipped(f"{temporary.name}/vocab.txt")
     assert not skipped("vocabulary/vocab.txt")
 
 

@@ -163,8 +163,10 @@ def test_worker_uses_only_the_standard_library_and_python_3_10():
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for module in modules:
                 first = module.split(".")[0]
-                ours = first == "tpu" or module == "bert_jax.errors"
-                assert ours or first in sys.stdlib_module_names - {"tomllib"}, f"{file}: {module}"
+                own_package = first == "tpu" or module == "bert_jax.errors"
+                assert own_package or first in sys.stdlib_module_names - {"tomllib"}, (
+                    f"{file}: {module}"
+                )
 
 
 def test_worker_files_and_functions_are_small():

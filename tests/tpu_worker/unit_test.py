@@ -23,8 +23,8 @@ def put_corpus(pod: FakePod, corpus: Path) -> dict:
 
 
 def pretrain(steps: int, every: int = 3) -> list[str]:
-    told = ["corpus=@data/tiny/train", f"steps={steps}", f"every={every}"]
-    return ["pretrain", "@data/tiny/recipe.py", "--arg", *told]
+    arguments = ["corpus=@data/tiny/train", f"steps={steps}", f"every={every}"]
+    return ["pretrain", "@data/tiny/recipe.py", "--arg", *arguments]
 
 
 def parameters(pod: FakePod) -> dict[str, np.ndarray]:
@@ -90,7 +90,7 @@ def test_resume_after_a_preemption_notice_is_bit_identical(make_pod, corpus, und
     assert pod.read(0, "host-0.heartbeat.json")["step"] == int(step)
     assert steps_logged(pod) == list(range(1, int(step) + 1))
 
-    for host in range(4):  # a new slice: nothing of the old one is left
+    for host in range(4):  # a new slice has no files of the old one
         pod.make_host(host)
     pod.write_job_spec(1, pretrain(24, every=8), **data)
     pod.launch(1)

@@ -1,4 +1,4 @@
-"""configs/finetune/glue_mixture.py: the tasks that are asked for, each kind of mixture, errors."""
+"""Tests configs/finetune/glue_mixture.py: selected tasks, kinds of mixing, errors."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def recipe(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "said, mixing",
+    "arguments, mixing",
     [
         ("mixing=equal", EqualMixing()),
         ("mixing=proportional", ProportionalMixing()),
@@ -56,17 +56,21 @@ def recipe(model, tmp_path):
         ("mixing=capped max_examples=20", CappedMixing(max_examples=20)),
     ],
 )
-def test_tasks_and_mixture_are_chosen(recipe, said, mixing):
-    experiment = recipe("tasks=wnli,rte", "batch_size=32", *said.split())
+def test_arguments_select_tasks_and_mixing(recipe, arguments, mixing):
+    experiment = recipe("tasks=wnli,rte", "batch_size=32", *arguments.split())
     assert [each.name for each in experiment.data.tasks] == ["wnli", "rte"]
     assert all(isinstance(each.task, Glue) for each in experiment.data.tasks)
     assert experiment.data.mixing == mixing
     (phase,) = experiment.train.phases
-    assert (phase.batch_size, phase.seq_length, phase.steps) == (32, 32, 9)  # 3 epochs of 80 rows
+    assert (phase.batch_size, phase.seq_length, phase.steps) == (
+        32,
+        32,
+        9,
+    )  # 3 epochs of 80 examples
 
 
 @pytest.mark.parametrize(
-    "said, words",
+    "arguments, message",
     [
         ("batch_size=48", "expected a multiple of 32.*the next is 64"),
         ("tasks=rte,ax", "'ax' is not one of cola, .*or is repeated"),
@@ -76,6 +80,6 @@ def test_tasks_and_mixture_are_chosen(recipe, said, mixing):
         ("mixin=equal", "did you mean 'mixing'"),
     ],
 )
-def test_what_cannot_be_is_refused(recipe, said, words):
-    with pytest.raises(ConfigError, match=words):
-        recipe(said)
+def test_invalid_arguments_are_rejected(recipe, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        recipe(arguments)

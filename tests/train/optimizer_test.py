@@ -1,4 +1,4 @@
-"""Optimizer and schedule against independent references: torch-free NumPy, and optax."""
+"""Compares optimizer and schedule with independent references in NumPy and optax."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_no_warmup_starts_at_the_peak():
     np.testing.assert_allclose([np.asarray(rate(s)) for s in range(4)], [2.0, 1.5, 1.0, 0.5])
 
 
-def test_decay_table_covers_the_model_and_spares_biases_and_norms():
+def test_decay_table_excludes_biases_and_norms():
     program = PretrainingObjective(
         Pretraining(model=BertConfig.from_size("tiny", vocab_size=50), mask_token_id=4)
     )
@@ -62,7 +62,7 @@ def test_decay_table_covers_the_model_and_spares_biases_and_norms():
 
 
 def reference(choice, corrected: bool, steps: int):
-    """Adam with decoupled decay, clipping and schedule, written out in float64 NumPy."""
+    """Computes Adam with decoupled decay, clipping and schedule in float64 NumPy."""
     params = {k: np.asarray(v, np.float64) for k, v in paths.flatten(toy_params()).items()}
     mu = {k: np.zeros_like(v) for k, v in params.items()}
     nu = {k: np.zeros_like(v) for k, v in params.items()}

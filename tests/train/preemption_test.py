@@ -1,4 +1,4 @@
-"""Signals as a request to save and leave, in one process and in several; joining processes."""
+"""Tests signals that make a run save and exit, in one and several processes."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def wait_until_running(process):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_noted_and_handlers_come_back(number, capfd):
+def test_signal_is_recorded_and_handlers_are_restored(number, capfd):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with Preemption() as preemption:
         assert not preemption.should_stop()
@@ -61,14 +61,14 @@ def test_a_signal_is_noted_and_handlers_come_back(number, capfd):
     assert f"{number.name}: will save a checkpoint after this step" in capfd.readouterr().err
 
 
-def test_a_second_interrupt_stops_at_once():
+def test_second_interrupt_stops_immediately():
     with Preemption() as preemption, pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
         assert preemption.should_stop()
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_sigterm_ends_a_process_with_the_code_of_its_own():
+def test_sigterm_has_its_own_exit_code():
     process = start()
     wait_until_running(process)
     process.send_signal(signal.SIGTERM)
@@ -93,7 +93,7 @@ def two_processes(**environment):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_one_of_two_processes_stops_both_at_one_step(number):
+def test_signal_to_one_process_stops_both_at_the_same_step(number):
     processes = two_processes()
     wait_until_running(processes[1])
     processes[1].send_signal(number)
@@ -102,15 +102,15 @@ def test_a_signal_to_one_of_two_processes_stops_both_at_one_step(number):
     assert len({out.splitlines()[-1] for out, _ in ends}) == 1
 
 
-def test_a_signal_before_the_first_step_of_a_run_that_goes_on_is_not_lost():
-    """JAX's service counts calls from 1; a run that goes on counts its steps from further on."""
+def test_signal_before_the_first_step_after_resuming_is_not_lost():
+    """Tests a resumed run, whose step numbers differ from the calls that JAX's service counts."""
     processes = two_processes(FIRST="1000", TELL="1000")
     wait_until_running(processes[1])
     processes[1].send_signal(signal.SIGTERM)
     ends = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [EXIT_PREEMPTED] * 2, ends
-    (where,) = {out.splitlines()[-1] for out, _ in ends}
-    assert 1000 <= int(where.removeprefix("stopped ")) <= 1002
+    (last_line,) = {out.splitlines()[-1] for out, _ in ends}
+    assert 1000 <= int(last_line.removeprefix("stopped ")) <= 1002
 
 
 def clear(monkeypatch):
@@ -119,7 +119,7 @@ def clear(monkeypatch):
         monkeypatch.delenv(f"BERT_JAX_{name}", raising=False)
 
 
-def test_arguments_win_over_the_environment(monkeypatch):
+def test_arguments_take_precedence_over_the_environment(monkeypatch):
     clear(monkeypatch)
     assert processes.config_from_environment() == processes.DistributedConfig()
     monkeypatch.setenv("BERT_JAX_COORDINATOR", "host:1")
@@ -140,18 +140,18 @@ def test_arguments_win_over_the_environment(monkeypatch):
         ({"num_processes": 2}, "no coordinator"),
     ],
 )
-def test_half_told_processes_are_refused(monkeypatch, arguments, message):
+def test_incomplete_process_settings_are_rejected(monkeypatch, arguments, message):
     clear(monkeypatch)
     with pytest.raises(UserError, match=message):
         processes.config_from_environment(**arguments)
 
 
-def test_a_variable_that_is_no_number_is_named(monkeypatch):
+def test_invalid_number_in_a_variable_is_named(monkeypatch):
     clear(monkeypatch)
     monkeypatch.setenv("BERT_JAX_PROCESS_ID", "two")
     with pytest.raises(UserError, match="BERT_JAX_PROCESS_ID='two'"):
         processes.config_from_environment()
 
 
-def test_one_process_decides_for_itself():
+def test_single_process_needs_no_agreement():
     assert processes.run_on_process_0(lambda: {"step": 3}) == {"step": 3}

@@ -1,4 +1,4 @@
-"""A whole run in this process: what it leaves, what it refuses, how often it compiles."""
+"""Tests complete runs in this process: outputs, errors, number of compilations."""
 
 import dataclasses
 import json
@@ -78,7 +78,7 @@ def experiment(corpora: tuple[str, str], **data) -> Experiment:
 
 @pytest.fixture(scope="module")
 def finished(corpora, tmp_path_factory) -> tuple[Path, int]:
-    """A finished run, and how often its train step was compiled."""
+    """Returns a finished run, and how often its train step was compiled."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     config = override(
         experiment(corpora), ["mesh.tensor=1", "train.phases.1.gradient_accumulation_steps=1"]
@@ -102,11 +102,11 @@ def finished(corpora, tmp_path_factory) -> tuple[Path, int]:
     return folder, len(compilations)
 
 
-def test_one_compilation_for_each_phase(finished):
+def test_each_phase_is_compiled_once(finished):
     assert finished[1] == 2
 
 
-def test_a_finished_run_leaves_what_it_promises(finished):
+def test_finished_run_has_all_outputs(finished):
     folder, _ = finished
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows if r["split"] == "train"] == [2, 4, 6, 8, 10, 12]
@@ -124,7 +124,7 @@ def test_a_finished_run_leaves_what_it_promises(finished):
     assert info["config"]["name"] == "test" and "jax" in info["versions"]
 
 
-def test_a_relative_run_folder_works(corpora, tmp_path, monkeypatch):
+def test_relative_run_folder(corpora, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = override(experiment(corpora), ["train.evaluation=null", "train.phases.1.steps=1"])
     assert run(config, Path("run")) == 0
@@ -132,7 +132,7 @@ def test_a_relative_run_folder_works(corpora, tmp_path, monkeypatch):
     assert step == 9
 
 
-def test_starting_a_finished_run_again_changes_nothing(corpora, finished):
+def test_restarting_a_finished_run_changes_nothing(corpora, finished):
     folder, _ = finished
     before = (folder / "metrics.jsonl").read_text()
     config = override(
@@ -142,7 +142,7 @@ def test_starting_a_finished_run_again_changes_nothing(corpora, finished):
     assert (folder / "metrics.jsonl").read_text() == before
 
 
-def test_another_config_in_the_same_folder_is_refused(corpora, finished):
+def test_different_config_in_the_same_folder_is_rejected(corpora, finished):
     changed = override(
         experiment(corpora), ["seed=3", "train.phases.1.gradient_accumulation_steps=1"]
     )
@@ -150,7 +150,7 @@ def test_another_config_in_the_same_folder_is_refused(corpora, finished):
         run(changed, finished[0])
 
 
-def test_training_starts_from_another_run(corpora, finished, tmp_path):
+def test_init_from_another_run(corpora, finished, tmp_path):
     config = dataclasses.replace(
         override(experiment(corpora), ["train.schedule.peak_learning_rate=1e-12"]),
         init_from=str(finished[0]),
@@ -162,14 +162,14 @@ def test_training_starts_from_another_run(corpora, finished, tmp_path):
         np.testing.assert_allclose(leaf, paths.flatten(expected)[path], atol=1e-8, err_msg=path)
 
 
-def test_init_from_a_model_of_another_size_names_the_parameter(corpora, finished, tmp_path):
+def test_init_from_another_size_names_the_parameter(corpora, finished, tmp_path):
     config = override(experiment(corpora), ["objective.model.intermediate_size=64"])
     config = dataclasses.replace(config, init_from=str(finished[0]))
     with pytest.raises(ConfigError, match=r"feed_forward/intermediate/\w+ has shape"):
         run(config, tmp_path / "run")
 
 
-def test_a_loss_that_is_not_finite_names_examples_and_checkpoint(corpora, tmp_path):
+def test_non_finite_loss_names_examples_and_checkpoint(corpora, tmp_path):
     config = override(
         experiment(corpora), ["train.schedule.peak_learning_rate=1e30", "train.logging.log_every=1"]
     )
@@ -195,14 +195,14 @@ def test_lost_config_is_compared_with_that_of_the_checkpoint(corpora, finished, 
         check_existing_run(override(config, ["seed=3"]), folder, str(checkpoints))
 
 
-def test_data_that_lacks_a_field_is_refused(corpora, tmp_path):
+def test_data_without_a_required_field_is_rejected(corpora, tmp_path):
     config = experiment(corpora, input_format=SingleSegment())
     message = r"'next_sentence_labels', which data\.input_format SingleSegment does not"
     with pytest.raises(ConfigError, match=message):
         run(config, tmp_path / "run")
 
 
-def test_a_model_with_too_few_word_vectors_is_refused(corpora, tmp_path):
+def test_too_few_token_embeddings_are_rejected(corpora, tmp_path):
     config = override(experiment(corpora), ["objective.model.vocab_size=60"])
     with pytest.raises(
         UserError, match=r"78 tokens, but .* 60 rows\. Set objective\.model\.vocab_size to 78"
@@ -210,20 +210,20 @@ def test_a_model_with_too_few_word_vectors_is_refused(corpora, tmp_path):
         run(config, tmp_path / "run")
 
 
-def test_a_batch_that_does_not_divide_is_refused(corpora, tmp_path):
+def test_indivisible_batch_size_is_rejected(corpora, tmp_path):
     config = override(experiment(corpora), ["train.phases.0.batch_size=6"])
     with pytest.raises(ConfigError, match="batch_size 6 is not divisible"):
         run(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize("examples", [SingleSegment(), PackedSegments()], ids=["single", "packed"])
-def test_masked_lm_alone_and_packed(corpora, tmp_path, examples):
+def test_masked_lm_only_with_packing(corpora, tmp_path, examples):
     config = override(experiment(corpora, input_format=examples), ["objective.nsp_weight=0"])
     assert run(config, tmp_path / "run") == 0
     assert "nsp_loss" not in json.loads((tmp_path / "run" / "evaluation.json").read_text())
 
 
-def test_left_to_right(corpora, tmp_path):
+def test_causal_lm(corpora, tmp_path):
     config = dataclasses.replace(
         experiment(corpora, input_format=SingleSegment(), masking=None),
         objective=CausalLM(model=MODEL),

@@ -1,4 +1,4 @@
-"""The step: accumulation, meshes, loops and remat give one device's numbers; one compilation."""
+"""Tests that accumulation, meshes, layer loops and remat do not change a training step."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ def experiment(phase=PHASE, model=MODEL, compute=COMPUTE, preset: Parallelism = 
 
 
 def train(config: Experiment, devices: int, steps: int = STEPS):
-    """Parameters and losses after a few steps on random batches."""
+    """Returns parameters and losses after a few steps on random batches."""
     grid = sharding.make_mesh(config.mesh, jax.devices()[:devices])
     phase = config.train.phases[0]
     program, optimizer = make_objective(config.objective), make_optimizer(config.train)
@@ -82,7 +82,7 @@ def train(config: Experiment, devices: int, steps: int = STEPS):
 
 @functools.cache
 def initial_state(program_config):
-    """Made once, on one device: the initializer takes long to compile."""
+    """Makes the state once, on one device: the initializer takes long to compile."""
     train_config = experiment().train
     state = init_state(
         make_objective(program_config), make_optimizer(train_config), jax.random.key(0)
@@ -99,11 +99,11 @@ def assert_same(found, expected, tolerance):
     params, losses = found
     np.testing.assert_allclose(losses, expected[1], rtol=tolerance, atol=tolerance)
     for path, leaf in params.items():
-        # Adam divides by the gradient's own size, so rounding is seen on the scale of the rate.
+        # Adam divides by the gradient's size, so rounding errors are as large as the rate.
         np.testing.assert_allclose(leaf, expected[0][path], atol=tolerance, err_msg=path)
 
 
-def test_the_loss_falls_on_the_same_batch():
+def test_loss_falls_on_the_same_batch():
     _, losses = one_device()
     assert losses[0] == pytest.approx(np.log(104) + np.log(2), abs=0.4)
     assert losses[-1] < losses[0]
@@ -122,14 +122,14 @@ def test_dropout_is_the_same_on_eight_devices():
 
 
 @pytest.mark.parametrize("accumulate", [2, 4])
-def test_accumulation_equals_the_big_batch(accumulate):
+def test_gradient_accumulation_equals_the_large_batch(accumulate):
     phase = dataclasses.replace(PHASE, gradient_accumulation_steps=accumulate)
     found, expected = train(experiment(phase), 1, steps=1), train(experiment(), 1, steps=1)
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
     assert_same(found, expected, 1e-6)
 
 
-def test_accumulation_on_a_mesh_equals_the_big_batch():
+def test_gradient_accumulation_on_a_mesh_equals_the_large_batch():
     phase = dataclasses.replace(PHASE, gradient_accumulation_steps=2)
     assert_same(train(experiment(phase, preset="fsdp"), 8), one_device(), 1e-5)
 
@@ -144,28 +144,28 @@ def test_accumulation_on_a_mesh_equals_the_big_batch():
     ],
     ids=["scan", "remat", "scan-remat", "scan-dots"],
 )
-def test_loop_and_remat_change_nothing(compute):
+def test_layer_loop_and_remat_change_nothing(compute):
     assert_same(train(experiment(compute=compute), 1), one_device(), 1e-5)
 
 
-def test_an_objective_without_weight_is_left_out():
+def test_loss_with_weight_zero_is_not_computed():
     program = Pretraining(model=MODEL, mask_token_id=4, nsp_weight=0.0)
     assert "next_sentence_labels" not in make_objective(program).batch_fields()
     params, losses = train(experiment(program=program), 1, steps=2)
     fresh = make_objective(program).init(jax.random.key(0))
     weights = fresh["next_sentence"]["kernel"]
-    # Untouched by gradients: only weight decay moves it.
+    # It has no gradient: only weight decay changes it.
     np.testing.assert_allclose(params["next_sentence/kernel"], weights, rtol=1e-4)
     assert losses[0] == pytest.approx(np.log(104), abs=0.4)
 
 
-def test_left_to_right_trains():
+def test_causal_lm_trains():
     _, losses = train(experiment(program=CausalLM(model=MODEL)), 1)
     assert losses[0] == pytest.approx(np.log(104), abs=0.4)
     assert losses[-1] < losses[0]
 
 
-def test_a_batch_of_another_shape_is_an_error_not_a_compilation():
+def test_batch_of_another_shape_is_an_error():
     config = experiment()
     grid = sharding.make_mesh(config.mesh, jax.devices()[:1])
     program, optimizer = make_objective(config.objective), make_optimizer(config.train)

@@ -68,7 +68,7 @@ def prepare_again(folder: Path, output: Path, vocabulary: Path) -> None:
 
 
 def corpus_model(folder: Path, only: tuple[str, ...] = ()) -> LoadedModel:
-    """A model with the vocabulary of the corpora; `only` some of its parts."""
+    """Returns a model with the vocabulary of the corpora; `only` selects parts of it."""
     vocabulary = PreparedCorpus(folder / "train" / "prepared").tokenizer()
     config = small_config(vocab_size=vocabulary.vocab_size)
     flat = random_parameters(config)
@@ -93,7 +93,7 @@ def refused(experiment: Experiment, run_folder: Path, message: str) -> None:
     assert not (run_folder / "vocabulary").exists() and not (run_folder / "config.json").exists()
 
 
-def test_a_corpus_of_another_vocabulary_than_the_model_is_refused(folder, tmp_path):
+def test_corpus_with_another_vocabulary_is_rejected(folder, tmp_path):
     model, corpus = folder / "model", folder / "other" / "prepared"
     message = (
         rf"{model} and {corpus} have different vocabularies: {model} has 78 tokens, fingerprint "
@@ -102,7 +102,7 @@ def test_a_corpus_of_another_vocabulary_than_the_model_is_refused(folder, tmp_pa
     refused(adapt(corpus, model), tmp_path / "run", message)
 
 
-def test_each_kind_of_model_is_compared(folder, tmp_path):
+def test_each_kind_of_model_folder_is_compared(folder, tmp_path):
     corpus = folder / "train" / "prepared"
     trained = write_run(tmp_path / "trained", small_model(tmp_path / "v"))
     for model, vocabulary in (
@@ -114,7 +114,7 @@ def test_each_kind_of_model_is_compared(folder, tmp_path):
         refused(adapt(corpus, model), tmp_path / "run", message)
 
 
-def test_a_tf1_checkpoint_is_compared(shared, folder, tmp_path):
+def test_tf1_checkpoint_is_compared(shared, folder, tmp_path):
     checkpoint = shared / "checkpoints" / "tf_format_tiny"
     for path in (checkpoint, checkpoint / "bert_model.ckpt"):
         assert tokenizer_folder(str(path)) == checkpoint
@@ -125,7 +125,7 @@ def test_a_tf1_checkpoint_is_compared(shared, folder, tmp_path):
         )
 
 
-def test_a_model_without_vocabulary_is_compared_by_its_size(folder, tmp_path, caplog):
+def test_model_without_vocabulary_is_compared_by_size(folder, tmp_path, caplog):
     bare = dataclasses.replace(small_model(tmp_path / "v"), tokenizer=None)
     export(bare, tmp_path / "bare")
     refused(
@@ -134,7 +134,7 @@ def test_a_model_without_vocabulary_is_compared_by_its_size(folder, tmp_path, ca
     assert "bare has no vocabulary files to compare with those of" in caplog.text
 
 
-def test_a_corpus_prepared_anew_under_a_run_is_refused(folder, tmp_path):
+def test_corpus_prepared_again_during_a_run_is_rejected(folder, tmp_path):
     moving = tmp_path / "prepared"
     shutil.copytree(folder / "train" / "prepared", moving)
     config = adapt(moving, folder / "model")
@@ -148,7 +148,7 @@ def test_a_corpus_prepared_anew_under_a_run_is_refused(folder, tmp_path):
         make_source(config).prepare_run_folder(tmp_path)
 
 
-def test_a_held_out_corpus_of_another_vocabulary_is_refused(folder, tmp_path):
+def test_held_out_corpus_with_another_vocabulary_is_rejected(folder, tmp_path):
     train, other = folder / "train" / "prepared", folder / "other" / "prepared"
     message = rf"{train} and {other} have different.*held-out text.*--tokenizer {train}/vocabulary`"
     config = adapt(train, folder / "model", heldout=other)
@@ -157,7 +157,7 @@ def test_a_held_out_corpus_of_another_vocabulary_is_refused(folder, tmp_path):
         ngram_baseline_losses(config)
 
 
-def test_the_training_corpus_is_no_held_out_corpus(folder, tmp_path):
+def test_training_corpus_as_held_out_corpus_is_rejected(folder, tmp_path):
     train = folder / "train" / "prepared"
     shutil.copytree(train, tmp_path / "copy")
     (tmp_path / "link").symlink_to(train)
@@ -166,7 +166,7 @@ def test_the_training_corpus_is_no_held_out_corpus(folder, tmp_path):
         refused(adapt(train, folder / "model", heldout=heldout), tmp_path / "run", message)
 
 
-def test_a_held_out_corpus_of_other_documents_is_taken(folder, tmp_path):
+def test_held_out_corpus_of_other_documents_is_accepted(folder, tmp_path):
     train, heldout = (folder / name / "prepared" for name in ("train", "heldout"))
     config = adapt(train, folder / "model", heldout=heldout)
     assert isinstance(config.train.evaluation, HeldOutEval)
@@ -177,13 +177,13 @@ def test_a_held_out_corpus_of_other_documents_is_taken(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["pretrain/bert", "pretrain/small_corpus", "pretrain/adapt"])
-def test_recipes_say_that_the_corpus_is_missing(name, folder):
+def test_recipe_error_names_the_missing_corpus(name, folder):
     more = {"model": str(folder / "model")} if name.endswith("adapt") else {}
     with pytest.raises(UserError, match=r"trainx: no such folder.*bert-jax prepare"):
         load_recipe(str(RECIPES / f"{name}.py"))(corpus=str(folder / "trainx"), **more)
 
 
-def test_labeled_data_of_another_vocabulary_is_refused(folder, tmp_path):
+def test_labeled_data_with_another_vocabulary_is_rejected(folder, tmp_path):
     export(
         small_model(tmp_path / "v", positions=LearnedPositions(max_position_embeddings=40)),
         tmp_path / "m",
@@ -203,7 +203,7 @@ def test_labeled_data_of_another_vocabulary_is_refused(folder, tmp_path):
         refused(other, tmp_path / "run", rf"vocab\.txt have different vocabularies: .*{remedy}")
 
 
-def test_a_yardstick_text_of_another_vocabulary_is_refused(folder):
+def test_forgetting_corpus_with_another_vocabulary_is_rejected(folder):
     model, prepared = corpus_model(folder), folder / "other" / "prepared"
     message = r"model and .*prepared have different vocab.*bert-jax prepare --tokenizer model`"
     with pytest.raises(UserError, match=message):
@@ -213,7 +213,7 @@ def test_a_yardstick_text_of_another_vocabulary_is_refused(folder):
         forgetting.measure_forgetting(model, after, folder / "train" / "prepared")
 
 
-def test_heads_that_a_model_lacks_are_named(folder, tmp_path, caplog):
+def test_missing_heads_are_named(folder, tmp_path, caplog):
     export(corpus_model(folder, only=("encoder", "pooler")), tmp_path / "headless")
     for model, line in (
         (tmp_path / "headless", "has no matching parameters: masked-LM head, next-sentence head"),

@@ -1,4 +1,4 @@
-"""Hangs: real ones, in processes of their own, which are to end with 70 and to say where."""
+"""Tests the watchdog on real hangs in processes that must exit with 70 and name the location."""
 
 import os
 import socket
@@ -57,27 +57,27 @@ def event(step: int, total: int = 9) -> StepEvent:
     )
 
 
-def test_a_hanging_save_ends_the_process_and_says_where():
+def test_hanging_save_ends_the_process_and_names_the_location():
     process = start("-c", HANG)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == EXIT_HUNG == 70, said
-    assert f"watchdog: process 0 of 1 on {socket.gethostname()} hangs in: save 7, for " in said
-    assert "last completed: evaluate 6 (BERT_JAX_WATCHDOG_SECONDS=0.5)" in said
-    assert "exit code 70; stacks of all threads:\n" in said
-    assert "in wait_for_nobody" in said  # the stack of the thread that hangs
+    _, output = process.communicate(timeout=120)
+    assert process.returncode == EXIT_HUNG == 70, output
+    assert f"watchdog: process 0 of 1 on {socket.gethostname()} hangs in: save 7, for " in output
+    assert "last completed: evaluate 6 (BERT_JAX_WATCHDOG_SECONDS=0.5)" in output
+    assert "exit code 70; stacks of all threads:\n" in output
+    assert "in wait_for_nobody" in output  # the stack of the hanging thread
 
 
 @pytest.fixture
 def given_up(monkeypatch):
-    """The places at which a watchdog has given up."""
-    places = []
+    """Returns the activities at which a watchdog has given up."""
+    activities = []
 
     def give_up(self, activity):
-        places.append((activity.name, activity.step))
+        activities.append((activity.name, activity.step))
         self.pause()
 
     monkeypatch.setattr(Watchdog, "_exit_hung", give_up)
-    return places
+    return activities
 
 
 def wait_until(condition) -> bool:
@@ -88,28 +88,28 @@ def wait_until(condition) -> bool:
     return False
 
 
-def test_steps_that_end_in_time_are_left_alone(given_up):
+def test_steps_within_the_timeout_continue(given_up):
     with Watchdog(timeout_seconds=0.6) as watching:
         watching.start("step", 1)
         for step in range(1, 9):
-            time.sleep(0.15)  # 1.2 s in all
+            time.sleep(0.15)  # 1.2 s in total
             watching(event(step))
         assert given_up == []
         assert wait_until(lambda: given_up == [("step", 9)])
 
 
-def test_nothing_is_watched_before_the_loop_after_it_and_between_phases(given_up):
+def test_only_the_training_loop_is_watched(given_up):
     with Watchdog(timeout_seconds=0.1) as watching:
         time.sleep(0.4)
         watching.start("step", 1)
         watching.pause()
         time.sleep(0.4)
-        watching(event(9))  # the last one
+        watching(event(9))  # the last event
         time.sleep(0.4)
     assert given_up == []
 
 
-def test_after_a_save_the_step_is_watched_again(given_up):
+def test_step_is_watched_again_after_a_save(given_up):
     with Watchdog(timeout_seconds=0.2) as watching:
         watching(event(3))
         with watching.watching("save", 3):
@@ -117,7 +117,7 @@ def test_after_a_save_the_step_is_watched_again(given_up):
         assert wait_until(lambda: given_up == [("step", 4)])
 
 
-def test_an_evaluation_may_take_longer_but_it_is_said(given_up, monkeypatch, capsys):
+def test_long_evaluation_is_allowed_but_reported(given_up, monkeypatch, capsys):
     monkeypatch.setitem(watchdog.TIMEOUT_FACTORS, "evaluate", 100.0)
     with Watchdog(timeout_seconds=0.1) as watching, watching.watching("evaluate", 3):
         time.sleep(0.6)
@@ -125,8 +125,8 @@ def test_an_evaluation_may_take_longer_but_it_is_said(given_up, monkeypatch, cap
     assert capsys.readouterr().err.count("process 0 of 1 on ") == 1
 
 
-def test_a_process_that_was_stopped_is_not_blamed(given_up, monkeypatch):
-    """Its clock jumps by an hour, as after Ctrl-Z, and then the step goes on."""
+def test_suspended_process_is_not_killed(given_up, monkeypatch):
+    """Tests a clock that jumps by an hour, as after Ctrl-Z, before the step continues."""
     jumps = iter([0.0, 3600.0, 3600.1])
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: next(jumps))
     watching = Watchdog(timeout_seconds=10.0)
@@ -138,23 +138,21 @@ def test_a_process_that_was_stopped_is_not_blamed(given_up, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 0.0), ("0", 0.0), ("2.5", 2.5)])
-def test_the_setting(monkeypatch, text, seconds):
+def test_timeout_from_the_environment(monkeypatch, text, seconds):
     monkeypatch.setenv("BERT_JAX_WATCHDOG_SECONDS", text)
-    assert (
-        Watchdog().timeout_seconds == seconds
-    )  # one process on a CPU is not watched unless told to
+    assert Watchdog().timeout_seconds == seconds  # one process on a CPU is not watched by default
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
-def test_a_setting_that_is_no_number(monkeypatch, text):
+def test_invalid_timeout_is_rejected(monkeypatch, text):
     monkeypatch.setenv("BERT_JAX_WATCHDOG_SECONDS", text)
     with pytest.raises(UserError, match="BERT_JAX_WATCHDOG_SECONDS="):
         Watchdog()
 
 
 @pytest.mark.slow
-def test_when_one_host_hangs_each_says_its_own_place(tmp_path):
-    """Host 1 hangs in its loop; host 0 in the step, in which it waits for host 1."""
+def test_each_host_names_its_own_hanging_activity(tmp_path):
+    """Tests host 1 hanging in its loop, and host 0 in the step that waits for host 1."""
     corpus, port = prepare_corpus(tmp_path / "corpus"), free_port()
     driver = str(ROOT / "tests/helpers/training_driver.py")
     processes = [
@@ -164,10 +162,10 @@ def test_when_one_host_hangs_each_says_its_own_place(tmp_path):
         )
         for number in range(2)
     ]
-    said = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [EXIT_HUNG] * 2, said
+    output = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [EXIT_HUNG] * 2, output
     for number in range(2):
-        where = f"watchdog: process {number} of 2 on {socket.gethostname()} hangs in: step"
-        assert where in said[number]
-    assert "hooks.py" in said[0] and "in metrics" in said[0]  # it waits for the device
-    assert "in metrics" not in said[1]
+        expected = f"watchdog: process {number} of 2 on {socket.gethostname()} hangs in: step"
+        assert expected in output[number]
+    assert "hooks.py" in output[0] and "in metrics" in output[0]  # host 0 waits for the device
+    assert "in metrics" not in output[1]

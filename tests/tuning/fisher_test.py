@@ -34,14 +34,14 @@ def model(prepared: Path, seed: int = 0) -> LoadedModel:
     )
 
 
-def test_the_same_encoder_has_forgotten_nothing(prepared):
+def test_same_encoder_has_forgotten_nothing(prepared):
     same = model(prepared)
     found = forgetting.measure_forgetting(same, same, prepared, num_examples=32)
     assert found["before"] == found["after"] and found["tokens"] > 50
     assert set(found["distance"].values()) == {0.0}
 
 
-def test_losses_are_those_of_the_pretraining_program(prepared):
+def test_losses_equal_the_pretraining_objective(prepared):
     before, after = model(prepared), model(prepared, seed=1)
     found = forgetting.measure_forgetting(before, after, prepared, num_examples=32)
     mixed = {**before.params, "encoder": after.params["encoder"]}
@@ -70,7 +70,7 @@ def _program_losses(loaded: Any, params, prepared, batch_size, examples):
     return totals, weights
 
 
-def test_fisher_is_the_mean_squared_gradient_of_single_examples(prepared):
+def test_fisher_equals_mean_squared_gradient_per_example(prepared):
     loaded: Any = model(prepared)
     found = fisher.fisher_information(loaded, prepared, num_examples=5)
     program = make_objective(
@@ -90,7 +90,7 @@ def test_fisher_is_the_mean_squared_gradient_of_single_examples(prepared):
         np.testing.assert_allclose(leaf, expected, rtol=1e-3, atol=1e-9)
 
 
-def test_fisher_comes_back_from_its_file(prepared, tmp_path):
+def test_fisher_round_trips_through_its_file(prepared, tmp_path):
     found = fisher.fisher_information(model(prepared), prepared, num_examples=1)
     fisher.save_fisher(found, tmp_path / "fisher.safetensors")
     again = fisher.load_fisher(str(tmp_path / "fisher.safetensors"))
@@ -99,7 +99,7 @@ def test_fisher_comes_back_from_its_file(prepared, tmp_path):
         fisher.load_fisher(str(tmp_path / "none.safetensors"))
 
 
-def test_models_that_cannot_be_compared_are_refused(prepared):
+def test_incomparable_models_are_rejected(prepared):
     loaded = model(prepared)
     headless = dataclasses.replace(loaded, missing=("masked_lm",))
     with pytest.raises(UserError, match="no masked-LM head"):

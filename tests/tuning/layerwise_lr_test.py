@@ -1,4 +1,4 @@
-"""What moves, how far and when: proven on the parameters themselves."""
+"""Tests which parameters change, how far and when, by the parameters themselves."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ TRAIN = TrainConfig(
 
 
 def moved(tuning: TuningConfig, steps: int = 1) -> dict[str, float]:
-    """How far each parameter is from its start after `steps` updates with a gradient of 1."""
+    """Returns each parameter's distance from its start after `steps` updates with gradient 1."""
     optimizer = make_optimizer(dataclasses.replace(TRAIN, tuning=tuning))
     params, state = START, optimizer.init(START)
     gradients = jax.tree.map(jnp.ones_like, START)
@@ -50,7 +50,7 @@ def test_depth_counts_from_the_embeddings_to_the_head():
     assert [param_depth(path, LAYERS) for path in PATHS] == [0, 1, 2, 3, 1, 2, 3, 4, 4]
 
 
-def test_each_depth_moves_at_a_multiple_of_the_one_above_it():
+def test_each_layer_has_a_multiple_of_the_rate_of_the_next():
     plain, decayed = (
         moved(TuningConfig()),
         moved(TuningConfig(layerwise_lr_decay=0.5, head_lr_multiplier=3.0)),
@@ -81,7 +81,7 @@ def test_frozen_parameters_have_shardings_without_moments():
     assert jax.tree.structure(state) == jax.tree.structure(shardings)
 
 
-def test_depths_thaw_one_by_one_from_the_top():
+def test_layers_are_unfrozen_one_by_one_from_the_top():
     every = 4
     for steps, lowest in ((1, 4), (every, 4), (every + 1, 3), (2 * every + 1, 2), (20, 0)):
         distances = moved(TuningConfig(unfreeze_every=every), steps)
@@ -99,7 +99,7 @@ def test_depths_thaw_one_by_one_from_the_top():
         (TuningConfig(frozen=("**",)), "which freezes all parameters"),
     ],
 )
-def test_patterns_that_cannot_be_meant_are_refused(tuning, message):
+def test_patterns_without_a_match_are_rejected(tuning, message):
     with pytest.raises(ConfigError, match=message):
         moved(tuning)
 
@@ -113,7 +113,7 @@ def test_patterns_that_cannot_be_meant_are_refused(tuning, message):
         {"unfreeze_every": -1},
     ],
 )
-def test_numbers_out_of_range_are_refused(bad):
+def test_numbers_out_of_range_are_rejected(bad):
     with pytest.raises(ConfigError, match=f"tuning.{next(iter(bad))} is"):
         TuningConfig(**bad)
 
@@ -132,7 +132,7 @@ def test_numbers_out_of_range_are_refused(bad):
         ({"weight_anchor": EWC(fisher="fisher")}, "tuning.weight_anchor is EWC.*expected null"),
     ],
 )
-def test_an_encoder_that_reads_once_may_not_move(fields, message):
+def test_cached_features_need_a_frozen_encoder(fields, message):
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(FROZEN_ENCODER, **fields)
     head_alone = dataclasses.replace(FROZEN_ENCODER, weight_anchor=L2SP(encoder_strength=0.0))

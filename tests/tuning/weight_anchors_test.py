@@ -1,4 +1,4 @@
-"""Anchors: the gradient of the penalty they stand for, and what they hold."""
+"""Tests weight anchors: the gradients of the penalties, and the stored values."""
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ def test_ewc_pulls_each_weight_by_its_importance():
     check(chain, state, penalty)
 
 
-def test_importance_of_another_model_is_refused():
+def test_importance_of_another_model_is_rejected():
     anchor = EWC(fisher="other.safetensors")
     state = l2_to_init(anchor).init(START)
     with pytest.raises(ConfigError, match=r"other\.safetensors does not fit the model at encoder/"):

@@ -1,4 +1,4 @@
-"""An encoder that reads once beside one that runs in every step, and what could go stale."""
+"""Compares cached encoder features with an encoder in every step; tests stale caches."""
 
 import collections
 import csv
@@ -48,7 +48,7 @@ from bert_jax.train.step import abstract_state, compile_step, init_state, jitted
 from bert_jax.tuning.config import FROZEN_ENCODER, CachedFeatures, ComputedFeatures, TuningConfig
 
 EACH_STEP = dataclasses.replace(FROZEN_ENCODER, features=ComputedFeatures())
-# Adam scales rounding up to a whole step where a gradient is zero, as those of some biases are.
+# Adam enlarges rounding errors to a whole update where a gradient is zero, as for some biases.
 CHANGES = (
     "objective.model.hidden_dropout_prob=0.0",
     "objective.model.attention_probs_dropout_prob=0.0",
@@ -58,14 +58,14 @@ CHANGES = (
 
 
 def tuned(experiment: Experiment, tuning: TuningConfig = FROZEN_ENCODER) -> Experiment:
-    """Without the encoder's dropout; the head's stays."""
+    """Returns the experiment without dropout in the encoder; the head keeps its dropout."""
     experiment = override(experiment, CHANGES)
     train = dataclasses.replace(experiment.train, tuning=tuning)
     return dataclasses.replace(experiment, train=train)
 
 
 class Opened:
-    """What `run` opens before its first step, on one device, with random parameters."""
+    """Holds what `run` creates before its first step, on one device, with random parameters."""
 
     def __init__(self, experiment: Experiment, seed: int = 0):
         assert isinstance(experiment.data, FineTuningData)
@@ -81,16 +81,19 @@ class Opened:
         self.params = jax.device_put(paths.unflatten(flat), sharding.replicated(self.mesh))
 
     def batches(self, folder: Path, count: int = 3) -> list[dict[str, np.ndarray]]:
-        """The first batches, with the states that are kept in `folder`."""
+        """Returns the first batches, with the features cached in `folder`."""
         folder.mkdir(exist_ok=True)
         self.source.on_train_start(self.program, self.params, self.mesh, folder)
         with self.source.loader(0, 0) as loader:
             return list(itertools.islice(loader, count))
 
     def train(self, folder: Path, steps: int) -> tuple[dict[str, np.ndarray], list, dict]:
-        """Parameters and losses after so many updates, and the metrics on dev."""
+        """Returns parameters and losses after `steps` updates, and the metrics on dev."""
         batches, fields = self.batches(folder, steps), self.source.batch_fields(self.program)
-        optimizer, where = make_optimizer(self.experiment.train), sharding.batch_sharding(self.mesh)
+        optimizer, batch_sharding = (
+            make_optimizer(self.experiment.train),
+            sharding.batch_sharding(self.mesh),
+        )
         initialize = functools.partial(init_state, self.program, optimizer)
         abstract = abstract_state(initialize, optimizer, self.mesh)
         jitted = jitted_step(
@@ -109,7 +112,7 @@ class Opened:
         state = jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, abstract))
         losses = []
         for batch in batches:
-            placed = sharding.put_batch({name: batch[name] for name in fields}, where)
+            placed = sharding.put_batch({name: batch[name] for name in fields}, batch_sharding)
             state, metrics = step(state, placed)
             losses.append(float(metrics["loss"]))
         evaluate = self.source.evaluator(self.program, 0, self.mesh)
@@ -120,9 +123,7 @@ class Opened:
 @pytest.mark.parametrize(
     "kind", ["classification", "token_classification", "question_answering", "multiple_choice"]
 )
-def test_reading_once_is_training_on_an_encoder_that_reads_in_every_step(
-    kind, task_experiment, tmp_path
-):
+def test_cached_features_give_the_same_training(kind, task_experiment, tmp_path):
     steps = 12
     once = Opened(tuned(task_experiment(kind)))
     start = paths.flatten(once.params)
@@ -135,13 +136,13 @@ def test_reading_once_is_training_on_an_encoder_that_reads_in_every_step(
         else:
             np.testing.assert_allclose(found[path], leaf, atol=1e-6, err_msg=path)
             if path.endswith("kernel"):
-                assert np.abs(leaf - start[path]).max() > 1e-3, path  # it has gone somewhere
+                assert np.abs(leaf - start[path]).max() > 1e-3, path  # the parameters have changed
     np.testing.assert_allclose(losses, expected_losses, atol=1e-5)
     assert metrics == pytest.approx(expected_metrics, abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["classification", "token_classification", "multiple_choice"])
-def test_states_are_those_of_the_encoder_by_itself(kind, task_experiment, tmp_path):
+def test_cached_features_equal_the_encoder(kind, task_experiment, tmp_path):
     opened = Opened(tuned(task_experiment(kind)))
     field = opened.program.spec.features_field
     batches = opened.batches(tmp_path / "run")
@@ -163,8 +164,8 @@ def test_states_are_those_of_the_encoder_by_itself(kind, task_experiment, tmp_pa
 
 
 @pytest.fixture(scope="module")
-def kept(task_experiment, tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
-    """A folder with the states of a classifier's rows, and those of its first batches."""
+def cached(task_experiment, tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
+    """Returns a folder with cached features of a classifier, and those of its first batches."""
     folder = tmp_path_factory.mktemp("kept") / "run"
     return folder, first_states(tuned(task_experiment("classification")), folder)
 
@@ -173,8 +174,8 @@ def first_states(experiment: Experiment, folder: Path, seed: int = 0) -> list[np
     return [batch["cls_encoder_features"] for batch in Opened(experiment, seed).batches(folder)]
 
 
-def test_states_are_read_once_and_then_taken_from_the_folder(kept, task_experiment, capsys):
-    folder, expected = kept
+def test_features_are_computed_once_and_then_read(cached, task_experiment, capsys):
+    folder, expected = cached
     found = first_states(tuned(task_experiment("classification")), folder)
     assert capsys.readouterr().err == ""
     np.testing.assert_array_equal(found, expected)
@@ -183,17 +184,17 @@ def test_states_are_read_once_and_then_taken_from_the_folder(kept, task_experime
 @pytest.mark.parametrize(
     "accident", ["other parameters", "other rows", "a flipped byte", "cut", "killed"]
 )
-def test_states_that_are_not_these_are_computed_again(
-    accident, kept, task_experiment, tmp_path, caplog, capsys
+def test_invalid_cached_features_are_computed_again(
+    accident, cached, task_experiment, tmp_path, caplog, capsys
 ):
     experiment, folder, seed = tuned(task_experiment("classification")), tmp_path / "run", 0
-    shutil.copytree(kept[0], folder)
+    shutil.copytree(cached[0], folder)
     states = folder / ENCODER_FEATURES
     file = states / "train-40.npy"
     match accident:
         case "other parameters":
             seed = 1
-        case "other rows":  # as many, of the same lengths
+        case "other rows":  # the same number, with the same lengths
             experiment = with_other_rows(experiment, tmp_path)
         case "a flipped byte":
             content = bytearray(file.read_bytes())
@@ -201,17 +202,17 @@ def test_states_that_are_not_these_are_computed_again(
             file.write_bytes(content)
         case "cut":
             file.write_bytes(file.read_bytes()[:-4])
-        case "killed":  # while they were written
+        case "killed":  # while the features were being written
             states.rename(states.with_name("encoder_states.tmp"))
     capsys.readouterr()
     with caplog.at_level(logging.INFO):
         found = first_states(experiment, folder, seed)
     assert "caching encoder features of 240 sequences: 0.0 MB" in caplog.text
     assert "encoder 100%" in capsys.readouterr().err
-    expected = kept[1]
+    expected = cached[1]
     if accident.startswith("other"):
         expected = first_states(experiment, tmp_path / "clean", seed)
-        assert not np.array_equal(found, kept[1])
+        assert not np.array_equal(found, cached[1])
     np.testing.assert_array_equal(found, expected)
     assert [entry.name for entry in folder.iterdir()] == [ENCODER_FEATURES]
 
@@ -225,7 +226,7 @@ def with_other_rows(experiment: Experiment, folder: Path) -> Experiment:
     return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, task=task))
 
 
-def test_the_fingerprint_knows_all_that_states_depend_on_and_nothing_else(task_experiment):
+def test_fingerprint_covers_exactly_what_features_depend_on(task_experiment):
     opened = Opened(tuned(task_experiment("token_classification")))
 
     def fingerprint(params=opened.params, program=opened.program, **fields: Any) -> str:
@@ -274,7 +275,7 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in rows if row["split"] == "train"]
 
 
-def test_an_exported_model_predicts_what_the_run_predicted(finished, tmp_path):
+def test_exported_model_has_the_predictions_of_the_run(finished, tmp_path):
     export(load_model(finished), tmp_path / "exported")
     lines = (finished / "predictions/test.jsonl").read_text().splitlines()
     expected = [json.loads(line)["probabilities"] for line in lines]
@@ -309,7 +310,7 @@ run(from_json(Experiment, json.loads(Path(sys.argv[1]).read_text())), Path(sys.a
 """
 
 
-def test_killed_it_goes_on_to_the_same_bits(task_experiment, finished, tmp_path):
+def test_killed_run_resumes_bit_identical(task_experiment, finished, tmp_path):
     experiment = tuned(task_experiment("classification"))
     file, folder = tmp_path / "experiment.json", tmp_path / "run"
     file.write_text(json.dumps(to_json(experiment)))
@@ -332,7 +333,7 @@ def test_killed_it_goes_on_to_the_same_bits(task_experiment, finished, tmp_path)
         assert np.array_equal(leaf, expected[path]), path
 
 
-def test_a_finished_run_without_its_states_computes_them_again(finished, task_experiment, tmp_path):
+def test_finished_run_without_cache_computes_features_again(finished, task_experiment, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     shutil.rmtree(folder / ENCODER_FEATURES)
@@ -345,9 +346,7 @@ def test_a_finished_run_without_its_states_computes_them_again(finished, task_ex
 Disk = collections.namedtuple("Disk", "total used free")
 
 
-def test_a_disk_without_room_is_seen_before_anything_is_computed(
-    task_experiment, tmp_path, monkeypatch
-):
+def test_full_disk_is_detected_before_computing(task_experiment, tmp_path, monkeypatch):
     opened = Opened(tuned(task_experiment("token_classification")))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(10, 9, 1000))
     with pytest.raises(
@@ -357,14 +356,14 @@ def test_a_disk_without_room_is_seen_before_anything_is_computed(
     assert not (tmp_path / "run" / ENCODER_FEATURES).exists()
 
 
-def test_states_are_of_one_labeled_task(task_experiment):
+def test_features_need_a_single_labeled_task(task_experiment):
     experiment = tuned(task_experiment("classification"))
     prepared = dataclasses.replace(experiment, data=PretrainingData(corpus="nowhere"))
     with pytest.raises(ConfigError, match="one labeled task, but data is Pretrain"):
         make_source(prepared)
 
 
-def test_an_encoder_that_has_read_costs_no_flops(task_experiment):
+def test_cached_encoder_has_no_flops(task_experiment):
     experiment = task_experiment("classification")
     sizes = experiment.objective, experiment.train.phases[0]
     assert step_flops(*sizes, features=CachedFeatures()) == 0 < step_flops(*sizes)

@@ -1,4 +1,4 @@
-"""Fine-tuning runs in this process: what they learn, keep, leave behind, and refuse."""
+"""Tests fine-tuning runs in this process: learning, checkpoints, outputs, errors."""
 
 import csv
 import dataclasses
@@ -28,7 +28,7 @@ PLAIN = [word for word in WORDS if not word.startswith("##")]
 
 
 def texts(count: int, seed: int) -> list[tuple[str, str]]:
-    """Six words each; "yes" where the sea is among them."""
+    """Returns texts of six words; the label is "yes" if they contain "sea"."""
     draw = random.Random(seed)
     made = [" ".join(draw.choices(PLAIN, k=6)) for _ in range(count)]
     return [(text, "yes" if "sea" in text.split() else "no") for text in made]
@@ -42,7 +42,7 @@ def write_csv(file: Path, rows: list[tuple[str, str]]) -> str:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    """A small pretrained-looking model with its vocabulary, as a Hugging Face folder."""
+    """Writes a small random model with its vocabulary as a Hugging Face folder."""
     folder = tmp_path_factory.mktemp("model")
     made = small_model(
         folder / "vocabulary", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
@@ -79,7 +79,7 @@ def evaluations(folder: Path) -> list[dict]:
     return [row for row in read_metrics(folder / "metrics.jsonl") if row["split"] == "evaluation"]
 
 
-def test_a_run_learns_and_keeps_its_best_checkpoint(finished):
+def test_run_learns_and_keeps_the_best_checkpoint(finished):
     results = json.loads((finished / "evaluation.json").read_text())
     assert results["dev"]["accuracy"] > 0.9 and set(results) == {"dev", "test"}
     seen = evaluations(finished)
@@ -88,27 +88,27 @@ def test_a_run_learns_and_keeps_its_best_checkpoint(finished):
     assert len(list((finished / "checkpoints").glob("[0-9]*"))) <= 2
 
 
-def test_predictions_are_left_for_every_split_but_the_trainings(finished):
+def test_predictions_are_saved_for_all_splits_but_train(finished):
     assert {file.name for file in (finished / "predictions").iterdir()} == {
         "dev.jsonl",
         "test.jsonl",
     }
     lines = (finished / "predictions/test.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    gold = [label for _, label in texts(60, 2)]
-    accuracy = np.mean([row["label"] == label for row, label in zip(rows, gold, strict=True)])
+    labels = [label for _, label in texts(60, 2)]
+    accuracy = np.mean([row["label"] == label for row, label in zip(rows, labels, strict=True)])
     results = json.loads((finished / "evaluation.json").read_text())
     assert accuracy == pytest.approx(results["test"]["accuracy"])
     assert all(sum(row["probabilities"].values()) == pytest.approx(1) for row in rows)
 
 
-def test_a_finished_run_started_again_changes_nothing(finished, columns, model):
+def test_restarting_a_finished_run_changes_nothing(finished, columns, model):
     before = {file: file.read_bytes() for file in finished.glob("*.json*")}
     assert run(experiment(columns, model), finished) == 0
     assert {file: file.read_bytes() for file in finished.glob("*.json*")} == before
 
 
-def test_a_run_without_better_evaluations_ends_early_and_stays_ended(columns, model, tmp_path):
+def test_early_stopping_ends_the_run_permanently(columns, model, tmp_path):
     config = experiment(columns, model, epochs=20, learning_rate=1e-9)
     config = override(config, ["train.checkpoints.early_stopping_patience=2"])
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_a_run_without_better_evaluations_ends_early_and_stays_ended(columns, mo
         assert len(evaluations(tmp_path / "run")) == 3
 
 
-def test_frozen_parameters_are_those_of_the_model(columns, model, tmp_path):
+def test_frozen_parameters_do_not_change(columns, model, tmp_path):
     config = override(experiment(columns, model, epochs=1), ['train.tuning.frozen=["encoder/**"]'])
     assert run(config, tmp_path / "run") == 0
     start = paths.flatten(load_model(model).params)
@@ -126,7 +126,7 @@ def test_frozen_parameters_are_those_of_the_model(columns, model, tmp_path):
         assert same == path.startswith("encoder/"), path
 
 
-def test_fresh_layers_are_drawn_anew(columns, model, tmp_path):
+def test_reinit_layers_are_initialized_again(columns, model, tmp_path):
     config = experiment(columns, model, epochs=1, learning_rate=1e-12)
     config = override(config, ["train.tuning.reinit_layers=1", "train.optimizer.weight_decay=0.0"])
     assert run(config, tmp_path / "run") == 0
@@ -145,8 +145,8 @@ def test_fine_tuned_model_keeps_its_head_or_gets_one_for_another_task(
     same = experiment(columns, str(finished), **still)
     same = override(same, ["train.optimizer.weight_decay=0.0"])
     assert run(same, tmp_path / "same") == 0
-    kept = paths.flatten(load_model(str(tmp_path / "same")).params)
-    np.testing.assert_allclose(kept["classifier/kernel"], learned, atol=1e-6)
+    head_params = paths.flatten(load_model(str(tmp_path / "same")).params)
+    np.testing.assert_allclose(head_params["classifier/kernel"], learned, atol=1e-6)
 
     rows = [(text, str(number % 3)) for number, (text, _) in enumerate(texts(60, 9))]
     other = dataclasses.replace(
@@ -157,7 +157,7 @@ def test_fine_tuned_model_keeps_its_head_or_gets_one_for_another_task(
     assert other_model.params["classifier"]["kernel"].shape == (16, 3)
 
 
-def test_numbers_are_regressed_and_taggings_tagged(model, tmp_path):
+def test_regression_and_token_classification_run(model, tmp_path):
     rows = [(text, str(float(text.split().count("old")))) for text, _ in texts(200, 5)]
     task = Columns(
         train=write_csv(tmp_path / "train.csv", rows),
@@ -187,7 +187,7 @@ def test_numbers_are_regressed_and_taggings_tagged(model, tmp_path):
     assert json.loads((tmp_path / "tagging/evaluation.json").read_text())["dev"]["f1"] > 0.9
 
 
-def test_what_does_not_fit_together_is_refused(columns, model, tmp_path):
+def test_incompatible_settings_are_rejected(columns, model, tmp_path):
     config = experiment(columns, model)
     other = dataclasses.replace(
         config, objective=dataclasses.replace(config.objective, head=RegressionHead())

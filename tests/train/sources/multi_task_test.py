@@ -1,4 +1,4 @@
-"""Multi-task runs in this process: what they learn, keep, leave behind, and refuse."""
+"""Tests multi-task runs in this process: learning, checkpoints, outputs, errors."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Files of the tasks, and a small model in `model`."""
+    """Writes the files of the tasks, and a small model in `model`."""
     made = tmp_path_factory.mktemp("mixture")
     model = small_model(
         made / "vocabulary",
@@ -59,7 +59,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def experiment(folder: Path, names=tuple(NAMES), **changes) -> Experiment:
-    """Batches of one length alone, so that little is compiled."""
+    """Returns an experiment with batches of one length, so that little is compiled."""
     tasks = {name: TASKS[NAMES[name][0]](folder) for name in names}
     settings = {"epochs": 4, "batch_size": 16, "learning_rate": 1e-2, "seed": 7, **changes}
     made = multi_task_experiment(tasks, str(folder / "model"), **settings)
@@ -81,7 +81,7 @@ def predictions(run: Path, name: str, split: str = "dev") -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def test_a_run_learns_and_keeps_the_best_mean(finished):
+def test_run_learns_and_keeps_the_best_mean_metric(finished):
     results = json.loads((finished / "evaluation.json").read_text())
     assert set(results) == set(NAMES) and set(results["reviews"]) == {"dev", "test"}
     assert results["words"]["dev"]["f1"] > 0.9
@@ -89,7 +89,7 @@ def test_a_run_learns_and_keeps_the_best_mean(finished):
     assert len(seen) == 4
     for row in seen:
         firsts = [row[f"{name}/{metric}"] for name, (_, metric) in NAMES.items()]
-        firsts[-1] /= 100  # as SQuAD's script has it
+        firsts[-1] /= 100  # percent, like SQuAD's script
         assert row["mean"] == pytest.approx(np.mean(firsts))
     best = max(seen, key=lambda row: row["mean"])
     assert best["mean"] > seen[0]["mean"]
@@ -97,7 +97,7 @@ def test_a_run_learns_and_keeps_the_best_mean(finished):
         assert results[name]["dev"][metric] == pytest.approx(best[f"{name}/{metric}"])
 
 
-def test_training_logs_each_task_and_null_where_it_has_no_row(finished):
+def test_log_has_each_task_or_null_without_examples(finished):
     rows = rows_of(finished, "train")
     for name in NAMES:
         losses = [row[f"{name}/loss"] for row in rows]
@@ -106,7 +106,7 @@ def test_training_logs_each_task_and_null_where_it_has_no_row(finished):
     assert {"reviews/accuracy", "scores/mse", "words/accuracy", "facts/accuracy"} <= set(rows[0])
 
 
-def test_predictions_are_left_for_each_task_and_say_what_its_model_says(finished, folder):
+def test_saved_predictions_equal_those_of_the_task_model(finished, folder):
     for name, (kind, _) in NAMES.items():
         task = load_task(TASKS[kind](folder))
         predict = Predictor(load_model(finished, name))
@@ -116,14 +116,14 @@ def test_predictions_are_left_for_each_task_and_say_what_its_model_says(finished
                 left = predictions(finished, name, split)
                 assert [row["id"] for row in left] == [example.id for example in examples]
         found = predict(task.splits["dev"])
-        for row, said in zip(predictions(finished, name), found, strict=True):
+        for row, prediction in zip(predictions(finished, name), found, strict=True):
             for field in row.keys() & {"label", "tags", "answer"}:
-                assert said[field] == row[field]
+                assert prediction[field] == row[field]
             if "value" in row:
-                assert said["value"] == pytest.approx(row["value"], abs=1e-5)
+                assert prediction["value"] == pytest.approx(row["value"], abs=1e-5)
 
 
-def test_the_report_has_a_section_for_each_task(finished):
+def test_report_has_a_section_for_each_task(finished):
     report = Report((finished / "report.html").read_text("utf-8"))
     (results,) = report.tables["Results", "Results"]
     values = json.loads((finished / "evaluation.json").read_text())
@@ -139,7 +139,7 @@ def test_the_report_has_a_section_for_each_task(finished):
         assert title in report.text
 
 
-def test_a_task_is_exported_with_a_card_that_tells_of_the_others(finished, tmp_path):
+def test_exported_task_has_a_card_that_names_the_others(finished, tmp_path):
     argv = ["export", str(finished), "--task", "words", "--output", str(tmp_path / "tagger")]
     assert main(argv) == 0
     model = load_model(tmp_path / "tagger")
@@ -155,7 +155,7 @@ def test_a_task_is_exported_with_a_card_that_tells_of_the_others(finished, tmp_p
     assert "had the best mean" in card
 
 
-def test_the_command_line_predicts_with_a_task(finished, capsys):
+def test_command_line_predicts_with_one_task(finished, capsys):
     assert main(["predict", "--model", str(finished), "--task", "words", "the sea sings"]) == 0
     assert json.loads(capsys.readouterr().out)["tags"][1] == "B-LOC"
     for argv, message in (
@@ -167,7 +167,7 @@ def test_the_command_line_predicts_with_a_task(finished, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_without_a_task_a_run_is_an_encoder_to_start_from(finished, folder):
+def test_run_without_a_task_is_an_encoder(finished, folder):
     model = load_model(finished)
     assert set(model.params) == {"encoder"} and model.head is None
     assert model.tasks == tuple(NAMES)
@@ -175,7 +175,7 @@ def test_without_a_task_a_run_is_an_encoder_to_start_from(finished, folder):
     assert next_task.objective.model == model.config
 
 
-def test_heads_start_from_the_pretrained_pooler_and_a_matching_head(folder, tmp_path):
+def test_heads_start_from_pretrained_pooler_and_matching_head(folder, tmp_path):
     config = experiment(folder, ("reviews", "scores"))
     assert isinstance(config.objective, MultiTask)
     head = config.objective.heads[0].head
@@ -207,7 +207,7 @@ def test_heads_start_from_the_pretrained_pooler_and_a_matching_head(folder, tmp_
 
 
 @pytest.mark.slow
-def test_a_run_that_dies_ends_in_the_same_bits(folder, tmp_path, monkeypatch):
+def test_killed_run_resumes_bit_identical(folder, tmp_path, monkeypatch):
     config = experiment(folder, ("reviews", "words"), epochs=0.6, mixing=EqualMixing())
     config = override(
         config,
@@ -243,7 +243,7 @@ def test_a_run_that_dies_ends_in_the_same_bits(folder, tmp_path, monkeypatch):
     assert losses[0] == losses[1] and len(losses[0]) == 12
 
 
-def test_what_does_not_fit_together_is_refused(folder, tmp_path):
+def test_incompatible_settings_are_rejected(folder, tmp_path):
     with pytest.raises(ConfigError, match="'endings' is multiple choice"):
         multi_task_experiment({"endings": TASKS["multiple_choice"](folder)}, str(folder / "model"))
     config = experiment(folder, ("reviews", "scores"))

@@ -36,14 +36,14 @@ def command(tmp_path_factory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(command, tmp_path_factory) -> tuple[Path, Path]:
-    """A finished run's folder, and where its checkpoints are."""
+    """Returns the folder of a finished run, and its checkpoint folder."""
     folder = tmp_path_factory.mktemp("runs")
     run, place = folder / "run", folder / "bucket" / "checkpoints"
     assert main([*command, "--run", str(run), "--checkpoints", str(place)]) == 0
     return run, place
 
 
-def test_checkpoints_are_written_there_and_found_from_the_folder(run):
+def test_external_checkpoints_are_found_from_the_run_folder(run):
     folder, place = run
     assert not (folder / "checkpoints").exists()
     assert step_folder.list_steps(step_folder.absolute_path(place)) == [2, 4]
@@ -51,15 +51,15 @@ def test_checkpoints_are_written_there_and_found_from_the_folder(run):
     assert load_model(folder).params.keys() >= {"encoder", "masked_lm"}
 
 
-def test_the_same_command_goes_on_and_so_does_one_that_does_not_say_where(run, command, capfd):
+def test_resuming_does_not_need_the_checkpoints_flag(run, command, capfd):
     folder, place = run
-    for where in (["--checkpoints", str(place)], []):
-        assert main([*command, "--run", str(folder), *where]) == 0
+    for flags in (["--checkpoints", str(place)], []):
+        assert main([*command, "--run", str(folder), *flags]) == 0
         assert "begins after step 4 of 4" in capfd.readouterr().err
     assert not (folder / "checkpoints").exists()
 
 
-def test_a_mirrored_folder_with_checkpoints_below_it_is_a_whole_run(run, tmp_path, command):
+def test_mirrored_folder_with_checkpoints_is_a_complete_run(run, tmp_path, command):
     folder, place = run
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
@@ -74,16 +74,16 @@ def test_a_mirrored_folder_with_checkpoints_below_it_is_a_whole_run(run, tmp_pat
         moved.rename(place)
 
 
-def test_another_place_is_refused(run, command, tmp_path, capsys):
+def test_different_checkpoint_folder_is_rejected(run, command, tmp_path, capsys):
     folder, place = run
     other = ["--checkpoints", str(tmp_path / "other")]
     assert main([*command, "--run", str(folder), *other]) == 1
-    said = capsys.readouterr().err
-    assert str(place) in said and "leave out --checkpoints" in said
+    error = capsys.readouterr().err
+    assert str(place) in error and "leave out --checkpoints" in error
     assert not (tmp_path / "other").exists()
 
 
-def test_a_bucket_without_what_reads_it_says_what_to_install(monkeypatch):
+def test_bucket_without_its_library_says_what_to_install(monkeypatch):
     monkeypatch.setattr(step_folder, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"gcsfs.*pip install 'bert_jax\[tpu\]'"):
         step_folder.absolute_path("gs://bucket/run/checkpoints")
