@@ -35,7 +35,7 @@ from bert_jax.objectives.multi_task import task_params
 from bert_jax.params import paths
 from bert_jax.runs import run_folder
 from bert_jax.runs.run_folder import CHECKPOINTS
-from bert_jax.text.compatibility import check_embedding_rows
+from bert_jax.text.compatibility import check_embedding_rows, check_input_template
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -169,6 +169,7 @@ def build_model(
     if tokenizer is not None:
         advice = "Use the vocabulary that the model was trained with."
         check_embedding_rows(tokenizer.vocab_size, config.vocab_size, path, advice)
+        check_input_template(tokenizer, config.type_vocab_size, path)
     return LoadedModel(
         params=paths.unflatten(flat_params),
         config=config,

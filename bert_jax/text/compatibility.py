@@ -7,6 +7,7 @@ runs without an error and learns nothing that can be used.
 from typing import NamedTuple
 
 from bert_jax.errors import UserError
+from bert_jax.text.input_template import RobertaTemplate, default_template
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -56,4 +57,25 @@ def check_embedding_rows(vocab_size: int, num_rows: int, source: str, next_step:
     raise UserError(
         f"{source}: the vocabulary has {vocab_size:,} tokens, but the word-embedding table of the "
         f"model has {num_rows:,} rows. {next_step}"
+    )
+
+
+def check_input_template(tokenizer: Tokenizer, type_vocab_size: int, source: str) -> None:
+    """Raises if an old RoBERTa tokenizer would put a pair into BERT's template.
+
+    Versions that had BERT's template only wrote tokenizers without one. BERT models of that time
+    need BERT's template also with RoBERTa's tokens, <s> A </s> B </s>. A model with one token type
+    cannot be one of them.
+
+    Raises:
+      UserError: the template does not fit the model; the message begins with `source`.
+    """
+    template, cls_token = tokenizer.template, tokenizer.special_tokens.cls
+    if template.second_token_type < type_vocab_size or template == default_template(cls_token):
+        return
+    raise UserError(
+        f"{source}: the tokenizer has the special tokens of RoBERTa but the template "
+        f"{template.name!r}, whose second text has token type {template.second_token_type}; the "
+        f"model has {type_vocab_size} token type. The tokenizer was saved by a version that had no "
+        f'other template: set "template": "{RobertaTemplate.name}" in its vocabulary.json'
     )

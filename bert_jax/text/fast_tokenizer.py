@@ -16,7 +16,6 @@ from tokenizers import (
     models,
     normalizers,
     pre_tokenizers,
-    processors,
 )
 from tokenizers import (
     Tokenizer as BackendTokenizer,
@@ -25,7 +24,7 @@ from tokenizers import (
 from bert_jax.errors import UserError
 from bert_jax.json_io import read_json_object
 from bert_jax.text.files import read_text
-from bert_jax.text.input_template import default_template
+from bert_jax.text.input_template import InputTemplate, RobertaTemplate, default_template
 from bert_jax.text.tokenizer import (
     Encoding,
     SpecialTokens,
@@ -36,8 +35,10 @@ from bert_jax.text.tokenizer import (
 from bert_jax.text.tokenizer_json import (
     CONTINUING_SUBWORD_PREFIX,
     canonical,
+    declared_template,
     is_bert_tokenizer,
     is_roberta_tokenizer,
+    make_post_processor,
     merge_pairs,
 )
 
@@ -75,6 +76,7 @@ class HuggingFaceTokenizer(Tokenizer):
             continues_word=continues_word,
             rules=canonical(rules),
         )
+        self.template = declared_template(rules["post_processor"]) or self.template
         self._backend = backend
 
     def encode_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -89,8 +91,17 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def save(self, folder: str | Path) -> None:
-        rules = json.loads(self._backend.to_str())
-        files = {"tokenizer.json": self._backend.to_str(pretty=True)}
+        backend = self._backend
+        rules = json.loads(backend.to_str())
+        if declared_template(rules["post_processor"]) != self.template:
+            # The template was read from vocabulary.json; Hugging Face must use the same one.
+            backend = BackendTokenizer.from_str(backend.to_str())
+            cls_token, sep_token = self.special_tokens.cls, self.special_tokens.sep
+            backend.post_processor = make_post_processor(
+                backend, self.template, cls_token, sep_token
+            )
+            rules = json.loads(backend.to_str())
+        files = {"tokenizer.json": backend.to_str(pretty=True)}
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         if is_bert_tokenizer(rules):
             files["vocab.txt"] = "".join(f"{token}\n" for token in self._tokens)
@@ -101,7 +112,7 @@ class HuggingFaceTokenizer(Tokenizer):
                 "strip_accents": normalizer["strip_accents"],
                 "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
             }
-        elif is_roberta_tokenizer(rules):
+        elif is_roberta_tokenizer(rules) and self.template == RobertaTemplate():
             files["vocab.json"] = json.dumps(rules["model"]["vocab"], ensure_ascii=False)
             merges = "".join(f"{left} {right}\n" for left, right in merge_pairs(rules["model"]))
             files["merges.txt"] = f"#version: 0.2\n{merges}"
@@ -152,11 +163,8 @@ def wordpiece_backend(
             for token in special_tokens.as_dict().values()
         ]
     )
-    backend.post_processor = processors.TemplateProcessing(
-        **default_template(special_tokens.cls).patterns(special_tokens.cls, special_tokens.sep),
-        special_tokens=[
-            (token, vocab[token]) for token in (special_tokens.cls, special_tokens.sep)
-        ],
+    backend.post_processor = make_post_processor(
+        backend, default_template(special_tokens.cls), special_tokens.cls, special_tokens.sep
     )
     return backend
 
@@ -167,6 +175,7 @@ def byte_level_bpe_backend(
     special_tokens: SpecialTokens,
     *,
     add_prefix_space: bool = False,
+    template: InputTemplate | None = None,
 ) -> BackendTokenizer:
     """Builds RoBERTa's byte-level BPE, whose mask token includes the space before it.
 
@@ -175,6 +184,7 @@ def byte_level_bpe_backend(
       merges: pairs of tokens, in the order in which they were learned.
       special_tokens: the special tokens.
       add_prefix_space: whether the first word is encoded as if a space preceded it.
+      template: where special tokens are added; None for the usual one of the special tokens.
     """
     backend = BackendTokenizer(models.BPE(dict(vocab), list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
@@ -185,11 +195,9 @@ def byte_level_bpe_backend(
             for role, token in special_tokens.as_dict().items()
         ]
     )
-    backend.post_processor = processors.RobertaProcessing(
-        (special_tokens.sep, vocab[special_tokens.sep]),
-        (special_tokens.cls, vocab[special_tokens.cls]),
-        trim_offsets=True,
-        add_prefix_space=add_prefix_space,
+    template = template or default_template(special_tokens.cls)
+    backend.post_processor = make_post_processor(
+        backend, template, special_tokens.cls, special_tokens.sep
     )
     return backend
 
@@ -246,9 +254,15 @@ def load_byte_level_bpe(path: Path, config: Mapping[str, Any]) -> HuggingFaceTok
             raise UserError(f"{merges_path}, line {number}: expected two tokens, found {line!r}")
         merges.append((pair[0], pair[1]))
     special_tokens = find_special_tokens(vocab, config, path)
+    # The files have no template. Hugging Face's RobertaTokenizer uses RoBERTa's for any tokens.
+    is_roberta = str(config.get("tokenizer_class")).startswith("Roberta")
     try:
         backend = byte_level_bpe_backend(
-            vocab, merges, special_tokens, add_prefix_space=config.get("add_prefix_space", False)
+            vocab,
+            merges,
+            special_tokens,
+            add_prefix_space=config.get("add_prefix_space", False),
+            template=RobertaTemplate() if is_roberta else None,
         )
     except Exception as error:  # the library raises plain Exception
         raise UserError(f"{merges_path} does not match {path}: {error}") from None

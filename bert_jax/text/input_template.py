@@ -107,7 +107,7 @@ class RobertaTemplate(InputTemplate):
     second_token_type = 0
 
 
-_TEMPLATES = (BertTemplate(), RobertaTemplate())
+TEMPLATES: tuple[InputTemplate, ...] = (BertTemplate(), RobertaTemplate())
 
 
 def default_template(cls_token: str) -> InputTemplate:
@@ -121,8 +121,8 @@ def template_by_name(name: object, source: str) -> InputTemplate:
     Raises:
       UserError: there is no template of that name; the message begins with `source`.
     """
-    for template in _TEMPLATES:
+    for template in TEMPLATES:
         if template.name == name:
             return template
-    expected = " or ".join(repr(template.name) for template in _TEMPLATES)
+    expected = " or ".join(repr(template.name) for template in TEMPLATES)
     raise UserError(f"{source}: template is {name!r}, expected {expected}")

@@ -19,14 +19,13 @@ from tokenizers import (
     models,
     normalizers,
     pre_tokenizers,
-    processors,
 )
 from tokenizers import (
     Tokenizer as BackendTokenizer,
 )
 
 from bert_jax.errors import UserError
-from bert_jax.text.input_template import default_template
+from bert_jax.text.input_template import InputTemplate, default_template
 from bert_jax.text.sentencepiece_model import SentencePieceModel, parse_model
 from bert_jax.text.tokenizer import (
     Encoding,
@@ -35,9 +34,11 @@ from bert_jax.text.tokenizer import (
     declared_token,
     save_tokenizer,
 )
+from bert_jax.text.tokenizer_json import make_post_processor
 
 _SPACE_MARK = "▁"
 _MODEL_FILE = "spiece.model"
+_FAIRSEQ_MODEL_FILE = "sentencepiece.bpe.model"
 # In order of preference. If a model has none of them, the first one is appended.
 _ROLE_NAMES = {
     "pad": ("[PAD]", "<pad>"),
@@ -128,7 +129,7 @@ class SentencePieceTokenizer(Tokenizer):
         model = parse_model(self._model)
         files: dict[str, str | bytes] = {_MODEL_FILE: self._model}
         if model.model_type == "unigram":
-            backend = unigram_backend(model, self.special_tokens, self._added_tokens)
+            backend = unigram_backend(model, self.special_tokens, self._added_tokens, self.template)
             files["tokenizer.json"] = backend.to_str(pretty=True)
         special_strings = {
             f"{role}_token": token for role, token in self.special_tokens.as_dict().items()
@@ -143,7 +144,10 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def unigram_backend(
-    model: SentencePieceModel, special_tokens: SpecialTokens, added_tokens: Sequence[str] = ()
+    model: SentencePieceModel,
+    special_tokens: SpecialTokens,
+    added_tokens: Sequence[str] = (),
+    template: InputTemplate | None = None,
 ) -> BackendTokenizer:
     """Builds the same model for the `tokenizers` library: tokens, scores and normalization.
 
@@ -172,17 +176,28 @@ def unigram_backend(
             for token in (*added_tokens, *special_tokens.as_dict().values())
         ]
     )
-    backend.post_processor = processors.TemplateProcessing(
-        **default_template(special_tokens.cls).patterns(special_tokens.cls, special_tokens.sep),
-        special_tokens=[
-            (t, backend.token_to_id(t)) for t in (special_tokens.cls, special_tokens.sep)
-        ],
+    template = template or default_template(special_tokens.cls)
+    backend.post_processor = make_post_processor(
+        backend, template, special_tokens.cls, special_tokens.sep
     )
     return backend
 
 
 def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> SentencePieceTokenizer:
-    """Loads a `.model` file; `config` (tokenizer_config.json) may name its special tokens."""
+    """Loads a `.model` file; `config` (tokenizer_config.json) may name its special tokens.
+
+    Raises:
+      UserError: the file is damaged, or the ids of its model are other than those in the file.
+    """
+    if path.name == _FAIRSEQ_MODEL_FILE:
+        # fairseq's models shift the ids of the file, by 1 (XLM-R) or 4 (CamemBERT), and then the
+        # vocabulary has the same size: without this check every id would be wrong, without a word.
+        folder = str(path.parent)
+        raise UserError(
+            f"tokenizer {path}: the token ids of XLM-RoBERTa and CamemBERT are not those of this "
+            "file; expected a tokenizer.json in the same folder. Write one with transformers: "
+            f"AutoTokenizer.from_pretrained({folder!r}).save_pretrained({folder!r})"
+        )
     try:
         model = path.read_bytes()
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)

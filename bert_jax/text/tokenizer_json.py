@@ -1,10 +1,14 @@
-"""Interprets a tokenizer.json: which rules decide ids, and which Hugging Face class has them.
+"""Interprets a tokenizer.json: rules that decide ids, its template, Hugging Face's class for it.
 
 `rules` is the parsed JSON of a whole tokenizer.json (`Tokenizer.to_str()` of `tokenizers`).
 """
 
 from collections.abc import Mapping
 from typing import Any
+
+from tokenizers import Tokenizer, pre_tokenizers, processors
+
+from bert_jax.text.input_template import TEMPLATES, BertTemplate, InputTemplate, RobertaTemplate
 
 # Keys that do not change the ids of a text.
 _KEYS_WITHOUT_EFFECT_ON_IDS = ("version", "truncation", "padding", "post_processor", "decoder")
@@ -55,3 +59,56 @@ def is_roberta_tokenizer(rules: Mapping[str, Any]) -> bool:
         and rules["normalizer"] is None
         and (rules["pre_tokenizer"] or {}).get("type") == "ByteLevel"
     )
+
+
+def declared_template(post_processor: Mapping[str, Any] | None) -> InputTemplate | None:
+    """Returns the template that a post-processor declares; None if it is none of ours."""
+    kind = None if post_processor is None else post_processor["type"]
+    if post_processor is None or kind == "ByteLevel":
+        return None
+    if kind == "Sequence":
+        found = [declared_template(processor) for processor in post_processor["processors"]]
+        return next(filter(None, found), None)
+    if kind == "TemplateProcessing":
+        patterns = {name: _pattern(post_processor[name]) for name in ("single", "pair")}
+        matching = (t for t in TEMPLATES if t.patterns("special", "special") == patterns)
+        return next(matching, None)
+    return {"BertProcessing": BertTemplate(), "RobertaProcessing": RobertaTemplate()}.get(kind)
+
+
+def _pattern(pieces: list[dict[str, Any]]) -> str:
+    """Returns a pattern of TemplateProcessing as a string, with one name for special tokens."""
+    words = []
+    for piece in pieces:
+        ((kind, entry),) = piece.items()
+        name = f"${entry['id']}" if kind == "Sequence" else "special"
+        words.append(f"{name}:{entry['type_id']}")
+    return " ".join(words)
+
+
+def make_post_processor(
+    backend: Tokenizer,
+    template: InputTemplate,
+    cls_token: str,
+    sep_token: str,
+) -> processors.PostProcessor:
+    """Makes the post-processor that adds special tokens to a text or a pair as a template does.
+
+    For byte-level BPE, it also removes the space before a word from the offsets of its token.
+    """
+    pre_tokenizer = backend.pre_tokenizer
+    cls_id, sep_id = backend.token_to_id(cls_token), backend.token_to_id(sep_token)
+    if isinstance(pre_tokenizer, pre_tokenizers.ByteLevel) and template == RobertaTemplate():
+        # The class that Hugging Face's RobertaTokenizer writes; it trims offsets by default.
+        return processors.RobertaProcessing(
+            (sep_token, sep_id),
+            (cls_token, cls_id),
+            add_prefix_space=pre_tokenizer.add_prefix_space,
+        )
+    special_tokens = processors.TemplateProcessing(
+        **template.patterns(cls_token, sep_token),
+        special_tokens=[(cls_token, cls_id), (sep_token, sep_id)],
+    )
+    if pre_tokenizer is not None and b"ByteLevel" in pre_tokenizer.__getstate__():
+        return processors.Sequence([processors.ByteLevel(trim_offsets=True), special_tokens])
+    return special_tokens

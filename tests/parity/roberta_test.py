@@ -6,12 +6,14 @@ the hidden states of padding have no meaning.
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 
 from bert_jax.batch import CHOICE_FIELDS
 from bert_jax.export.export import export
@@ -273,6 +275,50 @@ def test_pretrained_folders_come_back_bit_identical(tmp_path, model_type, name):
     third = paths.flatten(load_model(tmp_path / "exported").params)
     for path, leaf in paths.flatten(loaded.params).items():
         np.testing.assert_array_equal(third[path], leaf)
+
+
+def write_tokenizer(folder: Path, model_type: str) -> Any:
+    """Writes and returns a small tokenizer of the class that `transformers` has for the model."""
+    letters = "abcdefghijklmnopqrstuvwxyz."
+    if model_type == "roberta":
+        tokens = ["<s>", "<pad>", "</s>", "<unk>", *sorted(ByteLevel.alphabet()), "Ġt", "<mask>"]
+        vocab = {token: token_id for token_id, token in enumerate(tokens)}
+        tokenizer = transformers.RobertaTokenizerFast(vocab=vocab, merges=[("Ġ", "t")])
+    else:
+        first, name = {
+            "xlm-roberta": (["<s>", "<pad>", "</s>", "<unk>"], "XLMRobertaTokenizer"),
+            "camembert": (
+                ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"],
+                "CamembertTokenizer",
+            ),
+        }[model_type]
+        tokens = [*first, "▁", "▁the", "▁t", *letters, "<mask>"]
+        tokenizer = getattr(transformers, name)(vocab=[(t, -len(t) / 10) for t in tokens])
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta", "camembert"])
+def test_folders_with_tokenizer_open_and_encode_texts(tmp_path, model_type):
+    """Covers the tokenizers that DistilRoBERTa (RoBERTa's), XLM-R and CamemBERT are saved with."""
+    tokenizer = write_tokenizer(tmp_path, model_type)
+    config = dataclasses.replace(SMALL, vocab_size=len(tokenizer), model_type=model_type)
+    model = torch_model(config, "Model")
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert loaded.config == config and loaded.tokenizer is not None
+    texts = ["the <mask> sat.", "a cat on the mat and the dog."]
+    expected = tokenizer(texts, return_tensors="np", padding=True)
+    found = loaded.tokenize(texts)
+    for name in ("input_ids", "attention_mask"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    pair = loaded.tokenizer.build_inputs_with_special_tokens(*map(loaded.tokenizer.encode, texts))
+    assert pair.tolist() == tokenizer(*texts)["input_ids"]
+    with torch.no_grad():
+        states = model(**torch_fields(found, "input_ids", "attention_mask")).last_hidden_state
+    real = found["attention_mask"] > 0
+    hidden_states = run_forward(loaded.params, config, found)["hidden_states"][-1]
+    np.testing.assert_allclose(hidden_states[real], states.numpy()[real], rtol=0, atol=TOLERANCE)
 
 
 STEPS, WARMUP, PEAK, CLIP = 20, 5, 5e-4, 1.0

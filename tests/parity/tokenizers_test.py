@@ -80,6 +80,15 @@ def lines(real_lines) -> list[str]:
     return [*real_lines, *fuzzed, *long]
 
 
+@pytest.fixture(scope="module")
+def novel_lines(shared) -> list[str]:
+    """20,000 lines of all novels, in the order of the text, so that pairs belong together."""
+    lines: list[str] = []
+    for file in sorted((shared / "text/novels").glob("*.txt.gz")):
+        lines += [line for line in read_text(file).splitlines()[100:] if line][:400]
+    return lines[:20_000]
+
+
 def assert_same(tokenizer, reference, texts: list[str], *, offsets: bool = True) -> None:
     for start in range(0, len(texts), 4000):
         batch = texts[start : start + 4000]
@@ -115,6 +124,34 @@ def test_byte_level_bpe_equals_roberta_tokenizer(lines, shared):
     )
     more = ["The <mask> of", "<s>a</s> <pad>", "a<mask>b <mask>"]
     assert_same(load_tokenizer(folder), reference, lines + more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["published", "learned"])
+def test_byte_level_bpe_inputs_of_20000_lines_of_novels(name, novel_lines, shared, tmp_path):
+    if name == "published":
+        folder = shared / "vocab/roberta-base"
+        tokenizer = load_tokenizer(folder)
+    else:
+        config = TokenizerTrainingConfig(kind="bpe", vocab_size=4000)
+        tokenizer, _ = train_tokenizer(novel_lines[::4], config)
+        tokenizer.save(tmp_path)
+        folder = tmp_path
+    mask = transformers.AddedToken("<mask>", lstrip=True, special=True)
+    reference = transformers.RobertaTokenizerFast(
+        vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"), mask_token=mask
+    )
+    assert len(novel_lines) == 20_000
+    ids = tokenizer.encode_ids(novel_lines)
+    expected = reference(novel_lines)["input_ids"]
+    expected_pairs = reference(novel_lines[::2], novel_lines[1::2])["input_ids"]
+    for n, line in enumerate(novel_lines):
+        assert tokenizer.build_inputs_with_special_tokens(ids[n]).tolist() == expected[n], repr(
+            line
+        )
+    for n, pair in enumerate(expected_pairs):
+        found = tokenizer.build_inputs_with_special_tokens(ids[2 * n], ids[2 * n + 1])
+        assert found.tolist() == pair, repr(novel_lines[2 * n : 2 * n + 2])
 
 
 def test_sentencepiece_equals_t5_tokenizer(lines, real_lines, shared):

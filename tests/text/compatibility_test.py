@@ -1,4 +1,4 @@
-"""Tokenizers that differ are refused with both paths, sizes, fingerprints and the next step."""
+"""Covers bert_jax/text/compatibility.py: which tokenizers, tables and templates are refused."""
 
 import re
 
@@ -6,7 +6,14 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.testing.models import WORDS, word_tokenizer
-from bert_jax.text.compatibility import Tokenization, check_embedding_rows, check_same_tokenizer
+from bert_jax.text.compatibility import (
+    Tokenization,
+    check_embedding_rows,
+    check_input_template,
+    check_same_tokenizer,
+)
+from bert_jax.text.input_template import BertTemplate
+from bert_jax.text.load_tokenizer import load_tokenizer
 
 
 def test_same_tokenizer_at_two_paths_is_accepted(tmp_path):
@@ -40,3 +47,14 @@ def test_embedding_table_of_another_size_raises(vocab_size, num_rows):
         UserError, match=rf"^model: .* {vocab_size:,} tokens, .* {num_rows:,} rows\. Do it\.$"
     ):
         check_embedding_rows(vocab_size, num_rows, "model", "Do it.")
+
+
+def test_template_of_bert_is_refused_for_roberta_tokens_and_one_token_type(shared, tmp_path):
+    roberta = load_tokenizer(shared / "vocab/roberta-base")
+    check_input_template(roberta, 1, "folder")
+    roberta.template = BertTemplate()  # as after loading a folder that names no template
+    check_input_template(roberta, 2, "folder")  # BERT with this tokenizer
+    message = r'^folder: .* template \'bert\', .* has 1 token type\..* set "template": "roberta"'
+    with pytest.raises(UserError, match=message):
+        check_input_template(roberta, 1, "folder")
+    check_input_template(word_tokenizer(tmp_path), 1, "folder")  # RoBERTa with BERT's tokenizer

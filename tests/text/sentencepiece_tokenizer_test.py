@@ -46,6 +46,14 @@ def test_truncated_model_file_raises(shared, tmp_path):
         load_tokenizer(path)
 
 
+def test_model_file_of_xlm_roberta_alone_is_refused(shared, tmp_path):
+    path = tmp_path / "sentencepiece.bpe.model"
+    path.write_bytes((shared / "vocab/t5-base/spiece.model").read_bytes())
+    for source in (path, tmp_path):
+        with pytest.raises(UserError, match=r"not those of this file; expected a tokenizer\.json"):
+            load_tokenizer(source)
+
+
 def test_missing_special_tokens_are_appended(t5):
     assert t5.kind == "sentencepiece" and t5.vocab_size == 32002
     assert (t5.pad_id, t5.sep_id, t5.unk_id, t5.cls_id, t5.mask_id) == (0, 1, 2, 32000, 32001)

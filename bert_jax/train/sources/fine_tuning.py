@@ -26,7 +26,11 @@ from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.runs import run_folder
 from bert_jax.tasks import make_features, make_head, training_features
 from bert_jax.tasks.analysis import analyze, describe_task
-from bert_jax.text.compatibility import Tokenization, check_embedding_rows
+from bert_jax.text.compatibility import (
+    Tokenization,
+    check_embedding_rows,
+    check_input_template,
+)
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.train.config import LabeledEval
 from bert_jax.train.sources.feature_cache import ENCODER_FEATURES, FeatureExtractor, cache_features
@@ -76,10 +80,14 @@ class FineTuningSource:
         tokenization = Tokenization.of(self._tokenizer, tokenizer_path)
         remedy = "Set data.tokenizer to {tokenizer}."
         check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
-        vocab_size = self._objective_config.model.vocab_size
+        model = self._objective_config.model
         check_embedding_rows(
-            tokenization.vocab_size, vocab_size, tokenizer_path, "Use the tokenizer of the model."
+            tokenization.vocab_size,
+            model.vocab_size,
+            tokenizer_path,
+            "Use the tokenizer of the model.",
         )
+        check_input_template(self._tokenizer, model.type_vocab_size, tokenizer_path)
         if not (folder / TOKENIZER_FOLDER).exists():
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 self._tokenizer.save(partial_folder)

@@ -18,7 +18,7 @@ from bert_jax.experiment import Experiment
 from bert_jax.objectives.base import Objective
 from bert_jax.parallel import sharding
 from bert_jax.pretrained.initial import check_initial_tokenizer
-from bert_jax.text.compatibility import check_embedding_rows
+from bert_jax.text.compatibility import check_embedding_rows, check_input_template
 from bert_jax.train.config import HeldOutEval
 from bert_jax.train.sources.held_out import HeldOutEvaluator, check_held_out_corpus
 
@@ -40,13 +40,14 @@ class PretrainingSource:
         tokenization = self._corpus.tokenization
         remedy = "Prepare the text again with `bert-jax prepare --tokenizer {tokenizer}`."
         check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
-        vocab_size = self._experiment.objective.model.vocab_size
+        model = self._experiment.objective.model
         check_embedding_rows(
             tokenization.vocab_size,
-            vocab_size,
+            model.vocab_size,
             tokenization.path,
             f"Set objective.model.vocab_size to {tokenization.vocab_size}.",
         )
+        check_input_template(self._corpus.tokenizer(), model.type_vocab_size, tokenization.path)
         evaluation = self._experiment.train.evaluation
         if isinstance(evaluation, HeldOutEval):
             check_held_out_corpus(self._corpus, evaluation.corpus)
