@@ -2,6 +2,9 @@
 
 Source: Devlin et al. 2019, section 3.1. `PretrainingObjective` adds the two losses, which are pure
 functions of logits and batch fields and return their loss and metrics as `WeightedMean`s.
+
+The masks are part of the batch. Special tokens are never predicted, in RoBERTa either, unlike in
+fairseq (`bert_jax/data/pretraining/masking.py`).
 """
 
 import jax

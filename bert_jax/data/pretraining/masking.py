@@ -3,6 +3,11 @@
 As in BERT (Devlin et al. 2019, section 3.1), 15 % of the tokens that are not special are selected;
 80 % of these become [MASK], 10 % a random token, and 10 % remain. Whole-word masking selects all
 tokens of a word or none, as create_pretraining_data.py does with `do_whole_word_mask`.
+
+RoBERTa's inputs are masked by the same rules, as Hugging Face's `DataCollatorForLanguageModeling`
+does. fairseq's `mask_tokens_dataset.py` differs: it also selects <s> and </s>, rounds the number of
+predictions up or down at random, and draws replacements that may be <mask>. See
+docs/ARCHITECTURE.md for the reason.
 """
 
 import numpy as np
