@@ -9,7 +9,7 @@ What differs from BERT's recipe:
 - no next-sentence prediction, and other masks in every epoch;
 - Adam with b2 = 0.98, and no gradient clipping.
 
-What differs from fairseq: <s> and </s> are never predicted (`bert_jax/data/pretraining/masking.py`).
+What differs from fairseq: <s> and </s> are never predicted (`data/pretraining/masking.py`).
 
 fairseq's public recipe is shorter: `steps=125000 batch_size=2048 learning_rate=5e-4
 warmup_steps=10000`. If a batch does not fit into memory, add `gradient_accumulation_steps=N`. The
