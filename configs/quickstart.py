@@ -59,9 +59,8 @@ def get_config(*, corpus: str, heldout: str, steps: int = 4200, seed: int = 0) -
                     max_predictions_per_seq=40,
                 ),
             ),
-            optimizer=AdamW(
-                b2=0.98
-            ),  # a shorter average of squared gradients than 0.999 suits a short run
+            # A shorter average of squared gradients than with 0.999 suits a short run.
+            optimizer=AdamW(b2=0.98),
             schedule=WarmupLinear(peak_learning_rate=2e-3, warmup_steps=max(1, steps // 30)),
             checkpoints=CheckpointConfig(save_every=eval_every, keep_last=2),
             evaluation=HeldOutEval(corpus=heldout, eval_every=eval_every, num_examples=2048),

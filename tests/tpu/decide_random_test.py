@@ -237,7 +237,7 @@ def check_turn(
         else:
             assert action.live.attempt in alive, "touched what it did not see"
         if isinstance(action, StartTrainers):
-            assert alive == {action.live.attempt}, "trained beside another slice"
+            assert alive == {action.live.attempt}, "trained on a second slice"
     assert after.billed_seconds >= before.billed_seconds and after.loop_time >= before.loop_time
     if after.reason.startswith("no slice was available") and not before.ended:
         granted = [each for each in seen.slices if each.status in BILLED_STATUSES]

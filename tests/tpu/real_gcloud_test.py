@@ -64,7 +64,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 def test_real_gcloud_parses_every_command(environment: dict[str, str], tmp_path: Path):
     program = shutil.which("gcloud")
     if program is None or "tests/helpers/tpu/bin" in program:
-        pytest.skip("no Google Cloud CLI here: flags were NOT held against the real parser")
+        pytest.skip("no Google Cloud CLI: flags were NOT checked by the real parser")
     (tmp_path / "CODE.tar.gz").write_text("x")
     lines = sorted(shapes())
     assert len(lines) > 25
