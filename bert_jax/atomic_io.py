@@ -152,8 +152,8 @@ def _as_user_errors(path: Path, partial_path: Path) -> Generator[None]:
         raise UserError(f"{path} cannot be written: {last}") from None
     except OSError as error:
         file_names = [os.fsdecode(name) for name in (error.filename, error.filename2) if name]
-        is_ours = any(name.startswith(str(partial_path)) for name in file_names)
-        if is_ours or (not file_names and error.errno in DISK_ERRORS):
+        is_temporary_path = any(name.startswith(str(partial_path)) for name in file_names)
+        if is_temporary_path or (not file_names and error.errno in DISK_ERRORS):
             raise write_error(path, error) from None
         raise
 
