@@ -129,8 +129,9 @@ class JobSpec:
         addresses = self.host_addresses
         if len(addresses) != self.slice.hosts or len(set(addresses)) != len(addresses):
             raise ConfigError(
-                f"host_addresses is {list(addresses)}: {self.slice.name} has {self.slice.hosts} "
-                "hosts, each with its own address"
+                f"host_addresses has {len(addresses)} addresses, {len(set(addresses))} of them "
+                f"different ({', '.join(addresses)}); expected {self.slice.hosts} different ones, "
+                f"one for each host of {self.slice.name}; delete the slice and launch again"
             )
         for address in addresses:
             if not bucket_layout.ADDRESS_PATTERN.fullmatch(address):

@@ -49,9 +49,10 @@ def head_from_config(suffix: str, data: Mapping[str, Any], source: str) -> TaskH
 
 
 def _question_answering_head(data: Mapping[str, Any], source: str) -> QuestionAnsweringHead:
-    if (count := len(_read_labels(data, source))) != 2:
+    if len(_read_labels(data, source)) != 2:
         raise UserError(
-            f"{source}: a question-answering head with {count} labels; expected 2, start and end"
+            f"{source}: {_describe_labels(data)}, but the architecture is question answering; "
+            "expected 2, for start and end"
         )
     return QuestionAnsweringHead()
 
@@ -71,7 +72,10 @@ def _sequence_classification_head(
             f"{_REGRESSION!r}"
         )
     if len(labels) != 1:
-        raise UserError(f"{source}: a regression with {len(labels)} labels; expected one")
+        raise UserError(
+            f"{source}: problem_type is {_REGRESSION!r}, but {_describe_labels(data)}; expected 1 "
+            f"(multi-output regression is not supported), or problem_type {_CLASSIFICATION!r}"
+        )
     return RegressionHead()
 
 
@@ -92,6 +96,13 @@ def _read_labels(data: Mapping[str, Any], source: str) -> tuple[str, ...]:
     if not all(isinstance(label, str) for label in labels):
         raise UserError(f"{source}: id2label is {id2label!r}; expected strings")
     return labels
+
+
+def _describe_labels(data: Mapping[str, Any]) -> str:
+    id2label = data.get("id2label")
+    if id2label is None:
+        return f"num_labels is {data.get('num_labels', 2)}"
+    return f"id2label has {len(id2label)} labels"
 
 
 _HEAD_READERS: dict[str, Callable[[Mapping[str, Any], str], TaskHead]] = {

@@ -1,7 +1,7 @@
-"""Combines an encoder with heads: the one forward pass of training, prediction and analysis.
+"""Combines an encoder with heads: the forward pass that training, prediction and analysis share.
 
-`EncoderWithHeads` is a Flax module of its own. Training and prediction use `build_network`, which
-gives the same module as pure functions over a nested dict of parameters:
+`EncoderWithHeads` is an ordinary `nnx.Module` and can be used directly. Training and prediction use
+`build_network`, which returns the same module as pure functions over a nested dict of parameters:
 
     {"encoder": {...}, "pooler": {...}, "masked_lm": {...}, "next_sentence": {...},
      "classifier" or "span": {...}}
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS, PACKED_FIELDS
+from bert_jax.errors import ConfigError
 from bert_jax.functional import Network
 from bert_jax.models.encoder import Encoder, EncoderConfig, EncoderOutput, build_encoder
 from bert_jax.models.heads.config import (
@@ -34,7 +35,7 @@ from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.linear import linear
 
 HEADS = ("pooler", "masked_lm", "next_sentence")
-"""The heads that pretraining can train; a family has all or some of them."""
+"""Names of the heads that pretraining trains; a family of encoders has all or some of them."""
 
 Batch = Mapping[str, Any]
 
@@ -42,10 +43,13 @@ Batch = Mapping[str, Any]
 class EncoderWithHeads(nnx.Module):
     """Runs an encoder and the heads on it.
 
+    Besides the attributes below, the module of the task head is `classifier` or `span`, the name
+    that `head_param_name` returns.
+
     Attributes:
       encoder: an `Encoder`.
-      pooler, masked_lm, next_sentence: the heads that were asked for, or that the task head needs.
-      classifier, span: the module of the task head; its name is that of `head_param_name`.
+      pooler: exists if it is one of `heads`, or if the task head uses it.
+      masked_lm, next_sentence: exist if they are in `heads`.
     """
 
     def __init__(
@@ -60,13 +64,25 @@ class EncoderWithHeads(nnx.Module):
         """Initializes all parameters.
 
         Args:
-          heads: names out of `HEADS`.
+          heads: the pretraining heads to build, a subset of `HEADS`.
           task_head: the head of a fine-tuning task, if any.
+
+        Raises:
+          ConfigError: a name in `heads` is unknown, or "next_sentence" has no pooler.
         """
         self.encoder: Encoder = build_encoder(config, compute, rngs)
         self.needs_pooler = task_head is not None and uses_pooler(
             task_head, config.sequence_classifier
         )
+        if unknown_heads := [name for name in heads if name not in HEADS]:
+            raise ConfigError(
+                f"heads contains {unknown_heads[0]!r}; expected names from {', '.join(HEADS)}"
+            )
+        if "next_sentence" in heads and not ("pooler" in heads or self.needs_pooler):
+            raise ConfigError(
+                f"heads is {heads}, but the head 'next_sentence' uses the output of the pooler; "
+                "add 'pooler'"
+            )
         if "pooler" in heads or self.needs_pooler:
             self.pooler = Pooler(config, compute, rngs)
         if "masked_lm" in heads:
@@ -78,12 +94,19 @@ class EncoderWithHeads(nnx.Module):
         self.compute, self.heads, self.task_head = compute, heads, task_head
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
-        """Computes everything that the encoder and its heads give for a batch, without dropout.
+        """Computes the hidden states and the logits of all heads for a batch, without dropout.
 
         Returns:
-          {"hidden_states": N + 1 arrays [B, L, D]} and, for the heads it has, "pooled" [B, D],
-          "masked_lm" [B, L, V], "next_sentence" [B, 2], and "task", the logits of the task head,
-          [B, outputs] or [B, L, outputs].
+          A dict with the key "hidden_states" and one key for each head:
+
+          hidden_states    num_hidden_layers + 1 arrays [B, L, D], in the compute dtype
+          masked_lm        float32 [B, L, V]
+          pooled           [B, D], in the compute dtype; only if "pooler" is in `heads`
+          next_sentence    float32 [B, 2]
+          task             float32 [B, C] for classes, [B, 1] for regression, [B, L, C] for token
+                           labels, [B, L, 2] for answer spans (start, end), [B x A, 1] for choices
+
+          With choices, B is B x A in the other shapes, too.
         """
         hidden_states = self.encode(batch, output_hidden_states=True).hidden_states
         last = hidden_states[-1]
@@ -107,7 +130,10 @@ class EncoderWithHeads(nnx.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> EncoderOutput:
-        """Runs the encoder on a batch; choices [B, A, L] are encoded as [B x A, L]."""
+        """Runs the encoder on a batch; choices [B, A, L] are encoded as [B x A, L].
+
+        The other arguments are those of `Encoder.__call__`.
+        """
         return self.encoder(
             **encoder_inputs(batch),
             causal=causal,
@@ -153,13 +179,15 @@ def _task_module(config: EncoderConfig, head: TaskHead, rngs: nnx.Rngs) -> nnx.M
     is_sequence_head = isinstance(head, SequenceClassificationHead | RegressionHead)
     if is_sequence_head and isinstance(config.sequence_classifier, DenseClassifier):
         return DenseTanhClassifier(config, head, rngs)
+    # `task_logits` feeds this layer the pooled first token if the head uses the pooler, else all
+    # tokens. A head that reads the first token without the pooler needs its own module, as above.
     assert reads_first_token(head) == uses_pooler(head, config.sequence_classifier)
     return head_linear(config, head, rngs)
 
 
 def encoder_inputs(batch: Batch) -> dict[str, Any]:
-    """Returns the arguments of `Encoder.__call__` that a batch holds, each [rows, L]."""
-    if CHOICE_FIELDS[0] in batch:  # each choice is a sequence of its own
+    """Returns the arguments of `Encoder.__call__` for a batch, each [B, L] or [B x A, L]."""
+    if CHOICE_FIELDS[0] in batch:  # the encoder reads each choice as a separate sequence
         return {
             name.removeprefix("choice_"): batch[name].reshape(-1, batch[name].shape[-1])
             for name in CHOICE_FIELDS
@@ -187,7 +215,11 @@ def forward(
     batch: Batch,
     task_head: TaskHead | None = None,
 ) -> dict[str, Any]:
-    """Computes the outputs of all heads in `params`; see `EncoderWithHeads.__call__`. Pure."""
+    """Computes the outputs of all heads in `params`, as a pure function of `params` and `batch`.
+
+    Returns:
+      The dict that `EncoderWithHeads.__call__` returns.
+    """
     heads = tuple(head for head in HEADS if head in params)
     return build_network(config, heads, task_head).merge(dict(params))(batch)
 
@@ -198,7 +230,11 @@ def run_forward(
     batch: Batch,
     task_head: TaskHead | None = None,
 ) -> dict[str, Any]:
-    """Runs `forward` compiled, with full float32 products on any device; returns NumPy arrays."""
+    """Compiles and runs `forward` with JAX's matmul precision "highest"; returns NumPy arrays.
+
+    Accelerators multiply float32 matrices in lower precision by default. With "highest" the result
+    is comparable on every device.
+    """
     with jax.default_matmul_precision("highest"):
         return jax.device_get(_jitted_forward(config, task_head)(dict(params), dict(batch)))
 

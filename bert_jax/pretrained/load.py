@@ -206,10 +206,16 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     if step is None and best_step not in (None, loaded_step):
         params, info, loaded_step = restore_params(checkpoints, best_step)
     objective = info.get("config", {}).get("objective", {})
-    if objective.get("type") not in ("Pretraining", "FineTuning", "MultiTask"):
+    objective_type = objective.get("type")
+    if objective_type not in ("Pretraining", "FineTuning", "MultiTask"):
+        found = (
+            f"the run's objective is {objective_type!r}"
+            if objective_type
+            else f"the metadata of checkpoint {loaded_step} has no config.objective.type"
+        )
         raise UserError(
-            f"{folder} is a run of {objective.get('type') or 'an unknown objective'}; "
-            "only runs of Pretraining, FineTuning and MultiTask can be loaded as a model"
+            f"{folder}: {found}; expected Pretraining, FineTuning or MultiTask; give the folder of "
+            "such a run"
         )
     config = from_json(EncoderConfig, objective["model"], "objective.model")
     tokenizer = find_tokenizer(folder / TOKENIZER_FOLDER)

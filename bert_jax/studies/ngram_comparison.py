@@ -53,11 +53,14 @@ def ngram_baseline_losses(experiment: Experiment) -> dict[str, float]:
     evaluation, data = experiment.train.evaluation, experiment.data
     if not isinstance(evaluation, HeldOutEval) or not isinstance(data, PretrainingData):
         raise UserError(
-            f"{experiment.name} has no held-out corpus, which n-gram baselines are evaluated on"
+            f"{experiment.name}: train.evaluation is {type(evaluation).__name__} and data is "
+            f"{type(data).__name__}; n-gram baselines need HeldOutEval and PretrainingData; choose "
+            "a pretraining run with a held-out corpus"
         )
     if data.masking is None:
         raise UserError(
-            f"{experiment.name} masks no tokens, but n-gram baselines predict masked tokens"
+            f"{experiment.name}: data.masking is None, but n-gram baselines predict masked tokens; "
+            "choose a run with masking"
         )
     corpus = PreparedCorpus(data.corpus)
     check_held_out_corpus(corpus, evaluation.corpus)

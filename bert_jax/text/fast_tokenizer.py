@@ -265,7 +265,10 @@ def load_byte_level_bpe(path: Path, config: Mapping[str, Any]) -> HuggingFaceTok
             template=RobertaTemplate() if is_roberta else None,
         )
     except Exception as error:  # the library raises plain Exception
-        raise UserError(f"{merges_path} does not match {path}: {error}") from None
+        raise UserError(
+            f"{merges_path} does not match {path} ({error}); expected both tokens of each merge "
+            f"and the merged token in {path.name}; take both files from the same model"
+        ) from None
     return HuggingFaceTokenizer(backend, special_tokens, path)
 
 

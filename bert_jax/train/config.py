@@ -45,7 +45,7 @@ class WarmupLinear:
     def __post_init__(self) -> None:
         if self.warmup_steps < 0 or self.peak_learning_rate <= 0:
             raise ConfigError(
-                f"schedule has peak_learning_rate {self.peak_learning_rate} and warmup_steps "
+                f"train.schedule has peak_learning_rate {self.peak_learning_rate} and warmup_steps "
                 f"{self.warmup_steps}; expected peak_learning_rate > 0 and warmup_steps >= 0"
             )
 
@@ -69,11 +69,18 @@ class Phase:
     def __post_init__(self) -> None:
         for name in ("steps", "seq_length", "batch_size", "gradient_accumulation_steps"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"phase.{name} is {getattr(self, name)}, expected at least 1")
-        if self.batch_size % self.gradient_accumulation_steps:
+                raise ConfigError(
+                    f"a phase of train.phases has {name} {getattr(self, name)}, expected at least 1"
+                )
+        if remainder := self.batch_size % self.gradient_accumulation_steps:
+            smaller = self.batch_size - remainder
+            larger = smaller + self.gradient_accumulation_steps
+            # A phase does not know its index, but its other fields identify it.
             raise ConfigError(
-                f"phase.batch_size {self.batch_size} is not a multiple of "
-                f"phase.gradient_accumulation_steps {self.gradient_accumulation_steps}"
+                f"the phase of train.phases with {self.steps} steps of sequence length "
+                f"{self.seq_length} has batch_size {self.batch_size}, expected a multiple of its "
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps}; the nearest is "
+                + (f"{smaller} or {larger}" if smaller else f"{larger}")
             )
 
     @property
@@ -104,14 +111,15 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         if self.best_metric is not None and self.best_mode is None:
             raise ConfigError(
-                f"checkpoints.best_metric is {self.best_metric!r} and best_mode is None; set "
-                "checkpoints.best_mode to 'min' (as for losses) or 'max' (as for accuracies)"
+                f"train.checkpoints.best_metric is {self.best_metric!r}, but best_mode is None; "
+                "set train.checkpoints.best_mode to 'min' (as for losses) or 'max' (as for "
+                "accuracies)"
             )
         if self.early_stopping_patience is not None and (
             self.best_metric is None or self.early_stopping_patience < 1
         ):
             raise ConfigError(
-                f"checkpoints.early_stopping_patience is {self.early_stopping_patience} and "
+                f"train.checkpoints.early_stopping_patience is {self.early_stopping_patience} and "
                 f"best_metric is {self.best_metric!r}; expected a patience of at least 1 and the "
                 "name of a metric in best_metric"
             )

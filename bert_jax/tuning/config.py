@@ -29,7 +29,7 @@ class L2SP:
     def __post_init__(self) -> None:
         if min(self.encoder_strength, self.head_strength) < 0:
             raise ConfigError(
-                f"tuning.weight_anchor has encoder_strength {self.encoder_strength} and "
+                f"train.tuning.weight_anchor has encoder_strength {self.encoder_strength} and "
                 f"head_strength {self.head_strength}; expected at least 0"
             )
 
@@ -51,7 +51,7 @@ class EWC:
     def __post_init__(self) -> None:
         if self.strength < 0:
             raise ConfigError(
-                f"tuning.weight_anchor.strength is {self.strength}, expected at least 0"
+                f"train.tuning.weight_anchor.strength is {self.strength}, expected at least 0"
             )
 
 
@@ -99,32 +99,34 @@ class TuningConfig:
     def __post_init__(self) -> None:
         if not 0 < self.layerwise_lr_decay <= 1:
             raise ConfigError(
-                f"tuning.layerwise_lr_decay is {self.layerwise_lr_decay}, "
+                f"train.tuning.layerwise_lr_decay is {self.layerwise_lr_decay}, "
                 "expected 0 < layerwise_lr_decay <= 1"
             )
         if self.head_lr_multiplier <= 0:
             raise ConfigError(
-                f"tuning.head_lr_multiplier is {self.head_lr_multiplier}, expected above 0"
+                f"train.tuning.head_lr_multiplier is {self.head_lr_multiplier}, expected above 0"
             )
         for name in ("unfreeze_every", "reinit_layers"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"tuning.{name} is {getattr(self, name)}, expected at least 0")
+                raise ConfigError(
+                    f"train.tuning.{name} is {getattr(self, name)}, expected at least 0"
+                )
         if isinstance(self.features, CachedFeatures):
             self._check_encoder_frozen()
 
     def _check_encoder_frozen(self) -> None:
         """Raises ConfigError if cached features are combined with an encoder that changes."""
-        requirement = "tuning.features is CachedFeatures, which needs a frozen encoder"
+        requirement = "train.tuning.features is CachedFeatures, which needs a frozen encoder"
         if WHOLE_ENCODER not in self.frozen:
             raise ConfigError(
-                f"{requirement}, but tuning.frozen is {list(self.frozen)}; "
+                f"{requirement}, but train.tuning.frozen is {list(self.frozen)}; "
                 f"add {WHOLE_ENCODER!r} to it"
             )
         for name in ("unfreeze_every", "reinit_layers"):
             if getattr(self, name):
                 raise ConfigError(
-                    f"{requirement}, but tuning.{name} is {getattr(self, name)}; expected 0, or "
-                    "set tuning.features to ComputedFeatures"
+                    f"{requirement}, but train.tuning.{name} is {getattr(self, name)}; expected "
+                    "0, or set train.tuning.features to ComputedFeatures"
                 )
         anchors_encoder = (
             self.weight_anchor.encoder_strength
@@ -133,8 +135,8 @@ class TuningConfig:
         )
         if anchors_encoder:
             raise ConfigError(
-                f"{requirement}, but tuning.weight_anchor is {self.weight_anchor}, which has no "
-                "effect on it; expected null, or L2SP with encoder_strength 0.0 (head only)"
+                f"{requirement}, but train.tuning.weight_anchor is {self.weight_anchor}, which has "
+                "no effect on it; expected null, or L2SP with encoder_strength 0.0 (head only)"
             )
 
 

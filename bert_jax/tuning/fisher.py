@@ -81,7 +81,7 @@ def load_fisher(file: str) -> dict[str, np.ndarray]:
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"tuning.weight_anchor.fisher: {file} cannot be read ({error}); "
+            f"train.tuning.weight_anchor.fisher: {file} cannot be read ({error}); "
             "write it with `bert-jax fisher`"
         ) from None
 

@@ -32,17 +32,17 @@ def freeze(
         for pattern in tuning.frozen:
             if not any(matches(pattern, path) for path in flat_params):
                 raise ConfigError(
-                    f"tuning.frozen has {pattern!r}, which matches no parameter; parameters are, "
-                    f"for example, {', '.join(list(flat_params)[:3])}; `bert-jax show-config` "
-                    "lists them"
+                    f"train.tuning.frozen contains {pattern!r}, which matches no parameter; "
+                    f"expected patterns of parameter paths such as "
+                    f"{', '.join(list(flat_params)[:3])}; `bert-jax show-config` lists all of them"
                 )
         is_frozen = {
             path: any(matches(pattern, path) for pattern in tuning.frozen) for path in flat_params
         }
         if all(is_frozen.values()):
             raise ConfigError(
-                f"tuning.frozen is {tuning.frozen}, which freezes all parameters; expected at "
-                "least one parameter to train"
+                f"train.tuning.frozen is {list(tuning.frozen)}, which freezes all parameters; "
+                "remove a pattern, so that at least one parameter is trained"
             )
         return paths.unflatten(
             {path: FROZEN if frozen else TRAINABLE for path, frozen in is_frozen.items()}

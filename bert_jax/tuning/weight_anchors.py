@@ -81,8 +81,8 @@ def set_fisher(opt_state: Any, weight_anchor: EWC, fisher: Mapping[str, np.ndarr
             return leaf
         if path not in fisher or fisher[path].shape != leaf.shape:
             raise ConfigError(
-                f"tuning.weight_anchor.fisher: {weight_anchor.fisher} does not fit the model at "
-                f"{path}; run `bert-jax fisher` on the model that training starts from"
+                f"train.tuning.weight_anchor.fisher: {weight_anchor.fisher} does not fit the model "
+                f"at {path}; run `bert-jax fisher` on the model that training starts from"
             )
         return jax.device_put(np.float32(weight_anchor.strength) * fisher[path], leaf.sharding)
 

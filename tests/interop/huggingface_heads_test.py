@@ -83,7 +83,11 @@ def test_head_fields_that_are_absent_have_defaults(tmp_path, architecture, field
     "architecture, fields, message",
     [
         (SEQUENCE, {"problem_type": "multi_label_classification"}, "'multi_label_classification'"),
-        (SEQUENCE, {"problem_type": "regression"}, "a regression with 2 labels; expected one"),
+        (
+            SEQUENCE,
+            {"problem_type": "regression"},
+            "problem_type is 'regression', but num_labels is 2; expected 1",
+        ),
         (
             SEQUENCE,
             {"num_labels": 1, "problem_type": "single_label_classification"},
@@ -94,7 +98,11 @@ def test_head_fields_that_are_absent_have_defaults(tmp_path, architecture, field
         (SEQUENCE, {"num_labels": "3"}, "num_labels is '3'; expected a number"),
         (TOKEN, {"id2label": {"0": 0, "1": 1}}, "expected strings"),
         (TOKEN, {"id2label": {"0": "O", "1": "O"}}, "'O' more than once"),
-        (SPAN, {"num_labels": 3}, "with 3 labels; expected 2, start and end"),
+        (
+            SPAN,
+            {"num_labels": 3},
+            "num_labels is 3, but the architecture is question answering; expected 2",
+        ),
     ],
 )
 def test_unsupported_head_error_names_the_file(tmp_path, architecture, fields, message):

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from bert_jax import functional
+from bert_jax.errors import ConfigError
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.encoder import EncoderConfig, build_encoder
 from bert_jax.models.heads.config import SequenceClassificationHead
@@ -97,6 +98,40 @@ def test_module_and_pure_functions_compute_the_same(config):
     assert found.keys() == expected.keys()
     np.testing.assert_array_equal(found["masked_lm"], expected["masked_lm"])
     np.testing.assert_array_equal(model.encoder(IDS).last_hidden_state, found["hidden_states"][-1])
+
+
+@pytest.mark.parametrize(
+    "heads, message",
+    [
+        (("next_sentence",), "'next_sentence' uses the output of the pooler; add 'pooler'"),
+        (("mlm",), "heads contains 'mlm'; expected names from pooler, masked_lm, next_sentence"),
+    ],
+)
+def test_heads_that_cannot_be_built_are_refused(heads, message):
+    with pytest.raises(ConfigError, match=message):
+        build_network(BERT, heads)
+
+
+def test_outputs_have_the_documented_shapes_and_dtypes():
+    head = SequenceClassificationHead(labels=("a", "b", "c"))
+    compute = ComputeConfig(dtype="bfloat16")
+    batch = {"input_ids": IDS, "token_type_ids": IDS * 0, "attention_mask": IDS * 0 + 1}
+
+    def shapes(heads: tuple[str, ...]) -> dict[str, Any]:
+        network = build_network(BERT, heads, head, compute)
+        return jax.eval_shape(lambda params: network.merge(params)(batch), network.abstract())
+
+    found = shapes(("pooler", "masked_lm", "next_sentence"))
+    assert [(x.shape, x.dtype) for x in found.pop("hidden_states")] == [
+        ((2, 4, 16), jnp.bfloat16)
+    ] * 3
+    assert {name: (x.shape, x.dtype) for name, x in found.items()} == {
+        "masked_lm": ((2, 4, 40), jnp.float32),
+        "pooled": ((2, 16), jnp.bfloat16),
+        "next_sentence": ((2, 2), jnp.float32),
+        "task": ((2, 3), jnp.float32),
+    }
+    assert shapes(()).keys() == {"hidden_states", "task"}
 
 
 def test_abstract_parameters_are_those_of_init():

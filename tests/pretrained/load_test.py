@@ -78,7 +78,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous_step(model, tmp_path, cap
 
 def test_run_of_an_unknown_objective_is_refused(model, tmp_path):
     run = write_run(tmp_path / "run", model, objective=CausalLM(model=model.config))
-    with pytest.raises(UserError, match="is a run of CausalLM; only runs of Pretraining"):
+    with pytest.raises(UserError, match="objective is 'CausalLM'; expected Pretraining"):
         load_model(run)
 
 
@@ -114,7 +114,9 @@ def test_head_with_another_number_of_labels_is_refused(tmp_path):
     ):
         load_model(tmp_path / "exported")
     file.write_text(json.dumps({**described, "architectures": ["BertForQuestionAnswering"]}))
-    with pytest.raises(UserError, match="a question-answering head with 3 labels"):
+    with pytest.raises(
+        UserError, match="id2label has 3 labels, but the architecture is question answering"
+    ):
         load_model(tmp_path / "exported")
     file.write_text(json.dumps({**described, "architectures": ["BertModel"]}))
     with pytest.raises(UserError, match=r"classifier/bias is not expected \(and 1 more\)"):

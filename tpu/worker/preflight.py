@@ -176,16 +176,14 @@ def _check_bucket(
 ) -> Iterator[PreflightProblem]:
     probe = f"{context.attempt_folder.url}/host-{host_number}.probe"
     try:
-        storage.write(probe, "probe")
-        if storage.read(probe) != "probe":
-            raise StorageError(f"{probe} was read back with other content", permanent=False)
-        storage.remove(probe)
+        storage.check_access(probe)
     except StorageError as error:
         yield PreflightProblem(
             check="bucket",
             found=str(error),
             expected="write, read and delete in the run's folder",
-            fix="give the hosts' service account roles/storage.objectAdmin on the bucket",
+            fix=error.fix
+            or "give the hosts' service account roles/storage.objectAdmin on the bucket",
             slice_independent=error.permanent,
         )
 

@@ -70,5 +70,8 @@ def _parse_value(name: str, text: str) -> Any:
     try:
         return _FIELD_TYPES[name](text)
     except ValueError:
-        variable = f"BERT_TPU_{name.upper()}"
-        raise ConfigError(f"{variable}={text!r}: expected a number") from None
+        unit = "gigabytes" if name.endswith("_gb") else "seconds"
+        variable, default = f"BERT_TPU_{name.upper()}", getattr(Settings(), name)
+        raise ConfigError(
+            f"{variable} is {text!r}; expected a number of {unit}, such as the default {default:g}"
+        ) from None

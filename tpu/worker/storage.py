@@ -16,11 +16,16 @@ _DENIED_MESSAGES = ("HTTPError 401", "HTTPError 403", "does not have storage", "
 
 
 class StorageError(UserError):
-    """Reports a failed bucket operation; `permanent` if a retry would not help."""
+    """Reports a failed bucket operation.
 
-    def __init__(self, message: str, *, permanent: bool):
+    Attributes:
+      permanent: whether a retry would not help.
+      fix: what to do; None if it depends on the operation.
+    """
+
+    def __init__(self, message: str, *, permanent: bool, fix: str | None = None):
         super().__init__(message)
-        self.permanent = permanent
+        self.permanent, self.fix = permanent, fix
 
 
 def read(url: str) -> str | None:
@@ -71,6 +76,25 @@ def remove(url: str) -> None:
       StorageError: it cannot be removed.
     """
     _run_gcloud(["rm", url], missing_ok=True)
+
+
+def check_access(url: str) -> None:
+    """Checks that an object can be written, read and removed; nothing remains of it.
+
+    Raises:
+      StorageError: one of the three failed, or another text was read than was written.
+    """
+    written = "probe"
+    write(url, written)
+    found = read(url)
+    remove(url)
+    if found != written:
+        content = "does not exist" if found is None else f"contains {found!r}"
+        raise StorageError(
+            f"{written!r} was written to {url}, but the object {content} afterwards",
+            permanent=False,
+            fix="stop other programs that write to or delete from this folder, then launch again",
+        )
 
 
 def rsync(

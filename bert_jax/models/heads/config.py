@@ -59,7 +59,11 @@ class PoolerClassifier:
 
 @dataclass(frozen=True, kw_only=True)
 class DenseClassifier:
-    """Classifies the first token: dropout, dense, tanh, dropout, `out_proj` (RoBERTa)."""
+    """Classifies the first token: dropout, dense, tanh, dropout, `out_proj` (RoBERTa).
+
+    These are the layers of Hugging Face's `RobertaClassificationHead`; the module is
+    `DenseTanhClassifier`.
+    """
 
 
 SequenceClassifier = PoolerClassifier | DenseClassifier

@@ -56,7 +56,10 @@ class LMHead(nnx.Module):
 
 
 class DenseTanhClassifier(nnx.Module):
-    """Classifies the first token as RoBERTa does: dropout, dense, tanh, dropout, linear."""
+    """Classifies the first token as RoBERTa does: dropout, dense, tanh, dropout, linear.
+
+    Has the layers of Hugging Face's `RobertaClassificationHead`; its config is `DenseClassifier`.
+    """
 
     def __init__(self, config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs):
         self.dense = linear(config.hidden_size, config.hidden_size, config, ComputeConfig(), rngs)
