@@ -96,7 +96,7 @@ def time_method(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], f
     """Returns the number of batches of each length, and a function that times a step of each."""
     import jax
 
-    from bert_jax import batch as contract
+    from bert_jax import batch as batch_lib
     from bert_jax.objectives.make import make_objective
     from bert_jax.parallel import sharding
     from bert_jax.train.initialize import initialize_or_load
@@ -133,7 +133,7 @@ def time_method(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], f
     with source.loader(0, 0) as loader:
         for _ in range(phase.steps):
             position = loader.position
-            length = contract.sequence_length(next(iter(loader)))
+            length = batch_lib.sequence_length(next(iter(loader)))
             counts[length] += 1
             positions[length] = position
 

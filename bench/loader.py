@@ -180,9 +180,9 @@ def print_stage_times(name: str, corpus: PreparedCorpus, table: VocabArrays, run
     reads: list[int] = []
     read = corpus.read
 
-    def recording_read(record: int):
-        reads.append(record)
-        return read(record)
+    def recording_read(part_index: int):
+        reads.append(part_index)
+        return read(part_index)
 
     times: dict[str, list[float]] = {}
 
@@ -198,7 +198,7 @@ def print_stage_times(name: str, corpus: PreparedCorpus, table: VocabArrays, run
         corpus.read = recording_read  # type: ignore[method-assign]
         made = [builder.dataset.read(*number) for number in numbers]
         corpus.read = read  # type: ignore[method-assign]
-        timed("reading", lambda: [read(record) for record in reads])
+        timed("reading", lambda: [read(part_index) for part_index in reads])
         reads.clear()
         timed(
             "reading and pairs", lambda n=numbers: [builder.dataset.read(*number) for number in n]

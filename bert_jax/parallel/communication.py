@@ -26,7 +26,7 @@ MATRIX_PATTERNS = ("encoder/**", "masked_lm/**")
 """The matrices that are rounded; task heads are small and are computed in float32."""
 
 
-class GatheredParams:
+class GatherParamsObjective:
     """Wraps an objective so that its parameters are gathered, and rounded if asked, before use.
 
     `abstract` has the parameters with their shardings; a split over the axis tensor stays.

@@ -64,7 +64,7 @@ def ngram_baseline_losses(experiment: Experiment) -> dict[str, float]:
         )
     corpus = PreparedCorpus(data.corpus)
     check_held_out_corpus(corpus, evaluation.corpus)
-    record_indices = tqdm(
+    part_indices = tqdm(
         range(len(corpus.tokens_per_part)),
         "counting bigrams",
         unit=" parts",
@@ -72,7 +72,7 @@ def ngram_baseline_losses(experiment: Experiment) -> dict[str, float]:
         disable=None,
     )
     baselines = NgramBaselines.fit(
-        (corpus.read(record_index).ids for record_index in record_indices),
+        (corpus.read(part_index).ids for part_index in part_indices),
         corpus.manifest.vocab_size,
     )
     return baselines.losses(held_out_batches(evaluation, data, experiment.train.phases[-1]))

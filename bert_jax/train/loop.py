@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import jax
 import numpy as np
 
-from bert_jax import batch as contract
+from bert_jax import batch as batch_lib
 from bert_jax.runs import hooks as hooks_lib
 from bert_jax.runs.hooks import Hook, StepEvent
 from bert_jax.train.config import Phase
@@ -148,7 +148,7 @@ def train_phase(
         position = loader.position
         batch = next(batches)
         state, metrics = phase.compiled_step(state, phase.to_device(batch))
-        seq_length = contract.sequence_length(batch)
+        seq_length = batch_lib.sequence_length(batch)
         meter.add(phase.sequences_per_batch * seq_length, phase.step_flops(seq_length))
         event = StepEvent(
             step=step,

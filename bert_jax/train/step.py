@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax import batch as contract
+from bert_jax import batch as batch_lib
 from bert_jax.objectives.base import Batch, LossOutput, Objective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.communication import GatheredParams
+from bert_jax.parallel.communication import GatherParamsObjective
 from bert_jax.parallel.config import CommunicationDtype
 from bert_jax.train.config import Phase, TrainConfig
 from bert_jax.train.optimizer import learning_rate_schedule
-from bert_jax.tuning.freezing import FrozenParams
+from bert_jax.tuning.freezing import FreezeParamsObjective
 
 State = dict[str, Any]
 """{"step": number of updates done (int32 scalar), "params": ..., "opt_state": ...}"""
@@ -112,7 +112,12 @@ def abstract_state(
     optimizer: optax.GradientTransformation,
     mesh: jax.sharding.Mesh,
 ) -> State:
-    """Returns the train state as shapes, dtypes and shardings, without allocating memory."""
+    """Returns the train state as shapes, dtypes and shardings, without allocating memory.
+
+    Args:
+      init_fn: returns the initial state for a PRNG key: `init_state` with an objective and an
+        optimizer.
+    """
     shapes = jax.eval_shape(init_fn, jax.random.key(0))
     shardings = {
         "step": sharding.replicated(mesh),
@@ -144,17 +149,19 @@ def jitted_step(
     Lower it inside `jax.set_mesh(mesh)`.
     """
     frozen = train.tuning.frozen
+    # Parameters that are split over fsdp are gathered before use. If the communication dtype is not
+    # float32, they are also rounded, so that the gradients are summed over devices in that dtype.
     if mesh.shape["fsdp"] > 1 or communication_dtype != "float32":
-        objective = GatheredParams(objective, abstract["params"], communication_dtype)
+        objective = GatherParamsObjective(objective, abstract["params"], communication_dtype)
     step = make_train_step(
-        FrozenParams(objective, frozen) if frozen else objective,
+        FreezeParamsObjective(objective, frozen) if frozen else objective,
         optimizer,
         learning_rate_schedule(train.schedule, train.steps),
         seed=seed,
         gradient_accumulation_steps=phase.gradient_accumulation_steps,
     )
-    # Without these output shardings the new state could be sharded differently from the old one,
-    # and the second call would compile again.
+    # Without these output shardings XLA may shard the new state differently from the old one. The
+    # compiled program accepts only the shardings it was compiled for: the next step would fail.
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, sharding.replicated(mesh)))
 
@@ -168,26 +175,31 @@ def compile_step(
 ) -> CompiledStep:
     """Compiles a train step ahead of time, once for each batch shape.
 
+    Call it inside `jax.set_mesh(mesh)`. The returned function donates the state that it is called
+    with: the buffers of that state cannot be used afterwards.
+
     Args:
       jitted: the result of `jitted_step`.
       fields: names of the batch fields.
-      shapes: sizes of the shape letters of `bert_jax.batch`, one dict per shape; they differ in L.
+      shapes: one {dimension: size} per batch shape, such as {"B": 32, "L": 128}, each with another
+        L; sizes are global. `bert_jax.batch` defines the dimensions.
+      abstract: the train state as shapes, dtypes and shardings, from `abstract_state`.
 
     Returns:
-      A function that selects the program by the sequence length of the batch. It raises ValueError
-      for a length that is not in `shapes`.
+      A function (state, batch) -> (state, metrics) that selects the compiled executable by the
+      sequence length of the batch. It raises ValueError for a length that is not in `shapes`.
     """
     batch_sharding = sharding.batch_sharding(mesh)
     compiled_by_length = {}
     for sizes in shapes:
         batch = {
             name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding)
-            for name, (shape, dtype) in contract.batch_spec(fields, sizes).items()
+            for name, (shape, dtype) in batch_lib.batch_spec(fields, sizes).items()
         }
         compiled_by_length[sizes["L"]] = jitted.lower(abstract, batch).compile()
 
     def compiled_step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        seq_length = contract.sequence_length(batch)
+        seq_length = batch_lib.sequence_length(batch)
         if seq_length not in compiled_by_length:
             raise ValueError(
                 f"the batch has sequence length {seq_length}; the train step was compiled for "

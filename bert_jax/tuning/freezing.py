@@ -15,7 +15,7 @@ from bert_jax.objectives.base import Batch, LossOutput, Objective
 from bert_jax.params import paths
 
 
-class FrozenParams:
+class FreezeParamsObjective:
     """Wraps an objective; parameters that match one of `patterns` get no gradient."""
 
     def __init__(self, objective: Objective, patterns: tuple[str, ...]):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax import batch as contract
+from bert_jax import batch as batch_lib
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import (
@@ -110,7 +110,7 @@ def test_batches_match_the_batch_spec(head):
     made = program(head)
     batch = make(head)
     sizes = {"B": 8, "L": 16, "A": 3}
-    contract.check_batch(batch, contract.batch_spec(made.batch_fields(), sizes))
+    batch_lib.check_batch(batch, batch_lib.batch_spec(made.batch_fields(), sizes))
     assert set(made.input_fields()) < set(made.batch_fields()) == set(batch)
 
 

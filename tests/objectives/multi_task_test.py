@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import batch as contract
+from bert_jax import batch as batch_lib
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import (
@@ -82,7 +82,7 @@ def rows_of(name: str) -> Any:
 def mixed(names=tuple(HEADS)) -> Any:
     """Returns shuffled examples of several tasks in one batch, padded to 18 examples."""
     size = sum(ROWS[name] for name in names)
-    spec = contract.batch_spec(program().batch_fields(), {"B": 18, "L": 16})
+    spec = batch_lib.batch_spec(program().batch_fields(), {"B": 18, "L": 16})
     batch = {field: np.zeros(shape, dtype) for field, (shape, dtype) in spec.items()}
     positions = iter(np.random.default_rng(0).permutation(size))
     for name in names:

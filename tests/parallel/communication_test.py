@@ -16,7 +16,7 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
-from bert_jax.parallel.communication import GatheredParams
+from bert_jax.parallel.communication import GatherParamsObjective
 from bert_jax.parallel.config import CommunicationDtype, Parallelism, make_mesh_config
 from bert_jax.params import paths
 from bert_jax.testing.batches import pretraining_batch
@@ -87,7 +87,7 @@ def gradients(
         params,
         shardings,
     )
-    gathered = GatheredParams(objective, abstract, communication_dtype)
+    gathered = GatherParamsObjective(objective, abstract, communication_dtype)
     batch = pretraining_batch(
         batch_size=128, seq_length=128, max_predictions_per_seq=20, vocab_size=1024
     )

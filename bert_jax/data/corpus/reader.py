@@ -1,5 +1,6 @@
-"""Reads a prepared corpus: any document part by its number, on demand.
+"""Reads the parts of a prepared corpus by their index, each when it is needed.
 
+A part is a document, or a piece of a long one, and is stored as one record of an ArrayRecord file.
 Imports neither TensorFlow nor JAX; grain's ArrayRecord data source reads the records.
 """
 
@@ -18,15 +19,19 @@ from bert_jax.text.tokenizer import Tokenizer
 
 
 def corpus_tokenization(folder: str | Path, manifest: Manifest) -> Tokenization:
-    """Describes the tokenizer that made the ids of the prepared corpus in `folder`."""
+    """Returns the tokenization of the prepared corpus in `folder`, as its manifest describes it."""
     return Tokenization(str(folder), manifest.vocab_size, manifest.tokenizer_fingerprint)
 
 
 def corpus_tokenizer(folder: str | Path) -> Tokenizer:
-    """Loads the tokenizer of a prepared corpus without opening the corpus, for recipes.
+    """Loads the tokenizer of a prepared corpus, and reads no other file; recipes call this.
+
+    Unlike `PreparedCorpus.tokenizer`, it does not compare the tokenizer with the manifest, so it is
+    fast for corpora with many shards.
 
     Raises:
-      UserError: the corpus is missing or unfinished, or its tokenizer is damaged.
+      UserError: there is no tokenizer, because the corpus is missing or unfinished, or the
+        tokenizer is damaged.
     """
     path = Path(folder) / TOKENIZER_FOLDER
     if not path.exists():
@@ -35,15 +40,15 @@ def corpus_tokenizer(folder: str | Path) -> Tokenizer:
 
 
 class PreparedCorpus:
-    """Gives access to the records and documents of a corpus, numbered over all shards.
+    """Reads the parts of the documents of a corpus; indices count over all shards.
 
-    There are R records (document parts) and D documents. Records of a document are consecutive.
+    There are P parts and D documents. The parts of a document have consecutive indices.
 
     Attributes:
-      tokens_per_part: [R] int32, number of tokens of each record.
-      first_sentence: [R + 1] int64, number of sentences before each record; the last entry is the
+      tokens_per_part: [P] int32, number of tokens of each part.
+      first_sentence: [P + 1] int64, number of sentences before each part; the last entry is the
         number of all sentences.
-      first_part: [D + 1] int64, first record of each document; the last entry is R.
+      first_part: [D + 1] int64, index of the first part of each document; the last entry is P.
       tokens_per_document: [D] int64, number of tokens of each document.
     """
 
@@ -51,7 +56,8 @@ class PreparedCorpus:
         """Reads the manifest and the indexes, and checks that every shard can be opened.
 
         Raises:
-          UserError: not a prepared corpus, a shard is missing or damaged, or it has no documents.
+          UserError: the folder is not a prepared corpus, the corpus has no documents, or a shard
+            is missing or damaged.
         """
         self.folder = Path(folder)
         self.manifest: Manifest = read_manifest(self.folder)
@@ -62,49 +68,55 @@ class PreparedCorpus:
         documents, tokens, sentences = zip(*map(self._read_index, self._shards), strict=True)
         self.tokens_per_part: np.ndarray = np.concatenate(tokens)
         self.first_sentence = np.concatenate(([0], np.cumsum(np.concatenate(sentences))))
+        # The parts of a shard are in the order of its documents, which are numbered from 0 in each
+        # shard, and no document spans two shards. So a document begins where the number changes.
         is_first = np.concatenate([np.diff(numbers, prepend=-1) != 0 for numbers in documents])
         self.first_part = np.append(np.flatnonzero(is_first), len(is_first))
         self.tokens_per_document = np.add.reduceat(
             self.tokens_per_part, self.first_part[:-1], dtype=np.int64
         )
-        self._records = self._open_records()
+        self._data_source = self._open_records()
 
     @property
     def num_documents(self) -> int:
-        """Number of documents, D."""
+        """Returns the number of documents, D."""
         return len(self.tokens_per_document)
 
     @property
     def num_sentences(self) -> int:
-        """Number of sentences in the whole corpus."""
+        """Returns the number of sentences in the whole corpus."""
         return int(self.first_sentence[-1])
 
-    def read(self, record: int) -> DocumentPart:
-        """Reads the document part with number `record`, in [0, R).
+    def read(self, part_index: int) -> DocumentPart:
+        """Reads a document part by its index, in [0, P).
 
         Raises:
-          UserError: the shard is damaged there; the message names its file.
+          UserError: the record of the part is damaged; the message names the file of its shard.
         """
         try:
-            return decode_record(self._records[record])
+            return decode_record(self._data_source[part_index])
         except (RuntimeError, UserError) as error:
-            shard = self._shards[int(np.searchsorted(self._shard_ends, record, side="right"))]
+            shard = self._shards[int(np.searchsorted(self._shard_ends, part_index, side="right"))]
             raise _damaged(self.folder / shard.records_file, error) from None
 
-    def parts_from(self, record: int, document: int) -> Iterator[DocumentPart]:
-        """Yields the parts of a document from `record` on; each is read when it is needed."""
-        for number in range(record, int(self.first_part[document + 1])):
-            yield self.read(number)
+    def parts_from(self, part_index: int, document_index: int) -> Iterator[DocumentPart]:
+        """Yields the remaining parts of a document, beginning with the part `part_index`.
 
-    def document_of(self, record: int) -> int:
-        """Returns the number of the document that a record belongs to."""
-        return int(np.searchsorted(self.first_part, record, side="right")) - 1
+        Each part is read when the iterator reaches it.
+        """
+        for index in range(part_index, int(self.first_part[document_index + 1])):
+            yield self.read(index)
+
+    def document_of(self, part_index: int) -> int:
+        """Returns the index of the document that a part belongs to."""
+        return int(np.searchsorted(self.first_part, part_index, side="right")) - 1
 
     def tokenizer(self) -> Tokenizer:
         """Loads the tokenizer that made the ids.
 
         Raises:
-          UserError: the stored tokenizer is not the one that the manifest names.
+          UserError: the tokenizer in the folder is damaged, or its fingerprint is not the one in
+            the manifest.
         """
         path = self.folder / TOKENIZER_FOLDER
         tokenizer = load_tokenizer(path)
@@ -117,7 +129,7 @@ class PreparedCorpus:
 
     @property
     def tokenization(self) -> Tokenization:
-        """The tokenizer that made the ids, as the manifest describes it."""
+        """Returns the tokenization of the corpus, as the manifest describes it."""
         return corpus_tokenization(self.folder, self.manifest)
 
     def _read_index(self, shard: CorpusShard) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -58,12 +58,12 @@ class WindowIndex:
         offset = window_offset(
             num_tokens, example_index - first_example, num_windows, self.max_num_tokens, rng
         )
-        record = int(corpus.first_part[document_index])
-        if record + 1 < corpus.first_part[document_index + 1]:
-            offset += int(self._part_starts[record])
-            record = int(np.searchsorted(self._part_starts, offset, side="right")) - 1
-            offset -= int(self._part_starts[record])
-        return corpus.read(record), offset, corpus.parts_from(record + 1, document_index)
+        part_index = int(corpus.first_part[document_index])
+        if part_index + 1 < corpus.first_part[document_index + 1]:
+            offset += int(self._part_starts[part_index])
+            part_index = int(np.searchsorted(self._part_starts, offset, side="right")) - 1
+            offset -= int(self._part_starts[part_index])
+        return corpus.read(part_index), offset, corpus.parts_from(part_index + 1, document_index)
 
 
 class SentencePairDataset(WindowIndex):
@@ -116,10 +116,12 @@ class SentencePairDataset(WindowIndex):
         sentence = rng.randint(corpus.num_sentences - (end - begin), Stream.RANDOM_NEXT_SENTENCE)
         if sentence >= begin:
             sentence += end - begin
-        record = int(np.searchsorted(corpus.first_sentence, sentence, side="right")) - 1
-        sentence_in_part = sentence - int(corpus.first_sentence[record])
-        later_parts = corpus.parts_from(record + 1, corpus.document_of(record))
-        return take_sentences(corpus.read(record), sentence_in_part, num_tokens, later_parts).ids
+        part_index = int(np.searchsorted(corpus.first_sentence, sentence, side="right")) - 1
+        sentence_in_part = sentence - int(corpus.first_sentence[part_index])
+        later_parts = corpus.parts_from(part_index + 1, corpus.document_of(part_index))
+        return take_sentences(
+            corpus.read(part_index), sentence_in_part, num_tokens, later_parts
+        ).ids
 
 
 class SingleSegmentDataset(WindowIndex):
@@ -181,8 +183,8 @@ class FullSentencesDataset:
     def find_documents(self, example_indices: np.ndarray) -> np.ndarray:
         """Returns the documents [n] in the middle of the ranges where examples [n] may begin."""
         tokens_per_example = self._num_tokens / self.num_examples
-        records = self._find_records((example_indices + 0.5) * tokens_per_example)
-        return np.searchsorted(self._corpus.first_part, records, side="right") - 1
+        part_indices = self._find_parts((example_indices + 0.5) * tokens_per_example)
+        return np.searchsorted(self._corpus.first_part, part_indices, side="right") - 1
 
     def read(self, example_index: int, document_index: int, key: int) -> np.ndarray:
         """Makes the ids of an example, with separators between documents."""
@@ -193,17 +195,17 @@ class FullSentencesDataset:
             self.max_num_tokens,
             ExampleRng(key),
         )
-        record = int(self._find_records(np.array(offset)))
-        later_records = range(record + 1, len(self._part_starts))
+        part_index = int(self._find_parts(np.array(offset)))
+        later_part_indices = range(part_index + 1, len(self._part_starts))
         return take_sentences_that_fit(
-            self._corpus.read(record),
-            offset - int(self._part_starts[record]),
+            self._corpus.read(part_index),
+            offset - int(self._part_starts[part_index]),
             self.max_num_tokens,
-            map(self._corpus.read, later_records),
+            map(self._corpus.read, later_part_indices),
             self._sep_id,
         )
 
-    def _find_records(self, tokens: np.ndarray) -> np.ndarray:
+    def _find_parts(self, tokens: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._part_starts, tokens, side="right") - 1
 
 
@@ -226,5 +228,5 @@ def make_dataset(
 
 
 def _part_starts(corpus: PreparedCorpus) -> np.ndarray:
-    """Returns the number of tokens before each record [R] int64."""
+    """Returns the number of tokens before each part, [P] int64."""
     return np.cumsum(corpus.tokens_per_part, dtype=np.int64) - corpus.tokens_per_part

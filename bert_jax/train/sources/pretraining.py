@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from bert_jax import batch as contract
+from bert_jax import batch as batch_lib
 from bert_jax.atomic_io import atomic_path
 from bert_jax.data.config import PackedSegments, PretrainingData
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
@@ -70,7 +70,7 @@ class PretrainingSource:
                     f"{type(examples).__name__} does not make"
                 )
         is_packed = isinstance(examples, PackedSegments)
-        return objective.batch_fields() + (contract.PACKED_FIELDS if is_packed else ())
+        return objective.batch_fields() + (batch_lib.PACKED_FIELDS if is_packed else ())
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
         """Returns one shape for each phase."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_jax import batch as contract
+from bert_jax import batch as batch_lib
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import FineTuningLoader, evaluation_batches
 from bert_jax.errors import ConfigError
@@ -52,7 +52,7 @@ def test_batches_are_padded_to_the_smallest_sufficient_bucket():
     for _ in range(made.batches_per_epoch):
         batch = next(made)
         sizes = {"B": BATCH, "L": batch["input_ids"].shape[1]}
-        contract.check_batch(batch, contract.batch_spec(tuple(batch), sizes))
+        batch_lib.check_batch(batch, batch_lib.batch_spec(tuple(batch), sizes))
         longest = max(lengths[row] for row in rows_of(batch))
         assert longest <= sizes["L"] in LENGTHS
         padded += longest <= sizes["L"] // 2

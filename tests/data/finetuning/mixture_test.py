@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bert_jax import batch as contract
+from bert_jax import batch as batch_lib
 from bert_jax.data.finetuning.config import (
     CappedMixing,
     EqualMixing,
@@ -147,7 +147,7 @@ def test_examples_have_zero_targets_for_other_tasks():
     for _ in range(30):
         batch = next(made)
         sizes = {"B": 8, "L": batch["input_ids"].shape[1]}
-        contract.check_batch(batch, contract.batch_spec(tuple(batch), sizes))
+        batch_lib.check_batch(batch, batch_lib.batch_spec(tuple(batch), sizes))
         for row in np.flatnonzero(batch["example_weights"]):
             length = batch["attention_mask"][row].sum()
             number = batch["task_ids"][row]

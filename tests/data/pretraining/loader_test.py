@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax import batch as contract
+from bert_jax import batch as batch_lib
 from bert_jax import config_lib as configs
 from bert_jax.data.config import (
     DocSentences,
@@ -99,7 +99,7 @@ def test_batches_have_the_specified_fields_and_shapes(corpus, examples, masking)
     loader = _loader(corpus, config)
     (batch,) = _take(loader, 1)
     fields = batch_fields(loader.batch_builder.config)
-    contract.check_batch(batch, contract.batch_spec(fields, {"B": 8, "L": 64, "P": 10}))
+    batch_lib.check_batch(batch, batch_lib.batch_spec(fields, {"B": 8, "L": 64, "P": 10}))
 
 
 @pytest.mark.parametrize("examples", INPUT_FORMATS)

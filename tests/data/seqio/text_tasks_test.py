@@ -11,7 +11,7 @@ import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from bert_jax import batch as contract
+from bert_jax import batch as batch_lib
 from bert_jax.data.config import Masking, SentencePairs
 from bert_jax.data.corpus.plan import PrepareConfig
 from bert_jax.data.corpus.prepare import prepare
@@ -152,11 +152,11 @@ def test_feature_converter_makes_batch_fields(folder, vocabulary):
     dataset = seqio.get_dataset(
         "books", LENGTHS, MaskedPairFeatureConverter(), batch_size=16, seed=0
     )
-    fields = contract.ENCODER_FIELDS + contract.MASKED_LM_FIELDS + contract.NEXT_SENTENCE_FIELDS
-    expected = contract.batch_spec(fields, {"B": 16, "L": 48, "P": 8})
+    fields = batch_lib.ENCODER_FIELDS + batch_lib.MASKED_LM_FIELDS + batch_lib.NEXT_SENTENCE_FIELDS
+    expected = batch_lib.batch_spec(fields, {"B": 16, "L": 48, "P": 8})
     pairs = _pairs("books", shuffle=False)
     for number, batch in enumerate(dataset.take(3).as_numpy_iterator()):
-        contract.check_batch(batch, expected)
+        batch_lib.check_batch(batch, expected)
         for row in range(16):
             pair = pairs[16 * number + row]
             length, count = len(pair["input_ids"]), len(pair["masked_lm_ids"])

@@ -15,7 +15,7 @@ from bert_jax.plan.inputs import Inputs, make_inputs
 from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.plan.xla import count_flops
 from bert_jax.train.config import Phase
-from bert_jax.tuning.freezing import FrozenParams, lowest_trainable_depth
+from bert_jax.tuning.freezing import FreezeParamsObjective, lowest_trainable_depth
 
 RECIPE = "configs/pretrain/bert.py"
 
@@ -61,7 +61,9 @@ def test_frozen_layers_have_no_backward_flops(num_frozen_layers, monkeypatch):
     lowest = lowest_trainable_depth(params, frozen)
     assert lowest == num_frozen_layers + 1
     monkeypatch.setattr(
-        count_flops, "make_objective", lambda config: FrozenParams(make_objective(config), frozen)
+        count_flops,
+        "make_objective",
+        lambda config: FreezeParamsObjective(make_objective(config), frozen),
     )
     formula = count_flops.step_flops(config, inputs.phase, lowest_trainable_layer=lowest)
     assert count_flops.counted_flops(config, inputs) == pytest.approx(formula, rel=0.03)
