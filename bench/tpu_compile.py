@@ -96,7 +96,7 @@ def compile_variant(
 def compile_hf_flax(
     experiment: Experiment, phase_index: int, size: str, name: str, python: str
 ) -> CompiledEstimate:
-    """Of Hugging Face's Flax BERT, with our count of the model's FLOPs."""
+    """Compiles Hugging Face's Flax BERT; the FLOPs are those that bert_jax counts for the model."""
     phase, model = experiment.train.phases[phase_index], BertConfig.from_size(size)  # type: ignore[arg-type]
     fields = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     request = {

@@ -60,7 +60,7 @@ class Job:
 
 
 class Interrupted(Exception):
-    """Raised when a signal asked to stop; the active run has saved a checkpoint."""
+    """Reports that a signal asked to stop; the active run has saved a checkpoint."""
 
 
 class JobRunner:

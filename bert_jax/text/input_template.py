@@ -91,7 +91,7 @@ class InputTemplate:
 
 @dataclass(frozen=True)
 class BertTemplate(InputTemplate):
-    """[CLS] A [SEP] B [SEP] with token types 0 and 1 (Devlin et al. 2019, section 3.1)."""
+    """Builds [CLS] A [SEP] B [SEP] with token types 0 and 1 (Devlin et al. 2019, section 3.1)."""
 
     name = "bert"
     separators_between = 1
@@ -100,7 +100,7 @@ class BertTemplate(InputTemplate):
 
 @dataclass(frozen=True)
 class RobertaTemplate(InputTemplate):
-    """<s> A </s></s> B </s> without token types, as in fairseq and Hugging Face's RoBERTa."""
+    """Builds <s> A </s></s> B </s> without token types, as in fairseq and Hugging Face."""
 
     name = "roberta"
     separators_between = 2
