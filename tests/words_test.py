@@ -210,10 +210,12 @@ def text_files() -> list[Path]:
 def british_words() -> Iterator[tuple[Path, int, str, str]]:
     """Yields (file, line, word, American word) of every word in British spelling."""
     stems = [(re.compile(stem, re.IGNORECASE), american) for stem, american in BRITISH.items()]
-    any_stem = re.compile(rf"\w*(?:{'|'.join(BRITISH)})\w*", re.IGNORECASE)
+    any_stem = re.compile("|".join(BRITISH), re.IGNORECASE)
+    any_word = re.compile(rf"\w*(?:{any_stem.pattern})\w*", re.IGNORECASE)
     for file in text_files():
         for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
-            for word in any_stem.findall(line):
+            # Few lines contain a stem; searching them for whole words takes four times as long.
+            for word in any_word.findall(line) if any_stem.search(line) else ():
                 if word in BRITISH_BY_ORIGIN and f'"{word}"' in line:
                     continue
                 american = word
