@@ -10,16 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import (
-    AddedToken,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-)
-from tokenizers import (
-    Tokenizer as BackendTokenizer,
-)
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as BackendTokenizer
 
 from bert_jax.errors import UserError
 from bert_jax.json_io import read_json_object
@@ -267,7 +259,7 @@ def load_byte_level_bpe(path: Path, config: Mapping[str, Any]) -> HuggingFaceTok
     except Exception as error:  # the library raises plain Exception
         raise UserError(
             f"{merges_path} does not match {path} ({error}); expected both tokens of each merge "
-            f"and the merged token in {path.name}; take both files from the same model"
+            "and the merged token in the vocabulary; take both files from the same model"
         ) from None
     return HuggingFaceTokenizer(backend, special_tokens, path)
 

@@ -152,7 +152,8 @@ def test_every_exit_code_has_a_meaning():
 def test_worker_uses_only_the_standard_library_and_python_3_10():
     """Ubuntu 22.04 has Python 3.10; nothing is installed when the agent begins."""
     files = [*(ROOT / "tpu").glob("*.py"), *(ROOT / "tpu/worker").glob("*.py")]
-    files += [ROOT / "bert_jax/__init__.py", ROOT / "bert_jax/errors.py"]
+    shared = ("errors", "file_lock")
+    files += [ROOT / f"bert_jax/{name}.py" for name in ("__init__", *shared)]
     assert len(files) > 15
     for file in files:
         tree = ast.parse(file.read_text(), feature_version=(3, 10))
@@ -163,7 +164,7 @@ def test_worker_uses_only_the_standard_library_and_python_3_10():
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for module in modules:
                 first = module.split(".")[0]
-                own_package = first == "tpu" or module == "bert_jax.errors"
+                own_package = first == "tpu" or module in [f"bert_jax.{name}" for name in shared]
                 assert own_package or first in sys.stdlib_module_names - {"tomllib"}, (
                     f"{file}: {module}"
                 )
