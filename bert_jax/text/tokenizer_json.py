@@ -63,9 +63,9 @@ def is_roberta_tokenizer(rules: Mapping[str, Any]) -> bool:
 
 def declared_template(post_processor: Mapping[str, Any] | None) -> InputTemplate | None:
     """Returns the template that a post-processor declares; None if it is none of ours."""
-    kind = None if post_processor is None else post_processor["type"]
-    if post_processor is None or kind == "ByteLevel":
+    if post_processor is None:
         return None
+    kind: str = post_processor["type"]
     if kind == "Sequence":
         found = [declared_template(processor) for processor in post_processor["processors"]]
         return next(filter(None, found), None)
@@ -97,7 +97,8 @@ def make_post_processor(
     For byte-level BPE, it also removes the space before a word from the offsets of its token.
     """
     pre_tokenizer = backend.pre_tokenizer
-    cls_id, sep_id = backend.token_to_id(cls_token), backend.token_to_id(sep_token)
+    vocab = backend.get_vocab(with_added_tokens=True)
+    cls_id, sep_id = vocab[cls_token], vocab[sep_token]
     if isinstance(pre_tokenizer, pre_tokenizers.ByteLevel) and template == RobertaTemplate():
         # The class that Hugging Face's RobertaTokenizer writes; it trims offsets by default.
         return processors.RobertaProcessing(
