@@ -17,15 +17,19 @@ _CHUNK_BYTES = 1 << 20
 _EXCLUDED_FILES = (FILE, "_CHECKPOINT_METADATA", "commit_success.txt")
 
 
-def write_checksums(folder: epath.Path, step: int) -> None:
-    """Writes `checksums.json` for all files in the folder of `step`, atomically."""
+def write_checksums(folder: epath.Path, step: int | None = None) -> None:
+    """Writes `checksums.json` for all files in a folder, atomically.
+
+    Args:
+      step: the step whose checkpoint the folder contains; None if it is not a checkpoint.
+    """
     names = sorted(_list_files(folder))
     with ThreadPoolExecutor(4) as pool:
         hashes = pool.map(lambda name: _hash_file(folder / name), names)
     content = {
         "format": _FORMAT,
         "algorithm": "blake2b-256",
-        "step": step,
+        **({} if step is None else {"step": step}),
         "files": {
             name: {"bytes": size, "digest": digest}
             for name, (size, digest) in zip(names, hashes, strict=True)
@@ -47,7 +51,7 @@ def find_problems(folder: epath.Path, file_prefixes: tuple[str, ...] = ("",)) ->
         content = json.loads((folder / FILE).read_text())
         if content["format"] != _FORMAT:
             raise ValueError(f"format {content['format']!r}")
-        saved_step = content.get("step")  # absent in files of earlier versions
+        saved_step = content.get("step")  # absent in older files and in other folders than steps
         if saved_step is not None and f"{saved_step}" != folder.name:
             return [f"{folder} holds the checkpoint of step {saved_step}"]
         recorded = {

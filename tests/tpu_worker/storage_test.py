@@ -17,7 +17,7 @@ def test_access_check_reports_an_object_that_changed(monkeypatch, found, message
     with pytest.raises(storage.StorageError, match=message) as error:
         storage.check_access("gs://b/probe")
     assert removed == ["gs://b/probe"]
-    assert "stop other programs" in error.value.fix and not error.value.permanent
+    assert "stop other programs" in str(error.value.fix) and not error.value.permanent
 
 
 @pytest.mark.parametrize("name, unit", [("MIN_DISK_GB", "gigabytes"), ("HEARTBEAT", "seconds")])
