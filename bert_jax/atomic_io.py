@@ -18,6 +18,7 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.json_io import format_json
+from bert_jax.parent_process import is_running
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 """Errors of a disk that is full, read-only or broken; the path that failed may not be named."""
@@ -204,21 +205,9 @@ def _remove_leftovers(path: Path) -> None:
     with contextlib.suppress(OSError):
         for name in os.listdir(path.parent):
             pid = name.removeprefix(prefix).removesuffix(suffix)
-            if name == f"{prefix}{pid}{suffix}" and pid.isdigit() and not _is_running(int(pid)):
+            if name == f"{prefix}{pid}{suffix}" and pid.isdigit() and not is_running(int(pid)):
                 _remove(path.with_name(name))
     _remove(_partial_path(path))
-
-
-def _is_running(pid: int) -> bool:
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
 
 
 def _remove(path: Path) -> None:

@@ -44,6 +44,7 @@ from bert_jax.cli.arguments.renamed import renamed_message
 from bert_jax.cli.shipped import recipes, tpu
 from bert_jax.errors import UserError
 from bert_jax.log_handler import set_up_logging
+from bert_jax.parent_process import exit_with_parent
 
 VERBS: dict[str, Any] = {
     "quickstart": quickstart,
@@ -101,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
     if argv is None and args.chosen_verb in TRAINING_VERBS:  # not when called from Python
         restart_with_huge_pages()
+    if argv is None:
+        exit_with_parent()
     try:
         return args.chosen_verb.run(args) or 0
     except UserError as error:

@@ -15,6 +15,7 @@ from bert_jax.distributed.processes import (
     PROCESS_ID,
 )
 from bert_jax.distributed.rendezvous import TIMEOUT_VARIABLE as RENDEZVOUS
+from bert_jax.parent_process import environment_of_child
 from bert_jax.train.preemption import SAVED_MESSAGE, START_MESSAGE
 
 HEARTBEAT_SECONDS = 10
@@ -115,6 +116,7 @@ def host_environment(number: int, count: int, devices: int, port: int) -> dict[s
         **inherited,
     }
     variables |= {"JAX_PLATFORMS": "cpu", LOCAL_DEVICES: str(devices), "PYTHONUNBUFFERED": "1"}
+    variables |= environment_of_child()
     if count > 1:
         variables |= {COORDINATOR: f"127.0.0.1:{port}", NUM_PROCESSES: str(count)}
         variables |= {PROCESS_ID: str(number)}

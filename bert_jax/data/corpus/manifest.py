@@ -15,6 +15,7 @@ a shard is written without knowing the others. The number in the whole corpus is
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ class CorpusCounts:
     tokens: int = 0
     text_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        _check_fields(self, int, dataclasses.asdict(self))
+
     def __add__(self, other: "CorpusCounts") -> "CorpusCounts":
         return CorpusCounts(
             **{k: v + getattr(other, k) for k, v in dataclasses.asdict(self).items()}
@@ -57,6 +61,11 @@ class CorpusShard:
     records_sha256: str
     index_sha256: str
     first_document: int = 0
+
+    def __post_init__(self) -> None:
+        _check_fields(self, str, ("records_file", "index_file", "records_sha256", "index_sha256"))
+        _check_fields(self, int, ("first_document",))
+        _check_fields(self, dict, ("dropped",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +93,20 @@ class Manifest:
     fingerprint: str
     versions: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        _check_fields(self, int, ("vocab_size", "max_part_tokens"))
+        _check_fields(self, str, ("tokenizer_fingerprint", "dtype", "fingerprint"))
+        _check_fields(self, dict, ("source", "settings", "dropped", "versions"))
+
+
+def _check_fields(instance: Any, kind: type, names: Iterable[str]) -> None:
+    """Raises TypeError if a field that was read from a file has another type, or is negative."""
+    for name in names:
+        value = getattr(instance, name)
+        if type(value) is not kind or (kind is int and value < 0):
+            expected = "a number of at least 0" if kind is int else f"a {kind.__name__}"
+            raise TypeError(f"{name} is {value!r}, expected {expected}")
 
 
 def content_fingerprint(manifest: Manifest) -> str:
@@ -137,7 +160,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     try:
         shards = tuple(shard_from_json(shard) for shard in data.pop("shards"))
         return Manifest(**{**data, "counts": CorpusCounts(**data["counts"]), "shards": shards})
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{path}: not a manifest of a prepared corpus ({error})") from None
 
 

@@ -5,10 +5,10 @@ the number of workers. For text files, workers import no TensorFlow. plan.py exp
 run continues; beam.py does the same work on a cluster.
 """
 
+import logging
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -32,8 +32,11 @@ from bert_jax.data.corpus.plan import PrepareConfig, PreparePlan, finalize_corpu
 from bert_jax.data.corpus.shards import finished_shard, write_shard
 from bert_jax.data.corpus.work_units import FileUnit, TaskUnit
 from bert_jax.errors import UserError
+from bert_jax.parent_process import exit_with_parent
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 0.5
 
@@ -67,12 +70,17 @@ def prepare(
 def _prepare(plan: PreparePlan, folder: Path, num_workers: int | None, overwrite: bool) -> Manifest:
     with lock_folder(folder):
         open_output_folder(folder, plan, overwrite=overwrite)
-        if (folder / MANIFEST_FILE).is_file():
-            return read_manifest(folder)
         existing_shards = [
             finished_shard(folder / name, plan.fingerprint) for name in plan.shard_files
         ]
         missing_units = [k for k, shard in enumerate(existing_shards) if shard is None]
+        if (folder / MANIFEST_FILE).is_file():
+            if not missing_units:
+                return read_manifest(folder)
+            damaged = ", ".join(plan.shard_files[k] for k in missing_units[:3])
+            others = f" and {len(missing_units) - 3} more" if len(missing_units) > 3 else ""
+            logger.warning("%s: %s%s missing or damaged; written again", folder, damaged, others)
+            (folder / MANIFEST_FILE).unlink()
         worker_context = _WorkerContext(
             folder=folder,
             shard_files=plan.shard_files,
@@ -213,18 +221,11 @@ def _start_worker(worker_context: _WorkerContext, progress_counts: Any) -> None:
     """Initializes a worker process. Only the parent process handles Ctrl-C."""
     global _worker_context, _progress_counts, _tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    exit_with_parent()
     # Each process uses one core; threads of `tokenizers` would compete with other workers.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker_context, _progress_counts = worker_context, progress_counts
     _tokenizer = load_tokenizer(worker_context.folder / TOKENIZER_FOLDER)
-
-
-def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _write_unit_in_worker(unit: FileUnit | TaskUnit, shard_index: int) -> CorpusShard:

@@ -176,6 +176,6 @@ def _missing(path: Path) -> UserError:
 
 def _damaged(path: Path, reason: object) -> UserError:
     return UserError(
-        f"{path}: damaged or cut short ({reason}); copy the file again, or delete it and run the "
-        "same `bert-jax prepare` again"
+        f"{path}: damaged or cut short ({reason}); copy the file again, or run the same "
+        "`bert-jax prepare` again, which repairs it"
     )

@@ -45,6 +45,8 @@ def write_shard(
         record_counts = write_records(
             path, part_counter.split_documents(documents, max_part_tokens)
         )
+    except RecursionError:
+        raise
     except RuntimeError as error:  # ArrayRecord raises this if the disk is full
         raise UserError(
             f"{path}: cannot be written ({error}). Finished shards are kept: free disk space and "
@@ -72,9 +74,15 @@ def write_shard(
 
 
 def finished_shard(path: Path, plan_fingerprint: str) -> CorpusShard | None:
-    """Returns the shard `path` if it is complete and belongs to this plan, else None."""
+    """Returns the shard `path` if it is undamaged and belongs to this plan, else None.
+
+    Both files are compared with the checksums in the metadata.
+    """
     shard = read_shard_metadata(path, plan_fingerprint)
-    if shard is None or not path.is_file() or not path.with_name(shard.index_file).is_file():
+    if shard is None:
+        return None
+    checksums = {path: shard.records_sha256, path.with_name(shard.index_file): shard.index_sha256}
+    if any(not file.is_file() or _sha256(file) != digest for file, digest in checksums.items()):
         return None
     return shard
 
@@ -86,7 +94,7 @@ def read_shard_metadata(path: Path, plan_fingerprint: str) -> CorpusShard | None
     try:
         metadata: dict[str, Any] = read_json(shard_metadata_path(path))
         return shard_from_json(metadata["shard"]) if metadata["plan"] == plan_fingerprint else None
-    except (KeyError, TypeError, UserError):
+    except (KeyError, TypeError, AttributeError, ValueError, UserError):
         return None
 
 

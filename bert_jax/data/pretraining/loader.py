@@ -12,6 +12,7 @@ from bert_jax.data.config import PretrainingData
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import Batch, BatchBuilder
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
+from bert_jax.parent_process import exit_with_parent
 
 # grain needs a length: this is more batches than any run reads.
 _UNBOUNDED_LENGTH = 1 << 62
@@ -147,6 +148,11 @@ class _IndexedBatches:
         self._batch_builder = batch_builder
         self._start = start
         self._next_index_and_position = (0, start)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Unpickles the batch builder, in a worker process, which then ends with its parent."""
+        self.__dict__.update(state)
+        exit_with_parent()
 
     def __call__(self, batch_index: int) -> tuple[Batch, int]:
         first_index, position = (

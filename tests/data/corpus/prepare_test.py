@@ -228,6 +228,51 @@ def test_finished_corpus_is_not_written_again(tmp_path, vocabulary):
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "index"])
+def test_damaged_shard_of_a_finished_corpus_is_repaired(tmp_path, vocabulary, damage, caplog):
+    write_text(tmp_path / "text", num_documents=3)
+    first = _prepare(tmp_path, vocabulary, num_shards=3)
+    before = _content(tmp_path / "prepared")
+    shard = first.shards[1]
+    path = tmp_path / "prepared" / (shard.index_file if damage == "index" else shard.records_file)
+    content = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(content[:-9])
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with caplog.at_level("WARNING"):
+        assert _prepare(tmp_path, vocabulary, num_shards=3) == first
+    assert f"{shard.records_file} missing or damaged; written again" in caplog.text
+    assert _content(tmp_path / "prepared") == before
+
+
+def test_manifest_with_wrong_types_raises(tmp_path, vocabulary):
+    write_text(tmp_path / "text", num_documents=2)
+    manifest = _prepare(tmp_path, vocabulary)
+    path = tmp_path / "prepared" / MANIFEST_FILE
+    good = json.loads(path.read_text())
+    for change in (
+        {"vocab_size": "x"},
+        {"counts": {**good["counts"], "parts": "3"}},
+        {"counts": []},
+        {"shards": 5},
+        {"shards": [{**good["shards"][0], "counts": {"parts": -1}}]},
+        {"shards": [{**good["shards"][0], "records_file": 7}]},
+        {"unknown": 1},
+    ):
+        path.write_text(json.dumps({**good, **change}))
+        with pytest.raises(UserError, match="not a manifest of a prepared corpus"):
+            read_manifest(tmp_path / "prepared")
+    metadata = next((tmp_path / "prepared").glob("documents-*.json"))
+    content = metadata.read_text()
+    metadata.write_text(content.replace(f'"parts": {manifest.counts.parts}', '"parts": "x"'))
+    path.unlink()
+    assert _prepare(tmp_path, vocabulary) == manifest
+
+
 def test_folder_with_other_files_is_not_changed(tmp_path, vocabulary):
     write_text(tmp_path / "text", num_documents=2)
     _write(tmp_path / "prepared" / "thesis.tex", "my work")

@@ -1,0 +1,74 @@
+"""Covers bert_jax/parent_process.py: no subprocess survives a parent that is killed."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bert_jax.data.pretraining import loader
+from bert_jax.parent_process import is_running
+from bert_jax.simulate.simulated_host import host_environment
+
+CHILD = "import time; from bert_jax.parent_process import exit_with_parent; exit_with_parent(); "
+SUBPROCESS = f"""
+import os, subprocess, sys, time
+from bert_jax.parent_process import environment_of_child
+code = "{CHILD} print(1, flush=True); time.sleep(60)"
+child = subprocess.Popen(
+    [sys.executable, "-c", code],
+    env=os.environ | environment_of_child(),
+    stdout=subprocess.PIPE,
+    start_new_session=True,
+)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+WORKER = f"""
+import multiprocessing, time
+
+def work(queue):
+    {CHILD}
+    queue.put(1)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=work, args=(queue,))
+    process.start()
+    queue.get()
+    print(process.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("code", [SUBPROCESS, WORKER], ids=["subprocess", "worker"])
+def test_child_ends_with_its_killed_parent(code: str, sent: signal.Signals, tmp_path: Path):
+    (tmp_path / "parent.py").write_text(code)
+    command = [sys.executable, str(tmp_path / "parent.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert is_running(child)
+        parent.send_signal(sent)
+        parent.wait()
+    deadline = time.monotonic() + 20
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(child)
+
+
+def test_simulated_hosts_and_loader_workers_end_with_their_parent(monkeypatch):
+    assert host_environment(0, 2, 1, 1234)["BERT_JAX_EXIT_WITH_PARENT"] == str(os.getpid())
+    calls: list[bool] = []
+    monkeypatch.setattr(loader, "exit_with_parent", lambda: calls.append(True))
+    batches = loader._IndexedBatches(None, 5)
+    assert pickle.loads(pickle.dumps(batches)).__dict__ == batches.__dict__
+    assert calls == [True]
