@@ -91,13 +91,13 @@ def set_up_failures(args: argparse.Namespace) -> None:
         if event.step == args.hang_at and jax.process_index() == jax.process_count() - 1:
             threading.Event().wait()
 
-    def half_written(folder):
+    def half_written(folder, step=None):
         if folder.name.split(".")[0] == str(args.kill_in_save):
             os.kill(os.getpid(), signal.SIGKILL)
         if folder.name.split(".")[0] == str(args.term_in_save):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(1)
-        write(folder)
+        write(folder, step)
 
     sharding.put_batch, hooks.call_hooks, checksums.write_checksums = (
         recording,
