@@ -8,6 +8,7 @@ float32 parameters, gradients summed over all devices; in addition, next-sentenc
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ def main() -> None:
         NamedSharding(mesh, PartitionSpec("data")),
     )
 
-    def loss(params, batch, key):
+    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
         out = model(
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],
@@ -53,12 +54,12 @@ def main() -> None:
         )
         return (mlm_loss * label_mask).sum() / label_mask.sum() + nsp_loss.mean()
 
-    def step(params, state, batch, seed):
+    def step(params: Any, state: Any, batch: Any, seed: jax.Array) -> tuple[Any, Any]:
         grads = jax.grad(loss)(params, batch, jax.random.key(seed))
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
-    def with_sharding(tree, leaf_sharding):
+    def with_sharding(tree: Any, leaf_sharding: NamedSharding) -> Any:
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf_sharding), tree
         )

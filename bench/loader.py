@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bert_jax.data.config import (
     Masking,
@@ -186,7 +187,7 @@ def print_stage_times(name: str, corpus: PreparedCorpus, table: VocabArrays, run
 
     times: dict[str, list[float]] = {}
 
-    def timed(stage: str, fn: Callable):
+    def timed(stage: str, fn: Callable[[], Any]) -> Any:
         start = time.process_time()
         result = fn()
         times.setdefault(stage, []).append(time.process_time() - start)
@@ -196,7 +197,7 @@ def print_stage_times(name: str, corpus: PreparedCorpus, table: VocabArrays, run
         found = timed("order and keys", lambda p=position: builder.resolve_examples(p, BATCH_SIZE))
         numbers = list(zip(*(column.tolist() for column in found), strict=True))
         corpus.read = recording_read  # type: ignore[method-assign]
-        made = [builder.dataset.read(*number) for number in numbers]
+        made: list[Any] = [builder.dataset.read(*number) for number in numbers]
         corpus.read = read  # type: ignore[method-assign]
         timed("reading", lambda: [read(part_index) for part_index in reads])
         reads.clear()

@@ -3,6 +3,7 @@
 The files are in tests/fixtures; tests/fixtures/README.md says how they were made.
 """
 
+import json
 import tarfile
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_old_fine_tuning_run_predicts_and_reports(saved):
 
 def test_every_old_field_and_class_is_translated(saved):
     """Tests that the old run's config, translated and written again, has the old values."""
-    old = run_folder.json.loads((saved / "fine_tuning" / "config.json").read_text())["config"]
+    old = json.loads((saved / "fine_tuning" / "config.json").read_text())["config"]
     new = to_json(from_json(Experiment, legacy_names.upgrade_config(old)))
     assert (
         new["objective"]["model"]["hidden_dropout_prob"]

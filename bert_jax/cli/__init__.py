@@ -144,7 +144,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="bert-jax", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")
     subparsers = parser.add_subparsers(metavar="VERB", required=True)
-    groups: dict[str, argparse._SubParsersAction] = {}
+    groups: dict[str, Any] = {}
     for name, module in VERBS.items():
         *group, leaf = name.split()
         parent = subparsers

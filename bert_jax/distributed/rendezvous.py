@@ -14,6 +14,7 @@ import selectors
 import socket
 import time
 from dataclasses import asdict
+from typing import Any
 
 from bert_jax.distributed.process_info import ProcessInfo, format_processes, mismatches
 from bert_jax.errors import UserError
@@ -226,14 +227,16 @@ def _parse_info(line: bytes) -> ProcessInfo | None:
     if data is None:
         return None
     try:
-        info = ProcessInfo(**{name: data[name] for name in ProcessInfo.__dataclass_fields__})
-        valid = isinstance(info.process_id, int) and isinstance(info.num_processes, int)
-        return info if valid and isinstance(info.versions, dict) else None
+        fields = {name: data[name] for name in ProcessInfo.__dataclass_fields__}
     except KeyError:
         return None
+    types = {"process_id": int, "num_processes": int, "versions": dict}
+    if not all(isinstance(fields[name], expected) for name, expected in types.items()):
+        return None
+    return ProcessInfo(**fields)
 
 
-def _parse_message(line: bytes) -> dict | None:
+def _parse_message(line: bytes) -> dict[str, Any] | None:
     try:
         data = json.loads(line)
     except ValueError:

@@ -136,10 +136,11 @@ def all_slices() -> dict[str, Slice]:
     """Returns all slices by name, in the order of the table."""
     table = _table()
     generations = {name: _generation(name, row) for name, row in table["generations"].items()}
-    return {
-        name: Slice(**{**row, "generation": generations[row["generation"]]}, name=name)
-        for name, row in table["slices"].items()
-    }
+    slices: dict[str, Slice] = {}
+    for name, row in table["slices"].items():
+        fields: dict[str, Any] = {**row, "generation": generations[row["generation"]]}
+        slices[name] = Slice(**fields, name=name)
+    return slices
 
 
 def _generation(name: str, row: dict[str, Any]) -> Generation:

@@ -84,7 +84,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             row = rename_keys(json.loads(line), METRICS)
             is_valid = isinstance(row["step"], int) and row["split"] in (TRAIN, EVALUATION)
         except (ValueError, KeyError, TypeError, AttributeError):
-            is_valid = False
+            row, is_valid = {}, False
         if not is_valid:
             if number == len(lines):  # incomplete, because the process was killed
                 break

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
@@ -181,7 +181,7 @@ class JobRunner:
                 )
         return failed
 
-    def _run_one(self, job: Job, bar: tqdm) -> str | None:
+    def _run_one(self, job: Job, bar: "tqdm[NoReturn]") -> str | None:
         """Runs a job and returns the reason why it failed, or None if it succeeded."""
         run, start_cost = self._folder / job.name, bar.n
         run.mkdir(parents=True, exist_ok=True)
@@ -251,7 +251,7 @@ def progress_fraction(run: Path) -> float:
         return 0.0
 
 
-def _advance(bar: tqdm, done: float) -> None:
+def _advance(bar: "tqdm[NoReturn]", done: float) -> None:
     bar.update(max(0.0, done - bar.n))
 
 

@@ -245,7 +245,7 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
                 f"{_shorten(model_input)}: a model for {self.name} reads "
                 f"{self.description.expected_input}"
             )
-        if not all(isinstance(text, str) and text.strip() for text in self.input_texts(example)):
+        if not all(_is_nonempty_text(text) for text in self.input_texts(example)):
             raise UserError(
                 f"{_shorten(model_input)}: a text is empty; expected text to predict on"
             )
@@ -267,6 +267,10 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
 
 AnyTaskKind = TaskKind[Any, Any, Any]
 """A kind as the registry returns it: which examples and predictions it has is known at run time."""
+
+
+def _is_nonempty_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def _shorten(model_input: ModelInput) -> str:

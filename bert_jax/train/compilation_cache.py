@@ -34,7 +34,7 @@ def persistent_compilation_cache(run_folder: Path) -> Generator[None]:
     if cache_folder == OFF or is_useless or getattr(jax.config, _CACHE_DIR_OPTION) is not None:
         yield
         return
-    settings = {
+    settings: dict[str, object] = {
         _CACHE_DIR_OPTION: os.path.abspath(cache_folder),
         "jax_persistent_cache_min_compile_time_secs": _MIN_COMPILE_SECONDS,
     }

@@ -207,4 +207,5 @@ def _single_task_head_and_path(
         case MultiTask() if path.startswith(f"{HEADS}/"):
             _, name, single_task_path = path.split("/", 2)
             return objective.for_task(name).head, single_task_path
-    return None, path
+        case _:
+            return None, path

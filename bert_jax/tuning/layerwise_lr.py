@@ -54,7 +54,8 @@ def freeze(
 class UpdateCountState(NamedTuple):
     """Holds the number of updates done."""
 
-    count: jax.Array
+    # As in the states of optax, although it hides the method of tuple.
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def scale_by_depth(tuning: TuningConfig) -> optax.GradientTransformation:

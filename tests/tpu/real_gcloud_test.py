@@ -36,7 +36,7 @@ class Refuses(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = _no
 
-    def log_message(self, *words: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Logs nothing."""
 
 

@@ -20,8 +20,15 @@ JOB_MODES: dict[str, Literal["pod", "shards"]] = {
     "finetune": "pod",
 }
 # Flags of bert-jax that the hosts set; --lanes and --lane are the earlier names of the last two.
-_RESERVED_FLAGS = ("--run", "--checkpoints", "--output", "--num-shards", "--shard")
-_RESERVED_FLAGS += ("--lanes", "--lane")
+_RESERVED_FLAGS = (
+    "--run",
+    "--checkpoints",
+    "--output",
+    "--num-shards",
+    "--shard",
+    "--lanes",
+    "--lane",
+)
 
 
 def parse_run_folder(options: Options) -> bucket_layout.RunFolder:

@@ -245,4 +245,6 @@ def _add_env_flag(
         enabled = (env_value or "").lower() in ("1", "true", "yes")
         parser.add_argument(flag, action="store_true", default=enabled, **settings)
     else:
-        parser.add_argument(flag, **{**settings, **({"default": env_value} if env_value else {})})
+        if env_value:
+            settings["default"] = env_value
+        parser.add_argument(flag, **settings)

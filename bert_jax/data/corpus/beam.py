@@ -52,7 +52,8 @@ from bert_jax.errors import UserError
 from bert_jax.text.load_tokenizer import load_tokenizer
 
 
-class WriteShardFn(beam.DoFn):
+# Type checks run without Beam, where its classes are unknown.
+class WriteShardFn(beam.DoFn):  # pyright: ignore[reportUntypedBaseClass]
     """Writes the shard of each (shard index, work unit) to the output folder; yields the index."""
 
     def __init__(self, output: str, plan: PreparePlan, tokenizer_files: dict[str, bytes]):

@@ -158,12 +158,14 @@ def read_manifest(folder: str | Path) -> Manifest:
             "prepare the corpus again"
         )
     try:
-        shards = tuple(shard_from_json(shard) for shard in data.pop("shards"))
-        return Manifest(**{**data, "counts": CorpusCounts(**data["counts"]), "shards": shards})
+        data["shards"] = tuple(shard_from_json(shard) for shard in data["shards"])
+        data["counts"] = CorpusCounts(**data["counts"])
+        return Manifest(**data)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{path}: not a manifest of a prepared corpus ({error})") from None
 
 
 def shard_from_json(data: dict[str, Any]) -> CorpusShard:
     data = rename_keys(data, SHARD)
-    return CorpusShard(**{**data, "counts": CorpusCounts(**data["counts"])})
+    data["counts"] = CorpusCounts(**data["counts"])
+    return CorpusShard(**data)

@@ -9,8 +9,11 @@ if TYPE_CHECKING:
     from bert_jax.data.corpus.manifest import Manifest
     from bert_jax.data.corpus.plan import PrepareConfig
 
+# argparse has no public name for the base class of a parser and an argument group.
+ArgumentContainer = argparse._ActionsContainer  # pyright: ignore[reportPrivateUsage]
 
-def add_reading_arguments(parser: argparse._ActionsContainer) -> None:
+
+def add_reading_arguments(parser: ArgumentContainer) -> None:
     """Adds the flags that set how text files are read."""
     parser.add_argument(
         "--document-unit",
@@ -34,7 +37,7 @@ def add_reading_arguments(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_writing_arguments(parser: argparse._ActionsContainer) -> None:
+def add_writing_arguments(parser: ArgumentContainer) -> None:
     """Adds the flags that set how the prepared corpus is written."""
     parser.add_argument(
         "--shards", type=int, metavar="N", help="maximum number of shards (default: from the size)"

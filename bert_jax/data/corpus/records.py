@@ -56,7 +56,7 @@ def encode_record(part: DocumentPart) -> bytes:
       ValueError: the ids have another dtype, there are none, or the sentence ends do not fit them.
     """
     ends = np.asarray(part.sentence_ends, dtype=np.int64)
-    if part.ids.dtype not in (np.uint16, np.uint32):
+    if part.ids.dtype not in (np.dtype(np.uint16), np.dtype(np.uint32)):
         raise ValueError(f"ids are {part.ids.dtype}, expected uint16 or uint32")
     lengths = np.diff(ends, prepend=0)
     if len(ends) == 0 or ends[-1] != len(part.ids) or lengths.min() < 1:

@@ -19,8 +19,11 @@ class MaskedPairFeatureConverter(seqio.FeatureConverter):
     EncoderFeatureConverter gives weight only to positions with [MASK].)
     """
 
-    TASK_FEATURES: ClassVar = {"input_ids": _INT_SEQUENCE, "masked_lm_positions": _INT_SEQUENCE}
-    MODEL_FEATURES: ClassVar = {
+    TASK_FEATURES: Mapping[str, Any] = {
+        "input_ids": _INT_SEQUENCE,
+        "masked_lm_positions": _INT_SEQUENCE,
+    }
+    MODEL_FEATURES: Mapping[str, Any] = {
         "input_ids": _INT_SEQUENCE,
         "token_type_ids": _INT_SEQUENCE,
         "attention_mask": _INT_SEQUENCE,
@@ -36,8 +39,8 @@ class MaskedPairFeatureConverter(seqio.FeatureConverter):
         self._pad_id = pad_id
 
     def _convert_features(
-        self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]
-    ) -> tf.data.Dataset:
+        self, ds: "tf.data.Dataset[Any]", task_feature_lengths: Mapping[str, int]
+    ) -> "tf.data.Dataset[Any]":
         seq_length = task_feature_lengths["input_ids"]
         max_predictions_per_seq = task_feature_lengths["masked_lm_positions"]
 

@@ -21,8 +21,16 @@ from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.mixture import mixing_rates
 from bert_jax.data.finetuning.readers.tfds_glue import dataset_name, tfds_example, tfds_splits
-from bert_jax.data.seqio.preprocessors import Dataset, TensorDict
-from bert_jax.data.seqio.tf_numpy import MATRIX, SCALAR, VECTOR, Shape, no_autograph, numpy_function
+from bert_jax.data.seqio.tf_numpy import (
+    MATRIX,
+    SCALAR,
+    VECTOR,
+    Dataset,
+    Shape,
+    TensorDict,
+    no_autograph,
+    numpy_function,
+)
 from bert_jax.data.seqio.vocabulary import SeqioVocabulary
 from bert_jax.errors import UserError
 
@@ -187,7 +195,7 @@ def in_memory_source(task: Task) -> Any:
         split: [_to_json_bytes(e) for e in examples] for split, examples in task.splits.items()
     }
 
-    def dataset(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+    def dataset(split: str, shuffle_files: bool, seed: int | None = None) -> "tf.data.Dataset[Any]":
         del shuffle_files, seed  # seqio shuffles examples itself
         texts: Any = {"example": raw[split]}
         return tf.data.Dataset.from_tensor_slices(texts)

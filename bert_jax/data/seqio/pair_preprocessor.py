@@ -14,8 +14,15 @@ import tensorflow as tf
 
 from bert_jax.data.config import Masking, SentencePairs
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
-from bert_jax.data.seqio.preprocessors import Dataset, TensorDict
-from bert_jax.data.seqio.tf_numpy import MATRIX, SCALAR, VECTOR, no_autograph, numpy_function
+from bert_jax.data.seqio.tf_numpy import (
+    MATRIX,
+    SCALAR,
+    VECTOR,
+    Dataset,
+    TensorDict,
+    no_autograph,
+    numpy_function,
+)
 from bert_jax.data.seqio.vocabulary import SeqioVocabulary
 from bert_jax.data.seqio.window_batches import (
     WindowBatch,
@@ -223,7 +230,7 @@ def _batches_with_two_documents(windows: Dataset) -> Dataset:
         return *window_batch, *carried, ready
 
     @no_autograph
-    def scan(state: tuple, windows: TensorDict) -> tuple:
+    def scan(state: tuple[Any, Any], windows: TensorDict) -> tuple[Any, Any]:
         carried, num_batches = state
         inputs = [*carried, *_window_tensors(windows), windows["pass"], num_batches]
         shapes = list(_WINDOW_FIELDS.values())

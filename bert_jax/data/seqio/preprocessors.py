@@ -11,20 +11,22 @@ Dropped documents remain in the dataset without text, with the reason in `droppe
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import seqio
 import tensorflow as tf
 
 from bert_jax.data.corpus.documents import NO_TOKENS, clean_document, encode_sentences
-from bert_jax.data.seqio.tf_numpy import SCALAR, VECTOR, no_autograph, numpy_function
+from bert_jax.data.seqio.tf_numpy import (
+    SCALAR,
+    VECTOR,
+    Dataset,
+    TensorDict,
+    no_autograph,
+    numpy_function,
+)
 from bert_jax.data.seqio.vocabulary import SeqioVocabulary
 from bert_jax.text.sentences import get_sentence_splitter
-
-TensorDict = dict[str, tf.Tensor]
-# The annotations of tf.data do not know the structure of elements in map and filter.
-Dataset = Any
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A corpus is registered in a few lines of a Python file:
 
     # my_tasks.py
     import seqio
+import tensorflow as tf
     from bert_jax.data.corpus.sources import TextFiles, Tfds
     from bert_jax.data.seqio.text_tasks import register_text_task
 
@@ -115,7 +116,7 @@ class TextFilesDataSource(seqio.DataSource):
         seed: int | None = None,
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
-    ) -> tf.data.Dataset:
+    ) -> "tf.data.Dataset[Any]":
         """Returns documents as {"text": scalar string}; `shuffle` shuffles the files."""
         files = list(self.files.list_files(split))
         if shard_info is not None:
@@ -139,7 +140,7 @@ def _data_source(source: TextFiles | Tfds | PythonDocuments) -> Any:
             splits=dict(source.splits) if source.splits else None,
         )
 
-    def dataset(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+    def dataset(split: str, shuffle_files: bool, seed: int | None = None) -> "tf.data.Dataset[Any]":
         del shuffle_files, seed  # the function decides the order
         return text_dataset(source.splits[split])
 

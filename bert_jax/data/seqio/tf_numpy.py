@@ -8,7 +8,7 @@ have shapes, and pipelines are stopped before exit.
 import atexit
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
@@ -21,8 +21,19 @@ MATRIX: Shape = (None, None)
 SHUTDOWN_QUIET_SECONDS = 0.2
 SHUTDOWN_TIMEOUT_SECONDS = 10.0
 
-# AutoGraph would convert the source of each function, which takes most of the startup time.
-no_autograph = tf.autograph.experimental.do_not_convert
+TensorDict = dict[str, tf.Tensor]
+# The annotations of tf.data do not know the structure of elements in map and filter.
+Dataset = Any
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def no_autograph(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Marks a function of a pipeline as one that AutoGraph must not convert.
+
+    Converting the source of each function would take most of the startup time.
+    """
+    return tf.autograph.experimental.do_not_convert(function)
 
 
 class _ExitState:
@@ -58,7 +69,7 @@ def numpy_function(
     return tensors
 
 
-def text_dataset(read_texts: Callable[[], Iterable[str]]) -> tf.data.Dataset:
+def text_dataset(read_texts: Callable[[], Iterable[str]]) -> "tf.data.Dataset[Any]":
     """Makes a dataset of {"text": scalar string}; each iteration calls `read_texts` again."""
 
     def examples() -> Iterator[dict[str, bytes]]:

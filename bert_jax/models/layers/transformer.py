@@ -124,7 +124,7 @@ class Block(Protocol):
 
 
 def apply_layers(
-    blocks: nnx.List,
+    blocks: nnx.List[Any],
     compute: ComputeConfig,
     x_BLD: jax.Array,
     mask: AttentionMask,
@@ -168,7 +168,7 @@ def apply_layers(
 
 def _scan(
     run_block: Callable[..., LayerResult],
-    blocks: nnx.List,
+    blocks: nnx.List[Any],
     compute: ComputeConfig,
     x_BLD: jax.Array,
     dropout_seeds: jax.Array | None,
@@ -187,7 +187,7 @@ def _scan(
 
 
 def _rematerialized_block(
-    run_block: Callable[..., LayerResult], blocks: nnx.List, compute: ComputeConfig
+    run_block: Callable[..., LayerResult], blocks: nnx.List[Any], compute: ComputeConfig
 ) -> Callable[..., LayerResult]:
     _, merge = functional.split(blocks[0])
 

@@ -43,7 +43,7 @@ def serving() -> Generator[MetadataServer]:
         def date_time_string(self, timestamp: float | None = None) -> str:
             return formatdate(time.time() + served.skew, usegmt=True)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

@@ -1,6 +1,5 @@
 """Compares cached encoder features with an encoder in every step; tests stale caches."""
 
-import collections
 import csv
 import dataclasses
 import functools
@@ -13,7 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -343,7 +342,10 @@ def test_finished_run_without_cache_computes_features_again(finished, task_exper
     assert (folder / "predictions/test.jsonl").read_bytes() == before
 
 
-Disk = collections.namedtuple("Disk", "total used free")
+class Disk(NamedTuple):
+    total: int
+    used: int
+    free: int
 
 
 def test_full_disk_is_detected_before_computing(task_experiment, tmp_path, monkeypatch):

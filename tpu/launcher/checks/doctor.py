@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from bert_jax.errors import UserError
 from tpu.launcher.checks.check_result import CheckResult, truncate_message, usable_zones
@@ -205,7 +206,7 @@ def check_secret(runner: CommandRunner, variable: str, secret: str) -> CheckResu
     return CheckResult("FAIL", "secret", found, fix)
 
 
-def _quota_limit(quota_info: dict, zone: str) -> int | None:
+def _quota_limit(quota_info: dict[str, Any], zone: str) -> int | None:
     """Returns a pool's limit for a zone; the most specific entry counts."""
     best: tuple[int, int] | None = None
     for entry in quota_info.get("dimensionsInfos", []):

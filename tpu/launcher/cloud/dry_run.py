@@ -6,6 +6,7 @@ its creation was requested, and a run is done as soon as its trainers were start
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from bert_jax.hardware.tpu_slices import Slice
 from tpu import bucket_layout
@@ -61,7 +62,7 @@ class DryRunCloud:
             return SUCCESS
         return NOT_FOUND if verb in ("cat", "ls") else SUCCESS
 
-    def _list_resources(self, argv: Sequence[str]) -> list[dict]:
+    def _list_resources(self, argv: Sequence[str]) -> list[dict[str, Any]]:
         name = f"{bucket_layout.slice_name_prefix(self._run_url)}-0"
         labels = {RUN_LABEL: self._run_url.rsplit("/", 1)[1]}
         addresses = [f"10.0.0.{2 + i}" for i in range(self._slice_type.hosts)]

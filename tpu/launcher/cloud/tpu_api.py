@@ -76,7 +76,7 @@ class TpuApi:
         """Returns the command that deletes the queued resource with its node, or a lone node."""
         location_flags = [f"--project={self._spec.project}", f"--zone={zone}"]
         name = self._spec.slice_name(attempt)
-        if resources == {"node"}:
+        if resources == frozenset({"node"}):
             return [[*TPUS, "tpu-vm", "delete", name, *location_flags, "--async", "--quiet"]]
         delete = [*TPUS, "queued-resources", "delete", name, *location_flags]
         return [[*delete, "--force", "--async", "--quiet"]]

@@ -17,7 +17,6 @@ from tpu.launcher.restarts.loop_types import (
     Action,
     ActionFailure,
     CreateSlice,
-    DeleteSlice,
     Limits,
     LoopState,
     Observation,
@@ -144,7 +143,7 @@ class RestartLoop:
             failure = actions.run_agent(run, action.live, "stop")
             if failure is not None:
                 logger.warning("not all hosts were reached: %s", failure.message)
-        elif isinstance(action, DeleteSlice):
+        else:  # DeleteSlice
             live = action.live
             logger.info(
                 "deleting the slice of attempt %d in %s (%s)", live.attempt, live.zone, live.detail
