@@ -35,7 +35,8 @@ def make_step(implementation: str, case: BenchmarkCase) -> Callable[[], Any]:
             return bert_jax_step(case)
         case "plain-jax":
             return plain_jax_step(case)
-    return torch_step(case, implementation)
+        case _:
+            return torch_step(case, implementation)
 
 
 def random_batch(case: BenchmarkCase) -> dict[str, Any]:

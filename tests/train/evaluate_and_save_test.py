@@ -2,6 +2,7 @@
 
 import dataclasses
 from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +59,13 @@ def test_state_that_is_not_finite_is_never_saved(value: float):
     checkpoints = Checkpoints()
     preemption = SimpleNamespace(should_stop=lambda: False)
     history = EvaluationHistory(best=BestEvaluation())
-    save = SaveCheckpoint(Config(), checkpoints, preemption, history, TrainingMeter())
+    save = SaveCheckpoint(
+        cast(Any, Config()),
+        cast(Any, checkpoints),
+        cast(Any, preemption),
+        history,
+        TrainingMeter(),
+    )
     with pytest.raises(TrainingHalted, match=r"after step 1 .* opt_state/mu .* no checkpoint was"):
         save(1, make_state(value), 0)
     save(2, make_state(1.0), 0)
@@ -95,7 +102,7 @@ def test_unknown_best_metric_is_found_before_training():
         mode = "max" if name else None
         train = Train(checkpoints=CheckpointConfig(best_metric=name, best_mode=mode))
         history = EvaluationHistory(best=BestEvaluation())
-        Evaluate(evaluator, train, history, [], TrainingMeter()).check_best_metric({})
+        Evaluate(evaluator, cast(Any, train), history, [], TrainingMeter()).check_best_metric({})
 
     check(None)
     check("accuracy")

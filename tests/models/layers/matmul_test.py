@@ -85,7 +85,9 @@ def test_attention_products_equal_autodiff(shape, dtype, rtol):
 def test_gradients_of_bfloat16_products_are_float32():
     x, kernel = normal(0, (4, 16, 24), BF16), normal(1, (24, 40))
     _, (_, d_kernel, _) = results(
-        lambda *a: dense(*a, BF16), (x, kernel, jnp.zeros((40,))), normal(2, (4, 16, 40))
+        lambda x, kernel, bias: dense(x, kernel, bias, BF16),
+        (x, kernel, jnp.zeros((40,))),
+        normal(2, (4, 16, 40)),
     )
     assert not np.array_equal(d_kernel, d_kernel.astype(jnp.bfloat16).astype(jnp.float32))
 
