@@ -1,16 +1,23 @@
 """Shows the progress of a run as one live line on stderr."""
 
+import math
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
 
+from tqdm import tqdm
+
 from bert_jax.runs.hooks import StepEvent, Throughput
+
+_MAX_SECONDS_BETWEEN_UPDATES = 10.0
 
 
 class LiveLine:
     """Writes one line that is overwritten in a terminal, or a new line every `interval` seconds.
+
+    In a terminal the line is a tqdm bar, so that log messages are written above it.
 
     Args:
       interval: seconds between lines if the stream is not a terminal.
@@ -28,6 +35,7 @@ class LiveLine:
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
         self._printed_at: float | None = None
+        self._bar: tqdm | None = None
 
     def update(self, text: Callable[[], str], *, is_last: bool = False) -> None:
         """Writes `text()` if `interval` has passed; always writes the last line."""
@@ -36,25 +44,31 @@ class LiveLine:
         if not self._is_terminal and too_soon and not is_last:
             return
         self._printed_at = now
-        if self._is_terminal:
-            width = shutil.get_terminal_size().columns - 1
-            self._stream.write(f"\r{text()[:width]:<{width}}")
-        else:
+        if not self._is_terminal:
             self._stream.write(f"{text()}\n")
-        self._stream.flush()
+            self._stream.flush()
+            return
+        if self._bar is None:
+            self._bar = tqdm(bar_format="{desc}", file=self._stream)
+        width = shutil.get_terminal_size().columns - 1
+        self._bar.set_description_str(text()[:width])
 
     def close(self) -> None:
         """Ends the live line with a newline."""
-        if self._is_terminal and self._printed_at is not None:
-            self._stream.write("\n")
-            self._stream.flush()
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
 
 class ProgressLine:
     """Shows step, loss, throughput and remaining time of training in a `LiveLine`.
 
+    The line is updated after the first step, after the last one, every `log_every` steps, and after
+    10 s without an update. Reading the loss of a step waits until the devices have finished it.
+
     Args:
-      every: steps between updates of the line.
+      log_every: steps between updates of the line.
+      pauses_left: returns an estimate of the seconds that evaluations and saves after a step take.
       peak_flops: peak FLOP/s of all devices together, for the MFU; None: no MFU.
       interval, stream, clock: see `LiveLine`.
     """
@@ -62,21 +76,31 @@ class ProgressLine:
     def __init__(
         self,
         *,
-        every: int,
+        log_every: int,
+        pauses_left: Callable[[int], float] = lambda step: 0.0,
         peak_flops: float | None = None,
         interval: float = 30.0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.every = every
+        self.every = 1  # every step, to notice that the last update was long ago
+        self._log_every, self._pauses_left, self._clock = log_every, pauses_left, clock
+        self._updated_at = -math.inf
         self._throughput = Throughput(peak_flops)
         self._line = LiveLine(interval=interval, stream=stream, clock=clock)
         self._seconds_per_step: float | None = None
         self.close = self._line.close
 
     def __call__(self, event: StepEvent) -> None:
-        """Shows one step."""
-        self._line.update(lambda: self._text(event), is_last=event.step == event.total_steps)
+        """Shows one step if an update is due."""
+        is_last = event.step == event.total_steps
+        now = self._clock()
+        is_overdue = now - self._updated_at >= _MAX_SECONDS_BETWEEN_UPDATES
+        if is_last or is_overdue or event.step % self._log_every == 0:
+            self._updated_at = now
+            self._line.update(lambda: self._text(event), is_last=is_last)
+        if is_last:
+            self._line.close()  # so that later messages appear below the last line
 
     def _text(self, event: StepEvent) -> str:
         rates = self._throughput.measure(event)
@@ -101,6 +125,7 @@ class ProgressLine:
             parts.append(f"MFU {rates['mfu']:.1%}")
         if self._seconds_per_step is not None:
             remaining = (event.total_steps - event.step) * self._seconds_per_step
+            remaining += self._pauses_left(event.step)
             parts.append(f"{format_duration(remaining)} left")
         return " | ".join(parts)
 

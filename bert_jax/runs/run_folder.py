@@ -140,7 +140,8 @@ def write_or_check_config(
     if conflicts:
         raise UserError(
             f"{folder} holds a run with another config:{_format_changes(conflicts)}\n"
-            "use the values of that run, or choose another run folder"
+            "use the values of that run, or choose another run folder; --init-from, or --model of "
+            "`bert-jax finetune`, continues there from the weights of this run"
         )
     if external_dir is not None and external_dir != str(checkpoint_dir(folder)):
         raise UserError(

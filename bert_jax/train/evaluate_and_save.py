@@ -5,6 +5,7 @@ hooks, whose order matters: a checkpoint is ranked by the evaluation of its own 
 comes before `SaveCheckpoint`.
 """
 
+import functools
 import logging
 import math
 from collections.abc import Sequence
@@ -22,9 +23,10 @@ from bert_jax.experiment import Experiment
 from bert_jax.hardware.devices import hardware_info, peak_flops
 from bert_jax.runs import run_folder
 from bert_jax.runs.hooks import Hook, LimitInFlightSteps, SpikeGuard, TrainingHalted
+from bert_jax.runs.messages import log_evaluation
 from bert_jax.runs.metrics import MetricsLog, TensorBoard
 from bert_jax.runs.progress import ProgressLine
-from bert_jax.train.config import CheckpointConfig, LoggingConfig, TrainConfig
+from bert_jax.train.config import CheckpointConfig, TrainConfig
 from bert_jax.train.loop import StopReason, TrainingMeter
 from bert_jax.train.preemption import SAVED_MESSAGE, Preemption
 from bert_jax.train.sources.base import Evaluator
@@ -128,10 +130,16 @@ class Evaluate:
         self._history.metrics, self._history.step = metrics, step
         for metric_log in self._metric_logs:
             metric_log.write_evaluation(step, metrics)
-        checkpoints = self._train.checkpoints
-        if checkpoints.best_metric is None or checkpoints.best_mode is None:
-            return
-        self._history.best.update(step, metrics[checkpoints.best_metric], checkpoints.best_mode)
+        checkpoints, best = self._train.checkpoints, self._history.best
+        if checkpoints.best_metric is not None and checkpoints.best_mode is not None:
+            best.update(step, metrics[checkpoints.best_metric], checkpoints.best_mode)
+        first_metrics = [checkpoints.best_metric] if checkpoints.best_metric else []
+        log_evaluation(
+            step,
+            metrics,
+            [*first_metrics, *self._evaluator.known_metrics],
+            is_best=best.step == step,
+        )
 
 
 class SaveCheckpoint:
@@ -213,18 +221,41 @@ class SaveCheckpoint:
         }
 
 
+def pause_seconds_left(train: TrainConfig, meter: TrainingMeter, step: int) -> float:
+    """Estimates the seconds of all evaluations and saves after `step` from the durations so far."""
+
+    def num_after(every: int) -> int:
+        # The last step counts as well, even if it is not a multiple.
+        return train.steps // every - step // every + (train.steps % every > 0)
+
+    num_saves = num_after(train.checkpoints.save_every)
+    num_evaluations = num_after(train.evaluation.eval_every) if train.evaluation else 0
+    if train.checkpoints.best_metric:
+        num_saves += num_evaluations
+    evaluate, save = meter.mean_pause("evaluate"), meter.mean_pause("save")
+    return num_evaluations * evaluate + num_saves * save
+
+
 def make_hooks(
-    config: LoggingConfig,
+    train: TrainConfig,
     folder: Path,
     start_step: int,
     checkpointer: Checkpointer,
     watchdog: Watchdog,
+    meter: TrainingMeter,
 ) -> list[Hook]:
     """Makes the hooks in the order of their calls: log, guard against spikes, watch for hangs."""
     hooks: list[Hook] = []
+    config = train.logging
     if jax.process_index() == 0:
         device_peak_flops = peak_flops(jax.devices())
-        hooks.append(ProgressLine(every=config.log_every, peak_flops=device_peak_flops))
+        hooks.append(
+            ProgressLine(
+                log_every=config.log_every,
+                pauses_left=functools.partial(pause_seconds_left, train, meter),
+                peak_flops=device_peak_flops,
+            )
+        )
         for metric_log in (MetricsLog, TensorBoard) if config.tensorboard else (MetricsLog,):
             hooks.append(
                 metric_log(

@@ -9,6 +9,7 @@ training example. A resumed run therefore computes exactly what an uninterrupted
 """
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,11 @@ class Loader(Protocol):
     @property
     def position(self) -> int:
         """Returns the position of the first example of the next batch."""
+        ...
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """Returns the number of examples in one pass over the data."""
         ...
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]: ...
@@ -71,6 +77,7 @@ class TrainingMeter:
     def __init__(self, watchdog: Watchdog | None = None) -> None:
         self._watchdog = watchdog
         self._elapsed, self._resumed_at = 0.0, time.monotonic()
+        self._pauses: dict[str, list[float]] = {}
         self.tokens, self.flops = 0, 0.0
 
     @property
@@ -86,7 +93,7 @@ class TrainingMeter:
           activity: what the watchdog monitors inside, such as "save"; None: it monitors nothing.
           step: the step that the watchdog names if `activity` hangs.
         """
-        self._elapsed = self.seconds
+        self._elapsed, paused_at = self.seconds, time.monotonic()
         with contextlib.ExitStack() as stack:
             if self._watchdog is not None:
                 watchdog = self._watchdog
@@ -95,6 +102,11 @@ class TrainingMeter:
                 )
             yield
         self._resumed_at = time.monotonic()
+        self._pauses.setdefault(activity or "", []).append(self._resumed_at - paused_at)
+
+    def mean_pause(self, activity: str) -> float:
+        """Returns the mean seconds of the pauses for an activity so far; 0 before the first one."""
+        return statistics.fmean(self._pauses.get(activity, [0.0]))
 
     def add(self, tokens: int, flops: float) -> None:
         """Adds the tokens and FLOPs of one step."""

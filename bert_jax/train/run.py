@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from bert_jax.params import paths
 from bert_jax.report.run_report import write_report
 from bert_jax.runs import run_folder
 from bert_jax.runs.hooks import Hook
+from bert_jax.runs.messages import log_model, log_phase, log_results
 from bert_jax.train import compilation_cache
 from bert_jax.train.config import Phase
 from bert_jax.train.evaluate_and_save import Evaluate, EvaluationHistory, SaveCheckpoint, make_hooks
@@ -91,7 +93,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
     Raises:
       UserError: the message says what to do. Checkpoints saved before remain valid.
     """
-    train = experiment.train
+    train, started_at = experiment.train, time.monotonic()
     with contextlib.ExitStack() as stack:
         # Run folder, data, mesh, model and optimizer; the state as shapes and shardings only.
         source = make_source(experiment)
@@ -110,18 +112,18 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
         source.on_train_start(setup.objective, state["params"], setup.mesh, folder)
 
         # Training, one phase after another.
-        hooks = make_hooks(train.logging, folder, start.step, checkpointer, watchdog)
+        preemption, meter = stack.enter_context(Preemption()), TrainingMeter(watchdog)
+        hooks = make_hooks(train, folder, start.step, checkpointer, watchdog, meter)
         for hook in hooks:
             stack.callback(hook.close)
-        preemption, meter = stack.enter_context(Preemption()), TrainingMeter(watchdog)
         history = EvaluationHistory(best=start.best)
         save = SaveCheckpoint(experiment, checkpointer, preemption, history, meter)
         loop = LoopHooks(hooks=hooks, save=save, history=history, meter=meter, watchdog=watchdog)
+        log_model(experiment.objective.model, setup.abstract["params"])
         if start.step or jax.process_count() > 1:
             logger.info("%s step %d of %d", START_MESSAGE, start.step, train.steps)
-        for phase_index, steps, position in remaining_phases(
-            train.phases, start.step, start.position
-        ):
+        phases = remaining_phases(train.phases, start.step, start.position)
+        for phase_index, steps, position in phases:
             if history.should_stop_early(train.checkpoints):
                 break
             state, stop_reason = _run_phase(setup, phase_index, steps, position, state, loop)
@@ -132,7 +134,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
         with watchdog.watching("conclude", train.steps):
             _finish(setup, folder, state, checkpointer, history)
         if jax.process_index() == 0:
-            write_report(folder)
+            log_results(folder, write_report(folder), time.monotonic() - started_at)
     return EXIT_DONE
 
 
@@ -150,6 +152,8 @@ def _run_phase(
         with loop.meter.paused():
             evaluator = source.evaluator(setup.objective, phase_index, setup.mesh)
             loader = stack.enter_context(source.loader(phase_index, position))
+            phase = train.phases[phase_index]
+            log_phase(phase.seq_length, len(steps), phase.batch_size, loader.examples_per_epoch)
             compiled_phase = _compile_phase(setup, phase_index, steps)
             # Collectives time out after 30 s, so no process may start long before the others.
             barrier(f"the first step of phase {phase_index + 1}")

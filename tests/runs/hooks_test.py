@@ -101,29 +101,48 @@ def _two(rates):
 
 def test_progress_in_a_terminal_is_one_rewritten_line():
     stream = Terminal()
-    line = ProgressLine(every=1, peak_flops=1e11, stream=stream)
+    line = ProgressLine(log_every=1, peak_flops=1e11, stream=stream)
     for step in (1, 2):
         line(make_event(step))
     line.close()
     text = stream.getvalue()
-    assert text.count("\r") == 2 and text.count("\n") == 1
+    assert text.count("\n") == 1
     shown = text.split("\r")[-1]
     assert "length-128 2/100 | loss 2.5000 | mlm acc 25.0% | 2,048 tokens/s" in shown
 
 
 def test_remaining_time_is_steps_over_measured_rate():
     stream = io.StringIO()
-    line = ProgressLine(every=1, interval=0, stream=stream)
+    line = ProgressLine(log_every=1, interval=0, stream=stream)
     line(make_event(1))
     line(make_event(2))
     assert "left" not in stream.getvalue().splitlines()[0]
     assert stream.getvalue().splitlines()[1].endswith("49s left")
 
 
+def test_progress_is_shown_after_ten_seconds_without_an_update():
+    stream, now = io.StringIO(), [0.0]
+    line = ProgressLine(log_every=50, interval=0, stream=stream, clock=lambda: now[0])
+    for step, now[0] in ((1, 0.0), (2, 4.0), (3, 9.9), (4, 10.1), (5, 20.0), (50, 21.0)):
+        line(make_event(step))
+    shown = [text.split(" | ")[0] for text in stream.getvalue().splitlines()]
+    assert shown == ["length-128 1/100", "length-128 4/100", "length-128 50/100"]
+
+
+def test_remaining_time_includes_evaluations_and_saves():
+    stream = io.StringIO()
+    line = ProgressLine(
+        log_every=1, interval=0, stream=stream, pauses_left=lambda step: 10.0 * (100 - step)
+    )
+    line(make_event(1))
+    line(make_event(2))
+    assert stream.getvalue().splitlines()[1].endswith("17m 09s left")  # 98 x (0.5 s + 10 s)
+
+
 def test_progress_without_a_terminal_is_occasional_lines():
-    stream, now = io.StringIO(), iter([0.0, 10.0, 31.0, 40.0])
-    line = ProgressLine(every=1, interval=30, stream=stream, clock=lambda: next(now))
-    for step in (1, 2, 3, 100):
+    stream, now = io.StringIO(), [0.0]
+    line = ProgressLine(log_every=1, interval=30, stream=stream, clock=lambda: now[0])
+    for step, now[0] in ((1, 0.0), (2, 10.0), (3, 31.0), (100, 40.0)):
         line(make_event(step))
     line.close()
     lines = stream.getvalue().splitlines()

@@ -104,6 +104,11 @@ class FineTuningLoader:
         return -(-len(self._sampler) // self._batch_size)
 
     @property
+    def examples_per_epoch(self) -> int:
+        """Returns the number of examples in an epoch, padding examples included."""
+        return self.batches_per_epoch * self._batch_size
+
+    @property
     def position(self) -> int:
         """Returns the number of examples in the batches so far, padding examples included."""
         return self._position

@@ -70,6 +70,11 @@ class PretrainingLoader:
         return self._position
 
     @property
+    def examples_per_epoch(self) -> int:
+        """Returns the number of examples in an epoch."""
+        return self.batch_builder.examples_per_epoch
+
+    @property
     def epoch(self) -> float:
         """Returns the number of epochs in the batches returned so far."""
         return self._position / self.batch_builder.examples_per_epoch

@@ -1,0 +1,93 @@
+"""Logs what a run trains, and what it reached, for the person who watches it.
+
+Only process 0 logs; on other processes the functions do nothing.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax.runs import run_folder
+from bert_jax.runs.progress import format_duration
+
+logger = logging.getLogger(__name__)
+
+# Metrics of pretraining that are shown, in this order; report.html has the others.
+_PRETRAINING_METRICS = ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "loss")
+_MAX_METRICS = 4
+
+
+def log_model(model: Any, params: Any) -> None:
+    """Logs the model's family, size and number of parameters, and the devices.
+
+    Args:
+      model: the config of the encoder.
+      params: the parameters, heads included, as arrays or shapes.
+    """
+    num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    _log(
+        f"model: {type(model).__name__.removesuffix('Config')}, {model.num_hidden_layers} layers "
+        f"of width {model.hidden_size}, {num_params:,} parameters; devices: "
+        f"{jax.device_count()} {jax.devices()[0].device_kind}"
+    )
+
+
+def log_phase(seq_length: int, num_steps: int, batch_size: int, examples_per_epoch: int) -> None:
+    """Logs what a phase trains on, before its train step is compiled."""
+    num_examples = num_steps * batch_size
+    _log(
+        f"length-{seq_length}: {num_steps:,} updates of {batch_size:,} examples, "
+        f"{num_examples * seq_length:,} tokens, {num_examples / examples_per_epoch:.2g} epochs; "
+        "compiling the train step"
+    )
+
+
+def log_evaluation(
+    step: int, metrics: Mapping[str, float], first_metrics: Sequence[str], *, is_best: bool
+) -> None:
+    """Logs the main metrics of an evaluation during training.
+
+    Args:
+      first_metrics: the names to show first, as far as they are in `metrics`.
+    """
+    remark = " (best so far)" if is_best else ""
+    _log(f"evaluation after step {step}: {format_metrics(metrics, first_metrics)}{remark}")
+
+
+def log_results(folder: Path, report: Path, seconds: float) -> None:
+    """Logs the final metrics of each split, and where the report is.
+
+    Args:
+      seconds: wall time of this process.
+    """
+    file = folder / run_folder.EVALUATION
+    for name, metrics in _by_split(run_folder.read_run_json(file) if file.exists() else {}):
+        _log(f"{name or 'held-out'}: {format_metrics(metrics)}")
+    _log(f"the run is complete after {format_duration(seconds)}; report: {report}")
+
+
+def format_metrics(metrics: Mapping[str, float], first_metrics: Sequence[str] = ()) -> str:
+    """Returns the main metrics as text, such as "mlm loss 5.0620, mlm accuracy 0.1810"."""
+    others = _PRETRAINING_METRICS if "mlm_loss" in metrics else tuple(metrics)
+    names = [name for name in dict.fromkeys((*first_metrics, *others)) if name in metrics]
+    names = names[:_MAX_METRICS]
+    return ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.4f}" for name in names)
+
+
+def _by_split(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (path such as "rte dev", metrics) for each split of evaluation.json."""
+    metrics = {name: value for name, value in results.items() if not isinstance(value, Mapping)}
+    if metrics:
+        yield prefix, metrics
+    for name, value in results.items():
+        if isinstance(value, Mapping):
+            yield from _by_split(value, f"{prefix} {name}".strip())
+
+
+def _log(message: str) -> None:
+    if jax.process_index() == 0:
+        logger.info("%s", message)

@@ -1,0 +1,41 @@
+"""Tests bert_jax/runs/messages.py: what a run logs about its model, its phases and its results."""
+
+import json
+import logging
+from pathlib import Path
+
+import jax
+
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.runs import messages
+
+
+def test_model_and_phase_are_described(caplog):
+    caplog.set_level(logging.INFO)
+    shapes = {"a": jax.ShapeDtypeStruct((1000, 128), "float32"), "b": {"c": jax.numpy.zeros(7)}}
+    messages.log_model(BertConfig(vocab_size=100, num_hidden_layers=2, hidden_size=128), shapes)
+    messages.log_phase(seq_length=64, num_steps=50, batch_size=16, examples_per_epoch=1600)
+    model, phase = caplog.messages
+    assert model.startswith("model: Bert, 2 layers of width 128, 128,007 parameters; devices: 8 ")
+    assert phase == (
+        "length-64: 50 updates of 16 examples, 51,200 tokens, 0.5 epochs; compiling the train step"
+    )
+
+
+def test_results_of_every_split_and_the_report_are_logged(caplog, tmp_path):
+    caplog.set_level(logging.INFO)
+    results = {"rte": {"dev": {"accuracy": 0.5, "loss": 0.7}}, "sts": {"dev": {"pearson": 0.25}}}
+    (tmp_path / "evaluation.json").write_text(json.dumps(results))
+    messages.log_results(tmp_path, Path("runs/four/report.html"), 83.2)
+    assert caplog.messages == [
+        "rte dev: accuracy 0.5000, loss 0.7000",
+        "sts dev: pearson 0.2500",
+        "the run is complete after 1m 23s; report: runs/four/report.html",
+    ]
+
+
+def test_metrics_of_pretraining_have_an_order():
+    metrics = {"padding_share": 0.1, "nsp_accuracy": 0.5, "loss": 7.0, "mlm_loss": 6.25}
+    text = "mlm loss 6.2500, nsp accuracy 0.5000, loss 7.0000"
+    assert messages.format_metrics(metrics) == text
+    assert messages.format_metrics(metrics, ["loss"]).startswith("loss 7.0000, mlm loss")
