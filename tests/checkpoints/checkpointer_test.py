@@ -242,7 +242,7 @@ def test_folders_without_checkpoints_are_rejected(tmp_path):
 
 
 def test_disk_full_while_saving_names_the_folder_and_keeps_the_last_good(tmp_path, monkeypatch):
-    def full(folder):
+    def full(folder, step):
         raise OSError(28, "No space left on device", str(folder))
 
     with Checkpointer(tmp_path) as checkpointer:
