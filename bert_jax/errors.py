@@ -5,6 +5,7 @@ exception is a bug in bert_jax.
 """
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -21,6 +22,31 @@ class ConfigError(UserError):
     """Reports an invalid config: unknown field, wrong type, or impossible combination of values."""
 
     exit_code = 2
+
+
+def check_range(
+    field: str,
+    value: float,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Raises a ConfigError unless a number is finite and within the bounds."""
+    if (
+        math.isfinite(value)
+        and (at_least is None or value >= at_least)
+        and (above is None or value > above)
+        and (at_most is None or value <= at_most)
+        and (below is None or value < below)
+    ):
+        return
+    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    expected = " and ".join(
+        f"{name} {bound}" for name, bound in bounds.items() if bound is not None
+    )
+    raise ConfigError(f"{field} is {value}, expected a number {expected}".rstrip())
 
 
 class MissingExtraError(UserError, ImportError):

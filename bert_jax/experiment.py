@@ -6,7 +6,7 @@ Imports neither jax nor TensorFlow.
 from dataclasses import dataclass
 
 from bert_jax.data.config import FineTuningData, MultiTaskData, PretrainingData
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, check_range
 from bert_jax.objectives.config import ObjectiveConfig
 from bert_jax.parallel.config import MeshConfig
 from bert_jax.train.config import TrainConfig
@@ -32,6 +32,7 @@ class Experiment:
     init_from: str | None = None
 
     def __post_init__(self) -> None:
+        check_range("seed", self.seed, above=-(2**62), below=2**62)
         communication_dtype, dtype = self.mesh.communication_dtype, self.objective.compute.dtype
         if communication_dtype == "bfloat16" and dtype != "bfloat16":
             raise ConfigError(

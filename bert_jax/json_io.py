@@ -15,6 +15,26 @@ def read_json(path: Path) -> Any:
       UserError: the file does not exist, cannot be read, is not JSON, or has an object in which a
         key occurs twice.
     """
+    try:
+        # Some editors begin a file with a byte-order mark, which utf-8-sig leaves out.
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; expected a JSON file") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(
+            f"{path}: not valid JSON ({error}); download, copy or write the file again"
+        ) from None
+    return parse_json(text, path)
+
+
+def parse_json(text: str, path: str | Path) -> Any:
+    """Parses the content of a JSON file; `path` is for messages.
+
+    Raises:
+      UserError: it is not JSON, or has an object in which a key occurs twice.
+    """
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
@@ -24,20 +44,14 @@ def read_json(path: Path) -> Any:
         return table
 
     try:
-        # Some editors begin a file with a byte-order mark, which utf-8-sig leaves out.
-        text = path.read_text(encoding="utf-8-sig")
         return json.loads(text, object_pairs_hook=unique_keys)
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; expected a JSON file") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path}: not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); "
             "the file may be cut off: download, copy or write it again"
         ) from None
     except (ValueError, RecursionError) as error:
-        # Bytes that are not UTF-8, a number of thousands of digits, or too many nested brackets.
+        # A number of thousands of digits, or too many nested brackets.
         raise UserError(
             f"{path}: not valid JSON ({error}); download, copy or write the file again"
         ) from None

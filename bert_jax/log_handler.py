@@ -5,6 +5,7 @@ that imports bert_jax as a library configures `logging` itself. `print` is for t
 command; `tests/architecture_test.py` lists the modules that may call it.
 """
 
+import contextlib
 import logging
 import sys
 
@@ -17,7 +18,11 @@ class StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record as a line."""
-        line = self.format(record)
+        # A closed terminal or pipe must not end a training run.
+        with contextlib.suppress(BrokenPipeError):
+            self._write(self.format(record))
+
+    def _write(self, line: str) -> None:
         # A bar can only be visible if tqdm was imported; importing it here would slow `--help`.
         if "tqdm" in sys.modules:
             sys.modules["tqdm"].tqdm.write(line, file=sys.stderr)

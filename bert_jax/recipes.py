@@ -4,16 +4,19 @@ A recipe is a Python file with a function `get_config(...) -> Experiment`. The s
 `configs/`: in a checkout next to the package, in an installed wheel below `bert_jax/_source/`.
 """
 
+import contextlib
 import importlib.util
 import inspect
 import json
-from collections.abc import Callable, Sequence
+import traceback
+import types
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_jax import legacy_names
 from bert_jax.config_lib import from_json, unknown_field
-from bert_jax.errors import ConfigError, did_you_mean
+from bert_jax.errors import ConfigError, UserError, did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parent
 # setup.py writes this folder into wheels; a checkout has the same files in its root.
@@ -71,11 +74,7 @@ def load_recipe(recipe: str | Path) -> Callable[..., Any]:
       ConfigError: there is no such recipe, or its file defines no `get_config`.
     """
     path = find_recipe(recipe)
-    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{recipe}: a recipe is a Python file; expected a name that ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = import_file(path, "recipe")
     if not callable(getattr(module, "get_config", None)):
         raise ConfigError(
             f"{recipe}: no function get_config; a recipe defines get_config(...) -> Experiment"
@@ -89,7 +88,9 @@ def call_recipe(get_config: Callable[..., Any], assignments: Sequence[str], file
     Raises:
       ConfigError: an argument is unknown, missing, or of the wrong type.
     """
-    parameters = inspect.signature(get_config, eval_str=True).parameters
+    path = Path(getattr(getattr(get_config, "__code__", None), "co_filename", file))
+    with errors_of_user_code(path, "recipe"):
+        parameters = inspect.signature(get_config, eval_str=True).parameters
     arguments: dict[str, Any] = {}
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
@@ -109,4 +110,44 @@ def call_recipe(get_config: Callable[..., Any], assignments: Sequence[str], file
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in arguments:
             raise ConfigError(f"{file} needs --arg {name}=...")
-    return get_config(**arguments)
+    with errors_of_user_code(path, "recipe"):
+        return get_config(**arguments)
+
+
+def import_file(path: Path, kind: str) -> types.ModuleType:
+    """Runs a Python file that a user wrote, and returns its module.
+
+    Args:
+      kind: what the file is, for messages, such as "recipe".
+
+    Raises:
+      ConfigError: it is not a Python file, or it fails; the message has the line and the error.
+    """
+    spec = importlib.util.spec_from_file_location(f"{kind}_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path}: a {kind} is a Python file; expected a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    with errors_of_user_code(path, kind):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def errors_of_user_code(path: Path, kind: str) -> Generator[None]:
+    """Reports any error of a user's file with its line; it is not an error of this package."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = [
+            line
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if frame.f_code.co_filename == str(path)
+        ]
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            lines = [error.lineno or 0]
+        location = f"{path}, line {lines[-1]}" if lines else f"{path}"
+        raise ConfigError(
+            f"{location}: the {kind} raised {type(error).__name__}: {error}"
+        ) from error

@@ -127,3 +127,39 @@ def test_tpu_help_lists_the_launch_scripts(capsys):
         main(["tpu", "--help"])
     shown = capsys.readouterr().out
     assert all(f"  {file.stem}\n" in shown for file in (ROOT / "tpu").glob("*.sh"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("def get_config(:\n", "line 1: the recipe raised SyntaxError"),
+        (
+            "x = 1\nraise ValueError('no')\n",
+            "line 2: the recipe raised ValueError: no",
+        ),
+        ("import nosuchmodule\n", "line 1: the recipe raised ModuleNotFoundError"),
+        ("raise SystemExit(0)\n", "line 1: the recipe raised SystemExit"),
+        ("def get_config():\n    return 1 / 0\n", "line 2: the recipe raised ZeroDivisionError"),
+        ("def get_config(size: Nope = 1):\n    pass\n", "the recipe raised NameError"),
+        ("def get_config():\n    pass\n", "get_config returned a NoneType; expected an Experim"),
+        ("\0", "the recipe raised SyntaxError"),
+    ],
+)
+def test_error_in_a_recipe_names_its_line(tmp_path, content, message, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(content)
+    assert main(["show-config", str(file)]) == 2
+    assert "mine.py" in (error := capsys.readouterr().err) and message in error
+
+
+def test_wrong_type_of_a_field_in_a_recipe_is_found(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import dataclasses\n"
+        "from bert_jax.testing.experiments import tiny_experiment, two_length_phases\n"
+        "def get_config():\n"
+        "    experiment = tiny_experiment('test', 'corpus', two_length_phases(12))\n"
+        "    return dataclasses.replace(experiment, name=5)\n"
+    )
+    assert main(["show-config", str(file)]) == 2
+    assert "config.name: expected str, found 5" in capsys.readouterr().err

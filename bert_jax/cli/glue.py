@@ -144,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from bert_jax.atomic_io import write_json
+    from bert_jax.pretrained.initial import check_model_exists
     from bert_jax.studies import benchmark_table, leaderboard
     from bert_jax.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfig
     from bert_jax.studies.job_runner import Interrupted, JobRunner
@@ -161,6 +162,7 @@ def run(args: argparse.Namespace) -> int:
         mnli_init=SAME_SEED_MNLI if args.mnli_init == "" else args.mnli_init,
         overrides=tuple(args.overrides),
     )
+    check_model_exists(args.model)
     output, shard = Path(args.output), _parse_shard(args)
     with JobRunner(output, shard=shard) as runner:
         benchmark = Benchmark(benchmark_config, output)

@@ -96,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.config_lib import to_json
     from bert_jax.data.finetuning.readers.load_task import load_task
     from bert_jax.errors import UserError
+    from bert_jax.pretrained.initial import check_model_exists
     from bert_jax.studies import sweep
     from bert_jax.studies.job_runner import Interrupted, JobRunner
     from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
@@ -108,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.search_seed,
     )
     _check_not_set_twice(search, shared, args.overrides)
+    check_model_exists(args.model)
     output = Path(args.output)
     with JobRunner(output) as runner:
         task = load_task(config)

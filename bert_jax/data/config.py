@@ -98,6 +98,10 @@ class StaticMasking:
             )
 
 
+MAX_WORKERS = 256
+"""Each worker process needs a hundred megabytes of memory."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PretrainingData:
     """Configures pretraining data: a prepared corpus and how examples are made from it."""
@@ -114,9 +118,10 @@ class PretrainingData:
             raise ConfigError(
                 f"PretrainingData.prefetch_batches is {self.prefetch_batches}, expected 1 or more"
             )
-        if self.num_workers < 0:
+        if not 0 <= self.num_workers <= MAX_WORKERS:
             raise ConfigError(
-                f"PretrainingData.num_workers is {self.num_workers}, expected 0 or more"
+                f"PretrainingData.num_workers is {self.num_workers}, expected 0 or more, at most "
+                f"{MAX_WORKERS}"
             )
 
 

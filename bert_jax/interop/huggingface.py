@@ -24,6 +24,8 @@ from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 
 CONFIG, WEIGHTS, TORCH_WEIGHTS = "config.json", "model.safetensors", "pytorch_model.bin"
+# NumPy has no dtypes of 8 bits and fewer for floating-point numbers.
+_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
 FlatParams = dict[str, np.ndarray]
@@ -90,7 +92,13 @@ def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
     """Returns all tensors of a file by name; UserError if it is truncated or of another format."""
     try:
         with safe_open(file, framework="numpy") as reader:
-            return {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
+            names = list(reader.keys())
+            for name in names:
+                if (dtype := reader.get_slice(name).get_dtype()) not in _DTYPES:
+                    raise UserError(
+                        f"{file}: {name} has dtype {dtype}; expected one of {', '.join(_DTYPES)}"
+                    )
+            return {name: reader.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise UserError(
             f"{file}: damaged or not in the safetensors format ({error}); fetch or write it again"

@@ -1,12 +1,12 @@
 """Reads and writes Hugging Face's config.json: the encoder of any family and its task head."""
 
-import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import UserError
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.interop import huggingface_heads as heads
+from bert_jax.json_io import read_json_object
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import (
@@ -26,9 +26,9 @@ def read_config(file: Path) -> tuple[EncoderConfig, TaskHead | None]:
     Raises:
       UserError: the file is absent, damaged, or of a model that is not supported; names the field.
     """
-    data = _read_object(file)
+    data = read_json_object(file)
     model_type = data.get("model_type", "bert")  # Google's file has no such field
-    if model_type not in formats():
+    if not isinstance(model_type, str) or model_type not in formats():
         raise UserError(
             f"{file}: model_type is {model_type!r}; supported are {', '.join(formats())}"
         )
@@ -39,13 +39,18 @@ def read_config(file: Path) -> tuple[EncoderConfig, TaskHead | None]:
         if data.get(field, value) != value:
             raise UserError(f"{file}: {field} is {data[field]!r}; only {value!r} is supported")
     act = data.get("hidden_act", "gelu")
-    if act not in ACTIVATIONS:
+    if not isinstance(act, str) or act not in ACTIVATIONS:
         raise UserError(
             f"{file}: hidden_act is {act!r}; supported are {', '.join(map(repr, ACTIVATIONS))}"
         )
-    config = family_format.read_config(
-        model_type, ACTIVATIONS[act], lambda name, default: _read_number(file, data, name, default)
-    )
+    try:
+        config = family_format.read_config(
+            model_type,
+            ACTIVATIONS[act],
+            lambda name, default: _read_number(file, data, name, default),
+        )
+    except ConfigError as error:
+        raise UserError(f"{file}: {error}") from None
     head = None if suffix is None else heads.head_from_config(suffix, data, str(file))
     return config, head
 
@@ -56,6 +61,8 @@ def _class_suffix(
     """Returns the end of the class name that denotes a task head; None without a task head."""
     known = [f"{prefix}{suffix}" for suffix in (*family_format.heads, *heads.CLASS_SUFFIXES)]
     architectures = data.get("architectures") or ()
+    if not isinstance(architectures, Sequence) or isinstance(architectures, str):
+        raise UserError(f"{file}: architectures is {architectures!r}; expected a list of names")
     for architecture in architectures:
         if architecture not in known:
             raise UserError(
@@ -99,22 +106,17 @@ def _smallest_class(family_format: HuggingFaceFormat, parts: Set[str]) -> str:
     return min(fitting, key=lambda suffix: len(family_format.heads[suffix]))
 
 
-def _read_object(file: Path) -> Mapping[str, Any]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{file} does not exist; expected the config of a model there") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{file} is not JSON ({error}); fetch or write it again") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{file}: expected a JSON object, found a {type(data).__name__}")
-    return data
-
-
 def _read_number(file: Path, data: Mapping[str, Any], field: str, default: Any) -> Any:
-    """Returns a number or boolean; `default` if the field is absent and the default is not None."""
+    """Returns a value of the type of its default, an integer without one.
+
+    The default is returned if the field is absent and the default is not None.
+    """
     value = data.get(field, default)
-    if not isinstance(value, (int, float)):
+    kind = int if default is None else type(default)
+    if kind is float and type(value) is int:
+        value = float(value) if abs(value) < 2**53 else value
+    if type(value) is not kind:  # not `isinstance`: True is an instance of int
+        expected = {int: "an integer", float: "a number", bool: "true or false"}[kind]
         found = f"found {value!r}" if field in data else "it is absent"
-        raise UserError(f"{file}: expected a number in the field {field!r}; {found}")
+        raise UserError(f"{file}: expected {expected} in the field {field!r}; {found}")
     return value

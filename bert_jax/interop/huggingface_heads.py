@@ -9,6 +9,7 @@ from typing import Any
 
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.heads.config import (
+    LARGEST_NUM_LABELS,
     MultipleChoiceHead,
     QuestionAnsweringHead,
     RegressionHead,
@@ -84,17 +85,22 @@ def _read_labels(data: Mapping[str, Any], source: str) -> tuple[str, ...]:
     id2label = data.get("id2label")
     if id2label is None:
         count = data.get("num_labels", 2)
-        if not isinstance(count, int):
-            raise UserError(f"{source}: num_labels is {count!r}; expected a number")
+        if type(count) is not int or not 0 < count <= LARGEST_NUM_LABELS:
+            raise UserError(
+                f"{source}: num_labels is {count!r}; expected an integer from 1 to "
+                f"{LARGEST_NUM_LABELS:,}"
+            )
         return tuple(f"LABEL_{index}" for index in range(count))
-    numbers = {str(index) for index in range(len(id2label))}
-    if not isinstance(id2label, Mapping) or set(id2label) != numbers:
+    if not isinstance(id2label, Mapping) or any(
+        str(index) not in id2label for index in range(len(id2label))
+    ):
         raise UserError(
-            f"{source}: id2label is {id2label!r}; expected a label for each number 0, 1, ..."
+            f"{source}: id2label is {_shorten(id2label)}; expected a label for each number "
+            "0, 1, ..."
         )
     labels = tuple(id2label[str(index)] for index in range(len(id2label)))
     if not all(isinstance(label, str) for label in labels):
-        raise UserError(f"{source}: id2label is {id2label!r}; expected strings")
+        raise UserError(f"{source}: id2label is {_shorten(id2label)}; expected strings")
     return labels
 
 
@@ -103,6 +109,11 @@ def _describe_labels(data: Mapping[str, Any]) -> str:
     if id2label is None:
         return f"num_labels is {data.get('num_labels', 2)}"
     return f"id2label has {len(id2label)} labels"
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
 _HEAD_READERS: dict[str, Callable[[Mapping[str, Any], str], TaskHead]] = {

@@ -33,13 +33,20 @@ def read_torch_file(file: Path) -> dict[str, np.ndarray]:
         ) from None
     if not isinstance(state, dict):
         raise UserError(f"{file}: expected named tensors, found a {type(state).__name__}")
+    tensors: dict[str, np.ndarray] = {}
     for name, value in state.items():
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise UserError(
                 f"{file}: {name!r} is a {type(value).__name__}; expected a state dict, which has "
-                "only tensors"
+                "only tensors with names"
             )
-    return {
-        name: (value.float() if value.is_floating_point() else value).numpy()
-        for name, value in state.items()
-    }
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            kind = "quantized" if value.is_quantized else "empty" if value.is_meta else "sparse"
+            raise UserError(
+                f"{file}: {name} is a {kind} tensor; save the model with dense float32 tensors, "
+                "as `save_pretrained` of transformers does"
+            )
+        # `detach`: a Parameter requires a gradient, which NumPy arrays do not have.
+        array = value.detach()
+        tensors[name] = (array.float() if array.is_floating_point() else array).numpy()
+    return tensors

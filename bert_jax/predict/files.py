@@ -64,6 +64,11 @@ def read_inputs(
             "lines; remove --pairs"
             + (" and select the column of the second text with --text-pair" * has_pair_column)
         )
+    if (encoding, errors) != ("utf-8", "strict") and file_format != "lines":
+        raise ConfigError(
+            f"{path}: --encoding and --errors are for files with a text on each line, but the "
+            f"format is {file_format}; convert the file with: iconv -f ENCODING -t utf-8 {path}"
+        )
     match file_format:
         case "lines":
             lines = read_documents(path, document_unit="line", encoding=encoding, errors=errors)

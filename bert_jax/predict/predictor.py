@@ -15,7 +15,7 @@ from bert_jax.data.finetuning.example import Example, Task, TextExample
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
 from bert_jax.errors import ConfigError, require_list_of_texts
-from bert_jax.models.heads.config import head_param_name, uses_pooler
+from bert_jax.models.heads.config import QuestionAnsweringHead, head_param_name, uses_pooler
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.predict.batching import next_power_of_two, params_to_device, require_tokenizer
 from bert_jax.predict.long_texts import (
@@ -31,6 +31,7 @@ from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks import AnyTaskKind, kind_of_head, make_features
 from bert_jax.tasks.base import ModelInput
 from bert_jax.tasks.text_pair import TextPairKind
+from bert_jax.train.config import LARGEST_BATCH_SIZE
 
 _SPLIT = "test"
 
@@ -86,7 +87,12 @@ class Predictor:
         self.max_length = settings.max_length if max_length is None else max_length
         self._window_overlap = settings.window_overlap if window_overlap is None else window_overlap
         self._check_sizes(batch_size, model.config.max_length)
-        self._check_truncation(truncation, window_pooling)
+        if window_overlap is not None and window_overlap >= self.max_length:
+            raise ConfigError(
+                f"window_overlap is {window_overlap}; expected less than max_length "
+                f"{self.max_length}"
+            )
+        self._check_truncation(truncation, window_pooling, allow_no_answer)
         self._truncation: Truncation = truncation
         self._window_pooling: WindowPooling = window_pooling or "mean"
         shorter_lengths = [length for length in settings.bucket_lengths if length < self.max_length]
@@ -108,6 +114,8 @@ class Predictor:
                 f"max_length is {self.max_length}; expected 4 to {max_positions}, the number of "
                 "positions of the model"
             )
+        if batch_size > LARGEST_BATCH_SIZE:
+            raise ConfigError(f"batch_size is {batch_size}; expected at most {LARGEST_BATCH_SIZE}")
         if batch_size < 1 or self._window_overlap < 0:
             raise ConfigError(
                 f"batch_size is {batch_size} and window_overlap {self._window_overlap}; expected "
@@ -115,7 +123,10 @@ class Predictor:
             )
 
     def _check_truncation(
-        self, truncation: Truncation, window_pooling: WindowPooling | None
+        self,
+        truncation: Truncation,
+        window_pooling: WindowPooling | None,
+        allow_no_answer: bool | None,
     ) -> None:
         if truncation not in TRUNCATIONS:
             raise ConfigError(
@@ -125,6 +136,11 @@ class Predictor:
             raise ConfigError(
                 f"window_pooling is {window_pooling!r}; expected one of "
                 f"{', '.join(WINDOW_POOLINGS)}"
+            )
+        if allow_no_answer is not None and self.kind.head_type is not QuestionAnsweringHead:
+            raise ConfigError(
+                f"allow_no_answer is set, but this is a model for {self.kind.name}; it is for "
+                "question answering only"
             )
         if truncation != "head" and not isinstance(self.kind, TextPairKind):
             raise ConfigError(

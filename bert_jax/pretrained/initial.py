@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
+from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
 from bert_jax.interop import tf1
 from bert_jax.interop.huggingface import find_tokenizer
@@ -23,6 +24,15 @@ def load_model_or_tf1(path: str | Path) -> LoadedModel:
     if tf1.find_checkpoint(Path(path)) is not None:
         return build_model(tf1.read_checkpoint(Path(path)), str(path))
     return load_model(path)
+
+
+def check_model_exists(path: str) -> None:
+    """Raises UserError if there is no file or folder of a model, before it is read."""
+    if not Path(path).exists() and tf1.find_checkpoint(Path(path)) is None:
+        raise UserError(
+            f"--model {path}: no such folder; expected a run folder, a Hugging Face folder or a "
+            "Google TF1 checkpoint"
+        )
 
 
 def tokenizer_folder(model: str) -> Path:

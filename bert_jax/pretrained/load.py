@@ -166,6 +166,12 @@ def build_model(
     """
     flat_params, config, tokenizer, head = imported
     validate_params(flat_params, config, path, head)
+    for name, leaf in flat_params.items():
+        if not np.isfinite(leaf).all():
+            raise UserError(
+                f"{path}: {name} has values that are not finite, so every result would be NaN; "
+                "use an earlier checkpoint, or fetch the model again"
+            )
     if tokenizer is not None:
         advice = "Use the vocabulary that the model was trained with."
         check_embedding_rows(tokenizer.vocab_size, config.vocab_size, path, advice)

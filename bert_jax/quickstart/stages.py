@@ -1,6 +1,5 @@
 """Runs the stages of the quickstart and prints a summary; finished stages are not repeated."""
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from bert_jax.data.corpus.plan import PrepareConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.errors import UserError
+from bert_jax.json_io import read_json_object
 from bert_jax.quickstart.docstring_corpus import write_docstring_corpus
 from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.learn import train_tokenizer_from_files
@@ -116,16 +116,18 @@ def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
 
 
 def _pretrain(prepared: Path, folder: Path, settings: dict[str, Any]) -> int:
-    from bert_jax.recipes import load_recipe
+    from bert_jax.recipes import errors_of_user_code, find_recipe, load_recipe
     from bert_jax.train.run import run as train
 
     steps = {} if settings["steps"] is None else {"steps": settings["steps"]}
-    experiment = load_recipe(settings["recipe"])(
-        corpus=str(prepared / "train"),
-        heldout=str(prepared / "heldout"),
-        seed=settings["seed"],
-        **steps,
-    )
+    get_config = load_recipe(settings["recipe"])
+    with errors_of_user_code(find_recipe(settings["recipe"]), "recipe"):
+        experiment = get_config(
+            corpus=str(prepared / "train"),
+            heldout=str(prepared / "heldout"),
+            seed=settings["seed"],
+            **steps,
+        )
     return train(experiment, folder)
 
 
@@ -170,7 +172,9 @@ def _load_progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     file = folder / STAGES_FILE
     if not file.is_file():
         return {"settings": settings, "seconds": {}, "results": {}}
-    progress = json.loads(file.read_text())
+    progress = read_json_object(file)
+    if not all(isinstance(progress.get(key), dict) for key in ("settings", "seconds", "results")):
+        raise UserError(f"{file} was not written by the quickstart; choose another --output")
     if progress["settings"] != settings:
         raise UserError(
             f"{folder} was created with {progress['settings']}, now given {settings}; "

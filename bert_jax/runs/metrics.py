@@ -77,20 +77,27 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
+    if not path.is_file():
+        raise UserError(f"{path} is not a file; move it away")
     rows = []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         try:
             row = rename_keys(json.loads(line), METRICS)
-            is_valid = isinstance(row["step"], int) and row["split"] in (TRAIN, EVALUATION)
-        except (ValueError, KeyError, TypeError, AttributeError):
+            is_valid = type(row["step"]) is int and row["split"] in (TRAIN, EVALUATION)
+            is_valid &= isinstance(row.get("phase", ""), str) and all(
+                value is None or type(value) in (int, float)
+                for name, value in row.items()
+                if name not in ("split", "phase")
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             row, is_valid = {}, False
         if not is_valid:
             if number == len(lines):  # incomplete, because the process was killed
                 break
             raise UserError(
-                f'{path}, line {number}: expected a JSON object with "step" and "split"; repair '
-                "the line, or move the file away"
+                f'{path}, line {number}: expected a JSON object with "step", "split" and numbers; '
+                "repair the line, or move the file away"
             )
         rows.append(row)
     return rows

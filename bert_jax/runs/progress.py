@@ -1,5 +1,6 @@
 """Shows the progress of a run as one live line on stderr."""
 
+import contextlib
 import math
 import shutil
 import sys
@@ -45,8 +46,10 @@ class LiveLine:
             return
         self._printed_at = now
         if not self._is_terminal:
-            self._stream.write(f"{text()}\n")
-            self._stream.flush()
+            # A closed pipe must not end a training run.
+            with contextlib.suppress(BrokenPipeError):
+                self._stream.write(f"{text()}\n")
+                self._stream.flush()
             return
         if self._bar is None:
             self._bar = tqdm(bar_format="{desc}", file=self._stream)

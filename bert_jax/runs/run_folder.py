@@ -31,7 +31,7 @@ from bert_jax.atomic_io import write_json
 from bert_jax.config_lib import diff, fingerprint, from_json, to_json
 from bert_jax.errors import UserError
 from bert_jax.file_lock import AlreadyLockedError, acquire_lock
-from bert_jax.json_io import read_json
+from bert_jax.json_io import read_json_object
 from bert_jax.legacy_names import upgrade_analysis, upgrade_config
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
@@ -50,13 +50,13 @@ def package_versions() -> dict[str, str]:
     return versions_by_package
 
 
-def read_run_json(file: Path) -> Any:
+def read_run_json(file: Path) -> dict[str, Any]:
     """Reads a JSON file of a run folder and translates names of earlier versions.
 
     Raises:
-      UserError: the file does not exist or is not JSON; the message names the line.
+      UserError: the file does not exist or is not a JSON object; the message names the line.
     """
-    data = read_json(file)
+    data = read_json_object(file)
     if file.name == CONFIG:
         return upgrade_config(data)
     return upgrade_analysis(data) if file.name == ANALYSIS else data
@@ -69,7 +69,7 @@ def read_config(folder: Path) -> dict[str, Any]:
       UserError: `folder` is not a run folder.
     """
     content = read_run_json(folder / CONFIG)
-    if not isinstance(content, dict) or "config" not in content:
+    if "config" not in content:
         raise UserError(f"{folder / CONFIG} was not written by bert_jax; expected a run folder")
     return content["config"]
 
@@ -198,7 +198,7 @@ def discard_failed_start(
 
 def _read_saved_config(file: Path) -> dict[str, Any]:
     saved = read_run_json(file)
-    if not isinstance(saved, dict) or "config" not in saved:
+    if "config" not in saved:
         raise UserError(f"{file} was not written by bert_jax; choose another run folder")
     return saved
 
@@ -230,8 +230,13 @@ def external_checkpoint_dir(folder: Path) -> str | None:
     """
     if (folder / CHECKPOINTS).is_dir() or not (folder / CONFIG).is_file():
         return None
-    saved = read_run_json(folder / CONFIG)
-    return saved.get(_CHECKPOINT_DIR_KEY) if isinstance(saved, dict) else None
+    external_dir = read_run_json(folder / CONFIG).get(_CHECKPOINT_DIR_KEY)
+    if external_dir is not None and not isinstance(external_dir, str):
+        raise UserError(
+            f"{folder / CONFIG}: {_CHECKPOINT_DIR_KEY} is {external_dir!r}; expected the folder of "
+            "the checkpoints"
+        )
+    return external_dir
 
 
 def checkpoint_dir(folder: Path) -> Path | str:

@@ -56,6 +56,9 @@ class Range:
         return float(f"{sampled:.{_SIGNIFICANT_DIGITS}g}")
 
 
+MAX_SAMPLES = 10_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """Defines the settings of a search.
@@ -78,8 +81,8 @@ class Search:
             raise ConfigError("nothing to search over; add --grid or --range")
         if self.ranges and self.num_samples is None:
             raise ConfigError("--range needs --random N, the number of samples")
-        if self.num_samples is not None and self.num_samples < 1:
-            raise ConfigError(f"--random {self.num_samples}: expected at least 1")
+        if self.num_samples is not None and not 1 <= self.num_samples <= MAX_SAMPLES:
+            raise ConfigError(f"--random {self.num_samples}: expected at least 1, at most 10,000")
         for field in self.values.keys() & self.ranges.keys():
             raise ConfigError(f"{field} is both in --grid and in --range; remove one")
         for field in (*self.values, *self.ranges):

@@ -21,17 +21,23 @@ from bert_jax.text.tokenizer import (
     Encoding,
     SpecialTokens,
     Tokenizer,
+    declared_flag,
     find_special_tokens,
     save_tokenizer,
 )
 from bert_jax.text.tokenizer_json import (
     CONTINUING_SUBWORD_PREFIX,
     canonical,
+    check_rules,
+    check_vocabulary,
     declared_template,
+    errors_of_library,
     is_bert_tokenizer,
+    is_panic,
     is_roberta_tokenizer,
     make_post_processor,
     merge_pairs,
+    tokens_by_id,
 )
 
 _KINDS = {"WordPiece": "wordpiece", "BPE": "bpe", "Unigram": "unigram"}
@@ -54,12 +60,13 @@ class HuggingFaceTokenizer(Tokenizer):
             raise UserError(
                 f"tokenizer {source}: a {model.get('type')} model; expected {', '.join(_KINDS)}"
             )
-        tokens = _tokens_by_id(backend.get_vocab(with_added_tokens=True), source)
+        tokens = tokens_by_id(backend.get_vocab(with_added_tokens=True), source)
         if kind == "wordpiece":
             prefix = model["continuing_subword_prefix"]
             continues_word = [token.startswith(prefix) for token in tokens]
         else:
             continues_word = [not token.startswith(_SPACE_MARKS) for token in tokens]
+        self._source = source
         super().__init__(
             kind=kind,
             tokens=tokens,
@@ -72,11 +79,13 @@ class HuggingFaceTokenizer(Tokenizer):
         self._backend = backend
 
     def encode_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        with errors_of_library(texts, self._source):
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
-        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        with errors_of_library(texts, self._source):
+            encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [Encoding(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -213,15 +222,14 @@ def load_wordpiece(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenize
     special_tokens = find_special_tokens(vocab, config, path)
     ordinary_tokens = set(tokens) - set(special_tokens.as_dict().values())
     # Only the special tokens are left out: BERT's [unused12] and the like are lower case.
-    lowercase = config.get(
-        "do_lower_case", all(token == token.lower() for token in ordinary_tokens)
-    )
+    is_uncased = all(token == token.lower() for token in ordinary_tokens)
+    lowercase = declared_flag(config, "do_lower_case", is_uncased)
     backend = wordpiece_backend(
         tokens,
         special_tokens,
         lowercase=lowercase,
-        strip_accents=config.get("strip_accents"),
-        tokenize_chinese_chars=config.get("tokenize_chinese_chars", True),
+        strip_accents=declared_flag(config, "strip_accents", None),
+        tokenize_chinese_chars=declared_flag(config, "tokenize_chinese_chars", True),
     )
     return HuggingFaceTokenizer(backend, special_tokens, path)
 
@@ -234,8 +242,7 @@ def load_byte_level_bpe(path: Path, config: Mapping[str, Any]) -> HuggingFaceTok
             f"tokenizer {path}: no merges.txt in the same folder; byte-level BPE needs both files"
         )
     vocab = read_json_object(path)
-    if not vocab or not all(type(token_id) is int for token_id in vocab.values()):
-        raise UserError(f"tokenizer {path}: expected a JSON object of token -> id")
+    check_vocabulary(vocab, path)
     merges: list[tuple[str, str]] = []
     for number, line in enumerate(read_text(merges_path).split("\n"), start=1):
         line = line.removesuffix("\r")
@@ -248,12 +255,13 @@ def load_byte_level_bpe(path: Path, config: Mapping[str, Any]) -> HuggingFaceTok
     special_tokens = find_special_tokens(vocab, config, path)
     # The files have no template. Hugging Face's RobertaTokenizer uses RoBERTa's for any tokens.
     is_roberta = str(config.get("tokenizer_class")).startswith("Roberta")
+    add_prefix_space = declared_flag(config, "add_prefix_space", False)
     try:
         backend = byte_level_bpe_backend(
             vocab,
             merges,
             special_tokens,
-            add_prefix_space=config.get("add_prefix_space", False),
+            add_prefix_space=add_prefix_space,
             template=RobertaTemplate() if is_roberta else None,
         )
     except Exception as error:  # the library raises plain Exception
@@ -266,27 +274,18 @@ def load_byte_level_bpe(path: Path, config: Mapping[str, Any]) -> HuggingFaceTok
 
 def load_tokenizer_json(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
     """Loads a `tokenizer.json`: normalizer, pre-tokenizer, model and added tokens."""
-    read_json_object(path)
+    check_rules(read_json_object(path), path)
     try:
         backend = BackendTokenizer.from_str(read_text(path))
-    except Exception as error:  # the library raises plain Exception
+    except BaseException as error:  # the library raises plain Exception, or PanicException
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise UserError(
             f"tokenizer {path}: not a tokenizer.json that this version of `tokenizers` reads "
             f"({error})"
         ) from None
     vocab = backend.get_vocab(with_added_tokens=True)
     return HuggingFaceTokenizer(backend, find_special_tokens(vocab, config, path), path)
-
-
-def _tokens_by_id(vocab: Mapping[str, int], source: str | Path) -> list[str]:
-    tokens = sorted(vocab, key=vocab.__getitem__)
-    for expected_id, token in enumerate(tokens):
-        if vocab[token] != expected_id:
-            raise UserError(
-                f"tokenizer {source}: the id of {token!r} is {vocab[token]}, expected "
-                f"{expected_id}: ids must be 0 .. {len(tokens) - 1}, each once"
-            )
-    return tokens
 
 
 def _added_token(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,16 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bert_jax.errors import UserError
 
 DocumentUnit = Literal["file", "blank-line", "line"]
 
 _CHUNK_BYTES = 1 << 20
+MAX_DOCUMENT_CHARACTERS = 1 << 25
+"""Limit for one document: preparing takes about a hundred bytes of memory for each character."""
+_MAX_TEXT_CHARACTERS = 1 << 30
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -41,6 +44,9 @@ def expand_globs(patterns: Sequence[str]) -> list[str]:
                 raise UserError(
                     f"{pattern} is a folder; expected files, for example '{suggested_pattern}'"
                 )
+            if os.path.lexists(pattern):
+                kind = "not a regular file" if os.path.exists(pattern) else "a broken symbolic link"
+                raise UserError(f"{pattern} is {kind}; expected the name of a text file")
             raise UserError(
                 f"no file matches {pattern!r}: check the spelling and the working directory "
                 "(and quote a pattern that contains **, so that the shell does not expand it)"
@@ -61,7 +67,16 @@ def read_text(path: str | Path, *, encoding: str = "utf-8", errors: str = "stric
       UserError: the file is missing or unreadable, contains bytes that are not text (with their
         offset), or the encoding is unknown.
     """
-    return "".join(_decode_chunks(path, encoding, errors))
+    chunks, size = [], 0
+    for chunk in _decode_chunks(path, encoding, errors):
+        size += len(chunk)
+        if size > _MAX_TEXT_CHARACTERS:
+            raise UserError(
+                f"{path}: the file has more than {_MAX_TEXT_CHARACTERS:,} characters, which do not "
+                "fit into memory at once; split the file"
+            )
+        chunks.append(chunk)
+    return "".join(chunks)
 
 
 def read_documents(
@@ -92,61 +107,120 @@ def read_documents(
     name = os.path.basename(path)
     if name.removesuffix(".gz").endswith((".jsonl", ".ndjson")):
         lines = _read_lines(path, encoding, errors)
-        documents = ((n, _json_text(path, n, line, json_field)) for n, line in lines)
+        documents = ((n, _json_text(path, n, line, json_field, errors)) for n, line in lines)
     elif document_unit == "file":
-        documents = iter([(1, read_text(path, encoding=encoding, errors=errors))])
+        documents = iter([(1, _read_document(path, encoding, errors))])
     elif document_unit == "line":
         documents = _read_lines(path, encoding, errors)
     else:
-        documents = enumerate(_split_blocks(_read_lines(path, encoding, errors)), start=1)
+        documents = enumerate(_split_blocks(path, _read_lines(path, encoding, errors)), start=1)
     for number, text in documents:
         if text and not text.isspace():
             yield f"{name}:{number}", text
 
 
-def _json_text(path: str | Path, number: int, line: str, field: str) -> str:
-    if not line.strip():
-        return ""
+def parse_json_line(path: str | Path, number: int, line: str, errors: str = "strict") -> Any:
+    """Parses a line of a JSON-lines file.
+
+    A lone surrogate, as in "\\udc00", is not a character: it is an error with `errors` "strict",
+    and is replaced or left out with "replace" or "ignore".
+
+    Raises:
+      UserError: the line is not JSON; names the file, the line and the column.
+    """
     try:
         record = json.loads(line)
+        if "\\ud" in line.lower() and errors != "strict":
+            text = json.dumps(record, ensure_ascii=False)
+            record = json.loads(text.encode("utf-8", errors).decode())
+        elif "\\ud" in line.lower():
+            json.dumps(record, ensure_ascii=False).encode()
+        return record
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path}, line {number}: not valid JSON ({error.msg} at column {error.colno}); "
             "expected one JSON object on each line"
         ) from None
-    if not isinstance(record, dict) or not isinstance(record.get(field), str):
-        found = (
-            f"fields {sorted(record)}" if isinstance(record, dict) else f"a {type(record).__name__}"
-        )
+    except UnicodeEncodeError as error:
         raise UserError(
-            f"{path}, line {number}: no text in the field {field!r} (found {found}); "
-            "set --json-field to the field that contains the text"
+            f"{path}, line {number}: {error.object[error.start]!r} is half of a surrogate pair and "
+            "no character; correct the line"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, or too many nested brackets.
+        raise UserError(f"{path}, line {number}: not valid JSON ({error})") from None
+
+
+def _json_text(path: str | Path, number: int, line: str, field: str, errors: str) -> str:
+    if not line.strip():
+        return ""
+    record = parse_json_line(path, number, line, errors)
+    if not isinstance(record, dict):
+        found = f"a {type(record).__name__} instead of an object"
+    elif field not in record:
+        found = f"fields {sorted(record)}"
+    elif isinstance(record[field], str):
+        return record[field]
+    else:
+        raise UserError(
+            f"{path}, line {number}: the field {field!r} is a {type(record[field]).__name__}; "
+            "expected text"
         )
-    return record[field]
+    raise UserError(
+        f"{path}, line {number}: no text in the field {field!r} (found {found}); "
+        "set --json-field to the field that contains the text"
+    )
 
 
-def _split_blocks(lines: Iterator[tuple[int, str]]) -> Iterator[str]:
+def _read_document(path: str | Path, encoding: str, errors: str) -> str:
+    chunks, size = [], 0
+    for chunk in _decode_chunks(path, encoding, errors):
+        size += len(chunk)
+        _check_document_size(path, 1, size)
+        chunks.append(chunk)
+    return "".join(chunks)
+
+
+def _split_blocks(path: str | Path, lines: Iterator[tuple[int, str]]) -> Iterator[str]:
     block: list[str] = []
-    for _, line in lines:
+    size = 0
+    for number, line in lines:
         if line.strip():
+            size += len(line)
+            _check_document_size(path, number, size)
             block.append(line)
         elif block:
             yield "\n".join(block)
-            block = []
+            block, size = [], 0
     if block:
         yield "\n".join(block)
 
 
+def _check_document_size(path: str | Path, number: int, size: int) -> None:
+    if size > MAX_DOCUMENT_CHARACTERS:
+        raise UserError(
+            f"{path}, line {number}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} "
+            "characters, which would need gigabytes of memory; use --document-unit line or "
+            "blank-line, or split the file"
+        )
+
+
 def _read_lines(path: str | Path, encoding: str, errors: str) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, line without its end) without loading the whole file."""
-    number, remainder = 0, ""
+    number, size = 0, 0
+    unfinished: list[str] = []  # joined once, because a line may span many chunks
     for chunk in _decode_chunks(path, encoding, errors):
-        *complete_lines, remainder = (remainder + chunk).split("\n")
+        *complete_lines, rest = chunk.split("\n")
         for line in complete_lines:
             number += 1
-            yield number, line.removesuffix("\r")
-    if remainder:
-        yield number + 1, remainder.removesuffix("\r")
+            unfinished.append(line)
+            yield number, "".join(unfinished).removesuffix("\r")
+            unfinished, size = [], 0
+        size += len(rest)
+        _check_document_size(path, number + 1, size)
+        unfinished.append(rest)
+    if size:
+        yield number + 1, "".join(unfinished).removesuffix("\r")
 
 
 def _decode_chunks(path: str | Path, encoding: str, errors: str) -> Iterator[str]:
@@ -156,7 +230,7 @@ def _decode_chunks(path: str | Path, encoding: str, errors: str) -> Iterator[str
         "".encode(encoding)
         decoder = codecs.getincrementaldecoder(encoding)(errors)
         codecs.lookup_error(errors)
-    except LookupError as error:
+    except (LookupError, UnicodeError) as error:
         raise UserError(
             f"{error}: expected an encoding such as utf-8, latin-1 or cp1252, and strict, replace "
             "or ignore for --errors"
@@ -170,6 +244,10 @@ def _decode_chunks(path: str | Path, encoding: str, errors: str) -> Iterator[str
             raise _decode_error(
                 path, encoding, bytes_read - pending + error.start, error, raw
             ) from None
+        except UnicodeError as error:
+            byte_order = encoding.lower() in ("utf-16", "utf-32", "utf16", "utf32")
+            hint = f"; use {encoding}-le or {encoding}-be" if byte_order else ""
+            raise UserError(f"{path}: not {encoding} text ({error}){hint}") from None
         bytes_read += len(raw)
         if first and text:
             text, first = text.removeprefix("\ufeff"), False
@@ -187,7 +265,8 @@ def _decode_error(
     return UserError(
         f"{path}: not {encoding} text at {location}: 0x{value:02x}, {error.reason}. If the file "
         f"has another encoding, set it with --encoding {hint}; to replace such bytes by a "
-        "replacement character, use --errors replace"
+        "replacement character, use --errors replace. If the command has no such flags, convert "
+        f"the file: iconv -f {hint} -t utf-8 FILE > NEW_FILE"
     )
 
 

@@ -43,6 +43,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 def _load_folder(folder: Path) -> Tokenizer:
     info_file = folder / TOKENIZER_INFO_FILE
     tokenizer_info = read_json_object(info_file) if info_file.exists() else {}
+    for name in ("file", "fingerprint"):
+        if not isinstance(tokenizer_info.get(name, ""), str):
+            raise UserError(
+                f"{info_file}: {name} is {tokenizer_info[name]!r}; expected a string. Delete the "
+                "file if you changed it; it is written with the tokenizer"
+            )
     names = [tokenizer_info["file"]] if "file" in tokenizer_info else []
     # Of the files of other programs, only tokenizer.json contains every rule.
     names += ["tokenizer.json", "vocab.txt", "vocab.json"]

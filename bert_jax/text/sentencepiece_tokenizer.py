@@ -31,6 +31,7 @@ from bert_jax.text.tokenizer import (
     Encoding,
     SpecialTokens,
     Tokenizer,
+    check_unicode,
     declared_token,
     save_tokenizer,
 )
@@ -75,6 +76,7 @@ class SentencePieceTokenizer(Tokenizer):
         return type(self), arguments, {"template": self.template}
 
     def encode_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+        check_unicode(texts)
         result = []
         for text in texts:
             ids: list[int] = []
@@ -84,6 +86,7 @@ class SentencePieceTokenizer(Tokenizer):
         return result
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
+        check_unicode(texts)
         return [self._encode_with_offsets(text) for text in texts]
 
     def _encode_with_offsets(self, text: str) -> Encoding:
@@ -203,7 +206,7 @@ def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> SentencePieceTo
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         tokens = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
         unknown = processor.id_to_piece(processor.unk_id())
-    except (OSError, RuntimeError, TypeError, ValueError) as error:
+    except (OSError, RuntimeError, TypeError, ValueError, IndexError) as error:
         raise UserError(f"tokenizer {path}: not a SentencePiece model ({error})") from None
     known_tokens, added_tokens = set(tokens), []
     roles = {"unk": unknown}

@@ -174,6 +174,20 @@ class Tokenizer(ABC):
         """Writes a folder that `load_tokenizer` and Hugging Face's AutoTokenizer open."""
 
 
+def check_unicode(texts: Sequence[str]) -> None:
+    """Raises UserError if a text has half of a surrogate pair, which is no Unicode character."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            start = max(0, error.start - 20)
+            raise UserError(
+                f"not valid Unicode: {text[start : error.end + 20]!r} contains "
+                f"{text[error.start]!r}, a byte that is not UTF-8 or half of a surrogate pair; "
+                "correct the text"
+            ) from None
+
+
 def find_special_tokens(
     vocab: Mapping[str, int], tokenizer_config: Mapping[str, Any], source: str | Path
 ) -> SpecialTokens:
@@ -199,9 +213,32 @@ def find_special_tokens(
 
 
 def declared_token(tokenizer_config: Mapping[str, Any], role: str) -> str | None:
-    """Returns a role's token in a `tokenizer_config.json`: a string or an object there."""
-    value = tokenizer_config.get(f"{role}_token")
-    return value.get("content") if isinstance(value, dict) else value
+    """Returns a role's token in a `tokenizer_config.json`: a string or an object there.
+
+    Raises:
+      UserError: the field has another type.
+    """
+    field = f"{role}_token"
+    value = tokenizer_config.get(field)
+    content = value.get("content") if isinstance(value, dict) else value
+    if content is not None and not isinstance(content, str):
+        raise UserError(
+            f"{TOKENIZER_CONFIG_FILE}: {field} is {value!r}; expected a token, or an object with "
+            'the token in "content"'
+        )
+    return content
+
+
+def declared_flag(tokenizer_config: Mapping[str, Any], field: str, default: Any) -> Any:
+    """Returns a boolean field of a `tokenizer_config.json`; null and absent fields: `default`.
+
+    Raises:
+      UserError: the field is neither true nor false.
+    """
+    value = tokenizer_config.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(f"{TOKENIZER_CONFIG_FILE}: {field} is {value!r}; expected true or false")
+    return default if value is None else value
 
 
 def save_tokenizer(

@@ -1,18 +1,25 @@
-"""Interprets a tokenizer.json: rules that decide ids, its template, Hugging Face's class for it.
+"""Interprets and checks a tokenizer.json: its rules, its template, Hugging Face's class for it.
 
 `rules` is the parsed JSON of a whole tokenizer.json (`Tokenizer.to_str()` of `tokenizers`).
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers, processors
 
+from bert_jax.errors import UserError
 from bert_jax.text.input_template import TEMPLATES, BertTemplate, InputTemplate, RobertaTemplate
+from bert_jax.text.tokenizer import check_unicode
 
 # Keys that do not change the ids of a text.
 _KEYS_WITHOUT_EFFECT_ON_IDS = ("version", "truncation", "padding", "post_processor", "decoder")
 CONTINUING_SUBWORD_PREFIX = "##"
+# Larger ids and rules that lengthen a text more are mistakes, found before memory runs out.
+_LARGEST_ID = 2**24
+_LARGEST_GROWTH = 1000
 
 
 def canonical(rules: dict[str, Any]) -> dict[str, Any]:
@@ -113,3 +120,91 @@ def make_post_processor(
     if pre_tokenizer is not None and b"ByteLevel" in pre_tokenizer.__getstate__():
         return processors.Sequence([processors.ByteLevel(trim_offsets=True), special_tokens])
     return special_tokens
+
+
+def check_rules(rules: Mapping[str, Any], source: str | Path) -> None:
+    """Checks the sizes in a tokenizer.json, for which the library itself has no bounds.
+
+    Raises:
+      UserError: an id is too large, or the rules make a text much longer.
+    """
+    model = rules.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, dict):  # Unigram has a list, whose ids are its indices
+        check_vocabulary(vocab, source)
+    added_tokens = rules.get("added_tokens")
+    if isinstance(added_tokens, list):
+        tokens = [token for token in added_tokens if isinstance(token, dict)]
+        for token in tokens:
+            _check_id(token.get("content"), token.get("id"), source)
+    growth = 1.0
+    for rule in _replacements(rules.get("normalizer"), rules.get("pre_tokenizer")):
+        pattern, content = rule.get("pattern"), rule.get("content")
+        found = pattern.get("String") if isinstance(pattern, dict) else None
+        if isinstance(content, str):
+            growth *= max(1.0, len(content) / max(1, len(found) if isinstance(found, str) else 1))
+    if growth > _LARGEST_GROWTH:
+        raise UserError(
+            f"tokenizer {source}: its rules of type Replace can make a text {growth:.0f} times as "
+            f"long; expected at most {_LARGEST_GROWTH} times"
+        )
+
+
+def check_vocabulary(vocab: Mapping[str, Any], source: str | Path) -> None:
+    """Raises UserError unless `vocab` maps tokens to ids that are not too large."""
+    if not vocab:
+        raise UserError(f"tokenizer {source}: expected a JSON object of token -> id")
+    for token, token_id in vocab.items():
+        _check_id(token, token_id, source)
+
+
+def _check_id(token: Any, token_id: Any, source: str | Path) -> None:
+    if type(token_id) is not int or not 0 <= token_id <= _LARGEST_ID:
+        raise UserError(
+            f"tokenizer {source}: the id of {token!r} is {token_id!r}; expected a JSON object of "
+            f"token -> id, an integer from 0 to {_LARGEST_ID:,}"
+        )
+
+
+def _replacements(*rules: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields the rules of type Replace at any depth."""
+    for rule in rules:
+        if isinstance(rule, list):
+            yield from _replacements(*rule)
+        elif isinstance(rule, dict):
+            if rule.get("type") == "Replace":
+                yield rule
+            yield from _replacements(*rule.values())
+
+
+def tokens_by_id(vocab: Mapping[str, int], source: str | Path) -> list[str]:
+    """Returns the token of each id; raises UserError unless the ids are 0, 1, 2, ..."""
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    for expected_id, token in enumerate(tokens):
+        if vocab[token] != expected_id:
+            raise UserError(
+                f"tokenizer {source}: the id of {token!r} is {vocab[token]}, expected "
+                f"{expected_id}: ids must be 0 .. {len(tokens) - 1}, each once"
+            )
+    return tokens
+
+
+def is_panic(error: BaseException) -> bool:
+    """Returns whether the library `tokenizers` panicked, which is no subclass of Exception."""
+    return type(error).__name__ == "PanicException"
+
+
+@contextlib.contextmanager
+def errors_of_library(texts: Sequence[str], source: str | Path) -> Generator[None]:
+    """Raises UserError for text that is not Unicode, and if the library panics."""
+    try:
+        yield
+    except TypeError:
+        check_unicode(texts)
+        raise
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise UserError(
+            f"tokenizer {source}: the library `tokenizers` fails with its rules ({error})"
+        ) from None

@@ -3,12 +3,18 @@
 Imports no jax.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from bert_jax.data.config import Masking
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, check_range
 from bert_jax.tuning.config import TuningConfig
+
+LARGEST_BATCH_SIZE = 2**19
+"""A larger batch is a mistake, which is refused before memory runs out."""
+LARGEST_NUM_STEPS = 2**31 - 1
+"""Updates are counted in int32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +26,9 @@ class AdamW:
     epsilon: float = 1e-6
     weight_decay: float = 0.01
     bias_correction: bool = True
+
+    def __post_init__(self) -> None:
+        _check_moments(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +43,16 @@ class Lamb:
     epsilon: float = 1e-6
     weight_decay: float = 0.01
 
+    def __post_init__(self) -> None:
+        _check_moments(self)
+
+
+def _check_moments(optimizer: AdamW | Lamb) -> None:
+    for name in ("b1", "b2"):
+        check_range(f"train.optimizer.{name}", getattr(optimizer, name), at_least=0, below=1)
+    check_range("train.optimizer.epsilon", optimizer.epsilon, at_least=0)
+    check_range("train.optimizer.weight_decay", optimizer.weight_decay, at_least=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupLinear:
@@ -43,7 +62,8 @@ class WarmupLinear:
     warmup_steps: int = 10_000
 
     def __post_init__(self) -> None:
-        if self.warmup_steps < 0 or self.peak_learning_rate <= 0:
+        is_valid = math.isfinite(self.peak_learning_rate) and self.peak_learning_rate > 0
+        if self.warmup_steps < 0 or not is_valid:
             raise ConfigError(
                 f"train.schedule has peak_learning_rate {self.peak_learning_rate} and warmup_steps "
                 f"{self.warmup_steps}; expected peak_learning_rate > 0 and warmup_steps >= 0"
@@ -72,6 +92,10 @@ class Phase:
                 raise ConfigError(
                     f"a phase of train.phases has {name} {getattr(self, name)}, expected at least 1"
                 )
+        phase = "a phase of train.phases:"
+        check_range(f"{phase} batch_size", self.batch_size, at_most=LARGEST_BATCH_SIZE)
+        predictions = self.max_predictions_per_seq
+        check_range(f"{phase} max_predictions_per_seq", predictions, at_least=0)
         if remainder := self.batch_size % self.gradient_accumulation_steps:
             smaller = self.batch_size - remainder
             larger = smaller + self.gradient_accumulation_steps
@@ -109,6 +133,8 @@ class CheckpointConfig:
     early_stopping_patience: int | None = None
 
     def __post_init__(self) -> None:
+        check_range("train.checkpoints.save_every", self.save_every, at_least=1)
+        check_range("train.checkpoints.keep_last", self.keep_last, at_least=1)
         if self.best_metric is not None and self.best_mode is None:
             raise ConfigError(
                 f"train.checkpoints.best_metric is {self.best_metric!r}, but best_mode is None; "
@@ -141,6 +167,10 @@ class HeldOutEval:
     batch_size: int = 64
     masking: Masking = Masking()  # noqa: RUF009 (frozen)
 
+    def __post_init__(self) -> None:
+        for name in ("eval_every", "num_examples", "batch_size"):
+            check_range(f"train.evaluation.{name}", getattr(self, name), at_least=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabeledEval:
@@ -150,6 +180,10 @@ class LabeledEval:
     eval_every: int = 1000
     batch_size: int = 64
 
+    def __post_init__(self) -> None:
+        for name in ("eval_every", "batch_size"):
+            check_range(f"train.evaluation.{name}", getattr(self, name), at_least=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
@@ -157,6 +191,9 @@ class LoggingConfig:
 
     log_every: int = 50
     tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("train.logging.log_every", self.log_every, at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +212,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not self.phases:
             raise ConfigError("train.phases is empty, expected at least one phase")
+        check_range("the number of steps in train.phases", self.steps, at_most=LARGEST_NUM_STEPS)
+        if self.max_grad_norm is not None:
+            check_range("train.max_grad_norm", self.max_grad_norm, above=0)
         if self.schedule.warmup_steps >= self.steps:
             raise ConfigError(
                 f"train.schedule.warmup_steps is {self.schedule.warmup_steps}, but train.phases "

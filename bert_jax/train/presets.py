@@ -1,12 +1,13 @@
 """Makes the experiment of a fine-tuning run from a pretrained model and one or several tasks."""
 
+import math
 from collections.abc import Mapping
 
 from bert_jax.data.config import FineTuningData, MultiTaskData, NamedTask
 from bert_jax.data.finetuning.config import Mixing, ProportionalMixing, TaskConfig
 from bert_jax.data.finetuning.example import Task, is_labeled
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.errors import ConfigError, UserError
+from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.config import (
     FineTuning,
@@ -20,6 +21,7 @@ from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks import kind_of, make_head, training_features
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.train.config import (
+    LARGEST_BATCH_SIZE,
     CheckpointConfig,
     LabeledEval,
     LoggingConfig,
@@ -179,7 +181,8 @@ def _train_config(
 
 
 def _check_hyperparameters(epochs: float, batch_size: int, warmup_ratio: float) -> None:
-    if epochs <= 0 or batch_size < 1 or not 0 <= warmup_ratio < 1:
+    check_range("batch_size", batch_size, at_most=LARGEST_BATCH_SIZE)
+    if not (math.isfinite(epochs) and epochs > 0) or batch_size < 1 or not 0 <= warmup_ratio < 1:
         raise ConfigError(
             f"epochs is {epochs}, batch_size {batch_size} and warmup_ratio {warmup_ratio}; "
             "expected epochs > 0, batch_size >= 1 and 0 <= warmup_ratio < 1"

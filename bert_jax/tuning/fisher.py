@@ -16,7 +16,7 @@ from bert_jax.data.config import Masking, PretrainingData, SingleSegment
 from bert_jax.data.corpus.manifest import read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
 from bert_jax.data.pretraining.loader import evaluation_batches
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, check_range
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import build_network
@@ -127,6 +127,7 @@ def _masked_lm_loss(params: Any, config: EncoderConfig, batch: Any, tokenizer: T
 def _batches(
     config: EncoderConfig, corpus_folder: Path, num_examples: int, batch_size: int
 ) -> Iterator[dict[str, np.ndarray]]:
+    check_range("--num-examples", num_examples, at_least=1)
     corpus = PreparedCorpus(str(corpus_folder))
     length = min(128, config.max_length)
     return evaluation_batches(

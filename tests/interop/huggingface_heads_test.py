@@ -95,7 +95,10 @@ def test_head_fields_that_are_absent_have_defaults(tmp_path, architecture, field
         ),
         (SEQUENCE, {"id2label": {"0": "a", "2": "b"}}, "for each number 0, 1, "),
         (SEQUENCE, {"id2label": ["a", "b"]}, "for each number 0, 1, "),
-        (SEQUENCE, {"num_labels": "3"}, "num_labels is '3'; expected a number"),
+        (SEQUENCE, {"num_labels": "3"}, "num_labels is '3'; expected an integer"),
+        (SEQUENCE, {"num_labels": 10**9}, "num_labels is 1000000000; expected an integer from 1"),
+        (SEQUENCE, {"id2label": 5}, "id2label is 5; expected a label for each number"),
+        (TOKEN, {"id2label": {str(i): "" for i in range(10**5)}}, "'' more than once"),
         (TOKEN, {"id2label": {"0": 0, "1": 1}}, "expected strings"),
         (TOKEN, {"id2label": {"0": "O", "1": "O"}}, "'O' more than once"),
         (

@@ -119,8 +119,24 @@ def test_half_precision_files_become_float32(folder, dtype):
         ({"hidden_act": "silu"}, "hidden_act is 'silu'; supported are 'gelu', 'gelu_new'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"is_decoder": True}, "is_decoder is True"),
-        ({"hidden_size": ...}, "number in the field 'hidden_size'; it is absent"),
-        ({"vocab_size": "18"}, "number in the field 'vocab_size'; found '18'"),
+        ({"hidden_size": ...}, "integer in the field 'hidden_size'; it is absent"),
+        ({"vocab_size": "18"}, "integer in the field 'vocab_size'; found '18'"),
+        ({"model_type": ["bert"]}, r"model_type is \['bert'\]"),
+        ({"architectures": 5}, "architectures is 5; expected a list of names"),
+        ({"architectures": [["BertModel"]]}, r"the architecture is \['BertModel'\]"),
+        ({"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\]"),
+        ({"hidden_size": 32.0}, r"integer in the field 'hidden_size'; found 32\.0"),
+        ({"hidden_size": 10**9}, "hidden_size is 1000000000, expected an integer from 1 to"),
+        ({"num_hidden_layers": 2.5}, r"integer in the field 'num_hidden_layers'; found 2\.5"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected an integer from 1"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, expected an integer"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings is -1, expected an integer"),
+        ({"max_position_embeddings": True}, "'max_position_embeddings'; found True"),
+        ({"hidden_dropout_prob": float("nan")}, "hidden_dropout_prob is nan, expected 0, or a"),
+        ({"layer_norm_eps": float("inf")}, "layer_norm_eps is inf, expected a number"),
+        ({"layer_norm_eps": 10**400}, "number in the field 'layer_norm_eps'; found 1000"),
+        ({"vocab_size": 2**24, "hidden_size": 2**20}, r"has 2\.6e\+13 parameters, expected at"),
+        ({"tie_word_embeddings": "no"}, "true or false in the field 'tie_word_embeddings'"),
     ],
 )
 def test_unsupported_config_error_names_the_field(folder, fields, message):
@@ -133,8 +149,12 @@ def test_unsupported_config_error_names_the_field(folder, fields, message):
 def test_absent_or_damaged_config_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"config\.json does not exist"):
         read_config(tmp_path / "config.json")
-    (tmp_path / "config.json").write_text('{"vocab_size": 3')
-    with pytest.raises(UserError, match=r"config\.json is not JSON"):
+    for damaged in ('{"vocab_size": 3', "[" * 100_000, '{"vocab_size": ' + "9" * 5000 + "}", "\0"):
+        (tmp_path / "config.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"config\.json: not valid JSON"):
+            read_config(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"config\.json: expected a JSON object, found a list"):
         read_config(tmp_path / "config.json")
 
 
@@ -148,6 +168,40 @@ def test_damaged_or_absent_weights_are_refused(folder):
     file.unlink()
     with pytest.raises(UserError, match=r"expected model\.safetensors or pytorch_model\.bin in it"):
         huggingface.read_folder(folder)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+def test_weights_of_8_bits_are_refused(folder, dtype):
+    torch = pytest.importorskip("torch")
+    safetensors_torch = pytest.importorskip("safetensors.torch")
+    kind = getattr(torch, np.dtype(dtype).name)
+    safetensors_torch.save_file(
+        {"bert.pooler.dense.weight": torch.zeros(2, 2).to(kind)}, folder / "model.safetensors"
+    )
+    with pytest.raises(
+        UserError, match=r"pooler\.dense\.weight has dtype F8_.*expected one of F64"
+    ):
+        huggingface.read_folder(folder)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_unusual_tensors_of_a_bin_file_are_read_or_refused(tmp_path):
+    torch = pytest.importorskip("torch")
+    file, weight = tmp_path / "pytorch_model.bin", torch.eye(2)
+    torch.save({"a": torch.nn.Parameter(weight)}, file)
+    np.testing.assert_array_equal(torch_file.read_torch_file(file)["a"], np.eye(2))
+    refused = {
+        "sparse": {"a": weight.to_sparse()},
+        "empty": {"a": weight.to("meta")},
+        "quantized": {"a": torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8)},
+        "only tensors with names": {7: weight},
+        "found a list": [weight],
+    }
+    for reason, state in refused.items():
+        torch.save(state, file)
+        with pytest.raises(UserError, match=reason):
+            torch_file.read_torch_file(file)
 
 
 def test_bin_file_without_torch_is_refused(folder, monkeypatch):

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
+from bert_jax.interop import huggingface
 from bert_jax.models.heads.config import (
     RegressionHead,
     SequenceClassificationHead,
@@ -147,6 +148,14 @@ def test_weights_of_another_model_are_refused(exported):
     file = exported / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "num_hidden_layers": 3}))
     with pytest.raises(UserError, match=r"encoder/layers/2/.* is missing \(and \d+ more\)"):
+        load_model(exported)
+
+
+def test_weights_that_are_not_finite_are_refused(model, exported):
+    flat = paths.flatten(model.params)
+    flat["pooler/dense/bias"] = np.full_like(flat["pooler/dense/bias"], np.nan)
+    huggingface.write_weights(exported, flat, model.config)
+    with pytest.raises(UserError, match="pooler/dense/bias has values that are not finite"):
         load_model(exported)
 
 

@@ -195,8 +195,15 @@ def test_resumed_log_drops_repeated_steps_and_partial_lines(tmp_path):
 
 
 def test_invalid_line_of_metrics_is_named(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("[1]\n{}\n")
-    with pytest.raises(UserError, match=r"metrics\.jsonl, line 1"):
+    row = {"split": "train", "step": 1, "phase": "a", "loss": 2.0}
+    nested = "[" * 10**5
+    for line in ("[1]", json.dumps(row | {"loss": "low"}), json.dumps(row | {"phase": 3}), nested):
+        (tmp_path / "metrics.jsonl").write_text(f"{line}\n{{}}\n")
+        with pytest.raises(UserError, match=r"metrics\.jsonl, line 1"):
+            MetricsLog(tmp_path, every=1)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"metrics\.jsonl is not a file"):
         MetricsLog(tmp_path, every=1)
 
 

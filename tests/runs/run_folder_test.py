@@ -12,6 +12,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.runs.run_folder import (
+    checkpoint_dir,
     lock_run_folder,
     package_versions,
     read_run_json,
@@ -125,3 +126,9 @@ def test_invalid_config_files_are_named(tmp_path):
         write_or_check_config(tmp_path, Config())
     with pytest.raises(UserError, match="does not exist"):
         read_run_json(tmp_path / "absent.json")
+    (tmp_path / "evaluation.json").write_text("[1]")
+    with pytest.raises(UserError, match="expected a JSON object, found a list"):
+        read_run_json(tmp_path / "evaluation.json")
+    file.write_text('{"config": {}, "checkpoints": 5}')
+    with pytest.raises(UserError, match="checkpoints is 5; expected the folder"):
+        checkpoint_dir(tmp_path)

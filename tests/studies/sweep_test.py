@@ -172,6 +172,7 @@ def test_parse_values_and_ranges():
         (["--random", "2", "--range", "epochs=2,3"], "expected FIELD=LOW..HIGH"),
         (["--random", "2", "--range", "epochs=2..3:exp"], "expected FIELD=LOW..HIGH"),
         (["--random", "0", "--grid", "epochs=2"], "--random 0: expected at least 1"),
+        (["--random", "1000000000", "--grid", "epochs=2"], "expected at least 1, at most 10,000"),
         (["--random", "1", "--range", "epochs=2..3", "--grid", "epochs=2"], "both in --grid and"),
     ],
 )

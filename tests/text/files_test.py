@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import pytest
 
@@ -124,7 +125,10 @@ def test_invalid_json_lines_raise(tmp_path):
     for line, message in [
         ('{"text": "a', r"a.jsonl, line 2: not valid JSON"),
         ('{"body": "a"}', r"line 2: no text in the field 'text' \(found fields \['body'\]\)"),
-        ('{"text": 3}', r"line 2: no text in the field 'text'"),
+        ('{"text": 3}', r"line 2: the field 'text' is a int; expected text"),
+        ("[" * 10**5, r"line 2: not valid JSON \(maximum recursion depth"),
+        ("9" * 5000, r"line 2: not valid JSON \(Exceeds the limit"),
+        (r'{"text": "a \udfff b"}', r"line 2: '\\udfff' is half of a surrogate pair"),
         ("[1]", r"found a list"),
     ]:
         path.write_text('{"text": "fine"}\n' + line)
@@ -132,6 +136,52 @@ def test_invalid_json_lines_raise(tmp_path):
             list(read_documents(path))
     path.write_text('{"body": "a"}')
     assert list(read_documents(path, json_field="body")) == [("a.jsonl:1", "a")]
+
+
+def test_lone_surrogates_are_replaced_on_request(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(r'{"text": "a \udfff b \ud83d\ude00"}')
+    (document,) = read_documents(path, errors="replace")
+    assert document == ("a.jsonl:1", "a ? b \N{GRINNING FACE}")
+
+
+def test_document_and_line_sizes_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_DOCUMENT_CHARACTERS", 3 << 20)
+    monkeypatch.setattr(files, "_MAX_TEXT_CHARACTERS", 3 << 20)
+    path = tmp_path / "bomb.txt.gz"
+    path.write_bytes(gzip.compress(b"x" * (8 << 20)))
+    for unit in ("file", "line", "blank-line"):
+        with pytest.raises(UserError, match=r"bomb\.txt\.gz, line 1: a document of more than 3"):
+            list(read_documents(path, document_unit=unit))
+    with pytest.raises(UserError, match=r"has more than 3,145,728 characters"):
+        read_text(path)
+    path.write_bytes(gzip.compress(b"\n".join([b"y" * (2 << 20)] * 4)))
+    lines = [text for _, text in read_documents(path, document_unit="line")]
+    assert lines == ["y" * (2 << 20)] * 4
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ("utf-16", "use utf-16-le or utf-16-be"),
+        ("undefined", "undefined encoding.*expected an encoding such as"),
+        ("punycode", "not punycode text"),
+    ],
+)
+def test_text_of_another_encoding_raises(tmp_path, encoding, message):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"no byte-order mark - here")
+    with pytest.raises(UserError, match=message):
+        read_text(path, encoding=encoding)
+
+
+def test_names_that_are_no_regular_files_are_explained(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(UserError, match="pipe is not a regular file"):
+        expand_globs([str(tmp_path / "pipe")])
+    with pytest.raises(UserError, match="loop is a broken symbolic link"):
+        expand_globs([str(tmp_path / "loop")])
 
 
 def test_real_latin1_speech_raises_with_its_byte_offset(shared):

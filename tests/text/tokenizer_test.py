@@ -196,6 +196,57 @@ def test_invalid_tokenizer_json_raises(tmp_path):
         load_tokenizer(tmp_path)
 
 
+def change_json(path: Path, **fields) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_hostile_tokenizer_json_is_refused_or_fails_in_one_error(tmp_path):
+    load_tokenizer(write_wordpiece(tmp_path / "vocab")).save(tmp_path / "saved")
+    file = tmp_path / "saved" / "tokenizer.json"
+    (tmp_path / "saved" / "vocabulary.json").unlink()
+    good = json.loads(file.read_text())
+    replace = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    model = {**good["model"], "vocab": {**good["model"]["vocab"], "the": 2**31}}
+    for fields, message in [
+        ({"model": model}, "the id of 'the' is 2147483648"),
+        ({"added_tokens": [{**good["added_tokens"][0], "id": 2**31}]}, "id of '.PAD.' is 2147"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [replace] * 40}}, "times as long"),
+        ({"model": {"type": "WordPiece", "vocab": 5}}, "not a tokenizer.json that"),
+    ]:
+        file.write_text(json.dumps(good | fields))
+        with pytest.raises(UserError, match=message):
+            load_tokenizer(file)
+    # A pattern that takes exponential time: the library panics while it encodes.
+    slow = {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": "b"}
+    file.write_text(json.dumps(good | {"normalizer": slow}))
+    tokenizer = load_tokenizer(file)
+    with pytest.raises(UserError, match="the library `tokenizers` fails with its rules"):
+        tokenizer.encode("a" * 60 + "!")
+
+
+def test_wrong_types_in_files_of_a_tokenizer_are_named(tmp_path):
+    load_tokenizer(write_wordpiece(tmp_path / "vocab")).save(tmp_path / "saved")
+    info = tmp_path / "saved" / "vocabulary.json"
+    for field, value in [("file", ["x"]), ("fingerprint", 7), ("template", ["bert"])]:
+        content = info.read_text()
+        change_json(info, **{field: value})
+        with pytest.raises(UserError, match=rf"vocabulary\.json: .*{field}"):
+            load_tokenizer(tmp_path / "saved")
+        info.write_text(content)
+    vocab = write_wordpiece(tmp_path / "plain")
+    for field, value in [("mask_token", ["[MASK]"]), ("do_lower_case", "yes")]:
+        (vocab.parent / "tokenizer_config.json").write_text(json.dumps({field: value}))
+        with pytest.raises(UserError, match=rf"tokenizer_config\.json: {field} is"):
+            load_tokenizer(vocab)
+
+
+def test_text_that_is_not_unicode_is_refused(tmp_path):
+    tokenizer = load_tokenizer(write_wordpiece(tmp_path))
+    for encode in (tokenizer.encode_ids, tokenizer.encode_batch):
+        with pytest.raises(UserError, match=r"not valid Unicode: 'the dog \\udfff runs'"):
+            encode(["fine", "the dog \udfff runs"])
+
+
 def test_path_without_tokenizer_raises(tmp_path):
     with pytest.raises(UserError, match="no such file or folder"):
         load_tokenizer(tmp_path / "nowhere")

@@ -1,6 +1,7 @@
 """Reads texts from arguments, files or standard input, for the verbs that take texts."""
 
 import argparse
+import codecs
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -49,7 +50,9 @@ def text_groups(args: argparse.Namespace) -> Iterator[list[str]]:
 
 def _from_arguments(args: argparse.Namespace) -> Iterator[str]:
     from bert_jax.text.files import expand_globs, read_documents
+    from bert_jax.text.tokenizer import check_unicode
 
+    check_unicode(args.texts)
     yield from args.texts
     for path in expand_globs(args.file) if args.file else ():
         read_options = {"encoding": args.encoding, "errors": args.errors}
@@ -58,12 +61,19 @@ def _from_arguments(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _from_stdin(args: argparse.Namespace) -> Iterator[str]:
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            text = line.decode(args.encoding, args.errors).strip()
-        except (UnicodeDecodeError, LookupError) as error:
-            raise UserError(
-                f"standard input, line {number}: {error}; see --encoding and --errors"
-            ) from None
-        if text:
-            yield text
+    number = 0
+    try:
+        # In UTF-16 and UTF-32, the byte of a line feed is part of other characters too.
+        if "\n".encode(args.encoding) == b"\n":
+            lines = (line.decode(args.encoding, args.errors) for line in sys.stdin.buffer)
+        else:
+            reader = codecs.getreader(args.encoding)(sys.stdin.buffer, args.errors)
+            lines = (line.removeprefix("\ufeff") for line in reader)
+        for line in lines:
+            number += 1
+            if text := line.strip():
+                yield text
+    except (UnicodeError, LookupError) as error:
+        raise UserError(
+            f"standard input, line {number + 1}: {error}; see --encoding and --errors"
+        ) from None

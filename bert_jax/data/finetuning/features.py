@@ -127,16 +127,15 @@ def max_context(num_tokens: int, window_length: int, starts: list[int]) -> list[
     within the window. Among equals the longer window wins, then the earlier one, as in
     `_check_is_max_context` of BERT's `run_squad.py`. Exactly one window has each token.
     """
-    positions = np.arange(num_tokens)
-    score = np.full((len(starts), num_tokens), -1.0)
+    best_score, best_window = np.full(num_tokens, -1.0), np.zeros(num_tokens, np.int64)
     for window_index, start in enumerate(starts):
         current_length = min(window_length, num_tokens - start)
-        positions_in_window = positions[start : start + current_length] - start
-        score[window_index, start : start + current_length] = (
-            np.minimum(positions_in_window, current_length - 1 - positions_in_window)
-            + 0.01 * current_length
-        )
-    best_window = np.argmax(score, axis=0) if num_tokens else np.zeros(0, np.int64)
+        positions = np.arange(current_length)
+        score = np.minimum(positions, current_length - 1 - positions) + 0.01 * current_length
+        window = slice(start, start + current_length)
+        is_better = score > best_score[window]
+        best_score[window][is_better] = score[is_better]
+        best_window[window][is_better] = window_index
     return [
         best_window[start : start + window_length] == window_index
         if num_tokens

@@ -24,7 +24,6 @@ and `seqio.get_dataset(..., feature_converter=MaskedPairFeatureConverter())` pad
 fields.
 """
 
-import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +42,7 @@ from bert_jax.data.seqio.preprocessors import CleanText, EncodeSentences, Select
 from bert_jax.data.seqio.tf_numpy import text_dataset
 from bert_jax.data.seqio.vocabulary import SeqioVocabulary
 from bert_jax.errors import UserError
+from bert_jax.recipes import import_file
 
 # The largest number of output shards of a task whose source is not text files.
 MAX_SHARDS = 256
@@ -261,6 +261,4 @@ def _run_module(module: str) -> None:
     path = Path(module)
     if not path.is_file():
         raise UserError(f"--module {module}: no such file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    import_file(path, "module")

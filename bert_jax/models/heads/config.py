@@ -3,9 +3,13 @@
 Imports no jax. The modules are in `heads/modules.py`.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from bert_jax.errors import ConfigError
+
+LARGEST_NUM_LABELS = 2**20
+"""More labels than this are a mistake, which is refused before memory runs out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +107,13 @@ def uses_pooler(head: TaskHead, classifier: SequenceClassifier) -> bool:
 
 
 def _check_labels(labels: tuple[str, ...]) -> None:
+    if len(labels) > LARGEST_NUM_LABELS:
+        raise ConfigError(
+            f"head.labels has {len(labels):,} labels, expected at most {LARGEST_NUM_LABELS:,}"
+        )
     if len(labels) < 2:
         raise ConfigError(f"head.labels is {labels}, expected at least two labels")
-    if duplicates := sorted({label for label in labels if labels.count(label) > 1}):
+    if duplicates := sorted(label for label, count in Counter(labels).items() if count > 1):
         raise ConfigError(
             f"head.labels has {duplicates[0]!r} more than once, expected different labels"
         )

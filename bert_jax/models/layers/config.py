@@ -4,6 +4,7 @@ A choice is a type. A new kind of positions or activation is a new dataclass in 
 field, with fields of its own, never a flag next to the others. Imports no jax.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -167,11 +168,40 @@ class TransformerConfig(Protocol):
     def tie_word_embeddings(self) -> bool: ...
 
 
+# A larger size is a mistake, which is better refused than found when memory runs out.
+_LARGEST_SIZES = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "num_hidden_layers": 1000,
+    "num_attention_heads": 2**16,
+    "intermediate_size": 2**22,
+    "type_vocab_size": 2**16,
+}
+_LARGEST_SEQUENCE = 2**24
+_LARGEST_MODEL = 10**13
+
+
 def validate_transformer(config: TransformerConfig) -> None:
     """Raises a ConfigError that names the first size or dropout rate that cannot be used."""
-    for name in ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"model.{name} is {getattr(config, name)}, expected at least 1")
+    for name, most in _LARGEST_SIZES.items():
+        _check_size(f"model.{name}", getattr(config, name), most)
+    _check_size(
+        "model.positions.max_position_embeddings",
+        config.positions.max_position_embeddings,
+        _LARGEST_SEQUENCE,
+    )
+    if config.positions.max_length < 1:
+        raise ConfigError(
+            "model.positions.max_position_embeddings is "
+            f"{config.positions.max_position_embeddings}, which leaves no position for a token"
+        )
+    layer_params = config.hidden_size * (4 * config.hidden_size + 2 * config.intermediate_size)
+    num_params = config.num_hidden_layers * layer_params + config.vocab_size * config.hidden_size
+    if num_params > _LARGEST_MODEL:
+        raise ConfigError(
+            f"the model has {num_params:.2g} parameters, expected at most {_LARGEST_MODEL:.0e}; "
+            "check model.hidden_size, intermediate_size, num_hidden_layers and vocab_size"
+        )
     if config.hidden_size % config.num_attention_heads:
         raise ConfigError(
             f"model.hidden_size {config.hidden_size} is not a multiple of "
@@ -179,9 +209,19 @@ def validate_transformer(config: TransformerConfig) -> None:
         )
     check_dropout("model.hidden_dropout_prob", config.hidden_dropout_prob)
     check_dropout("model.attention_probs_dropout_prob", config.attention_probs_dropout_prob)
+    for name in ("layer_norm_eps", "initializer_range"):
+        value = getattr(config, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"model.{name} is {value}, expected a number of at least 0")
+
+
+def _check_size(field: str, value: object, most: int) -> None:
+    # `type` and not `isinstance`: True is an instance of int.
+    if type(value) is not int or not 1 <= value <= most:
+        raise ConfigError(f"{field} is {value!r}, expected an integer from 1 to {most:,}")
 
 
 def check_dropout(field: str, rate: float) -> None:
     """Raises a ConfigError for a dropout rate that `layers/dropout.py` cannot apply in 256ths."""
-    if rate and not 1 <= round(256 * rate) <= 255:
+    if rate and not (math.isfinite(rate) and 1 <= round(256 * rate) <= 255):
         raise ConfigError(f"{field} is {rate}, expected 0, or a rate from 1/256 to 255/256")

@@ -15,6 +15,7 @@ METRICS = {"classification": ("accuracy", "f1_macro"), "regression": ("pearson",
 class _Labels(NamedTuple):
     kind: Literal["classification", "regression"]
     names: tuple[str, ...]
+    known: frozenset[str]  # of `names`, because there may be many
 
 
 def read_columns(config: Columns) -> Task:
@@ -103,7 +104,7 @@ def _infer_labels(rows: dict[str, list[TableRow]], config: Columns) -> _Labels:
         if labeled:
             break
     else:
-        return _Labels(config.kind or "classification", ())
+        return _Labels(config.kind or "classification", (), frozenset())
     numbers = [_parse_number(label) for _, label in labeled]
     decimals = [
         (row, label)
@@ -116,7 +117,7 @@ def _infer_labels(rows: dict[str, list[TableRow]], config: Columns) -> _Labels:
         has_scores = all_numbers and any(n is not None and not n.is_integer() for n in numbers)
         kind = "regression" if has_scores else "classification"
     if kind == "regression":
-        return _Labels(kind, ())
+        return _Labels(kind, (), frozenset())
     if decimals:
         row, label = decimals[0]
         raise UserError(
@@ -125,7 +126,7 @@ def _infer_labels(rows: dict[str, list[TableRow]], config: Columns) -> _Labels:
         )
     names = {str(label) for _, label in labeled}
     all_integers = all(_is_integer(name) for name in names)
-    return _Labels(kind, tuple(sorted(names, key=int if all_integers else None)))
+    return _Labels(kind, tuple(sorted(names, key=int if all_integers else None)), frozenset(names))
 
 
 def _examples(rows: list[TableRow], labels: _Labels, config: Columns) -> tuple[TextExample, ...]:
@@ -180,7 +181,7 @@ def _validate_label(row: TableRow, labels: _Labels, config: Columns) -> str | fl
                 f"{row.location}: the label {label!r} is not a number; expected a score"
             )
         return value
-    if str(label) not in labels.names:
+    if str(label) not in labels.known:
         hint = did_you_mean(str(label), labels.names)
         shown = ", ".join(labels.names[:20]) + (", ..." if len(labels.names) > 20 else "")
         raise UserError(
@@ -193,10 +194,12 @@ def _validate_label(row: TableRow, labels: _Labels, config: Columns) -> str | fl
 def _parse_number(label: str | int | float) -> float | None:
     try:
         return float(label)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
 def _is_integer(label: str | int | float) -> bool:
     text = str(label)
-    return text.removeprefix("-").isdecimal() and text.isascii()
+    digits = text.removeprefix("-")
+    # Python converts up to 4,300 digits; a class number has a few.
+    return digits.isdecimal() and digits.isascii() and len(digits) <= 100

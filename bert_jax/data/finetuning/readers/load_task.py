@@ -21,6 +21,11 @@ def load_task(config: TaskConfig) -> Task:
         line.
     """
     task = _load(config)
+    for split, examples in task.splits.items():
+        if not examples:
+            raise UserError(
+                f"{task.name}: the split {split} has no examples; expected at least one"
+            )
     _require_two_labels(task)
     return task
 

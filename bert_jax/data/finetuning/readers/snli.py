@@ -37,7 +37,7 @@ def read_snli(config: Snli) -> Task:
         table = read_table(path)
         columns = _columns(table, path)
         labeled_rows = [
-            row for row in table.rows if str(row.cells[columns[2]]) not in _NO_AGREED_LABEL
+            row for row in table.rows if str(row.cells.get(columns[2])) not in _NO_AGREED_LABEL
         ]
         if num_skipped := len(table.rows) - len(labeled_rows):
             notes.append(f"{path}: {num_skipped:,} rows without an agreed label were left out.")
@@ -70,6 +70,9 @@ def _columns(table: DataTable, path: str) -> tuple[str, str, str]:
 
 def _example(row_index: int, row: TableRow, columns: tuple[str, str, str]) -> TextExample:
     premise, hypothesis, label = (row.cells.get(column) for column in columns)
+    for column, text in zip(columns, (premise, hypothesis), strict=False):
+        if not isinstance(text, str):
+            raise UserError(f"{row.location}: the column {column!r} is {text!r}; expected text")
     if str(label) not in _LABEL_ALIASES:
         raise UserError(
             f"{row.location}: the label is {label!r}; expected one of {', '.join(_LABEL_ALIASES)}"

@@ -1,6 +1,5 @@
 """Reads SQuAD's JSON, versions 1.1 and 2.0 (Rajpurkar et al. 2016, 2018)."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +8,7 @@ from typing import Any
 from bert_jax.data.finetuning.config import Squad
 from bert_jax.data.finetuning.example import Answer, QuestionExample, Task
 from bert_jax.errors import UserError
+from bert_jax.json_io import parse_json
 from bert_jax.text.files import read_text
 
 # How many characters before and after its offset a misplaced answer is searched.
@@ -51,13 +51,7 @@ def read_squad(config: Squad) -> Task:
 
 def _questions(path: str) -> Iterator[dict[str, Any]]:
     """Yields the JSON of each question, with its context and location."""
-    try:
-        content = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}: not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); "
-            "the file may be truncated"
-        ) from None
+    content = parse_json(read_text(path), path)
     for a, article in enumerate(_member(content, "data", list, path)):
         location = f"{path}: data[{a}]"
         for p, paragraph in enumerate(_member(article, "paragraphs", list, location)):
@@ -88,6 +82,8 @@ def _example(
     if not isinstance(question.get("id"), (str, int)):
         raise UserError(f"{location} has no 'id'; expected SQuAD's JSON")
     name, context = str(question["id"]), question["context"]
+    if not isinstance(question.get("answers") or [], list):
+        raise UserError(f"{location}: 'answers' is not a list; expected SQuAD's JSON")
     raw_answers = [_answer(answer, location) for answer in question.get("answers") or ()]
     is_impossible = bool(question.get("is_impossible", False))
     if config.version == "2.0" and split != "test" and "is_impossible" not in question:
@@ -166,6 +162,11 @@ def _make_ids_unique(
     examples: list[QuestionExample], path: str, split: str, counts: Counter[str]
 ) -> tuple[QuestionExample, ...]:
     """Refuses duplicate ids, which predictions need to be unique; in train, renames them."""
+    if not examples and counts[_DROPPED]:
+        raise UserError(
+            f"{path}: none of the {counts[_DROPPED]:,} questions has an answer that occurs in its "
+            "context near 'answer_start'; correct the answers or their offsets"
+        )
     if not examples:
         raise UserError(f"{path} has no questions; expected at least one")
     id_counts = Counter(example.id for example in examples)

@@ -48,7 +48,7 @@ def read_swag(config: Swag) -> Task:
 
 def _endings(table: DataTable, path: str) -> list[str]:
     """Returns the names of the ending columns in order."""
-    numbers = [int(m[1]) for c in table.columns if (m := re.fullmatch(r"ending(\d+)", c))]
+    numbers = [int(m[1]) for c in table.columns if (m := re.fullmatch(r"ending(\d{1,4})", c))]
     if len(numbers) < 2 or sorted(numbers) != list(range(len(numbers))):
         raise UserError(
             f"{path}: expected columns ending0, ending1, ... with the endings to choose "

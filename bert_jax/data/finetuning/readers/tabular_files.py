@@ -7,14 +7,14 @@ the second way only if every cell with a quote is written like that.
 
 import csv
 import io
-import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.text.files import read_text
+from bert_jax.text.files import parse_json_line, read_text
 
 JSON_EXTENSIONS = (".jsonl", ".ndjson")
 FILE_EXTENSIONS = (".csv", ".tsv", *JSON_EXTENSIONS, ".parquet")
@@ -110,7 +110,7 @@ def _read_csv(path: str) -> DataTable:
 def _make_table(
     path: str, header: Sequence[str], lines: Iterable[tuple[int, list[str]]], skipped_lines: int = 0
 ) -> DataTable:
-    duplicates = sorted({name for name in header if name and header.count(name) > 1})
+    duplicates = sorted(name for name, count in Counter(header).items() if name and count > 1)
     if duplicates:
         raise UserError(
             f"{path}: the column {duplicates[0]!r} occurs twice; expected each name once"
@@ -132,13 +132,7 @@ def _read_json_lines(path: str) -> DataTable:
         if line.isspace():
             continue
         location = f"{path}, line {line_number}"
-        try:
-            cells = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(
-                f"{location}: not valid JSON ({error.msg} at column {error.colno}); expected one "
-                "object on each line"
-            ) from None
+        cells = parse_json_line(path, line_number, line)
         if not isinstance(cells, dict):
             raise UserError(f"{location}: expected a JSON object, found a {type(cells).__name__}")
         columns.update(dict.fromkeys(cells))
@@ -156,11 +150,10 @@ def _read_parquet(path: str) -> DataTable:
         ) from None
     try:
         table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowException) as error:
+        records = table.to_pylist()  # decodes the text
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from None
-    rows = [
-        TableRow(f"{path}, row {n}", cells) for n, cells in enumerate(table.to_pylist(), start=1)
-    ]
+    rows = [TableRow(f"{path}, row {n}", cells) for n, cells in enumerate(records, start=1)]
     return DataTable(tuple(table.column_names), rows)
 
 
