@@ -1,12 +1,14 @@
-"""Covers setup.py and tpu/launcher/runs/bundle.py: what an installed wheel contains and runs."""
+"""Covers setup.py, CITATION.cff and tpu/launcher/runs/bundle.py: what a wheel contains and runs."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import bert_jax
 from tpu.launcher.runs.bundle import pack
 
 ROOT = Path(__file__).parents[1]
@@ -62,3 +64,8 @@ def test_a_wheel_packs_the_same_code_for_hosts_as_a_checkout(installed):
         }
     assert {"setup.py", "pyproject.toml", "constraints.txt", "README.md"} <= set(bundle.files)
     assert {"bert_jax/py.typed", "bert_jax/hardware/tpu_slices.json"} <= set(bundle.files)
+
+
+def test_citation_names_the_current_version():
+    (version,) = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert version == bert_jax.__version__

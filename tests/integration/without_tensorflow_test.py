@@ -1,0 +1,79 @@
+"""Covers the base installation, without TensorFlow: imports, `--help`, prepare, pretrain.
+
+Each test runs in a process of its own in which TensorFlow, seqio and TFDS cannot be imported.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax.interop import tf1
+from bert_jax.testing.text_corpus import write_text, write_vocabulary
+
+ROOT = Path(__file__).parents[2]
+BLOCKED = ("tensorflow", "tensorflow_text", "tensorflow_datasets", "seqio")
+# The modules that need TensorFlow; importing them says what to install.
+NEED_TENSORFLOW = (
+    "bert_jax.data.finetuning.readers.tfds_glue",
+    "bert_jax.data.seqio",
+    "bert_jax.tasks.seqio_tasks",
+)
+
+
+def run_without_tensorflow(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs Python code in `folder`; each blocked package is missing there."""
+    block = f"import sys\nsys.modules.update(dict.fromkeys({BLOCKED!r}))\n"
+    return subprocess.run(
+        [sys.executable, "-c", block + code], cwd=folder, capture_output=True, text=True
+    )
+
+
+def test_every_module_imports_or_names_the_extra(tmp_path):
+    code = f"""
+import importlib, pkgutil
+import bert_jax
+from bert_jax.errors import MissingExtraError
+refused = []
+for module in pkgutil.walk_packages(bert_jax.__path__, "bert_jax.", onerror=lambda name: None):
+    if module.name.endswith(("__main__", ".beam")) or "._source" in module.name:
+        continue
+    try:
+        importlib.import_module(module.name)
+    except MissingExtraError as error:
+        assert "pip install 'bert_jax[seqio]'" in str(error), error
+        refused.append(module.name)
+assert refused == {sorted(NEED_TENSORFLOW)!r}, refused
+"""
+    done = run_without_tensorflow(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_prepare_and_pretrain_run_and_tasks_are_refused(tmp_path):
+    write_text(tmp_path / "text", num_documents=8)
+    write_vocabulary(tmp_path / "vocabulary")
+    recipe = ROOT / "tests/helpers/tiny_recipe.py"
+    code = f"""
+from bert_jax.cli import main
+try: main(["--help"])
+except SystemExit as done: assert not done.code
+assert main(["prepare", "--files", "text/*", "--tokenizer", "vocabulary", "--output", "prepared",
+             "--workers", "1"]) == 0
+assert main(["pretrain", {str(recipe)!r}, "--run", "run", "--arg", "corpus=prepared",
+             "steps=4"]) == 0
+assert main(["prepare", "--task", "books", "--output", "other"]) == 1
+assert main(["data", "inspect", "glue/rte", "--tokenizer", "vocabulary"]) == 1
+"""
+    done = run_without_tensorflow(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert first.startswith("error: seqio tasks need seqio and TensorFlow; install the extra")
+    assert second.startswith("error: reading GLUE without --glue-dir needs TensorFlow Datasets;")
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+
+
+def test_reading_a_tf1_checkpoint_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ImportError, match=r"reading TF1 checkpoints needs TensorFlow.*\[seqio\]"):
+        tf1._read_weights(tmp_path / "bert_model.ckpt")
