@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -q --tb=short -ra -n $(JOBS) --dist loadfile
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-parity quickstart test test-slow lint format clean
+.PHONY: help install install-parity quickstart test test-slow lint format docs clean
 
 help:  ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -57,5 +57,12 @@ format: $(VENV)/installed  ## fix and format the code, and rewrite docs/files.md
 	$(BIN)/ruff format .
 	$(BIN)/python docs/generate_files.py
 
-clean:  ## delete the environment and caches; trained models stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info
+docs: $(VENV)/installed-docs  ## build the documentation site in site/; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(PIP_INSTALL) --editable '.[all,test,docs]'
+	@touch $@
+
+clean:  ## delete the environment, caches and the site; trained models stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build site *.egg-info

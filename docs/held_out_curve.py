@@ -1,0 +1,84 @@
+"""Draws the held-out masked-LM loss of a run, with the losses of n-gram models, as an SVG file.
+
+    python docs/held_out_curve.py runs/books --bigram 5.01 --unigram 6.46 --output curve.svg
+
+The numbers of the n-gram models are printed by `bert-jax baselines`. docs/novels.svg was drawn from
+the evaluations of the run in docs/results.md, which docs/novels_metrics.jsonl contains:
+
+    python docs/held_out_curve.py docs/novels_metrics.jsonl --bigram 5.013 --unigram 6.462 \\
+        --output docs/novels.svg
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from bert_jax.report.curves import metric_points
+from bert_jax.report.svg_charts import COLORS, HEIGHT, WIDTH, PlotArea, Points, ticks
+from bert_jax.runs.metrics import EVALUATION, read_metrics
+
+# Readable on the light and the dark background of the pages that show the picture.
+_STYLE = (
+    "text{font:11px system-ui,sans-serif;fill:#5b6675}.grid{stroke:#e8ebef}"
+    "polyline{fill:none;stroke-width:1.8}.baseline{stroke-dasharray:6 3}"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Reads the metrics and writes the SVG file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("metrics", type=Path, help="run folder, or a metrics.jsonl")
+    parser.add_argument("--bigram", type=float, required=True, help="loss of the bigram model")
+    parser.add_argument("--unigram", type=float, required=True, help="loss of the unigram model")
+    parser.add_argument("--output", type=Path, required=True, help="SVG file to write")
+    args = parser.parse_args(argv)
+    file = args.metrics / "metrics.jsonl" if args.metrics.is_dir() else args.metrics
+    rows = [row for row in read_metrics(file) if row["split"] == EVALUATION]
+    points = metric_points(rows, "mlm_loss")
+    args.output.write_text(draw(points, {"unigram": args.unigram, "bigram": args.bigram}))
+
+
+def draw(points: Points, baselines: dict[str, float]) -> str:
+    """Returns an SVG document: the losses by step, and a labeled line for each baseline."""
+    losses = [loss for _, loss in points] + list(baselines.values())
+    ticks_x = ticks(0, max(step for step, _ in points))
+    ticks_y = ticks(min(losses), max(losses))
+    area = PlotArea(
+        low_x=0, high_x=max(step for step, _ in points), low_y=ticks_y[0], high_y=ticks_y[-1]
+    )
+    parts = [area.axes(ticks_x, ticks_y, "update", lambda x: f"{x:,.0f}", lambda y: f"{y:g}")]
+    parts.append(_polyline(points, area, COLORS[0]))
+    parts += [
+        f'<circle cx="{area.x(step):.1f}" cy="{area.y(loss):.1f}" r="2.5" fill="{COLORS[0]}">'
+        f"<title>update {step:,.0f}: {loss:.3f}</title></circle>"
+        for step, loss in points
+    ]
+    last_loss = points[-1][1]
+    parts.append(_label(f"BERT {last_loss:.2f}", last_loss, area, COLORS[0]))
+    for color, (name, loss) in zip(COLORS[1:], baselines.items(), strict=False):
+        line = _polyline([(0, loss), (area.high_x, loss)], area, color)
+        parts.append(line.replace("<polyline", '<polyline class="baseline"'))
+        parts.append(_label(f"{name} {loss:.2f}", loss, area, color))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH * 1.5:.0f}" '
+        f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Held-out masked-LM loss">'
+        f'<style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
+        f"{''.join(parts)}</svg>\n"
+    )
+
+
+def _polyline(points: Points, area: PlotArea, color: str) -> str:
+    positions = " ".join(f"{area.x(x):.1f},{area.y(y):.1f}" for x, y in points)
+    return f'<polyline points="{positions}" stroke="{color}"/>'
+
+
+def _label(text: str, loss: float, area: PlotArea, color: str) -> str:
+    """Returns a text above the right end of a line."""
+    return (
+        f'<text x="{area.x(area.high_x) - 4:.1f}" y="{area.y(loss) - 6:.1f}" text-anchor="end" '
+        f'style="fill:{color}">{text}</text>'
+    )
+
+
+if __name__ == "__main__":
+    main()

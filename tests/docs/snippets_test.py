@@ -1,0 +1,123 @@
+"""Covers README.md, docs/api.md, docs/tutorials/ and docs/how_to/: their code blocks run."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from bert_jax.export.export import export
+from bert_jax.testing.models import small_model
+from tests.helpers.snippets import read_snippets, run_page
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# The text that the pages call books: the documentation of this project.
+BOOKS = ("ARCHITECTURE.md", "performance.md", "recipes.md", "tpu.md")
+HELD_OUT = ("results.md",)
+
+# Makes the commands of a page short; everything else runs as written.
+TINY = [
+    *("train.evaluation.num_examples=8", "train.evaluation.batch_size=8"),
+    *("objective.model.hidden_size=16", "objective.model.intermediate_size=16"),
+    *("objective.model.num_attention_heads=2", "objective.model.num_hidden_layers=1"),
+]
+
+
+def make_short(words: list[str]) -> list[str]:
+    """Returns a command that trains a smaller model for a few steps."""
+    match words[1]:
+        case "tokenizer":
+            return [re.sub("^8192$", "400", word) for word in words]
+        case "prepare":
+            return [*words, "--workers", "1"]
+        case "pretrain":
+            index = words.index("--arg") + 1
+            return [*words[:index], "steps=3", "batch_size=8", *words[index:], "--set", *TINY]
+        case "finetune":
+            return [*words, "--epochs", "1", "--batch-size", "8", "--max-length", "32"]
+        case _:
+            return words
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns the current folder, with the files that the pages start from."""
+    monkeypatch.chdir(tmp_path)
+    for name, pages in (("books", BOOKS), ("heldout", HELD_OUT)):
+        (tmp_path / name).mkdir()
+        for page in pages:
+            text = (DOCS / page).read_text()
+            (tmp_path / name / f"{page.removesuffix('.md')}.txt").write_text(text)
+    sentences = [
+        (line, page.removesuffix(".md"))
+        for page in ("results.md", "ARCHITECTURE.md")
+        for line in (DOCS / page).read_text().splitlines()
+        if len(line) > 80 and "|" not in line
+    ]
+    for name, part in (("train", sentences[::2][:32]), ("dev", sentences[1::2][:16])):
+        half = len(part) // 2
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("review", "sentiment"), *part[:half], *part[-half:]])
+    return tmp_path
+
+
+@pytest.fixture
+def exported(folder: Path) -> Path:
+    """Adds `exported`, a small model with random weights, for pages that do not train one."""
+    export(small_model(folder / "words"), folder / "exported")
+    return folder / "exported"
+
+
+def test_readme(folder):
+    commands = run_page(ROOT / "README.md", make_short)
+    assert len(commands) == 8
+    assert (folder / "runs/reviews/report.html").is_file()
+
+
+def test_own_corpus_tutorial(folder):
+    commands = run_page(DOCS / "tutorials/own_corpus.md", make_short)
+    assert len(commands) == 10
+    assert (folder / "runs/books/report.html").is_file()
+    assert len((folder / "vectors.jsonl").read_text().splitlines()) == 2
+
+
+def test_own_labels_tutorial(exported):
+    assert len(run_page(DOCS / "tutorials/own_labels.md", make_short)) == 4
+    assert (exported.parent / "reviews/config.json").is_file()
+
+
+def test_own_loop_tutorial(exported, monkeypatch):
+    import jax
+
+    with jax.numpy_dtype_promotion("standard"):  # optax's Adam raises floats to integer powers
+        run_page(DOCS / "tutorials/own_loop.md", make_short)
+
+
+def test_tpu_tutorial_plans(folder):
+    assert len(run_page(DOCS / "tutorials/tpu_slice.md", make_short)) == 1
+
+
+def test_recipe_guide(folder):
+    from bert_jax.testing.text_corpus import prepare_corpus
+
+    prepare_corpus(folder / "prepared").rename(folder / "prepared/train")
+    assert len(run_page(DOCS / "how_to/recipe.md", make_short)) == 2
+
+
+def test_seqio_guide(folder, capsys):
+    pytest.importorskip("seqio")
+    # Its last block reads a task that my_tasks.py has registered, as importing the module does.
+    commands = run_page(DOCS / "how_to/seqio_tasks.md", make_short)
+    assert len(commands) == 2
+    assert "masked_lm_positions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *sorted(DOCS.glob("*/*.md"))],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_blocks_that_are_not_run_give_a_reason(page: Path):
+    for snippet in read_snippets(page):
+        assert snippet.reason is None or len(snippet.reason) > 10, snippet.line
