@@ -44,6 +44,7 @@ def test_recipes_of_a_wheel_are_found_by_name(installed, tmp_path):
 
 def test_launcher_of_a_wheel_runs(installed, tmp_path):
     assert "| v6e-16 | 16 |" in run(installed, tmp_path, "tpu", "prices")
+    assert "usage: bert-jax tpu launch" in run(installed, tmp_path, "tpu", "launch", "--help")
     script = installed / "bert_jax/_source/tpu/smoke_16.sh"
     assert os.access(script, os.X_OK)
 

@@ -15,6 +15,12 @@ ROOT = Path(__file__).parents[1]
 SMALL_CORPUS = ROOT / "configs/pretrain/small_corpus.py"
 
 
+@pytest.fixture(autouse=True)
+def launcher_name(monkeypatch):
+    """Keeps the name of the launcher in its messages, which `bert-jax tpu` would change."""
+    monkeypatch.setenv("BERT_TPU_COMMAND_NAME", "tpu/tpuctl")
+
+
 @pytest.mark.parametrize(
     "name", ["small_corpus", "pretrain/small_corpus", "configs/pretrain/small_corpus.py"]
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from bert_jax.errors import UserError
 from bert_jax.log_handler import set_up_logging
-from tpu.launcher import commands_inspect, commands_launch
+from tpu.launcher import TPUCTL, commands_inspect, commands_launch
 from tpu.launcher import options as launcher_options
 from tpu.launcher.cloud.redaction import redact
 from tpu.launcher.command_context import CommandContext, make_command_context
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
     top_parser = launcher_options.LauncherParser(
-        prog="tpu/tpuctl",
+        prog=TPUCTL,
         description="Rents TPU slices, trains with bert-jax on them, restarts after preemptions "
         "and deletes them. Start with tpu/README.md.",
         epilog="Most flags can be set by a variable BERT_TPU_<FLAG>, for example BERT_TPU_BUCKET; "
@@ -117,7 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = top_parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     for name, (help_text, _, example) in COMMANDS.items():
         parser = subparsers.add_parser(name, help=help_text, description=help_text)
-        parser.epilog = f"example:\n  tpu/tpuctl {name} {example}\n"
+        parser.epilog = f"example:\n  {TPUCTL} {name} {example}\n"
         _add_flags(parser, name)
     return top_parser
 

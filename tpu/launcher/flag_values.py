@@ -9,6 +9,7 @@ from typing import Literal
 from bert_jax.errors import ConfigError
 from bert_jax.hardware.tpu_slices import find_slice
 from tpu import bucket_layout
+from tpu.launcher import TPUCTL
 from tpu.launcher.options import Options
 
 _ZONE_PATTERN = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z0-9]+")
@@ -62,7 +63,7 @@ def validate_job_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
         found = f"found {arguments[0]!r}" if arguments else "found nothing"
         raise ConfigError(
             f"the job after -- must start with one of {', '.join(JOB_MODES)}; {found}. Example: "
-            "tpu/tpuctl launch ... -- pretrain configs/pretrain/bert.py --arg corpus=@data/wiki"
+            f"{TPUCTL} launch ... -- pretrain configs/pretrain/bert.py --arg corpus=@data/wiki"
         )
     for flag in _RESERVED_FLAGS:
         if any(word == flag or word.startswith(f"{flag}=") for word in arguments):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from bert_jax.errors import ConfigError
+from tpu.launcher import TPUCTL
 from tpu.launcher.cloud.backend import Capacity
 from tpu.protocol import COORDINATOR_PORT
 
@@ -117,7 +118,9 @@ def add_launch_flags(parser: argparse.ArgumentParser) -> None:
 def _add_rental_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags for the slice to rent and the limits on its cost."""
     _add_env_flag(
-        parser, "--slice", help="slice type, such as v6e-16; `tpu/tpuctl prices` lists all of them"
+        parser,
+        "--slice",
+        help=f"slice type, such as v6e-16; `{TPUCTL} prices` lists all of them",
     )
     _add_env_flag(
         parser,

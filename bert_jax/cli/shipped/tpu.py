@@ -37,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the launch script or the launcher's command; returns its exit code."""
+    # The launcher's messages then advise commands that exist without a checkout.
+    os.environ.setdefault("BERT_TPU_COMMAND_NAME", "bert-jax tpu")
     if args.command in (scripts := launch_scripts()):
         # The scripts call python3, which must be the interpreter that this package is installed in.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

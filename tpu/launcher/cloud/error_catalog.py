@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from tpu.launcher import TPUCTL
+
 ErrorKind = Literal[
     "absent", "exists", "changed", "stockout", "quota", "permission", "auth", "api", "flag",
     "offer", "ssh", "network", "other",
@@ -26,7 +28,7 @@ ERROR_CATALOG = (
     ErrorPattern(
         "changed",
         r"HTTPError 412|pre-?conditions? you specified did not hold",
-        "another process wrote the same object first; look with `tpu/tpuctl status`",
+        f"another process wrote the same object first; look with `{TPUCTL} status`",
     ),
     ErrorPattern(
         "auth",
@@ -44,7 +46,7 @@ ERROR_CATALOG = (
         r"RESOURCE_EXHAUSTED.*[Qq]uota|Quota .* (exhausted|exceeded)|QUOTA_EXCEEDED"
         r"|[Qq]uota limit .* has been exceeded",
         "request quota in the console (IAM & Admin > Quotas, filter: TPU), or use a zone or a "
-        "slice for which you have quota; `tpu/tpuctl doctor` shows what you have",
+        f"slice for which you have quota; `{TPUCTL} doctor` shows what you have",
     ),
     ErrorPattern(
         "stockout",
@@ -57,7 +59,7 @@ ERROR_CATALOG = (
         "offer",
         r"not found in zone|is not available in zone|Accelerator type .* (is not|not "
         r"found)|user agent is not allowed to use the machine type",
-        "the zone does not offer this slice; `tpu/tpuctl doctor` shows which zones do",
+        f"the zone does not offer this slice; `{TPUCTL} doctor` shows which zones do",
     ),
     ErrorPattern(
         "permission",

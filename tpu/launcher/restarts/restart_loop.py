@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from bert_jax.errors import UserError
+from tpu.launcher import TPUCTL
 from tpu.launcher.restarts import actions, observe
 from tpu.launcher.restarts.lease import RENEW_SECONDS, Lease, LeaseLost
 from tpu.launcher.restarts.loop_types import (
@@ -214,7 +215,7 @@ def load_loop_state(run: RunContext, wall_time: float) -> LoopState:
     except (TypeError, ValueError, AttributeError):
         raise UserError(
             f"{url} was written by another version of the launcher; use the checkout that launched "
-            "the run, or remove the object after `tpu/tpuctl down` has found no slice: the run can "
+            f"the run, or remove the object after `{TPUCTL} down` has found no slice: the run can "
             "then be resumed, and its hours are counted from 0"
         ) from None
     if not state.ended:

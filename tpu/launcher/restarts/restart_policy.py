@@ -15,6 +15,7 @@ The rules, in order of precedence:
 
 from dataclasses import replace
 
+from tpu.launcher import TPUCTL
 from tpu.launcher.cloud.backend import LiveSlice
 from tpu.launcher.restarts.loop_types import (
     FOREVER,
@@ -142,7 +143,7 @@ def _check_end_conditions(state: LoopState, observation: Observation, limits: Li
     max_seconds = limits.max_hours * 3600
     if state.billed_seconds >= max_seconds - min(limits.save_grace, 0.1 * max_seconds):
         reason = (
-            f"the limit of {limits.max_hours:.2f} slice hours is reached; `tpu/tpuctl babysit` "
+            f"the limit of {limits.max_hours:.2f} slice hours is reached; `{TPUCTL} babysit` "
             "with a higher --max-hours or --max-usd resumes the run"
         )
         return finish(state, EXIT_SAVED, reason, save_first=True)

@@ -6,6 +6,7 @@ Pure functions, like `restart_policy.decide`.
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tpu.launcher import TPUCTL
 from tpu.launcher.cloud.backend import BILLED_STATUSES, LiveSlice
 from tpu.launcher.cloud.error_catalog import classify_error
 from tpu.launcher.restarts.loop_types import FOREVER, ActionFailure, Limits, LoopState, Observation
@@ -65,7 +66,7 @@ def cloud_unreachable(state: LoopState, limits: Limits) -> LoopState:
     if over_limit and state.loop_time - since >= timeout:
         reason = (
             "the cloud cannot be reached any more; a slice that still exists costs money, so run "
-            "`tpu/tpuctl down`"
+            f"`{TPUCTL} down`"
         )
         return replace(state, phase="ended", exit_code=EXIT_FAILED, reason=reason)
     return state

@@ -13,6 +13,7 @@ from typing import Literal
 from bert_jax.errors import UserError
 from bert_jax.hardware.tpu_slices import Slice, find_slice
 from tpu import bucket_layout, strict_json
+from tpu.launcher import TPUCTL
 from tpu.launcher.cloud.backend import Capacity, SliceSpec
 from tpu.launcher.cloud.bucket import Bucket
 from tpu.launcher.runs import version_1
@@ -135,7 +136,7 @@ def create_or_validate(
         )
         raise UserError(
             f"run id {requested.run_id!r} already belongs to a different run:{lines}\n"
-            "choose another --run-id; or resume the existing run as it is: `tpu/tpuctl babysit "
+            f"choose another --run-id; or resume the existing run as it is: `{TPUCTL} babysit "
             f"--bucket gs://{folder.url.split('/')[2]} --run-id {requested.run_id}`"
         )
     zones = tuple(dict.fromkeys([*requested.zones, *existing.zones]))
@@ -161,7 +162,7 @@ def load(bucket: Bucket, folder: bucket_layout.RunFolder) -> RunManifest:
     if text is None:
         raise UserError(
             f"{folder.manifest} does not exist, so there is no such run; list the runs with "
-            f"`gcloud storage ls {folder.url.rsplit('/', 1)[0]}/`, or start one with `tpu/tpuctl "
+            f"`gcloud storage ls {folder.url.rsplit('/', 1)[0]}/`, or start one with `{TPUCTL} "
             "launch`"
         )
     try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from bert_jax.errors import ConfigError
 from bert_jax.hardware.tpu_slices import find_slice
 from tpu import bucket_layout
+from tpu.launcher import TPUCTL
 from tpu.launcher.cloud.backend import Backend, SliceSpec
 from tpu.launcher.cloud.bucket import Bucket
 from tpu.launcher.cloud.gce import ComputeEngine
@@ -42,7 +43,7 @@ class RunContext:
 
     def command_line(self, command: str) -> str:
         """Returns the command line that runs this launcher command for this run."""
-        return f"tpu/tpuctl {command} --bucket {self.bucket_url} --run-id {self.manifest.run_id}"
+        return f"{TPUCTL} {command} --bucket {self.bucket_url} --run-id {self.manifest.run_id}"
 
 
 def make_run_context(
