@@ -1,0 +1,55 @@
+"""Covers mkdocs.yml and the links of README.md, docs/ and tpu/README.md."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# A page that other folders include is read from its own folder.
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "tpu/README.md")),
+    *sorted(DOCS.rglob("*.md")),
+]
+
+
+def nav_pages(entries: list[Any]) -> Iterator[str]:
+    """Yields the paths in the navigation of mkdocs.yml."""
+    for entry in entries:
+        (value,) = entry.values()
+        yield from nav_pages(value) if isinstance(value, list) else [value]
+
+
+def test_navigation_of_the_site_lists_every_page_once():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    listed = sorted(nav_pages(site["nav"]))
+    excluded = set(site["exclude_docs"].split())
+    found = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - excluded
+    assert listed == sorted(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files(page: Path):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    missing = [
+        target
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert not missing
+
+
+def test_every_module_in_the_api_reference_exists():
+    for page in (DOCS / "reference").glob("*.md"):
+        for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE):
+            path = ROOT.joinpath(*name.split("."))
+            files = (path.with_suffix(".py"), path / "__init__.py")
+            parent = path.parent.with_suffix(".py")
+            assert any(file.is_file() for file in files) or (
+                parent.is_file()
+                and re.search(rf"^(def|class) {path.name}\b", parent.read_text(), re.MULTILINE)
+            ), f"{page.name}: {name}"
