@@ -74,7 +74,7 @@ class TextFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Tfds:
-    """Names a dataset of TensorFlow Datasets: `Tfds(dataset="wikipedia/20230601.en")`.
+    """Names a dataset of TensorFlow Datasets: `Tfds(dataset="wikipedia/20230601.en:1.0.0")`.
 
     `splits` may map names to TFDS slices, as {"train": "train[:99%]", "validation": "train[99%:]"};
     the default is the dataset's own splits. The text of an example is in the field `text_key`.

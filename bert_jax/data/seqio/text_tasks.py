@@ -10,7 +10,7 @@ import tensorflow as tf
 
     books = TextFiles({"train": "books/*.txt.gz", "validation": "held_out/*.txt.gz"})
     register_text_task("books", books, tokenizer="vocabulary")
-    register_text_task("wiki", Tfds(dataset="wikipedia/20230601.en"), tokenizer="vocabulary")
+    register_text_task("wiki", Tfds(dataset="wikipedia/20230601.en:1.0.0"), tokenizer="vocabulary")
     seqio.MixtureRegistry.add("books_and_wiki", [("books", 1), ("wiki", 3)])
 
 `bert-jax prepare --task books --module my_tasks.py --output prepared` runs its preprocessors up to
@@ -65,6 +65,9 @@ def register_text_task(
       tokenizer: a path for `load_tokenizer`.
       splitter: a sentence splitter of text/sentences.py.
       pairs, masking: probabilities of pairs and masks; the defaults are BERT's.
+
+    Raises:
+      UserError: the name of a dataset of TFDS has no version.
     """
     seqio_vocabulary = SeqioVocabulary(tokenizer)
     first_preprocessors: list[Any] = (
@@ -134,6 +137,11 @@ def _data_source(source: TextFiles | Tfds | PythonDocuments) -> Any:
     if isinstance(source, TextFiles):
         return TextFilesDataSource(source)
     if isinstance(source, Tfds):
+        if ":" not in source.dataset:
+            raise UserError(
+                f"Tfds(dataset={source.dataset!r}): expected the version of the dataset, as in "
+                f"{source.dataset}:1.0.0; seqio requires it, since versions contain different text"
+            )
         return seqio.TfdsDataSource(
             tfds_name=source.dataset,
             tfds_data_dir=source.data_dir,

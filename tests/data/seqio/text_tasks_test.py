@@ -288,6 +288,11 @@ def test_tfds_by_name_and_split(vocabulary, tmp_path):
     assert len(_pairs("wiki", split="validation")) >= 5
 
 
+def test_tfds_name_without_a_version_raises(vocabulary):
+    with pytest.raises(UserError, match=r"expected the version .* tiny_wiki:1\.0\.0; seqio"):
+        text_tasks.register_text_task("wiki", Tfds(dataset="tiny_wiki"), tokenizer=vocabulary)
+
+
 def test_invalid_tasks_raise(folder, vocabulary, tmp_path):
     with pytest.raises(UserError, match=r"no task 'none' is registered.*--module"):
         _prepare("none", tmp_path / "x")
