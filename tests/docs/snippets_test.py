@@ -13,7 +13,7 @@ from tests.helpers.snippets import read_snippets, run_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-# The text that the pages call books: the documentation of this project.
+# The text that the pages call books: the documentation of this project, a document per section.
 BOOKS = ("ARCHITECTURE.md", "performance.md", "recipes.md", "tpu.md")
 HELD_OUT = ("results.md", "api.md")
 
@@ -36,7 +36,7 @@ def make_short(words: list[str]) -> list[str]:
             index = words.index("--arg") + 1
             return [*words[:index], "steps=3", "batch_size=8", *words[index:], "--set", *TINY]
         case "finetune":
-            return [*words, "--epochs", "1", "--batch-size", "8", "--max-length", "32"]
+            return [*words, "--epochs", "1", "--batch-size", "8", "--max-length", "16"]
         case _:
             return words
 
@@ -48,8 +48,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, pages in (("books", BOOKS), ("heldout", HELD_OUT)):
         (tmp_path / name).mkdir()
         for page in pages:
-            text = (DOCS / page).read_text()
-            (tmp_path / name / f"{page.removesuffix('.md')}.txt").write_text(text)
+            for number, section in enumerate((DOCS / page).read_text().split("\n## ")):
+                file = tmp_path / name / f"{page.removesuffix('.md')}-{number}.txt"
+                file.write_text(section)
     for split, half in (("train", 0), ("dev", 1)):
         with (tmp_path / f"{split}.csv").open("w", newline="") as file:
             writer = csv.writer(file)
