@@ -6,14 +6,18 @@ that start with `bert-jax` run in this process, which is faster than a process f
 
 import contextlib
 import glob
+import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from bert_jax.cli import main
+
+ROOT = Path(__file__).parents[2]
 
 _BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
@@ -79,6 +83,10 @@ def run_line(line: str, place: str, change_words: ChangeWords) -> None:
     words = shlex.split(line, comments=True)
     if words[0] != "bert-jax":
         subprocess.run(["bash", "-ec", line], check=True)
+        return
+    if words[1] == "show-config":  # sets the number of devices, which is fixed in this process
+        command = [sys.executable, "-m", "bert_jax", *words[1:]]
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
         return
     with contextlib.ExitStack() as stack:
         if ">" in words:
