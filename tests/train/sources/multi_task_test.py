@@ -150,7 +150,10 @@ def test_exported_task_has_a_card_that_names_the_others(finished, tmp_path):
     for path, leaf in paths.flatten(model.params).items():
         np.testing.assert_array_equal(leaf, flat[path], err_msg=path)
     card = (tmp_path / "tagger" / "README.md").read_text("utf-8")
-    assert "several tasks at once: `reviews`, `scores`, `words`, `facts`. This is `words`" in card
+    assert (
+        "several tasks at once: `reviews`, `scores`, `words`, `facts`. This model is for `words`"
+        in card
+    )
     assert "| scores | 160 | 160 |" in card and "160 steps (4 epochs)" in card
     assert "had the best mean" in card
 
