@@ -85,6 +85,7 @@ EXEMPT = {
     "least_loaded": "the term of scheduling",
     "most_common_label": "the baseline's usual name",
     "at_least": "the usual name of a lower bound",
+    "at_most": "the usual name of an upper bound",
 }
 
 # A British stem in a word -> the American one. Checked in names and prose of every file.

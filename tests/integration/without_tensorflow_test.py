@@ -1,4 +1,4 @@
-"""Covers the base installation, without TensorFlow: imports, `--help`, prepare, pretrain.
+"""Covers bert_jax/errors.py, interop/tf1.py and data/seqio/__init__.py without TensorFlow.
 
 Each test runs in a process of its own in which TensorFlow, seqio and TFDS cannot be imported.
 """

@@ -183,8 +183,8 @@ _LARGEST_MODEL = 10**13
 
 def validate_transformer(config: TransformerConfig) -> None:
     """Raises a ConfigError that names the first size or dropout rate that cannot be used."""
-    for name, most in _LARGEST_SIZES.items():
-        _check_size(f"model.{name}", getattr(config, name), most)
+    for name, limit in _LARGEST_SIZES.items():
+        _check_size(f"model.{name}", getattr(config, name), limit)
     _check_size(
         "model.positions.max_position_embeddings",
         config.positions.max_position_embeddings,
@@ -215,10 +215,10 @@ def validate_transformer(config: TransformerConfig) -> None:
             raise ConfigError(f"model.{name} is {value}, expected a number of at least 0")
 
 
-def _check_size(field: str, value: object, most: int) -> None:
+def _check_size(field: str, value: object, limit: int) -> None:
     # `type` and not `isinstance`: True is an instance of int.
-    if type(value) is not int or not 1 <= value <= most:
-        raise ConfigError(f"{field} is {value!r}, expected an integer from 1 to {most:,}")
+    if type(value) is not int or not 1 <= value <= limit:
+        raise ConfigError(f"{field} is {value!r}, expected an integer from 1 to {limit:,}")
 
 
 def check_dropout(field: str, rate: float) -> None:
