@@ -162,13 +162,13 @@ def run(args: argparse.Namespace) -> int:
         mnli_init=SAME_SEED_MNLI if args.mnli_init == "" else args.mnli_init,
         overrides=tuple(args.overrides),
     )
-    check_model_exists(args.model)
     output, shard = Path(args.output), _parse_shard(args)
     with JobRunner(output, shard=shard) as runner:
         benchmark = Benchmark(benchmark_config, output)
         fixed_settings = {
             k: v for k, v in asdict(benchmark_config).items() if k not in ("tasks", "seeds")
         }
+        check_model_exists(args.model)
         runner.write_or_check_settings(fixed_settings)
         for task, reason in benchmark.skipped.items():
             logger.info("%s skipped: %s", task, reason)

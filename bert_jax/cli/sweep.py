@@ -109,7 +109,6 @@ def run(args: argparse.Namespace) -> int:
         seed=args.search_seed,
     )
     _check_not_set_twice(search, shared, args.overrides)
-    check_model_exists(args.model)
     output = Path(args.output)
     with JobRunner(output) as runner:
         task = load_task(config)
@@ -118,8 +117,9 @@ def run(args: argparse.Namespace) -> int:
                 raise UserError(f"{task.name} has no {split} examples, which a sweep needs")
         fixed_settings = {"task": args.task, "data": to_json(config), "model": args.model}
         fixed_settings |= {"shared": shared, "overrides": args.overrides}
-        runner.write_or_check_settings(fixed_settings)
         trials = _trials(args, search.settings(), shared, len(task.splits["train"]))
+        check_model_exists(args.model)
+        runner.write_or_check_settings(fixed_settings)
         try:
             failed = runner.run([job for trial in trials for job in trial.jobs()])
         except Interrupted:

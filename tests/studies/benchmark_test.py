@@ -23,6 +23,7 @@ from bert_jax.cli import build_parser, main
 from bert_jax.cli.arguments.task import task_config
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.pretrained import initial
 from bert_jax.studies import job_runner, leaderboard
 from bert_jax.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfig
 from bert_jax.studies.job_runner import JobRunner
@@ -280,6 +281,7 @@ def test_submission_file_class_names():
 
 def test_glue_command_writes_results_and_table(glue_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(job_runner, "JobRunner", FakeJobRunner)
+    monkeypatch.setattr(initial, "check_model_exists", lambda model: None)  # "<m>" is no folder
     output = tmp_path / "output"
     flags = ["glue", "--glue-dir", glue_dir, "--model", "<m>", "--output", str(output), "--zip"]
     flags += ["--tasks", "rte", "sst2", "--learning-rate", "1e-4"]

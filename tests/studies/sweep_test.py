@@ -32,7 +32,7 @@ class FakeJobRunner(JobRunner):
         args = build_parser().parse_args(["finetune", *job.arguments, "--run", str(run)])
         seed, rate = args.seed, args.learning_rate
         task = task_config(args)
-        assert isinstance(task, Columns) and task.label == "label" and args.model == "m"
+        assert isinstance(task, Columns) and task.label == "label" and Path(args.model).is_dir()
         run.mkdir(parents=True, exist_ok=True)
         with (self._folder / "journal.txt").open("a") as stream:
             stream.write(f"{job.name}\n")
@@ -54,7 +54,7 @@ def flags(tmp_path, monkeypatch) -> list[str]:
         file = tmp_path / f"{split}.csv"
         file.write_text("text,label\ngood,yes\nbad,no\n")
         files += [f"--{split}", str(file)]
-    named = ["--text", "text", "--label", "label", "--model", "m"]
+    named = ["--text", "text", "--label", "label", "--model", str(tmp_path)]
     return ["sweep", "columns", *files, *named, "--output", str(tmp_path / "output")]
 
 

@@ -57,7 +57,7 @@ def test_number_out_of_range_is_refused_before_any_work(assignment):
 def test_numbers_of_evaluation_and_epochs_are_checked():
     for field in ("eval_every", "num_examples", "batch_size"):
         with pytest.raises(ConfigError, match=f"train.evaluation.{field} is 0"):
-            HeldOutEval(corpus="x", **{field: 0})
+            HeldOutEval(corpus="x", **{field: 0})  # pyright: ignore
     for epochs in (math.nan, math.inf, 0, -1):
         with pytest.raises(ConfigError, match=f"epochs is {epochs}"):
             fine_tuning_experiment(None, "model", epochs=epochs)  # pyright: ignore
