@@ -13,7 +13,10 @@ from bert_jax.runs import messages
 def test_model_and_phase_are_described(caplog):
     caplog.set_level(logging.INFO)
     shapes = {"a": jax.ShapeDtypeStruct((1000, 128), "float32"), "b": {"c": jax.numpy.zeros(7)}}
-    messages.log_model(BertConfig(vocab_size=100, num_hidden_layers=2, hidden_size=128), shapes)
+    messages.log_model(
+        BertConfig(vocab_size=100, num_hidden_layers=2, hidden_size=128, num_attention_heads=2),
+        shapes,
+    )
     messages.log_phase(seq_length=64, num_steps=50, batch_size=16, examples_per_epoch=1600)
     model, phase = caplog.messages
     assert model.startswith("model: Bert, 2 layers of width 128, 128,007 parameters; devices: 8 ")
