@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -36,7 +36,7 @@ class LiveLine:
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
         self._printed_at: float | None = None
-        self._bar: tqdm | None = None
+        self._bar: tqdm[Any] | None = None
 
     def update(self, text: Callable[[], str], *, is_last: bool = False) -> None:
         """Writes `text()` if `interval` has passed; always writes the last line."""
