@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -69,6 +70,6 @@ def test_simulated_hosts_and_loader_workers_end_with_their_parent(monkeypatch):
     assert host_environment(0, 2, 1, 1234)["BERT_JAX_EXIT_WITH_PARENT"] == str(os.getpid())
     calls: list[bool] = []
     monkeypatch.setattr(loader, "exit_with_parent", lambda: calls.append(True))
-    batches = loader._IndexedBatches(None, 5)
+    batches = loader._IndexedBatches(cast(Any, None), 5)
     assert pickle.loads(pickle.dumps(batches)).__dict__ == batches.__dict__
     assert calls == [True]
