@@ -70,7 +70,8 @@ class SentencexSplitter:
     def __init__(self, language: str):
         """Takes a language code such as "de"; UserError if the library is not installed."""
         try:
-            from sentencex import segment
+            # The library is compiled and has no type stubs.
+            from sentencex import segment  # pyright: ignore[reportAttributeAccessIssue]
         except ImportError:
             raise UserError(
                 "the splitter 'sentencex' needs a library: pip install 'bert_jax[sentencex]'"
