@@ -5,16 +5,23 @@ predict = Predictor(load_model("runs/reviews"))
 predict(["A fine film.", "Two hours of my life."])
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from bert_jax.data.finetuning.example import Example, Task, TextExample
+from bert_jax.data.finetuning.example import (
+    Example,
+    Task,
+    TextExample,
+    class_labels,
+    is_labeled,
+)
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
-from bert_jax.errors import ConfigError, require_list_of_texts
+from bert_jax.errors import ConfigError, UserError, require_list_of_texts
 from bert_jax.models.heads.config import QuestionAnsweringHead, head_param_name, uses_pooler
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.predict.batching import next_power_of_two, params_to_device, require_tokenizer
@@ -28,7 +35,7 @@ from bert_jax.predict.long_texts import (
 )
 from bert_jax.predict.training_settings import require_head, trained_settings
 from bert_jax.pretrained.load import LoadedModel
-from bert_jax.tasks import AnyTaskKind, kind_of_head, make_features
+from bert_jax.tasks import AnyTaskKind, compute_metrics, kind_of_head, make_features
 from bert_jax.tasks.base import ModelInput
 from bert_jax.tasks.text_pair import TextPairKind
 from bert_jax.train.config import LARGEST_BATCH_SIZE
@@ -186,19 +193,69 @@ class Predictor:
         )
         if not examples:
             return []
-        features = self._make_features(examples)
-        self.num_truncated += features.num_truncated
-        outputs: Mapping[str, Sequence[np.ndarray]] = self._run_model(features, on_progress)
-        if isinstance(kind, TextPairKind):
-            outputs = pool_windows(outputs, features.example_index, self._window_pooling)
-        predictions = kind.decode(
-            examples, features, outputs, self._labels, allow_no_answer=self._allow_no_answer
-        )
+        predictions = self._predict_examples(examples, on_progress)
         records = kind.predictions_to_json(examples, predictions, self._labels)
         return [
             kind.add_input(model_input, record)
             for model_input, record in zip(inputs, records, strict=True)
         ]
+
+    def evaluate(
+        self, task: Task, split: str, on_progress: Callable[[int], object] | None = None
+    ) -> dict[str, float]:
+        """Computes the metrics of a labeled split, such as {"accuracy": 0.91, ...}.
+
+        Args:
+          task: the result of `load_task`. Its labels may have another order than the model's.
+          on_progress: as for `__call__`.
+
+        Raises:
+          ConfigError: the task has no such split, or is of another kind than the model.
+          UserError: an example has no label, or one that the model does not have.
+        """
+        if split not in task.splits:
+            splits = ", ".join(task.splits)
+            raise ConfigError(f"{task.name} has no split {split!r}; expected one of: {splits}")
+        if task.kind != self.kind.name:
+            raise ConfigError(
+                f"{task.name} is a task of {task.kind}, but {self._model_path} is a model for "
+                f"{self.kind.name}; use a model that was fine-tuned on such a task"
+            )
+        examples = task.splits[split]
+        self._check_labels(task.name, split, examples)
+        predictions = self._predict_examples(tuple(examples), on_progress)
+        # The model's labels, whose order gives the class ids of its predictions.
+        own_task = dataclasses.replace(task, labels=self._labels)
+        return compute_metrics(own_task, examples, predictions)
+
+    def _check_labels(self, task_name: str, split: str, examples: Sequence[Example]) -> None:
+        num_unlabeled = sum(not is_labeled(example) for example in examples)
+        if num_unlabeled:
+            raise UserError(
+                f"{task_name}: {num_unlabeled:,} of {len(examples):,} examples of the split "
+                f"{split} have no label; metrics need a label for each example"
+            )
+        known = set(self._labels)
+        for example in examples:
+            unknown = set(class_labels(example)) - known
+            if unknown:
+                raise UserError(
+                    f"{task_name}: the label {min(map(str, unknown))!r} of the split {split} is "
+                    f"not a label of {self._model_path}; its labels are {', '.join(self._labels)}"
+                )
+
+    def _predict_examples(
+        self, examples: tuple[Example, ...], on_progress: Callable[[int], object] | None
+    ) -> Any:
+        """Returns the result of `TaskKind.decode` for these examples."""
+        features, decode = self._make_features(examples), self.kind.decode
+        self.num_truncated += features.num_truncated
+        outputs: Mapping[str, Sequence[np.ndarray]] = self._run_model(features, on_progress)
+        if isinstance(self.kind, TextPairKind):
+            outputs = pool_windows(outputs, features.example_index, self._window_pooling)
+        return decode(
+            examples, features, outputs, self._labels, allow_no_answer=self._allow_no_answer
+        )
 
     def _make_features(self, examples: tuple[Example, ...]) -> Features:
         if self._truncation != "head":

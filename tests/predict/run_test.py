@@ -1,4 +1,4 @@
-"""Tests that predicting from a finished run reproduces the dev results of the run.
+"""Tests that predicting and evaluating with a finished run reproduce the dev results of the run.
 
 Sources: bert_jax/predict/, bert_jax/cli/predict.py.
 """
@@ -102,6 +102,9 @@ def test_run_folder_reproduces_its_saved_predictions(name, tmp_path, capsys):
     predict = Predictor(loaded)
     assert predict.max_length == 18
     assert_same(predict(load_task(task).splits["dev"]), expected)
+
+    metrics = json.loads((tmp_path / "run/evaluation.json").read_text())["dev"]
+    assert predict.evaluate(load_task(task), "dev") == pytest.approx(metrics, abs=1e-5)
 
     dev = next(iter(tmp_path.glob("dev.*")))
     output = tmp_path / "said.jsonl"

@@ -1,5 +1,6 @@
 """Defines labeled examples of each form, and `Task`: the examples of a task in splits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_jax.errors import UserError
@@ -107,3 +108,14 @@ def is_labeled(example: Example) -> bool:
             return example.tags is not None
         case QuestionExample():
             return bool(example.answers) or example.is_impossible
+
+
+def class_labels(example: Example) -> Sequence[str | None]:
+    """Returns the class names of an example; none for other kinds of labels."""
+    match example:
+        case TextExample(label=str() | None as label):
+            return (label,)
+        case TaggedExample(tags=tags):
+            return tags or ()
+        case _:
+            return ()

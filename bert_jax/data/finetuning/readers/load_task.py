@@ -1,9 +1,7 @@
 """Reads the task that a config describes, with the reader of its format."""
 
-from collections.abc import Sequence
-
 from bert_jax.data.finetuning.config import Columns, Conll, Glue, Snli, Squad, Swag, TaskConfig
-from bert_jax.data.finetuning.example import Example, TaggedExample, Task, TextExample
+from bert_jax.data.finetuning.example import Task, class_labels
 from bert_jax.data.finetuning.readers.columns import read_columns
 from bert_jax.data.finetuning.readers.conll import read_conll
 from bert_jax.data.finetuning.readers.glue import read_glue
@@ -53,21 +51,10 @@ def _load(config: TaskConfig) -> Task:
 def _require_two_labels(task: Task) -> None:
     """Refuses a training set with a single class: nothing can be learned from it."""
     train = task.splits.get("train", ())
-    labels = {label for example in train for label in _class_labels(example)}
+    labels = {label for example in train for label in class_labels(example)}
     if len(labels) == 1:
         (only,) = labels
         raise UserError(
             f"{task.name}: all {len(train):,} training examples have the label {only!r}; expected "
             "at least two classes: check the column of the labels, or add examples of other classes"
         )
-
-
-def _class_labels(example: Example) -> Sequence[str | None]:
-    """Returns the class names of an example; none for other kinds of labels."""
-    match example:
-        case TextExample(label=str() | None as label):
-            return (label,)
-        case TaggedExample(tags=tags):
-            return tags or ()
-        case _:
-            return ()
