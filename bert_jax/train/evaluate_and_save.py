@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from bert_jax.checkpoints.checkpointer import Checkpointer
 from bert_jax.checkpoints.step_folder import by_path
@@ -272,16 +273,17 @@ def make_hooks(
 
 def find_non_finite(state: Any) -> str | None:
     """Returns the path of an array with NaN or infinite values, on every process; None if none."""
-    finite: dict[str, jax.Array] = {}
-    for path, leaf in by_path(state).items():
-        if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
-            finite[path] = _is_finite(leaf)
-            if jax.process_count() > 1:
-                # Collectives of several processes on CPU hang with about 30 queued programs.
-                jax.block_until_ready(finite[path])
-    return next((path for path, value in jax.device_get(finite).items() if not value), None)
+    leaves = {
+        path: leaf
+        for path, leaf in by_path(state).items()
+        if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
+    }
+    # Every process has all of the result, because a reduction over all devices is replicated.
+    are_finite = np.asarray(_are_finite(list(leaves.values())).addressable_data(0))
+    return next((path for path, value in zip(leaves, are_finite, strict=True) if not value), None)
 
 
 @jax.jit
-def _is_finite(array: jax.Array) -> jax.Array:
-    return jax.numpy.isfinite(array).all()
+def _are_finite(leaves: list[jax.Array]) -> jax.Array:
+    # One program: on CPU, many queued programs with collectives can block each other.
+    return jax.numpy.stack([jax.numpy.isfinite(leaf).all() for leaf in leaves])
