@@ -162,7 +162,9 @@ def test_model_with_nan_is_rejected(model, tmp_path):
         "encoder/layers/1/attention/key/kernel"
     ] * np.float32(np.nan)
     broken = dataclasses.replace(model, params=paths.unflatten(flat))
-    with pytest.raises(UserError, match="hidden states of layer 2 are not finite"):
+    with pytest.raises(
+        UserError, match="layers/1/attention/key/kernel has values that are not finite"
+    ):
         export(broken, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
 
