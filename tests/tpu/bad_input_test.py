@@ -97,6 +97,17 @@ def test_invalid_flags_are_reported_in_one_line(
         ),
         (("--", "pretrain", "--arg", "corpus=x"), "pretrain needs a recipe"),
         (
+            ("--", "pretrain", "--init-from", "@data/wiki", "bert", "--arg", "copus=x"),
+            "--arg copus=x: configs/pretrain/bert.py has no argument 'copus'; "
+            "the nearest is corpus",
+        ),
+        (("--", "pretrain", "--init-from", "@data/wiki", "bret"), "bret: no such recipe"),
+        (
+            ("--", "finetune", "--config=multi_task", "--arg", "modle=x"),
+            "--arg modle=x: configs/finetune/multi_task.py has no argument 'modle'; "
+            "the nearest is model",
+        ),
+        (
             (*RECIPE[:2], "configs/pretrain/bret.py"),
             "recipe configs/pretrain/bret.py will not "
             "exist on the hosts; they have the files below configs/, and other files in git as "
@@ -123,6 +134,7 @@ def test_invalid_jobs_are_reported(cloud: FakeCloud, trainers: Trainers, capsys,
     [
         ("./configs/pretrain/bert.py", "--arg", "corpus=@data/wiki", "--set", "seed=1"),
         ("@code/configs/pretrain/bert.py", "--arg=corpus=@data/wiki"),
+        ("--init-from", "@data/wiki", "bert", "--arg", "corpus=@data/wiki"),
         ("@data/wiki/recipe.py", "--arg", "anything=1"),
     ],
 )

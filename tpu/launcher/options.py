@@ -109,7 +109,7 @@ def add_launch_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-slice",
         action="store_true",
-        help="do not delete the slice when the run is done; it is billed until `tpuctl down`",
+        help=f"do not delete the slice when the run is done; it is billed until `{TPUCTL} down`",
     )
     parser.add_argument("--yes", action="store_true", help="start without asking about the cost")
     add_force_lease_flag(parser)

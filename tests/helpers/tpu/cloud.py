@@ -20,7 +20,11 @@ from tpu.launcher.cloud.gcloud import CommandResult  # noqa: E402
 from tpu.launcher.cloud.redaction import redact, reject_secrets  # noqa: E402
 from tpu.launcher.runs.bundle import Bundle  # noqa: E402
 
-BUNDLE = Bundle("0" * 64, b"code", ("configs/pretrain/bert.py", "tests/mine.py"))
+BUNDLE = Bundle(
+    "0" * 64,
+    b"code",
+    ("configs/finetune/multi_task.py", "configs/pretrain/bert.py", "tests/mine.py"),
+)
 LAUNCH = ("--slice", "v6e-16", "--bucket", "gs://bucket", "--run-id", "r1", "--yes")
 WORK = ("--", "pretrain", "configs/pretrain/bert.py", "--arg", "corpus=@data/wiki")
 DATA = ("--data", "wiki=gs://bucket/data/wiki")

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bert_jax.errors import ConfigError, closest_names
+from bert_jax.recipes import SOURCE_ROOT, find_recipe
 from tpu.launcher.runs.bundle import Bundle
 
 # Paths in the trainer's working directory: @code is the bundle, configs/ a link to its configs.
@@ -26,10 +27,14 @@ def check_recipe(arguments: tuple[str, ...], bundle: Bundle, root: Path) -> None
     """
     if arguments[0] == "glue":
         return
-    words = [word.removeprefix("--config=") for word in arguments[1:]]
+    words = [
+        part
+        for word in arguments[1:]
+        for part in (word.split("=", 1) if word.startswith("--config=") else [word])
+    ]
     recipe = next((word for word in words if word.endswith(".py") and "=" not in word), None)
     if recipe is None:
-        recipe = _find_named_recipe(arguments, bundle.files)
+        recipe = _find_named_recipe(arguments[0], words)
     if recipe is None:
         return  # a task of `finetune`
     if recipe.startswith(_DATA_PREFIX):
@@ -46,29 +51,37 @@ def check_recipe(arguments: tuple[str, ...], bundle: Bundle, root: Path) -> None
     )
 
 
-def _find_named_recipe(arguments: tuple[str, ...], files: Iterable[str]) -> str | None:
+def _find_named_recipe(verb: str, words: list[str]) -> str | None:
     """Returns the file of the shipped recipe in `pretrain NAME` or `finetune --config NAME`."""
-    if arguments[0] == "pretrain":
-        name = next((word for word in arguments[1:2] if not word.startswith("-")), None)
-        if name is None:
+    if verb == "pretrain":
+        # The words that no flag, upload or assignment is; values of flags may be among them.
+        plain = [word for word in words if not word.startswith(("-", "@")) and "=" not in word]
+        if not plain:
             raise ConfigError("pretrain needs a recipe, for example configs/pretrain/bert.py")
-    elif "--config" in arguments[:-1]:
-        name = arguments[arguments.index("--config") + 1]
+        name = next(filter(_is_shipped, plain), plain[0])
+    elif "--config" in words[:-1]:
+        name = words[words.index("--config") + 1]
     else:
         return None
-    shipped = {
-        file: file[len(_CONFIGS_PREFIX) : -len(".py")]
-        for file in sorted(files)
-        if file.startswith(_CONFIGS_PREFIX) and file.endswith(".py")
-    }
-    for file, full_name in shipped.items():
-        if name in (full_name, posixpath.basename(full_name)):
-            return file
-    names = [posixpath.basename(full_name) for full_name in shipped.values()]
-    raise ConfigError(
-        f"{name}: no such recipe{_suggest_nearest(name, names)}; `bert-jax recipes` "
-        "lists all; a file of your own is uploaded with --data and named @data/..."
-    )
+    try:
+        return _find_shipped(name).relative_to(SOURCE_ROOT).as_posix()
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; a file of your own is uploaded with --data and named @data/..."
+        ) from None
+
+
+def _find_shipped(name: str) -> Path:
+    # With its folder, because `find_recipe` takes files of the current folder first.
+    return find_recipe(_CONFIGS_PREFIX + name.removeprefix(_CONFIGS_PREFIX))
+
+
+def _is_shipped(name: str) -> bool:
+    try:
+        _find_shipped(name)
+    except ConfigError:
+        return False
+    return True
 
 
 def _check_recipe_arguments(recipe: str, assignments: list[str], tree: ast.Module) -> None:
