@@ -4,7 +4,6 @@ A corpus is registered in a few lines of a Python file:
 
     # my_tasks.py
     import seqio
-import tensorflow as tf
     from bert_jax.data.corpus.sources import TextFiles, Tfds
     from bert_jax.data.seqio.text_tasks import register_text_task
 
