@@ -73,7 +73,7 @@ class WriteShardFn(beam.DoFn):  # pyright: ignore[reportUntypedBaseClass]
         shard_index, unit = element
         with tempfile.TemporaryDirectory() as scratch:
             path = _local_folder(self._output, scratch) / self._shard_files[shard_index]
-            write_shard(
+            shard = write_shard(
                 path,
                 _fetch_files(unit, scratch).encoded_documents(
                     self._tokenizer, self._documents, _ignore_progress
@@ -81,8 +81,6 @@ class WriteShardFn(beam.DoFn):  # pyright: ignore[reportUntypedBaseClass]
                 max_part_tokens=self._documents.max_part_tokens,
                 plan_fingerprint=self._plan_fingerprint,
             )
-            shard = finished_shard(path, self._plan_fingerprint)
-            assert shard is not None
             if _is_remote(self._output):
                 for name in (shard.records_file, shard.index_file, shard_metadata_path(path).name):
                     _copy(str(path.with_name(name)), FileSystems.join(self._output, name))
@@ -103,11 +101,11 @@ def run(
         folder = _local_folder(config.output, scratch)
         with lock_folder(folder):
             _open_output(config.output, folder, plan, overwrite=overwrite)
-            shards = _finished_shards(config.output, folder, plan)
+            shards = _finished_shards(config.output, folder, plan, verify=True)
             pending_units = [(k, plan.units[k]) for k, shard in enumerate(shards) if shard is None]
             if pending_units:
                 _run_pipeline(config.output, folder, plan, pending_units, beam_arguments)
-                shards = _finished_shards(config.output, folder, plan)
+                shards = _finished_shards(config.output, folder, plan, verify=False)
             manifest = finalize_corpus(
                 folder, plan, [shard for shard in shards if shard is not None]
             )
@@ -166,11 +164,18 @@ def _open_output(output: str, folder: Path, plan: PreparePlan, *, overwrite: boo
         _copy(str(path), FileSystems.join(output, name))
 
 
-def _finished_shards(output: str, folder: Path, plan: PreparePlan) -> list[CorpusShard | None]:
-    """Returns the complete shards of the output folder, and None for the others."""
-    paths = [folder / name for name in plan.shard_files]
+def _finished_shards(
+    output: str, folder: Path, plan: PreparePlan, *, verify: bool
+) -> list[CorpusShard | None]:
+    """Returns the complete shards of the output folder, and None for the others.
+
+    Only the metadata is read of remote shards, and without `verify`. With it, the bytes of local
+    shards are compared with their checksums.
+    """
+    paths, fingerprint = [folder / name for name in plan.shard_files], plan.fingerprint
     if not _is_remote(output):
-        return [finished_shard(path, plan.fingerprint) for path in paths]
+        read_shard = finished_shard if verify else read_shard_metadata
+        return [read_shard(path, fingerprint) for path in paths]
     remote_names = _remote_names(output)
     for path in paths:
         if shard_metadata_path(path).name in remote_names:
@@ -178,7 +183,7 @@ def _finished_shards(output: str, folder: Path, plan: PreparePlan) -> list[Corpu
                 FileSystems.join(output, shard_metadata_path(path).name),
                 str(shard_metadata_path(path)),
             )
-    shards = [read_shard_metadata(path, plan.fingerprint) for path in paths]
+    shards = [read_shard_metadata(path, fingerprint) for path in paths]
     return [s if s and {s.records_file, s.index_file} <= remote_names else None for s in shards]
 
 
