@@ -9,8 +9,9 @@ The layout is little-endian: a header of 32 bytes (magic "BJD1", bytes per id, d
 tokens, sentences), then `sentences` uint32 sentence ends, then `tokens` ids as uint16 or uint32.
 """
 
+import contextlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,16 +130,23 @@ def write_records(path: Path, parts: Iterable[DocumentPart]) -> dict[str, int]:
 
     Returns:
       The counts {"records", "documents", "tokens", "sentences"}.
+
+    Raises:
+      UserError: the disk is full.
     """
     from array_record.python.array_record_module import ArrayRecordWriter
 
     index_rows: list[tuple[int, int, int]] = []
     with atomic_path(path) as tmp_path:
-        writer = ArrayRecordWriter(str(tmp_path), WRITER_OPTIONS)
+        with _writer_errors(path):
+            writer = ArrayRecordWriter(str(tmp_path), WRITER_OPTIONS)
         for part in parts:
-            writer.write(encode_record(part))
+            record = encode_record(part)
+            with _writer_errors(path):
+                writer.write(record)
             index_rows.append((part.document, len(part.ids), len(part.sentence_ends)))
-        writer.close()
+        with _writer_errors(path):
+            writer.close()
     index_table = np.array(index_rows, dtype=np.int64).reshape(-1, 3)
     write_index(path.with_name(index_file_name(path.name)), index_table)
     return {
@@ -147,6 +155,18 @@ def write_records(path: Path, parts: Iterable[DocumentPart]) -> dict[str, int]:
         "tokens": int(index_table[:, 1].sum()),
         "sentences": int(index_table[:, 2].sum()),
     }
+
+
+@contextlib.contextmanager
+def _writer_errors(path: Path) -> Generator[None]:
+    """Converts the RuntimeError that ArrayRecord's writer raises if the disk is full."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(
+            f"{path}: cannot be written ({error}). Finished shards are kept: free disk space and "
+            "run the same command again"
+        ) from error
 
 
 def write_index(path: Path, index_table: np.ndarray) -> None:

@@ -41,17 +41,7 @@ def write_shard(
       UserError: the disk is full.
     """
     part_counter = _PartCounter()
-    try:
-        record_counts = write_records(
-            path, part_counter.split_documents(documents, max_part_tokens)
-        )
-    except RecursionError:
-        raise
-    except RuntimeError as error:  # ArrayRecord raises this if the disk is full
-        raise UserError(
-            f"{path}: cannot be written ({error}). Finished shards are kept: free disk space and "
-            "run the same command again"
-        ) from error
+    record_counts = write_records(path, part_counter.split_documents(documents, max_part_tokens))
     index_path = path.with_name(index_file_name(path.name))
     shard = CorpusShard(
         records_file=path.name,

@@ -18,6 +18,7 @@ from bert_jax.data.corpus.records import (
     split_into_parts,
     write_records,
 )
+from bert_jax.data.corpus.shards import write_shard
 from bert_jax.errors import UserError
 from bert_jax.testing.models import word_tokenizer
 from bert_jax.testing.random_corpus import random_documents, write_corpus
@@ -89,6 +90,21 @@ def test_failed_writer_leaves_no_files(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="killed"):
         write_records(tmp_path / shard_file_name(0, 1), parts())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_error_of_a_document_is_not_reported_as_a_full_disk(tmp_path: Path) -> None:
+    def documents():
+        yield "empty"
+        raise RuntimeError("the tokenizer failed")
+
+    with pytest.raises(RuntimeError, match="the tokenizer failed"):
+        write_shard(
+            tmp_path / shard_file_name(0, 1),
+            documents(),
+            max_part_tokens=100,
+            plan_fingerprint="",
+        )
     assert list(tmp_path.iterdir()) == []
 
 
