@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,9 +70,13 @@ def prepare(
 def _prepare(plan: PreparePlan, folder: Path, num_workers: int | None, overwrite: bool) -> Manifest:
     with lock_folder(folder):
         open_output_folder(folder, plan, overwrite=overwrite)
-        existing_shards = [
-            finished_shard(folder / name, plan.fingerprint) for name in plan.shard_files
-        ]
+        plan_fingerprint = plan.fingerprint
+        with ThreadPoolExecutor(num_workers or os.cpu_count()) as threads:  # hashing holds no lock
+            existing_shards = list(
+                threads.map(
+                    lambda name: finished_shard(folder / name, plan_fingerprint), plan.shard_files
+                )
+            )
         missing_units = [k for k, shard in enumerate(existing_shards) if shard is None]
         if (folder / MANIFEST_FILE).is_file():
             if not missing_units:
@@ -85,7 +89,7 @@ def _prepare(plan: PreparePlan, folder: Path, num_workers: int | None, overwrite
             folder=folder,
             shard_files=plan.shard_files,
             documents=plan.documents,
-            plan_fingerprint=plan.fingerprint,
+            plan_fingerprint=plan_fingerprint,
         )
         num_processes = min(num_workers or os.cpu_count() or 1, len(missing_units))
         with _Progress(plan, missing_units) as progress:
