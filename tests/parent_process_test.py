@@ -1,16 +1,18 @@
 """Covers bert_jax/parent_process.py: no subprocess survives a parent that is killed."""
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import grain
 import pytest
 
+from bert_jax.data.config import PretrainingData
 from bert_jax.data.pretraining import loader
 from bert_jax.parent_process import is_running
 from bert_jax.simulate.simulated_host import host_environment
@@ -70,6 +72,12 @@ def test_simulated_hosts_and_loader_workers_end_with_their_parent(monkeypatch):
     assert host_environment(0, 2, 1, 1234)["BERT_JAX_EXIT_WITH_PARENT"] == str(os.getpid())
     calls: list[bool] = []
     monkeypatch.setattr(loader, "exit_with_parent", lambda: calls.append(True))
-    batches = loader._IndexedBatches(cast(Any, None), 5)
-    assert pickle.loads(pickle.dumps(batches)).__dict__ == batches.__dict__
+
+    def prefetch(dataset: Any, options: Any, *, worker_init_fn: Callable[[int, int], None]) -> Any:
+        worker_init_fn(0, options.num_workers)  # in each worker process, before its first batch
+        return []
+
+    monkeypatch.setattr(grain.IterDataset, "mp_prefetch", prefetch)
+    config = PretrainingData(corpus="", num_workers=1)
+    list(loader._prefetch(loader._IndexedBatches(cast(Any, None), 5), config))
     assert calls == [True]

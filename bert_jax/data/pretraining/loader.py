@@ -154,11 +154,6 @@ class _IndexedBatches:
         self._start = start
         self._next_index_and_position = (0, start)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Unpickles the batch builder, in a worker process, which then ends with its parent."""
-        self.__dict__.update(state)
-        exit_with_parent()
-
     def __call__(self, batch_index: int) -> tuple[Batch, int]:
         first_index, position = (
             self._next_index_and_position
@@ -191,6 +186,13 @@ def _prefetch(indexed_batches: _IndexedBatches, config: PretrainingData) -> Any:
         dataset = dataset.mp_prefetch(
             grain.MultiprocessingOptions(
                 num_workers=config.num_workers, per_worker_buffer_size=config.prefetch_batches
-            )
+            ),
+            worker_init_fn=_end_with_parent,
         )
     return iter(dataset)
+
+
+def _end_with_parent(worker_index: int, num_workers: int) -> None:
+    """Makes a worker process of grain end with its parent."""
+    del worker_index, num_workers
+    exit_with_parent()
