@@ -18,10 +18,13 @@ from bert_jax.parent_process import is_running
 from bert_jax.simulate.simulated_host import host_environment
 
 CHILD = "import time; from bert_jax.parent_process import exit_with_parent; exit_with_parent(); "
+# A parent started under nohup inherits that SIGHUP is ignored, and would survive it.
+PARENT = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
 SUBPROCESS = f"""
+{PARENT}
 import os, subprocess, sys, time
 from bert_jax.parent_process import environment_of_child
-code = "{CHILD} print(1, flush=True); time.sleep(60)"
+code = "{CHILD} print(1, flush=True); time.sleep(600)"
 child = subprocess.Popen(
     [sys.executable, "-c", code],
     env=os.environ | environment_of_child(),
@@ -30,7 +33,7 @@ child = subprocess.Popen(
 )
 child.stdout.readline()
 print(child.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 WORKER = f"""
 import multiprocessing, time
@@ -38,16 +41,17 @@ import multiprocessing, time
 def work(queue):
     {CHILD}
     queue.put(1)
-    time.sleep(60)
+    time.sleep(600)
 
 if __name__ == "__main__":
+    {PARENT}
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     process = context.Process(target=work, args=(queue,))
     process.start()
     queue.get()
     print(process.pid, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -61,11 +65,14 @@ def test_child_ends_with_its_killed_parent(code: str, sent: signal.Signals, tmp_
         child = int(parent.stdout.readline())
         assert is_running(child)
         parent.send_signal(sent)
-        parent.wait()
-    deadline = time.monotonic() + 20
+        parent.wait(timeout=10)
+    deadline = time.monotonic() + 10
     while is_running(child) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not is_running(child)
+    survived = is_running(child)
+    if survived:
+        os.kill(child, signal.SIGKILL)
+    assert not survived
 
 
 def test_simulated_hosts_and_loader_workers_end_with_their_parent(monkeypatch):

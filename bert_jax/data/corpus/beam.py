@@ -169,8 +169,10 @@ def _finished_shards(
 ) -> list[CorpusShard | None]:
     """Returns the complete shards of the output folder, and None for the others.
 
-    Only the metadata is read of remote shards, and without `verify`. With it, the bytes of local
-    shards are compared with their checksums.
+    Of remote shards, only the metadata is checked.
+
+    Args:
+      verify: whether to compare the bytes of local shards with their checksums too.
     """
     paths, fingerprint = [folder / name for name in plan.shard_files], plan.fingerprint
     if not _is_remote(output):

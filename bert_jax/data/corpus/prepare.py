@@ -71,7 +71,8 @@ def _prepare(plan: PreparePlan, folder: Path, num_workers: int | None, overwrite
     with lock_folder(folder):
         open_output_folder(folder, plan, overwrite=overwrite)
         plan_fingerprint = plan.fingerprint
-        with ThreadPoolExecutor(num_workers or os.cpu_count()) as threads:  # hashing holds no lock
+        # Threads are enough to verify shards in parallel, because hashing releases the GIL.
+        with ThreadPoolExecutor(num_workers or os.cpu_count()) as threads:
             existing_shards = list(
                 threads.map(
                     lambda name: finished_shard(folder / name, plan_fingerprint), plan.shard_files
