@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import inspect
 import json
+import os
 import traceback
 import types
 from collections.abc import Callable, Generator, Sequence
@@ -123,7 +124,8 @@ def import_file(path: Path, kind: str) -> types.ModuleType:
     Raises:
       ConfigError: it is not a Python file, or it fails; the message has the line and the error.
     """
-    spec = importlib.util.spec_from_file_location(f"{kind}_{path.stem}", path)
+    # The path becomes the `co_filename` that `errors_of_user_code` looks for.
+    spec = importlib.util.spec_from_file_location(f"{kind}_{path.stem}", os.path.abspath(path))
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path}: a {kind} is a Python file; expected a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
@@ -140,12 +142,13 @@ def errors_of_user_code(path: Path, kind: str) -> Generator[None]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
+        file = os.path.abspath(path)
         lines = [
             line
             for frame, line in traceback.walk_tb(error.__traceback__)
-            if frame.f_code.co_filename == str(path)
+            if frame.f_code.co_filename == file
         ]
-        if isinstance(error, SyntaxError) and error.filename == str(path):
+        if isinstance(error, SyntaxError) and error.filename == file:
             lines = [error.lineno or 0]
         location = f"{path}, line {lines[-1]}" if lines else f"{path}"
         raise ConfigError(

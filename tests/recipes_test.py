@@ -158,6 +158,25 @@ def test_error_in_a_recipe_names_its_line(tmp_path, content, message, capsys):
     assert "mine.py" in (error := capsys.readouterr().err) and message in error
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("def get_config(:\n", "line 1: the recipe raised SyntaxError"),
+        ("x = 1\nraise ValueError('no')\n", "line 2: the recipe raised ValueError: no"),
+        ("def get_config():\n    return 1 / 0\n", "line 2: the recipe raised ZeroDivisionError"),
+    ],
+)
+@pytest.mark.parametrize("path", ["mine.py", "./folder/../mine.py"])
+def test_error_in_a_recipe_with_a_relative_path_names_its_line(
+    tmp_path, monkeypatch, capsys, path, content, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "mine.py").write_text(content)
+    assert main(["show-config", path]) == 2
+    assert f"mine.py, {message}" in capsys.readouterr().err
+
+
 def test_wrong_type_of_a_field_in_a_recipe_is_found(tmp_path, capsys):
     file = tmp_path / "mine.py"
     file.write_text(
