@@ -18,8 +18,9 @@ class StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record as a line."""
-        # A closed terminal or pipe must not end a training run.
-        with contextlib.suppress(BrokenPipeError):
+        # A run must not end because its terminal was closed, the program that read its messages has
+        # exited, or the disk with its log is full.
+        with contextlib.suppress(OSError):
             self._write(self.format(record))
 
     def _write(self, line: str) -> None:

@@ -1,7 +1,10 @@
 """Covers bert_jax/log_handler.py: lines on stderr, above a progress bar, and with the time."""
 
+import contextlib
 import io
 import logging
+import os
+import pty
 import re
 import sys
 
@@ -45,3 +48,20 @@ def test_messages_are_written_above_a_progress_bar(monkeypatch):
     erased_bar, _, new_bar = written.partition("run 1 finished\n")
     assert erased_bar.endswith("\r") and not erased_bar.strip()
     assert "runs:" in new_bar
+
+
+@pytest.mark.parametrize("has_progress_bar", [False, True])
+def test_closed_terminal_does_not_end_a_program(monkeypatch, has_progress_bar):
+    controller, terminal = pty.openpty()
+    stderr = open(terminal, "w")  # noqa: SIM115 (closed below)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    set_up_logging()
+    with tqdm(total=4, file=stderr, mininterval=0, disable=not has_progress_bar) as bar:
+        os.close(controller)
+        with pytest.raises(OSError, match="Input/output error"):
+            print("a message", file=stderr, flush=True)
+        for _ in range(3):
+            logging.getLogger("bert_jax.studies").info("run 1 finished")
+            bar.update(1)
+    with contextlib.suppress(OSError):  # it cannot write its buffer
+        stderr.close()

@@ -45,21 +45,27 @@ class LiveLine:
         if not self._is_terminal and too_soon and not is_last:
             return
         self._printed_at = now
+        line = text()  # outside of `suppress`, because it may wait for the devices
+        # A run must not end because its terminal was closed, the program that read its output has
+        # exited, or the disk with its log is full.
+        with contextlib.suppress(OSError):
+            self._write(line)
+
+    def _write(self, line: str) -> None:
         if not self._is_terminal:
-            # A closed pipe must not end a training run.
-            with contextlib.suppress(BrokenPipeError):
-                self._stream.write(f"{text()}\n")
-                self._stream.flush()
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
             return
         if self._bar is None:
             self._bar = tqdm(bar_format="{desc}", file=self._stream)
         width = shutil.get_terminal_size().columns - 1
-        self._bar.set_description_str(text()[:width])
+        self._bar.set_description_str(line[:width])
 
     def close(self) -> None:
         """Ends the live line with a newline."""
         if self._bar is not None:
-            self._bar.close()
+            with contextlib.suppress(OSError):
+                self._bar.close()
             self._bar = None
 
 

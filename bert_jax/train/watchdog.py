@@ -148,29 +148,33 @@ class Watchdog:
             elif activity.seconds > self.timeout_seconds and not activity.reported:
                 # Reported before the limit, because another host may end the run before this one.
                 activity.reported = True
-                self._print(activity, "is still in")
+                self._report(activity, "is still in")
 
-    def _print(self, activity: _Activity, status: str) -> None:
+    def _report(self, activity: _Activity, status: str) -> None:
         process_text = (
             f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()}"
         )
-        # Not `logging`: the hanging thread may hold the lock of a log handler.
-        print(
+        _print(
             f"watchdog: {process_text} {status}: {activity.name} {activity.step}, "
             f"for {activity.seconds:.0f} s; last completed: {self._last_completed} "
-            f"({TIMEOUT_VARIABLE}={self.timeout_seconds:g})",
-            file=sys.stderr,
-            flush=True,
+            f"({TIMEOUT_VARIABLE}={self.timeout_seconds:g})"
         )
 
     def _exit_hung(self, activity: _Activity) -> None:
-        self._print(activity, "hangs in")
-        print(f"exit code {EXIT_HUNG}; stacks of all threads:", file=sys.stderr, flush=True)
+        self._report(activity, "hangs in")
+        _print(f"exit code {EXIT_HUNG}; stacks of all threads:")
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
         self._timed_out = True
         is_process_0 = jax.process_index() == 0
         time.sleep(self._tick * (_GRACE_TICKS_OF_PROCESS_0 if is_process_0 else _GRACE_TICKS))
         os._exit(EXIT_HUNG)
+
+
+def _print(line: str) -> None:
+    # Not `logging`: the hanging thread may hold the lock of a log handler. An error, as of a closed
+    # terminal, would end the thread of the watchdog, and the process would hang forever.
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _timeout_from_environment() -> float:

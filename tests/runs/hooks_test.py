@@ -153,6 +153,16 @@ def test_progress_without_a_terminal_is_occasional_lines():
     ]
 
 
+def test_progress_that_cannot_be_written_does_not_end_a_run():
+    full_disk = open("/dev/full", "w")  # noqa: SIM115 (closed below)
+    line = ProgressLine(log_every=1, interval=0, stream=full_disk)
+    for step in (1, 2, 100):
+        line(make_event(step))
+    line.close()
+    with pytest.raises(OSError, match="No space left"):  # the lines are still in its buffer
+        full_disk.close()
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0s"), (59.6, "1m 00s"), (185, "3m 05s"), (7620, "2h 07m"), (356400, "4d 03h")],

@@ -67,6 +67,15 @@ def test_hanging_save_ends_the_process_and_names_the_location():
     assert "in wait_for_nobody" in output  # the stack of the hanging thread
 
 
+def test_hanging_process_ends_if_its_messages_cannot_be_written():
+    process = start("-c", "import sys; sys.stderr = open('/dev/full', 'w')\n" + HANG)
+    try:
+        _, output = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == EXIT_HUNG, output
+
+
 @pytest.fixture
 def given_up(monkeypatch):
     """Returns the activities at which a watchdog has given up."""
