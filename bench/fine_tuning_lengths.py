@@ -97,33 +97,20 @@ def time_method(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], f
     import jax
 
     from bert_jax import batch as batch_lib
-    from bert_jax.objectives.make import make_objective
     from bert_jax.parallel import sharding
     from bert_jax.train.initialize import initialize_or_load
-    from bert_jax.train.optimizer import make_optimizer
     from bert_jax.train.sources.fine_tuning import FineTuningSource
-    from bert_jax.train.step import abstract_state, compile_step, init_state, jitted_step
+    from bert_jax.train.step import TrainSetup
 
     phase, source = experiment.train.phases[0], FineTuningSource(experiment, experiment.data)
     mesh = sharding.make_mesh(experiment.mesh)
-    objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
-    abstract = abstract_state(functools.partial(init_state, objective, optimizer), optimizer, mesh)
-    fields = source.batch_fields(objective)
-    jitted = jitted_step(
-        objective,
-        optimizer,
-        experiment.train,
-        phase,
-        abstract,
-        mesh,
-        seed=experiment.seed,
-        communication_dtype=experiment.mesh.communication_dtype,
-    )
-    step = compile_step(jitted, fields, source.shapes(0), abstract, mesh)
+    setup = TrainSetup.from_experiment(experiment, mesh)
+    fields = source.batch_fields(setup.objective)
+    step = setup.compile_step(phase, fields, source.shapes(0))
     state = initialize_or_load(
-        objective,
-        optimizer,
-        abstract,
+        setup.objective,
+        setup.optimizer,
+        setup.abstract,
         seed=experiment.seed,
         init_from=experiment.init_from,
         tuning=experiment.train.tuning,

@@ -117,18 +117,17 @@ def train(
 
 def cache_features(experiment: Any, folder: Path) -> float:
     """Computes and writes the feature cache of a run; returns the seconds it took."""
-    import functools
 
     from bert_jax.objectives.make import make_objective
     from bert_jax.parallel import sharding
     from bert_jax.train.initialize import initialize_or_load
     from bert_jax.train.optimizer import make_optimizer
     from bert_jax.train.sources import make_source
-    from bert_jax.train.step import abstract_state, init_state
+    from bert_jax.train.step import abstract_state
 
     mesh = sharding.make_mesh(experiment.mesh)
     objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
-    abstract = abstract_state(functools.partial(init_state, objective, optimizer), optimizer, mesh)
+    abstract = abstract_state(objective, optimizer, mesh)
     params = initialize_or_load(
         objective,
         optimizer,

@@ -1,7 +1,6 @@
 """Builds the step of each implementation that `pretrain_step.py` measures, for the same batch."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -60,11 +59,10 @@ def bert_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
     from bert_jax.models.bert.config import BertConfig
     from bert_jax.models.layers.config import ComputeConfig
     from bert_jax.objectives.config import Pretraining
-    from bert_jax.objectives.make import make_objective
     from bert_jax.parallel import sharding
     from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
-    from bert_jax.train.optimizer import make_optimizer
-    from bert_jax.train.step import abstract_state, compile_step, init_state, jitted_step
+    from bert_jax.train.initialize import initialize_or_load
+    from bert_jax.train.step import TrainSetup
 
     compute: Any = ComputeConfig(dtype=case.dtype)  # type: ignore[arg-type]
     phase = Phase(
@@ -81,23 +79,16 @@ def bert_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
         train=TrainConfig(phases=(phase,), schedule=WarmupLinear(warmup_steps=10)),
     )
     mesh = sharding.make_mesh(experiment.mesh)
-    objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
-    initialize = functools.partial(init_state, objective, optimizer)
-    abstract = abstract_state(initialize, optimizer, mesh)
-    fields, shapes = objective.batch_fields(), [phase.sizes]
-    jitted = jitted_step(
-        objective,
-        optimizer,
-        experiment.train,
-        phase,
-        abstract,
-        mesh,
+    setup = TrainSetup.from_experiment(experiment, mesh)
+    compiled = setup.compile_step(phase, setup.objective.batch_fields(), [phase.sizes])
+    state = initialize_or_load(
+        setup.objective,
+        setup.optimizer,
+        setup.abstract,
         seed=experiment.seed,
-        communication_dtype=experiment.mesh.communication_dtype,
+        init_from=None,
+        tuning=experiment.train.tuning,
     )
-    compiled = compile_step(jitted, fields, shapes, abstract, mesh)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    state = jax.jit(initialize, out_shardings=shardings)(jax.random.key(0))
     batch = sharding.put_batch(random_batch(case), sharding.batch_sharding(mesh))
 
     def step() -> None:

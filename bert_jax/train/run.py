@@ -10,15 +10,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import optax
 
 from bert_jax.atomic_io import write_json
 from bert_jax.checkpoints.checkpointer import Checkpointer
 from bert_jax.distributed.processes import barrier, run_on_process_0
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.hardware.devices import hardware_info
-from bert_jax.objectives.base import Objective
-from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.report.run_report import write_report
@@ -38,42 +35,26 @@ from bert_jax.train.loop import (
     remaining_phases,
     train_phase,
 )
-from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, START_MESSAGE, Preemption
 from bert_jax.train.sources import make_source
 from bert_jax.train.sources.base import Source
-from bert_jax.train.step import State, abstract_state, compile_step, init_state, jitted_step
+from bert_jax.train.step import State, TrainSetup
 from bert_jax.train.watchdog import Watchdog
-from bert_jax.tuning.config import CachedFeatures
 from bert_jax.tuning.freezing import lowest_trainable_depth
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSetup:
-    """Holds what all phases of a run share; nothing in it changes during training.
+class LoopContext:
+    """Holds the data source, the hooks and the trackers that all phases of a run share.
 
-    Attributes:
-      abstract: the train state as shapes, dtypes and shardings.
+    `source` provides the batches and the evaluation. `hooks` and then `save` are called after every
+    step; `history`, `meter` and `watchdog` record the run. `_run_phase` makes the `Evaluate` hook,
+    because each phase has its own evaluator.
     """
 
-    experiment: Experiment
     source: Source
-    mesh: jax.sharding.Mesh
-    objective: Objective
-    optimizer: optax.GradientTransformation
-    abstract: State
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopHooks:
-    """Holds the hooks and trackers that all phases of a run share.
-
-    `hooks` and then `save` are called after every step; `history`, `meter` and `watchdog` record
-    the run. `_run_phase` makes the `Evaluate` hook, because each phase has its own evaluator.
-    """
-
     hooks: Sequence[Hook]
     save: SaveCheckpoint
     history: EvaluationHistory
@@ -102,7 +83,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
         )
         stack.enter_context(compilation_cache.persistent_compilation_cache(folder))
         watchdog = stack.enter_context(Watchdog())
-        setup = _make_setup(experiment, source)
+        setup = _make_setup(experiment)
         # The Pallas kernels look up the mesh, because XLA cannot partition them by itself.
         stack.enter_context(jax.set_mesh(setup.mesh))
 
@@ -118,7 +99,9 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
             stack.callback(hook.close)
         history = EvaluationHistory(best=start.best)
         save = SaveCheckpoint(experiment, checkpointer, preemption, history, meter)
-        loop = LoopHooks(hooks=hooks, save=save, history=history, meter=meter, watchdog=watchdog)
+        loop = LoopContext(
+            source=source, hooks=hooks, save=save, history=history, meter=meter, watchdog=watchdog
+        )
         log_model(experiment.objective.model, setup.abstract["params"])
         if start.step or jax.process_count() > 1:
             logger.info("%s step %d of %d", START_MESSAGE, start.step, train.steps)
@@ -132,7 +115,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
 
         # Final evaluation, with the best parameters.
         with watchdog.watching("conclude", train.steps):
-            _finish(setup, folder, state, checkpointer, history)
+            _finish(setup, source, folder, state, checkpointer, history)
         if jax.process_index() == 0:
             log_results(folder, write_report(folder), time.monotonic() - started_at)
     return EXIT_DONE
@@ -144,17 +127,17 @@ def _run_phase(
     steps: range,
     position: int,
     state: State,
-    loop: LoopHooks,
+    loop: LoopContext,
 ) -> tuple[State, StopReason | None]:
     """Compiles the step of a phase and runs `steps`, from the example at `position`."""
-    train, source = setup.experiment.train, setup.source
+    train, source = setup.experiment.train, loop.source
     with contextlib.ExitStack() as stack:
         with loop.meter.paused():
             evaluator = source.evaluator(setup.objective, phase_index, setup.mesh)
             loader = stack.enter_context(source.loader(phase_index, position))
             phase = train.phases[phase_index]
             log_phase(phase.seq_length, len(steps), phase.batch_size, loader.examples_per_epoch)
-            compiled_phase = _compile_phase(setup, phase_index, steps)
+            compiled_phase = _compile_phase(setup, source, phase_index, steps)
             # Collectives time out after 30 s, so no process may start long before the others.
             barrier(f"the first step of phase {phase_index + 1}")
         state_hooks: list[StateHook] = [loop.save]
@@ -166,29 +149,21 @@ def _run_phase(
         return train_phase(compiled_phase, state, loader, loop.hooks, state_hooks, loop.meter)
 
 
-def _compile_phase(setup: TrainSetup, phase_index: int, steps: range) -> CompiledPhase:
+def _compile_phase(
+    setup: TrainSetup, source: Source, phase_index: int, steps: range
+) -> CompiledPhase:
     experiment, phase = setup.experiment, setup.experiment.train.phases[phase_index]
-    fields = setup.source.batch_fields(setup.objective)
-    shapes = setup.source.shapes(phase_index)
+    fields = source.batch_fields(setup.objective)
+    shapes = source.shapes(phase_index)
     input_sharding = sharding.batch_sharding(setup.mesh)
     num_choices = shapes[-1].get("A", 1)
 
     def to_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         return sharding.put_batch({name: batch[name] for name in fields}, input_sharding)
 
-    jitted = jitted_step(
-        setup.objective,
-        setup.optimizer,
-        experiment.train,
-        phase,
-        setup.abstract,
-        setup.mesh,
-        seed=experiment.seed,
-        communication_dtype=experiment.mesh.communication_dtype,
-    )
     return CompiledPhase(
         name=f"length-{phase.seq_length}",
-        compiled_step=compile_step(jitted, fields, shapes, setup.abstract, setup.mesh),
+        compiled_step=setup.compile_step(phase, fields, shapes),
         steps=steps,
         total_steps=experiment.train.steps,
         batch_size=phase.batch_size,
@@ -200,6 +175,7 @@ def _compile_phase(setup: TrainSetup, phase_index: int, steps: range) -> Compile
 
 def _finish(
     setup: TrainSetup,
+    source: Source,
     folder: Path,
     state: State,
     checkpointer: Checkpointer,
@@ -211,9 +187,7 @@ def _finish(
         write_json(folder / run_folder.EVALUATION, history.metrics)
     if history.best.step is not None:
         state, _, _ = checkpointer.restore(setup.abstract, history.best.step)
-    setup.source.on_train_end(
-        setup.objective, state["params"], setup.mesh, folder, int(state["step"])
-    )
+    source.on_train_end(setup.objective, state["params"], setup.mesh, folder, int(state["step"]))
 
 
 def _prepare_run_folder(
@@ -240,25 +214,12 @@ def _prepare_run_folder(
     return run_folder.external_checkpoint_dir(folder)
 
 
-def _make_setup(experiment: Experiment, source: Source) -> TrainSetup:
+def _make_setup(experiment: Experiment) -> TrainSetup:
     mesh = sharding.make_mesh(experiment.mesh)
     for phase in experiment.train.phases:
         sharding.check_batch_size(phase.batch_size, phase.gradient_accumulation_steps, mesh)
-    cached_features = isinstance(experiment.train.tuning.features, CachedFeatures)
-    objective = make_objective(experiment.objective, cached_features=cached_features)
-    optimizer = make_optimizer(experiment.train)
     with jax.set_mesh(mesh):
-        abstract = abstract_state(
-            functools.partial(init_state, objective, optimizer), optimizer, mesh
-        )
-    return TrainSetup(
-        experiment=experiment,
-        source=source,
-        mesh=mesh,
-        objective=objective,
-        optimizer=optimizer,
-        abstract=abstract,
-    )
+        return TrainSetup.from_experiment(experiment, mesh)
 
 
 def _make_checkpointer(

@@ -4,7 +4,9 @@ New features do not belong here. A new loss is an `Objective`, a new regularizer
 transform, and new behavior of the training loop is a hook.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,12 +14,14 @@ import jax.numpy as jnp
 import optax
 
 from bert_jax import batch as batch_lib
+from bert_jax.experiment import Experiment
 from bert_jax.objectives.base import Batch, LossOutput, Objective
+from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.parallel.communication import GatherParamsObjective
-from bert_jax.parallel.config import CommunicationDtype
-from bert_jax.train.config import Phase, TrainConfig
-from bert_jax.train.optimizer import learning_rate_schedule
+from bert_jax.train.config import Phase
+from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.tuning.config import CachedFeatures
 from bert_jax.tuning.freezing import FreezeParamsObjective
 
 State = dict[str, Any]
@@ -108,17 +112,10 @@ def _accumulate_gradients(
 
 
 def abstract_state(
-    init_fn: Callable[[jax.Array], State],
-    optimizer: optax.GradientTransformation,
-    mesh: jax.sharding.Mesh,
+    objective: Objective, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh
 ) -> State:
-    """Returns the train state as shapes, dtypes and shardings, without allocating memory.
-
-    Args:
-      init_fn: returns the initial state for a PRNG key: `init_state` with an objective and an
-        optimizer.
-    """
-    shapes = jax.eval_shape(init_fn, jax.random.key(0))
+    """Returns the train state as shapes, dtypes and shardings, without allocating memory."""
+    shapes = jax.eval_shape(functools.partial(init_state, objective, optimizer), jax.random.key(0))
     shardings = {
         "step": sharding.replicated(mesh),
         "params": sharding.parameter_shardings(shapes["params"], mesh),
@@ -133,78 +130,107 @@ def abstract_state(
     )
 
 
-def jitted_step(
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    train: TrainConfig,
-    phase: Phase,
-    abstract: State,
-    mesh: jax.sharding.Mesh,
-    *,
-    seed: int,
-    communication_dtype: CommunicationDtype,
-) -> Any:
-    """Returns the train step of a phase under `jax.jit`, with a donated state.
+@dataclass(frozen=True, kw_only=True)
+class TrainSetup:
+    """Holds what the train steps of all phases share, and compiles them for a mesh.
 
-    Lower it inside `jax.set_mesh(mesh)`.
+    Attributes:
+      abstract: the train state as shapes, dtypes and shardings.
     """
-    frozen = train.tuning.frozen
-    # Parameters that are split over fsdp are gathered before use. If the communication dtype is not
-    # float32, they are also rounded, so that the gradients are summed over devices in that dtype.
-    if mesh.shape["fsdp"] > 1 or communication_dtype != "float32":
-        objective = GatherParamsObjective(objective, abstract["params"], communication_dtype)
-    step = make_train_step(
-        FreezeParamsObjective(objective, frozen) if frozen else objective,
-        optimizer,
-        learning_rate_schedule(train.schedule, train.steps),
-        seed=seed,
-        gradient_accumulation_steps=phase.gradient_accumulation_steps,
-    )
-    # Without these output shardings XLA may shard the new state differently from the old one. The
-    # compiled program accepts only the shardings it was compiled for: the next step would fail.
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, sharding.replicated(mesh)))
 
+    experiment: Experiment
+    mesh: jax.sharding.Mesh
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    abstract: State
 
-def compile_step(
-    jitted: Any,
-    fields: tuple[str, ...],
-    shapes: Sequence[Mapping[str, int]],
-    abstract: State,
-    mesh: jax.sharding.Mesh,
-) -> CompiledStep:
-    """Compiles a train step ahead of time, once for each batch shape.
+    @classmethod
+    def from_experiment(cls, experiment: Experiment, mesh: jax.sharding.Mesh) -> "TrainSetup":
+        """Makes the objective, the optimizer and the abstract state that the config describes."""
+        cached_features = isinstance(experiment.train.tuning.features, CachedFeatures)
+        objective = make_objective(experiment.objective, cached_features=cached_features)
+        optimizer = make_optimizer(experiment.train)
+        return cls(
+            experiment=experiment,
+            mesh=mesh,
+            objective=objective,
+            optimizer=optimizer,
+            abstract=abstract_state(objective, optimizer, mesh),
+        )
 
-    Call it inside `jax.set_mesh(mesh)`. The returned function donates the state that it is called
-    with: the buffers of that state cannot be used afterwards.
+    def lower_step(
+        self, phase: Phase, fields: tuple[str, ...], sizes: Mapping[str, int]
+    ) -> jax.stages.Lowered:
+        """Traces and lowers the train step of a phase for one batch shape, with a donated state.
 
-    Args:
-      jitted: the result of `jitted_step`.
-      fields: names of the batch fields.
-      shapes: one {dimension: size} per batch shape, such as {"B": 32, "L": 128}, each with another
-        L; sizes are global. `bert_jax.batch` defines the dimensions.
-      abstract: the train state as shapes, dtypes and shardings, from `abstract_state`.
+        Call it inside `jax.set_mesh(mesh)`.
 
-    Returns:
-      A function (state, batch) -> (state, metrics) that selects the compiled executable by the
-      sequence length of the batch. It raises ValueError for a length that is not in `shapes`.
-    """
-    batch_sharding = sharding.batch_sharding(mesh)
-    compiled_by_length = {}
-    for sizes in shapes:
+        Args:
+          fields: names of the batch fields.
+          sizes: {dimension: global size}, such as {"B": 32, "L": 128}; see `bert_jax.batch`.
+        """
+        batch_sharding = sharding.batch_sharding(self.mesh)
         batch = {
             name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding)
             for name, (shape, dtype) in batch_lib.batch_spec(fields, sizes).items()
         }
-        compiled_by_length[sizes["L"]] = jitted.lower(abstract, batch).compile()
+        # Without these output shardings XLA may shard the new state differently from the old one.
+        # The compiled program accepts only the shardings it was compiled for: the next step would
+        # fail.
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+        jitted = jax.jit(
+            self._make_step(phase),
+            donate_argnums=0,
+            out_shardings=(shardings, sharding.replicated(self.mesh)),
+        )
+        return jitted.lower(self.abstract, batch)
 
-    def compiled_step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        seq_length = batch_lib.sequence_length(batch)
-        if seq_length not in compiled_by_length:
-            raise ValueError(
-                f"the batch has sequence length {seq_length}; the train step was compiled for "
-                f"{sorted(compiled_by_length)}"
+    def compile_step(
+        self, phase: Phase, fields: tuple[str, ...], shapes: Sequence[Mapping[str, int]]
+    ) -> CompiledStep:
+        """Compiles the train step of a phase ahead of time, once for each batch shape.
+
+        Call it inside `jax.set_mesh(mesh)`. The returned function donates the state that it is
+        called with: the buffers of that state cannot be used afterwards.
+
+        Args:
+          fields: names of the batch fields.
+          shapes: the sizes of each batch shape, as for `lower_step`, each with another L.
+
+        Returns:
+          A function (state, batch) -> (state, metrics) that selects the compiled executable by the
+          sequence length of the batch. It raises ValueError for a length that is not in `shapes`.
+        """
+        compiled_by_length = {
+            sizes["L"]: self.lower_step(phase, fields, sizes).compile() for sizes in shapes
+        }
+
+        def compiled_step(state: State, batch: Batch) -> tuple[State, Metrics]:
+            seq_length = batch_lib.sequence_length(batch)
+            if seq_length not in compiled_by_length:
+                raise ValueError(
+                    f"the batch has sequence length {seq_length}; the train step was compiled for "
+                    f"{sorted(compiled_by_length)}"
+                )
+            return compiled_by_length[seq_length](state, batch)
+
+        return compiled_step
+
+    def _make_step(self, phase: Phase) -> Callable[[State, Batch], tuple[State, Metrics]]:
+        train, objective = self.experiment.train, self.objective
+        communication_dtype = self.experiment.mesh.communication_dtype
+        # Parameters that are split over fsdp are gathered before use. If the communication dtype is
+        # not float32, they are also rounded, so that the gradients are summed over devices in it.
+        if self.mesh.shape["fsdp"] > 1 or communication_dtype != "float32":
+            objective = GatherParamsObjective(
+                objective, self.abstract["params"], communication_dtype
             )
-        return compiled_by_length[seq_length](state, batch)
-
-    return compiled_step
+        if train.tuning.frozen:
+            objective = FreezeParamsObjective(objective, train.tuning.frozen)
+        return make_train_step(
+            objective,
+            self.optimizer,
+            learning_rate_schedule(train.schedule, train.steps),
+            seed=self.experiment.seed,
+            gradient_accumulation_steps=phase.gradient_accumulation_steps,
+        )

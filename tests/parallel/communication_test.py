@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.batch import batch_spec
 from bert_jax.data.config import PretrainingData
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
@@ -21,8 +20,7 @@ from bert_jax.parallel.config import CommunicationDtype, Parallelism, make_mesh_
 from bert_jax.params import paths
 from bert_jax.testing.batches import pretraining_batch
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
-from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.step import abstract_state, init_state, jitted_step
+from bert_jax.train.step import TrainSetup
 
 PHASE = Phase(steps=10, seq_length=128, batch_size=128, max_predictions_per_seq=20)
 
@@ -42,26 +40,10 @@ def temporary_bytes(layout: Parallelism) -> int:
     """Returns the temporary bytes of a step of BERT-tiny on 8 devices, by XLA's analysis."""
     experiment = small(layout, "float32", "float32")
     grid = sharding.make_mesh(experiment.mesh)
-    objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
-    initialize = functools.partial(init_state, objective, optimizer)
-    abstract = abstract_state(initialize, optimizer, grid)
-    leaf_sharding = sharding.batch_sharding(grid)
-    batch = {
-        name: jax.ShapeDtypeStruct(shape, dtype, sharding=leaf_sharding)
-        for name, (shape, dtype) in batch_spec(objective.batch_fields(), PHASE.sizes).items()
-    }
     with jax.set_mesh(grid):
-        step = jitted_step(
-            objective,
-            optimizer,
-            experiment.train,
-            PHASE,
-            abstract,
-            grid,
-            seed=experiment.seed,
-            communication_dtype=experiment.mesh.communication_dtype,
-        )
-        analysis = step.lower(abstract, batch).compile().memory_analysis()
+        setup = TrainSetup.from_experiment(experiment, grid)
+        lowered = setup.lower_step(PHASE, setup.objective.batch_fields(), PHASE.sizes)
+        analysis = lowered.compile().memory_analysis()
     return analysis.temp_size_in_bytes
 
 

@@ -20,7 +20,7 @@ from bert_jax.params import paths
 from bert_jax.testing.batches import pretraining_batch
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.step import abstract_state, compile_step, init_state, jitted_step
+from bert_jax.train.step import TrainSetup, init_state
 
 PHASE = Phase(steps=10, seq_length=32, batch_size=16, max_predictions_per_seq=6)
 MODEL = dataclasses.replace(
@@ -48,21 +48,9 @@ def train(config: Experiment, devices: int, steps: int = STEPS):
     """Returns parameters and losses after a few steps on random batches."""
     grid = sharding.make_mesh(config.mesh, jax.devices()[:devices])
     phase = config.train.phases[0]
-    program, optimizer = make_objective(config.objective), make_optimizer(config.train)
-    initialize = functools.partial(init_state, program, optimizer)
-    abstract = abstract_state(initialize, optimizer, grid)
-    jitted = jitted_step(
-        program,
-        optimizer,
-        config.train,
-        phase,
-        abstract,
-        grid,
-        seed=config.seed,
-        communication_dtype=config.mesh.communication_dtype,
-    )
-    step = compile_step(jitted, program.batch_fields(), [phase.sizes], abstract, grid)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    setup = TrainSetup.from_experiment(config, grid)
+    step = setup.compile_step(phase, setup.objective.batch_fields(), [phase.sizes])
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, setup.abstract)
     state = jax.device_put(initial_state(config.objective), shardings)
     losses = []
     for number in range(steps):
@@ -73,7 +61,7 @@ def train(config: Experiment, devices: int, steps: int = STEPS):
             vocab_size=104,
             seed=number,
         )
-        fields = {name: batch[name] for name in program.batch_fields()}
+        fields = {name: batch[name] for name in setup.objective.batch_fields()}
         placed = sharding.put_batch(fields, sharding.batch_sharding(grid))
         state, metrics = step(state, placed)
         losses.append(float(metrics["loss"]))
@@ -168,20 +156,8 @@ def test_causal_lm_trains():
 def test_batch_of_another_shape_is_an_error():
     config = experiment()
     grid = sharding.make_mesh(config.mesh, jax.devices()[:1])
-    program, optimizer = make_objective(config.objective), make_optimizer(config.train)
-    initialize = functools.partial(init_state, program, optimizer)
-    abstract = abstract_state(initialize, optimizer, grid)
-    jitted = jitted_step(
-        program,
-        optimizer,
-        config.train,
-        PHASE,
-        abstract,
-        grid,
-        seed=config.seed,
-        communication_dtype=config.mesh.communication_dtype,
-    )
-    step = compile_step(jitted, program.batch_fields(), [PHASE.sizes], abstract, grid)
+    setup = TrainSetup.from_experiment(config, grid)
+    step = setup.compile_step(PHASE, setup.objective.batch_fields(), [PHASE.sizes])
     state = initial_state(config.objective)
     batch = pretraining_batch(
         batch_size=16, seq_length=16, max_predictions_per_seq=6, vocab_size=104

@@ -35,7 +35,7 @@ from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
 from bert_jax.train.sources import make_source
-from bert_jax.train.step import abstract_state, init_state
+from bert_jax.train.step import abstract_state
 from bert_jax.tuning import fisher
 
 RECIPES = Path(__file__).parents[2] / "configs"
@@ -222,8 +222,7 @@ def test_missing_heads_are_named(folder, tmp_path, caplog):
         config = adapt(folder / "train" / "prepared", model)
         program, optimizer = make_objective(config.objective), make_optimizer(config.train)
         grid = sharding.make_mesh(make_mesh_config("dp"))
-        initialize = lambda key, p=program, o=optimizer: init_state(p, o, key)  # noqa: E731
-        abstract = abstract_state(initialize, optimizer, grid)
+        abstract = abstract_state(program, optimizer, grid)
         caplog.clear()
         initialize_or_load(
             program,

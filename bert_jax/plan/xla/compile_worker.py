@@ -5,7 +5,6 @@ starts, so it needs a process of its own: the request comes as JSON on standard 
 result goes to a file.
 """
 
-import functools
 import gzip
 import hashlib
 import json
@@ -18,15 +17,11 @@ import jax
 import numpy as np
 
 from bert_jax.atomic_io import atomic_write
-from bert_jax.batch import batch_spec
 from bert_jax.config_lib import from_json
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import Slice, find_slice
-from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
-from bert_jax.train.optimizer import make_optimizer
-from bert_jax.train.step import abstract_state, init_state, jitted_step
-from bert_jax.tuning.config import CachedFeatures
+from bert_jax.train.step import TrainSetup
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 
@@ -46,29 +41,9 @@ def lower(experiment: Experiment, request: dict[str, Any], devices: Any) -> Any:
     """Lowers the train step of one phase and batch shape for the given devices."""
     mesh = sharding.make_mesh(experiment.mesh, devices)
     phase = experiment.train.phases[request["phase"]]
-    cached_features = isinstance(experiment.train.tuning.features, CachedFeatures)
-    objective = make_objective(experiment.objective, cached_features=cached_features)
-    optimizer = make_optimizer(experiment.train)
-    initialize = functools.partial(init_state, objective, optimizer)
-    abstract = abstract_state(initialize, optimizer, mesh)
-    batch_sharding = sharding.batch_sharding(mesh)
-    fields = tuple(request["fields"])
-    batch = {
-        name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding)
-        for name, (shape, dtype) in batch_spec(fields, request["sizes"]).items()
-    }
     with jax.set_mesh(mesh):
-        jitted = jitted_step(
-            objective,
-            optimizer,
-            experiment.train,
-            phase,
-            abstract,
-            mesh,
-            seed=experiment.seed,
-            communication_dtype=experiment.mesh.communication_dtype,
-        )
-        return jitted.lower(abstract, batch)
+        setup = TrainSetup.from_experiment(experiment, mesh)
+        return setup.lower_step(phase, tuple(request["fields"]), request["sizes"])
 
 
 def compile_report(lowered: Any) -> dict[str, Any]:

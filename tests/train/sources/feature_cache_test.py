@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import functools
 import itertools
 import json
 import logging
@@ -38,12 +37,11 @@ from bert_jax.pretrained.load import load_model
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.testing.models import random_parameters
 from bert_jax.train.flops import step_flops
-from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.run import run
 from bert_jax.train.sources import make_source
 from bert_jax.train.sources.feature_cache import ENCODER_FEATURES, FeatureExtractor
 from bert_jax.train.sources.fine_tuning import FineTuningSource
-from bert_jax.train.step import abstract_state, compile_step, init_state, jitted_step
+from bert_jax.train.step import TrainSetup
 from bert_jax.tuning.config import FROZEN_ENCODER, CachedFeatures, ComputedFeatures, TuningConfig
 
 EACH_STEP = dataclasses.replace(FROZEN_ENCODER, features=ComputedFeatures())
@@ -89,26 +87,12 @@ class Opened:
     def train(self, folder: Path, steps: int) -> tuple[dict[str, np.ndarray], list, dict]:
         """Returns parameters and losses after `steps` updates, and the metrics on dev."""
         batches, fields = self.batches(folder, steps), self.source.batch_fields(self.program)
-        optimizer, batch_sharding = (
-            make_optimizer(self.experiment.train),
-            sharding.batch_sharding(self.mesh),
-        )
-        initialize = functools.partial(init_state, self.program, optimizer)
-        abstract = abstract_state(initialize, optimizer, self.mesh)
-        jitted = jitted_step(
-            self.program,
-            optimizer,
-            self.experiment.train,
-            self.experiment.train.phases[0],
-            abstract,
-            self.mesh,
-            seed=self.experiment.seed,
-            communication_dtype=self.experiment.mesh.communication_dtype,
-        )
-        step = compile_step(jitted, fields, self.source.shapes(0), abstract, self.mesh)
+        setup = TrainSetup.from_experiment(self.experiment, self.mesh)
+        phase, batch_sharding = self.experiment.train.phases[0], sharding.batch_sharding(self.mesh)
+        step = setup.compile_step(phase, fields, self.source.shapes(0))
         params = jax.tree.map(jnp.copy, self.params)  # a step donates its state
-        state = {"step": jnp.int32(0), "params": params, "opt_state": optimizer.init(params)}
-        state = jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, abstract))
+        state = {"step": jnp.int32(0), "params": params, "opt_state": setup.optimizer.init(params)}
+        state = jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, setup.abstract))
         losses = []
         for batch in batches:
             placed = sharding.put_batch({name: batch[name] for name in fields}, batch_sharding)

@@ -31,7 +31,7 @@ from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
-from bert_jax.train.step import abstract_state, init_state
+from bert_jax.train.step import abstract_state
 from tests.helpers.report_markup import Report
 from tests.helpers.task_runs import TASKS
 
@@ -191,7 +191,7 @@ def test_heads_start_from_pretrained_pooler_and_matching_head(folder, tmp_path):
     config = dataclasses.replace(config, init_from=str(tmp_path / "m"))
     program, optimizer = make_objective(config.objective), make_optimizer(config.train)
     grid = sharding.make_mesh(make_mesh_config("dp"))
-    abstract = abstract_state(lambda key: init_state(program, optimizer, key), optimizer, grid)
+    abstract = abstract_state(program, optimizer, grid)
     found = paths.flatten(
         initialize_or_load(
             program,
