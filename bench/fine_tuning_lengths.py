@@ -107,14 +107,7 @@ def time_method(experiment: Any) -> tuple[Counter[int], dict[int, Callable[[], f
     setup = TrainSetup.from_experiment(experiment, mesh)
     fields = source.batch_fields(setup.objective)
     step = setup.compile_step(phase, fields, source.shapes(0))
-    state = initialize_or_load(
-        setup.objective,
-        setup.optimizer,
-        setup.abstract,
-        seed=experiment.seed,
-        init_from=experiment.init_from,
-        tuning=experiment.train.tuning,
-    )
+    state = initialize_or_load(setup)
     counts: Counter[int] = Counter()
     positions: dict[int, int] = {}
     with source.loader(0, 0) as loader:

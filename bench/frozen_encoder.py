@@ -118,28 +118,18 @@ def train(
 def cache_features(experiment: Any, folder: Path) -> float:
     """Computes and writes the feature cache of a run; returns the seconds it took."""
 
-    from bert_jax.objectives.make import make_objective
     from bert_jax.parallel import sharding
     from bert_jax.train.initialize import initialize_or_load
-    from bert_jax.train.optimizer import make_optimizer
     from bert_jax.train.sources import make_source
-    from bert_jax.train.step import abstract_state
+    from bert_jax.train.step import TrainSetup
 
     mesh = sharding.make_mesh(experiment.mesh)
-    objective, optimizer = make_objective(experiment.objective), make_optimizer(experiment.train)
-    abstract = abstract_state(objective, optimizer, mesh)
-    params = initialize_or_load(
-        objective,
-        optimizer,
-        abstract,
-        seed=experiment.seed,
-        init_from=experiment.init_from,
-        tuning=experiment.train.tuning,
-    )["params"]
+    setup = TrainSetup.from_experiment(experiment, mesh)
+    params = initialize_or_load(setup)["params"]
     source = make_source(experiment)
     folder.mkdir()
     start = time.perf_counter()
-    source.on_train_start(objective, params, mesh, folder)
+    source.on_train_start(setup.objective, params, mesh, folder)
     return time.perf_counter() - start
 
 

@@ -81,14 +81,7 @@ def bert_jax_step(case: BenchmarkCase) -> Callable[[], Any]:
     mesh = sharding.make_mesh(experiment.mesh)
     setup = TrainSetup.from_experiment(experiment, mesh)
     compiled = setup.compile_step(phase, setup.objective.batch_fields(), [phase.sizes])
-    state = initialize_or_load(
-        setup.objective,
-        setup.optimizer,
-        setup.abstract,
-        seed=experiment.seed,
-        init_from=None,
-        tuning=experiment.train.tuning,
-    )
+    state = initialize_or_load(setup)
     batch = sharding.put_batch(random_batch(case), sharding.batch_sharding(mesh))
 
     def step() -> None:

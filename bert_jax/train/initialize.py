@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import optax
 
 from bert_jax.checkpoints import step_folder
 from bert_jax.checkpoints.checkpointer import Checkpointer
@@ -14,13 +13,12 @@ from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.models.heads.config import TaskHead, head_param_name
-from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig
 from bert_jax.objectives.multi_task import HEADS
 from bert_jax.params import paths
 from bert_jax.runs import run_folder
 from bert_jax.train.evaluate_and_save import BestEvaluation
-from bert_jax.train.step import State, init_state
+from bert_jax.train.step import State, TrainSetup, init_state
 from bert_jax.train.watchdog import Watchdog
 from bert_jax.tuning.config import EWC, TuningConfig
 from bert_jax.tuning.freezing import count_layers, param_depth
@@ -54,15 +52,7 @@ class StartPoint:
 
 
 def restore_or_initialize(
-    checkpointer: Checkpointer,
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    abstract: State,
-    watchdog: Watchdog,
-    *,
-    seed: int,
-    init_from: str | None,
-    tuning: TuningConfig,
+    setup: TrainSetup, checkpointer: Checkpointer, watchdog: Watchdog
 ) -> tuple[State, StartPoint]:
     """Restores the newest valid checkpoint; without one, calls `initialize_or_load`.
 
@@ -70,44 +60,36 @@ def restore_or_initialize(
       UserError: there are checkpoints, but none is valid or fits the model and the optimizer.
     """
     if checkpointer.latest_valid_step() is None:
-        state = initialize_or_load(
-            objective, optimizer, abstract, seed=seed, init_from=init_from, tuning=tuning
-        )
-        return state, StartPoint(step=0, position=0, best=BestEvaluation())
+        start = StartPoint(step=0, position=0, best=BestEvaluation())
+        return initialize_or_load(setup), start
     with watchdog.watching("restore", 0):
-        state, info, step = checkpointer.restore(abstract)
+        state, info, step = checkpointer.restore(setup.abstract)
     best = BestEvaluation(**info.get("best", {}))
     return state, StartPoint(step=step, position=info["position"], best=best)
 
 
-def initialize_or_load(
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    abstract: State,
-    *,
-    seed: int,
-    init_from: str | None,
-    tuning: TuningConfig,
-) -> State:
-    """Returns the train state at step 0, with the shardings of `abstract`.
+def initialize_or_load(setup: TrainSetup) -> State:
+    """Returns the train state at step 0, with the shardings of `setup.abstract`.
 
-    Without `init_from` all parameters are random. With `init_from` they come from that model,
-    except for the parameters that it does not have, the top `tuning.reinit_layers` layers, and the
-    head of another kind of task: these stay random, and a warning names such heads. The optimizer
-    state is initialized last, because L2-SP regularization stores the initial parameters in it.
+    Without `init_from` in the config all parameters are random. With `init_from` they come from
+    that model, except for the parameters that it does not have, the top `tuning.reinit_layers`
+    layers, and the head of another kind of task: these stay random, and a warning names such heads.
+    The optimizer state is initialized last, because L2-SP regularization stores the initial
+    parameters in it.
 
     Raises:
       UserError: `init_from` cannot be read, or its parameters have other shapes.
     """
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    key = jax.random.key(seed)
-    if not init_from:
+    experiment, objective, optimizer = setup.experiment, setup.objective, setup.optimizer
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, setup.abstract)
+    key, tuning = jax.random.key(experiment.seed), experiment.train.tuning
+    if not experiment.init_from:
         jitted_init = jax.jit(
             lambda key: init_state(objective, optimizer, key), out_shardings=shardings
         )
         return jitted_init(key)
     initial_params = jax.jit(objective.init, out_shardings=shardings["params"])(key)
-    params = _load_initial_params(objective.config, initial_params, init_from, tuning)
+    params = _load_initial_params(objective.config, initial_params, experiment.init_from, tuning)
     jitted_opt_init = jax.jit(optimizer.init, out_shardings=shardings["opt_state"])
     opt_state, weight_anchor = jitted_opt_init(params), tuning.weight_anchor
     if isinstance(weight_anchor, EWC):

@@ -26,7 +26,7 @@ from bert_jax.train import compilation_cache
 from bert_jax.train.config import Phase
 from bert_jax.train.evaluate_and_save import Evaluate, EvaluationHistory, SaveCheckpoint, make_hooks
 from bert_jax.train.flops import step_flops
-from bert_jax.train.initialize import StartPoint, check_existing_run, restore_or_initialize
+from bert_jax.train.initialize import check_existing_run, restore_or_initialize
 from bert_jax.train.loop import (
     CompiledPhase,
     StateHook,
@@ -89,7 +89,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
 
         # The state: restored from the newest valid checkpoint, or initialized.
         checkpointer = stack.enter_context(_make_checkpointer(experiment, folder, checkpoint_dir))
-        state, start = _restore_or_initialize(setup, checkpointer, watchdog)
+        state, start = restore_or_initialize(setup, checkpointer, watchdog)
         source.on_train_start(setup.objective, state["params"], setup.mesh, folder)
 
         # Training, one phase after another.
@@ -231,21 +231,6 @@ def _make_checkpointer(
         keep_last=config.keep_last,
         best_metric=config.best_metric,
         best_mode=config.best_mode or "min",
-    )
-
-
-def _restore_or_initialize(
-    setup: TrainSetup, checkpointer: Checkpointer, watchdog: Watchdog
-) -> tuple[State, StartPoint]:
-    return restore_or_initialize(
-        checkpointer,
-        setup.objective,
-        setup.optimizer,
-        setup.abstract,
-        watchdog,
-        seed=setup.experiment.seed,
-        init_from=setup.experiment.init_from,
-        tuning=setup.experiment.train.tuning,
     )
 
 

@@ -19,7 +19,6 @@ from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.interop.huggingface import ImportedModel
 from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.parallel.config import make_mesh_config
 from bert_jax.pretrained.initial import tokenizer_folder
@@ -31,11 +30,10 @@ from bert_jax.testing.models import random_parameters, small_config, small_model
 from bert_jax.testing.text_corpus import prepare_corpus
 from bert_jax.train.config import HeldOutEval
 from bert_jax.train.initialize import initialize_or_load
-from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
 from bert_jax.train.sources import make_source
-from bert_jax.train.step import abstract_state
+from bert_jax.train.step import TrainSetup
 from bert_jax.tuning import fisher
 
 RECIPES = Path(__file__).parents[2] / "configs"
@@ -220,17 +218,9 @@ def test_missing_heads_are_named(folder, tmp_path, caplog):
         (folder / "model", ""),
     ):
         config = adapt(folder / "train" / "prepared", model)
-        program, optimizer = make_objective(config.objective), make_optimizer(config.train)
         grid = sharding.make_mesh(make_mesh_config("dp"))
-        abstract = abstract_state(program, optimizer, grid)
+        setup = TrainSetup.from_experiment(config, grid)
         caplog.clear()
-        initialize_or_load(
-            program,
-            optimizer,
-            abstract,
-            seed=config.seed,
-            init_from=config.init_from,
-            tuning=config.train.tuning,
-        )
+        initialize_or_load(setup)
         expected = [f"randomly initialized, because {model} {line}"] if line else []
         assert caplog.messages == expected

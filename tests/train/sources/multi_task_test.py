@@ -17,7 +17,6 @@ from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.config import MultiTask
-from bert_jax.objectives.make import make_objective
 from bert_jax.objectives.multi_task import task_params
 from bert_jax.parallel import sharding
 from bert_jax.parallel.config import make_mesh_config
@@ -28,10 +27,9 @@ from bert_jax.runs import hooks
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.testing.models import small_model
 from bert_jax.train.initialize import initialize_or_load
-from bert_jax.train.optimizer import make_optimizer
 from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
-from bert_jax.train.step import abstract_state
+from bert_jax.train.step import TrainSetup
 from tests.helpers.report_markup import Report
 from tests.helpers.task_runs import TASKS
 
@@ -189,19 +187,9 @@ def test_heads_start_from_pretrained_pooler_and_matching_head(folder, tmp_path):
         tmp_path / "m",
     )
     config = dataclasses.replace(config, init_from=str(tmp_path / "m"))
-    program, optimizer = make_objective(config.objective), make_optimizer(config.train)
     grid = sharding.make_mesh(make_mesh_config("dp"))
-    abstract = abstract_state(program, optimizer, grid)
-    found = paths.flatten(
-        initialize_or_load(
-            program,
-            optimizer,
-            abstract,
-            seed=config.seed,
-            init_from=config.init_from,
-            tuning=config.train.tuning,
-        )["params"]
-    )
+    setup = TrainSetup.from_experiment(config, grid)
+    found = paths.flatten(initialize_or_load(setup)["params"])
     start = paths.flatten(load_model(tmp_path / "m").params)
     for path, leaf in found.items():
         name = path.split("/", 2)[2] if path.startswith("heads/") else path
