@@ -53,3 +53,29 @@ class Objective(Protocol):
     ) -> LossOutput:
         """Computes the loss of a batch, or of a part of the batch of `loss_denominators`."""
         ...
+
+
+class MapParamsObjective:
+    """Wraps an objective, whose loss is computed from `map_params(params)`; for subclasses."""
+
+    def __init__(self, objective: Objective):
+        self.config, self._objective = objective.config, objective
+        self.abstract, self.init = objective.abstract, objective.init
+        self.batch_fields = objective.batch_fields
+        self.loss_denominators = objective.loss_denominators
+
+    def map_params(self, params: Params) -> Params:
+        """Returns the parameters to compute the loss from; traced under `jax.grad`."""
+        raise NotImplementedError
+
+    def compute_loss(
+        self,
+        params: Params,
+        batch: Batch,
+        loss_denominators: dict[str, jax.Array],
+        dropout_key: jax.Array | None,
+    ) -> LossOutput:
+        """Computes the loss of the wrapped objective."""
+        return self._objective.compute_loss(
+            self.map_params(params), batch, loss_denominators, dropout_key
+        )

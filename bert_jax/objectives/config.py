@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from bert_jax.errors import ConfigError, did_you_mean
+from bert_jax.errors import ConfigError, check_range, did_you_mean
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
@@ -133,10 +133,7 @@ class UncertaintyWeighting:
     lr_multiplier: float = 100.0
 
     def __post_init__(self) -> None:
-        if not self.lr_multiplier > 0:
-            raise ConfigError(
-                f"objective.weighting.lr_multiplier is {self.lr_multiplier}, expected above 0"
-            )
+        check_range("objective.weighting.lr_multiplier", self.lr_multiplier, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)

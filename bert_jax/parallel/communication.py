@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.functional import Params
-from bert_jax.objectives.base import Batch, LossOutput, Objective
+from bert_jax.objectives.base import MapParamsObjective, Objective
 from bert_jax.parallel.config import CommunicationDtype
 from bert_jax.params import paths
 
@@ -26,7 +26,7 @@ MATRIX_PATTERNS = ("encoder/**", "masked_lm/**")
 """The matrices that are rounded; task heads are small and are computed in float32."""
 
 
-class GatherParamsObjective:
+class GatherParamsObjective(MapParamsObjective):
     """Wraps an objective so that its parameters are gathered, and rounded if asked, before use.
 
     `abstract` has the parameters with their shardings; a split over the axis tensor stays.
@@ -35,35 +35,17 @@ class GatherParamsObjective:
     def __init__(
         self, objective: Objective, abstract: Params, communication_dtype: CommunicationDtype
     ):
-        self.config = objective.config
-        self._objective = objective
-        self.abstract, self.init, self.batch_fields = (
-            objective.abstract,
-            objective.init,
-            objective.batch_fields,
-        )
-        self.loss_denominators = objective.loss_denominators
+        super().__init__(objective)
         self._gathered_shardings = jax.tree.map(_replicated_over_fsdp, abstract)
         self._communication_dtype = jnp.dtype(communication_dtype)
 
-    def compute_loss(
-        self,
-        params: Params,
-        batch: Batch,
-        loss_denominators: dict[str, jax.Array],
-        dropout_key: jax.Array | None,
-    ) -> LossOutput:
-        """Computes the loss of the wrapped objective."""
+    def map_params(self, params: Params) -> Params:
+        """Rounds matrices to the communication dtype and gathers all parameters over fsdp."""
         cast_params = paths.map_with_path(self._cast_matrix, params)
-        gathered = jax.tree.map(
-            jax.lax.with_sharding_constraint, cast_params, self._gathered_shardings
-        )
-        return self._objective.compute_loss(gathered, batch, loss_denominators, dropout_key)
+        return jax.tree.map(jax.lax.with_sharding_constraint, cast_params, self._gathered_shardings)
 
     def _cast_matrix(self, path: str, leaf: Any) -> Any:
-        is_matrix = leaf.ndim > 1 and any(
-            paths.matches(pattern, path) for pattern in MATRIX_PATTERNS
-        )
+        is_matrix = leaf.ndim > 1 and paths.matches_any(MATRIX_PATTERNS, path)
         return leaf.astype(self._communication_dtype) if is_matrix else leaf
 
 

@@ -93,6 +93,17 @@ def check_batch_size(
         )
 
 
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+    """Returns the tree `shapes` as `jax.ShapeDtypeStruct` leaves with the given shardings."""
+    return jax.tree.map(
+        lambda leaf, leaf_sharding: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=leaf_sharding
+        ),
+        shapes,
+        shardings,
+    )
+
+
 def put_batch(local_batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
     """Makes global arrays from this process's examples of each field."""
     return {

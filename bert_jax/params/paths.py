@@ -56,6 +56,11 @@ def matches(pattern: str, path: str) -> bool:
     return _regex(pattern).match(path) is not None
 
 
+def matches_any(patterns: Iterable[str], path: str) -> bool:
+    """Returns whether one of several path patterns matches a whole path."""
+    return any(matches(pattern, path) for pattern in patterns)
+
+
 class PathTable(Generic[T]):
     """Maps every path to the value of exactly one row, whose pattern matches the path."""
 

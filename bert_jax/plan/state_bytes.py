@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import jax
 from jax.sharding import AbstractMesh, AxisType
@@ -81,16 +81,14 @@ def _state_bytes(
     # The sharding functions only read axis names and sizes, which an abstract mesh has.
     mesh = cast(jax.sharding.Mesh, abstract_mesh)
     optimizer = make_optimizer(train)
-    sharded_params = _with_shardings(shapes, sharding.parameter_shardings(shapes, mesh))
+    sharded_params = sharding.with_shardings(shapes, sharding.parameter_shardings(shapes, mesh))
     opt_state = jax.eval_shape(optimizer.init, shapes)
-    opt_state = _with_shardings(opt_state, sharding.optimizer_shardings(optimizer, shapes, mesh))
+    opt_state = sharding.with_shardings(
+        opt_state, sharding.optimizer_shardings(optimizer, shapes, mesh)
+    )
     params = paths.flatten(sharded_params)
     frozen = train.tuning.frozen
-    trainable = [
-        leaf
-        for path, leaf in params.items()
-        if not any(paths.matches(pattern, path) for pattern in frozen)
-    ]
+    trainable = [leaf for path, leaf in params.items() if not paths.matches_any(frozen, path)]
     return StateBytes(
         num_parameters=sum(math.prod(leaf.shape) for leaf in params.values()),
         parameters=sum(map(bytes_on_device, params.values())),
@@ -103,16 +101,6 @@ def _state_bytes(
 @functools.lru_cache(maxsize=4)
 def _abstract_params(objective: ObjectiveConfig) -> Params:
     return make_objective(objective).abstract()
-
-
-def _with_shardings(shapes: Any, shardings: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf, leaf_sharding: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=leaf_sharding
-        ),
-        shapes,
-        shardings,
-    )
 
 
 def bytes_on_device(leaf: jax.ShapeDtypeStruct) -> int:

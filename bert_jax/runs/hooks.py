@@ -128,6 +128,17 @@ class TrainingHalted(UserError):
     """Reports that the loss diverged and training was stopped."""
 
 
+def restart_advice(last_step: int | None) -> str:
+    """Returns what to do after training diverged; `last_step` is the last valid checkpoint's."""
+    remedy = "a lower learning rate, more warmup or stronger gradient clipping"
+    if last_step is None:
+        return f"no checkpoint was saved yet: run again with {remedy}"
+    return (
+        f"the last valid checkpoint is step {last_step}: start a new run from it (--init-from, in "
+        f"another run folder) with {remedy}"
+    )
+
+
 class SpikeGuard:
     """Stops the run when the loss is not finite or stays far above its running median.
 
@@ -188,11 +199,4 @@ class SpikeGuard:
                 f"the last normal loss was at step {self._last_good_event.step} (examples up to "
             )
             text += f"{self._last_good_event.position + self._last_good_event.batch_size - 1}); "
-        last_good_step = self._last_good_step()
-        if last_good_step is None:
-            return text + "no checkpoint was saved yet; try a lower learning rate or more warmup"
-        return (
-            text
-            + f"the last valid checkpoint is step {last_good_step}: start again from it with a "
-            "lower learning rate, more warmup or stronger clipping"
-        )
+        return text + restart_advice(self._last_good_step())

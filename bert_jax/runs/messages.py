@@ -32,29 +32,36 @@ def log_model(model: Any, params: Any) -> None:
     _log(
         f"model: {type(model).__name__.removesuffix('Config')}, {model.num_hidden_layers} layers "
         f"of width {model.hidden_size}, {num_params:,} parameters; devices: "
-        f"{jax.device_count()} {jax.devices()[0].device_kind}"
+        f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     )
 
 
 def log_phase(seq_length: int, num_steps: int, batch_size: int, examples_per_epoch: int) -> None:
-    """Logs what a phase trains on, before its train step is compiled."""
+    """Logs what a phase trains on, before its train step is compiled.
+
+    Args:
+      num_steps: the updates that are left, fewer than those of the phase in a resumed run.
+    """
     num_examples = num_steps * batch_size
+    num_epochs = num_examples / examples_per_epoch
     _log(
-        f"length-{seq_length}: {num_steps:,} updates of {batch_size:,} examples, "
-        f"{num_examples * seq_length:,} tokens, {num_examples / examples_per_epoch:.2g} epochs; "
+        f"length-{seq_length}: {num_steps:,} updates of {batch_size:,} examples, at most "
+        f"{num_examples * seq_length:,} tokens, "
+        f"{f'{num_epochs:,.0f}' if num_epochs >= 10 else f'{num_epochs:.2g}'} epochs; "
         "compiling the train step"
     )
 
 
 def log_evaluation(
-    step: int, metrics: Mapping[str, float], first_metrics: Sequence[str], *, is_best: bool
+    step: int, metrics: Mapping[str, float], first_metrics: Sequence[str], best_metric: str | None
 ) -> None:
     """Logs the main metrics of an evaluation during training.
 
     Args:
       first_metrics: the names to show first, as far as they are in `metrics`.
+      best_metric: the metric whose value is the best so far; None if it is not.
     """
-    remark = " (best so far)" if is_best else ""
+    remark = f" (best {_readable(best_metric)} so far)" if best_metric else ""
     _log(f"evaluation after step {step}: {format_metrics(metrics, first_metrics)}{remark}")
 
 
@@ -66,8 +73,8 @@ def log_results(folder: Path, report: Path, seconds: float) -> None:
     """
     file = folder / run_folder.EVALUATION
     for name, metrics in _by_split(run_folder.read_run_json(file) if file.exists() else {}):
-        _log(f"{name or 'held-out'}: {format_metrics(metrics)}")
-    _log(f"the run is complete after {format_duration(seconds)}; report: {report}")
+        _log(f"final evaluation, {name or 'held-out'}: {format_metrics(metrics)}")
+    _log(f"the run is complete ({format_duration(seconds)} in this process); report: {report}")
 
 
 def format_metrics(metrics: Mapping[str, float], first_metrics: Sequence[str] = ()) -> str:
@@ -75,7 +82,11 @@ def format_metrics(metrics: Mapping[str, float], first_metrics: Sequence[str] = 
     others = _PRETRAINING_METRICS if "mlm_loss" in metrics else tuple(metrics)
     names = [name for name in dict.fromkeys((*first_metrics, *others)) if name in metrics]
     names = names[:_MAX_METRICS]
-    return ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.4f}" for name in names)
+    return ", ".join(f"{_readable(name)} {metrics[name]:.4f}" for name in names)
+
+
+def _readable(metric: str) -> str:
+    return metric.replace("_", " ")
 
 
 def _by_split(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

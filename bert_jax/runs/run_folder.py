@@ -39,6 +39,10 @@ ANALYSIS = "analysis.json"
 # A key of config.json next to "config"; the location of the checkpoints does not affect results.
 _CHECKPOINT_DIR_KEY = "checkpoints"
 _PACKAGES = ("bert_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+_CONFLICT_REMEDY = (
+    "to resume that run, use its values; to start a new one, choose another run folder "
+    "(--init-from, or --model of `bert-jax finetune`, starts it from these weights)"
+)
 
 
 def package_versions() -> dict[str, str]:
@@ -140,8 +144,7 @@ def write_or_check_config(
     if conflicts:
         raise UserError(
             f"{folder} holds a run with another config:{_format_changes(conflicts)}\n"
-            "use the values of that run, or choose another run folder; --init-from, or --model of "
-            "`bert-jax finetune`, continues there from the weights of this run"
+            f"{_CONFLICT_REMEDY}"
         )
     if external_dir is not None and external_dir != str(checkpoint_dir(folder)):
         raise UserError(
@@ -168,8 +171,8 @@ def check_checkpoint_config(
     _, conflicts = _config_changes(saved_config, config, mutable_fields, checkpoint)
     if conflicts:
         raise UserError(
-            f"{checkpoint} belongs to a run with another config:{_format_changes(conflicts)}\n"
-            "use the values of that run, move the checkpoint away, or choose another run folder"
+            f"{checkpoint} was saved by a run with another config:{_format_changes(conflicts)}\n"
+            f"{_CONFLICT_REMEDY}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Defines what the training loop calls after a step: log, then evaluate, then save and stop.
+"""Defines what the training loop calls after a step: log, evaluate, save, and stop if asked to.
 
 `make_hooks` makes the hooks that log and check metrics. `Evaluate` and `SaveCheckpoint` are state
 hooks, whose order matters: a checkpoint is ranked by the evaluation of its own step, so `Evaluate`
@@ -23,7 +23,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.devices import hardware_info, peak_flops
 from bert_jax.runs import run_folder
-from bert_jax.runs.hooks import Hook, LimitInFlightSteps, SpikeGuard, TrainingHalted
+from bert_jax.runs.hooks import Hook, LimitInFlightSteps, SpikeGuard, TrainingHalted, restart_advice
 from bert_jax.runs.messages import log_evaluation
 from bert_jax.runs.metrics import MetricsLog, TensorBoard
 from bert_jax.runs.progress import ProgressLine
@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 class BestEvaluation:
     """Holds the step and value of the best evaluation so far.
 
-    `evals_since_best` counts the evaluations after it, for early stopping.
+    `evals_since_best` counts the evaluations since the value last improved, for early stopping; a
+    tie is no improvement.
     """
 
     step: int | None = None
@@ -55,11 +56,11 @@ class BestEvaluation:
         latest of equal checkpoints, but it does not reset `evals_since_best`.
         """
         sign = 1 if mode == "max" else -1
-        is_better = self.value is None or sign * value > sign * self.value
-        self.evals_since_best = (
-            0 if math.isfinite(value) and is_better else self.evals_since_best + 1
+        is_better = math.isfinite(value) and (
+            self.value is None or sign * value > sign * self.value
         )
-        if math.isfinite(value) and (is_better or value == self.value):
+        self.evals_since_best = 0 if is_better else self.evals_since_best + 1
+        if is_better or value == self.value:
             self.step, self.value = step, value
 
 
@@ -105,7 +106,7 @@ class Evaluate:
     def check_best_metric(self, params: Any) -> None:
         """Checks before training that the evaluation has the metric that checkpoints are ranked by.
 
-        A name that the evaluator does not know is looked up in the results of one evaluation.
+        If the evaluator cannot list the name in advance, one full evaluation is run to find it.
 
         Raises:
           ConfigError: the evaluation has no metric named `train.checkpoints.best_metric`.
@@ -139,7 +140,7 @@ class Evaluate:
             step,
             metrics,
             [*first_metrics, *self._evaluator.known_metrics],
-            is_best=best.step == step,
+            best_metric=checkpoints.best_metric if best.step == step else None,
         )
 
 
@@ -163,8 +164,12 @@ class SaveCheckpoint:
         A checkpoint is due every `save_every` steps, after the last step, after every evaluation
         if `best_metric` is set, and when the process was asked to stop.
 
+        Returns:
+          "preempted" or "early_stopping" if training must end; None to go on.
+
         Raises:
           UserError: the checkpoint could not be written.
+          TrainingHalted: the state has values that are not finite.
         """
         train, history = self._experiment.train, self._history
         # Called exactly once after every step: with several processes it is a collective call.
@@ -185,12 +190,23 @@ class SaveCheckpoint:
                 self._checkpoint_info(step, position),
                 metrics=history.metrics if is_evaluated else None,
             )
+        # Early stopping needs `best_metric`, so that every evaluated step comes here.
         stop_early = history.should_stop_early(train.checkpoints)
+        # After its last step a run ends normally, even if it was asked to stop.
         if is_last_step or not (stop_requested or stop_early):
             return None
         with self._meter.paused("save", step):
             self._checkpointer.wait()
         if not stop_requested:
+            if jax.process_index() == 0:
+                logger.info(
+                    "stopped early after step %d: %s did not improve in %d evaluations; the best "
+                    "step is %s",
+                    step,
+                    train.checkpoints.best_metric,
+                    history.best.evals_since_best,
+                    history.best.step,
+                )
             return "early_stopping"
         logger.info("%s step %d; run the same command to resume", SAVED_MESSAGE, step)
         return "preempted"
@@ -198,16 +214,10 @@ class SaveCheckpoint:
     def _check_finite(self, step: int, state: State) -> None:
         """Raises TrainingHalted on every process if the state has a value that is not finite."""
         if path := find_non_finite(state):
-            last_step = self._checkpointer.latest_valid_step()
-            remedy = "use a lower learning rate, more warmup or stronger gradient clipping"
             raise TrainingHalted(
-                f"the state after step {step} is not saved, because {path} has values that are not "
-                + (
-                    f"finite; no checkpoint was saved before: {remedy}"
-                    if last_step is None
-                    else f"finite; the last valid checkpoint is step {last_step}: start again from "
-                    f"it, and {remedy}"
-                )
+                f"training stopped: after step {step} the array {path} has NaN or infinite values, "
+                f"so this state was not saved; "
+                f"{restart_advice(self._checkpointer.latest_valid_step())}"
             )
 
     def _checkpoint_info(self, step: int, position: int) -> dict[str, Any]:
@@ -223,7 +233,7 @@ class SaveCheckpoint:
 
 
 def pause_seconds_left(train: TrainConfig, meter: TrainingMeter, step: int) -> float:
-    """Estimates the seconds of all evaluations and saves after `step` from the durations so far."""
+    """Estimates how many seconds the remaining evaluations and saves take, from those so far."""
 
     def num_after(every: int) -> int:
         # The last step counts as well, even if it is not a multiple.
@@ -231,8 +241,10 @@ def pause_seconds_left(train: TrainConfig, meter: TrainingMeter, step: int) -> f
 
     num_saves = num_after(train.checkpoints.save_every)
     num_evaluations = num_after(train.evaluation.eval_every) if train.evaluation else 0
-    if train.checkpoints.best_metric:
-        num_saves += num_evaluations
+    if train.evaluation and train.checkpoints.best_metric:
+        # Every evaluated step is saved as well; a step that is due for both is saved once.
+        both_due = math.lcm(train.checkpoints.save_every, train.evaluation.eval_every)
+        num_saves += num_evaluations - num_after(both_due)
     evaluate, save = meter.mean_pause("evaluate"), meter.mean_pause("save")
     return num_evaluations * evaluate + num_saves * save
 
@@ -245,7 +257,7 @@ def make_hooks(
     watchdog: Watchdog,
     meter: TrainingMeter,
 ) -> list[Hook]:
-    """Makes the hooks in the order of their calls: log, guard against spikes, watch for hangs."""
+    """Makes the hooks in order: log, check the loss, limit queued steps, notify the watchdog."""
     hooks: list[Hook] = []
     config = train.logging
     if jax.process_index() == 0:
@@ -272,7 +284,10 @@ def make_hooks(
 
 
 def find_non_finite(state: Any) -> str | None:
-    """Returns the path of an array with NaN or infinite values, on every process; None if none."""
+    """Returns the name of the first array with NaN or infinite values, on every process, or None.
+
+    The name is a path in the state, such as "params/pooler/kernel".
+    """
     leaves = {
         path: leaf
         for path, leaf in by_path(state).items()

@@ -1,13 +1,12 @@
 """Makes the experiment of a fine-tuning run from a pretrained model and one or several tasks."""
 
-import math
 from collections.abc import Mapping
 
 from bert_jax.data.config import FineTuningData, MultiTaskData, NamedTask
 from bert_jax.data.finetuning.config import Mixing, ProportionalMixing, TaskConfig
 from bert_jax.data.finetuning.example import Task, is_labeled
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.errors import ConfigError, UserError, check_range
+from bert_jax.errors import UserError, check_range
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.config import (
     FineTuning,
@@ -181,12 +180,9 @@ def _train_config(
 
 
 def _check_hyperparameters(epochs: float, batch_size: int, warmup_ratio: float) -> None:
-    check_range("batch_size", batch_size, at_most=LARGEST_BATCH_SIZE)
-    if not (math.isfinite(epochs) and epochs > 0) or batch_size < 1 or not 0 <= warmup_ratio < 1:
-        raise ConfigError(
-            f"epochs is {epochs}, batch_size {batch_size} and warmup_ratio {warmup_ratio}; "
-            "expected epochs > 0, batch_size >= 1 and 0 <= warmup_ratio < 1"
-        )
+    check_range("epochs", epochs, above=0)
+    check_range("batch_size", batch_size, at_least=1, at_most=LARGEST_BATCH_SIZE)
+    check_range("warmup_ratio", warmup_ratio, at_least=0, below=1)
 
 
 def _load_starting_model(model: str) -> tuple[LoadedModel, Tokenizer]:

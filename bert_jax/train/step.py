@@ -121,13 +121,7 @@ def abstract_state(
         "params": sharding.parameter_shardings(shapes["params"], mesh),
         "opt_state": sharding.optimizer_shardings(optimizer, shapes["params"], mesh),
     }
-    return jax.tree.map(
-        lambda leaf, leaf_sharding: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=leaf_sharding
-        ),
-        shapes,
-        shardings,
-    )
+    return sharding.with_shardings(shapes, shardings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ Imports no jax.
 
 from dataclasses import dataclass
 
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, check_range
 
 WHOLE_ENCODER = "encoder/**"
 """The path pattern of all encoder parameters, without pooler and heads."""
@@ -27,11 +27,8 @@ class L2SP:
     head_strength: float = 0.01
 
     def __post_init__(self) -> None:
-        if min(self.encoder_strength, self.head_strength) < 0:
-            raise ConfigError(
-                f"train.tuning.weight_anchor has encoder_strength {self.encoder_strength} and "
-                f"head_strength {self.head_strength}; expected at least 0"
-            )
+        for name in ("encoder_strength", "head_strength"):
+            check_range(f"train.tuning.weight_anchor.{name}", getattr(self, name), at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +46,7 @@ class EWC:
     strength: float = 1e4
 
     def __post_init__(self) -> None:
-        if self.strength < 0:
-            raise ConfigError(
-                f"train.tuning.weight_anchor.strength is {self.strength}, expected at least 0"
-            )
+        check_range("train.tuning.weight_anchor.strength", self.strength, at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,20 +91,10 @@ class TuningConfig:
     features: ComputedFeatures | CachedFeatures = ComputedFeatures()
 
     def __post_init__(self) -> None:
-        if not 0 < self.layerwise_lr_decay <= 1:
-            raise ConfigError(
-                f"train.tuning.layerwise_lr_decay is {self.layerwise_lr_decay}, "
-                "expected 0 < layerwise_lr_decay <= 1"
-            )
-        if self.head_lr_multiplier <= 0:
-            raise ConfigError(
-                f"train.tuning.head_lr_multiplier is {self.head_lr_multiplier}, expected above 0"
-            )
+        check_range("train.tuning.layerwise_lr_decay", self.layerwise_lr_decay, above=0, at_most=1)
+        check_range("train.tuning.head_lr_multiplier", self.head_lr_multiplier, above=0)
         for name in ("unfreeze_every", "reinit_layers"):
-            if getattr(self, name) < 0:
-                raise ConfigError(
-                    f"train.tuning.{name} is {getattr(self, name)}, expected at least 0"
-                )
+            check_range(f"train.tuning.{name}", getattr(self, name), at_least=0)
         if isinstance(self.features, CachedFeatures):
             self._check_encoder_frozen()
 

@@ -11,38 +11,25 @@ from typing import Any
 import jax
 
 from bert_jax.functional import Params
-from bert_jax.objectives.base import Batch, LossOutput, Objective
+from bert_jax.objectives.base import MapParamsObjective, Objective
 from bert_jax.params import paths
 
 
-class FreezeParamsObjective:
+class FreezeParamsObjective(MapParamsObjective):
     """Wraps an objective; parameters that match one of `patterns` get no gradient."""
 
     def __init__(self, objective: Objective, patterns: tuple[str, ...]):
-        self.config = objective.config
-        self._objective, self._patterns = objective, patterns
-        self.abstract, self.init, self.batch_fields = (
-            objective.abstract,
-            objective.init,
-            objective.batch_fields,
-        )
-        self.loss_denominators = objective.loss_denominators
+        super().__init__(objective)
+        self._patterns = patterns
 
-    def compute_loss(
-        self,
-        params: Params,
-        batch: Batch,
-        loss_denominators: dict[str, jax.Array],
-        dropout_key: jax.Array | None,
-    ) -> LossOutput:
-        """Returns the losses of the wrapped objective; frozen parameters get no gradient."""
+    def map_params(self, params: Params) -> Params:
+        """Stops the gradient of frozen parameters."""
 
         def stop_gradient_if_frozen(path: str, leaf: Any) -> Any:
-            is_frozen = any(paths.matches(pattern, path) for pattern in self._patterns)
+            is_frozen = paths.matches_any(self._patterns, path)
             return jax.lax.stop_gradient(leaf) if is_frozen else leaf
 
-        stopped_params = paths.map_with_path(stop_gradient_if_frozen, params)
-        return self._objective.compute_loss(stopped_params, batch, loss_denominators, dropout_key)
+        return paths.map_with_path(stop_gradient_if_frozen, params)
 
 
 _LAYER = re.compile(r"encoder/layers/(\d+)/")
@@ -65,9 +52,7 @@ def lowest_trainable_depth(params: Iterable[str], frozen: Iterable[str]) -> int:
     """Returns the smallest depth of the parameters that no pattern of `frozen` matches."""
     params, frozen = list(params), list(frozen)
     num_layers = count_layers(params)
-    trainable_paths = (
-        path for path in params if not any(paths.matches(pattern, path) for pattern in frozen)
-    )
+    trainable_paths = (path for path in params if not paths.matches_any(frozen, path))
     return min((param_depth(path, num_layers) for path in trainable_paths), default=num_layers + 1)
 
 

@@ -8,7 +8,7 @@ import optax
 
 from bert_jax.errors import ConfigError
 from bert_jax.params import paths
-from bert_jax.params.paths import matches
+from bert_jax.params.paths import matches, matches_any
 from bert_jax.tuning.config import TuningConfig
 from bert_jax.tuning.freezing import count_layers, param_depth
 
@@ -36,9 +36,7 @@ def freeze(
                     f"expected patterns of parameter paths such as "
                     f"{', '.join(list(flat_params)[:3])}; `bert-jax show-config` lists all of them"
                 )
-        is_frozen = {
-            path: any(matches(pattern, path) for pattern in tuning.frozen) for path in flat_params
-        }
+        is_frozen = {path: matches_any(tuning.frozen, path) for path in flat_params}
         if all(is_frozen.values()):
             raise ConfigError(
                 f"train.tuning.frozen is {list(tuning.frozen)}, which freezes all parameters; "

@@ -273,7 +273,7 @@ def named(*heads):
 def test_invalid_configs_are_rejected(fields, message):
     with pytest.raises(ConfigError, match=message):
         MultiTask(model=MODEL, **fields)
-    with pytest.raises(ConfigError, match="expected above 0"):
+    with pytest.raises(ConfigError, match=r"lr_multiplier is .*, expected a number above 0"):
         UncertaintyWeighting(lr_multiplier=0.0)
 
 

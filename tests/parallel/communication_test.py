@@ -44,6 +44,7 @@ def temporary_bytes(layout: Parallelism) -> int:
         setup = TrainSetup.from_experiment(experiment, grid)
         lowered = setup.lower_step(PHASE, setup.objective.batch_fields(), PHASE.sizes)
         analysis = lowered.compile().memory_analysis()
+    assert analysis is not None
     return analysis.temp_size_in_bytes
 
 
@@ -62,13 +63,7 @@ def gradients(
     objective = make_objective(experiment.objective)
     params = objective.init(jax.random.key(0))
     shardings = sharding.parameter_shardings(params, grid)
-    abstract = jax.tree.map(
-        lambda leaf, leaf_sharding: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=leaf_sharding
-        ),
-        params,
-        shardings,
-    )
+    abstract = sharding.with_shardings(params, shardings)
     gathered = GatherParamsObjective(objective, abstract, communication_dtype)
     batch = pretraining_batch(
         batch_size=128, seq_length=128, max_predictions_per_seq=20, vocab_size=1024

@@ -19,10 +19,17 @@ def test_model_and_phase_are_described(caplog):
     )
     messages.log_phase(seq_length=64, num_steps=50, batch_size=16, examples_per_epoch=1600)
     model, phase = caplog.messages
-    assert model.startswith("model: Bert, 2 layers of width 128, 128,007 parameters; devices: 8 ")
+    assert model.startswith("model: Bert, 2 layers of width 128, 128,007 parameters; devices: 8 x ")
     assert phase == (
-        "length-64: 50 updates of 16 examples, 51,200 tokens, 0.5 epochs; compiling the train step"
+        "length-64: 50 updates of 16 examples, at most 51,200 tokens, 0.5 epochs; "
+        "compiling the train step"
     )
+
+
+def test_many_epochs_are_not_in_scientific_notation(caplog):
+    caplog.set_level(logging.INFO)
+    messages.log_phase(seq_length=64, num_steps=1230, batch_size=10, examples_per_epoch=100)
+    assert ", 123 epochs; " in caplog.text
 
 
 def test_results_of_every_split_and_the_report_are_logged(caplog, tmp_path):
@@ -31,9 +38,9 @@ def test_results_of_every_split_and_the_report_are_logged(caplog, tmp_path):
     (tmp_path / "evaluation.json").write_text(json.dumps(results))
     messages.log_results(tmp_path, Path("runs/four/report.html"), 83.2)
     assert caplog.messages == [
-        "rte dev: accuracy 0.5000, loss 0.7000",
-        "sts dev: pearson 0.2500",
-        "the run is complete after 1m 23s; report: runs/four/report.html",
+        "final evaluation, rte dev: accuracy 0.5000, loss 0.7000",
+        "final evaluation, sts dev: pearson 0.2500",
+        "the run is complete (1m 23s in this process); report: runs/four/report.html",
     ]
 
 

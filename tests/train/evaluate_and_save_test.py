@@ -11,13 +11,20 @@ import pytest
 
 from bert_jax.errors import ConfigError
 from bert_jax.runs.hooks import TrainingHalted
-from bert_jax.train.config import CheckpointConfig
+from bert_jax.train.config import (
+    CheckpointConfig,
+    HeldOutEval,
+    Phase,
+    TrainConfig,
+    WarmupLinear,
+)
 from bert_jax.train.evaluate_and_save import (
     BestEvaluation,
     Evaluate,
     EvaluationHistory,
     SaveCheckpoint,
     find_non_finite,
+    pause_seconds_left,
 )
 from bert_jax.train.loop import TrainingMeter
 
@@ -69,7 +76,9 @@ def test_state_that_is_not_finite_is_never_saved(value: float):
     with pytest.raises(TrainingHalted, match=r"after step 1 .* opt_state/mu .* no checkpoint was"):
         save(1, make_state(value), 0)
     save(2, make_state(1.0), 0)
-    with pytest.raises(TrainingHalted, match=r"the last valid checkpoint is step 2: start again"):
+    with pytest.raises(
+        TrainingHalted, match=r"the last valid checkpoint is step 2: start a new run from it"
+    ):
         save(3, make_state(value), 0)
     assert checkpoints.steps == [2]
 
@@ -110,3 +119,28 @@ def test_unknown_best_metric_is_found_before_training():
     check("f1")
     with pytest.raises(ConfigError, match=r"best_metric is 'acuracy'.*one of: accuracy, f1"):
         check("acuracy")
+
+
+@pytest.mark.parametrize(("save_every", "eval_every"), [(100, 100), (100, 60), (300, 50), (7, 5)])
+def test_pauses_are_those_of_the_remaining_steps(save_every: int, eval_every: int):
+    train = TrainConfig(
+        phases=(Phase(steps=310, seq_length=8, batch_size=1),),
+        schedule=WarmupLinear(warmup_steps=0),
+        checkpoints=CheckpointConfig(
+            save_every=save_every, best_metric="mlm_loss", best_mode="min"
+        ),
+        evaluation=HeldOutEval(corpus="none", eval_every=eval_every),
+    )
+
+    class Meter:
+        def mean_pause(self, activity: str) -> float:
+            return {"evaluate": 1000.0, "save": 1.0}[activity]
+
+    for step in (0, 100, 299, 310):
+        left = range(step + 1, 311)
+        evaluated = {s for s in left if s % eval_every == 0 or s == 310}
+        saved = {s for s in left if s % save_every == 0 or s == 310} | evaluated
+        expected = 1000.0 * len(evaluated) + len(saved)
+        if step == 310:
+            continue  # nothing is left; the line shows no time
+        assert pause_seconds_left(train, cast(Any, Meter()), step) == expected

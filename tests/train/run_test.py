@@ -190,7 +190,7 @@ def test_lost_config_is_compared_with_that_of_the_checkpoint(corpora, finished, 
     folder.mkdir()
     config = override(experiment(corpora), ["train.phases.1.gradient_accumulation_steps=1"])
     check_existing_run(config, folder, str(checkpoints))
-    message = r"checkpoints/12 belongs to a run with another config:\n  seed: 0 there, 3 now"
+    message = r"checkpoints/12 was saved by a run with another config:\n  seed: 0 there, 3 now"
     with pytest.raises(UserError, match=message):
         check_existing_run(override(config, ["seed=3"]), folder, str(checkpoints))
 

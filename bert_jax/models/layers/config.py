@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,9 +210,7 @@ def validate_transformer(config: TransformerConfig) -> None:
     check_dropout("model.hidden_dropout_prob", config.hidden_dropout_prob)
     check_dropout("model.attention_probs_dropout_prob", config.attention_probs_dropout_prob)
     for name in ("layer_norm_eps", "initializer_range"):
-        value = getattr(config, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"model.{name} is {value}, expected a number of at least 0")
+        check_range(f"model.{name}", getattr(config, name), at_least=0)
 
 
 def _check_size(field: str, value: object, limit: int) -> None:

@@ -7,7 +7,7 @@ scan stacks them inside the compiled step.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -110,19 +110,6 @@ class PostNormBlock(nnx.Module):
 LayerResult = tuple[jax.Array, tuple[jax.Array | None, jax.Array | None]]
 
 
-class Block(Protocol):
-    """Maps hidden states [B, L, D] to hidden states; see `PostNormBlock.__call__`."""
-
-    def __call__(
-        self,
-        x_BLD: jax.Array,
-        mask: AttentionMask,
-        dropout_seeds: jax.Array | None,
-        *,
-        return_attention_weights: bool = False,
-    ) -> tuple[jax.Array, jax.Array | None]: ...
-
-
 def apply_layers(
     blocks: nnx.List[Any],
     compute: ComputeConfig,
@@ -136,7 +123,7 @@ def apply_layers(
     """Runs the blocks, which have the same structure, one after another.
 
     Args:
-      blocks: the N layers, each a `Block`.
+      blocks: the N layers, each a `PostNormBlock`.
       dropout_seeds: uint32 [N, sites, 2], or None to apply no dropout.
 
     Returns:
@@ -144,7 +131,7 @@ def apply_layers(
       attention weights of each layer if `output_attentions`, else [].
     """
 
-    def run_block(block: Block, x: jax.Array, layer_seeds: jax.Array | None) -> LayerResult:
+    def run_block(block: PostNormBlock, x: jax.Array, layer_seeds: jax.Array | None) -> LayerResult:
         x, weights = block(x, mask, layer_seeds, return_attention_weights=output_attentions)
         return x, (x if output_hidden_states else None, weights)
 

@@ -87,6 +87,8 @@ class HeldOutEvaluator:
         mesh: jax.sharding.Mesh,
     ):
         self._sharding = batch_sharding(mesh)
+        has_masked_lm = "masked_lm_ids" in objective.batch_fields()
+        self._known_metrics = ("loss", "mlm_loss") if has_masked_lm else ("loss",)
         self._step = jax.jit(
             lambda params, batch: objective.compute_loss(
                 params, batch, objective.loss_denominators(batch), None
@@ -97,8 +99,8 @@ class HeldOutEvaluator:
 
     @property
     def known_metrics(self) -> tuple[str, ...]:
-        """Returns the metrics that every objective has."""
-        return ("loss", "mlm_loss")
+        """Returns the metrics that the objective is known to have."""
+        return self._known_metrics
 
     def __call__(self, params: Any) -> dict[str, float]:
         """Returns the means over all held-out examples; "loss" is the mean of the batch losses."""
