@@ -28,7 +28,7 @@ from bert_jax.runs.messages import log_evaluation
 from bert_jax.runs.metrics import MetricsLog, TensorBoard
 from bert_jax.runs.progress import ProgressLine
 from bert_jax.train.config import CheckpointConfig, TrainConfig
-from bert_jax.train.loop import StopReason, TrainingMeter
+from bert_jax.train.loop import StopReason, TrainingMeter, pause_seconds_left
 from bert_jax.train.preemption import SAVED_MESSAGE, Preemption
 from bert_jax.train.sources.base import Evaluator
 from bert_jax.train.step import State
@@ -230,23 +230,6 @@ class SaveCheckpoint:
             "metrics": dict(self._history.metrics),
             "best": asdict(self._history.best),
         }
-
-
-def pause_seconds_left(train: TrainConfig, meter: TrainingMeter, step: int) -> float:
-    """Estimates how many seconds the remaining evaluations and saves take, from those so far."""
-
-    def num_after(every: int) -> int:
-        # The last step counts as well, even if it is not a multiple.
-        return train.steps // every - step // every + (train.steps % every > 0)
-
-    num_saves = num_after(train.checkpoints.save_every)
-    num_evaluations = num_after(train.evaluation.eval_every) if train.evaluation else 0
-    if train.evaluation and train.checkpoints.best_metric:
-        # Every evaluated step is saved as well; a step that is due for both is saved once.
-        both_due = math.lcm(train.checkpoints.save_every, train.evaluation.eval_every)
-        num_saves += num_evaluations - num_after(both_due)
-    evaluate, save = meter.mean_pause("evaluate"), meter.mean_pause("save")
-    return num_evaluations * evaluate + num_saves * save
 
 
 def make_hooks(

@@ -9,6 +9,7 @@ training example. A resumed run therefore computes exactly what an uninterrupted
 """
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 from bert_jax import batch as batch_lib
 from bert_jax.runs import hooks as hooks_lib
 from bert_jax.runs.hooks import Hook, StepEvent
-from bert_jax.train.config import Phase
+from bert_jax.train.config import Phase, TrainConfig
 from bert_jax.train.step import CompiledStep, State
 from bert_jax.train.watchdog import Watchdog
 
@@ -112,6 +113,23 @@ class TrainingMeter:
         """Adds the tokens and FLOPs of one step."""
         self.tokens += tokens
         self.flops += flops
+
+
+def pause_seconds_left(train: TrainConfig, meter: TrainingMeter, step: int) -> float:
+    """Estimates how many seconds the remaining evaluations and saves take, from those so far."""
+
+    def num_after(every: int) -> int:
+        # The last step counts as well, even if it is not a multiple.
+        return train.steps // every - step // every + (train.steps % every > 0)
+
+    num_saves = num_after(train.checkpoints.save_every)
+    num_evaluations = num_after(train.evaluation.eval_every) if train.evaluation else 0
+    if train.evaluation and train.checkpoints.best_metric:
+        # Every evaluated step is saved as well; a step that is due for both is saved once.
+        both_due = math.lcm(train.checkpoints.save_every, train.evaluation.eval_every)
+        num_saves += num_evaluations - num_after(both_due)
+    evaluate, save = meter.mean_pause("evaluate"), meter.mean_pause("save")
+    return num_evaluations * evaluate + num_saves * save
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,9 +24,8 @@ from bert_jax.train.evaluate_and_save import (
     EvaluationHistory,
     SaveCheckpoint,
     find_non_finite,
-    pause_seconds_left,
 )
-from bert_jax.train.loop import TrainingMeter
+from bert_jax.train.loop import TrainingMeter, pause_seconds_left
 
 
 @dataclasses.dataclass(frozen=True)
