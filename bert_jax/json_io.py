@@ -57,6 +57,36 @@ def parse_json(text: str, path: str | Path) -> Any:
         ) from None
 
 
+def parse_json_line(path: str | Path, number: int, line: str, errors: str = "strict") -> Any:
+    """Parses a line of a JSON-lines file.
+
+    A lone surrogate, as in "\\udc00", is not a character: it is an error with `errors` "strict",
+    and is replaced or left out with "replace" or "ignore".
+
+    Raises:
+      UserError: the line is not JSON; names the file, the line and the column.
+    """
+    try:
+        record = json.loads(line)
+        if "\\ud" in line or "\\uD" in line:  # half of a surrogate pair, or a whole one
+            text = json.dumps(record, ensure_ascii=False)
+            record = json.loads(text.encode("utf-8", errors).decode())
+        return record
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path}, line {number}: not valid JSON ({error.msg} at column {error.colno}); "
+            "expected one JSON object on each line"
+        ) from None
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{path}, line {number}: {error.object[error.start]!r} is half of a surrogate pair and "
+            "no character; correct the line"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, or too many nested brackets.
+        raise UserError(f"{path}, line {number}: not valid JSON ({error})") from None
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """Reads a JSON file whose content is an object; any other content is a UserError."""
     content = read_json(path)

@@ -7,14 +7,16 @@ of an invalid JSON line.
 import codecs
 import glob
 import gzip
-import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import BinaryIO, Literal
 
 from bert_jax.errors import UserError
+from bert_jax.json_io import parse_json_line
 
 DocumentUnit = Literal["file", "blank-line", "line"]
 
@@ -67,16 +69,15 @@ def read_text(path: str | Path, *, encoding: str = "utf-8", errors: str = "stric
       UserError: the file is missing or unreadable, contains bytes that are not text (with their
         offset), or the encoding is unknown.
     """
-    chunks, size = [], 0
-    for chunk in _decode_chunks(path, encoding, errors):
-        size += len(chunk)
+
+    def check_size(size: int) -> None:
         if size > _MAX_TEXT_CHARACTERS:
             raise UserError(
                 f"{path}: the file has more than {_MAX_TEXT_CHARACTERS:,} characters, which do not "
                 "fit into memory at once; split the file"
             )
-        chunks.append(chunk)
-    return "".join(chunks)
+
+    return _join_chunks(_text_chunks(path, encoding, errors), check_size)
 
 
 def read_documents(
@@ -106,49 +107,41 @@ def read_documents(
     """
     name = os.path.basename(path)
     if name.removesuffix(".gz").endswith((".jsonl", ".ndjson")):
-        lines = _read_lines(path, encoding, errors)
+        lines = _split_lines(path, _text_chunks(path, encoding, errors))
         documents = ((n, _json_text(path, n, line, json_field, errors)) for n, line in lines)
     elif document_unit == "file":
-        documents = iter([(1, _read_document(path, encoding, errors))])
+        chunks = _text_chunks(path, encoding, errors)
+        documents = iter([(1, _join_chunks(chunks, partial(_check_document_size, path, 1)))])
     elif document_unit == "line":
-        documents = _read_lines(path, encoding, errors)
+        documents = _split_lines(path, _text_chunks(path, encoding, errors))
     else:
-        documents = enumerate(_split_blocks(path, _read_lines(path, encoding, errors)), start=1)
+        lines = _split_lines(path, _text_chunks(path, encoding, errors))
+        documents = enumerate(_split_blocks(path, lines), start=1)
     for number, text in documents:
         if text and not text.isspace():
             yield f"{name}:{number}", text
 
 
-def parse_json_line(path: str | Path, number: int, line: str, errors: str = "strict") -> Any:
-    """Parses a line of a JSON-lines file.
+def read_stream_lines(
+    stream: BinaryIO, name: str, *, encoding: str = "utf-8", errors: str = "strict"
+) -> Iterator[str]:
+    """Yields the lines of a stream as soon as they can be read, as from a terminal or a pipe.
 
-    A lone surrogate, as in "\\udc00", is not a character: it is an error with `errors` "strict",
-    and is replaced or left out with "replace" or "ignore".
+    Args:
+      name: the name of the stream, for messages.
+      encoding, errors: as in `read_text`.
 
     Raises:
-      UserError: the line is not JSON; names the file, the line and the column.
+      UserError: the stream cannot be read or contains bytes that are not text (with their offset),
+        the encoding is unknown, or a line does not fit into memory.
     """
+    # Not `read`, which would wait for a full chunk; the empty chunk at the end is for the decoder.
+    raw_chunks = chain(iter(lambda: stream.readline(_CHUNK_BYTES), b""), [b""])
     try:
-        record = json.loads(line)
-        if "\\ud" in line.lower() and errors != "strict":
-            text = json.dumps(record, ensure_ascii=False)
-            record = json.loads(text.encode("utf-8", errors).decode())
-        elif "\\ud" in line.lower():
-            json.dumps(record, ensure_ascii=False).encode()
-        return record
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}, line {number}: not valid JSON ({error.msg} at column {error.colno}); "
-            "expected one JSON object on each line"
-        ) from None
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{path}, line {number}: {error.object[error.start]!r} is half of a surrogate pair and "
-            "no character; correct the line"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        # A number of thousands of digits, or too many nested brackets.
-        raise UserError(f"{path}, line {number}: not valid JSON ({error})") from None
+        for _, line in _split_lines(name, _decode_chunks(name, raw_chunks, encoding, errors)):
+            yield line
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read ({error.strerror})") from None
 
 
 def _json_text(path: str | Path, number: int, line: str, field: str, errors: str) -> str:
@@ -172,13 +165,14 @@ def _json_text(path: str | Path, number: int, line: str, field: str, errors: str
     )
 
 
-def _read_document(path: str | Path, encoding: str, errors: str) -> str:
-    chunks, size = [], 0
-    for chunk in _decode_chunks(path, encoding, errors):
+def _join_chunks(chunks: Iterable[str], check_size: Callable[[int], None]) -> str:
+    """Joins chunks; `check_size` receives the number of characters after each, and may raise."""
+    parts, size = [], 0
+    for chunk in chunks:
         size += len(chunk)
-        _check_document_size(path, 1, size)
-        chunks.append(chunk)
-    return "".join(chunks)
+        check_size(size)
+        parts.append(chunk)
+    return "".join(parts)
 
 
 def _split_blocks(path: str | Path, lines: Iterator[tuple[int, str]]) -> Iterator[str]:
@@ -205,26 +199,37 @@ def _check_document_size(path: str | Path, number: int, size: int) -> None:
         )
 
 
-def _read_lines(path: str | Path, encoding: str, errors: str) -> Iterator[tuple[int, str]]:
-    """Yields (line number from 1, line without its end) without loading the whole file."""
-    number, size = 0, 0
-    unfinished: list[str] = []  # joined once, because a line may span many chunks
-    for chunk in _decode_chunks(path, encoding, errors):
-        *complete_lines, rest = chunk.split("\n")
-        for line in complete_lines:
+def _split_lines(name: str | Path, chunks: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yields (line number from 1, line without its end) of decoded text."""
+    number, rest = 0, ""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split("\n")
+        for line in lines:
             number += 1
-            unfinished.append(line)
-            yield number, "".join(unfinished).removesuffix("\r")
-            unfinished, size = [], 0
-        size += len(rest)
-        _check_document_size(path, number + 1, size)
-        unfinished.append(rest)
-    if size:
-        yield number + 1, "".join(unfinished).removesuffix("\r")
+            yield number, line.removesuffix("\r")
+        if len(rest) > MAX_DOCUMENT_CHARACTERS:
+            raise UserError(
+                f"{name}, line {number + 1}: a line of more than {MAX_DOCUMENT_CHARACTERS:,} "
+                "characters, which would need gigabytes of memory; break it into several lines"
+            )
+    if rest:
+        yield number + 1, rest.removesuffix("\r")
 
 
-def _decode_chunks(path: str | Path, encoding: str, errors: str) -> Iterator[str]:
-    """Yields chunks of decoded text; errors name the byte offset in the whole file."""
+def _text_chunks(path: str | Path, encoding: str, errors: str) -> Iterator[str]:
+    return _decode_chunks(path, _read_chunks(path), encoding, errors)
+
+
+def _decode_chunks(
+    name: str | Path, raw_chunks: Iterable[bytes], encoding: str, errors: str
+) -> Iterator[str]:
+    """Yields chunks of decoded text; errors name the byte offset from the first chunk.
+
+    Args:
+      name: the file or stream, for messages.
+      raw_chunks: bytes; the last chunk is empty.
+      encoding, errors: as in `read_text`.
+    """
     try:
         # str.encode accepts text encodings only; getincrementaldecoder alone would accept "hex".
         "".encode(encoding)
@@ -236,18 +241,18 @@ def _decode_chunks(path: str | Path, encoding: str, errors: str) -> Iterator[str
             "or ignore for --errors"
         ) from None
     bytes_read, first = 0, True
-    for raw in _read_chunks(path):
+    for raw in raw_chunks:
         pending = len(decoder.getstate()[0])
         try:
             text = decoder.decode(raw, final=not raw)
         except UnicodeDecodeError as error:
             raise _decode_error(
-                path, encoding, bytes_read - pending + error.start, error, raw
+                name, encoding, bytes_read - pending + error.start, error, raw
             ) from None
         except UnicodeError as error:
             byte_order = encoding.lower() in ("utf-16", "utf-32", "utf16", "utf32")
             hint = f"; use {encoding}-le or {encoding}-be" if byte_order else ""
-            raise UserError(f"{path}: not {encoding} text ({error}){hint}") from None
+            raise UserError(f"{name}: not {encoding} text ({error}){hint}") from None
         bytes_read += len(raw)
         if first and text:
             text, first = text.removeprefix("\ufeff"), False
@@ -255,15 +260,15 @@ def _decode_chunks(path: str | Path, encoding: str, errors: str) -> Iterator[str
 
 
 def _decode_error(
-    path: str | Path, encoding: str, offset: int, error: UnicodeDecodeError, raw: bytes
+    name: str | Path, encoding: str, offset: int, error: UnicodeDecodeError, raw: bytes
 ) -> UserError:
-    location = f"byte {offset}" + (" (after unzipping)" if str(path).endswith(".gz") else "")
+    location = f"byte {offset}" + (" (after unzipping)" if str(name).endswith(".gz") else "")
     value = error.object[error.start] if error.start < len(error.object) else 0
     hint = "latin-1"
     if offset == 0 and raw.startswith(_UTF16_MARKS):
         hint = "utf-16"
     return UserError(
-        f"{path}: not {encoding} text at {location}: 0x{value:02x}, {error.reason}. If the file "
+        f"{name}: not {encoding} text at {location}: 0x{value:02x}, {error.reason}. If the text "
         f"has another encoding, set it with --encoding {hint}; to replace such bytes by a "
         "replacement character, use --errors replace. If the command has no such flags, convert "
         f"the file: iconv -f {hint} -t utf-8 FILE > NEW_FILE"

@@ -56,7 +56,7 @@ def test_errors_are_one_line_with_an_exit_code(exported, tmp_path, capsys, monke
     assert "there is no layer 9" in capsys.readouterr().err
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a net\n\xff\n")))
     assert main(["embed", exported]) == 1
-    assert "standard input, line 2: 'utf-8' codec can't decode byte" in capsys.readouterr().err
+    assert "standard input: not utf-8 text at byte 6: 0xff" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
         main(["embed", exported, "a net", "--layers=last"])
     assert stop.value.code == 2

@@ -1,6 +1,7 @@
 """Tests reading documents from files, and the errors for unreadable files."""
 
 import gzip
+import io
 import json
 import os
 
@@ -8,7 +9,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.text import files
-from bert_jax.text.files import expand_globs, read_documents, read_text
+from bert_jax.text.files import expand_globs, read_documents, read_stream_lines, read_text
 
 
 def test_globs_return_sorted_files_without_duplicates(tmp_path):
@@ -151,7 +152,8 @@ def test_document_and_line_sizes_are_bounded(tmp_path, monkeypatch):
     path = tmp_path / "bomb.txt.gz"
     path.write_bytes(gzip.compress(b"x" * (8 << 20)))
     for unit in ("file", "line", "blank-line"):
-        with pytest.raises(UserError, match=r"bomb\.txt\.gz, line 1: a document of more than 3"):
+        kind = "document" if unit == "file" else "line"
+        with pytest.raises(UserError, match=rf"bomb\.txt\.gz, line 1: a {kind} of more than 3"):
             list(read_documents(path, document_unit=unit))
     with pytest.raises(UserError, match=r"has more than 3,145,728 characters"):
         read_text(path)
@@ -173,6 +175,36 @@ def test_text_of_another_encoding_raises(tmp_path, encoding, message):
     path.write_bytes(b"no byte-order mark - here")
     with pytest.raises(UserError, match=message):
         read_text(path, encoding=encoding)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32-be", "iso2022_jp"])
+def test_lines_of_a_stream_in_any_encoding(encoding, monkeypatch):
+    monkeypatch.setattr(files, "_CHUNK_BYTES", 3)  # characters cross the boundaries of chunks
+    # In UTF-16, 上 (U+4E0A) contains the byte of a line feed. Only "\n" ends a line.
+    content = "上上\r\n\n文\rと" + ("\u2028" if encoding != "iso2022_jp" else "") + "\nlast"
+    lines = list(read_stream_lines(io.BytesIO(content.encode(encoding)), "in", encoding=encoding))
+    assert lines == [line.removesuffix("\r") for line in content.split("\n")]
+
+
+def test_lines_of_a_stream_are_available_at_once():
+    reading, writing = os.pipe()
+    with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as sender:
+        lines = read_stream_lines(stream, "in")
+        for text in ("first", "second"):
+            sender.write(f"{text}\n".encode())
+            assert next(lines) == text
+        sender.write(b"b\xff\n")
+        with pytest.raises(UserError, match="in: not utf-8 text at byte 14: 0xff"):
+            next(lines)
+
+
+def test_stream_that_cannot_be_read_raises(tmp_path):
+    with open(tmp_path / "a.txt", "wb+", buffering=0) as stream:
+        folder = os.open(tmp_path, os.O_RDONLY)
+        os.dup2(folder, stream.fileno())
+        os.close(folder)
+        with pytest.raises(UserError, match=r"standard input: cannot be read \(Is a directory\)"):
+            list(read_stream_lines(stream, "standard input"))
 
 
 def test_names_that_are_no_regular_files_are_explained(tmp_path):

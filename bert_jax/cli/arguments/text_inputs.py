@@ -1,7 +1,6 @@
 """Reads texts from arguments, files or standard input, for the verbs that take texts."""
 
 import argparse
-import codecs
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -42,7 +41,7 @@ def text_groups(args: argparse.Namespace) -> Iterator[list[str]]:
         texts = _from_arguments(args)
     else:
         texts = _from_stdin(args)
-        if sys.stdin.isatty():  # a person types: answer after each line
+        if sys.stdin is not None and sys.stdin.isatty():  # a person types: answer after each line
             group_size = 1
     while group := list(islice(texts, group_size)):
         yield group
@@ -61,19 +60,12 @@ def _from_arguments(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _from_stdin(args: argparse.Namespace) -> Iterator[str]:
-    number = 0
-    try:
-        # In UTF-16 and UTF-32, the byte of a line feed is part of other characters too.
-        if "\n".encode(args.encoding) == b"\n":
-            lines = (line.decode(args.encoding, args.errors) for line in sys.stdin.buffer)
-        else:
-            reader = codecs.getreader(args.encoding)(sys.stdin.buffer, args.errors)
-            lines = (line.removeprefix("\ufeff") for line in reader)
-        for line in lines:
-            number += 1
-            if text := line.strip():
-                yield text
-    except (UnicodeError, LookupError) as error:
-        raise UserError(
-            f"standard input, line {number + 1}: {error}; see --encoding and --errors"
-        ) from None
+    from bert_jax.text.files import read_stream_lines
+
+    if sys.stdin is None:  # Python's value if the shell has closed it (`<&-`)
+        raise UserError("standard input is closed; expected a text on each line, TEXT or --file")
+    for line in read_stream_lines(
+        sys.stdin.buffer, "standard input", encoding=args.encoding, errors=args.errors
+    ):
+        if text := line.strip():
+            yield text

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.text.files import parse_json_line, read_text
+from bert_jax.json_io import parse_json_line
+from bert_jax.text.files import read_text
 
 JSON_EXTENSIONS = (".jsonl", ".ndjson")
 FILE_EXTENSIONS = (".csv", ".tsv", *JSON_EXTENSIONS, ".parquet")
