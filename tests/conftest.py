@@ -30,9 +30,12 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# A test process above this much resident memory drops its compiled programs before the next file.
-# Below it they are kept, since many test files compile the same small programs.
+# A test process drops its compiled programs after a test file if it has more resident memory than
+# this, and this much more than after the last time. Otherwise they are kept, since many test files
+# compile the same small programs, and since the collection itself takes seconds.
 CLEAR_ABOVE_BYTES = 1_000_000_000
+CLEAR_AFTER_GROWTH_BYTES = 200_000_000
+_bytes_after_clearing = 0
 
 
 def _resident_bytes() -> int:
@@ -47,17 +50,27 @@ def _peak_resident_gb() -> float:
     return peak / (1e9 if sys.platform == "darwin" else 1e6)  # bytes there, kilobytes on Linux
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compiles equal programs once in each test process, also after its memory was cleared."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def bounded_memory() -> Iterator[None]:
     """Frees compiled programs after a test file: over a run they pile up to several gigabytes."""
+    global _bytes_after_clearing
     yield
-    if _resident_bytes() < CLEAR_ABOVE_BYTES:
+    if _resident_bytes() < max(CLEAR_ABOVE_BYTES, _bytes_after_clearing + CLEAR_AFTER_GROWTH_BYTES):
         return
-    gc.collect()
     jax.clear_caches()
     gc.collect()
+    # The millions of objects of imported libraries would be traversed again by every collection.
+    gc.freeze()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)  # glibc otherwise keeps the freed pages in the process
+    _bytes_after_clearing = _resident_bytes()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from bert_jax.train import compilation_cache
 
@@ -16,6 +17,8 @@ def count(name: str, events: list[str]) -> int:
 @pytest.fixture
 def events(monkeypatch):
     """Returns the names of JAX's events; all programs are cached, even if fast to compile."""
+    cache_of_tests = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.setattr(compilation_cache, "_MIN_COMPILE_SECONDS", 0.0)
     monkeypatch.delenv(compilation_cache.ENVIRONMENT_VARIABLE, raising=False)
     seen: list[str] = []
@@ -25,6 +28,8 @@ def events(monkeypatch):
     )
     yield seen
     here[0] = False
+    jax.config.update("jax_compilation_cache_dir", cache_of_tests)
+    jax_cache.reset_cache()
 
 
 def compile_again(factor: float) -> jax.stages.Compiled:
