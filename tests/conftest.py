@@ -116,12 +116,24 @@ def shared() -> Path:
     return Path(root) / "data"
 
 
+@pytest.fixture
+def one_device() -> Iterator[None]:
+    """Trains on one device in the test (module fixtures use `one_device_mesh` themselves)."""
+    from tests.helpers.one_device import one_device_mesh  # it imports bert_jax and flax
+
+    with one_device_mesh():
+        yield
+
+
 @pytest.fixture(scope="session")
 def task_experiment(tmp_path_factory: pytest.TempPathFactory) -> Callable:
     """Returns a function from a kind of task to the config of a small run that is not started."""
     from tests.helpers import task_runs  # it imports all of training
 
-    return task_runs.small_experiments(tmp_path_factory.mktemp("tasks"))
+    folder = tmp_path_factory.getbasetemp()
+    # The parent folder is common to the processes of pytest-xdist, which then train each run once.
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    return task_runs.small_experiments(folder / "tasks")
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,16 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from bert_jax.config_lib import override
+from bert_jax.config_lib import from_json, override, to_json
 from bert_jax.data.finetuning.config import Columns, Conll, Squad, Swag, TaskConfig
 from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
+from bert_jax.file_lock import acquire_lock
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.testing.models import WORDS, small_model
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
+from tests.helpers.one_device import one_device_mesh
 
 HOSTILE = "</dd><script>alert(1)</script><img src=http://example.org/x>"
 HOSTILE_LABEL = '<i>yes & "no"\''
@@ -28,35 +30,58 @@ PLAIN = [word for word in WORDS if not word.startswith("##")]
 
 
 def small_experiments(folder: Path) -> Callable[[str], Experiment]:
-    """Returns the value of the fixture `task_experiment`: kind of task -> small run's config."""
-    model = small_model(
-        folder / "vocabulary", positions=LearnedPositions(max_position_embeddings=40)
-    )
-    export(model, folder / "model")
+    """Returns the value of the fixture `task_experiment`: kind of task -> small run's config.
+
+    Several processes may use the same folder: whoever needs a kind first writes its files.
+    """
+    folder.mkdir(exist_ok=True)
     made: dict[str, Experiment] = {}
 
     def get(kind: str) -> Experiment:
         if kind not in made:
-            task = TASKS[kind](folder)
-            experiment = fine_tuning_experiment(
-                task, str(folder / "model"), epochs=3, batch_size=16, learning_rate=1e-2, seed=7
-            )
-            made[kind] = override(experiment, ["train.logging.log_every=1"])
+            file = folder / f"{kind}-experiment.json"
+            with acquire_lock(folder / "experiments.lock", wait=True):
+                if not file.exists():
+                    file.write_text(json.dumps(to_json(small_experiment(kind, folder))))
+            made[kind] = from_json(Experiment, json.loads(file.read_text()))
         return made[kind]
 
     return get
 
 
+def small_experiment(kind: str, folder: Path) -> Experiment:
+    """Writes the data of a task, and the model to start from, and returns the config of a run."""
+    if not (folder / "model").exists():
+        model = small_model(
+            folder / "vocabulary",
+            num_hidden_layers=1,
+            positions=LearnedPositions(max_position_embeddings=40),
+        )
+        export(model, folder / "model")
+    experiment = fine_tuning_experiment(
+        TASKS[kind](folder),
+        str(folder / "model"),
+        epochs=3,
+        batch_size=16,
+        learning_rate=1e-2,
+        seed=7,
+    )
+    return override(experiment, ["train.logging.log_every=1"])
+
+
 def finished_runs(task_experiment: Callable[[str], Experiment]) -> Callable[[str], Path]:
     """Returns the function of the fixture `task_run`: kind of task -> folder of a finished run."""
-    made: dict[str, Path] = {}
 
     def get(kind: str) -> Path:
-        if kind not in made:
-            experiment = task_experiment(kind)
-            made[kind] = Path(experiment.init_from or "").parent / f"run of {kind}"
-            assert run(experiment, made[kind]) == 0
-        return made[kind]
+        experiment = task_experiment(kind)
+        folder = Path(experiment.init_from or "").parent
+        run_folder, marker = folder / f"run of {kind}", folder / f"{kind}.finished"
+        with acquire_lock(folder / f"{kind}.lock", wait=True):
+            if not marker.exists():
+                with one_device_mesh():
+                    assert run(experiment, run_folder) == 0
+                marker.touch()
+        return run_folder
 
     return get
 

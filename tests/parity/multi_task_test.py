@@ -13,6 +13,7 @@ from bert_jax.testing.batches import fine_tuning_batch
 from bert_jax.testing.models import small_model
 from bert_jax.train.presets import multi_task_experiment
 from bert_jax.train.run import run
+from tests.helpers.one_device import one_device_mesh
 from tests.helpers.task_runs import TASKS
 from tests.parity.fine_tuning_heads_test import assert_same, jax_predictions, torch_predictions
 
@@ -32,6 +33,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mixture")
     model = small_model(
         folder / "vocabulary",
+        num_hidden_layers=1,
         positions=LearnedPositions(max_position_embeddings=40),
         initializer_range=0.2,
     )
@@ -49,7 +51,8 @@ def trained(tmp_path_factory):
         "train.checkpoints.best_metric=null",
         "train.evaluation=null",
     ]
-    assert run(override(config, changes), folder / "run") == 0
+    with one_device_mesh():
+        assert run(override(config, changes), folder / "run") == 0
     return folder / "run", config.objective
 
 

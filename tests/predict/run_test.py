@@ -81,10 +81,13 @@ def swag(folder: Path, draw: random.Random) -> TaskConfig:
 TASKS = {"columns": columns, "conll": conll, "squad": squad, "swag": swag}
 
 
+@pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("name", TASKS)
 def test_run_folder_reproduces_its_saved_predictions(name, tmp_path, capsys):
     model = small_model(
-        tmp_path / "vocabulary", positions=LearnedPositions(max_position_embeddings=32)
+        tmp_path / "vocabulary",
+        num_hidden_layers=1,
+        positions=LearnedPositions(max_position_embeddings=32),
     )
     export(model, tmp_path / "start")
     task = TASKS[name](tmp_path, random.Random(0))

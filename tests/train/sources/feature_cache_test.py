@@ -43,6 +43,7 @@ from bert_jax.train.sources.feature_cache import ENCODER_FEATURES, FeatureExtrac
 from bert_jax.train.sources.fine_tuning import FineTuningSource
 from bert_jax.train.step import TrainSetup
 from bert_jax.tuning.config import FROZEN_ENCODER, CachedFeatures, ComputedFeatures, TuningConfig
+from tests.helpers.one_device import one_device_mesh
 
 EACH_STEP = dataclasses.replace(FROZEN_ENCODER, features=ComputedFeatures())
 # Adam enlarges rounding errors to a whole update where a gradient is zero, as for some biases.
@@ -226,7 +227,7 @@ def test_fingerprint_covers_exactly_what_features_depend_on(task_experiment):
         flat = paths.flatten(opened.params)
         return paths.unflatten({**flat, path: flat[path].at[0].set(value)})
 
-    bias, head = "encoder/layers/1/attention/query/bias", "classifier/bias"
+    bias, head = "encoder/layers/0/attention/query/bias", "classifier/bias"
     half = override(opened.config, ["compute.dtype=bfloat16"])
     different = [
         fingerprint(),
@@ -243,9 +244,10 @@ def test_fingerprint_covers_exactly_what_features_depend_on(task_experiment):
 
 @pytest.fixture(scope="module")
 def finished(task_experiment, tmp_path_factory) -> Path:
-    """A finished run of a classifier."""
+    """Returns a finished run of a classifier."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    assert run(tuned(task_experiment("classification")), folder) == 0
+    with one_device_mesh():
+        assert run(tuned(task_experiment("classification")), folder) == 0
     return folder
 
 
@@ -274,8 +276,6 @@ def test_exported_model_has_the_predictions_of_the_run(finished, tmp_path):
 KILLED_AT_17 = """
 import json, os, signal, sys
 from pathlib import Path
-import jax
-jax.config.update("jax_num_cpu_devices", 8)
 from bert_jax.config_lib import from_json
 from bert_jax.experiment import Experiment
 from bert_jax.runs import hooks
@@ -293,6 +293,7 @@ run(from_json(Experiment, json.loads(Path(sys.argv[1]).read_text())), Path(sys.a
 """
 
 
+@pytest.mark.usefixtures("one_device")
 def test_killed_run_resumes_bit_identical(task_experiment, finished, tmp_path):
     experiment = tuned(task_experiment("classification"))
     file, folder = tmp_path / "experiment.json", tmp_path / "run"
@@ -316,6 +317,7 @@ def test_killed_run_resumes_bit_identical(task_experiment, finished, tmp_path):
         assert np.array_equal(leaf, expected[path]), path
 
 
+@pytest.mark.usefixtures("one_device")
 def test_finished_run_without_cache_computes_features_again(finished, task_experiment, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)

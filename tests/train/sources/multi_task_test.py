@@ -30,6 +30,7 @@ from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.presets import fine_tuning_experiment, multi_task_experiment
 from bert_jax.train.run import run
 from bert_jax.train.step import TrainSetup
+from tests.helpers.one_device import one_device_mesh
 from tests.helpers.report_markup import Report
 from tests.helpers.task_runs import TASKS
 
@@ -48,6 +49,7 @@ def folder(tmp_path_factory) -> Path:
     made = tmp_path_factory.mktemp("mixture")
     model = small_model(
         made / "vocabulary",
+        num_hidden_layers=1,
         positions=LearnedPositions(max_position_embeddings=40),
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
@@ -66,7 +68,8 @@ def experiment(folder: Path, names=tuple(NAMES), **changes) -> Experiment:
 
 @pytest.fixture(scope="module")
 def finished(folder) -> Path:
-    assert run(experiment(folder), folder / "run") == 0
+    with one_device_mesh():
+        assert run(experiment(folder), folder / "run") == 0
     return folder / "run"
 
 
@@ -182,7 +185,10 @@ def test_heads_start_from_pretrained_pooler_and_matching_head(folder, tmp_path):
     head = config.objective.heads[0].head
     export(
         small_model(
-            tmp_path / "v", head=head, positions=LearnedPositions(max_position_embeddings=40)
+            tmp_path / "v",
+            head=head,
+            num_hidden_layers=1,
+            positions=LearnedPositions(max_position_embeddings=40),
         ),
         tmp_path / "m",
     )
