@@ -1,52 +1,41 @@
-"""Renders the training curves of a report; related metrics share a chart."""
+"""Renders the curves of a report: one chart for metrics of like scale, training smoothed."""
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_jax.report.html import escape, humanize, value_formatter
-from bert_jax.report.svg_charts import Series, line_chart
+from bert_jax.report.run_data import Row, RunData, nested
+from bert_jax.report.svg_charts import Series, line_chart, smooth
 
-# Title and metrics of the charts that show several metrics; other metrics get their own chart.
-_CHARTS = (
-    ("Loss", ("loss", "mlm_loss", "nsp_loss", "lm_loss")),
-    (
-        "Accuracy",
-        (
-            "accuracy",
-            "token_accuracy",
-            "start_accuracy",
-            "end_accuracy",
-            "mlm_accuracy",
-            "nsp_accuracy",
-            "lm_accuracy",
-        ),
-    ),
-    (
-        "Masked-LM loss by position type: masked, random, kept",
-        ("mlm_loss_masked", "mlm_loss_random", "mlm_loss_kept"),
-    ),
-    (
-        "Masked-LM accuracy by position type: masked, random, kept",
-        ("mlm_accuracy_masked", "mlm_accuracy_random", "mlm_accuracy_kept"),
-    ),
-    ("Exact match (0 to 100)", ("exact_match",)),
-    ("F1", ("f1", "f1_macro")),
-    ("Precision and recall", ("precision", "recall")),
-    ("Matthews correlation", ("matthews",)),
-    ("Correlation", ("pearson", "spearman")),
-    ("Area under the ROC curve", ("roc_auc",)),
-    ("Calibration error", ("calibration_error",)),
-    ("Mean squared error", ("mse",)),
-    ("Questions with an answer (0 to 100)", ("HasAns_exact", "HasAns_f1")),
-    ("Questions without an answer (0 to 100)", ("NoAns_exact", "NoAns_f1")),
-    ("At the best threshold for no answer (0 to 100)", ("best_exact", "best_f1")),
-    ("Learning rate", ("learning_rate",)),
-    ("Gradient norm", ("grad_norm",)),
-    ("Tokens per second", ("tokens_per_second",)),
-    ("Model FLOPs utilization", ("mfu",)),
-    ("Padding fraction", ("padding_fraction",)),
+# The metrics of each chart, which have the same scale; other metrics get their own chart.
+_LEARNING: tuple[tuple[str, ...], ...] = (
+    ("mlm_loss",),
+    ("nsp_loss",),
+    ("lm_loss",),
+    ("loss",),
+    ("mlm_accuracy",),
+    ("nsp_accuracy",),
+    ("lm_accuracy",),
+    ("accuracy",),
+    ("token_accuracy",),
+    ("start_accuracy", "end_accuracy"),
+    ("exact_match",),
+    ("f1", "f1_macro"),
+    ("matthews",),
+    ("pearson", "spearman"),
+    ("mlm_loss_masked", "mlm_loss_random", "mlm_loss_kept"),
+    ("mlm_accuracy_masked", "mlm_accuracy_random", "mlm_accuracy_kept"),
 )
+_SPEED = ("learning_rate", "grad_norm", "tokens_per_second", "mfu", "padding_fraction")
+_TITLES = {
+    "mlm_loss_masked": "Masked-LM loss by what the position shows",
+    "mlm_accuracy_masked": "Masked-LM accuracy by what the position shows",
+    "start_accuracy": "Accuracy of the answer's start and end",
+    "pearson": "Correlation",
+    "tokens_per_second": "Tokens per second",
+    "padding_fraction": "Padding, in percent of all positions",
+    "learning_rate": "Learning rate (from the config)",
+}
 # Not drawn: duplicates of other metrics, constants, and fields that are not metrics.
 _NOT_CHARTED = (
     "steps_per_second",
@@ -59,55 +48,152 @@ _NOT_CHARTED = (
     "best_f1_thresh",
     *("split", "step", "phase", "seconds"),
 )
+_MIN_SMOOTHED = 12  # shorter curves are drawn as they are
+_SPANS_PER_CURVE = 12
+_MIN_EVALUATIONS = 4  # metrics with fewer evaluations are in the table only
 
 
-def render_curves(
-    training: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]], eval_split: str
-) -> str:
-    """Returns all charts as HTML, one for each group of metrics that the run has.
-
-    Args:
-      training, evaluations: lines of `metrics.jsonl`.
-      eval_split: name of the split that the evaluations are of, such as "dev".
-    """
-    metric_names = list(dict.fromkeys(k for row in (*training, *evaluations) for k in row))
-    charted_names = {name for _, names in _CHARTS for name in names}
-    # Metrics of multi-task runs, such as "rte/loss": one chart per metric, one line per task.
-    names_by_metric: dict[str, list[str]] = {}
-    for name in (n for n in metric_names if "/" in n):
-        metric = name.rpartition("/")[2]
-        if metric not in _NOT_CHARTED:
-            names_by_metric.setdefault(metric, []).append(name)
-    other_names = [
-        n for n in metric_names if n not in charted_names and n not in _NOT_CHARTED and "/" not in n
-    ]
-    charts = [*_CHARTS, *((humanize(name), (name,)) for name in other_names)]
-    charts += [
-        (f"{humanize(metric)} of each task", tuple(ns)) for metric, ns in names_by_metric.items()
-    ]
-    boundaries = [
-        float(previous_row["step"])
-        for previous_row, next_row in itertools.pairwise(training)
-        if previous_row.get("phase") != next_row.get("phase")
-    ]
-    cards = []
-    for title, names in charts:
-        if title == "F1" and "exact_match" in metric_names:
-            title = "F1 (0 to 100)"
-        lines = [Series(label=humanize(n), points=metric_points(training, n)) for n in names]
-        lines += [
-            Series(label=f"{eval_split} {humanize(n)}", points=points, dots=True)
-            for n in names
-            if (points := metric_points(evaluations, n))
-        ]
-        chart = line_chart(
-            lines, title=title, format_y=value_formatter(names[0]), boundaries=boundaries
-        )
-        if chart:
-            cards.append(f'<div class="card"><h3>{escape(title)}</h3>{chart}</div>')
-    return f'<h2>Curves</h2><div class="charts">{"".join(cards)}</div>' if cards else ""
+def curves(run: RunData) -> str:
+    """Returns all charts, with a sentence about smoothing and one about the phases."""
+    drawn: set[str] = set()
+    learning = [_chart(run, names, drawn) for names in _learning_charts(run)]
+    learning += [_chart(run, names, drawn) for names in _task_charts(run)]
+    for name in _metric_names(run):
+        if name not in (*drawn, *_SPEED) and metric_points(run.evaluations, name):
+            learning.append(_chart(run, (name,), drawn))
+    other_names = [name for name in _metric_names(run) if name not in (*drawn, *_SPEED)]
+    speed = [_chart(run, (name,), drawn) for name in (*_SPEED, *other_names)]
+    sections = (("Curves", learning, _notes(run)), ("Optimization and speed", speed, ""))
+    return "".join(
+        f'<h2>{title}</h2>{note}<div class="charts">{"".join(charts)}</div>'
+        for title, charts, note in sections
+        if any(charts)
+    )
 
 
-def metric_points(rows: Iterable[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+def metric_points(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
     """Returns the (step, value) pairs of one metric, without rows that lack it."""
     return [(row["step"], row[name]) for row in rows if isinstance(row.get(name), (int, float))]
+
+
+def _metric_names(run: RunData) -> list[str]:
+    rows: Sequence[Row] = (*run.training, *run.evaluations)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in names if name.rpartition("/")[2] not in _NOT_CHARTED]
+
+
+def _learning_charts(run: RunData) -> list[tuple[str, ...]]:
+    names = _metric_names(run)
+    # The total loss of an objective with one loss is that loss again.
+    is_sum = sum(name in names for name in ("mlm_loss", "nsp_loss", "lm_loss")) != 1
+    return [chart for chart in _LEARNING if chart != ("loss",) or is_sum]
+
+
+def _task_charts(run: RunData) -> list[tuple[str, ...]]:
+    """Returns the charts of a multi-task run: for each metric, such as "rte/loss", all tasks."""
+    charts: dict[str, list[str]] = {}
+    for name in (n for n in _metric_names(run) if "/" in n):
+        charts.setdefault(name.rpartition("/")[2], []).append(name)
+    return [tuple(names) for names in charts.values()]
+
+
+def _chart(run: RunData, names: Sequence[str], drawn: set[str]) -> str:
+    """Returns the chart of some metrics; "" if the run has none of them.
+
+    Args:
+      drawn: the names of the charts' metrics are added to it.
+    """
+    drawn.update(names)
+    training = {name: metric_points(run.training, name) for name in names}
+    evaluations = {name: metric_points(run.evaluations, name) for name in names}
+    if not any(training.values()):
+        is_main = run.best_metric in names
+        most = max((len(points) for points in evaluations.values()), default=0)
+        if most < (2 if is_main else _MIN_EVALUATIONS):
+            return ""
+    # Many lines in one chart: those of the evaluations, which are less noisy, are enough.
+    if len(names) > 1 and any(evaluations.values()):
+        training = {}
+    lines = []
+    for name in names:
+        label = _label(name) if len(names) > 1 else ""
+        if points := training.get(name):
+            lines.append(_training_line(run, name, label or "training", points))
+        if points := evaluations[name]:
+            text = f"{run.eval_split}: {label}" if label else run.eval_split
+            lines.append(Series(label=text, points=points, dots=True))
+    first = names[0]
+    title = _TITLES.get(first) or humanize(first.rpartition("/")[2])
+    is_total = first == "loss" and run.is_pretraining
+    title = "Total loss" if is_total else title[:1].upper() + title[1:]
+    title += " of each task" if "/" in first else ""
+    chart = line_chart(lines, title=title, format_y=value_formatter(first), phases=run.phases)
+    return f'<div class="card"><h3>{escape(title)}</h3>{chart}</div>' if chart else ""
+
+
+def _label(name: str) -> str:
+    for suffix, text in (
+        ("_masked", "shows [MASK]"),
+        ("_random", "shows a random token"),
+        ("_kept", "shows the true token"),
+    ):
+        if name.startswith("mlm_") and name.endswith(suffix):
+            return text
+    return name.rpartition("/")[0] or humanize(name)
+
+
+def _training_line(
+    run: RunData, name: str, label: str, points: list[tuple[float, float]]
+) -> Series:
+    if name == "learning_rate" and (schedule := _schedule(run)):
+        return Series(label="schedule", points=schedule)
+    if name == "learning_rate" or len(points) < _MIN_SMOOTHED:
+        return Series(label=label, points=points)
+    ends = [phase.end for phase in run.phases]
+    return Series(label=label, points=smooth(points, _span(run), ends), raw=points)
+
+
+def _span(run: RunData) -> int:
+    """Returns the number of logged values that the moving averages extend over."""
+    return max(5, len(run.training) // _SPANS_PER_CURVE)
+
+
+def _schedule(run: RunData) -> list[tuple[float, float]]:
+    """Returns the corners of the learning rate's schedule up to the last logged update.
+
+    The logged values would miss a warmup that is shorter than the interval between them.
+    """
+    schedule = nested(run.config, "train", "schedule")
+    if nested(schedule, "type") != "WarmupLinear" or not run.total_steps:
+        return []
+    peak, warmup = schedule["peak_learning_rate"], schedule["warmup_steps"]
+    corners = [(0.0, 0.0 if warmup else peak), (warmup, peak), (run.total_steps, 0.0)]
+    last = run.last_step
+    line = [point for point in corners if point[0] < last]
+    (x1, y1) = line[-1]
+    (x2, y2) = corners[len(line)] if len(line) < len(corners) else line[-1]
+    return [*line, (last, y1 + (y2 - y1) * (last - x1) / (x2 - x1))] if x2 > x1 else line
+
+
+def _notes(run: RunData) -> str:
+    """Returns sentences that explain the lines of the charts."""
+    sentences = []
+    if len(run.training) >= _MIN_SMOOTHED:
+        sentences.append(
+            "Faint lines are logged values of training batches; strong lines are their exponential "
+            f"moving averages over about {_span(run)} logged values. Dots are evaluations."
+        )
+    if len(run.phases) > 1:
+        parts = ", then ".join(
+            f"{phase.name} up to update {phase.end:,.0f}" for phase in run.phases
+        )
+        sentences.append(
+            f"The sequences have {parts}. Dashed vertical lines mark the change; losses "
+            "before and after it are of different sequences and cannot be compared."
+        )
+    if any("mlm_loss_kept" in row for row in (*run.training[:1], *run.evaluations[:1])):
+        sentences.append(
+            "Of the tokens to predict, most show [MASK], some a random token, and some the true "
+            "token, which is easy to predict."
+        )
+    return "".join(f'<p class="quiet">{escape(sentence)}</p>' for sentence in sentences)

@@ -1,49 +1,44 @@
 """Renders the building blocks of a report: formatted numbers, tables, sections and the page."""
 
 import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from bert_jax.report.style import STYLE
+
+_METRIC_NAMES = {
+    "step": "update",
+    "mlm_loss": "masked-LM loss",
+    "mlm_loss_masked": "masked-LM loss at [MASK]",
+    "mlm_loss_random": "masked-LM loss at random tokens",
+    "mlm_loss_kept": "masked-LM loss at unchanged tokens",
+    "mlm_accuracy": "masked-LM accuracy",
+    "mlm_accuracy_masked": "masked-LM accuracy at [MASK]",
+    "mlm_accuracy_random": "masked-LM accuracy at random tokens",
+    "mlm_accuracy_kept": "masked-LM accuracy at unchanged tokens",
+    "nsp_loss": "next-sentence loss",
+    "nsp_accuracy": "next-sentence accuracy",
+    "lm_loss": "language-model loss",
+    "lm_accuracy": "language-model accuracy",
+    "f1_macro": "macro F1",
+    "f1_micro": "micro F1",
+    "f1": "F1",
+    "matthews": "Matthews correlation",
+    "pearson": "Pearson correlation",
+    "spearman": "Spearman correlation",
+    "roc_auc": "area under the ROC curve",
+    "mse": "mean squared error",
+    "grad_norm": "gradient norm",
+    "mfu": "model FLOPs utilization",
+    "HasAns_exact": "exact match, answerable questions",
+    "HasAns_f1": "F1, answerable questions",
+    "NoAns_exact": "exact match, unanswerable questions",
+    "NoAns_f1": "F1, unanswerable questions",
+    "best_exact": "exact match, best threshold for no answer",
+    "best_f1": "F1, best threshold for no answer",
+}
 _FRACTION_METRICS = ("accuracy", "fraction", "mfu", "precision", "recall", "probability")
 _COUNT_METRICS = ("per_second", "total", "support", "count")
-
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; background: #f5f6f8; margin: 0; }
-main { max-width: 1040px; margin: 0 auto; padding: 24px 16px 48px; }
-h1, h2 { overflow-wrap: anywhere; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 32px 0 8px; }
-h3 { font-size: 14px; margin: 0 0 6px; font-weight: 600; }
-.quiet { color: #5b6675; margin: 0; overflow-wrap: anywhere; }
-.tiles, .charts { display: grid; gap: 12px; margin-top: 16px; }
-.tiles { grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); }
-.charts { grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
-.card { background: #fff; border: 1px solid #dfe3e8; border-radius: 8px; padding: 12px 14px;
-  min-width: 0; }
-.card + .card { margin-top: 12px; } .tiles > .card, .charts > .card { margin-top: 0; }
-.tiles b { display: block; font-size: 20px; font-variant-numeric: tabular-nums; }
-svg { width: 100%; max-width: 560px; height: auto; display: block; }
-svg text { font-size: 11px; fill: #5b6675; }
-.grid { stroke: #e8ebef; } .bound { stroke: #8a94a3; stroke-dasharray: 4 4; }
-polyline { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
-.legend { display: flex; flex-wrap: wrap; gap: 2px 16px; font-size: 12px; color: #3c4654; }
-.legend i { display: inline-block; width: 20px; margin-right: 6px; vertical-align: middle; }
-.scroll { overflow-x: auto; } .card.flush { padding: 0; }
-table { border-collapse: collapse; width: 100%; font-size: 13px; }
-caption { text-align: left; color: #5b6675; padding: 5px 12px; }
-th, td { text-align: left; padding: 5px 12px; border-bottom: 1px solid #eceff2; }
-tbody th { font-weight: 400; }
-.numbers td, .numbers th { text-align: right; font-variant-numeric: tabular-nums; }
-.numbers tr > :first-child { text-align: left; } .numbers td { white-space: nowrap; }
-.words td { overflow-wrap: anywhere; }
-tbody tr:last-child > * { border-bottom: 0; }
-summary { cursor: pointer; padding: 8px 12px; }
-.errors { margin: 0; padding-left: 28px; } .errors li { margin: 0 0 14px; }
-.errors dl { display: grid; grid-template-columns: minmax(70px, max-content) minmax(0, 1fr);
-  gap: 0 12px; margin: 0; font-size: 13px; }
-.errors dt { color: #5b6675; } .errors dd { margin: 0; overflow-wrap: anywhere; }
-@media (max-width: 480px) { th, td { padding: 4px 6px; } .card { padding: 10px; } }
-"""
 
 
 def html_page(title: str, body: str) -> str:
@@ -53,7 +48,7 @@ def html_page(title: str, body: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
         f"<body><main>{body}</main></body></html>\n"
     )
 
@@ -64,8 +59,9 @@ def escape(value: Any) -> str:
 
 
 def humanize(name: str) -> str:
-    """Returns the display name of a metric."""
-    return name.replace("_", " ")
+    """Returns the display name of a metric; in multi-task runs the name begins with the task."""
+    task, slash, metric = name.rpartition("/")
+    return f"{task}{slash and ' '}{_METRIC_NAMES.get(metric, metric.replace('_', ' '))}"
 
 
 def value_formatter(name: str) -> Callable[[float], str]:
@@ -105,7 +101,7 @@ def table(
     )
 
 
-def metrics_table(rows: Sequence[dict[str, Any]], first_column: str = "step") -> str:
+def metrics_table(rows: Sequence[Mapping[str, Any]], first_column: str = "step") -> str:
     """Returns dicts of metrics as a table with `first_column`, then all other keys."""
     names = [
         n for n in dict.fromkeys(k for row in rows for k in row) if n not in ("split", first_column)
@@ -122,6 +118,15 @@ def key_value_table(values: dict[str, Any], header: tuple[str, str]) -> str:
     return table(header, rows, numeric=False)
 
 
+def definition_list(values: Mapping[str, Any], css_class: str) -> str:
+    """Returns names and their texts as a list; for facts that are read, not compared."""
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        for name, value in values.items()
+    )
+    return f'<dl class="{css_class}">{items}</dl>'
+
+
 def details(summary: str, content: str) -> str:
     """Returns `content` (HTML) in a collapsed section that a click opens."""
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
@@ -131,18 +136,18 @@ def section(title: str, content: str) -> str:
     """Returns a heading and a card with `content` (HTML); "" if `content` is empty."""
     if not content:
         return ""
-    return f"<h2>{escape(title)}</h2>{_scrollable(content, title, 'card scroll flush')}"
+    return f"<h2>{escape(title)}</h2>{scrollable(content, title, 'card scroll flush')}"
 
 
 def card(content: str, *, title: str) -> str:
     """Returns a card with a small heading and `content` (HTML); "" if `content` is empty."""
     if not content:
         return ""
-    return _scrollable(f"<h3>{escape(title)}</h3>{content}", title, "card scroll")
+    return scrollable(f"<h3>{escape(title)}</h3>{content}", title, "card scroll")
 
 
-def _scrollable(content: str, name: str, css_class: str) -> str:
-    """Returns attributes that make a scrolling element usable by keyboard and screen reader."""
+def scrollable(content: str, name: str, css_class: str = "scroll") -> str:
+    """Returns an element that scrolls sideways, usable by keyboard and screen reader."""
     return (
         f'<div class="{css_class}" role="region" tabindex="0" aria-label="{escape(name)}">'
         f"{content}</div>"

@@ -1,113 +1,105 @@
 """Writes `report.html`, a self-contained page about a run that works offline."""
 
-import itertools
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bert_jax.atomic_io import atomic_write
 from bert_jax.config_lib import flatten
-from bert_jax.report.curves import metric_points, render_curves
+from bert_jax.report.curves import curves
+from bert_jax.report.facts import attempts_section, facts, files_section, header
+from bert_jax.report.headline import headline
 from bert_jax.report.html import (
     details,
     escape,
-    format_value,
     html_page,
-    humanize,
     key_value_table,
     metrics_table,
     section,
 )
-from bert_jax.report.task_report import report_sections, task_tiles
-from bert_jax.runs import metrics, run_folder
-from bert_jax.runs.progress import format_duration
+from bert_jax.report.run_data import Row, RunData, read_run
+from bert_jax.report.task_report import report_sections
 
 FILE = "report.html"
 _MAX_ROWS = 20
-# The last value of each of these metrics is shown at the top, if the run has it.
-_TILES = (
-    *("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy"),
-    *("accuracy", "exact_match", "f1", "matthews", "pearson"),
+_MAIN_METRICS = (
+    *("mlm_loss", "mlm_accuracy", "nsp_accuracy", "lm_loss", "lm_accuracy"),
+    *("accuracy", "f1", "exact_match", "f1_macro", "matthews", "pearson", "spearman"),
+    *("token_accuracy", "mean", "loss"),
 )
+_MAX_MAIN_METRICS = 3  # more would not fit the width of a phone
 
 
 def write_report(folder: Path) -> Path:
     """Writes `report.html` into a run folder, also while the run is still training.
 
-    Reads config.json and metrics.jsonl, and evaluation.json and analysis.json if they exist.
-
     Raises:
-      UserError: `folder` is not a run folder, or one of these files is damaged.
+      UserError: `folder` is not a run folder, or one of its files is damaged.
     """
-    run_info = run_folder.read_run_json(folder / run_folder.CONFIG)
-    rows = metrics.read_metrics(folder / metrics.FILE)
-    results, analysis = (
-        run_folder.read_run_json(folder / file) if (folder / file).exists() else {}
-        for file in (run_folder.EVALUATION, run_folder.ANALYSIS)
-    )
-    training = [row for row in rows if row["split"] == metrics.TRAIN]
-    evaluations = [row for row in rows if row["split"] == metrics.EVALUATION]
-    eval_split = _eval_split_name(run_info.get("config", {}))
-    name = folder.resolve().name
-    settings = flatten(run_info.get("config", {}))
+    run = read_run(folder)
+    results = report_sections(run.analysis) if run.analysis else ""
     body = [
-        f'<h1>{escape(name)}</h1><p class="quiet">config {escape(run_info.get("fingerprint"))}</p>',
-        _tiles(training, evaluations, eval_split, task_tiles(analysis) if analysis else []),
-        render_curves(training, evaluations, eval_split),
-        report_sections(analysis) if analysis else "",
-        section(
-            "Evaluation", key_value_table(flatten(results), ("metric", "value")) if results else ""
-        ),
-        section("Evaluations during training", metrics_table(evaluations)),
-        section("Training", metrics_table(_evenly_spaced(training, _MAX_ROWS))),
-        section(
-            "Config",
-            details(f"{len(settings)} fields", key_value_table(settings, ("field", "value"))),
-        ),
-        section("Versions", key_value_table(run_info.get("versions", {}), ("package", "version"))),
-        section("Hardware", key_value_table(run_info.get("hardware", {}), ("property", "value"))),
+        header(run),
+        headline(run),
+        facts(run),
+        results,  # of a fine-tuning run: more important than its curves
+        curves(run),
+        _tables(run),
+        files_section(run),
+        attempts_section(run),
+        _config(run),
     ]
-    atomic_write(folder / FILE, html_page(name, "".join(body)))
+    atomic_write(folder / FILE, html_page(folder.resolve().name, "".join(body)))
     return folder / FILE
 
 
-def _eval_split_name(config: dict[str, Any]) -> str:
-    """Returns the name of the split that is evaluated during training."""
-    evaluation = config.get("train", {}).get("evaluation") or {}
-    return evaluation.get("split", "held-out")
-
-
-def _tiles(
-    training: Sequence[dict[str, Any]],
-    evaluations: Sequence[dict[str, Any]],
-    eval_split: str,
-    results: list[tuple[str, str]],
-) -> str:
-    if not training:
-        return '<p class="quiet">No step has been logged yet.</p>'
-    last, throughput = training[-1], metric_points(training, "tokens_per_second")
-    tiles = [*results, ("steps", f"{last['step']:,}")]
-    tiles += [
-        (f"{prefix}{humanize(name)}", format_value(name, source[-1][name]))
-        for prefix, source in (
-            ("training ", training),
-            (f"{eval_split} ", [] if results else evaluations),
+def _tables(run: RunData) -> str:
+    """Returns the evaluations and some logged updates as tables; all metrics are folded."""
+    names = [name for name in _MAIN_METRICS if any(name in row for row in run.evaluations)]
+    if run.best_metric:
+        names = list(dict.fromkeys((run.best_metric, *names)))
+    names = names[:_MAX_MAIN_METRICS]
+    main = [{"step": row["step"]} | {n: row.get(n) for n in names} for row in run.evaluations]
+    evaluations = metrics_table(_evenly_spaced(main, _MAX_ROWS))
+    if run.evaluations:
+        rows = _evenly_spaced(run.evaluations, _MAX_ROWS)
+        evaluations += details("All metrics", metrics_table(_without_phase(rows)))
+    rows = _without_phase(_evenly_spaced(run.training, _MAX_ROWS))
+    training = f"{len(rows)} of {len(run.training)} logged updates"
+    final = key_value_table(flatten(dict(run.results)), ("metric", "value"))
+    return "".join(
+        (
+            section("Evaluations during training", evaluations),
+            section("Final metrics", details("evaluation.json", final) if run.results else ""),
+            section(
+                "Metrics of training batches",
+                details(training, metrics_table(rows)) if rows else "",
+            ),
         )
-        for name in _TILES
-        if source and source[-1].get(name) is not None
+    )
+
+
+def _config(run: RunData) -> str:
+    settings = flatten(dict(run.config))
+    parts = [
+        details(f"{len(settings)} fields", key_value_table(settings, ("field", "value"))),
+        *(
+            details(name.capitalize(), key_value_table(run.info[name], header))
+            for name, header in (
+                ("versions", ("package", "version")),
+                ("hardware", ("property", "value")),
+            )
+            if run.info.get(name)
+        ),
+        f'<p class="quiet note">Fingerprint {escape(run.info.get("fingerprint"))}</p>',
     ]
-    if throughput:
-        tiles.append(("tokens/s, median", f"{statistics.median(y for _, y in throughput):,.0f}"))
-    # "seconds" starts at 0 again after a resume: add up the seconds before each restart.
-    seconds = [row.get("seconds") or 0.0 for row in training]
-    process_seconds = [a for a, b in itertools.pairwise(seconds) if b < a] + seconds[-1:]
-    tiles.append(("training time", format_duration(sum(process_seconds))))
-    cells = (f'<div class="card"><b>{escape(v)}</b>{escape(name)}</div>' for name, v in tiles)
-    return f'<div class="tiles">{"".join(cells)}</div>'
+    return section("Config, versions and hardware", "".join(parts))
 
 
-def _evenly_spaced(rows: Sequence[dict[str, Any]], max_rows: int) -> list[dict[str, Any]]:
+def _without_phase(rows: Sequence[Row]) -> list[dict[str, object]]:
+    return [{k: v for k, v in row.items() if k not in ("phase", "split")} for row in rows]
+
+
+def _evenly_spaced(rows: Sequence[Row], max_rows: int) -> list[Row]:
     """Returns at most `max_rows` evenly spaced rows, including the first and the last."""
     if len(rows) <= max_rows:
         return list(rows)

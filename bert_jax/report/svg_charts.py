@@ -8,22 +8,40 @@ from dataclasses import dataclass
 
 Points = Sequence[tuple[float, float]]
 
-# Most color-blind readers can distinguish these, too (after Okabe and Ito 2008).
+# Most color-blind readers can distinguish these, too (after Okabe and Ito 2008). For pictures that
+# stand alone; in a page, the CSS classes c0, c1, ... of style.py set the colors.
 COLORS = ("#0072b2", "#d55e00", "#00805f", "#a6478a", "#806000", "#4d4d4d")
-WIDTH, HEIGHT = 460, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 26, 10, 34
+WIDTH, HEIGHT = 380, 232
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 16, 20, 34
 _MAX_POINTS = 240
+_HOVER_COLUMNS = 40
+_MIN_CHARACTER_WIDTH = 7
 # For readers who cannot distinguish the colors: dashes of a line and of its key in the legend.
 _DASHES = (("none", "solid"), ("8 3", "dashed"), ("2 3", "dotted"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Holds one line of a chart: (x, y) points with ascending x; `dots` draws a dot at each."""
+    """Holds one line of a chart: (x, y) points with ascending x.
+
+    Attributes:
+      raw: points of a second, faint line of the same color: the values before smoothing.
+      dots: whether to draw a dot at each point.
+    """
 
     label: str
     points: Points
+    raw: Points = ()
     dots: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Marks a range of x, start excluded, by its name at the top of a chart."""
+
+    name: str
+    start: float
+    end: float
 
 
 def line_chart(
@@ -31,21 +49,23 @@ def line_chart(
     *,
     title: str,
     format_y: Callable[[float], str] = lambda y: f"{y:.4g}",
-    boundaries: Sequence[float] = (),
+    phases: Sequence[Phase] = (),
 ) -> str:
     """Returns an SVG element with the lines, axes, a grid and, for several lines, a legend.
 
+    Text appears when the pointer is above a chart: the values of all lines near it.
+
     Args:
       series: the lines; a line without points is left out.
-      title: the description for screen readers.
+      title: the beginning of the description for screen readers.
       format_y: formats a y value as text.
-      boundaries: x values of dashed vertical lines, where one phase ends and the next begins.
+      phases: parts of the x axis, with a dashed line between one and the next.
     """
     series = [curve for curve in series if curve.points]
     if not series:
         return ""
     all_x = [x for curve in series for x, _ in curve.points]
-    all_y = [y for curve in series for _, y in downsample(curve.points)]
+    all_y = [y for curve in series for ps in (curve.points, curve.raw) for _, y in downsample(ps)]
     ticks_x = ticks(min(all_x), max(all_x))
     ticks_y = ticks(min(all_y), max(all_y))
     area = PlotArea(
@@ -54,17 +74,43 @@ def line_chart(
         low_y=ticks_y[0],
         high_y=ticks_y[-1],
     )
-    parts = [area.axes(ticks_x, ticks_y, "step", lambda x: f"{x:,.0f}", format_y)]
-    for x in boundaries:
-        if area.low_x < x < area.high_x:
-            parts.append(area.line((x, area.low_y), (x, area.high_y), "bound"))
+    parts = [area.axes(ticks_x, ticks_y, "update", lambda x: f"{x:,.0f}", format_y)]
+    parts += [_render_phase(phase, area) for phase in phases if len(phases) > 1]
     for index, curve in enumerate(series):
-        parts.append(_render_curve(curve, index, area, format_y))
-    return svg(title, parts) + (_legend(series) if len(series) > 1 or series[0].dots else "")
+        parts.append(_render_curve(curve, index, area))
+    parts += _hover_columns(series, area, format_y)
+    description = "; ".join(
+        f"{curve.label} from {format_y(curve.points[0][1])} to {format_y(curve.points[-1][1])} "
+        f"at update {curve.points[-1][0]:,.0f}"
+        for curve in series
+    )
+    has_legend = len(series) > 1 or series[0].dots
+    return svg(f"{title}: {description}", parts) + (_legend(series) if has_legend else "")
+
+
+def smooth(points: Points, span: int, restarts: Sequence[float] = ()) -> list[tuple[float, float]]:
+    """Returns exponential moving averages of the y values.
+
+    A value k points ago has the weight (1 - 2 / (span + 1))^k, and the weights are divided by
+    their sum, so the first averages are not biased toward 0.
+
+    Args:
+      restarts: x values after which the average starts again, because values before and after
+        cannot be compared.
+    """
+    decay = 1 - 2 / (span + 1)
+    averages, total, weight, restarts_left = list[tuple[float, float]](), 0.0, 0.0, list(restarts)
+    for x, y in points:
+        while restarts_left and x > restarts_left[0]:
+            del restarts_left[0]
+            total = weight = 0.0
+        total, weight = decay * total + y, decay * weight + 1
+        averages.append((x, total / weight))
+    return averages
 
 
 def svg(title: str, parts: Sequence[str], height: int = HEIGHT) -> str:
-    """Returns an SVG element of the width of a `Frame`; screen readers read `title`."""
+    """Returns an SVG element of the width of a `PlotArea`; screen readers read `title`."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(title)}">'
         f"{''.join(parts)}</svg>"
@@ -90,8 +136,12 @@ class PlotArea:
         fraction = (value - self.low_y) / (self.high_y - self.low_y)
         return HEIGHT - _BOTTOM - fraction * (HEIGHT - _TOP - _BOTTOM)
 
+    def path(self, points: Points) -> str:
+        """Returns the positions of points as the attribute `points` of a line."""
+        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
+
     def line(self, start: tuple[float, float], end: tuple[float, float], css_class: str) -> str:
-        """Draws a line between two points given by their values; `kind` is its CSS class."""
+        """Draws a line between two points given by their values."""
         (x1, y1), (x2, y2) = start, end
         return (
             f'<line x1="{self.x(x1):.1f}" y1="{self.y(y1):.1f}" x2="{self.x(x2):.1f}" '
@@ -150,30 +200,74 @@ def downsample(points: Points, max_points: int = _MAX_POINTS) -> list[tuple[floa
     ]
 
 
-def _render_curve(
-    curve: Series, index: int, area: PlotArea, format_y: Callable[[float], str]
-) -> str:
-    points, (color, dashes, _) = downsample(curve.points), _line_style(index)
-    path = " ".join(f"{area.x(x):.1f},{area.y(y):.1f}" for x, y in points)
-    parts = [f'<polyline points="{path}" stroke="{color}" stroke-dasharray="{dashes}"/>']
+def _render_phase(phase: Phase, area: PlotArea) -> str:
+    """Draws the name of a phase, and a line at its end unless the chart ends there."""
+    start, end = max(phase.start, area.low_x), min(phase.end, area.high_x)
+    parts = []
+    if area.low_x < phase.end < area.high_x:
+        parts.append(area.line((phase.end, area.low_y), (phase.end, area.high_y), "bound"))
+    left, right = area.x(start), area.x(end)
+    if start < end and right - left > _MIN_CHARACTER_WIDTH * len(phase.name):
+        parts.append(
+            f'<text x="{(left + right) / 2:.1f}" y="{_TOP - 7}" text-anchor="middle">'
+            f"{html.escape(phase.name)}</text>"
+        )
+    return "".join(parts)
+
+
+def _render_curve(curve: Series, index: int, area: PlotArea) -> str:
+    points, (css_class, dashes, _) = downsample(curve.points), _line_style(index)
+    parts = []
+    if curve.raw:
+        raw_path = area.path(downsample(curve.raw))
+        parts.append(f'<polyline points="{raw_path}" class="faint {css_class}"/>')
+    parts.append(
+        f'<polyline points="{area.path(points)}" class="{css_class}" stroke-dasharray="{dashes}"/>'
+    )
     if curve.dots or len(points) == 1:
         parts += [
-            f'<circle cx="{area.x(x):.1f}" cy="{area.y(y):.1f}" r="3" fill="{color}">'
-            f"<title>step {x:,.0f}: {html.escape(format_y(y))}</title></circle>"
+            f'<circle cx="{area.x(x):.1f}" cy="{area.y(y):.1f}" r="3" class="{css_class}"/>'
             for x, y in points
         ]
     return "".join(parts)
 
 
+def _hover_columns(
+    series: Sequence[Series], area: PlotArea, format_y: Callable[[float], str]
+) -> list[str]:
+    """Returns columns that cover the chart; each has a tooltip with the values in its middle."""
+    all_x = sorted({x for curve in series for x, _ in curve.points})
+    if len(all_x) > _HOVER_COLUMNS:
+        last = len(all_x) - 1
+        all_x = [all_x[i * last // (_HOVER_COLUMNS - 1)] for i in range(_HOVER_COLUMNS)]
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(all_x)]
+    columns = []
+    for x, low, high in zip(all_x, [area.low_x, *middles], [*middles, area.high_x], strict=True):
+        values = []
+        for curve in series:
+            near = [point for point in curve.points if low <= point[0] <= high]
+            if near:
+                nearest_x, y = min(near, key=lambda point: abs(point[0] - x))
+                remark = "" if nearest_x == x else f" (update {nearest_x:,.0f})"
+                values.append(f"{curve.label}: {format_y(y)}{remark}")
+        tooltip = html.escape("\n".join([f"update {x:,.0f}", *values]))
+        columns.append(
+            f'<rect x="{area.x(low):.1f}" y="{_TOP}" class="hover" '
+            f'width="{area.x(high) - area.x(low):.1f}" height="{HEIGHT - _TOP - _BOTTOM}">'
+            f"<title>{tooltip}</title></rect>"
+        )
+    return columns
+
+
 def _legend(series: Sequence[Series]) -> str:
     keys = []
     for index, curve in enumerate(series):
-        color, _, border = _line_style(index)
-        key = f'<i style="border-top:3px {border} {color}"></i>'
+        css_class, _, border = _line_style(index)
+        key = f'<i class="{css_class}" style="border-top:3px {border} var(--line)"></i>'
         keys.append(f"<span>{key}{html.escape(curve.label)}</span>")
     return f'<div class="legend">{"".join(keys)}</div>'
 
 
 def _line_style(index: int) -> tuple[str, str, str]:
-    """Returns color, dashes and border style of a line."""
-    return (COLORS[index % len(COLORS)], *_DASHES[index % len(_DASHES)])
+    """Returns CSS class, dashes and border style of a line."""
+    return (f"c{index % len(COLORS)}", *_DASHES[index % len(_DASHES)])

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_jax.report.svg_charts import COLORS, HEIGHT, PlotArea, svg, ticks
+from bert_jax.report.svg_charts import HEIGHT, PlotArea, svg, ticks
 
 _FRACTION_TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
-_BAR_COLOR, _DOT_COLOR = COLORS[0], COLORS[1]
+_BAR_CLASS, _DOT_CLASS = "c0", "c1"
 _STRIP_HEIGHT = 46
 
 
@@ -63,14 +63,14 @@ def scatter(pairs: Sequence[tuple[float, float]], title: str) -> str:
 def _bar(left: float, right: float, top: float, bottom: float, opacity: float, tooltip: str) -> str:
     return (
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
-        f'height="{max(bottom - top, 0.5):.1f}" fill="{_BAR_COLOR}" fill-opacity="{opacity}">'
+        f'height="{max(bottom - top, 0.5):.1f}" class="{_BAR_CLASS}" fill-opacity="{opacity}">'
         f"<title>{tooltip}</title></rect>"
     )
 
 
 def _dot(x: float, y: float, radius: float, opacity: float) -> str:
     return (
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{_DOT_COLOR}" '
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" class="{_DOT_CLASS}" '
         f'fill-opacity="{opacity}"/>'
     )
 

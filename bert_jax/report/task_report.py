@@ -26,23 +26,7 @@ Analysis = Mapping[str, Any]
 MAX_CLASSES = 20
 """Largest number of classes for a confusion matrix; with more, a list shows the top errors."""
 
-_CORRECT_RGB, _WRONG_RGB = "0,114,178", "213,94,0"  # shades of the confusion matrix
-
-
-def task_tiles(analysis: Analysis) -> list[tuple[str, str]]:
-    """Returns (name, value) of the main metrics of each labeled split, for the top of the page.
-
-    In multi-task runs only the first metric of each task is included.
-    """
-    return [
-        (
-            f"{name} {split} {humanize(row['metric'])}".strip(),
-            format_value(row["metric"], row["value"]),
-        )
-        for name, task_analysis in _tasks(analysis).items()
-        for split, split_analysis in task_analysis["splits"].items()
-        for row in split_analysis["metrics_with_intervals"][: 1 if name else None]
-    ]
+_CORRECT_RGB, _WRONG_RGB = "var(--right)", "var(--wrong)"  # shades of the confusion matrix
 
 
 def report_sections(analysis: Analysis) -> str:
@@ -50,10 +34,10 @@ def report_sections(analysis: Analysis) -> str:
 
     For multi-task runs: how often each task was sampled, all results, then each task.
     """
-    tasks = _tasks(analysis)
+    tasks = tasks_of(analysis)
     parts = [
         section("Tasks", metrics_table(analysis.get("mixture", ()), "task")),
-        section("Results", _results(tasks)),
+        section("Results", results_table(tasks)),
     ]
     for name, task_analysis in tasks.items():
         for split, split_analysis in task_analysis["splits"].items():
@@ -70,7 +54,7 @@ def report_sections(analysis: Analysis) -> str:
     return "".join(parts)
 
 
-def _tasks(analysis: Analysis) -> Mapping[str, Analysis]:
+def tasks_of(analysis: Analysis) -> Mapping[str, Analysis]:
     """Returns {task name: analysis}; the name is "" if there is only one task."""
     return analysis.get("tasks", {"": analysis})
 
@@ -79,7 +63,16 @@ def _with_task_name(name: str, title: str) -> str:
     return f"{name}: {title}" if name else title
 
 
-def _results(tasks: Mapping[str, Analysis]) -> str:
+def results_table(
+    tasks: Mapping[str, Analysis], *, splits: Sequence[str] = (), num_metrics: int | None = None
+) -> str:
+    """Returns a table of the metrics with their intervals.
+
+    Args:
+      tasks: see `tasks_of`.
+      splits: the splits to show; () for all.
+      num_metrics: how many metrics of each split to show; None for all.
+    """
     rows = [
         (
             _with_task_name(name, f"{split} ({split_analysis['examples']:,})"),
@@ -90,13 +83,14 @@ def _results(tasks: Mapping[str, Analysis]) -> str:
         )
         for name, task_analysis in tasks.items()
         for split, split_analysis in task_analysis["splits"].items()
-        for row in split_analysis["metrics_with_intervals"]
+        if not splits or split in splits
+        for row in split_analysis["metrics_with_intervals"][:num_metrics]
     ]
     step = next(iter(tasks.values()))["step"]
     return table(
         ("split (examples)", "metric", "value", "95 % interval"),
         rows,
-        caption=f"Parameters of step {step:,}. The intervals are bootstrapped over the examples; "
+        caption=f"After {step:,} updates. The intervals are bootstrapped over the examples; "
         "they do not include the variation between training runs with different seeds.",
     )
 
@@ -193,14 +187,24 @@ def _calibration(calibration: Mapping[str, Any]) -> str:
 def _error_list(errors: Sequence[Mapping[str, Any]], loss_name: str) -> str:
     items = []
     for error in errors:
-        fields = [("id", error["id"]), *error["texts"].items()]
-        fields += [("reference", error["reference"]), ("predicted", _format_predicted(error))]
-        fields.append((loss_name, f"{error['loss']:.4g}"))
-        rows = "".join(f'<dt>{escape(k)}</dt><dd dir="auto">{escape(v)}</dd>' for k, v in fields)
+        fields = [
+            ("reference", error["reference"]),
+            ("predicted", _format_predicted(error)),
+            (loss_name, f"{error['loss']:.4g}"),
+            ("id", error["id"]),
+        ]
+        rows = "".join(_field(name, text, "") for name, text in fields)
+        rows += "".join(_field(name, text, "text") for name, text in error["texts"].items())
         items.append(f"<li><dl>{rows}</dl></li>")
     if not items:
         return '<p class="quiet">None: every prediction is correct.</p>'
     return f'<ol class="errors">{"".join(items)}</ol>'
+
+
+def _field(name: str, text: str, css_class: str) -> str:
+    return (
+        f'<div class="{css_class}"><dt>{escape(name)}</dt><dd dir="auto">{escape(text)}</dd></div>'
+    )
 
 
 def _format_predicted(error: Mapping[str, Any]) -> str:

@@ -6,6 +6,8 @@
                                   location if there is one
                  metrics.jsonl    see runs/metrics.py
                  evaluation.json  results of the final evaluation
+                 attempts.jsonl   see runs/attempts.py
+                 baselines.json   pretraining: losses of n-gram models, by `bert-jax baselines`
                  analysis.json    fine-tuning: error analysis for the report and the model card
                  predictions/     fine-tuning: JSON lines for each split; one folder for each
                                   task in multi-task runs
@@ -35,7 +37,7 @@ from bert_jax.json_io import read_json_object
 from bert_jax.legacy_names import upgrade_analysis, upgrade_config
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
-ANALYSIS = "analysis.json"
+ANALYSIS, BASELINES = "analysis.json", "baselines.json"
 # A key of config.json next to "config"; the location of the checkpoints does not affect results.
 _CHECKPOINT_DIR_KEY = "checkpoints"
 _PACKAGES = ("bert_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")

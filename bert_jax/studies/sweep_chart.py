@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.report.html import escape
-from bert_jax.report.svg_charts import COLORS, PlotArea, svg, ticks
+from bert_jax.report.svg_charts import PlotArea, svg, ticks
 
 _MIN_LOG_RATIO = 10.0  # the axis is logarithmic from this ratio of largest to smallest value on
 _MAX_LABELS = 6
@@ -39,9 +39,9 @@ def sweep_chart(points: Sequence[tuple[Any, float]], *, title: str, field: str) 
             for x in sorted(labels)
         ]
         line = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in medians)
-        parts.append(f'<polyline points="{line}" stroke="{COLORS[0]}"/>')
+        parts.append(f'<polyline points="{line}" class="c0"/>')
     parts += [
-        f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3.5" fill="{COLORS[1]}" '
+        f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3.5" class="c1" '
         f'fill-opacity="0.7"><title>{escape(labels[x])}: {y:.4g}</title></circle>'
         for x, y in coordinates
     ]

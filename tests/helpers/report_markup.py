@@ -16,6 +16,7 @@ class Report(HTMLParser):
       tables: (heading h2, name of the surrounding region) -> its tables, rows of cells of text, the
         first row the head.
       items: the same for lists: name -> value for each item.
+      facts: the definitions outside of lists: name -> value.
     """
 
     def __init__(self, page: str):
@@ -23,6 +24,7 @@ class Report(HTMLParser):
         self.tags, self.text = set[str](), ""
         self.tables: dict[tuple[str, str], list[list[list[str]]]] = {}
         self.items: dict[tuple[str, str], list[dict[str, str]]] = {}
+        self.facts: dict[str, str] = {}
         self._open: list[str] = []
         self._ids, self._heading, self._region, self._term = set[str](), "", "", ""
         self.feed(page)
@@ -60,7 +62,7 @@ class Report(HTMLParser):
         if tag == "dt":
             self._term = ""
         if tag == "dd":
-            self.items[section][-1][self._term] = ""
+            self._definitions(section)[self._term] = ""
 
     def handle_startendtag(self, tag, attrs):
         assert tag in _ALONE, f"<{tag}/> cannot stand alone"
@@ -84,4 +86,7 @@ class Report(HTMLParser):
         elif here == "dt":
             self._term += data
         elif here == "dd":
-            self.items[section][-1][self._term] += data
+            self._definitions(section)[self._term] += data
+
+    def _definitions(self, section: tuple[str, str]) -> dict[str, str]:
+        return self.items[section][-1] if "li" in self._open else self.facts

@@ -1,4 +1,7 @@
-"""Tests the report of a fine-tuning run: correct numbers, escaped texts, layout in a browser."""
+"""Tests the report of a fine-tuning run: correct numbers, escaped texts, layout in a browser.
+
+Covers bert_jax/report/task_report.py, task_charts.py and headline.py.
+"""
 
 import csv
 import json
@@ -69,6 +72,10 @@ def test_all_sections_are_present_and_well_formed(task_run, kind):
     for title in SECTIONS[kind]:
         assert title in report.text, title
     assert "Results" in report.text and "Hardware" in report.text
+    first = next(iter(results(report).items()))
+    ((split, metric), value) = first
+    assert f"{metric[:1].upper()}{metric[1:]} on {split.split()[0]}" in report.text
+    assert f"{value}95 % interval: " in report.text
     (data,) = (tables for (title, _), tables in report.tables.items() if title.startswith("Data: "))
     assert data[0][0] == ["split", "examples"] and len(data[0]) >= 3
 
@@ -93,7 +100,7 @@ def test_classification_report_equals_scikit_learn(task_run):
     found = results(report)
     assert found["dev (50)", "accuracy"] == percent(metrics.accuracy_score(references, guess))
     macro = metrics.f1_score(references, guess, average="macro", zero_division=ZERO)
-    assert found["dev (50)", "f1 macro"] == f"{macro:.4g}"
+    assert found["dev (50)", "macro F1"] == f"{macro:.4g}"
     assert {split for split, _ in found} == {"dev (50)", "test (30)"}
 
     (table,) = report.tables["Analysis of dev", "Confusion matrix"]
@@ -145,8 +152,10 @@ def test_reports_of_other_kinds_equal_reference_metrics(task_run):
     references = [float(row["label"]) for row in rows_of(folder.parent / "values-dev.csv")]
     guess = [row["value"] for row in predictions(folder)]
     found = results(read(folder))
-    assert found["dev (40)", "pearson"] == f"{stats.pearsonr(references, guess)[0]:.4g}"
-    assert found["dev (40)", "spearman"] == f"{stats.spearmanr(references, guess)[0]:.4g}"
+    assert found["dev (40)", "Pearson correlation"] == f"{stats.pearsonr(references, guess)[0]:.4g}"
+    assert (
+        found["dev (40)", "Spearman correlation"] == f"{stats.spearmanr(references, guess)[0]:.4g}"
+    )
     far = max(abs(a - b) for a, b in zip(references, guess, strict=True))
     items = read(folder).items["Analysis of dev", "Worst errors"]
     assert float(items[0]["distance"]) == pytest.approx(far, rel=1e-3)
@@ -161,7 +170,7 @@ def test_reports_of_other_kinds_equal_reference_metrics(task_run):
     ]
     guess = [row["tags"] for row in predictions(folder)]
     report = read(folder)
-    assert float(results(report)["dev (40)", "f1"]) == pytest.approx(
+    assert float(results(report)["dev (40)", "F1"]) == pytest.approx(
         entity_f1(references, guess), rel=1e-3
     )
     (table,) = report.tables["Analysis of dev", "Entity errors by type"]
