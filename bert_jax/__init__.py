@@ -4,7 +4,7 @@
 
     model = bert_jax.load_model("runs/reviews")
     predict = bert_jax.Predictor(model)
-    predict(["A fine film.", "Two hours of my life."])
+    predict("A fine film.")
 
 The names in `__all__` are the public Python API, described in `docs/api.md`. They are imported when
 first used, so `import bert_jax` imports neither jax nor TensorFlow.

@@ -173,3 +173,21 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(
             formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings
         )
+        self._is_intermixed = False
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] (typed in overloads)
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parses arguments; texts may come before, between and after flags.
+
+        Without this, argparse would take MODEL and no texts as soon as it has read MODEL, and
+        refuse the texts in `predict MODEL --pairs TEXT TEXT`.
+        """
+        has_texts = any(action.dest == "texts" for action in self._actions)
+        if not has_texts or self._is_intermixed:
+            return super().parse_known_args(args, namespace)
+        self._is_intermixed = True  # the next call comes from parse_known_intermixed_args
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_intermixed = False

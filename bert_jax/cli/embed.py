@@ -3,23 +3,25 @@
 import argparse
 import json
 
+from bert_jax.cli.arguments.prediction import MODEL_WITHOUT_HEAD, add_model_argument
 from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
 
 HELP = "compute embeddings of texts"
 
-_EPILOG = """examples:
+_EPILOG = f"""examples:
   bert-jax embed exported "A text." "Another text."
   bert-jax embed runs/tiny --pooling cls --layers=-4,-3,-2,-1 --file texts.txt > vectors.jsonl
 
-MODEL is an export, a run folder, one of its checkpoints, or any Hugging Face folder of a BERT or
-RoBERTa model.
-Each embedding is one line: {"text": ..., "truncated": false, "embedding": [...]}.
+{MODEL_WITHOUT_HEAD}
+Each embedding is one line: {{"text": ..., "truncated": false, "embedding": [...]}}. Line N of the
+output belongs to line N of a file or of standard input; the embedding of an empty line is that of
+[CLS] and [SEP] alone.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, the texts, --pooling and --layers."""
-    parser.add_argument("model", metavar="MODEL", help="exported model or run folder")
+    add_model_argument(parser)
     add_text_arguments(parser)
     parser.add_argument(
         "--pooling",

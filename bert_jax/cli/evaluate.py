@@ -3,9 +3,19 @@
 import argparse
 import json
 import logging
+from typing import TYPE_CHECKING
 
+from bert_jax.cli.arguments.prediction import (
+    MODEL_WITH_HEAD,
+    add_batch_size_argument,
+    add_max_length_argument,
+    add_model_argument,
+)
 from bert_jax.cli.arguments.task import TASKS_HELP, add_task_arguments, task_config
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from bert_jax.data.finetuning.example import Task
 
 HELP = "compute the metrics of a fine-tuned model on any labeled split"
 
@@ -15,9 +25,11 @@ examples:
   bert-jax evaluate exported glue/rte --glue-dir glue_data --split dev
   bert-jax evaluate runs/all conll --dev eng.testb --model-task conll
 
-MODEL is a run folder, an export, or another Hugging Face folder of a model with a head.
+{MODEL_WITH_HEAD}
 {TASKS_HELP}
-The output is {{"dev": {{"accuracy": 0.91, ...}}, ...}}, with the splits that have labels.
+Prints JSON to stdout, such as {{"dev": {{"accuracy": 0.91, ...}}, ...}}; notes on the data go to
+stderr. Splits without labels, as the test sets of GLUE, are left out; it is an error if none has
+labels.
 """
 
 logger = logging.getLogger(__name__)
@@ -25,27 +37,18 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, TASK with its flags, --split, --model-task, --max-length and --batch-size."""
-    parser.add_argument("model", metavar="MODEL", help="run folder or exported model")
+    add_model_argument(parser)
     add_task_arguments(parser)
     parser.add_argument(
-        "--split", metavar="NAME", help="split to evaluate (default: all except train)"
+        "--split",
+        metavar="NAME",
+        help="split to evaluate (default: every split with labels, except train)",
     )
     parser.add_argument(
-        "--model-task", metavar="NAME", help="task of a run with several, whose head is used"
+        "--model-task", metavar="NAME", help="for a multi-task run: the task whose head to use"
     )
-    parser.add_argument(
-        "--max-length",
-        type=int,
-        metavar="TOKENS",
-        help="maximum length of a sequence (default: as in training)",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=32,
-        metavar="N",
-        help="sequences computed at once (default: 32)",
-    )
+    add_max_length_argument(parser)
+    add_batch_size_argument(parser)
     parser.epilog = _EPILOG
 
 
@@ -54,26 +57,47 @@ def run(args: argparse.Namespace) -> None:
     config = task_config(args)
     from tqdm import tqdm
 
-    from bert_jax.data.finetuning.example import is_labeled
     from bert_jax.data.finetuning.readers.load_task import load_task
     from bert_jax.predict.predictor import Predictor
-    from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.load import load_model, require_single_task
 
-    predictor = Predictor(
-        load_model(args.model, args.model_task),
-        max_length=args.max_length,
-        batch_size=args.batch_size,
-    )
+    model = load_model(args.model, args.model_task)
+    require_single_task(model, "--model-task")
+    predictor = Predictor(model, max_length=args.max_length, batch_size=args.batch_size)
     task = load_task(config)
-    splits = [args.split] if args.split else [name for name in task.splits if name != "train"]
-    if not splits:
-        raise ConfigError(f"{task.name} has only the split train; add --dev or --test, or --split")
+    for note in task.notes:
+        logger.info("note: %s", note)
     results: dict[str, dict[str, float]] = {}
-    for split in splits:
-        examples = task.splits.get(split, ())
-        if not args.split and not any(map(is_labeled, examples)):
-            logger.info("%s: left out, because its examples have no labels", split)
-            continue
-        with tqdm(desc=split, total=len(examples), unit=" examples", disable=None) as bar:
+    for split in [args.split] if args.split else _labeled_splits(task):
+        num_examples = len(task.splits.get(split, ()))
+        with tqdm(desc=split, total=num_examples, unit=" examples", disable=None) as bar:
             results[split] = predictor.evaluate(task, split, on_progress=bar.update)
     print(json.dumps(results, indent=2))
+
+
+def _labeled_splits(task: "Task") -> list[str]:
+    """Returns the splits to evaluate if the user names none.
+
+    Raises:
+      ConfigError: the task has no split besides train.
+      UserError: no example of these splits has a label.
+    """
+    from bert_jax.data.finetuning.example import is_labeled
+
+    splits = [name for name in task.splits if name != "train"]
+    if not splits:
+        raise ConfigError(
+            f"{task.name} has only the split train; add --dev or --test, or evaluate it with "
+            "--split train"
+        )
+    labeled = [name for name in splits if any(map(is_labeled, task.splits[name]))]
+    if not labeled:
+        raise UserError(
+            f"{task.name}: no example of the split {' or '.join(splits)} has a label, so there is "
+            "nothing to measure; give a file with labels, or predict without labels with "
+            "`bert-jax predict`"
+        )
+    for name in splits:
+        if name not in labeled:
+            logger.info("%s: left out, because its examples have no labels", name)
+    return labeled

@@ -3,23 +3,24 @@
 import argparse
 import json
 
+from bert_jax.cli.arguments.prediction import MODEL_WITHOUT_HEAD, add_model_argument
 from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
 
 HELP = "predict the tokens at the [MASK]s (RoBERTa: <mask>) of texts"
 
-_EPILOG = """examples:
+_EPILOG = f"""examples:
   bert-jax fill-mask exported "Paris is the [MASK] of France."
   bert-jax fill-mask runs/tiny --top-k 3 --file questions.txt > answers.jsonl
 
-MODEL is an export, a run folder, one of its checkpoints, or any Hugging Face folder of a BERT or
-RoBERTa model.
-Each line of output: {"text": ..., "masks": [{"candidates": [{"token", "id", "probability"}]}]}.
+{MODEL_WITHOUT_HEAD}
+Each line of output: {{"text", "masks": [{{"candidates": [{{"token", "id", "probability"}}]}}]}}.
+An empty line of a file or of standard input has no masks.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, the texts and --top-k."""
-    parser.add_argument("model", metavar="MODEL", help="exported model or run folder")
+    add_model_argument(parser)
     add_text_arguments(parser)
     parser.add_argument(
         "--top-k", type=int, default=5, metavar="K", help="candidates for each mask (default: 5)"

@@ -10,6 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bert_jax.atomic_io import atomic_path, check_writable
+from bert_jax.cli.arguments.prediction import (
+    MODEL_WITH_HEAD,
+    add_batch_size_argument,
+    add_max_length_argument,
+    add_model_argument,
+)
 from bert_jax.cli.arguments.text_inputs import text_groups
 from bert_jax.errors import ConfigError
 
@@ -21,40 +27,40 @@ logger = logging.getLogger(__name__)
 
 HELP = "predict labels, values, entities, answers or choices with a fine-tuned model"
 
-_EPILOG = """\
+_EPILOG = f"""\
 examples:
-  bert-jax predict --model runs/reviews "A fine film." "Two hours of my life."
-  bert-jax predict --model runs/rte --pairs "It rains." "The street is wet."
-  bert-jax predict --model runs/squad "Who mends the net?" "An old man mends a net by the sea."
-  bert-jax predict --model exported --file new.csv --text review --id key --output out.jsonl
-  bert-jax predict --model runs/ner --file news.txt --format lines
-  bert-jax predict --model runs/all --task rte --pairs "It rains." "The street is wet."
+  bert-jax predict runs/reviews "A fine film." "Two hours of my life."
+  bert-jax predict runs/rte --pairs "It rains." "The street is wet."
+  bert-jax predict runs/squad "Who mends the net?" "An old man mends a net by the sea."
+  bert-jax predict exported --file new.csv --text review --id key --output out.jsonl
+  bert-jax predict runs/ner --file news.txt --format lines
+  bert-jax predict runs/all --task rte --pairs "It rains." "The street is wet."
 
-MODEL is a run folder, an export, or another Hugging Face folder of a BERT or RoBERTa model with a
-head. Without TEXT and --file, standard input is read, with a text on each line. If an input
-consists of several texts, such as a question and its context, they are consecutive TEXTs, or
-separated by tabs in a line.
+{MODEL_WITH_HEAD}
+Without TEXT and --file, standard input is read, with a text on each line. If an input consists of
+several texts, such as a question and its context, they are consecutive TEXTs, or separated by tabs
+in a line.
 
 Each prediction is one line. It has the text of the input, or the id for rows of tables, and
-  {"label": ..., "probabilities": {...}}
-  {"value": ...}
-  {"choice": ..., "probabilities": [...]}
-  {"tags": [...], "entities": [{"type", "start", "end", "text"}], "words": [...]}
-  {"answer", "start", "end", "score", "probability", "no_answer_score"}
+  {{"label": ..., "probabilities": {{...}}}}
+  {{"value": ...}}
+  {{"choice": ..., "probabilities": [...]}}
+  {{"tags": [...], "entities": [{{"type", "start", "end", "text"}}], "words": [...]}}
+  {{"answer", "start", "end", "score", "probability", "no_answer_score"}}
 Start and end of answers and entities count characters; for CoNLL files, entities count words.
+Line N of the output belongs to line N of a text file or of standard input: an empty line gets null,
+or empty lists of tags and entities.
 """
 _COLUMNS = ("text", "text_pair", "question", "context", "id")
 _GROUP_SIZE = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --model, --task, the texts or files, the options for long texts, and --output."""
-    parser.add_argument(
-        "--model", required=True, metavar="DIR", help="run folder or exported model"
-    )
+    """Adds MODEL, --task, the texts or files, the options for long texts, and --output."""
+    add_model_argument(parser)
     parser.add_argument("--task", metavar="NAME", help="task to predict, for a run with several")
     parser.add_argument(
-        "texts", metavar="TEXT", nargs="*", help="text to predict for; see the examples"
+        "texts", metavar="TEXT", nargs="*", default=[], help="text to predict for; see the examples"
     )
     parser.add_argument(
         "--pairs", action="store_true", help="pairs of texts instead of single texts"
@@ -73,12 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("mean", "max", "first"),
         help="combination of the predictions of all windows of a text (default: mean)",
     )
-    long_texts.add_argument(
-        "--max-length",
-        type=int,
-        metavar="TOKENS",
-        help="maximum length of a sequence (default: as in training)",
-    )
+    add_max_length_argument(long_texts)
     long_texts.add_argument(
         "--window-overlap",
         type=int,
@@ -91,13 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="permission to predict that a question has no answer (default: as in training)",
     )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=32,
-        metavar="N",
-        help="sequences computed at once (default: 32)",
-    )
+    add_batch_size_argument(parser)
     parser.epilog = _EPILOG
 
 
@@ -165,7 +160,7 @@ def run(args: argparse.Namespace) -> None:
         tqdm(desc="predicting", total=total, unit=" texts", disable=disable_bar) as bar,
     ):
         for group in groups:
-            for prediction in predictor(group, on_progress=bar.update):
+            for prediction in predictor(list(group), on_progress=bar.update):
                 stream.write(json.dumps(prediction, ensure_ascii=False) + "\n")
             stream.flush()
     if predictor.num_truncated:

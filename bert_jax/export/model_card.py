@@ -27,7 +27,7 @@ _BERT_JAX_USAGE = """\
 With bert_jax, to get {result} from texts:
 
 ```
-bert-jax predict --model {name} {example}
+bert-jax predict {name} {example}
 ```
 
 ```python

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ class Embedding(NamedTuple):
 
 
 class Embedder:
-    """Embeds texts: `Embedder(load_model("exported"))(["A text.", "Another."])`."""
+    """Embeds texts: `Embedder(load_model("exported"))("A text.").vector`."""
 
     def __init__(
         self, model: LoadedModel, *, pooling: Pooling = "mean", layers: Sequence[int] = (-1,)
@@ -67,8 +67,23 @@ class Embedder:
             functools.partial(_embed, config=model.config, pooling=pooling, layers=tuple(layers))
         )
 
-    def __call__(self, texts: Sequence[str]) -> list[Embedding]:
-        """Returns the embedding of each text; texts longer than `max_length` are truncated."""
+    @overload
+    def __call__(self, texts: str) -> Embedding: ...
+
+    @overload
+    def __call__(self, texts: list[str] | tuple[str, ...]) -> list[Embedding]: ...
+
+    def __call__(self, texts: str | Sequence[str]) -> Embedding | list[Embedding]:
+        """Returns the embedding of one text, or a list with the embedding of each text of a list.
+
+        Texts longer than `max_length` are truncated. The embedding of an empty text is that of
+        [CLS] and [SEP] alone, as in Sentence Transformers.
+        """
+        if isinstance(texts, str):
+            return self._embed_texts([texts])[0]
+        return self._embed_texts(texts)
+
+    def _embed_texts(self, texts: Sequence[str]) -> list[Embedding]:
         max_length, sep_id = self._max_length, self._tokenizer.sep_id
         encoded_texts = encode_texts(texts, self._tokenizer, max_length)
         sequences = [

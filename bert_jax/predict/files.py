@@ -31,7 +31,7 @@ def read_inputs(
     encoding: str = "utf-8",
     errors: str = "strict",
 ) -> list[ModelInput]:
-    """Reads all inputs in a file.
+    """Reads all inputs in a file; an empty line is an empty text.
 
     Args:
       kind: the kind of task that the model was trained for.
@@ -71,7 +71,9 @@ def read_inputs(
         )
     match file_format:
         case "lines":
-            lines = read_documents(path, document_unit="line", encoding=encoding, errors=errors)
+            lines = read_documents(
+                path, document_unit="line", encoding=encoding, errors=errors, keep_empty=True
+            )
             return [parse_line(text, kind, pairs) for _, text in lines]
         case "table":
             return _read_table_inputs(path, kind, columns)
@@ -84,8 +86,11 @@ def read_inputs(
 
 
 def parse_line(line: str, kind: AnyTaskKind, pairs: bool) -> ModelInput:
-    """Converts a line to an input; if an input has several texts, tabs separate them."""
-    if pairs or kind.num_texts != 1:
+    """Converts a line to an input; if an input has several texts, tabs separate them.
+
+    An empty line becomes an empty text for every kind, so that it keeps its place in the output.
+    """
+    if (pairs or kind.num_texts != 1) and line.strip():
         return tuple(part.strip() for part in line.split("\t"))
     return line.strip()
 

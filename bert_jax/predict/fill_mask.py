@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from bert_jax.pretrained.load import LoadedModel
 
 
 class FillMask:
-    """Predicts tokens for masks: `FillMask(load_model("exported"))(["The [MASK] of France."])`."""
+    """Predicts tokens for masks: `FillMask(load_model("exported"))("The [MASK] of France.")`."""
 
     def __init__(self, model: LoadedModel, *, top_k: int = 5):
         """Moves the parameters to the device.
@@ -50,15 +50,34 @@ class FillMask:
             )
         )
 
-    def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Predicts candidates for the masks of each text, the most likely first.
+    @overload
+    def __call__(self, texts: str) -> dict[str, Any]: ...
+
+    @overload
+    def __call__(self, texts: list[str] | tuple[str, ...]) -> list[dict[str, Any]]: ...
+
+    def __call__(self, texts: str | Sequence[str]) -> dict[str, Any] | list[dict[str, Any]]:
+        """Predicts candidates for the masks of one text, or of each text of a list.
 
         Returns:
-          For each text {"text", "masks": [{"candidates": [{"token", "id", "probability"}]}]}.
+          For each text {"text", "masks": [{"candidates": [{"token", "id", "probability"}]}]}, with
+          the most likely candidate first. An empty text has no masks.
 
         Raises:
           UserError: a text has no mask, or is longer than the model's `max_length`.
         """
+        if isinstance(texts, str):
+            return self._fill_texts([texts])[0]
+        return self._fill_texts(texts)
+
+    def _fill_texts(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+        nonempty = [text for text in texts if text.strip()]
+        predictions = iter(self._fill_nonempty_texts(nonempty))
+        return [
+            next(predictions) if text.strip() else {"text": text, "masks": []} for text in texts
+        ]
+
+    def _fill_nonempty_texts(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         tokenizer, max_length = self._tokenizer, self._config.max_length
         sequences = encode_texts(texts, tokenizer, max_length)
         for text, sequence in zip(texts, sequences, strict=True):

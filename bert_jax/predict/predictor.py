@@ -2,12 +2,14 @@
 
 from bert_jax.predict.predictor import Predictor
 predict = Predictor(load_model("runs/reviews"))
-predict(["A fine film.", "Two hours of my life."])
+predict("A fine film.")                             # one text: one prediction
+predict(["A fine film.", "Two hours of my life."])  # a list of texts: a list of predictions
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast, overload
 
 import jax
 import numpy as np
@@ -16,18 +18,22 @@ from bert_jax.data.finetuning.example import (
     Example,
     Task,
     TextExample,
-    class_labels,
-    is_labeled,
 )
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
-from bert_jax.errors import ConfigError, UserError, require_list_of_texts
-from bert_jax.models.heads.config import QuestionAnsweringHead, head_param_name, uses_pooler
+from bert_jax.errors import ConfigError
+from bert_jax.models.heads.config import head_param_name, uses_pooler
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.predict.batching import next_power_of_two, params_to_device, require_tokenizer
+from bert_jax.predict.checks import (
+    check_fits_model,
+    check_options,
+    check_sizes,
+    is_empty_text,
+    is_one_input,
+    pair_texts,
+)
 from bert_jax.predict.long_texts import (
-    TRUNCATIONS,
-    WINDOW_POOLINGS,
     Truncation,
     WindowPooling,
     pool_windows,
@@ -38,13 +44,13 @@ from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks import AnyTaskKind, compute_metrics, kind_of_head, make_features
 from bert_jax.tasks.base import ModelInput
 from bert_jax.tasks.text_pair import TextPairKind
-from bert_jax.train.config import LARGEST_BATCH_SIZE
 
 _SPLIT = "test"
+_InputT = TypeVar("_InputT", bound=ModelInput)
 
 
 class Predictor:
-    """Predicts on texts: `Predictor(load_model("runs/rte"))([("A premise.", "A hypothesis.")])`.
+    """Predicts on texts: `Predictor(load_model("runs/reviews"))("A fine film.")`.
 
     A prediction depends on its own input only, not on the other inputs of the call.
 
@@ -93,13 +99,13 @@ class Predictor:
         self.num_truncated = 0
         self.max_length = settings.max_length if max_length is None else max_length
         self._window_overlap = settings.window_overlap if window_overlap is None else window_overlap
-        self._check_sizes(batch_size, model.config.max_length)
+        check_sizes(self.max_length, model.config.max_length, batch_size, self._window_overlap)
         if window_overlap is not None and window_overlap >= self.max_length:
             raise ConfigError(
                 f"window_overlap is {window_overlap}; expected less than max_length "
                 f"{self.max_length}"
             )
-        self._check_truncation(truncation, window_pooling, allow_no_answer)
+        check_options(self.kind, truncation, window_pooling, allow_no_answer)
         self._truncation: Truncation = truncation
         self._window_pooling: WindowPooling = window_pooling or "mean"
         shorter_lengths = [length for length in settings.bucket_lengths if length < self.max_length]
@@ -115,55 +121,32 @@ class Predictor:
         self._field_names = objective.input_fields()
         self._predict_batch = jax.jit(objective.predict)
 
-    def _check_sizes(self, batch_size: int, max_positions: int) -> None:
-        if not 4 <= self.max_length <= max_positions:
-            raise ConfigError(
-                f"max_length is {self.max_length}; expected 4 to {max_positions}, the number of "
-                "positions of the model"
-            )
-        if batch_size > LARGEST_BATCH_SIZE:
-            raise ConfigError(f"batch_size is {batch_size}; expected at most {LARGEST_BATCH_SIZE}")
-        if batch_size < 1 or self._window_overlap < 0:
-            raise ConfigError(
-                f"batch_size is {batch_size} and window_overlap {self._window_overlap}; expected "
-                "batch_size >= 1 and window_overlap >= 0"
-            )
-
-    def _check_truncation(
+    @overload
+    def __call__(
         self,
-        truncation: Truncation,
-        window_pooling: WindowPooling | None,
-        allow_no_answer: bool | None,
-    ) -> None:
-        if truncation not in TRUNCATIONS:
-            raise ConfigError(
-                f"truncation is {truncation!r}; expected one of {', '.join(TRUNCATIONS)}"
-            )
-        if window_pooling is not None and window_pooling not in WINDOW_POOLINGS:
-            raise ConfigError(
-                f"window_pooling is {window_pooling!r}; expected one of "
-                f"{', '.join(WINDOW_POOLINGS)}"
-            )
-        if allow_no_answer is not None and self.kind.head_type is not QuestionAnsweringHead:
-            raise ConfigError(
-                f"allow_no_answer is set, but this is a model for {self.kind.name}; it is for "
-                "question answering only"
-            )
-        if truncation != "head" and not isinstance(self.kind, TextPairKind):
-            raise ConfigError(
-                f"truncation is {truncation!r}, but this is a model for {self.kind.name}; expected "
-                "'head', because only classification and regression have other ways of truncation"
-            )
-        if window_pooling is not None and truncation != "windows":
-            raise ConfigError(
-                f"window_pooling is {window_pooling!r} and truncation {truncation!r}; expected "
-                "truncation 'windows', or no window_pooling"
-            )
+        inputs: str | tuple[str, ...] | Example,
+        text_pair: str | None = None,
+        *,
+        on_progress: Callable[[int], object] | None = None,
+    ) -> dict[str, Any]: ...
+
+    @overload
+    def __call__(
+        self,
+        inputs: list[_InputT] | tuple[Example, ...],
+        text_pair: list[str] | None = None,
+        *,
+        on_progress: Callable[[int], object] | None = None,
+    ) -> list[dict[str, Any]]: ...
 
     def __call__(
-        self, inputs: Sequence[ModelInput], on_progress: Callable[[int], object] | None = None
-    ) -> list[dict[str, Any]]:
-        """Predicts on each input; returns one JSON object for each.
+        self,
+        inputs: ModelInput | Sequence[ModelInput],
+        text_pair: str | Sequence[str] | None = None,
+        *,
+        on_progress: Callable[[int], object] | None = None,
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """Predicts on one input, which returns one JSON object, or on a list, which returns a list.
 
         The objects have these keys, by kind of task, and the texts or the id of the input:
 
@@ -175,30 +158,50 @@ class Predictor:
           multiple choice        "choice", "probabilities": [probability, ...]
 
         "start" and "end" of answers, and of entities of a text, count characters, "end" excluded;
-        those of entities of words count words. "No answer" is "", from -1 to -1.
+        those of entities of words count words. "No answer" is "", from -1 to -1. The values for an
+        empty text are None, or empty lists of tags and entities.
 
         Args:
-          inputs: see `bert_jax.tasks.base.ModelInput`.
+          inputs: a text, a tuple of texts (a pair, a question and its context, a context and its
+            choices, or words to tag), an example, or a list of these.
+          text_pair: the second text of a pair or the context of a question, if `inputs` is one
+            text; a list of these if `inputs` is a list of texts.
           on_progress: called after each batch with the number of inputs that it finished.
 
         Raises:
-          UserError: an input is empty, or is not what the model reads.
-          TypeError: `inputs` is one text instead of a list.
+          UserError: a text of a tuple is empty, an input is not what the model reads, or `inputs`
+            and `text_pair` have different lengths.
+          TypeError: only one of `inputs` and `text_pair` is a list.
         """
-        require_list_of_texts(inputs)
+        if text_pair is not None:
+            inputs = pair_texts(inputs, text_pair, self.kind)
+        if is_one_input(inputs):
+            return self._predict([inputs], on_progress)[0]
+        return self._predict(cast(Sequence[ModelInput], inputs), on_progress)
+
+    def _predict(
+        self, inputs: Sequence[ModelInput], on_progress: Callable[[int], object] | None
+    ) -> list[dict[str, Any]]:
         kind = self.kind
-        examples = tuple(
-            kind.example_from_input(model_input, str(index))
+        examples = {
+            index: kind.example_from_input(model_input, str(index))
             for index, model_input in enumerate(inputs)
-        )
-        if not examples:
-            return []
-        predictions = self._predict_examples(examples, on_progress)
-        records = kind.predictions_to_json(examples, predictions, self._labels)
-        return [
-            kind.add_input(model_input, record)
-            for model_input, record in zip(inputs, records, strict=True)
+            if not is_empty_text(model_input)
+        }
+        results = [
+            {"text": model_input, **copy.deepcopy(dict(kind.empty_prediction))}
+            for model_input in inputs
         ]
+        if on_progress is not None and len(examples) < len(inputs):
+            on_progress(len(inputs) - len(examples))
+        if not examples:
+            return results
+        nonempty = tuple(examples.values())
+        predictions = self._predict_examples(nonempty, on_progress)
+        records = kind.predictions_to_json(nonempty, predictions, self._labels)
+        for index, record in zip(examples, records, strict=True):
+            results[index] = kind.add_input(inputs[index], record)
+        return results
 
     def evaluate(
         self, task: Task, split: str, on_progress: Callable[[int], object] | None = None
@@ -216,33 +219,12 @@ class Predictor:
         if split not in task.splits:
             splits = ", ".join(task.splits)
             raise ConfigError(f"{task.name} has no split {split!r}; expected one of: {splits}")
-        if task.kind != self.kind.name:
-            raise ConfigError(
-                f"{task.name} is a task of {task.kind}, but {self._model_path} is a model for "
-                f"{self.kind.name}; use a model that was fine-tuned on such a task"
-            )
         examples = task.splits[split]
-        self._check_labels(task.name, split, examples)
+        check_fits_model(task, split, self.kind, self._labels, self._model_path)
         predictions = self._predict_examples(tuple(examples), on_progress)
         # The model's labels, whose order gives the class ids of its predictions.
         own_task = dataclasses.replace(task, labels=self._labels)
         return compute_metrics(own_task, examples, predictions)
-
-    def _check_labels(self, task_name: str, split: str, examples: Sequence[Example]) -> None:
-        num_unlabeled = sum(not is_labeled(example) for example in examples)
-        if num_unlabeled:
-            raise UserError(
-                f"{task_name}: {num_unlabeled:,} of {len(examples):,} examples of the split "
-                f"{split} have no label; metrics need a label for each example"
-            )
-        known = set(self._labels)
-        for example in examples:
-            unknown = set(class_labels(example)) - known
-            if unknown:
-                raise UserError(
-                    f"{task_name}: the label {min(map(str, unknown))!r} of the split {split} is "
-                    f"not a label of {self._model_path}; its labels are {', '.join(self._labels)}"
-                )
 
     def _predict_examples(
         self, examples: tuple[Example, ...], on_progress: Callable[[int], object] | None

@@ -187,12 +187,17 @@ def build_model(
     )
 
 
-def require_single_task(model: LoadedModel) -> None:
-    """Raises a UserError if the model is that of a multi-task run and no task was chosen."""
+def require_single_task(model: LoadedModel, flag: str = "--task") -> None:
+    """Raises a UserError if the model is that of a multi-task run and no task was chosen.
+
+    Args:
+      flag: the flag of the command line that chooses the task.
+    """
     if model.tasks:
         raise UserError(
-            f"{model.path} is a run of several tasks: {', '.join(model.tasks)}; name one, "
-            f"as --task {model.tasks[0]}"
+            f"{model.path} is a run of several tasks: {', '.join(model.tasks)}; choose one with "
+            f"{flag}, as in {flag} {model.tasks[0]} (in Python: load_model(..., "
+            f"task={model.tasks[0]!r}))"
         )
 
 

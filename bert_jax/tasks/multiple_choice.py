@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.special import softmax
@@ -48,6 +48,7 @@ class MultipleChoice(LogitsKind, TaskKind[ChoiceExample, np.ndarray, np.ndarray]
         Mapping[str, str | None]
     ] = {}  # the choices have a column each, so tables are read as SWAG
     table_format = "swag"
+    empty_prediction: ClassVar[Mapping[str, Any]] = {"choice": None, "probabilities": None}
 
     def make_head(self, labels: tuple[str, ...]) -> MultipleChoiceHead:
         """Returns a head with one score for each choice."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,6 +52,9 @@ class QuestionAnswering(TaskKind[QuestionExample, AnswerTexts, list[PredictedAns
         "context": "context",
         "id": None,
     }
+    empty_prediction: ClassVar[Mapping[str, Any]] = dict.fromkeys(
+        ("answer", "start", "end", "score", "probability", "no_answer_score")
+    )
 
     def make_head(self, labels: tuple[str, ...]) -> QuestionAnsweringHead:
         """Returns a head with a start and an end score for each token."""

@@ -1,6 +1,7 @@
 """Defines the kind "regression": a score for a text or a pair of texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class Regression(TextPairKind):
         result="numbers",
         example_arguments='"A text."',
     )
+    empty_prediction: ClassVar[Mapping[str, Any]] = {"value": None}
 
     def make_head(self, labels: tuple[str, ...]) -> RegressionHead:
         """Returns a head with one output."""

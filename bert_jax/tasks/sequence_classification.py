@@ -1,6 +1,7 @@
 """Defines the kind "classification": one of C classes for a text or a pair of texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.special import softmax
@@ -29,6 +30,7 @@ class SequenceClassification(LogitsKind, TextPairKind):
         result="labels with probabilities",
         example_arguments='"A text."',
     )
+    empty_prediction: ClassVar[Mapping[str, Any]] = {"label": None, "probabilities": None}
 
     def make_head(self, labels: tuple[str, ...]) -> SequenceClassificationHead:
         """Returns a head with one output for each class."""

@@ -49,6 +49,7 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
     reads_pairs = False
     table_columns: ClassVar[Mapping[str, str | None]] = {"text": "text", "id": None}
     line_format = None  # a line may hold a text, or one word and its tag
+    empty_prediction: ClassVar[Mapping[str, Any]] = {"tags": [], "entities": [], "words": []}
 
     def make_head(self, labels: tuple[str, ...]) -> TokenClassificationHead:
         """Returns a head with one output for each tag."""

@@ -87,8 +87,9 @@ def read_documents(
     errors: str = "strict",
     json_field: str = "text",
     document_unit: DocumentUnit = "file",
+    keep_empty: bool = False,
 ) -> Iterator[tuple[str, str]]:
-    """Yields the documents of one file, in order; empty documents are left out.
+    """Yields the documents of one file, in order.
 
     Args:
       path: `.jsonl` or `.ndjson` (each line is a JSON object with one document), else plain text;
@@ -97,6 +98,7 @@ def read_documents(
       json_field: the field of a JSON object that contains the text.
       document_unit: what a document is in plain text: the whole file, a block of lines between
         blank lines, or a line.
+      keep_empty: whether documents without text are yielded; they are left out by default.
 
     Yields:
       (key, text); the key is "file name:number". The number counts JSON lines, blocks or lines
@@ -118,7 +120,7 @@ def read_documents(
         lines = _split_lines(path, _text_chunks(path, encoding, errors))
         documents = enumerate(_split_blocks(path, lines), start=1)
     for number, text in documents:
-        if text and not text.isspace():
+        if keep_empty or (text and not text.isspace()):
             yield f"{name}:{number}", text
 
 

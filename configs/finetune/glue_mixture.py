@@ -2,7 +2,7 @@
 
     bert-jax finetune --config configs/finetune/glue_mixture.py --run runs/glue \\
         --arg model=exported glue_dir=glue_data mixing=temperature
-    bert-jax predict --model runs/glue --task rte --pairs "It rains." "The street is wet."
+    bert-jax predict runs/glue --task rte --pairs "It rains." "The street is wet."
 
 A batch with examples of all tasks is large enough for 16 chips, unlike the usual batch of 32 of a
 single task. To train each task separately with several seeds, use `bert-jax glue --num-shards`.

@@ -2,7 +2,7 @@
 
     bert-jax finetune --config configs/finetune/multi_task.py --run runs/four \\
         --arg model=exported glue_dir=glue_data conll=conll2003
-    bert-jax predict --model runs/four --task rte --pairs "It rains." "The street is wet."
+    bert-jax predict runs/four --task rte --pairs "It rains." "The street is wet."
     bert-jax export runs/four --task conll --output tagger
 
 To use your own tasks, copy this recipe and replace `tasks`, for example by

@@ -14,7 +14,7 @@ from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
 from bert_jax.testing.models import small_model
 
-TEXTS = ["a net", "the sea", "the old man", "man by the sea", "mends a net"]
+TEXTS = ["the sea", "a net", "the old man", "a man by the sea", "an old man"]
 COLUMNS = ["columns", "--text", "text", "--label", "label"]
 
 
@@ -51,10 +51,17 @@ def test_metrics_of_each_labeled_split(exported, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("labels", "flags", "code", "message"),
     [
-        (["no", "perhaps", "no", "no", "yes"], [], 1, "label 'perhaps' .* labels are yes, no"),
+        (
+            ["no", "perhaps", "no", "maybe", "yes"],
+            [],
+            1,
+            "2 of 5 examples of the split test have labels .* does not have: 'maybe', 'perhaps'; "
+            "its labels are 'yes', 'no'; correct the labels",
+        ),
         (["no", "yes", "no", "no", ""], ["--split=test"], 1, "1 of 5 examples .* have no label"),
         (["no", "yes", "no", "no", "no"], ["--split=dev"], 2, "no split 'dev'; expected .* test"),
-        (["1", "0.5", "3", "4", "2"], [], 2, "a task of regression, .* for classification"),
+        (["1", "0.5", "3", "4", "2"], [], 2, "a task of regression, .* --kind classification"),
+        ([""] * 5, [], 1, "no example of the split test has a label, so .* `bert-jax predict`"),
     ],
 )
 def test_data_that_does_not_fit_the_model(labels, flags, code, message, exported, tmp_path, capsys):
@@ -63,3 +70,15 @@ def test_data_that_does_not_fit_the_model(labels, flags, code, message, exported
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert re.search(message, error), error
+
+
+def test_notes_on_the_data_are_logged(exported, tmp_path, capsys):
+    train, test = (tmp_path / f"{name}.csv" for name in ("train", "test"))
+    write_table(train, ["no", "yes", "no", "yes", ""])
+    write_table(test, ["no", "yes", "no", "no", "yes"])
+    flags = [exported, *COLUMNS, "--train", str(train)]
+    assert main(["evaluate", *flags, "--test", str(test)]) == 0
+    captured = capsys.readouterr()
+    assert set(json.loads(captured.out)) == {"test"} and "without a label" in captured.err
+    assert main(["evaluate", *flags]) == 2
+    assert "--dev or --test, or evaluate it with --split train" in capsys.readouterr().err

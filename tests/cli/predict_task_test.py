@@ -41,7 +41,7 @@ def predict(exported, capsys):
     """Returns a function that runs the verb with a model and returns its JSON lines."""
 
     def run(model: str, *arguments: str) -> list[dict]:
-        assert main(["predict", "--model", str(exported / model), *arguments]) == 0
+        assert main(["predict", str(exported / model), *arguments]) == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     return run
@@ -52,7 +52,7 @@ def error_of(exported, capsys):
     """Returns a function that runs the verb with a model and returns its one-line error."""
 
     def run(model: str, *arguments: str, code: int = 1) -> str:
-        assert main(["predict", "--model", str(exported / model), *arguments]) == code
+        assert main(["predict", str(exported / model), *arguments]) == code
         error = capsys.readouterr().err.strip()
         assert error.startswith("error: ") and "Traceback" not in error
         return error
@@ -68,10 +68,11 @@ def test_texts_come_from_arguments_lines_and_standard_input(predict, tmp_path, m
     expected = predict("texts", "a net", "the sea")
     assert [row["text"] for row in expected] == ["a net", "the sea"]
     assert all(set(row) == {"text", "label", "probabilities"} for row in expected)
+    with_empty_line = [expected[0], {"text": "", "label": None, "probabilities": None}, expected[1]]
     (tmp_path / "texts.txt").write_text("a net\n\nthe sea\n")
-    assert predict("texts", "--file", str(tmp_path / "texts.txt")) == expected
+    assert predict("texts", "--file", str(tmp_path / "texts.txt")) == with_empty_line
     typed(monkeypatch, b"a net\n\nthe sea")
-    assert predict("texts") == expected
+    assert predict("texts") == with_empty_line
 
 
 def test_pairs_questions_and_choices_are_consecutive_arguments(predict, monkeypatch):
@@ -80,8 +81,9 @@ def test_pairs_questions_and_choices_are_consecutive_arguments(predict, monkeypa
         ("a net", "the sea"),
         ("old", "man"),
     ]
-    typed(monkeypatch, b"a net\tthe sea\nold\tman\n")
-    assert predict("texts", "--pairs") == expected
+    typed(monkeypatch, b"a net\tthe sea\n\nold\tman\n")
+    found = predict("texts", "--pairs")
+    assert [found[0], found[2]] == expected and found[1]["label"] is None
     (row,) = predict("questions", "the net", "the old man mends a net")
     assert row["context"][row["start"] : row["end"]] == row["answer"]
     (row,) = predict("choices", "the man", "a net", "the sea", "old")
@@ -139,10 +141,10 @@ def test_words_and_texts_are_tagged(predict, tmp_path):
 
 
 def test_truncated_inputs_are_reported(predict, exported, capsys):
-    assert main(["predict", "--model", str(exported / "texts"), "the " * 30, "a"]) == 0
+    assert main(["predict", str(exported / "texts"), "the " * 30, "a"]) == 0
     assert "1 of the inputs are longer than 20 tokens" in capsys.readouterr().err
     predict("texts", "the " * 30, "--truncation", "windows", "--window-pooling", "max")
-    assert main(["predict", "--model", str(exported / "texts"), "the " * 9]) == 0
+    assert main(["predict", str(exported / "texts"), "the " * 9]) == 0
     assert "were truncated" not in capsys.readouterr().err
 
 
@@ -169,7 +171,7 @@ def test_invalid_input_is_reported(error_of, tmp_path):
         "texts", "--file", table, "--question", "review", code=2
     )
     assert "has no head for a task" in error_of("headless", "a net")
-    assert "' ': a text is empty" in error_of("texts", " ")
+    assert "a text is empty" in error_of("texts", "--pairs", "a", " ")
     assert "expected pairs" in error_of("texts", "--pairs", "a", code=2)
     assert "expected pairs" in error_of("questions", "a", code=2)
     assert "TEXT and --file are both given" in error_of("texts", "a", "--file", table, code=2)

@@ -42,7 +42,7 @@ def test_card_has_data_protocol_results_and_hardware(exported):
     assert f"| {100 * low:.4g}% to " in card
     assert "| device kind | cpu |" in card and "| host cpus | " in card
     assert "AutoModelForSequenceClassification.from_pretrained" in card
-    assert "bert-jax predict --model exported" in card
+    assert "bert-jax predict exported" in card
     hardware = json.loads((folder / "config.json").read_text())["hardware"]
     assert hardware["devices"] >= 1 and hardware["host_cpus"] >= 1
 

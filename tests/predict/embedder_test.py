@@ -61,6 +61,16 @@ def test_long_text_is_truncated_and_reported(model):
     np.testing.assert_allclose(long.vector, cut.vector, atol=1e-6)
 
 
+def test_one_text_gives_one_embedding_and_empty_texts_keep_their_place(model):
+    embed = Embedder(model)
+    first, empty, second = embed([TEXTS[0], "", TEXTS[1]])
+    single = embed(TEXTS[0])
+    assert single.vector.shape == (16,) and not single.truncated
+    np.testing.assert_allclose(single.vector, first.vector, atol=1e-6)
+    np.testing.assert_allclose(second.vector, embed(TEXTS[1]).vector, atol=1e-6)
+    np.testing.assert_allclose(empty.vector, states(model, "")[-1].mean(axis=0), atol=1e-6)
+
+
 def test_embedder_needs_no_heads(model):
     encoder = {"encoder": model.params["encoder"]}
     bare = dataclasses.replace(

@@ -59,6 +59,15 @@ def test_candidates_equal_full_logits_for_all_batch_sizes(model):
             assert all(model.tokenizer.id_to_token(c["id"]) == c["token"] for c in found)
 
 
+def test_one_text_gives_one_answer_and_empty_texts_have_no_masks(model):
+    fill = FillMask(model, top_k=3)
+    first, empty, second = fill([TEXTS[0], " ", TEXTS[1]])
+    assert [len(first["masks"]), len(second["masks"])] == [2, 1]
+    assert empty == {"text": " ", "masks": []}
+    assert fill(TEXTS[1]) == fill([TEXTS[1]])[0]
+    assert fill([""]) == [{"text": "", "masks": []}]
+
+
 def test_padding_of_the_embedding_table_is_no_candidate(tmp_path):
     model = small_model(tmp_path, vocab_size=24)
     (answer,) = FillMask(model, top_k=18)(TEXTS[1:2])

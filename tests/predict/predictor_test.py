@@ -86,6 +86,40 @@ def test_prediction_depends_on_its_own_input_only(models, kind):
 
 
 @each_kind
+def test_one_input_gives_one_prediction(models, kind):
+    predict, one = cached(models, kind), INPUTS[kind][1]
+    assert predict(one) == predict([one])[0]
+    if kind != "multiple_choice":
+        assert predict("the old man", "the sea") if predict.kind.reads_pairs else predict("a net")
+
+
+@each_kind
+def test_empty_texts_keep_their_place_without_a_prediction(models, kind):
+    predict, one = cached(models, kind), INPUTS[kind][-1]
+    counts: list[int] = []
+    empty, found, blank = predict(["", one, " "], on_progress=counts.append)
+    assert_close(found, predict(one))
+    assert not any(empty.values()) and blank["text"] == " "
+    outputs = set(predict.kind.empty_prediction)
+    assert set(empty) == {"text"} | outputs and outputs - {"words"} <= set(found)
+    assert sum(counts) == 3 and predict("") == empty
+
+
+def test_pairs_are_two_texts_or_two_lists_of_the_same_length(models):
+    predict = cached(models, "classification")
+    expected = predict([("the old man", "by the sea"), ("a", "net")])
+    assert predict("the old man", "by the sea") == predict(("the old man", "by the sea"))
+    assert predict(["the old man", "a"], ["by the sea", "net"]) == expected
+    with pytest.raises(UserError, match="found 2 first texts and 1 second texts"):
+        predict(["the old man", "a"], ["by the sea"])
+    with pytest.raises(TypeError, match="found one text and one list"):
+        predict("the old man", ["by the sea"])  # type: ignore[call-overload]
+    for kind in ("token_classification", "multiple_choice"):
+        with pytest.raises(UserError, match=f"a model for {kind} reads"):
+            cached(models, kind)("a", "net")
+
+
+@each_kind
 def test_progress_counts_every_input_once(models, kind):
     counts: list[int] = []
     Predictor(models[kind], batch_size=2)(INPUTS[kind], on_progress=counts.append)
@@ -304,7 +338,7 @@ def test_labels_of_examples_are_not_used(models):
 @pytest.mark.parametrize(
     ("kind", "given_", "message"),
     [
-        ("classification", " ", "' ': a text is empty"),
+        ("classification", ("a", " "), "a text is empty"),
         ("classification", ("a", ""), "a text is empty"),
         (
             "classification",
@@ -355,7 +389,7 @@ def test_predicting_from_an_export_imports_no_tensorflow_torch_or_orbax(models, 
     code = f"""
 import sys
 from bert_jax.cli import main
-assert main(["predict", "--model", {str(tmp_path / "exported")!r}, "a net"]) == 0
+assert main(["predict", {str(tmp_path / "exported")!r}, "a net"]) == 0
 print({{"tensorflow", "torch", "orbax", "seqio", "transformers"}} & set(sys.modules))
 """
     done = subprocess.run(

@@ -111,7 +111,7 @@ def test_run_folder_reproduces_its_saved_predictions(name, tmp_path, capsys):
 
     dev = next(iter(tmp_path.glob("dev.*")))
     output = tmp_path / "said.jsonl"
-    arguments = ["predict", "--model", str(tmp_path / "run"), "--file", str(dev)]
+    arguments = ["predict", str(tmp_path / "run"), "--file", str(dev)]
     assert main([*arguments, "--output", str(output)]) == 0
     assert_same(read_lines(output), expected)
     assert capsys.readouterr().out == "" and not list(tmp_path.glob("*.partial"))

@@ -28,6 +28,7 @@ RENAMED_FLAGS: dict[str, dict[str, str]] = {
     "glue": {"--lanes": "--num-shards", "--lane": "--shard"},
     "data inspect": {"--vocab": "--tokenizer", "--show": "--num-examples"},
     "predict": {
+        "--model": "the first argument, without a flag: bert-jax predict MODEL TEXT",
         "--long": "--truncation",
         "--pool": "--window-pooling",
         "--stride": "--window-overlap",
@@ -42,7 +43,7 @@ RENAMED_FLAGS: dict[str, dict[str, str]] = {
         "--hosts-after": "--hosts-after-restart",
     },
 }
-"""Verb -> {old flag: new flag}."""
+"""Verb -> {old flag: new flag, or the argument that replaces it}."""
 
 
 def renamed_message(words: Sequence[str]) -> str | None:
@@ -62,7 +63,8 @@ def renamed_message(words: Sequence[str]) -> str | None:
                 break
             flag = word.partition("=")[0]
             if flag in flags:
-                return f"{flag} of `{verb}` is now called {flags[flag]}"
+                is_flag = flags[flag].startswith("--")
+                return f"{flag} of `{verb}` is now {'called ' * is_flag}{flags[flag]}"
     return None
 
 

@@ -12,9 +12,7 @@ _GROUP_SIZE = 256
 
 def add_text_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds TEXT..., --file, --encoding and --errors."""
-    parser.add_argument(
-        "texts", metavar="TEXT", nargs="*", help="text; all texts come right after MODEL"
-    )
+    parser.add_argument("texts", metavar="TEXT", nargs="*", default=[], help="text to read")
     parser.add_argument(
         "--file",
         metavar="FILE",
@@ -35,7 +33,10 @@ def add_text_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def text_groups(args: argparse.Namespace) -> Iterator[list[str]]:
-    """Yields groups of texts in order, without empty lines; on a terminal, one text at a time."""
+    """Yields groups of texts in order; on a terminal, one text at a time.
+
+    Empty lines are yielded too, so that line N of the output belongs to line N of the input.
+    """
     group_size = _GROUP_SIZE
     if args.texts or args.file:
         texts = _from_arguments(args)
@@ -55,7 +56,7 @@ def _from_arguments(args: argparse.Namespace) -> Iterator[str]:
     yield from args.texts
     for path in expand_globs(args.file) if args.file else ():
         read_options = {"encoding": args.encoding, "errors": args.errors}
-        for _, text in read_documents(path, document_unit="line", **read_options):
+        for _, text in read_documents(path, document_unit="line", keep_empty=True, **read_options):
             yield text
 
 
@@ -67,5 +68,4 @@ def _from_stdin(args: argparse.Namespace) -> Iterator[str]:
     for line in read_stream_lines(
         sys.stdin.buffer, "standard input", encoding=args.encoding, errors=args.errors
     ):
-        if text := line.strip():
-            yield text
+        yield line.strip()

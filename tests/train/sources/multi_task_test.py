@@ -160,12 +160,16 @@ def test_exported_task_has_a_card_that_names_the_others(finished, tmp_path):
 
 
 def test_command_line_predicts_with_one_task(finished, capsys):
-    assert main(["predict", "--model", str(finished), "--task", "words", "the sea sings"]) == 0
+    assert main(["predict", str(finished), "--task", "words", "the sea sings"]) == 0
     assert json.loads(capsys.readouterr().out)["tags"][1] == "B-LOC"
     for argv, message in (
-        (["predict", "--model", str(finished), "a text"], "several tasks: reviews, scores, words"),
-        (["export", str(finished), "--output", "nowhere"], "name one, as --task reviews"),
-        (["predict", "--model", str(finished), "--task", "word", "a"], "did you mean 'words'?"),
+        (["predict", str(finished), "a text"], "several tasks: reviews, scores, words"),
+        (
+            ["export", str(finished), "--output", "nowhere"],
+            "choose one with --task, as in --task reviews",
+        ),
+        (["predict", str(finished), "--task", "word", "a"], "did you mean 'words'?"),
+        (["evaluate", str(finished), "snli", "--snli-dir", "x"], "as in --model-task reviews"),
     ):
         assert main(argv) in (1, 2)
         assert message in capsys.readouterr().err

@@ -1,0 +1,42 @@
+"""Defines the arguments that verbs share which compute outputs of a model: MODEL and sizes."""
+
+import argparse
+from typing import Any
+
+MODEL_WITH_HEAD = (
+    "MODEL is a run folder, an export, or another Hugging Face folder of a BERT or RoBERTa model\n"
+    "with a head."
+)
+"""Describes MODEL in the epilog of verbs that need the head of a task."""
+
+MODEL_WITHOUT_HEAD = (
+    "MODEL is an export, a run folder, one of its checkpoints, or any Hugging Face folder of a\n"
+    "BERT or RoBERTa model."
+)
+"""Describes MODEL in the epilog of verbs that need no head of a task."""
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds MODEL."""
+    parser.add_argument("model", metavar="MODEL", help="run folder or exported model")
+
+
+def add_max_length_argument(parser: Any) -> None:
+    """Adds --max-length to a parser or to a group of flags."""
+    parser.add_argument(
+        "--max-length",
+        type=int,
+        metavar="TOKENS",
+        help="maximum length of a sequence (default: as in training)",
+    )
+
+
+def add_batch_size_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds --batch-size."""
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=32,
+        metavar="N",
+        help="sequences computed at once (default: 32)",
+    )

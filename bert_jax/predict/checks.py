@@ -1,0 +1,155 @@
+"""Checks the settings and the inputs of a `Predictor`, and that a task fits its model."""
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+from bert_jax.data.finetuning.example import Example, Task, class_labels, is_labeled
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.models.heads.config import QuestionAnsweringHead
+from bert_jax.predict.long_texts import TRUNCATIONS, WINDOW_POOLINGS, Truncation, WindowPooling
+from bert_jax.tasks.base import AnyTaskKind, ModelInput
+from bert_jax.tasks.text_pair import TextPairKind
+from bert_jax.train.config import LARGEST_BATCH_SIZE
+
+_MAX_SHOWN_LABELS = 8
+
+
+def check_sizes(max_length: int, max_positions: int, batch_size: int, window_overlap: int) -> None:
+    """Raises a ConfigError if a size is out of range."""
+    if not 4 <= max_length <= max_positions:
+        raise ConfigError(
+            f"max_length is {max_length}; expected 4 to {max_positions}, the number of positions "
+            "of the model"
+        )
+    if batch_size > LARGEST_BATCH_SIZE:
+        raise ConfigError(f"batch_size is {batch_size}; expected at most {LARGEST_BATCH_SIZE}")
+    if batch_size < 1 or window_overlap < 0:
+        raise ConfigError(
+            f"batch_size is {batch_size} and window_overlap {window_overlap}; expected "
+            "batch_size >= 1 and window_overlap >= 0"
+        )
+
+
+def check_options(
+    kind: AnyTaskKind,
+    truncation: Truncation,
+    window_pooling: WindowPooling | None,
+    allow_no_answer: bool | None,
+) -> None:
+    """Raises a ConfigError if an option is unknown or does not apply to the kind of the model."""
+    if truncation not in TRUNCATIONS:
+        raise ConfigError(f"truncation is {truncation!r}; expected one of {', '.join(TRUNCATIONS)}")
+    if window_pooling is not None and window_pooling not in WINDOW_POOLINGS:
+        raise ConfigError(
+            f"window_pooling is {window_pooling!r}; expected one of {', '.join(WINDOW_POOLINGS)}"
+        )
+    if allow_no_answer is not None and kind.head_type is not QuestionAnsweringHead:
+        raise ConfigError(
+            f"allow_no_answer is set, but this is a model for {kind.name}; it is for "
+            "question answering only"
+        )
+    if truncation != "head" and not isinstance(kind, TextPairKind):
+        raise ConfigError(
+            f"truncation is {truncation!r}, but this is a model for {kind.name}; expected "
+            "'head', because only classification and regression have other ways of truncation"
+        )
+    if window_pooling is not None and truncation != "windows":
+        raise ConfigError(
+            f"window_pooling is {window_pooling!r} and truncation {truncation!r}; expected "
+            "truncation 'windows', or no window_pooling"
+        )
+
+
+def is_one_input(inputs: ModelInput | Sequence[ModelInput]) -> TypeGuard[ModelInput]:
+    """Returns whether the argument of a `Predictor` is one input, and not a sequence of inputs.
+
+    One input is a text, an example, or a tuple of texts. A tuple of examples, as in `Task.splits`,
+    is a sequence of inputs.
+    """
+    if isinstance(inputs, str | Example):
+        return True
+    return (
+        isinstance(inputs, tuple) and bool(inputs) and all(isinstance(text, str) for text in inputs)
+    )
+
+
+def is_empty_text(model_input: object) -> bool:
+    """Returns whether an input is one text of white space only, for which nothing is predicted."""
+    return isinstance(model_input, str) and not model_input.strip()
+
+
+def pair_texts(first: Any, second: Any, kind: AnyTaskKind) -> tuple[str, str] | list[Any]:
+    """Combines two texts into a pair, or two lists of texts into a list of pairs.
+
+    Raises:
+      UserError: the model does not read pairs, or the lists have different lengths.
+      TypeError: only one of the two is a list.
+    """
+    if not kind.reads_pairs:
+        raise UserError(
+            f"text_pair is given, but a model for {kind.name} reads "
+            f"{kind.description.expected_input}"
+        )
+    if isinstance(first, str) and isinstance(second, str):
+        return first, second
+    if isinstance(first, str) or isinstance(second, str):
+        raise TypeError("expected two texts, or two lists of texts, found one text and one list")
+    if len(first) != len(second):
+        raise UserError(
+            f"found {len(first)} first texts and {len(second)} second texts; expected lists of "
+            "the same length"
+        )
+    return list(zip(first, second, strict=True))
+
+
+def check_fits_model(
+    task: Task, split: str, kind: AnyTaskKind, labels: Sequence[str], model_path: str
+) -> None:
+    """Checks that the metrics of a split can be computed with a model.
+
+    Args:
+      kind: the kind of the model.
+      labels: the labels of the model.
+
+    Raises:
+      ConfigError: the task is of another kind than the model.
+      UserError: an example has no label, or one that the model does not have.
+    """
+    if task.kind != kind.name:
+        advice = f"use a model that was fine-tuned for {task.kind}"
+        if {task.kind, kind.name} == {"classification", "regression"}:
+            advice = (
+                f"if its labels are meant for {kind.name}, give --kind {kind.name}; or {advice}"
+            )
+        raise ConfigError(
+            f"{task.name} is a task of {task.kind}, but {model_path} is a model for "
+            f"{kind.name}; {advice}"
+        )
+    examples = task.splits[split]
+    num_unlabeled = sum(not is_labeled(example) for example in examples)
+    if num_unlabeled:
+        raise UserError(
+            f"{task.name}: {num_unlabeled:,} of {len(examples):,} examples of the split {split} "
+            "have no label; metrics need a label for each example, so add the labels, or compute "
+            "predictions without metrics with `bert-jax predict`"
+        )
+    known, num_unknown = set(labels), 0
+    unknown: set[str] = set()
+    for example in examples:
+        found = {str(label) for label in class_labels(example)} - known
+        unknown |= found
+        num_unknown += bool(found)
+    if unknown:
+        raise UserError(
+            f"{task.name}: {num_unknown:,} of {len(examples):,} examples of the split {split} "
+            f"have labels that {model_path} does not have: {_join_labels(sorted(unknown))}; its "
+            f"labels are {_join_labels(labels)}; correct the labels, or use a model that was "
+            "fine-tuned on them"
+        )
+
+
+def _join_labels(labels: Sequence[str]) -> str:
+    """Returns quoted labels, separated by commas; only the first few if there are many."""
+    shown = ", ".join(repr(str(label)) for label in labels[:_MAX_SHOWN_LABELS])
+    remaining = len(labels) - _MAX_SHOWN_LABELS
+    return shown if remaining <= 0 else f"{shown} and {remaining:,} more"
