@@ -49,21 +49,7 @@ def read_inputs(
       ConfigError: the arguments do not apply to this kind of task or to the format of the file.
     """
     file_format = file_format or _infer_format(path, kind)
-    if columns and file_format != "table":
-        flags = _join_flags(columns)
-        can_be_table = bool(kind.table_columns) and _extension(path) in FILE_EXTENSIONS
-        raise ConfigError(
-            f"{path}: {flags} {'selects a column' if len(columns) == 1 else 'select columns'}, but "
-            f"the format is {file_format}, not table; remove {flags}"
-            + (" or give --format table" if can_be_table else "")
-        )
-    if pairs and file_format != "lines":
-        has_pair_column = file_format == "table" and "text_pair" in kind.table_columns
-        raise ConfigError(
-            f"{path}: --pairs splits lines of text at a tab, but the format is {file_format}, not "
-            "lines; remove --pairs"
-            + (" and select the column of the second text with --text-pair" * has_pair_column)
-        )
+    _check_flags(path, kind, file_format, columns, pairs)
     if (encoding, errors) != ("utf-8", "strict") and file_format != "lines":
         raise ConfigError(
             f"{path}: --encoding and --errors are for files with a text on each line, but the "
@@ -83,6 +69,31 @@ def read_inputs(
             return [*read_squad(Squad(test=path, version="2.0")).splits[_SPLIT]]
         case "swag":
             return [*read_swag(Swag(test=path)).splits[_SPLIT]]
+
+
+def _check_flags(
+    path: str,
+    kind: AnyTaskKind,
+    file_format: FileFormat,
+    columns: Mapping[str, str],
+    pairs: bool,
+) -> None:
+    """Raises a ConfigError if column names or --pairs do not apply to the format of a file."""
+    if columns and file_format != "table":
+        flags = _join_flags(columns)
+        can_be_table = bool(kind.table_columns) and _extension(path) in FILE_EXTENSIONS
+        raise ConfigError(
+            f"{path}: {flags} {'selects a column' if len(columns) == 1 else 'select columns'}, but "
+            f"the format is {file_format}, not table; remove {flags}"
+            + (" or give --format table" if can_be_table else "")
+        )
+    if pairs and file_format != "lines":
+        has_pair_column = file_format == "table" and "text_pair" in kind.table_columns
+        raise ConfigError(
+            f"{path}: --pairs splits lines of text at a tab, but the format is {file_format}, not "
+            "lines; remove --pairs"
+            + (" and select the column of the second text with --text-pair" * has_pair_column)
+        )
 
 
 def parse_line(line: str, kind: AnyTaskKind, pairs: bool) -> ModelInput:
