@@ -5,6 +5,7 @@ Imports neither jax nor TensorFlow.
 
 from dataclasses import dataclass
 
+from bert_jax.config_lib import from_json, to_json
 from bert_jax.data.config import FineTuningData, MultiTaskData, PretrainingData
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.objectives.config import ObjectiveConfig
@@ -47,6 +48,21 @@ class Experiment:
                 f"{model.max_length} tokens (objective.model.positions.max_position_embeddings is "
                 f"{model.positions.max_position_embeddings}); shorten the sequences or enlarge it"
             )
+
+
+def check_experiment(result: object, recipe: str) -> Experiment:
+    """Checks the type of what a recipe returned, and the types of its fields, and returns it.
+
+    Raises:
+      ConfigError: it is not an Experiment, or the value of a field has the wrong type.
+    """
+    if not isinstance(result, Experiment):
+        raise ConfigError(
+            f"{recipe}: get_config returned a {type(result).__name__}; expected an Experiment"
+        )
+    # Dataclasses do not check the types of their fields; reading the config back does.
+    from_json(Experiment, to_json(result), f"{recipe}: config")
+    return result
 
 
 MAY_CHANGE_ON_RESUME = (

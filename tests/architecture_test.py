@@ -198,6 +198,8 @@ def test_configs_import_errors_and_other_configs_only():
     for file in configs:
         for line, name in imports(parse(file)):
             library, *rest = name.split(".")
+            if file.name == "experiment.py" and name.startswith("bert_jax.config_lib."):
+                continue  # checks the types of the fields of what a recipe returns
             light = library in sys.stdlib_module_names
             allowed = library == "bert_jax" and (rest[0] == "errors" or "config" in rest)
             allowed = (

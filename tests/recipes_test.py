@@ -10,6 +10,8 @@ from bert_jax import recipes
 from bert_jax.cli import main
 from bert_jax.cli.shipped import tpu as tpu_verb
 from bert_jax.errors import ConfigError
+from bert_jax.plan.placeholder_corpus import planned_experiment
+from bert_jax.quickstart.stages import _pretrain
 
 ROOT = Path(__file__).parents[1]
 SMALL_CORPUS = ROOT / "configs/pretrain/small_corpus.py"
@@ -175,6 +177,16 @@ def test_error_in_a_recipe_with_a_relative_path_names_its_line(
     (tmp_path / "mine.py").write_text(content)
     assert main(["show-config", path]) == 2
     assert f"mine.py, {message}" in capsys.readouterr().err
+
+
+def test_plan_and_quickstart_refuse_a_recipe_without_an_experiment(tmp_path):
+    file = str(tmp_path / "mine.py")
+    Path(file).write_text("def get_config(corpus=1, heldout=2, seed=3):\n    return {}\n")
+    message = "mine.py: get_config returned a dict; expected an Experiment"
+    with pytest.raises(ConfigError, match=message):
+        planned_experiment(file, [], [], vocab_size=100)
+    with pytest.raises(ConfigError, match=message):
+        _pretrain(tmp_path, tmp_path, {"recipe": file, "steps": None, "seed": 0})
 
 
 def test_wrong_type_of_a_field_in_a_recipe_is_found(tmp_path, capsys):

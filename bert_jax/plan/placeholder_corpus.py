@@ -14,7 +14,7 @@ from typing import Any
 from bert_jax.config_lib import override
 from bert_jax.data.config import PretrainingData
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
+from bert_jax.experiment import Experiment, check_experiment
 from bert_jax.recipes import call_recipe, load_recipe
 
 CORPUS_PARAMETERS = ("corpus", "heldout")
@@ -43,11 +43,12 @@ def planned_experiment(
       The config, and the names of the recipe parameters that got a placeholder.
 
     Raises:
-      ConfigError: raised by `call_recipe` or `override`, or the vocabulary is too small for BERT.
+      ConfigError: the recipe, an argument or an override is invalid, or the vocabulary is too small
+        for BERT.
     """
     get_config = load_recipe(recipe)
     with _placeholder_corpora(get_config, arguments, vocab_size) as (filled, missing):
-        experiment = call_recipe(get_config, filled, recipe)
+        experiment = check_experiment(call_recipe(get_config, filled, recipe), recipe)
     if missing and isinstance(experiment.data, PretrainingData):
         # The placeholder's temporary folder is deleted by now, and its name differs every time.
         corpus = _parse_arguments(arguments).get("corpus", "corpus")

@@ -116,19 +116,20 @@ def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
 
 
 def _pretrain(prepared: Path, folder: Path, settings: dict[str, Any]) -> int:
+    from bert_jax.experiment import check_experiment
     from bert_jax.recipes import errors_of_user_code, find_recipe, load_recipe
     from bert_jax.train.run import run as train
 
     steps = {} if settings["steps"] is None else {"steps": settings["steps"]}
     get_config = load_recipe(settings["recipe"])
     with errors_of_user_code(find_recipe(settings["recipe"]), "recipe"):
-        experiment = get_config(
+        result = get_config(
             corpus=str(prepared / "train"),
             heldout=str(prepared / "heldout"),
             seed=settings["seed"],
             **steps,
         )
-    return train(experiment, folder)
+    return train(check_experiment(result, settings["recipe"]), folder)
 
 
 def _compare_with_ngrams(folder: Path) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 import argparse
 
-from bert_jax.config_lib import from_json, override, to_json
-from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
+from bert_jax.config_lib import override
+from bert_jax.experiment import Experiment, check_experiment
 from bert_jax.recipes import call_recipe, load_recipe
 
 
@@ -55,11 +54,5 @@ def experiment_from_recipe(recipe: str, args: argparse.Namespace) -> Experiment:
     Raises:
       ConfigError: a name is unknown (the nearest is given), or a value is invalid.
     """
-    experiment = call_recipe(load_recipe(recipe), args.arguments, recipe)
-    if not isinstance(experiment, Experiment):
-        raise ConfigError(
-            f"{recipe}: get_config returned a {type(experiment).__name__}; expected an Experiment"
-        )
-    # Dataclasses do not check the types of their fields; reading the config back does.
-    from_json(Experiment, to_json(experiment), f"{recipe}: config")
-    return override(experiment, args.overrides)
+    result = call_recipe(load_recipe(recipe), args.arguments, recipe)
+    return override(check_experiment(result, recipe), args.overrides)
