@@ -4,7 +4,6 @@ New features do not belong here. A new loss is an `Objective`, a new regularizer
 transform, and new behavior of the training loop is a hook.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,7 +114,9 @@ def abstract_state(
     objective: Objective, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh
 ) -> State:
     """Returns the train state as shapes, dtypes and shardings, without allocating memory."""
-    shapes = jax.eval_shape(functools.partial(init_state, objective, optimizer), jax.random.key(0))
+    # The key is made inside, because it cannot be computed on the mesh of a slice that libtpu only
+    # compiles for.
+    shapes = jax.eval_shape(lambda: init_state(objective, optimizer, jax.random.key(0)))
     shardings = {
         "step": sharding.replicated(mesh),
         "params": sharding.parameter_shardings(shapes["params"], mesh),
