@@ -41,7 +41,8 @@ def read_inputs(
       columns: names of a table's columns, for the keys "text", "text_pair", "question", "context"
         and "id".
       pairs: whether each line has two texts, separated by a tab.
-      encoding, errors: how to decode a file with one text on each line, as in `read_text`.
+      encoding: the encoding of the file; SQuAD's JSON and Parquet are always UTF-8.
+      errors: as in `read_text`, for a file with one text on each line.
 
     Raises:
       UserError: the file is missing or damaged, a column does not exist (the message names the
@@ -50,10 +51,15 @@ def read_inputs(
     """
     file_format = file_format or _infer_format(path, kind)
     _check_flags(path, kind, file_format, columns, pairs)
-    if (encoding, errors) != ("utf-8", "strict") and file_format != "lines":
+    if errors != "strict" and file_format != "lines":
         raise ConfigError(
-            f"{path}: --encoding and --errors are for files with a text on each line, but the "
-            f"format is {file_format}; convert the file with: iconv -f ENCODING -t utf-8 {path}"
+            f"{path}: --errors is for files with a text on each line, but the format is "
+            f"{file_format}; remove --errors"
+        )
+    if encoding != "utf-8" and file_format == "squad":
+        raise ConfigError(
+            f"{path}: --encoding is {encoding}, but JSON files are always utf-8; convert the file: "
+            f"iconv -f {encoding} -t utf-8 {path} > NEW_FILE"
         )
     match file_format:
         case "lines":
@@ -62,13 +68,13 @@ def read_inputs(
             )
             return [parse_line(text, kind, pairs) for _, text in lines]
         case "table":
-            return _read_table_inputs(path, kind, columns)
+            return _read_table_inputs(path, kind, columns, encoding)
         case "conll":
-            return [*read_conll(Conll(test=path)).splits[_SPLIT]]
+            return [*read_conll(Conll(test=path, encoding=encoding)).splits[_SPLIT]]
         case "squad":
             return [*read_squad(Squad(test=path, version="2.0")).splits[_SPLIT]]
         case "swag":
-            return [*read_swag(Swag(test=path)).splits[_SPLIT]]
+            return [*read_swag(Swag(test=path, encoding=encoding)).splits[_SPLIT]]
 
 
 def _check_flags(
@@ -141,7 +147,7 @@ def _infer_format(path: str, kind: AnyTaskKind) -> FileFormat:
 
 
 def _read_table_inputs(
-    path: str, kind: AnyTaskKind, columns: Mapping[str, str]
+    path: str, kind: AnyTaskKind, columns: Mapping[str, str], encoding: str
 ) -> list[ModelInput]:
     allowed_columns = kind.table_columns
     if not allowed_columns:
@@ -156,17 +162,23 @@ def _read_table_inputs(
         )
     names = {**allowed_columns, **columns}
     if "question" in names:
-        return [*_read_questions(path, str(names["question"]), str(names["context"]), names["id"])]
+        return [*_read_questions(path, names, encoding)]
     config = Columns(
-        test=path, text=str(names["text"]), text_pair=names.get("text_pair"), id=names["id"]
+        test=path,
+        text=str(names["text"]),
+        text_pair=names.get("text_pair"),
+        id=names["id"],
+        encoding=encoding,
     )
     return [*read_columns(config).splits[_SPLIT]]
 
 
 def _read_questions(
-    path: str, question_column: str, context_column: str, id_column: str | None
+    path: str, names: Mapping[str, str | None], encoding: str
 ) -> list[QuestionExample]:
-    table = read_table(path)
+    question_column, context_column = str(names["question"]), str(names["context"])
+    id_column = names["id"]
+    table = read_table(path, encoding)
     require_columns(table, path, [question_column, context_column, id_column])
     if not table.rows:
         raise UserError(f"{path}: no rows; expected at least one")

@@ -57,13 +57,15 @@ def expand_globs(patterns: Sequence[str]) -> list[str]:
     return sorted(files)
 
 
-def read_text(path: str | Path, *, encoding: str = "utf-8", errors: str = "strict") -> str:
+def read_text(path: str | Path, *, encoding: str | None = None, errors: str | None = None) -> str:
     """Reads a whole file as text, without a byte-order mark; decompresses it if it ends in .gz.
 
     Args:
       path: the file.
-      encoding: any text encoding of Python.
-      errors: what to do with bytes that are not text: "strict" raises, "replace", "ignore".
+      encoding: any text encoding of Python. None for UTF-8, if the verb has no flag --encoding
+        that an error could advise.
+      errors: what to do with bytes that are not text: "strict" raises, "replace", "ignore". None
+        for "strict", if the verb has no flag --errors.
 
     Raises:
       UserError: the file is missing or unreadable, contains bytes that are not text (with their
@@ -83,9 +85,9 @@ def read_text(path: str | Path, *, encoding: str = "utf-8", errors: str = "stric
 def read_documents(
     path: str | Path,
     *,
-    encoding: str = "utf-8",
-    errors: str = "strict",
-    json_field: str = "text",
+    encoding: str | None = None,
+    errors: str | None = None,
+    json_field: str | None = None,
     document_unit: DocumentUnit = "file",
     keep_empty: bool = False,
 ) -> Iterator[tuple[str, str]]:
@@ -95,7 +97,8 @@ def read_documents(
       path: `.jsonl` or `.ndjson` (each line is a JSON object with one document), else plain text;
         both may also end in `.gz`.
       encoding, errors: as in `read_text`.
-      json_field: the field of a JSON object that contains the text.
+      json_field: the field of a JSON object that contains the text. None for "text", if the verb
+        has no flag --json-field.
       document_unit: what a document is in plain text: the whole file, a block of lines between
         blank lines, or a line.
       keep_empty: whether documents without text are yielded; they are left out by default.
@@ -125,7 +128,7 @@ def read_documents(
 
 
 def read_stream_lines(
-    stream: BinaryIO, name: str, *, encoding: str = "utf-8", errors: str = "strict"
+    stream: BinaryIO, name: str, *, encoding: str | None = None, errors: str | None = None
 ) -> Iterator[str]:
     """Yields the lines of a stream as soon as they can be read, as from a terminal or a pipe.
 
@@ -146,10 +149,12 @@ def read_stream_lines(
         raise UserError(f"{name}: cannot be read ({error.strerror})") from None
 
 
-def _json_text(path: str | Path, number: int, line: str, field: str, errors: str) -> str:
+def _json_text(
+    path: str | Path, number: int, line: str, json_field: str | None, errors: str | None
+) -> str:
     if not line.strip():
         return ""
-    record = parse_json_line(path, number, line, errors)
+    field, record = json_field or "text", parse_json_line(path, number, line, errors or "strict")
     if not isinstance(record, dict):
         found = f"a {type(record).__name__} instead of an object"
     elif field not in record:
@@ -163,7 +168,11 @@ def _json_text(path: str | Path, number: int, line: str, field: str, errors: str
         )
     raise UserError(
         f"{path}, line {number}: no text in the field {field!r} (found {found}); "
-        "set --json-field to the field that contains the text"
+        + (
+            "set --json-field to the field that contains the text"
+            if json_field
+            else "expected this field"
+        )
     )
 
 
@@ -218,12 +227,12 @@ def _split_lines(name: str | Path, chunks: Iterable[str]) -> Iterator[tuple[int,
         yield number + 1, rest.removesuffix("\r")
 
 
-def _text_chunks(path: str | Path, encoding: str, errors: str) -> Iterator[str]:
+def _text_chunks(path: str | Path, encoding: str | None, errors: str | None) -> Iterator[str]:
     return _decode_chunks(path, _read_chunks(path), encoding, errors)
 
 
 def _decode_chunks(
-    name: str | Path, raw_chunks: Iterable[bytes], encoding: str, errors: str
+    name: str | Path, raw_chunks: Iterable[bytes], encoding: str | None, errors: str | None
 ) -> Iterator[str]:
     """Yields chunks of decoded text; errors name the byte offset from the first chunk.
 
@@ -232,6 +241,9 @@ def _decode_chunks(
       raw_chunks: bytes; the last chunk is empty.
       encoding, errors: as in `read_text`.
     """
+    advice = _decode_advice(encoding is not None, errors is not None)
+    expected = ", and strict, replace or ignore for --errors" if errors else ""
+    encoding, errors = encoding or "utf-8", errors or "strict"
     try:
         # str.encode accepts text encodings only; getincrementaldecoder alone would accept "hex".
         "".encode(encoding)
@@ -239,8 +251,7 @@ def _decode_chunks(
         codecs.lookup_error(errors)
     except (LookupError, UnicodeError) as error:
         raise UserError(
-            f"{error}: expected an encoding such as utf-8, latin-1 or cp1252, and strict, replace "
-            "or ignore for --errors"
+            f"{error}: expected an encoding such as utf-8, latin-1 or cp1252{expected}"
         ) from None
     bytes_read, first = 0, True
     for raw in raw_chunks:
@@ -248,8 +259,13 @@ def _decode_chunks(
         try:
             text = decoder.decode(raw, final=not raw)
         except UnicodeDecodeError as error:
-            raise _decode_error(
-                name, encoding, bytes_read - pending + error.start, error, raw
+            offset = bytes_read - pending + error.start
+            hint = "utf-16" if offset == 0 and raw.startswith(_UTF16_MARKS) else "latin-1"
+            location = f"byte {offset}" + " (after unzipping)" * str(name).endswith(".gz")
+            value = error.object[error.start] if error.start < len(error.object) else 0
+            raise UserError(
+                f"{name}: not {encoding} text at {location}: 0x{value:02x}, {error.reason}; "
+                + advice.format(encoding=hint)
             ) from None
         except UnicodeError as error:
             byte_order = encoding.lower() in ("utf-16", "utf-32", "utf16", "utf32")
@@ -261,20 +277,12 @@ def _decode_chunks(
         yield text
 
 
-def _decode_error(
-    name: str | Path, encoding: str, offset: int, error: UnicodeDecodeError, raw: bytes
-) -> UserError:
-    location = f"byte {offset}" + (" (after unzipping)" if str(name).endswith(".gz") else "")
-    value = error.object[error.start] if error.start < len(error.object) else 0
-    hint = "latin-1"
-    if offset == 0 and raw.startswith(_UTF16_MARKS):
-        hint = "utf-16"
-    return UserError(
-        f"{name}: not {encoding} text at {location}: 0x{value:02x}, {error.reason}. If the text "
-        f"has another encoding, set it with --encoding {hint}; to replace such bytes by a "
-        "replacement character, use --errors replace. If the command has no such flags, convert "
-        f"the file: iconv -f {hint} -t utf-8 FILE > NEW_FILE"
-    )
+def _decode_advice(has_encoding_flag: bool, has_errors_flag: bool) -> str:
+    """Returns what to do about bytes that are not text; names only flags that the verb has."""
+    advice = "convert the file: iconv -f {encoding} -t utf-8 FILE > NEW_FILE"
+    if has_encoding_flag:
+        advice = "if the text has another encoding, set it with --encoding {encoding}"
+    return advice + "; to replace such bytes, use --errors replace" * has_errors_flag
 
 
 def _read_chunks(path: str | Path) -> Iterator[bytes]:

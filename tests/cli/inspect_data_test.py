@@ -79,6 +79,7 @@ def test_flags_become_task_configs():
     )
     assert parse("conll", "--train", "t", "--tag-column", "1") == Conll(train="t", tag_column=1)
     assert parse("swag", "--test", "t") == Swag(test="t")
+    assert parse("swag", "--test", "t", "--encoding", "cp1252") == Swag(test="t", encoding="cp1252")
     assert parse("columns", "--test", "t", "--text", "a", "--kind", "regression") == Columns(
         test="t", text="a", kind="regression"
     )

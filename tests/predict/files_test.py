@@ -54,6 +54,17 @@ def test_flags_that_do_not_apply_are_refused(path, kind, arguments, message):
     assert str(error.value) == message
 
 
+def test_tables_in_another_encoding_are_read_and_json_is_refused(tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_bytes("text\nété\n".encode("latin-1"))
+    (example,) = read_inputs(str(table), CLASSIFICATION, encoding="latin-1")
+    assert example.text == "été"  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="--encoding is latin-1, but JSON files are always utf-8"):
+        read_inputs("a.json", QUESTIONS, encoding="latin-1")
+    with pytest.raises(ConfigError, match="the format is table; remove --errors"):
+        read_inputs(str(table), CLASSIFICATION, errors="replace")
+
+
 def test_odd_number_of_texts_is_refused():
     with pytest.raises(
         ConfigError, match="is 1; expected pairs, an even number: question, context"

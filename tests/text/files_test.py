@@ -59,7 +59,12 @@ def test_byte_offset_of_bad_bytes_in_a_long_file(tmp_path, zipped, monkeypatch):
     location = f"byte {len(good.encode())}" + (r" \(after unzipping\)" if zipped else "")
     with pytest.raises(UserError, match=rf"a.txt.*not utf-8 text at {location}: 0xe9") as caught:
         read_text(path)
-    assert "--encoding" in str(caught.value) and "--errors replace" in str(caught.value)
+    assert str(caught.value).endswith("convert the file: iconv -f latin-1 -t utf-8 FILE > NEW_FILE")
+    with pytest.raises(UserError) as caught:
+        read_text(path, encoding="utf-8")
+    assert str(caught.value).endswith("has another encoding, set it with --encoding latin-1")
+    with pytest.raises(UserError, match=r"--encoding latin-1; to .*, use --errors replace"):
+        read_text(path, encoding="utf-8", errors="strict")
     assert read_text(path, errors="replace") == f"{good}\ufffdt\ufffd {good}"
     assert read_text(path, encoding="latin-1").count("été") == 1
     with pytest.raises(UserError, match=location):
@@ -76,7 +81,7 @@ def test_incomplete_character_at_the_end_of_the_file_raises(tmp_path):
 def test_utf16_is_suggested_for_its_byte_order_mark(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("text".encode("utf-16"))
-    with pytest.raises(UserError, match="--encoding utf-16"):
+    with pytest.raises(UserError, match="iconv -f utf-16"):
         read_text(path)
 
 

@@ -33,9 +33,9 @@ _TASK_FLAGS: dict[str, tuple[str, ...]] = {
     "glue": ("glue_dir",),
     "snli": ("snli_dir",),
     "squad": (*_FILES, "squad_version", "strict"),
-    "conll": (*_FILES, "word_column", "tag_column", "strict"),
-    "swag": _FILES,
-    "columns": (*_FILES, "text", "text_pair", "label", "id", "kind"),
+    "conll": (*_FILES, "word_column", "tag_column", "strict", "encoding"),
+    "swag": (*_FILES, "encoding"),
+    "columns": (*_FILES, "text", "text_pair", "label", "id", "kind", "encoding"),
 }
 _FLAG_TO_FIELD = {"glue_dir": "folder", "snli_dir": "folder", "squad_version": "version"}
 
@@ -81,6 +81,11 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> argparse.Action:
         "--kind",
         choices=("classification", "regression"),
         help="type of the labels (default: inferred from the labels)",
+    )
+    data.add_argument(
+        "--encoding",
+        metavar="NAME",
+        help="encoding of the files of conll, swag and columns (default: utf-8)",
     )
     return task
 

@@ -67,6 +67,7 @@ class Conll:
     word_column: int = 0
     tag_column: int = -1  # counted from the end: the last column
     strict: bool = False  # refuse an invalid sequence of tags, which is repaired by default
+    encoding: str = "utf-8"
 
     def __post_init__(self) -> None:
         _check_files(self)
@@ -84,6 +85,7 @@ class Swag:
     train: str | None = None
     dev: str | None = None
     test: str | None = None
+    encoding: str = "utf-8"
 
     def __post_init__(self) -> None:
         _check_files(self)
@@ -101,6 +103,7 @@ class Columns:
     label: str | None = None  # None: no labels, all examples are to be predicted
     id: str | None = None  # None: the row number is the id
     kind: Literal["classification", "regression"] | None = None  # None: inferred from the labels
+    encoding: str = "utf-8"  # of all formats but Parquet
 
     def __post_init__(self) -> None:
         _check_files(self)

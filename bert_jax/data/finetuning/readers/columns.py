@@ -32,7 +32,7 @@ def read_columns(config: Columns) -> Task:
     paths = {"train": config.train, "dev": config.dev, "test": config.test}
     notes: list[str] = []
     rows = {
-        split: _labeled_rows(split, read_table(path), path, config, notes)
+        split: _labeled_rows(split, read_table(path, config.encoding), path, config, notes)
         for split, path in paths.items()
         if path is not None
     }

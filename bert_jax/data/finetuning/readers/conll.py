@@ -123,7 +123,8 @@ def _read_sentences(path: str, config: Conll) -> list[Sentence]:
     sentences: list[Sentence] = []
     lines: list[tuple[int, list[str]]] = []
     num_columns = 0
-    for line_number, line in enumerate([*read_text(path).split("\n"), ""], start=1):
+    text = read_text(path, encoding=config.encoding)
+    for line_number, line in enumerate([*text.split("\n"), ""], start=1):
         line = line.removesuffix("\r")
         # Only tabs and spaces separate columns: words may contain other white space (U+00A0).
         cells = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))

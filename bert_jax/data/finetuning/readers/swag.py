@@ -24,7 +24,7 @@ def read_swag(config: Swag) -> Task:
     counts: dict[str, int] = {}
     for split, path in (("train", config.train), ("dev", config.dev), ("test", config.test)):
         if path is not None:
-            table = read_table(path)
+            table = read_table(path, config.encoding)
             endings = _endings(table, path)
             has_labels = split != "test" or LABEL in table.columns
             require_columns(table, path, [CONTEXT, PROMPT, LABEL if has_labels else None])

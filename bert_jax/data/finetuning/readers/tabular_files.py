@@ -36,8 +36,11 @@ class DataTable(NamedTuple):
     skipped_lines: int = 0
 
 
-def read_table(path: str) -> DataTable:
+def read_table(path: str, encoding: str | None = None) -> DataTable:
     """Reads a file in the format of its extension.
+
+    Args:
+      encoding: as in `read_text`; Parquet files are always UTF-8.
 
     Raises:
       UserError: the extension is unknown, the file is damaged, or a row has too few or too many
@@ -45,12 +48,17 @@ def read_table(path: str) -> DataTable:
     """
     extension = Path(path.removesuffix(".gz")).suffix.lower()
     if extension == ".csv":
-        return _read_csv(path)
+        return _read_csv(path, encoding)
     if extension in (".tsv", ".tab"):
-        return read_tsv(path, quotes="auto")
+        return read_tsv(path, quotes="auto", encoding=encoding)
     if extension in JSON_EXTENSIONS:
-        return _read_json_lines(path)
+        return _read_json_lines(path, encoding)
     if extension == ".parquet":
+        if encoding not in (None, "utf-8"):
+            raise UserError(
+                f"{path}: the encoding is {encoding}, but Parquet files are always utf-8; leave "
+                "out the encoding"
+            )
         return _read_parquet(path)
     raise UserError(
         f"{path}: the format is unknown; expected a file with the extension "
@@ -64,6 +72,7 @@ def read_tsv(
     quotes: Literal["literal", "auto"],
     header: Sequence[str] | None = None,
     skip_short_lines: bool = False,
+    encoding: str | None = None,
 ) -> DataTable:
     """Reads a TSV file.
 
@@ -72,8 +81,9 @@ def read_tsv(
       quotes: "literal" keeps them; "auto" removes them if the whole file is quoted like CSV.
       header: column names of a file without a header line.
       skip_short_lines: leave out and count lines with too few columns instead of refusing the file.
+      encoding: as in `read_text`.
     """
-    lines = [(n, line.split("\t")) for n, line in _numbered_lines(path)]
+    lines = [(n, line.split("\t")) for n, line in _numbered_lines(path, encoding)]
     if header is None:
         if not lines:
             raise UserError(f"{path} is empty; expected a first line with column names")
@@ -86,8 +96,8 @@ def read_tsv(
     return _make_table(path, header, rows, skipped_lines=len(lines) - len(rows))
 
 
-def _read_csv(path: str) -> DataTable:
-    text = read_text(path)
+def _read_csv(path: str, encoding: str | None) -> DataTable:
+    text = read_text(path, encoding=encoding)
     first_line = text.partition("\n")[0]
     delimiter = max(",\t;", key=first_line.count)
     csv.field_size_limit(sys.maxsize)  # the default limit is shorter than some documents
@@ -127,9 +137,9 @@ def _make_table(
     return DataTable(tuple(header), rows, skipped_lines)
 
 
-def _read_json_lines(path: str) -> DataTable:
+def _read_json_lines(path: str, encoding: str | None) -> DataTable:
     rows, columns = [], {}
-    for line_number, line in _numbered_lines(path):
+    for line_number, line in _numbered_lines(path, encoding):
         if line.isspace():
             continue
         location = f"{path}, line {line_number}"
@@ -158,9 +168,9 @@ def _read_parquet(path: str) -> DataTable:
     return DataTable(tuple(table.column_names), rows)
 
 
-def _numbered_lines(path: str) -> Iterator[tuple[int, str]]:
+def _numbered_lines(path: str, encoding: str | None) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, line without its end) for lines that are not empty."""
-    for line_number, line in enumerate(read_text(path).split("\n"), start=1):
+    for line_number, line in enumerate(read_text(path, encoding=encoding).split("\n"), start=1):
         line = line.removesuffix("\r")
         if line:
             yield line_number, line

@@ -41,6 +41,20 @@ def labels_of(tmp_path: Path, *labels: str, **settings: Any) -> tuple[str, tuple
     return task.kind, task.labels
 
 
+def test_files_in_another_encoding_are_read_or_the_flag_is_named(tmp_path):
+    for name, separator in (("train.csv", ","), ("train.tsv", "\t")):
+        path = tmp_path / name
+        path.write_bytes(
+            f"text{separator}label\nété{separator}oui\nmai{separator}non\n".encode("latin-1")
+        )
+        config = Columns(train=str(path), text="text", label="label", encoding="latin-1")
+        assert read(config).splits["train"][0].text == "été"
+        with pytest.raises(UserError, match=r"set it with --encoding latin-1$"):
+            read(Columns(train=str(path), text="text", label="label"))
+    with pytest.raises(UserError, match="Parquet files are always utf-8"):
+        read_table(str(tmp_path / "a.parquet"), "latin-1")
+
+
 def test_all_formats_give_the_same_examples(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
