@@ -1,5 +1,6 @@
 """Runs the stages of the quickstart and prints a summary; finished stages are not repeated."""
 
+import importlib
 import logging
 import time
 from collections.abc import Callable
@@ -10,10 +11,11 @@ from typing import Any
 from bert_jax.atomic_io import atomic_write, make_folder, write_json
 from bert_jax.data.corpus.plan import PrepareConfig
 from bert_jax.data.corpus.prepare import prepare
-from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.data.corpus.sources import RegisteredTask
 from bert_jax.errors import UserError
 from bert_jax.json_io import read_json_object
 from bert_jax.quickstart.docstring_corpus import write_docstring_corpus
+from bert_jax.quickstart.docstring_tasks import write_library_task, write_word_order_task
 from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.learn import train_tokenizer_from_files
 
@@ -21,6 +23,23 @@ logger = logging.getLogger(__name__)
 
 STAGES_FILE, SUMMARY_FILE = "stages.json", "summary.txt"
 VOCAB_SIZE = 8192
+SEQIO_TASK, SEQIO_MODULE = "docstrings", "docstrings_task.py"
+# Written to the output folder: the file that a user would write for a corpus of her own.
+SEQIO_MODULE_TEXT = '''\
+"""Registers the docstrings as a seqio task, for `bert-jax prepare --task docstrings`."""
+
+import glob
+from pathlib import Path
+
+from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.data.seqio.text_tasks import register_text_task
+
+folder = Path(__file__).parent
+corpus = glob.escape(str(folder / "corpus"))
+splits = {"train": f"{corpus}/train.jsonl", "heldout": f"{corpus}/heldout.jsonl"}
+register_text_task("docstrings", TextFiles(splits), tokenizer=str(folder / "vocabulary"))
+'''
+CLASSIFICATION_TASKS = {"library": write_library_task, "word order": write_word_order_task}
 MASKED_TEXTS = (
     "Returns the [MASK] of the array.",
     "The default [MASK] is None.",
@@ -53,7 +72,9 @@ def run_stages(folder: Path, *, recipe: str, steps: int | None, seed: int) -> in
 
     Raises:
       UserError: the folder was created with other settings.
+      MissingExtraError: seqio is not installed.
     """
+    importlib.import_module("bert_jax.data.seqio")  # fails before the work if seqio is missing
     settings = {"recipe": recipe, "steps": steps, "seed": seed}
     progress = _load_progress(folder, settings)
     stages = _stages(folder, settings)
@@ -81,17 +102,26 @@ def run_stages(folder: Path, *, recipe: str, steps: int | None, seed: int) -> in
 def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
     documents, tokenizer_folder = folder / "corpus", folder / "vocabulary"
     prepared, trained = folder / "prepared", folder / "run"
-    exported, libraries = folder / "exported", folder / "libraries"
+    exported = folder / "exported"
 
     def learn_vocabulary() -> None:
         config = TokenizerTrainingConfig(kind="wordpiece", vocab_size=VOCAB_SIZE, cased=False)
         train_tokenizer_from_files([str(documents / "train.jsonl")], tokenizer_folder, config)
 
     def prepare_splits() -> None:
+        module = folder / SEQIO_MODULE
+        atomic_write(module, SEQIO_MODULE_TEXT)
+        task = RegisteredTask(name=SEQIO_TASK, module=str(module))
         for split in ("train", "heldout"):
-            source = TextFiles(str(documents / f"{split}.jsonl"))
-            output = str(prepared / split)
-            prepare(PrepareConfig(source=source, output=output, tokenizer=str(tokenizer_folder)))
+            prepare(PrepareConfig(source=task, output=str(prepared / split), split=split))
+
+    def classify(name: str) -> Stage:
+        output = folder / name.replace(" ", "-")
+        return Stage(
+            name=f"classify {name}",
+            output=output,
+            run=lambda: _classify(name, documents, exported, output, settings["seed"]),
+        )
 
     return [
         Stage(
@@ -107,11 +137,7 @@ def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
         ),
         Stage(name="export", output=exported, run=lambda: _export(trained, exported)),
         Stage(name="fill masks", output=exported, run=lambda: _fill_masks(exported)),
-        Stage(
-            name="classify libraries",
-            output=libraries,
-            run=lambda: _classify_libraries(documents, exported, libraries, settings["seed"]),
-        ),
+        *map(classify, CLASSIFICATION_TASKS),
     ]
 
 
@@ -158,13 +184,15 @@ def _fill_masks(exported: Path) -> dict[str, Any]:
     }
 
 
-def _classify_libraries(
-    documents: Path, exported: Path, folder: Path, seed: int
+def _classify(
+    name: str, documents: Path, exported: Path, folder: Path, seed: int
 ) -> dict[str, Any] | int:
-    from bert_jax.quickstart.classification import classify_docstrings
+    from bert_jax.quickstart.classification import compare_classifiers
 
-    scores = classify_docstrings(documents / "heldout.jsonl", exported, folder, seed)
-    return scores if isinstance(scores, int) else {"libraries": scores}
+    write_task = CLASSIFICATION_TASKS[name]
+    task = write_task(documents / "heldout.jsonl", folder / "task")
+    scores = compare_classifiers(task, exported, folder, seed)
+    return scores if isinstance(scores, int) else {name: scores}
 
 
 def _load_progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +214,6 @@ def _load_progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _summary(folder: Path, stages: list[Stage], progress: dict[str, Any]) -> str:
     held_out, counts = progress["results"]["held_out"], progress["results"]["corpus"]
-    libraries = progress["results"]["libraries"]
     lines = ["", "masks filled by the exported model"]
     for text, tokens in progress["results"]["filled"]:
         lines.append(f"  {text:<66} {', '.join(tokens)}")
@@ -200,12 +227,18 @@ def _summary(folder: Path, stages: list[Stage], progress: dict[str, Any]) -> str
         f"  {'':<32}{'model':>10}{'chance':>10}",
         f"  {'next sentence, accuracy':<32}{held_out['nsp_accuracy']:>10.1%}{0.5:>10.1%}",
         "",
-        f"classification of held-out docstrings by library ({libraries['libraries']} classes): "
-        f"{libraries['train']:,} training examples, {libraries['dev']:,} dev examples",
-        f"  {'':<20}{'fine-tuned':>12}{'not pretrained':>16}{'TF-IDF':>10}{'majority':>10}",
-        f"  {'accuracy':<20}{libraries['fine-tuned']:>12.1%}{libraries['not pretrained']:>16.1%}"
-        f"{libraries['tf-idf']:>10.1%}{libraries['majority']:>10.1%}",
-        "  (networks: the best epoch on dev; TF-IDF: with logistic regression)",
+        "classification of held-out docstrings, accuracy on dev (networks: the best epoch on dev;",
+        "TF-IDF: words and pairs of words, with logistic regression)",
+        f"  {'':<16}{'train':>7}{'dev':>7}{'fine-tuned':>12}{'not pretrained':>16}{'TF-IDF':>9}"
+        f"{'majority':>10}",
+    ]
+    for name in CLASSIFICATION_TASKS:
+        scores = progress["results"][name]
+        lines.append(
+            f"  {name:<16}{scores['train']:>7,}{scores['dev']:>7,}{scores['fine-tuned']:>12.1%}"
+            f"{scores['not pretrained']:>16.1%}{scores['tf-idf']:>9.1%}{scores['majority']:>10.1%}"
+        )
+    lines += [
         "",
         f"  {'stage':<24}{'seconds':>8}  written to",
     ]
@@ -215,7 +248,7 @@ def _summary(folder: Path, stages: list[Stage], progress: dict[str, Any]) -> str
         f"  {'total':<24}{sum(progress['seconds'].values()):>8.0f}  {folder}",
         "",
         f"curves: {folder / 'run' / 'report.html'}",
-        f"errors: {folder / 'libraries' / 'fine-tuned' / 'report.html'}",
+        f"errors: {folder / 'word-order' / 'fine-tuned' / 'report.html'}",
         f'more:   bert-jax fill-mask {folder / "exported"} "A [MASK] of strings."',
         "",
     ]

@@ -85,6 +85,7 @@ def test_summary(command):
         "seconds",
         "fill masks",
         "TF-IDF",
+        "word order",
         str(output / "exported"),
     ):
         assert expected in summary
@@ -98,7 +99,7 @@ def test_finished_stages_are_not_repeated(command, capsys):
     assert main(command) == 0
     second_run = capsys.readouterr()
     assert second_run.out == (output / "summary.txt").read_text()
-    assert second_run.err.count("already done") == 8
+    assert second_run.err.count("already done") == 9
     assert (output / "vocabulary" / "vocab.txt").stat().st_mtime_ns == vocabulary
 
     # A stage that is missing in stages.json runs second_run on the outputs of the others.
@@ -106,7 +107,7 @@ def test_finished_stages_are_not_repeated(command, capsys):
     del stages["seconds"]["fill masks"]
     (output / "stages.json").write_text(json.dumps(stages))
     assert main(command) == 0
-    assert capsys.readouterr().err.count("already done") == 7
+    assert capsys.readouterr().err.count("already done") == 8
 
 
 def test_other_settings_in_same_folder_are_an_error(command, capsys):

@@ -171,11 +171,11 @@ def find_task(name: str, module: str | None) -> seqio.Task:
     """Returns a registered task, after running the Python file `module` that registers it.
 
     Raises:
-      UserError: the file or the task does not exist, the name is that of a mixture, or the task
-        has no cache placeholder.
+      UserError: the file or the task does not exist, another file has registered the name, the
+        name is that of a mixture, or the task has no cache placeholder.
     """
-    if module is not None and name not in seqio.TaskRegistry.names():
-        _run_module(module)
+    if module is not None:
+        _run_module_once(name, module)
     if name in seqio.MixtureRegistry.names():
         raise UserError(
             f"--task {name}: this is a mixture; expected a task. Prepare each of its tasks"
@@ -264,8 +264,24 @@ def _precache_preprocessors(task: seqio.Task) -> list[Any]:
     return preprocessors[:cache_index]
 
 
-def _run_module(module: str) -> None:
+_MODULE_OF_TASK: dict[str, str] = {}
+"""The files that `find_task` has run in this process, by the names of their tasks."""
+
+
+def _run_module_once(task_name: str, module: str) -> None:
+    """Runs the file `module` unless it has registered the task already."""
     path = Path(module)
+    if task_name in seqio.TaskRegistry.names():
+        registered_by = _MODULE_OF_TASK.get(task_name, str(path.resolve()))
+        if registered_by != str(path.resolve()):
+            raise UserError(
+                f"--module {module}: {registered_by} has already registered a task {task_name!r} "
+                "in this process; expected another name"
+            )
+        return
     if not path.is_file():
         raise UserError(f"--module {module}: no such file")
+    registered_before = set(seqio.TaskRegistry.names())
     import_file(path, "module")
+    for name in set(seqio.TaskRegistry.names()) - registered_before:
+        _MODULE_OF_TASK[name] = str(path.resolve())

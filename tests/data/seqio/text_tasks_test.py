@@ -356,3 +356,17 @@ def test_words_of_several_tokens_are_ragged_rows(shared):
     assert ids.shape.rank == 1
     assert ids.numpy().tolist() == adapter.encode("Unaffable transubstantiation of hyperparameters")
     assert len(ids) > 6
+
+
+def test_two_files_cannot_register_the_same_task(tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tasks.py").write_text(
+            "from bert_jax.data.corpus.sources import TextFiles\n"
+            "from bert_jax.data.seqio.text_tasks import register_text_task\n"
+            f"register_text_task('twice', TextFiles('{folder}.txt'), tokenizer='vocabulary')\n"
+        )
+    first = text_tasks.find_task("twice", str(tmp_path / "one" / "tasks.py"))
+    assert text_tasks.find_task("twice", str(tmp_path / "two" / ".." / "one" / "tasks.py")) is first
+    with pytest.raises(UserError, match=r"one/tasks.py has already registered a task 'twice'"):
+        text_tasks.find_task("twice", str(tmp_path / "two" / "tasks.py"))
