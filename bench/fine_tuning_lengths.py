@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--num-examples", type=int, default=8000, help="training examples for the accuracy"
     )
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--num-seeds", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     args = parser.parse_args(argv)
     seconds = epoch_seconds(args)
@@ -144,7 +144,7 @@ def accuracies(args: argparse.Namespace, bucket_lengths: tuple[int, ...]) -> lis
                 "".join(lines(args.glue_dir, split, num_examples))
             )
         found = []
-        for seed in range(args.seeds):
+        for seed in range(args.num_seeds):
             config = experiment(args, str(sst2_folder.parent), bucket_lengths, seed)
             run(config, Path(folder) / f"seed-{seed}")
             results = json.loads((Path(folder) / f"seed-{seed}" / "evaluation.json").read_text())

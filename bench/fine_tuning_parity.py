@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--conll-dir", required=True, help="folder that contains eng.train and eng.testa"
     )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--num-seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--num-examples", type=int, help="training examples (default: all)")
     parser.add_argument("--batch-size", type=int, default=32)
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("|---|---|---|---|---|---|---|---|")
     for task in args.tasks:
         results[task] = {library: [] for library in LIBRARIES}
-        for seed in range(args.seeds):
+        for seed in range(args.num_seeds):
             for library in LIBRARIES:
                 results[task][library].append(in_process(argv or sys.argv[1:], library, task, seed))
         print(markdown_row(task, results[task]), flush=True)

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--task", choices=GLUE_FOLDERS, default="rte")
     parser.add_argument("--num-examples", type=int, help="training examples (default: all)")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--num-seeds", type=int, default=3)
     parser.add_argument(
         "--learning-rate", type=float, default=5e-5, help="learning rate of full fine-tuning"
     )
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     with tempfile.TemporaryDirectory() as folder:
         copy_data(args, Path(folder) / "glue" / GLUE_FOLDERS[args.task])
-        for seed in range(args.seeds):
+        for seed in range(args.num_seeds):
             for number, method in enumerate(found):
                 found[method].append(
                     train(args, method, seed, Path(folder), f"run-{number}-{seed}")

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--l2sp", type=float, default=0.01, help="strength of L2-SP")
     parser.add_argument("--ewc", type=float, default=1e4, help="strength of EWC")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--num-seeds", type=int, default=3)
     parser.add_argument(
         "--num-examples", type=int, default=1024, help="held-out examples of general text"
     )
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fisher_file = Path(folder) / "fisher.safetensors"
         measure_fisher(args, fisher_file)
         for index, method in enumerate(args.methods):
-            runs = [run_method(args, method, seed, fisher_file) for seed in range(args.seeds)]
+            runs = [run_method(args, method, seed, fisher_file) for seed in range(args.num_seeds)]
             if not index:
                 print(heading(args, runs[0]))
             print(markdown_row(method, runs), flush=True)

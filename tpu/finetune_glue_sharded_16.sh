@@ -14,4 +14,4 @@ MAX_HOURS="${MAX_HOURS:-3}"             # slice hours of all attempts together
 
 tpu/tpuctl launch --slice "$SLICE" --bucket "$BUCKET" --run-id "$RUN_ID" --max-hours "$MAX_HOURS" \
   --data "model=$MODEL" --data "glue=$GLUE" "$@" -- \
-  glue --glue-dir @data/glue --model @data/model --seeds 0 1 2 3 4 --zip
+  glue --glue-dir @data/glue --model @data/model --num-seeds 5 --zip

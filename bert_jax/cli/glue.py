@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bert_jax.cli.arguments.task import add_num_seeds_argument, seeds_from_count
 from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,14 +17,14 @@ HELP = "fine-tune and evaluate a model on all tasks of GLUE, over several seeds"
 
 _EPILOG = """examples:
   bert-jax glue --glue-dir glue_data --model exported --output runs/glue --zip
-  bert-jax glue --glue-dir glue_data --model exported --output runs/paper --seeds 0 1 2 3 4 \\
+  bert-jax glue --glue-dir glue_data --model exported --output runs/paper --num-seeds 5 \\
       --batch-size 16 32 --learning-rate 5e-5 3e-5 2e-5 --epochs 2 3 4
 
 The second is the grid of Devlin et al. 2019, appendix A.3: 18 settings for each task, of which the
 one with the best median dev score over the seeds is reported. Each run is a separate process with
 its own run folder under --output (rte/seed-0, ...), like one of `bert-jax finetune`. The same
-command resumes after a stop and does not repeat finished runs; --tasks and --seeds may be added
-later. If a run fails, it is reported and the others continue.
+command resumes after a stop and does not repeat finished runs; --tasks may be added and
+--num-seeds increased later. If a run fails, it is reported and the others continue.
 
 To use several chips or machines, run the same command on each with --num-shards N and --shard 0 to
 N-1. Each executes its shard of the runs, longest first; shards are balanced by estimated cost. When
@@ -61,14 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TASK",
         help=f"tasks to run (default: {' '.join(tasks)})",
     )
-    parser.add_argument(
-        "--seeds",
-        nargs="+",
-        type=int,
-        default=[0, 1, 2],
-        metavar="N",
-        help="random seeds (default: 0 1 2)",
-    )
+    add_num_seeds_argument(parser, default=3)
     _add_hyperparameters(parser)
     parser.add_argument(
         "--mnli-init",
@@ -154,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
         glue_dir=args.glue_dir,
         model=args.model,
         tasks=tuple(args.tasks),
-        seeds=tuple(args.seeds),
+        seeds=seeds_from_count(args),
         epochs=tuple(args.epochs),
         batch_size=tuple(args.batch_size),
         learning_rate=tuple(args.learning_rate),
@@ -204,6 +198,6 @@ def _parse_shard(args: argparse.Namespace) -> "JobShard | None":
         raise ConfigError(
             "--mnli-init without a model cannot be combined with --num-shards, because the MNLI "
             "runs must finish first: run --tasks mnli in shards, then the other tasks with "
-            f"--mnli-init {args.output}/mnli/seed-{args.seeds[0]} and another --output"
+            f"--mnli-init {args.output}/mnli/seed-0 and another --output"
         )
     return JobShard(index=args.shard, count=args.num_shards)

@@ -5,7 +5,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.arguments.task import add_task_arguments, task_command, task_config
+from bert_jax.cli.arguments.task import (
+    add_num_seeds_argument,
+    add_task_arguments,
+    seeds_from_count,
+    task_command,
+    task_config,
+)
 from bert_jax.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -24,7 +30,8 @@ learning_rate, max_length, or any field of the config, as in `bert-jax finetune 
 (train.optimizer.weight_decay, objective.classifier_dropout, ...).
 
 Each run is a separate process with its own run folder under --output. The same command resumes
-after a stop; values, samples and --seeds may be added later, and finished runs are not repeated.
+after a stop; values and samples may be added and --num-seeds increased later; finished runs are not
+repeated.
 Files written: results.json, table.md, and table.html with a plot for each field. Exit codes:
 0 done, 1 a run failed, 2 usage, 75 stopped by SIGTERM or Ctrl-C.
 """
@@ -66,9 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="random seed of the samples (default: 0)",
     )
     shared = parser.add_argument_group("settings of all runs")
-    shared.add_argument(
-        "--seeds", nargs="+", type=int, default=[0], metavar="N", help="random seeds (default: 0)"
-    )
+    add_num_seeds_argument(shared, default=1)
     shared.add_argument("--epochs", type=float, metavar="N", help="training epochs (default: 3)")
     shared.add_argument(
         "--batch-size", type=int, metavar="N", help="sequences of a batch (default: 32)"
@@ -125,7 +130,11 @@ def run(args: argparse.Namespace) -> int:
         except Interrupted:
             logger.info("stopped; run the same command to resume")
             return EXIT_PREEMPTED
-        study_config = {**fixed_settings, "search": sweep.search_json(search), "seeds": args.seeds}
+        study_config = {
+            **fixed_settings,
+            "search": sweep.search_json(search),
+            "seeds": [*range(args.num_seeds)],
+        }
         results = sweep.collect_results(output, trials, task.metrics, study_config, failed)
         write_json(output / "results.json", results)
         print(sweep.write_table(output, results).markdown(), end="")
@@ -156,8 +165,7 @@ def _trials(
 ) -> list[Any]:
     from bert_jax.studies.sweep_trials import Trial, setting_name
 
-    if len(set(args.seeds)) < len(args.seeds):
-        raise ConfigError(f"--seeds {args.seeds}: a seed occurs twice")
+    seeds = seeds_from_count(args)
     base = task_command(args)
     for flag, value in shared.items():
         base.append(f"--{flag.replace('_', '-')}={value}")
@@ -165,10 +173,10 @@ def _trials(
         Trial(
             folder=setting_name(setting),
             setting=setting,
-            seeds=tuple(args.seeds),
+            seeds=seeds,
             base_arguments=tuple(base),
             overrides=tuple(args.overrides),
-            models={seed: args.model for seed in args.seeds},
+            models={seed: args.model for seed in seeds},
             cost=num_examples * _epochs(setting.get("epochs", shared.get("epochs", 3.0))),
         )
         for setting in settings

@@ -87,7 +87,9 @@ class Search:
             raise ConfigError(f"{field} is both in --grid and in --range; remove one")
         for field in (*self.values, *self.ranges):
             if field == "seed":
-                raise ConfigError("seed cannot be searched over; give several seeds with --seeds")
+                raise ConfigError(
+                    "seed cannot be searched over; set the number of seeds with --num-seeds"
+                )
 
     def settings(self) -> list[dict[str, Any]]:
         """Returns the settings to try, without duplicates."""

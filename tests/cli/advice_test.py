@@ -26,12 +26,14 @@ def flags_of_verbs() -> set[str]:
 def advised_flags(source: str) -> Iterator[tuple[int, str]]:
     """Yields (line, flag) for the flags in raised errors and in logged messages."""
     for node in ast.walk(ast.parse(source)):
-        is_log = isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger.")
-        if isinstance(node, ast.Raise) or is_log:
-            for part in ast.walk(node):
-                if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                    for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", part.value):
-                        yield node.lineno, flag
+        if not isinstance(node, ast.Raise | ast.Call):
+            continue
+        if isinstance(node, ast.Call) and not ast.unparse(node.func).startswith("logger."):
+            continue
+        for part in ast.walk(node):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", part.value):
+                    yield node.lineno, flag
 
 
 def test_flags_in_messages_exist():

@@ -20,7 +20,7 @@ from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
 ROOT = str(Path(__file__).parents[2])
 ROWS = {"train": 96, "dev": 40, "test": 20}
 EPOCHS = 6  # of 6 steps each
-FLAGS = ("--tasks", "rte", "wnli", "--seeds", "0", "--epochs", str(EPOCHS), "--zip")
+FLAGS = ("--tasks", "rte", "wnli", "--num-seeds", "1", "--epochs", str(EPOCHS), "--zip")
 
 
 @pytest.fixture(scope="module")

@@ -285,7 +285,7 @@ def test_glue_command_writes_results_and_table(glue_dir, tmp_path, monkeypatch, 
     output = tmp_path / "output"
     flags = ["glue", "--glue-dir", glue_dir, "--model", "<m>", "--output", str(output), "--zip"]
     flags += ["--tasks", "rte", "sst2", "--learning-rate", "1e-4"]
-    assert main([*flags, "--seeds", "0", "1"]) == 0
+    assert main([*flags, "--num-seeds", "2"]) == 0
     captured = capsys.readouterr()
     assert "no train split" in captured.err
     assert "submission.zip: CoLA.tsv missing: no finished run of cola" in captured.err
@@ -302,16 +302,18 @@ def test_glue_command_writes_results_and_table(glue_dir, tmp_path, monkeypatch, 
     page = (output / "table.html").read_text()
     assert "&lt;m&gt;" in page and "<m>" not in page and shown[4] in page
     # More seeds can be added: finished runs are not repeated, and failures are reported.
-    assert main([*flags, "--seeds", "0", "1", "9"]) == 1
+    assert main([*flags, "--num-seeds", "10"]) == 1
     captured = capsys.readouterr().err
     assert (
-        "2 of 3 runs are already finished" in captured and "rte/seed-9 failed: no luck" in captured
+        "2 of 10 runs are already finished" in captured and "rte/seed-9 failed: no luck" in captured
     )
     second_results = json.loads((output / "results.json").read_text())
-    assert second_results["tasks"] == results["tasks"] and list(second_results["failed"]) == [
-        "rte/seed-9"
-    ]
-    assert main([*flags, "--seeds", "0", "--epochs", "5"]) == 1
+    assert list(second_results["failed"]) == ["rte/seed-9"]
+    values = second_results["tasks"]["rte"]["splits"]["dev"]["accuracy"]["values"]
+    assert (
+        list(values) == [str(seed) for seed in range(9)] and values.items() > row["values"].items()
+    )
+    assert main([*flags, "--num-seeds", "1", "--epochs", "5"]) == 1
     assert "created with other settings:\n  epochs.0: was 3.0, now 5.0" in capsys.readouterr().err
 
 

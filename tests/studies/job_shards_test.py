@@ -162,7 +162,7 @@ def test_randomly_killed_shards_give_the_same_table(shared, tmp_path):
         tmp_path / "m",
     )
     glue = [sys.executable, "-m", "bert_jax", "glue", "--glue-dir", str(shared / "glue")]
-    glue += ["--model", str(tmp_path / "m"), "--tasks", "rte", "wnli", "mrpc", "--seeds", "0", "1"]
+    glue += ["--model", str(tmp_path / "m"), "--tasks", "rte", "wnli", "mrpc", "--num-seeds", "2"]
     glue += ["--epochs", "1", "--max-length", "32"]
     environment = {**os.environ, "PYTHONPATH": ROOT}
     unsharded, sharded = tmp_path / "unsharded", tmp_path / "sharded"

@@ -141,7 +141,7 @@ def test_preempted_sharded_glue_writes_the_same_table(cloud, glue, tmp_path):
     (plain / "data").mkdir(parents=True)
     (plain / "data/glue").symlink_to(cloud.bucket / "data/glue")
     (plain / "data/model").symlink_to(cloud.bucket / "models/bert")
-    command = ["glue", "--glue-dir", "data/glue", "--model", "data/model", "--seeds", *"01234"]
+    command = ["glue", "--glue-dir", "data/glue", "--model", "data/model", "--num-seeds", "5"]
     subprocess.run(
         [sys.executable, "-m", "bert_jax", *command, "--zip", "--output", "run"],
         env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},

@@ -16,6 +16,7 @@ RENAMED_VERBS = {
 
 _TEXT_FILES = {"--documents-by": "--document-unit"}
 _RECIPE = {"--with": "--arg"}
+_SEEDS = {"--seeds": "--num-seeds N, a count: the seeds are 0 to N-1"}
 _FISHER = {"--prepared": "--corpus", "--texts": "--num-examples"}
 
 RENAMED_FLAGS: dict[str, dict[str, str]] = {
@@ -25,7 +26,8 @@ RENAMED_FLAGS: dict[str, dict[str, str]] = {
     "plan": _RECIPE,
     "pretrain": _RECIPE,
     "finetune": _RECIPE,
-    "glue": {"--lanes": "--num-shards", "--lane": "--shard"},
+    "glue": {"--lanes": "--num-shards", "--lane": "--shard", **_SEEDS},
+    "sweep": _SEEDS,
     "data inspect": {"--vocab": "--tokenizer", "--show": "--num-examples"},
     "predict": {
         "--model": "the first argument, without a flag: bert-jax predict MODEL TEXT",

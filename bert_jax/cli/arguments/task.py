@@ -1,7 +1,7 @@
 """Defines the flags that name a fine-tuning task and its data files."""
 
 import argparse
-from typing import cast
+from typing import Any, cast
 
 from bert_jax.data.finetuning.config import (
     GLUE_NAMES,
@@ -14,7 +14,7 @@ from bert_jax.data.finetuning.config import (
     Swag,
     TaskConfig,
 )
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, check_range
 
 TASKS_HELP = """\
 TASK is one of
@@ -88,6 +88,23 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> argparse.Action:
         help="encoding of the files of conll, swag and columns (default: utf-8)",
     )
     return task
+
+
+def add_num_seeds_argument(parser: Any, default: int) -> None:
+    """Adds --num-seeds to a parser or to a group of flags."""
+    parser.add_argument(
+        "--num-seeds",
+        type=int,
+        default=default,
+        metavar="N",
+        help=f"number of runs of each setting, with the seeds 0 to N-1 (default: {default})",
+    )
+
+
+def seeds_from_count(args: argparse.Namespace) -> tuple[int, ...]:
+    """Returns the seeds that --num-seeds describes; raises a ConfigError if it is out of range."""
+    check_range("--num-seeds", args.num_seeds, at_least=1, at_most=1000)
+    return tuple(range(args.num_seeds))
 
 
 def task_config(args: argparse.Namespace) -> TaskConfig:
