@@ -9,9 +9,7 @@ import errno
 import hashlib
 import os
 import shutil
-import socket
 import stat
-import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -86,7 +84,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise write_error(path, error) from None
+        raise cannot_write_error(path, error) from None
 
 
 def check_writable(path: Path, flag: str = "--output", *, is_folder: bool = False) -> None:
@@ -120,25 +118,40 @@ def check_writable(path: Path, flag: str = "--output", *, is_folder: bool = Fals
         finally:
             _remove(partial_path)
     except OSError as error:
-        raise UserError(f"{flag} {write_error(path, error)}") from None
+        raise UserError(f"{flag} {cannot_write_error(path, error)}") from None
 
 
-def write_error(path: Path, error: OSError) -> UserError:
-    """Returns the error that reports why `path` cannot be written."""
+def cannot_write_error(path: Path, error: OSError) -> UserError:
+    """Returns the error that reports why `path` cannot be written, and what to do."""
+    target = _resolve_link(path)
+    link = f"it is a symbolic link to {target}, and " if target != path else ""
+    # An OSError does not say which part of a path it is about: look for the first that exists.
+    parent = next(filter(os.path.lexists, target.parents), target.parent)
     reason, remedy = error.strerror or str(error), "choose another path"
-    blocked_by = next((p for p in path.parents if os.path.exists(p) and not os.path.isdir(p)), None)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free some space there, then run the same command again"
-    elif blocked_by is not None:
-        reason = f"{blocked_by} is a file, not a folder"
-    elif error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR):
-        kind = "a folder" if os.path.isdir(path) else "a file"
-        reason = f"{kind} of that name exists; another process may have written it"
-        remedy = "remove it or choose another path"
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        remedy = "check its permissions, or choose another path"
+    elif error.errno == errno.EROFS:
+        reason = "the file system is read-only"
+    elif not os.path.isdir(parent):
+        kind = "a file" if os.path.exists(parent) else "a symbolic link to nothing"
+        reason = f"{link}{parent} is {kind}, not a folder"
     elif error.errno == errno.ENOENT:
-        reason = f"the folder {path.parent} does not exist and cannot be created"
+        reason = f"{link}the folder {target.parent} does not exist"
+        remedy = "create it or choose another path"
+    elif error.errno == errno.EISDIR:
+        reason = "it is a folder; expected the name of a file"
+    elif error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+        remedy = "remove it or choose another path"
+        if os.path.isdir(target):
+            reason = "a folder of that name exists; another process may have written it"
+        elif os.path.exists(target):
+            reason = "a file of that name exists; expected the name of a folder"
+        else:  # `mkdir` does not follow a link to nothing
+            reason = f"it is a symbolic link to {target}, which does not exist"
+    elif error.errno == errno.EACCES and not _is_device_or_pipe(path):
+        # The temporary file is created next to the target, whose own permissions do not matter.
+        reason = f"{link}no permission to create files in {parent}"
+        remedy = "change its permissions or choose another path"
     return UserError(f"{path} cannot be written: {reason}; {remedy}")
 
 
@@ -155,7 +168,7 @@ def _as_user_errors(path: Path, partial_path: Path) -> Generator[None]:
         file_names = [os.fsdecode(name) for name in (error.filename, error.filename2) if name]
         is_temporary_path = any(name.startswith(str(partial_path)) for name in file_names)
         if is_temporary_path or (not file_names and error.errno in DISK_ERRORS):
-            raise write_error(path, error) from None
+            raise cannot_write_error(path, error) from None
         raise
 
 
@@ -174,6 +187,8 @@ def _is_device_or_pipe(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _writing_to_device(path: Path) -> Generator[Path]:
+    import tempfile  # rarely needed, and slow to import
+
     with tempfile.TemporaryDirectory() as folder:
         temporary_file = Path(folder) / "content"
         yield temporary_file
@@ -183,7 +198,7 @@ def _writing_to_device(path: Path) -> Generator[Path]:
             with temporary_file.open("rb") as source, path.open("wb") as target:
                 shutil.copyfileobj(source, target)
         except OSError as error:
-            raise write_error(path, error) from None
+            raise cannot_write_error(path, error) from None
 
 
 def _partial_path(path: Path) -> Path:
@@ -192,7 +207,7 @@ def _partial_path(path: Path) -> Path:
 
 def _partial_prefix(path: Path) -> str:
     """Returns `.NAME.HOST.`, with a hash in place of NAME if the file name became too long."""
-    host = socket.gethostname()[:40]
+    host = os.uname().nodename[:40]
     prefix = f".{path.name}.{host}."
     if len(os.fsencode(prefix)) + 20 > _MAX_NAME_BYTES:
         prefix = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32]}.{host}."

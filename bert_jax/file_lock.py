@@ -54,12 +54,12 @@ def acquire_lock(
     return stream
 
 
-def is_locked(path: Path) -> bool:
-    """Returns whether a process holds an exclusive lock on the file, which may not exist."""
+def lock_owner(path: Path) -> str | None:
+    """Returns the owner of an exclusive lock on the file; None if it is not locked or missing."""
     if not path.exists():
-        return False
+        return None
     try:
         acquire_lock(path, shared=True).close()
-    except AlreadyLockedError:
-        return True
-    return False
+    except AlreadyLockedError as error:
+        return error.owner
+    return None

@@ -4,7 +4,6 @@ Without this, the workers of a process that received SIGKILL or SIGHUP would run
 memory, and simulated hosts would train on.
 """
 
-import multiprocessing
 import os
 import threading
 import time
@@ -21,6 +20,8 @@ def exit_with_parent() -> None:
     The parent is the one of `multiprocessing`, or the process id in `VARIABLE`. Without either it
     does nothing.
     """
+    import multiprocessing  # not needed by `--help`, and slow to import
+
     parent = multiprocessing.parent_process()
     text = os.environ.pop(VARIABLE, "")  # removed, so that subprocesses do not look for it
     pid = parent.pid if parent is not None else int(text) if text.isdigit() else None
@@ -43,9 +44,9 @@ def _watch(parent_pid: int) -> None:
 def is_running(pid: int) -> bool:
     """Returns whether a process of this host runs."""
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # signal 0 is not sent, only checked
+    except PermissionError:
+        return True  # it belongs to another user
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # of another user
-        return True
     return True

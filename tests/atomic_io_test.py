@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax import atomic_io
-from bert_jax.atomic_io import atomic_path, atomic_write, check_writable
+from bert_jax.atomic_io import atomic_path, atomic_write, check_writable, make_folder
 from bert_jax.errors import UserError
 
 
@@ -98,21 +98,59 @@ def test_device_is_written_to():
 
 
 BAD_OUTPUTS = {
-    "below_a_file": ("file/below/x", r"file is a file, not a folder"),
+    "below_a_file": ("file/below/x", "file is a file, not a folder"),
+    "below_a_dangling_link": ("dangling/x", "dangling is a symbolic link to nothing, not a folder"),
     "name_too_long": ("x" * 300, "File name too long"),
-    "proc": ("/proc/nope/x", "cannot be created"),
+    "proc": ("/proc/nope/x", "the folder /proc/nope does not exist; create it"),
+    "link_to_proc": ("link_to_proc", "link to /proc/nope/x, and the folder /proc/nope does not"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_OUTPUTS)
 def test_bad_outputs_are_named_before_and_while_writing(tmp_path: Path, name: str):
     (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    (tmp_path / "link_to_proc").symlink_to("/proc/nope/x")
+    before = sorted(tmp_path.iterdir())
     output, reason = tmp_path / BAD_OUTPUTS[name][0], BAD_OUTPUTS[name][1]
     with pytest.raises(UserError, match=f"^--output .*{reason}"):
         check_writable(output)
     with pytest.raises(UserError, match=f"cannot be written: .*{reason}"):
         atomic_write(output, "")
-    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_folder_in_place_of_another_file_is_refused(tmp_path: Path):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(UserError, match="file cannot be written: a file of that name exists"):
+        make_folder(tmp_path / "file")
+    with pytest.raises(UserError, match=r"link to .*nothing, which does not exist; remove it"):
+        make_folder(tmp_path / "link")
+    with (
+        pytest.raises(UserError, match="file cannot be written: a file of that name exists"),
+        atomic_path(tmp_path / "file") as partial_folder,
+    ):
+        partial_folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.EROFS, "the file system is read-only; choose another path"),
+        (errno.EACCES, "no permission to create files in {folder}; change its permissions or"),
+        (errno.EPERM, "Operation not permitted; choose another path"),
+    ],
+)
+def test_folder_that_refuses_new_files_is_named(tmp_path: Path, monkeypatch, number, message):
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    for write in (check_writable, lambda path: atomic_write(path, "")):
+        with pytest.raises(UserError) as error:
+            write(tmp_path / "file")
+        assert f"cannot be written: {message.format(folder=tmp_path)}" in str(error.value)
 
 
 def test_long_names_that_the_file_system_allows_are_written(tmp_path: Path):
@@ -127,7 +165,7 @@ def test_file_in_place_of_a_folder_is_refused_and_the_reverse(tmp_path: Path):
         check_writable(tmp_path)
     with pytest.raises(UserError, match="is a file; expected the name of a folder"):
         check_writable(tmp_path / "file", is_folder=True)
-    with pytest.raises(UserError, match="a folder of that name exists"):
+    with pytest.raises(UserError, match="it is a folder; expected the name of a file"):
         atomic_write(tmp_path, "")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.file_lock import AlreadyLockedError, acquire_lock, is_locked
+from bert_jax.file_lock import AlreadyLockedError, acquire_lock, lock_owner
 
 HOLD_LOCK = """
 import sys
@@ -33,12 +33,12 @@ def start_process(path: Path, kind: str) -> subprocess.Popen[str]:
 def test_lock_of_a_killed_process_is_free(tmp_path):
     path = tmp_path / "lock"
     with start_process(path, "exclusive") as process:
-        assert is_locked(path)
+        assert lock_owner(path) == "the test"
         with pytest.raises(AlreadyLockedError, match="the test"):
             acquire_lock(path)
         process.kill()
         process.wait()
-    assert path.exists() and not is_locked(path)
+    assert path.exists() and lock_owner(path) is None
     with acquire_lock(path, owner="x"):
         assert path.read_text() == "x\n"
 
@@ -54,5 +54,5 @@ def test_shared_locks_exclude_exclusive_ones_only(tmp_path):
 
 
 def test_missing_file_is_not_locked(tmp_path):
-    assert not is_locked(tmp_path / "absent")
+    assert lock_owner(tmp_path / "absent") is None
     assert not (tmp_path / "absent").exists()

@@ -5,7 +5,6 @@ it, and `AutoModelForPreTraining`, `AutoModelForMaskedLM` or the class of the ta
 """
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from bert_jax.atomic_io import atomic_path, check_writable
+from bert_jax.atomic_io import atomic_path
 from bert_jax.errors import UserError
 from bert_jax.export.model_card import model_card
 from bert_jax.interop import huggingface
+from bert_jax.json_io import format_json, read_json_object
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import parts_in
@@ -48,9 +48,7 @@ def export(model: LoadedModel, output: Path) -> float:
         (nothing is left at `output` then); or no task of a multi-task run was chosen.
     """
     require_single_task(model)
-    check_writable(output, is_folder=True)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output} exists and is not an empty folder; choose another --output")
+    check_new_folder(output)
     try:
         with atomic_path(output) as partial_folder:
             partial_folder.mkdir(parents=True)
@@ -65,6 +63,12 @@ def export(model: LoadedModel, output: Path) -> float:
     return difference
 
 
+def check_new_folder(output: Path) -> None:
+    """Raises a UserError if `output` exists and is not an empty folder."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output} exists and is not an empty folder; choose another --output")
+
+
 def _write_folder(model: LoadedModel, folder: Path) -> None:
     flat_params = paths.flatten(model.params)
     pad_id = model.tokenizer.pad_id if model.tokenizer else 0
@@ -76,9 +80,8 @@ def _write_folder(model: LoadedModel, folder: Path) -> None:
         model.tokenizer.save(folder)
         # Without the length, `tokenizer(text, truncation=True)` would not truncate.
         file = folder / TOKENIZER_CONFIG_FILE
-        tokenizer_config = json.loads(file.read_text(encoding="utf-8"))
-        tokenizer_config["model_max_length"] = model.config.max_length
-        file.write_text(json.dumps(tokenizer_config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        length = {"model_max_length": model.config.max_length}
+        file.write_text(format_json(read_json_object(file) | length), "utf-8")
 
 
 def _verify_export(model: LoadedModel, folder: Path) -> float:

@@ -1,6 +1,5 @@
 """Writes the model card (README.md) of an export from the recorded facts of its run."""
 
-import contextlib
 import json
 import subprocess
 from collections.abc import Mapping
@@ -8,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import bert_jax
+from bert_jax.errors import UserError
 from bert_jax.export.model_card_task import gradient_clipping, model_card_sections, table
+from bert_jax.json_io import read_json_object
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import format_of
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, RunCheckpoint
+from bert_jax.runs.metrics import FILE as METRICS_FILE
+from bert_jax.runs.metrics import TRAIN, read_metrics
 from bert_jax.tasks import kind_of_head
 
 _USAGE = """\
@@ -134,9 +137,9 @@ def _run_sections(run: RunCheckpoint) -> list[str]:
 def _data_section(data: Mapping[str, Any]) -> str:
     manifest_file = Path(data["corpus"]) / "manifest.json"
     try:
-        manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
+        manifest = read_json_object(manifest_file)
         counts, dropped = manifest["counts"], manifest["dropped"]
-    except (OSError, ValueError, KeyError):
+    except (UserError, KeyError):
         return f"Prepared corpus `{data['corpus']}` (its manifest could not be read at export)."
     rows: dict[str, Any] = {f"source: {k}": _abbreviate(v) for k, v in manifest["source"].items()}
     rows |= {name.replace("_", " "): f"{value:,}" for name, value in counts.items()}
@@ -169,15 +172,11 @@ def _training_lines(config: Mapping[str, Any], run: RunCheckpoint) -> list[str]:
 def _last_training_row(run: RunCheckpoint) -> dict[str, Any] | None:
     """Returns the newest training row of `metrics.jsonl` that belongs to this checkpoint."""
     try:
-        lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    except OSError:
+        rows = read_metrics(run.folder / METRICS_FILE)
+    except (UserError, OSError):  # the card is useful without these metrics, too
         return None
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):  # a kill may have cut the last line short
-            row = json.loads(line)
-            if row["split"] == "train" and row["step"] <= run.step:
-                return row
-    return None
+    rows = [row for row in rows if row["split"] == TRAIN and row["step"] <= run.step]
+    return rows[-1] if rows else None
 
 
 def _provenance_lines(model: LoadedModel, difference: float) -> list[str]:

@@ -74,10 +74,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
       UserError: `folder` is not a run folder.
     """
-    content = read_run_json(folder / CONFIG)
-    if "config" not in content:
-        raise UserError(f"{folder / CONFIG} was not written by bert_jax; expected a run folder")
-    return content["config"]
+    return _read_saved_config(folder / CONFIG)["config"]
 
 
 @contextlib.contextmanager
@@ -204,7 +201,10 @@ def discard_failed_start(
 def _read_saved_config(file: Path) -> dict[str, Any]:
     saved = read_run_json(file)
     if "config" not in saved:
-        raise UserError(f"{file} was not written by bert_jax; choose another run folder")
+        raise UserError(
+            f"{file} was not written by bert_jax: it has no field 'config'; choose another run "
+            "folder"
+        )
     return saved
 
 

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from bert_jax.atomic_io import write_json
 from bert_jax.config_lib import diff
 from bert_jax.errors import UserError
-from bert_jax.file_lock import is_locked
+from bert_jax.file_lock import lock_owner
 from bert_jax.runs import metrics, run_folder
 from bert_jax.runs.progress import format_duration
 from bert_jax.studies import job_shards
@@ -218,9 +218,8 @@ class JobRunner:
     def _wait_for_orphan(self, run: Path) -> None:
         """Waits for a run that an earlier, killed command has left behind in the folder."""
         announced = False
-        while not self._stop_requested and is_locked(run / run_folder.LOCK):
+        while not self._stop_requested and (owner := lock_owner(run / run_folder.LOCK)):
             if not announced:
-                owner = (run / run_folder.LOCK).read_text(encoding="utf-8").strip()
                 logger.info("%s: waiting for %s, which is still training there", run, owner)
             announced = True
             time.sleep(_POLL_SECONDS)

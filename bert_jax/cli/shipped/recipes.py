@@ -1,13 +1,12 @@
 """Runs `bert-jax recipes`: lists the shipped recipes with their arguments, or prints one."""
 
 import argparse
-import ast
 import inspect
 import json
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from bert_jax.recipes import find_recipe, load_recipe, shipped_recipes
+from bert_jax.recipes import find_recipe, import_file, shipped_recipes
 
 HELP = "list the shipped recipes and their arguments, or print the source of one"
 
@@ -35,19 +34,15 @@ def run(args: argparse.Namespace) -> None:
         print(find_recipe(args.name).read_text(), end="")
         return
     for name, file in shipped_recipes().items():
-        print(f"{name}: {_summary(file)}")
-        print(f"  --arg {' '.join(_arguments(file))}")
+        recipe = import_file(file, "recipe")
+        summary = (recipe.__doc__ or "").partition("\n")[0]
+        print(f"{name}: {summary}")
+        print(f"  --arg {' '.join(_arguments(recipe.get_config))}")
 
 
-def _summary(file: Path) -> str:
-    """Returns the first line of the recipe's docstring."""
-    docstring = ast.get_docstring(ast.parse(file.read_text())) or ""
-    return docstring.partition("\n")[0]
-
-
-def _arguments(file: Path) -> list[str]:
+def _arguments(get_config: Callable[..., Any]) -> list[str]:
     """Returns NAME=TYPE for each required argument, and [NAME=DEFAULT] for each other one."""
-    parameters = inspect.signature(load_recipe(file)).parameters.values()
+    parameters = inspect.signature(get_config).parameters.values()
     return [
         f"{each.name}={_type_name(each.annotation)}"
         if each.default is each.empty

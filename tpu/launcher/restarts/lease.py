@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
+from bert_jax.parent_process import is_running
 from tpu.launcher.cloud.bucket import Bucket
 
 RENEW_SECONDS = 60
@@ -144,13 +145,7 @@ class Lease:
         pid = lease.get("pid")
         if lease.get("host") != self._machine or not isinstance(pid, int) or pid == self._pid:
             return False
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except OSError:
-            return False
-        return False
+        return not is_running(pid)
 
     def _serialize(self) -> str:
         fields = {"holder": self._holder, "host": self._machine, "pid": self._pid}
