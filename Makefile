@@ -38,13 +38,13 @@ $(VENV)/installed-parity: $(VENV)/installed
 	  || echo "seqeval was not built: the tests that compare with it will skip"
 	@touch $@
 
-quickstart: $(VENV)/installed  ## train and export a small BERT on local documentation (about 14 minutes)
+quickstart: $(VENV)/installed  ## train and export a small BERT on local documentation (about 11 minutes)
 	$(BIN)/bert-jax quickstart --output $(OUTPUT)
 
 test: $(VENV)/installed  ## run the tests; parity tests are skipped if PyTorch is missing
 	$(PYTEST) $(PYTEST_FLAGS)
 
-test-slow: $(VENV)/installed  ## run the tests that take more than about 20 seconds each
+test-slow: $(VENV)/installed  ## run the tests marked slow, which `make test` leaves out
 	$(PYTEST) -m slow $(PYTEST_FLAGS)
 
 lint: $(VENV)/installed  ## run ruff check, ruff format --check and pyright

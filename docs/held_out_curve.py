@@ -2,8 +2,9 @@
 
     python docs/held_out_curve.py runs/books --bigram 5.01 --unigram 6.46 --output curve.svg
 
-The numbers of the n-gram models are printed by `bert-jax baselines`. docs/novels.svg was drawn from
-the evaluations of the run in docs/results.md, which docs/novels_metrics.jsonl contains:
+The numbers of the n-gram models are printed by `bert-jax baselines`. docs/novels.svg shows the run
+in docs/results.md, whose metrics were not kept: docs/novels_metrics.jsonl has the losses that the
+labels of the first picture showed, rounded to three digits. The picture is drawn from that file:
 
     python docs/held_out_curve.py docs/novels_metrics.jsonl --bigram 5.013 --unigram 6.462 \\
         --output docs/novels.svg

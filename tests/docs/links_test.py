@@ -1,4 +1,4 @@
-"""Covers mkdocs.yml and the links of README.md, docs/ and tpu/README.md."""
+"""Covers mkdocs.yml and the links of all Markdown files of the repository."""
 
 import re
 from collections.abc import Iterator
@@ -12,8 +12,12 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # A page that other folders include is read from its own folder.
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "tpu/README.md")),
-    *sorted(DOCS.rglob("*.md")),
+    *sorted(ROOT.glob("*.md")),
+    *sorted(
+        page
+        for folder in (".github", "bench", "configs", "docs", "examples", "tests", "tpu")
+        for page in (ROOT / folder).rglob("*.md")
+    ),
 ]
 
 
@@ -34,13 +38,25 @@ def test_navigation_of_the_site_lists_every_page_once():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_to_files(page: Path):
+    assert not [target for target in links(page) if not (page.parent / target).exists()]
+
+
+def links(page: Path) -> list[str]:
+    """Returns the targets of the links to files, without anchors."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    missing = [
-        target
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
-        if "://" not in target and not (page.parent / target).exists()
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    return [target for target in targets if "://" not in target]
+
+
+def test_pages_of_the_site_link_to_pages_of_the_site():
+    outside = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in DOCS.rglob("*.md")
+        if page.name != "files.md"  # not on the site
+        for target in links(page)
+        if not (page.parent / target).resolve().is_relative_to(DOCS)
     ]
-    assert not missing
+    assert not outside
 
 
 def test_every_module_in_the_api_reference_exists():
