@@ -7,10 +7,13 @@ import pytest
 from bench import structure
 
 
-@pytest.mark.parametrize("measure", structure.measure(), ids=lambda measure: measure.name)
-def test_measures_stay_within_their_goals(measure: structure.Measure):
-    details = "\n".join(measure.details)
-    assert measure.value <= measure.goal, f"{measure.name}: {measure.value}\n{details}"
+def test_measures_stay_within_their_goals():
+    missed = [
+        "\n".join([f"{measure.name}: {measure.value}, goal {measure.goal}", *measure.details])
+        for measure in structure.measure()
+        if measure.value > measure.goal
+    ]
+    assert not missed, "\n".join(missed)
 
 
 @pytest.mark.parametrize("run", structure.READING_LISTS)

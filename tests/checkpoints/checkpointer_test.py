@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -23,6 +22,7 @@ from bert_jax.checkpoints import checksums
 from bert_jax.checkpoints.checkpointer import Checkpointer
 from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.errors import UserError
+from bert_jax.simulate.attempt import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -360,9 +360,7 @@ TWO_PROCESSES = """
 
 
 def run_processes(folder, action, count, devices):
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     common = {
         "BERT_JAX_COORDINATOR": f"localhost:{port}",
         "BERT_JAX_NUM_PROCESSES": str(count),

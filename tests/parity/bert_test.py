@@ -18,6 +18,7 @@ from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
 from bert_jax.testing.batches import pretraining_batch
 from bert_jax.testing.models import small_model
+from tests.helpers.torch_parity import randomize_parameters
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -40,16 +41,6 @@ def torch_config(config: BertConfig):
         hidden_act="gelu_new" if config.hidden_act == GeluTanh() else "gelu",
         attn_implementation="eager",
     )
-
-
-def randomize(model, seed: int) -> None:
-    """Randomizes every parameter: initial biases of 0 and norms of 1 would hide mistakes."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0.0, 0.04, generator=generator)
-            if name.endswith("LayerNorm.weight"):
-                parameter.add_(1.0)
 
 
 def torch_outputs(model, batch):
@@ -99,7 +90,7 @@ def assert_same(found, expected, batch, tolerance: float = TOLERANCE) -> None:
 def test_published_sizes(size):
     config = BertConfig.from_size(size)
     model = transformers.BertForPreTraining(torch_config(config))
-    randomize(model, seed=0)
+    randomize_parameters(model, std=0.04, seed=0)
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     params = paths.unflatten(TIED.from_external(state, size))
     batch = pretraining_batch(
@@ -115,7 +106,7 @@ def test_tanh_gelu_and_maximum_length():
         intermediate_size=48, hidden_act=GeluTanh(),
     )  # fmt: skip
     model = transformers.BertForPreTraining(torch_config(config))
-    randomize(model, seed=1)
+    randomize_parameters(model, std=0.04, seed=1)
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     params = paths.unflatten(TIED.from_external(state, "tanh"))
     batch = pretraining_batch(
@@ -127,7 +118,7 @@ def test_tanh_gelu_and_maximum_length():
 def test_folder_written_by_transformers_is_read(tmp_path):
     config = BertConfig.from_size("tiny", vocab_size=300, max_position_embeddings=64)
     model = transformers.BertForPreTraining(torch_config(config))
-    randomize(model, seed=2)
+    randomize_parameters(model, std=0.04, seed=2)
     model.save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
     assert loaded.config == config and loaded.missing == ()

@@ -50,7 +50,6 @@ def test_smoke_recipe_survives_a_preemption(cloud: FakeCloud, tmp_path: Path):
         "BATCH": "16",
         "MAX_HOURS": "100",
         "BERT_TPU_PYTHON": sys.executable,
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
     }
     done = subprocess.run(
         ["bash", "-c", f"{command} exec {ROOT}/tpu/smoke_16.sh --yes"],

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from bert_jax.distributed import processes
 from bert_jax.errors import UserError
+from bert_jax.simulate.attempt import free_port
 from bert_jax.train.preemption import EXIT_PREEMPTED, Preemption
 
 LOOP = """
@@ -78,9 +78,7 @@ def test_sigterm_has_its_own_exit_code():
 
 
 def two_processes(**environment):
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     common = {
         processes.COORDINATOR: f"localhost:{port}",
         processes.NUM_PROCESSES: "2",

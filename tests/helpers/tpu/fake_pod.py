@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax.simulate.attempt import free_port
 from tests.helpers.tpu.metadata_server import MetadataServer
 from tpu import strict_json
 from tpu.protocol import JobSpec, SliceShape
@@ -112,7 +112,7 @@ class FakePod:
             "BERT_TPU_MIN_MEMORY_GB": "0.5",
             "BERT_JAX_LOCAL_DEVICES": "2",
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+            "XLA_FLAGS": os.environ["XLA_FLAGS"],
             **self.extra,
         }
 
@@ -209,17 +209,3 @@ def await_true(
     while not condition():
         assert time.monotonic() < until, f"not within {seconds} s\n{all_logs()}"
         time.sleep(0.1)
-
-
-def free_port() -> int:
-    """Returns a free port whose successor is free, too."""
-    while True:
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            try:
-                two.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            if port >= 1024:
-                return port
