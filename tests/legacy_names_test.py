@@ -43,6 +43,7 @@ def test_old_corpus_loads(saved):
     assert manifest.shards[0].records_file.endswith(".arrayrecord")
 
 
+@pytest.mark.usefixtures("one_device")
 def test_old_pretraining_run_resumes(saved, monkeypatch):
     monkeypatch.chdir(saved)  # the run's config has a relative path of the corpus
     experiment = from_json(Experiment, run_folder.read_config(Path("pretraining")))

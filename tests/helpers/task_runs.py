@@ -66,7 +66,7 @@ def small_experiment(kind: str, folder: Path) -> Experiment:
         learning_rate=1e-2,
         seed=7,
     )
-    return override(experiment, ["train.logging.log_every=1"])
+    return override(experiment, ["train.logging.log_every=1", "data.bucket_lengths=[]"])
 
 
 def finished_runs(task_experiment: Callable[[str], Experiment]) -> Callable[[str], Path]:

@@ -66,7 +66,7 @@ def gradients(
     abstract = sharding.with_shardings(params, shardings)
     gathered = GatherParamsObjective(objective, abstract, communication_dtype)
     batch = pretraining_batch(
-        batch_size=128, seq_length=128, max_predictions_per_seq=20, vocab_size=1024
+        batch_size=32, seq_length=64, max_predictions_per_seq=10, vocab_size=1024
     )
     fields = {name: batch[name] for name in objective.batch_fields()}
 

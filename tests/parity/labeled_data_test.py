@@ -85,8 +85,19 @@ def encode_texts(tokenizer: Any, first: list[str], second: list[str] | None, len
     return tokenizer(first, second, truncation="longest_first", max_length=length)
 
 
-@pytest.mark.parametrize("length", [32, 128])
-@pytest.mark.parametrize("name", GLUE)
+# The two largest tasks are read once, unless slow tests run.
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        pytest.param(
+            name,
+            length,
+            marks=[pytest.mark.slow] if length == 128 and name in ("qqp", "mnli") else [],
+        )
+        for name in GLUE
+        for length in (32, 128)
+    ],
+)
 def test_glue_features(shared: Path, tmp_path: Path, vocabulary, tokenizer, name: Any, length: int):
     file, text, pair, label, classes = GLUE[name]
     source = shared / "glue" / file

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from bert_jax.cli import main
-from bert_jax.quickstart import docstring_corpus
+from bert_jax.quickstart import classification, docstring_corpus
+from tests.helpers.one_device import one_device_mesh
 
 RECIPE = """
 from bert_jax.data.config import PretrainingData
@@ -71,7 +72,9 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     command = ["quickstart", "--recipe", str(folder / "recipe.py"), "--output", str(output)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(docstring_corpus, "default_roots", lambda: [folder / "library"])
-        assert main(command) == 0
+        patch.setattr(classification, "EPOCHS", 1)
+        with one_device_mesh():
+            assert main(command) == 0
     return command
 
 

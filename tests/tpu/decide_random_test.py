@@ -1,4 +1,4 @@
-"""Tests the restart policy with 10,000 random histories of a cloud.
+"""Tests the restart policy with random histories of a cloud: 600, or 10,000 if slow tests run.
 
 `decide` sees the simulated cloud only through `Observation`. Slices are granted late, preempted or
 degraded; trainers exit with any code or stop reporting; observations fail once or for hours; slices
@@ -26,7 +26,7 @@ from tpu.launcher.restarts.loop_types import (
 )
 from tpu.launcher.restarts.restart_policy import decide
 
-HISTORIES = 10_000
+HISTORIES, SLOW_HISTORIES = 600, 10_000
 TURNS = 4000
 HOSTS = 4
 CODES = (0, 1, 2, 64, 75, 76, 78, 134, 137, 143, 3)
@@ -273,10 +273,14 @@ def history(seed: int, limits: Limits) -> tuple[LoopState, Cloud]:
     raise AssertionError(f"seed {seed} never ended: {state}")
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_random_histories_keep_the_rules(part: int):
+@pytest.mark.parametrize(
+    "seeds",
+    [range(HISTORIES), pytest.param(range(HISTORIES, SLOW_HISTORIES), marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_random_histories_keep_the_rules(seeds: range):
     ends: dict[int | None, int] = {}
-    for seed in range(part, HISTORIES, 4):
+    for seed in seeds:
         zones = ("us-central1-b", "us-east1-d", "us-east5-a")[: 1 + seed % 3]
         limits = Limits(hosts=HOSTS, zones=zones, max_hours=0.2 + seed % 5 / 4, wait_hours=1.0)
         state, cloud = history(seed, limits)

@@ -44,13 +44,18 @@ def run_verb(pod: FakePod, verb: str, host: int = 0, **more: str) -> tuple[int, 
 
 
 def problems(pod: FakePod, host: int = 0, **more: str) -> dict[str, dict]:
+    return preflight(pod, host, **more)[1]
+
+
+def preflight(pod: FakePod, host: int = 0, **more: str) -> tuple[int, dict[str, dict]]:
+    """Returns the exit code of a preflight, and its problems and warnings by check."""
     code, text = run_verb(pod, "preflight", host, **more)
     report = pod.read(0, f"host-{host}.preflight.json")
     assert report is not None, text
     assert (code == 0) == report["ok"] == (not report["problems"])
     passing = not all(each["slice_independent"] for each in report["problems"])
     assert code == (0 if report["ok"] else 76 if passing else 78)
-    return {each["check"]: each for each in [*report["problems"], *report["warnings"]]}
+    return code, {each["check"]: each for each in [*report["problems"], *report["warnings"]]}
 
 
 def test_preflight_of_a_good_host_reports_versions(make):
@@ -133,9 +138,11 @@ def test_slice_independent_problems_have_their_own_code(make, script, check):
     held = {"HF_TOKEN": "projects/p/secrets/s/versions/latest"} if what == "secret" else {}
     pod = make(data={name: "gs://bucket/data/wiki"} if what == "data" else {}, secrets=held)
     (pod.folder / "script.json").write_text(json.dumps(script))
-    assert problems(pod).keys() >= {check} and run_verb(pod, "preflight")[0] == 78
+    code, found = preflight(pod)
+    assert found.keys() >= {check} and code == 78
     (pod.home(0) / "dev/vfio/3").unlink()
-    assert problems(pod).keys() >= {check, "chips"} and run_verb(pod, "preflight")[0] == 76
+    code, found = preflight(pod)
+    assert found.keys() >= {check, "chips"} and code == 76
 
 
 def test_transient_secret_error_is_slice_dependent(make):

@@ -13,6 +13,9 @@ from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
 from bert_jax.runs.run_folder import checkpoint_dir
 from bert_jax.testing.text_corpus import prepare_corpus
+from tests.helpers.one_device import one_device_mesh
+
+pytestmark = pytest.mark.usefixtures("one_device")
 
 RECIPE = """
 from bert_jax.experiment import Experiment
@@ -39,7 +42,8 @@ def run(command, tmp_path_factory) -> tuple[Path, Path]:
     """Returns the folder of a finished run, and its checkpoint folder."""
     folder = tmp_path_factory.mktemp("runs")
     run, place = folder / "run", folder / "bucket" / "checkpoints"
-    assert main([*command, "--run", str(run), "--checkpoints", str(place)]) == 0
+    with one_device_mesh():
+        assert main([*command, "--run", str(run), "--checkpoints", str(place)]) == 0
     return run, place
 
 

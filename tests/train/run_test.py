@@ -76,6 +76,12 @@ def experiment(corpora: tuple[str, str], **data) -> Experiment:
     )
 
 
+def short(config: Experiment) -> Experiment:
+    """Returns the experiment without its second phase, on a mesh that fits one device."""
+    train = dataclasses.replace(config.train, phases=config.train.phases[:1])
+    return dataclasses.replace(config, train=train, mesh=make_mesh_config("dp"))
+
+
 @pytest.fixture(scope="module")
 def finished(corpora, tmp_path_factory) -> tuple[Path, int]:
     """Returns a finished run, and how often its train step was compiled."""
@@ -124,12 +130,12 @@ def test_finished_run_has_all_outputs(finished):
     assert info["config"]["name"] == "test" and "jax" in info["versions"]
 
 
+@pytest.mark.usefixtures("one_device")
 def test_relative_run_folder(corpora, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = override(experiment(corpora), ["train.evaluation=null", "train.phases.1.steps=1"])
-    assert run(config, Path("run")) == 0
+    assert run(override(short(experiment(corpora)), ["train.evaluation=null"]), Path("run")) == 0
     _, _, step = restore_params("run/checkpoints")
-    assert step == 9
+    assert step == 8
 
 
 def test_restarting_a_finished_run_changes_nothing(corpora, finished):
@@ -150,10 +156,11 @@ def test_different_config_in_the_same_folder_is_rejected(corpora, finished):
         run(changed, finished[0])
 
 
+@pytest.mark.usefixtures("one_device")
 def test_init_from_another_run(corpora, finished, tmp_path):
+    changes = ["train.schedule.peak_learning_rate=1e-12", "train.evaluation=null"]
     config = dataclasses.replace(
-        override(experiment(corpora), ["train.schedule.peak_learning_rate=1e-12"]),
-        init_from=str(finished[0]),
+        override(short(experiment(corpora)), changes), init_from=str(finished[0])
     )
     assert run(config, tmp_path / "run") == 0
     expected, _, _ = restore_params(finished[0] / "checkpoints")
@@ -169,9 +176,11 @@ def test_init_from_another_size_names_the_parameter(corpora, finished, tmp_path)
         run(config, tmp_path / "run")
 
 
+@pytest.mark.usefixtures("one_device")
 def test_non_finite_loss_names_examples_and_checkpoint(corpora, tmp_path):
     config = override(
-        experiment(corpora), ["train.schedule.peak_learning_rate=1e30", "train.logging.log_every=1"]
+        short(experiment(corpora)),
+        ["train.schedule.peak_learning_rate=1e30", "train.logging.log_every=1"],
     )
     with pytest.raises(TrainingHalted, match=r"examples \d+ to \d+.*no checkpoint was saved"):
         run(config, tmp_path / "run")
@@ -216,9 +225,11 @@ def test_indivisible_batch_size_is_rejected(corpora, tmp_path):
         run(config, tmp_path / "run")
 
 
+@pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("examples", [SingleSegment(), PackedSegments()], ids=["single", "packed"])
 def test_masked_lm_only_with_packing(corpora, tmp_path, examples):
-    config = override(experiment(corpora, input_format=examples), ["objective.nsp_weight=0"])
+    config = short(experiment(corpora, input_format=examples))
+    config = override(config, ["objective.nsp_weight=0"])
     assert run(config, tmp_path / "run") == 0
     assert "nsp_loss" not in json.loads((tmp_path / "run" / "evaluation.json").read_text())
 

@@ -128,7 +128,7 @@ def test_packed_loss_and_gradients_equal_padded():
         def loss(params, batch=batch):
             return made.compute_loss(params, batch, made.loss_denominators(batch), None).loss
 
-        results.append(jax.value_and_grad(loss)(params))
+        results.append(jax.jit(jax.value_and_grad(loss))(params))
     (packed, packed_grads), (padded, padded_grads) = results
     assert float(packed) == pytest.approx(float(padded), abs=1e-5)
     padded_flat = paths.flatten(padded_grads)
@@ -183,7 +183,7 @@ def test_bfloat16_outputs_are_close_and_gradients_float32():
         def loss(params, made=made):
             return made.compute_loss(params, batch, made.loss_denominators(batch), None).loss
 
-        results[dtype] = jax.value_and_grad(loss)(params)
+        results[dtype] = jax.jit(jax.value_and_grad(loss))(params)
     wide, narrow = results["float32"], results["bfloat16"]
     assert float(narrow[0]) == pytest.approx(float(wide[0]), rel=5e-3)
     for path, leaf in paths.flatten(narrow[1]).items():

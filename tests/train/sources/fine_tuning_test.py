@@ -108,6 +108,7 @@ def test_restarting_a_finished_run_changes_nothing(finished, columns, model):
     assert {file: file.read_bytes() for file in finished.glob("*.json*")} == before
 
 
+@pytest.mark.usefixtures("one_device")
 def test_early_stopping_ends_the_run_permanently(columns, model, tmp_path):
     config = experiment(columns, model, epochs=20, learning_rate=1e-9)
     config = override(config, ["train.checkpoints.early_stopping_patience=2"])
@@ -116,6 +117,7 @@ def test_early_stopping_ends_the_run_permanently(columns, model, tmp_path):
         assert len(evaluations(tmp_path / "run")) == 3
 
 
+@pytest.mark.usefixtures("one_device")
 def test_frozen_parameters_do_not_change(columns, model, tmp_path):
     config = override(experiment(columns, model, epochs=1), ['train.tuning.frozen=["encoder/**"]'])
     assert run(config, tmp_path / "run") == 0
@@ -126,6 +128,7 @@ def test_frozen_parameters_do_not_change(columns, model, tmp_path):
         assert same == path.startswith("encoder/"), path
 
 
+@pytest.mark.usefixtures("one_device")
 def test_reinit_layers_are_initialized_again(columns, model, tmp_path):
     config = experiment(columns, model, epochs=1, learning_rate=1e-12)
     config = override(config, ["train.tuning.reinit_layers=1", "train.optimizer.weight_decay=0.0"])
@@ -137,6 +140,7 @@ def test_reinit_layers_are_initialized_again(columns, model, tmp_path):
     assert np.abs(after[kernel.format(1)] - start[kernel.format(1)]).max() > 1e-3
 
 
+@pytest.mark.usefixtures("one_device")
 def test_fine_tuned_model_keeps_its_head_or_gets_one_for_another_task(
     finished, columns, model, tmp_path
 ):
@@ -157,7 +161,8 @@ def test_fine_tuned_model_keeps_its_head_or_gets_one_for_another_task(
     assert other_model.params["classifier"]["kernel"].shape == (16, 3)
 
 
-def test_regression_and_token_classification_run(model, tmp_path):
+@pytest.mark.usefixtures("one_device")
+def test_regression_run_learns(model, tmp_path):
     rows = [(text, str(float(text.split().count("old")))) for text, _ in texts(200, 5)]
     task = Columns(
         train=write_csv(tmp_path / "train.csv", rows),
@@ -172,6 +177,9 @@ def test_regression_and_token_classification_run(model, tmp_path):
     results = json.loads((tmp_path / "regression/evaluation.json").read_text())
     assert results["dev"]["pearson"] > 0.8
 
+
+@pytest.mark.usefixtures("one_device")
+def test_token_classification_run_learns(model, tmp_path):
     for split, seed in (("train", 6), ("dev", 7)):
         sentences = [text.split() for text, _ in texts(200, seed)]
         lines = [
