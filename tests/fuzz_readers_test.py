@@ -1,8 +1,8 @@
 """Damages files at random: every reader returns a value or raises a UserError, nothing else.
 
 Covers bert_jax/json_io.py, text/files.py, text/load_tokenizer.py, data/finetuning/readers/,
-data/corpus/manifest.py, data/corpus/shards.py, runs/, checkpoints/checksums.py, interop/,
-tuning/fisher.py and recipes.py.
+data/corpus/manifest.py, data/corpus/shards.py, runs/, report/run_data.py, report/run_report.py,
+checkpoints/checksums.py, interop/, tuning/fisher.py and recipes.py.
 """
 
 import gzip
@@ -28,7 +28,8 @@ from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface_config import read_config
 from bert_jax.models.parameters import parts_in
 from bert_jax.params.paths import flatten as paths_of
-from bert_jax.runs import metrics, run_folder
+from bert_jax.report.run_report import write_report
+from bert_jax.runs import attempt_log, metrics, run_folder
 from bert_jax.testing.models import small_model
 from bert_jax.testing.text_corpus import prepare_corpus
 from bert_jax.text.files import read_documents
@@ -49,6 +50,18 @@ SQUAD = json.dumps(
     {"data": [{"title": "t", "paragraphs": [{"context": "A man sits.", "qas": [QUESTION]}]}]}
 )
 METRICS = '{"split": "train", "step": 1, "phase": "a", "seconds": 1.5, "loss": 2.0}\n' * 3
+ATTEMPTS = "".join(
+    json.dumps(line) + "\n"
+    for line in (
+        {"event": "start", "time": "t", "step": 0, "command": "c", "num_parameters": 3, "data": {}},
+        {"event": "end", "seconds": 2.5, "outcome": "complete", "message": ""},
+    )
+)
+RUN_CONFIG = {
+    "objective": {"model": {"type": "BertConfig", "vocab_size": 50}},
+    "data": {"type": "PretrainingData", "corpus": "c"},
+    "train": {"phases": [{"steps": 1, "seq_length": 8, "batch_size": 2}]},
+}
 RECIPE = "def get_config(size: int = 3, name: str = 'x'):\n    return {'size': size, 'n': name}\n"
 VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 5, 2.5, 10**30, float("nan"), float("inf"), "", "x", "\udfff", [], [[]], {},
@@ -102,6 +115,8 @@ def readers(tmp_path_factory) -> dict[str, Reader]:
         "snli": file("snli_1.0_train.jsonl", SNLI),
         "metrics": file("metrics.jsonl", METRICS),
         "config": file("run/config.json", config),
+        "report": file("reported/config.json", json.dumps({"config": RUN_CONFIG})),
+        "attempts": file("attempts.jsonl", ATTEMPTS),
         "recipe": file("recipe.py", RECIPE),
         "fisher": file("f.safetensors", safetensors_bytes(tensors)),
         "documents": file("d.txt", "One line.\n\nAnother line.\n"),
@@ -122,6 +137,12 @@ def readers(tmp_path_factory) -> dict[str, Reader]:
     found["metrics"] = Reader(paths["metrics"], lambda: metrics.read_metrics(paths["metrics"]))
     found["run config"] = Reader(
         paths["config"], lambda: run_folder.checkpoint_dir(paths["config"].parent)
+    )
+    (paths["report"].parent / "metrics.jsonl").write_text(METRICS)
+    (paths["report"].parent / "attempts.jsonl").write_text(ATTEMPTS)
+    found["report"] = Reader(paths["report"], lambda: write_report(paths["report"].parent))
+    found["attempts"] = Reader(
+        paths["attempts"], lambda: attempt_log.read_attempts(paths["attempts"].parent)
     )
     found["recipe"] = Reader(
         paths["recipe"],

@@ -36,7 +36,7 @@ _TITLES = {
     "padding_fraction": "Padding, in percent of all positions",
     "learning_rate": "Learning rate (from the config)",
 }
-# Not drawn: duplicates of other metrics, constants, and fields that are not metrics.
+# No chart: duplicates of other metrics, constants, and fields that are not metrics.
 _NOT_CHARTED = (
     "steps_per_second",
     "f1_micro",
@@ -48,21 +48,21 @@ _NOT_CHARTED = (
     "best_f1_thresh",
     *("split", "step", "phase", "seconds"),
 )
-_MIN_SMOOTHED = 12  # shorter curves are drawn as they are
+_MIN_SMOOTHED = 12  # shorter curves are not smoothed
 _SPANS_PER_CURVE = 12
 _MIN_EVALUATIONS = 4  # metrics with fewer evaluations are in the table only
 
 
 def curves(run: RunData) -> str:
     """Returns all charts, with a sentence about smoothing and one about the phases."""
-    drawn: set[str] = set()
-    learning = [_chart(run, names, drawn) for names in _learning_charts(run)]
-    learning += [_chart(run, names, drawn) for names in _task_charts(run)]
+    charted: set[str] = set()
+    learning = [_chart(run, names, charted) for names in _learning_charts(run)]
+    learning += [_chart(run, names, charted) for names in _task_charts(run)]
     for name in _metric_names(run):
-        if name not in (*drawn, *_SPEED) and metric_points(run.evaluations, name):
-            learning.append(_chart(run, (name,), drawn))
-    other_names = [name for name in _metric_names(run) if name not in (*drawn, *_SPEED)]
-    speed = [_chart(run, (name,), drawn) for name in (*_SPEED, *other_names)]
+        if name not in (*charted, *_SPEED) and metric_points(run.evaluations, name):
+            learning.append(_chart(run, (name,), charted))
+    other_names = [name for name in _metric_names(run) if name not in (*charted, *_SPEED)]
+    speed = [_chart(run, (name,), charted) for name in (*_SPEED, *other_names)]
     sections = (("Curves", learning, _notes(run)), ("Optimization and speed", speed, ""))
     return "".join(
         f'<h2>{title}</h2>{note}<div class="charts">{"".join(charts)}</div>'
@@ -97,19 +97,19 @@ def _task_charts(run: RunData) -> list[tuple[str, ...]]:
     return [tuple(names) for names in charts.values()]
 
 
-def _chart(run: RunData, names: Sequence[str], drawn: set[str]) -> str:
+def _chart(run: RunData, names: Sequence[str], charted: set[str]) -> str:
     """Returns the chart of some metrics; "" if the run has none of them.
 
     Args:
-      drawn: the names of the charts' metrics are added to it.
+      charted: the names of the charts' metrics are added to it.
     """
-    drawn.update(names)
+    charted.update(names)
     training = {name: metric_points(run.training, name) for name in names}
     evaluations = {name: metric_points(run.evaluations, name) for name in names}
     if not any(training.values()):
         is_main = run.best_metric in names
-        most = max((len(points) for points in evaluations.values()), default=0)
-        if most < (2 if is_main else _MIN_EVALUATIONS):
+        longest = max((len(points) for points in evaluations.values()), default=0)
+        if longest < (2 if is_main else _MIN_EVALUATIONS):
             return ""
     # Many lines in one chart: those of the evaluations, which are less noisy, are enough.
     if len(names) > 1 and any(evaluations.values()):
@@ -123,10 +123,10 @@ def _chart(run: RunData, names: Sequence[str], drawn: set[str]) -> str:
             text = f"{run.eval_split}: {label}" if label else run.eval_split
             lines.append(Series(label=text, points=points, dots=True))
     first = names[0]
-    title = _TITLES.get(first) or humanize(first.rpartition("/")[2])
+    title = _TITLES.get(first) or humanize(first.rpartition("/")[2] if len(names) > 1 else first)
     is_total = first == "loss" and run.is_pretraining
     title = "Total loss" if is_total else title[:1].upper() + title[1:]
-    title += " of each task" if "/" in first else ""
+    title += " of each task" if "/" in first and len(names) > 1 else ""
     chart = line_chart(lines, title=title, format_y=value_formatter(first), phases=run.phases)
     return f'<div class="card"><h3>{escape(title)}</h3>{chart}</div>' if chart else ""
 

@@ -7,7 +7,7 @@ from typing import Any
 from bert_jax.models.encoder import FAMILIES
 from bert_jax.report.html import definition_list, escape, section, table
 from bert_jax.report.run_data import RunData, nested
-from bert_jax.runs import attempts, metrics, run_folder
+from bert_jax.runs import attempt_log, metrics, run_folder
 from bert_jax.runs.progress import format_duration
 
 
@@ -46,7 +46,7 @@ def files_section(run: RunData) -> str:
         (metrics.FILE, "all metrics of training and of evaluations, as JSON lines"),
         ("tensorboard", "the same for TensorBoard"),
         (run_folder.CONFIG, "resolved config, versions, hardware"),
-        (attempts.FILE, "the processes that trained, and how they ended"),
+        (attempt_log.FILE, "the processes that trained, and how they ended"),
         ("vocabulary", "tokenizer"),
     ]
     rows = [(name, what) for name, what in files if (folder / name).exists()]

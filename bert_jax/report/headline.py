@@ -3,7 +3,7 @@
 import math
 import statistics
 
-from bert_jax.report.html import escape, format_value, humanize, scrollable
+from bert_jax.report.html import escape, format_value, humanize, is_number, scrollable
 from bert_jax.report.run_data import Row, RunData, nested
 from bert_jax.report.task_report import results_table, tasks_of
 
@@ -26,7 +26,7 @@ def headline(run: RunData) -> str:
 
 def _pretraining_headline(run: RunData) -> str:
     evaluation = _last_evaluation(run)
-    name = next((n for n in _PRETRAINING_LOSSES if n in evaluation), None)
+    name = next((n for n in _PRETRAINING_LOSSES if is_number(evaluation.get(n))), None)
     if name is None:
         return _training_loss_headline(run)
     step = f"{evaluation.get('step') or run.last_step:,}"
@@ -55,7 +55,7 @@ def _baselines(run: RunData, name: str) -> list[tuple[str, float]]:
         rows = [
             (label, run.baselines[key])
             for key, label in labels.items()
-            if isinstance(run.baselines.get(key), (int, float))
+            if is_number(run.baselines.get(key))
         ]
     vocab_size = nested(run.config, "objective", "model", "vocab_size")
     if vocab_size and name != "loss":  # "loss" may be a sum of several losses

@@ -1,6 +1,7 @@
 """Renders the building blocks of a report: formatted numbers, tables, sections and the page."""
 
 import html
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,9 @@ _METRIC_NAMES = {
     "spearman": "Spearman correlation",
     "roc_auc": "area under the ROC curve",
     "mse": "mean squared error",
+    "mean": "mean of the tasks' first metrics",
+    "num_sequences": "training sequences",
+    "drawn_per_epoch": "sampled per epoch",
     "grad_norm": "gradient norm",
     "mfu": "model FLOPs utilization",
     "HasAns_exact": "exact match, answerable questions",
@@ -56,6 +60,11 @@ def html_page(title: str, body: str) -> str:
 def escape(value: Any) -> str:
     """Escapes `value` for HTML text and attributes."""
     return html.escape(str(value))
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value of a JSON file is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def humanize(name: str) -> str:
@@ -127,9 +136,9 @@ def definition_list(values: Mapping[str, Any], css_class: str) -> str:
     return f'<dl class="{css_class}">{items}</dl>'
 
 
-def details(summary: str, content: str) -> str:
+def details(summary: str, content: str, css_class: str = "") -> str:
     """Returns `content` (HTML) in a collapsed section that a click opens."""
-    return f"<details><summary>{escape(summary)}</summary>{content}</details>"
+    return f'<details class="{css_class}"><summary>{escape(summary)}</summary>{content}</details>'
 
 
 def section(title: str, content: str) -> str:

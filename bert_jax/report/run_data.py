@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.report.svg_charts import Phase
-from bert_jax.runs import attempts, metrics, run_folder
-from bert_jax.runs.attempts import Attempt
+from bert_jax.runs import attempt_log, metrics, run_folder
+from bert_jax.runs.attempt_log import Attempt
 
 Row = Mapping[str, Any]
 
@@ -119,7 +119,7 @@ def read_run(folder: Path) -> RunData:
         results=results,
         analysis=analysis,
         baselines=baselines,
-        attempts=attempts.read_attempts(folder),
+        attempts=attempt_log.read_attempts(folder),
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bert_jax.atomic_io import atomic_write
 from bert_jax.config_lib import flatten
+from bert_jax.errors import UserError
 from bert_jax.report.curves import curves
 from bert_jax.report.facts import attempts_section, facts, files_section, header
 from bert_jax.report.headline import headline
@@ -35,21 +36,32 @@ def write_report(folder: Path) -> Path:
     Raises:
       UserError: `folder` is not a run folder, or one of its files is damaged.
     """
-    run = read_run(folder)
-    results = report_sections(run.analysis) if run.analysis else ""
-    body = [
+    try:
+        body = _body(read_run(folder))
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{folder}: a file of the run has unexpected content "
+            f"({type(error).__name__}: {error}); restore config.json, evaluation.json and "
+            "analysis.json from a copy, or train again"
+        ) from error
+    atomic_write(folder / FILE, html_page(folder.resolve().name, body))
+    return folder / FILE
+
+
+def _body(run: RunData) -> str:
+    parts = [
         header(run),
         headline(run),
         facts(run),
-        results,  # of a fine-tuning run: more important than its curves
+        # Of a fine-tuning run: more important than its curves.
+        report_sections(run.analysis) if run.analysis else "",
         curves(run),
         _tables(run),
         files_section(run),
         attempts_section(run),
         _config(run),
     ]
-    atomic_write(folder / FILE, html_page(folder.resolve().name, "".join(body)))
-    return folder / FILE
+    return "".join(parts)
 
 
 def _tables(run: RunData) -> str:

@@ -38,7 +38,7 @@ code {{ font: 13px/1.5 ui-monospace, monospace; }}
 .headline .value {{ font-size: 40px; line-height: 1.2; font-weight: 650; margin: 0;
   font-variant-numeric: tabular-nums; }}
 .headline table {{ max-width: 760px; margin: 10px 0 6px; }}
-.headline th, .headline td {{ padding-left: 0; }}
+.headline th, .headline td, .headline caption {{ padding-left: 0; }}
 .bar {{ width: 45%; }} .bar i {{ display: block; height: 12px; border-radius: 2px;
   background: var(--line); min-width: 2px; }}
 .facts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr));
@@ -74,12 +74,13 @@ tbody th {{ font-weight: 400; }} tbody tr:last-child > * {{ border-bottom: 0; }}
 .headline td:nth-child(2) {{ white-space: nowrap; }}
 details > summary {{ cursor: pointer; padding: 8px 12px; }} .card > ul {{ margin: 8px 0; }}
 .note {{ padding: 8px 12px 0; }}
+.task > summary {{ font-size: 19px; font-weight: 650; padding: 8px 0; margin-top: 20px; }}
 .errors {{ margin: 0; padding-left: 26px; }} .errors li {{ margin: 0 0 14px; }}
 .errors dl {{ display: flex; flex-wrap: wrap; gap: 0 18px; margin: 0; font-size: 14px; }}
 .errors dl > div {{ display: flex; gap: 6px; min-width: 0; }} .errors .text {{ flex: 0 0 100%; }}
 .errors dt {{ color: var(--quiet); flex: none; }} .errors dd {{ margin: 0; min-width: 0; }}
 @media (max-width: 480px) {{ th, td {{ padding: 4px 5px; }}
-  table {{ font-size: 12.5px; }}
+  table {{ font-size: 12.5px; }} .numbers td {{ white-space: normal; }}
   .card {{ padding: 10px; }} .headline .value {{ font-size: 34px; }} .bar {{ width: 30%; }} }}
 @media print {{ body {{ background: none; }} .card {{ break-inside: avoid; }} }}
 """

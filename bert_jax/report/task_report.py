@@ -26,6 +26,7 @@ Analysis = Mapping[str, Any]
 MAX_CLASSES = 20
 """Largest number of classes for a confusion matrix; with more, a list shows the top errors."""
 
+_NUM_OPEN_ERRORS = 5  # a click shows the others
 _CORRECT_RGB, _WRONG_RGB = "var(--right)", "var(--wrong)"  # shades of the confusion matrix
 
 
@@ -40,18 +41,24 @@ def report_sections(analysis: Analysis) -> str:
         section("Results", results_table(tasks)),
     ]
     for name, task_analysis in tasks.items():
-        for split, split_analysis in task_analysis["splits"].items():
-            cards = "".join(_split_cards(task_analysis, split, split_analysis))
-            parts.append(
-                f"<h2>{escape(_with_task_name(name, f'Analysis of {split}'))}</h2>{cards}"
-                if cards
-                else ""
-            )
-        rows = [(split, f"{count:,}") for split, count in task_analysis["examples"].items()]
-        notes = "".join(f"<li>{escape(note)}</li>" for note in task_analysis["notes"])
-        data = table(("split", "examples"), rows) + (f"<ul>{notes}</ul>" if notes else "")
-        parts.append(section(_with_task_name(name, f"Data: {task_analysis['task']}"), data))
+        content = "".join(_task_sections(name, task_analysis))
+        # The analyses of several tasks are long: a reader opens one after the other.
+        parts.append(details(f"Analysis of {name}", content, "task") if name else content)
     return "".join(parts)
+
+
+def _task_sections(name: str, analysis: Analysis) -> list[str]:
+    parts = []
+    for split, split_analysis in analysis["splits"].items():
+        cards = "".join(_split_cards(analysis, split, split_analysis))
+        if cards:
+            title = _with_task_name(name, f"Analysis of {split}")
+            parts.append(f"<h2>{escape(title)}</h2>{cards}")
+    rows = [(split, f"{count:,}") for split, count in analysis["examples"].items()]
+    notes = "".join(f"<li>{escape(note)}</li>" for note in analysis["notes"])
+    data = table(("split", "examples"), rows) + (f"<ul>{notes}</ul>" if notes else "")
+    parts.append(section(_with_task_name(name, f"Data: {analysis['task']}"), data))
+    return parts
 
 
 def tasks_of(analysis: Analysis) -> Mapping[str, Analysis]:
@@ -198,7 +205,11 @@ def _error_list(errors: Sequence[Mapping[str, Any]], loss_name: str) -> str:
         items.append(f"<li><dl>{rows}</dl></li>")
     if not items:
         return '<p class="quiet">None: every prediction is correct.</p>'
-    return f'<ol class="errors">{"".join(items)}</ol>'
+    first, others = items[:_NUM_OPEN_ERRORS], items[_NUM_OPEN_ERRORS:]
+    more = f'<ol class="errors" start="{len(first) + 1}">{"".join(others)}</ol>'
+    return f'<ol class="errors">{"".join(first)}</ol>' + (
+        details(f"{len(others)} more", more) if others else ""
+    )
 
 
 def _field(name: str, text: str, css_class: str) -> str:

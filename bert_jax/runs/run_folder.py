@@ -6,7 +6,7 @@
                                   location if there is one
                  metrics.jsonl    see runs/metrics.py
                  evaluation.json  results of the final evaluation
-                 attempts.jsonl   see runs/attempts.py
+                 attempts.jsonl   see runs/attempt_log.py
                  baselines.json   pretraining: losses of n-gram models, by `bert-jax baselines`
                  analysis.json    fine-tuning: error analysis for the report and the model card
                  predictions/     fine-tuning: JSON lines for each split; one folder for each

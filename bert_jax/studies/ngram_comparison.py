@@ -1,22 +1,29 @@
 """Fits n-gram baselines on a run's corpus and evaluates them at its held-out masked positions."""
 
+import logging
 from pathlib import Path
 
 from tqdm import tqdm
 
+from bert_jax.atomic_io import write_json
 from bert_jax.config_lib import from_json
 from bert_jax.data.config import PretrainingData
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.errors import UserError
 from bert_jax.evals.ngram_baselines import NgramBaselines
 from bert_jax.experiment import Experiment
+from bert_jax.report.run_report import write_report
 from bert_jax.runs import run_folder
 from bert_jax.train.config import HeldOutEval
 from bert_jax.train.sources.held_out import check_held_out_corpus, held_out_batches
 
+logger = logging.getLogger(__name__)
+
 
 def compare_with_ngrams(folder: Path) -> dict[str, float | None]:
     """Computes n-gram losses for a run folder, and reads the run's own held-out results.
+
+    Writes the result to `baselines.json` in the run folder, and the report with it.
 
     Returns:
       {"mlm_loss", "nsp_accuracy": the run's last results, None before its end; "bigram", "unigram":
@@ -29,13 +36,19 @@ def compare_with_ngrams(folder: Path) -> dict[str, float | None]:
     losses = ngram_baseline_losses(experiment)
     file = folder / run_folder.EVALUATION
     evaluation = run_folder.read_run_json(file) if file.exists() else {}
-    return {
+    comparison = {
         "mlm_loss": evaluation.get("mlm_loss"),
         "bigram": losses["bigram"],
         "unigram": losses["unigram"],
         "masked_tokens": losses["tokens"],
         "nsp_accuracy": evaluation.get("nsp_accuracy"),
     }
+    try:
+        write_json(folder / run_folder.BASELINES, comparison)
+        logger.info("report with these baselines: %s", write_report(folder))
+    except UserError as error:  # as for a run folder that is read-only
+        logger.warning("the baselines are not in the report: %s", error)
+    return comparison
 
 
 def ngram_baseline_losses(experiment: Experiment) -> dict[str, float]:

@@ -18,7 +18,7 @@ from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.hardware.devices import hardware_info
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
-from bert_jax.report.run_report import write_report
+from bert_jax.report.run_report import FILE as REPORT
 from bert_jax.runs import run_folder
 from bert_jax.runs.hooks import Hook
 from bert_jax.runs.messages import log_model, log_phase, log_results
@@ -36,6 +36,7 @@ from bert_jax.train.loop import (
     train_phase,
 )
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, START_MESSAGE, Preemption
+from bert_jax.train.record_attempt import RecordedAttempt
 from bert_jax.train.sources import make_source
 from bert_jax.train.sources.base import Source
 from bert_jax.train.step import State, TrainSetup
@@ -105,19 +106,24 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
         log_model(experiment.objective.model, setup.abstract["params"])
         if start.step or jax.process_count() > 1:
             logger.info("%s step %d of %d", START_MESSAGE, start.step, train.steps)
+        attempt = stack.enter_context(
+            RecordedAttempt(setup, source, folder, start.step, started_at)
+        )
         phases = remaining_phases(train.phases, start.step, start.position)
         for phase_index, steps, position in phases:
             if history.should_stop_early(train.checkpoints):
                 break
             state, stop_reason = _run_phase(setup, phase_index, steps, position, state, loop)
             if stop_reason == "preempted":
+                attempt.end("stopped by a signal")
                 return EXIT_PREEMPTED
 
         # Final evaluation, with the best parameters.
         with watchdog.watching("conclude", train.steps):
             _finish(setup, source, folder, state, checkpointer, history)
+        attempt.end("complete" if int(state["step"]) >= train.steps else "stopped early")
         if jax.process_index() == 0:
-            log_results(folder, write_report(folder), time.monotonic() - started_at)
+            log_results(folder, folder / REPORT, time.monotonic() - started_at)
     return EXIT_DONE
 
 

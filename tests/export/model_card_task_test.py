@@ -50,7 +50,7 @@ def test_card_has_data_protocol_results_and_hardware(exported):
 @pytest.mark.parametrize(
     "kind, words",
     [
-        ("token_classification", ["`conll", "| dev | 40 | f1 |"]),
+        ("token_classification", ["`conll", "| dev | 40 | F1 |"]),
         ("question_answering", ["exact match", "AutoModelForQuestionAnswering"]),
     ],
 )

@@ -125,6 +125,8 @@ def test_baselines_command_matches_summary(command, capsys):
     assert baselines == json.loads((output / "stages.json").read_text())["results"]["held_out"]
     assert 0 < baselines["bigram"] < 10 and baselines["mlm_loss"] > 0
     assert baselines["masked_tokens"] > 16
+    page = (output / "run" / "report.html").read_text()
+    assert f"unigram</th><td>{baselines['unigram']:.3f}" in page
 
 
 def test_baselines_need_a_run_with_held_out_text(command, capsys, tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.config import CausalLM, Pretraining
 from bert_jax.parallel.config import make_mesh_config
 from bert_jax.params import paths
+from bert_jax.runs.attempt_log import read_attempts
 from bert_jax.runs.hooks import TrainingHalted
 from bert_jax.runs.run_folder import write_or_check_config
 from bert_jax.testing.text_corpus import prepare_corpus
@@ -123,7 +125,12 @@ def test_finished_run_has_all_outputs(finished):
     assert {f"mlm_accuracy_{s}" for s in ("masked", "random", "kept")} <= set(rows[0])
     evaluation = json.loads((folder / "evaluation.json").read_text())
     assert evaluation["mlm_loss"] == pytest.approx(rows[-1]["mlm_loss"])
-    assert "<svg" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "<svg" in page and "complete, 12 updates" in page
+    attempt = read_attempts(folder)[0]
+    assert (attempt.start_step, attempt.outcome) == (0, "complete")
+    assert f"{attempt.num_parameters:,} parameters" in page
+    assert re.search(r"Training corpus</dt><dd>.*: \d+ documents, [\d,]+ tokens", page)
     assert (folder / "vocabulary" / "vocab.txt").is_file()
     _, info, step = restore_params(folder / "checkpoints")
     assert (step, info["position"]) == (12, 32)
@@ -184,6 +191,9 @@ def test_non_finite_loss_names_examples_and_checkpoint(corpora, tmp_path):
     )
     with pytest.raises(TrainingHalted, match=r"examples \d+ to \d+.*no checkpoint was saved"):
         run(config, tmp_path / "run")
+    (attempt,) = read_attempts(tmp_path / "run")
+    assert attempt.outcome == "failed" and "no checkpoint was saved" in attempt.message
+    assert "stopped by an error" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_failed_start_does_not_block_the_corrected_command(corpora, finished, tmp_path):

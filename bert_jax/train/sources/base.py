@@ -37,6 +37,10 @@ class Source(Protocol):
         """
         ...
 
+    def describe_data(self) -> dict[str, str]:
+        """Describes the data for the report: name -> text, such as a path with its counts."""
+        ...
+
     def on_train_start(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
     ) -> None:

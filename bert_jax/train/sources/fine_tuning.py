@@ -92,6 +92,11 @@ class FineTuningSource:
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 self._tokenizer.save(partial_folder)
 
+    def describe_data(self) -> dict[str, str]:
+        """Returns the name of the task with the number of examples of each split."""
+        splits = ", ".join(f"{len(rows):,} {split}" for split, rows in self._task.splits.items())
+        return {"Task": f"{self._task.name}: {splits} examples"}
+
     def on_train_start(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
     ) -> None:

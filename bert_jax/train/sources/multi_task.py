@@ -70,6 +70,12 @@ class MultiTaskSource:
         """Checks the tokenizer against the model and saves it; see `Source`."""
         next(iter(self._sources.values())).prepare_run_folder(folder)
 
+    def describe_data(self) -> dict[str, str]:
+        """Returns the number of examples of each task and split."""
+        return {
+            f"Task {name}": source.describe_data()["Task"] for name, source in self._sources.items()
+        }
+
     def on_train_start(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
     ) -> None:

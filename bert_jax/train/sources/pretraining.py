@@ -9,7 +9,7 @@ import jax
 from bert_jax import batch as batch_lib
 from bert_jax.atomic_io import atomic_path
 from bert_jax.data.config import PackedSegments, PretrainingData
-from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
+from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import batch_fields
 from bert_jax.data.pretraining.loader import PretrainingLoader
@@ -54,6 +54,18 @@ class PretrainingSource:
         if not (folder / TOKENIZER_FOLDER).exists():
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 shutil.copytree(self._corpus.folder / TOKENIZER_FOLDER, partial_folder)
+
+    def describe_data(self) -> dict[str, str]:
+        """Returns the paths of the corpora with their numbers of documents and tokens."""
+        corpora = {"Training corpus": (self._data.corpus, self._corpus.manifest)}
+        evaluation = self._experiment.train.evaluation
+        if isinstance(evaluation, HeldOutEval):
+            corpora["Held-out corpus"] = (evaluation.corpus, read_manifest(evaluation.corpus))
+        return {
+            name: f"{path}: {manifest.counts.documents:,} documents, "
+            f"{manifest.counts.tokens:,} tokens"
+            for name, (path, manifest) in corpora.items()
+        }
 
     def on_train_start(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path

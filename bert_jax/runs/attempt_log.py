@@ -13,6 +13,7 @@ and one when it ends. A process that was killed leaves only the first line.
 """
 
 import json
+import math
 import shlex
 import sys
 import time
@@ -154,4 +155,5 @@ def _is_valid(content: Any) -> bool:
         types = {"event": str, "outcome": str, "message": str, "seconds": (int, float)}
     has_types = all(isinstance(content.get(name), kind) for name, kind in types.items())
     has_parameters = isinstance(content.get("num_parameters"), int | None)
-    return has_types and has_parameters and isinstance(content.get("data", {}), dict)
+    is_finite = math.isfinite(content.get("seconds", 0)) if has_types else False
+    return is_finite and has_parameters and isinstance(content.get("data", {}), dict)
