@@ -72,7 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run", metavar="FOLDER", required=True, help="run folder; resumed if it exists"
     )
     add_checkpoints_argument(parser)
-    parser.add_argument("--epochs", type=float, metavar="N", help="training epochs (default: 3)")
+    parser.add_argument(
+        "--epochs",
+        type=float,
+        metavar="N",
+        help="training epochs (default: 3, or with few examples as many as give 200 updates)",
+    )
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="sequences of a batch (default: 32)"
     )
@@ -132,6 +137,8 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
         raise ConfigError(f"--arg is for recipes given with --config, not for {args.task}")
     if "model" not in given:
         raise ConfigError(f"{args.task} needs --model, the pretrained model")
+    if any(assignment.startswith("train.phases") for assignment in args.overrides):
+        given.setdefault("epochs", 3.0)  # --set gives the number of updates
     tuning = FROZEN_ENCODER if args.frozen_encoder else TuningConfig()
     experiment = fine_tuning_experiment(config, **given, tuning=tuning)
     return override(experiment, args.overrides)

@@ -74,7 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shared = parser.add_argument_group("settings of all runs")
     add_num_seeds_argument(shared, default=1)
-    shared.add_argument("--epochs", type=float, metavar="N", help="training epochs (default: 3)")
+    shared.add_argument(
+        "--epochs",
+        type=float,
+        metavar="N",
+        help="training epochs (default: 3, or with few examples as many as give 200 updates)",
+    )
     shared.add_argument(
         "--batch-size", type=int, metavar="N", help="sequences of a batch (default: 32)"
     )

@@ -1,5 +1,7 @@
 """Makes the experiment of a fine-tuning run from a pretrained model and one or several tasks."""
 
+import logging
+import math
 from collections.abc import Mapping
 
 from bert_jax.data.config import FineTuningData, MultiTaskData, NamedTask
@@ -31,12 +33,21 @@ from bert_jax.train.config import (
 from bert_jax.train.sources.multi_task import MEAN_METRIC
 from bert_jax.tuning.config import TuningConfig
 
+logger = logging.getLogger(__name__)
+
+DEFAULT_EPOCHS = 3.0
+MIN_UPDATES = 200
+"""Fewest updates if the user sets no number of epochs. Three epochs of a few hundred examples are
+too few updates to fit even the training examples (Mosbach et al. 2021; Zhang et al. 2021, section
+6); `docs/results.md` has measurements. Three epochs of RTE are 234 updates."""
+MAX_EVALUATIONS = 10
+
 
 def fine_tuning_experiment(
     task: TaskConfig,
     model: str,
     *,
-    epochs: float = 3.0,
+    epochs: float | None = None,
     batch_size: int = 32,
     learning_rate: float = 5e-5,
     warmup_ratio: float = 0.1,
@@ -51,6 +62,8 @@ def fine_tuning_experiment(
 
     Args:
       model: a run folder, a Hugging Face folder or a Google TF1 checkpoint, with its vocabulary.
+      epochs: None for 3, or for few examples as many as give MIN_UPDATES updates; then there are
+        MAX_EVALUATIONS evaluations at most.
       warmup_ratio: fraction of the updates during which the learning rate rises.
       max_length: maximum sequence length; longer examples are truncated or read in windows. None:
         the usual length for the kind of task.
@@ -59,13 +72,18 @@ def fine_tuning_experiment(
       UserError: the task or the model cannot be read, or the model has no vocabulary.
       ConfigError: a number is out of range.
     """
-    _check_hyperparameters(epochs, batch_size, warmup_ratio)
+    _check_hyperparameters(DEFAULT_EPOCHS if epochs is None else epochs, batch_size, warmup_ratio)
     loaded, tokenizer = _load_starting_model(model)
     loaded_task = _load_trainable_task(task)
     if max_length is None:
         max_length = min(kind_of(loaded_task).default_seq_length, loaded.config.max_length)
     data = FineTuningData(task=task, tokenizer=str(tokenizer_folder(model)))
     features = training_features(loaded_task, tokenizer, max_length, data.window_overlap)
+    eval_every_epochs = 1
+    if epochs is None:
+        epochs = _default_epochs(len(features), batch_size)
+        if epochs > DEFAULT_EPOCHS:
+            eval_every_epochs = math.ceil(epochs / MAX_EVALUATIONS)
     return Experiment(
         name=loaded_task.name,
         seed=seed,
@@ -81,6 +99,7 @@ def fine_tuning_experiment(
             warmup_ratio=warmup_ratio,
             best_metric=loaded_task.metrics[0] if _has_labeled_dev(loaded_task) else None,
             tuning=tuning,
+            eval_every_epochs=eval_every_epochs,
         ),
     )
 
@@ -153,14 +172,17 @@ def _train_config(
     warmup_ratio: float,
     best_metric: str | None,
     tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
+    eval_every_epochs: int = 1,
 ) -> TrainConfig:
-    """Makes the config of a run with a checkpoint after every epoch of `num_sequences`.
+    """Makes the config of a run that is evaluated and saved after epochs of `num_sequences`.
 
     Args:
       best_metric: the metric to evaluate and to rank checkpoints by; None: no evaluation.
+      eval_every_epochs: number of epochs between evaluations.
     """
     steps_per_epoch = -(-num_sequences // batch_size)
     steps = max(1, round(epochs * steps_per_epoch))
+    eval_every = steps_per_epoch * eval_every_epochs
     return TrainConfig(
         phases=(Phase(steps=steps, seq_length=seq_length, batch_size=batch_size),),
         schedule=WarmupLinear(
@@ -170,13 +192,31 @@ def _train_config(
         logging=LoggingConfig(log_every=max(1, min(50, steps_per_epoch // 4))),
         tuning=tuning,
         checkpoints=CheckpointConfig(
-            save_every=steps_per_epoch,
+            save_every=eval_every,
             keep_last=1,
             best_metric=best_metric,
             best_mode="max" if best_metric else None,  # the first metric of every task is a score
         ),
-        evaluation=LabeledEval(eval_every=steps_per_epoch) if best_metric else None,
+        evaluation=LabeledEval(eval_every=eval_every) if best_metric else None,
     )
+
+
+def _default_epochs(num_sequences: int, batch_size: int) -> float:
+    """Returns 3, or for few sequences the number of epochs that gives MIN_UPDATES updates."""
+    steps_per_epoch = -(-num_sequences // batch_size)
+    if DEFAULT_EPOCHS * steps_per_epoch >= MIN_UPDATES:
+        return DEFAULT_EPOCHS
+    epochs = math.ceil(MIN_UPDATES / steps_per_epoch)
+    logger.info(
+        "%s training sequences give %d updates in %d epochs, which is too few; training for %d "
+        "epochs (%d updates); set --epochs to change it",
+        f"{num_sequences:,}",
+        DEFAULT_EPOCHS * steps_per_epoch,
+        DEFAULT_EPOCHS,
+        epochs,
+        epochs * steps_per_epoch,
+    )
+    return epochs
 
 
 def _check_hyperparameters(epochs: float, batch_size: int, warmup_ratio: float) -> None:

@@ -210,3 +210,20 @@ def test_incompatible_settings_are_rejected(columns, model, tmp_path):
         experiment(dataclasses.replace(columns, train=None), model)
     with pytest.raises(ConfigError, match="epochs is 0"):
         experiment(columns, model, epochs=0)
+
+
+def test_few_examples_get_enough_updates_unless_epochs_are_set(columns, model, caplog):
+    """300 examples in batches of 16 are 19 updates in an epoch."""
+    with caplog.at_level("INFO", "bert_jax.train.presets"):
+        train = fine_tuning_experiment(columns, model, batch_size=16).train
+    assert train.steps == 11 * 19 and train.checkpoints.save_every == 2 * 19
+    assert train.evaluation is not None and train.evaluation.eval_every == 2 * 19
+    (message,) = caplog.messages
+    assert message.startswith(
+        "300 training sequences give 57 updates in 3 epochs, which is too few"
+    )
+    assert "training for 11 epochs (209 updates); set --epochs" in message
+    caplog.clear()
+    assert fine_tuning_experiment(columns, model, batch_size=16, epochs=3).train.steps == 57
+    assert fine_tuning_experiment(columns, model, batch_size=4).train.steps == 225
+    assert not caplog.messages
