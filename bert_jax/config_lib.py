@@ -8,8 +8,10 @@ Imports neither jax nor TensorFlow.
 
 import dataclasses
 import functools
+import glob
 import hashlib
 import json
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -199,10 +201,26 @@ def flatten(data: Any, path: str = "") -> dict[str, Any]:
 
 
 def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
-    """Returns (path, value in a, value in b) of each field that differs; None if it is absent."""
+    """Returns (path, value in a, value in b) of each field that differs; None if it is absent.
+
+    Two spellings of the path of one file or folder do not differ; see `is_same_path`.
+    """
     flat_a, flat_b = flatten(a), flatten(b)
     return [
         (path, flat_a.get(path), flat_b.get(path))
         for path in sorted(flat_a.keys() | flat_b.keys())
         if flat_a.get(path) != flat_b.get(path)
+        and not is_same_path(flat_a.get(path), flat_b.get(path))
     ]
+
+
+def is_same_path(a: object, b: object) -> bool:
+    """Returns whether two values are paths of one existing file or folder, or equal glob patterns.
+
+    They may be relative or absolute, go through a symbolic link, or end in a slash.
+    """
+    if not (isinstance(a, str) and isinstance(b, str) and a and b) or "\0" in a + b:
+        return False
+    real_path = os.path.realpath(a)
+    is_path = glob.has_magic(real_path) or os.path.exists(real_path)
+    return is_path and real_path == os.path.realpath(b)

@@ -96,6 +96,18 @@ def test_diff_and_fingerprint_reflect_one_changed_field():
     assert config_lib.fingerprint(first) != config_lib.fingerprint(second)
 
 
+def test_diff_ignores_the_spelling_of_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "link").symlink_to("model")
+    for other in (f"{tmp_path}/model", "./model/", "link", "link/../model"):
+        assert config_lib.diff({"init_from": "model"}, {"init_from": other}) == []
+    assert config_lib.diff({"files": ["books/*.txt"]}, {"files": ["./books/*.txt"]}) == []
+    (tmp_path / "other").mkdir()
+    for a, b in (("model", "other"), ("none", "./none"), ("model", None), ("", "."), ("a", "a\0")):
+        assert config_lib.diff({"x": a}, {"x": b}) == [("x", a, b)]
+
+
 def test_invalid_values_are_rejected():
     with pytest.raises(ConfigError, match="multiple of"):
         dataclasses.replace(BertConfig.from_size("tiny"), num_attention_heads=3)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.atomic_io import write_json
-from bert_jax.config_lib import diff, fingerprint, from_json, to_json
+from bert_jax.config_lib import diff, fingerprint, from_json, is_same_path, to_json
 from bert_jax.errors import UserError
 from bert_jax.file_lock import AlreadyLockedError, acquire_lock
 from bert_jax.json_io import read_json_object
@@ -145,9 +145,10 @@ def write_or_check_config(
             f"{folder} holds a run with another config:{_format_changes(conflicts)}\n"
             f"{_CONFLICT_REMEDY}"
         )
-    if external_dir is not None and external_dir != str(checkpoint_dir(folder)):
+    saved_dir = str(checkpoint_dir(folder))
+    if external_dir not in (None, saved_dir) and not is_same_path(external_dir, saved_dir):
         raise UserError(
-            f"the checkpoints of {folder} are in {checkpoint_dir(folder)}, not in {external_dir}; "
+            f"the checkpoints of {folder} are in {saved_dir}, not in {external_dir}; "
             "leave out --checkpoints, or choose another run folder"
         )
     if changes:

@@ -235,7 +235,17 @@ class JobRunner:
 def is_finished(folder: Path, job: Job) -> bool:
     """Returns whether a job has succeeded with the same arguments."""
     file = folder / job.name / FINISHED_FILE
-    return file.exists() and run_folder.read_run_json(file) == {"arguments": list(job.arguments)}
+    if not file.exists():
+        return False
+    saved_arguments = run_folder.read_run_json(file).get("arguments")
+    if not isinstance(saved_arguments, list):
+        return False
+    # The flag and its value separately, because the value may be another spelling of a path.
+    saved, current = (
+        [str(argument).split("=", 1) for argument in arguments]
+        for arguments in (saved_arguments, job.arguments)
+    )
+    return not diff(saved, current)
 
 
 def progress_fraction(run: Path) -> float:

@@ -132,3 +132,28 @@ def test_invalid_config_files_are_named(tmp_path):
     file.write_text('{"config": {}, "checkpoints": 5}')
     with pytest.raises(UserError, match="checkpoints is 5; expected the folder"):
         checkpoint_dir(tmp_path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedFrom:
+    init_from: str
+
+
+def test_model_folder_is_the_same_by_another_spelling(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("run", "model", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("model")
+    run = tmp_path / "run"
+    write_or_check_config(run, StartedFrom(init_from="model"), external_dir="./checkpoints")
+    saved = (run / "config.json").read_text()
+    for spelling in ("model/", str(tmp_path / "model"), "link"):
+        write_or_check_config(run, StartedFrom(init_from=spelling))
+    assert (run / "config.json").read_text() == saved
+    with pytest.raises(UserError, match="init_from: 'model' there, 'other' now"):
+        write_or_check_config(run, StartedFrom(init_from="other"))
+    (tmp_path / "checkpoints").mkdir()
+    config = StartedFrom(init_from="model")
+    write_or_check_config(run, config, external_dir=str(tmp_path / "checkpoints"))
+    with pytest.raises(UserError, match="leave out --checkpoints"):
+        write_or_check_config(run, config, external_dir=str(tmp_path / "model"))

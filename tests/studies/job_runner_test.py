@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.atomic_io import write_json
 from bert_jax.errors import UserError
-from bert_jax.studies.job_runner import Interrupted, Job, JobRunner, is_finished, progress_fraction
+from bert_jax.studies.job_runner import (
+    FINISHED_FILE,
+    Interrupted,
+    Job,
+    JobRunner,
+    is_finished,
+    progress_fraction,
+)
 
 # Replaces `bert-jax finetune`: records when it begins and ends, and behaves as its argument says.
 CHILD = """
@@ -151,6 +159,17 @@ def test_folder_lock_and_settings_check(tmp_path):
         with pytest.raises(UserError, match="is in use"):
             with JobRunner(tmp_path):
                 pass
+
+
+def test_finished_job_is_found_by_another_spelling_of_its_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("m", "a"):
+        (tmp_path / name).mkdir()
+    write_json(tmp_path / "a" / FINISHED_FILE, {"arguments": ["--model", "m", "--train=m/t.csv"]})
+    (tmp_path / "m" / "t.csv").touch()
+    same = Job(name="a", arguments=("--model", f"{tmp_path}/m/", "--train=./m/t.csv"))
+    other = Job(name="a", arguments=("--model", "m", "--train=m"))
+    assert is_finished(tmp_path, same) and not is_finished(tmp_path, other)
 
 
 def test_progress_fraction(tmp_path):

@@ -225,6 +225,7 @@ def test_finished_corpus_is_not_written_again(tmp_path, vocabulary):
     first = _prepare(tmp_path, vocabulary)
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "prepared").glob("[!.]*")}
     assert _prepare(tmp_path, vocabulary) == first
+    assert _prepare(tmp_path, vocabulary, files="text/../text/*") == first
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
