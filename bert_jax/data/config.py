@@ -7,13 +7,7 @@ of a training phase (`bert_jax/train/config.py`).
 from dataclasses import dataclass, field
 
 from bert_jax.data.finetuning.config import Mixing, ProportionalMixing, TaskConfig
-from bert_jax.errors import ConfigError
-
-
-def _check_probability(owner: object, name: str) -> None:
-    value = getattr(owner, name)
-    if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"{type(owner).__name__}.{name} is {value}, expected 0 to 1")
+from bert_jax.errors import ConfigError, check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +21,8 @@ class SentencePairs:
     short_seq_prob: float = 0.1  # probability of a target length uniform in [2, L - 3], not L - 3
 
     def __post_init__(self) -> None:
-        _check_probability(self, "random_next_prob")
-        _check_probability(self, "short_seq_prob")
+        for name in ("random_next_prob", "short_seq_prob"):
+            check_range(f"data.input_format.{name}", getattr(self, name), at_least=0, at_most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +66,11 @@ class Masking:
 
     def __post_init__(self) -> None:
         for name in ("mlm_probability", "mask_replace_prob", "random_replace_prob"):
-            _check_probability(self, name)
+            check_range(f"data.masking.{name}", getattr(self, name), at_least=0, at_most=1)
         if self.mask_replace_prob + self.random_replace_prob > 1.0 + 1e-9:
             raise ConfigError(
-                f"Masking.mask_replace_prob is {self.mask_replace_prob} and random_replace_prob is "
-                f"{self.random_replace_prob}, expected a sum of at most 1"
+                f"data.masking.mask_replace_prob is {self.mask_replace_prob} and "
+                f"random_replace_prob is {self.random_replace_prob}, expected a sum of at most 1"
             )
 
 
@@ -92,10 +86,7 @@ class StaticMasking:
     dupe_factor: int = 10
 
     def __post_init__(self) -> None:
-        if self.dupe_factor < 1:
-            raise ConfigError(
-                f"StaticMasking.dupe_factor is {self.dupe_factor}, expected 1 or more"
-            )
+        check_range("data.masking_schedule.dupe_factor", self.dupe_factor, at_least=1)
 
 
 MAX_WORKERS = 256
@@ -114,15 +105,8 @@ class PretrainingData:
     num_workers: int = 0  # processes that build batches; 0 uses a thread of this process
 
     def __post_init__(self) -> None:
-        if self.prefetch_batches < 1:
-            raise ConfigError(
-                f"PretrainingData.prefetch_batches is {self.prefetch_batches}, expected 1 or more"
-            )
-        if not 0 <= self.num_workers <= MAX_WORKERS:
-            raise ConfigError(
-                f"PretrainingData.num_workers is {self.num_workers}, expected 0 or more, at most "
-                f"{MAX_WORKERS}"
-            )
+        check_range("data.prefetch_batches", self.prefetch_batches, at_least=1)
+        check_range("data.num_workers", self.num_workers, at_least=0, at_most=MAX_WORKERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +131,7 @@ class FineTuningData:
                 f"data.bucket_lengths is {self.bucket_lengths}, expected ascending lengths of at "
                 "least 4"
             )
-        if self.window_overlap < 0:
-            raise ConfigError(f"data.window_overlap is {self.window_overlap}, expected at least 0")
+        check_range("data.window_overlap", self.window_overlap, at_least=0)
 
     def batch_lengths(self, max_length: int) -> tuple[int, ...]:
         """Returns the sequence lengths that batches of at most `max_length` tokens may have."""

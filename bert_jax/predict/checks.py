@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from bert_jax.data.finetuning.example import Example, Task, class_labels, is_labeled
-from bert_jax.errors import ConfigError, UserError
+from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.models.heads.config import QuestionAnsweringHead
 from bert_jax.predict.long_texts import TRUNCATIONS, WINDOW_POOLINGS, Truncation, WindowPooling
 from bert_jax.tasks.base import AnyTaskKind, ModelInput
@@ -21,13 +21,8 @@ def check_sizes(max_length: int, max_positions: int, batch_size: int, window_ove
             f"max_length is {max_length}; expected 4 to {max_positions}, the number of positions "
             "of the model"
         )
-    if batch_size > LARGEST_BATCH_SIZE:
-        raise ConfigError(f"batch_size is {batch_size}; expected at most {LARGEST_BATCH_SIZE}")
-    if batch_size < 1 or window_overlap < 0:
-        raise ConfigError(
-            f"batch_size is {batch_size} and window_overlap {window_overlap}; expected "
-            "batch_size >= 1 and window_overlap >= 0"
-        )
+    check_range("batch_size", batch_size, at_least=1, at_most=LARGEST_BATCH_SIZE)
+    check_range("window_overlap", window_overlap, at_least=0)
 
 
 def check_options(

@@ -1,7 +1,6 @@
 """Reads the inputs of a `Predictor` from files; labels in the files are ignored."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import get_args
 
 from bert_jax.data.finetuning.config import Columns, Conll, Squad, Swag
@@ -10,7 +9,11 @@ from bert_jax.data.finetuning.readers.columns import cell_text, read_columns, re
 from bert_jax.data.finetuning.readers.conll import read_conll
 from bert_jax.data.finetuning.readers.squad import read_squad
 from bert_jax.data.finetuning.readers.swag import read_swag
-from bert_jax.data.finetuning.readers.tabular_files import FILE_EXTENSIONS, read_table
+from bert_jax.data.finetuning.readers.tabular_files import (
+    FILE_EXTENSIONS,
+    file_extension,
+    read_table,
+)
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.tasks.base import AnyTaskKind, FileFormat, ModelInput
 from bert_jax.text.files import read_documents
@@ -87,7 +90,7 @@ def _check_flags(
     """Raises a ConfigError if column names or --pairs do not apply to the format of a file."""
     if columns and file_format != "table":
         flags = _join_flags(columns)
-        can_be_table = bool(kind.table_columns) and _extension(path) in FILE_EXTENSIONS
+        can_be_table = bool(kind.table_columns) and file_extension(path) in FILE_EXTENSIONS
         raise ConfigError(
             f"{path}: {flags} {'selects a column' if len(columns) == 1 else 'select columns'}, but "
             f"the format is {file_format}, not table; remove {flags}"
@@ -131,7 +134,7 @@ def group_arguments(texts: Sequence[str], kind: AnyTaskKind, pairs: bool) -> lis
 
 
 def _infer_format(path: str, kind: AnyTaskKind) -> FileFormat:
-    suffix = _extension(path)
+    suffix = file_extension(path)
     if suffix in FILE_EXTENSIONS:
         return kind.table_format
     if suffix == ".json":
@@ -190,10 +193,6 @@ def _read_questions(
         )
         for number, row in enumerate(table.rows)
     ]
-
-
-def _extension(path: str) -> str:
-    return Path(path.removesuffix(".gz")).suffix.lower()
 
 
 def _join_flags(names: Iterable[str]) -> str:

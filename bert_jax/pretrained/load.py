@@ -173,7 +173,7 @@ def build_model(
                 "use an earlier checkpoint, or fetch the model again"
             )
     if tokenizer is not None:
-        advice = "Use the vocabulary that the model was trained with."
+        advice = "use the vocabulary that the model was trained with"
         check_embedding_rows(tokenizer.vocab_size, config.vocab_size, path, advice)
         check_input_template(tokenizer, config.type_vocab_size, path)
     return LoadedModel(

@@ -45,7 +45,7 @@ def measure_forgetting(
         check_same_tokenizer(
             Tokenization.of(tokenizer, before.path),
             Tokenization.of(after.tokenizer, after.path),
-            f"Name a model that was trained from {before.path}.",
+            f"name a model that was trained from {before.path}",
         )
     params_before, params_after = (
         paths.flatten(model.params["encoder"]) for model in (before, after)

@@ -1,14 +1,14 @@
-"""Compares tokenizers where a model, a corpus or labeled data meet.
+"""Checks that the tokenizer of a corpus or of labeled data is the one of the model.
 
-Token ids mean something only with the tokenizer that made them. With another tokenizer, training
-runs without an error and learns nothing that can be used.
+Token ids have a meaning only with the tokenizer that made them. Without these checks, training with
+another tokenizer would raise no error, and the model would learn nothing useful.
 """
 
 from typing import NamedTuple
 
 from bert_jax.errors import UserError
 from bert_jax.text.input_template import RobertaTemplate, default_template
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.tokenizer import TOKENIZER_INFO_FILE, Tokenizer
 
 
 class Tokenization(NamedTuple):
@@ -37,45 +37,46 @@ def check_same_tokenizer(first: Tokenization, second: Tokenization, next_step: s
     """Raises a UserError, which ends with `next_step`, unless both have the same tokenizer."""
     if first.fingerprint != second.fingerprint:
         raise UserError(
-            f"{first.path} and {second.path} have different vocabularies: {first}; {second}. "
+            f"{first.path} and {second.path} have different vocabularies: {first}; {second}; "
             f"{next_step}"
         )
 
 
 def check_embedding_rows(vocab_size: int, num_rows: int, source: str, next_step: str) -> None:
-    """Raises unless `vocab_size` tokens fit a word-embedding table of `num_rows` rows.
+    """Checks that a vocabulary has as many tokens as the word-embedding table has rows.
 
-    The table may have fewer than 128 unused rows if its size is a multiple of 8, because some
-    training programs pad it.
+    Some training programs pad the table to a multiple of 8, 64 or 128 rows. Therefore it may have
+    up to 127 unused rows if its size is a multiple of 8.
 
     Raises:
-      UserError: it does not fit; the message begins with `source` and ends with `next_step`.
+      UserError: the sizes differ; the message begins with `source` and ends with `next_step`.
     """
     num_unused = num_rows - vocab_size
     if num_unused == 0 or (0 < num_unused < 128 and num_rows % 8 == 0):
         return
     raise UserError(
         f"{source}: the vocabulary has {vocab_size:,} tokens, but the word-embedding table of the "
-        f"model has {num_rows:,} rows. {next_step}"
+        f"model has {num_rows:,} rows; {next_step}"
     )
 
 
 def check_input_template(tokenizer: Tokenizer, type_vocab_size: int, source: str) -> None:
-    """Raises if an old RoBERTa tokenizer would put a pair into BERT's template.
+    """Checks that a tokenizer with RoBERTa's tokens does not use BERT's template for RoBERTa.
 
-    Versions that had BERT's template only wrote tokenizers without one. BERT models of that time
-    need BERT's template also with RoBERTa's tokens, <s> A </s> B </s>. A model with one token type
-    cannot be one of them.
+    Earlier versions of bert_jax had only BERT's template and did not save it with the tokenizer, so
+    it is assumed for their folders. It is right for BERT models, which have two token types, even
+    if their tokens are RoBERTa's: <s> A </s> B </s>. A model with one token type needs RoBERTa's.
 
     Raises:
-      UserError: the template does not fit the model; the message begins with `source`.
+      UserError: the model has too few token types; the message begins with `source`.
     """
     template, cls_token = tokenizer.template, tokenizer.special_tokens.cls
     if template.second_token_type < type_vocab_size or template == default_template(cls_token):
         return
     raise UserError(
-        f"{source}: the tokenizer has the special tokens of RoBERTa but the template "
-        f"{template.name!r}, whose second text has token type {template.second_token_type}; the "
-        f"model has {type_vocab_size} token type. The tokenizer was saved by a version that had no "
-        f'other template: set "template": "{RobertaTemplate.name}" in its vocabulary.json'
+        f"{source}: the tokenizer has the special tokens of RoBERTa but the input template "
+        f"{template.name!r}, in which the second text of a pair has token type "
+        f"{template.second_token_type}; the model has {type_vocab_size} token type. An earlier "
+        "version of bert_jax saved the tokenizer without its template: set "
+        f'"template": "{RobertaTemplate.name}" in its {TOKENIZER_INFO_FILE}'
     )

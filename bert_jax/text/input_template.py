@@ -19,10 +19,10 @@ Ids = Sequence[int] | np.ndarray
 
 @dataclass(frozen=True)
 class InputTemplate:
-    """Adds special tokens to token ids; the subclasses are the templates.
+    """Adds special tokens to token ids; there is a subclass for each template.
 
     Attributes:
-      name: what `vocabulary.json` of a saved tokenizer calls the template.
+      name: value of the field "template" in `vocabulary.json` of a saved tokenizer.
       separators_between: number of separators between the two texts of a pair.
       second_token_type: token type of the second text and of the separator after it.
     """
@@ -116,13 +116,20 @@ def default_template(cls_token: str) -> InputTemplate:
 
 
 def template_by_name(name: object, source: str) -> InputTemplate:
-    """Returns the template that a saved tokenizer names.
+    """Returns the template of a name in the file of a saved tokenizer.
+
+    Args:
+      name: the value of the field "template".
+      source: the file, with which an error message begins.
 
     Raises:
-      UserError: there is no template of that name; the message begins with `source`.
+      UserError: no template has this name.
     """
     for template in TEMPLATES:
         if template.name == name:
             return template
     expected = " or ".join(repr(template.name) for template in TEMPLATES)
-    raise UserError(f"{source}: template is {name!r}, expected {expected}")
+    raise UserError(
+        f'{source}: the field "template" is {name!r}, expected {expected}; correct it, or copy the '
+        "tokenizer again"
+    )

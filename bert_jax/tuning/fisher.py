@@ -99,7 +99,7 @@ def require_masked_lm(model: LoadedModel, corpus_folder: Path) -> Tokenizer:
     check_same_tokenizer(
         Tokenization.of(model.tokenizer, model.path),
         corpus_tokenization(corpus_folder, read_manifest(corpus_folder)),
-        f"Prepare the text again: `bert-jax prepare --tokenizer {tokenizer_folder(model.path)}`.",
+        f"prepare the text again: `bert-jax prepare --tokenizer {tokenizer_folder(model.path)}`",
     )
     return model.tokenizer
 

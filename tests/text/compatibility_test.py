@@ -18,19 +18,19 @@ from bert_jax.text.load_tokenizer import load_tokenizer
 
 def test_same_tokenizer_at_two_paths_is_accepted(tmp_path):
     one, other = (word_tokenizer(tmp_path / name) for name in "ab")
-    check_same_tokenizer(Tokenization.of(one, "a"), Tokenization.of(other, "b"), "Not shown.")
+    check_same_tokenizer(Tokenization.of(one, "a"), Tokenization.of(other, "b"), "not shown")
 
 
 def test_tokenizers_of_the_same_size_are_compared_by_tokens(tmp_path):
     one, other = word_tokenizer(tmp_path / "a"), word_tokenizer(tmp_path / "b", WORDS[::-1])
     message = (
         f"model and corpus have different vocabularies: model has 18 tokens, fingerprint "
-        f"{one.fingerprint[:12]}; corpus has 18 tokens, fingerprint {other.fingerprint[:12]}. "
-        "Prepare it again."
+        f"{one.fingerprint[:12]}; corpus has 18 tokens, fingerprint {other.fingerprint[:12]}; "
+        "prepare it again"
     )
     with pytest.raises(UserError, match=re.escape(message)):
         check_same_tokenizer(
-            Tokenization.of(one, "model"), Tokenization.of(other, "corpus"), "Prepare it again."
+            Tokenization.of(one, "model"), Tokenization.of(other, "corpus"), "prepare it again"
         )
 
 
@@ -38,15 +38,15 @@ def test_tokenizers_of_the_same_size_are_compared_by_tokens(tmp_path):
     "vocab_size, num_rows", [(100, 100), (101, 101), (100, 104), (30522, 30592)]
 )
 def test_embedding_table_may_be_padded(vocab_size, num_rows):
-    check_embedding_rows(vocab_size, num_rows, "model", "Not shown.")
+    check_embedding_rows(vocab_size, num_rows, "model", "not shown")
 
 
 @pytest.mark.parametrize("vocab_size, num_rows", [(105, 104), (100, 101), (8192, 30522), (8, 136)])
 def test_embedding_table_of_another_size_raises(vocab_size, num_rows):
     with pytest.raises(
-        UserError, match=rf"^model: .* {vocab_size:,} tokens, .* {num_rows:,} rows\. Do it\.$"
+        UserError, match=rf"^model: .* {vocab_size:,} tokens, .* {num_rows:,} rows; do it$"
     ):
-        check_embedding_rows(vocab_size, num_rows, "model", "Do it.")
+        check_embedding_rows(vocab_size, num_rows, "model", "do it")
 
 
 def test_template_of_bert_is_refused_for_roberta_tokens_and_one_token_type(shared, tmp_path):

@@ -190,7 +190,7 @@ def test_labeled_data_with_another_vocabulary_is_rejected(folder, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*words[:5], *words[:4:-1]]) + "\n")
     (tmp_path / "train.csv").write_text("text,label\nthe sea,yes\na net,no\n")
     task = Columns(train=str(tmp_path / "train.csv"), text="text", label="label")
-    remedy = rf"Set data\.tokenizer to {tmp_path / 'm'}\."
+    remedy = rf"set data\.tokenizer to {tmp_path / 'm'}$"
     for config in (
         fine_tuning_experiment(task, str(tmp_path / "m")),
         multi_task_experiment({"one": task, "two": task}, str(tmp_path / "m")),

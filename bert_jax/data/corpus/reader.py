@@ -123,7 +123,7 @@ class PreparedCorpus:
         check_same_tokenizer(
             self.tokenization,
             Tokenization.of(tokenizer, str(path)),
-            "Copy the whole folder again, or prepare the corpus again with `bert-jax prepare`.",
+            "copy the whole folder again, or prepare the corpus again with `bert-jax prepare`",
         )
         return tokenizer
 

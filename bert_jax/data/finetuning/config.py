@@ -6,7 +6,7 @@ Creating a config opens no file; `load_task` does.
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, check_range
 
 GlueName = Literal[
     "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax"
@@ -145,10 +145,7 @@ class TemperatureMixing:
     temperature: float = 2.0
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ConfigError(
-                f"TemperatureMixing.temperature is {self.temperature}; expected a number above 0"
-            )
+        check_range("data.mixing.temperature", self.temperature, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,10 +158,7 @@ class CappedMixing:
     max_examples: int = 65536
 
     def __post_init__(self) -> None:
-        if self.max_examples < 1:
-            raise ConfigError(
-                f"CappedMixing.max_examples is {self.max_examples}; expected 1 or more"
-            )
+        check_range("data.mixing.max_examples", self.max_examples, at_least=1)
 
 
 Mixing = EqualMixing | ProportionalMixing | TemperatureMixing | CappedMixing

@@ -74,11 +74,6 @@ class PretrainingLoader:
         """Returns the number of examples in an epoch."""
         return self.batch_builder.examples_per_epoch
 
-    @property
-    def epoch(self) -> float:
-        """Returns the number of epochs in the batches returned so far."""
-        return self._position / self.batch_builder.examples_per_epoch
-
     def __iter__(self) -> Iterator[Batch]:
         return self
 

@@ -78,14 +78,14 @@ class FineTuningSource:
         """Checks the tokenizer against the model and saves it; see `Source`."""
         tokenizer_path = self._data.tokenizer
         tokenization = Tokenization.of(self._tokenizer, tokenizer_path)
-        remedy = "Set data.tokenizer to {tokenizer}."
+        remedy = "set data.tokenizer to {tokenizer}"
         check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
         model = self._objective_config.model
         check_embedding_rows(
             tokenization.vocab_size,
             model.vocab_size,
             tokenizer_path,
-            "Use the tokenizer of the model.",
+            "use the tokenizer of the model",
         )
         check_input_template(self._tokenizer, model.type_vocab_size, tokenizer_path)
         if not (folder / TOKENIZER_FOLDER).exists():

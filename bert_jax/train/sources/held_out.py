@@ -33,8 +33,8 @@ def check_held_out_corpus(corpus: PreparedCorpus, held_out: str) -> None:
     check_same_tokenizer(
         corpus.tokenization,
         corpus_tokenization(held_out, manifest),
-        "Prepare the held-out text again with "
-        f"`bert-jax prepare --tokenizer {corpus.folder / TOKENIZER_FOLDER}`.",
+        "prepare the held-out text again with "
+        f"`bert-jax prepare --tokenizer {corpus.folder / TOKENIZER_FOLDER}`",
     )
     same_folder = Path(held_out).resolve() == corpus.folder.resolve()
     if same_folder or manifest.fingerprint == corpus.manifest.fingerprint:
@@ -42,7 +42,7 @@ def check_held_out_corpus(corpus: PreparedCorpus, held_out: str) -> None:
             f"the held-out corpus {held_out} has the same documents as the training corpus "
             f"{corpus.folder} ({manifest.counts.documents:,} documents, fingerprint "
             f"{manifest.fingerprint[:12]}). Prepare text that is not in the training corpus with "
-            f"`bert-jax prepare --tokenizer {corpus.folder / TOKENIZER_FOLDER}`."
+            f"`bert-jax prepare --tokenizer {corpus.folder / TOKENIZER_FOLDER}`"
         )
 
 

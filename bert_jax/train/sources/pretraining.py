@@ -38,14 +38,14 @@ class PretrainingSource:
     def prepare_run_folder(self, folder: Path) -> None:
         """See `Source`."""
         tokenization = self._corpus.tokenization
-        remedy = "Prepare the text again with `bert-jax prepare --tokenizer {tokenizer}`."
+        remedy = "prepare the text again with `bert-jax prepare --tokenizer {tokenizer}`"
         check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
         model = self._experiment.objective.model
         check_embedding_rows(
             tokenization.vocab_size,
             model.vocab_size,
             tokenization.path,
-            f"Set objective.model.vocab_size to {tokenization.vocab_size}.",
+            f"set objective.model.vocab_size to {tokenization.vocab_size}",
         )
         check_input_template(self._corpus.tokenizer(), model.type_vocab_size, tokenization.path)
         evaluation = self._experiment.train.evaluation

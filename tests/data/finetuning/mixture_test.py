@@ -196,5 +196,5 @@ def test_invalid_mixtures_are_rejected():
         mixing_rates({}, EqualMixing())
     with pytest.raises(ConfigError, match="expected a number above 0"):
         TemperatureMixing(temperature=0)
-    with pytest.raises(ConfigError, match="expected 1 or more"):
+    with pytest.raises(ConfigError, match="max_examples is 0, expected a number at least 1"):
         CappedMixing(max_examples=0)

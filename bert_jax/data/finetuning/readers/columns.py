@@ -1,8 +1,10 @@
 """Reads texts and labels from a table, by the names of its columns."""
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from bert_jax.data.finetuning.config import Columns
 from bert_jax.data.finetuning.example import Task, TextExample
@@ -12,10 +14,15 @@ from bert_jax.errors import UserError, did_you_mean
 METRICS = {"classification": ("accuracy", "f1_macro"), "regression": ("pearson", "spearman")}
 
 
-class _Labels(NamedTuple):
+@dataclass(frozen=True)
+class _Labels:
     kind: Literal["classification", "regression"]
-    names: tuple[str, ...]
-    known: frozenset[str]  # of `names`, because there may be many
+    names: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def name_set(self) -> frozenset[str]:
+        """The names again: looking one up among thousands in a tuple is slow."""
+        return frozenset(self.names)
 
 
 def read_columns(config: Columns) -> Task:
@@ -104,7 +111,7 @@ def _infer_labels(rows: dict[str, list[TableRow]], config: Columns) -> _Labels:
         if labeled:
             break
     else:
-        return _Labels(config.kind or "classification", (), frozenset())
+        return _Labels(config.kind or "classification")
     numbers = [_parse_number(label) for _, label in labeled]
     decimals = [
         (row, label)
@@ -117,7 +124,7 @@ def _infer_labels(rows: dict[str, list[TableRow]], config: Columns) -> _Labels:
         has_scores = all_numbers and any(n is not None and not n.is_integer() for n in numbers)
         kind = "regression" if has_scores else "classification"
     if kind == "regression":
-        return _Labels(kind, (), frozenset())
+        return _Labels(kind)
     if decimals:
         row, label = decimals[0]
         raise UserError(
@@ -126,7 +133,7 @@ def _infer_labels(rows: dict[str, list[TableRow]], config: Columns) -> _Labels:
         )
     names = {str(label) for _, label in labeled}
     all_integers = all(_is_integer(name) for name in names)
-    return _Labels(kind, tuple(sorted(names, key=int if all_integers else None)), frozenset(names))
+    return _Labels(kind, tuple(sorted(names, key=int if all_integers else None)))
 
 
 def _examples(rows: list[TableRow], labels: _Labels, config: Columns) -> tuple[TextExample, ...]:
@@ -181,7 +188,7 @@ def _validate_label(row: TableRow, labels: _Labels, config: Columns) -> str | fl
                 f"{row.location}: the label {label!r} is not a number; expected a score"
             )
         return value
-    if str(label) not in labels.known:
+    if str(label) not in labels.name_set:
         hint = did_you_mean(str(label), labels.names)
         shown = ", ".join(labels.names[:20]) + (", ..." if len(labels.names) > 20 else "")
         raise UserError(

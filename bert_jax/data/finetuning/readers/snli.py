@@ -70,7 +70,7 @@ def _columns(table: DataTable, path: str) -> tuple[str, str, str]:
 
 def _example(row_index: int, row: TableRow, columns: tuple[str, str, str]) -> TextExample:
     premise, hypothesis, label = (row.cells.get(column) for column in columns)
-    for column, text in zip(columns, (premise, hypothesis), strict=False):
+    for column, text in zip(columns[:2], (premise, hypothesis), strict=True):
         if not isinstance(text, str):
             raise UserError(f"{row.location}: the column {column!r} is {text!r}; expected text")
     if str(label) not in _LABEL_ALIASES:

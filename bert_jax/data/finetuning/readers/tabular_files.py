@@ -36,6 +36,11 @@ class DataTable(NamedTuple):
     skipped_lines: int = 0
 
 
+def file_extension(path: str) -> str:
+    """Returns the extension of a file in lower case, such as ".csv", ignoring a final ".gz"."""
+    return Path(path.removesuffix(".gz")).suffix.lower()
+
+
 def read_table(path: str, encoding: str | None = None) -> DataTable:
     """Reads a file in the format of its extension.
 
@@ -46,7 +51,7 @@ def read_table(path: str, encoding: str | None = None) -> DataTable:
       UserError: the extension is unknown, the file is damaged, or a row has too few or too many
         columns.
     """
-    extension = Path(path.removesuffix(".gz")).suffix.lower()
+    extension = file_extension(path)
     if extension == ".csv":
         return _read_csv(path, encoding)
     if extension in (".tsv", ".tab"):
