@@ -59,12 +59,13 @@ def _program_losses(loaded: Any, params, prepared, batch_size, examples):
     program = make_objective(
         Pretraining(model=loaded.config, mask_token_id=loaded.tokenizer.mask_id, nsp_weight=0.0)
     )
+    compute_metrics = jax.jit(
+        lambda p, b: program.compute_loss(p, b, program.loss_denominators(b), None).metrics
+    )
     totals, weights = [], []
     for batch in fisher._batches(loaded.config, prepared, examples, batch_size):
         batch: Any = {name: batch[name] for name in program.batch_fields()}
-        metrics = program.compute_loss(
-            params, batch, program.loss_denominators(batch), None
-        ).metrics
+        metrics = compute_metrics(params, batch)
         totals.append(float(metrics["mlm_loss"].total))
         weights.append(float(metrics["mlm_loss"].weight))
     return totals, weights
@@ -77,11 +78,12 @@ def test_fisher_equals_mean_squared_gradient_per_example(prepared):
         Pretraining(model=loaded.config, mask_token_id=loaded.tokenizer.mask_id, nsp_weight=0.0)
     )
     squares = []
+    compute_gradient = jax.jit(
+        jax.grad(lambda p, b: program.compute_loss(p, b, program.loss_denominators(b), None).loss)
+    )
     for batch in fisher._batches(loaded.config, prepared, 5, 1):
         batch: Any = {name: batch[name] for name in program.batch_fields()}
-        gradient = jax.grad(
-            lambda p, b=batch: program.compute_loss(p, b, program.loss_denominators(b), None).loss
-        )(loaded.params)
+        gradient = compute_gradient(loaded.params, batch)
         squares.append({p: np.square(g) for p, g in paths.flatten(gradient).items()})
     assert len(squares) == 5
     assert found.keys() == {path for path in squares[0] if path.startswith("encoder/")}
