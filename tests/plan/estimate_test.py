@@ -325,7 +325,8 @@ def test_suggestion_uses_fewest_microbatches():
 def test_changes_are_combined_if_one_is_not_enough():
     """A model whose state alone fills a device must be sharded in any case."""
     huge = experiment("large", batch_size=2048)
-    model = dataclasses.replace(huge.objective.model, num_hidden_layers=72, hidden_dropout_prob=0.0)
+    sizes = {"num_hidden_layers": 18, "hidden_size": 2048, "intermediate_size": 8192}
+    model = dataclasses.replace(huge.objective.model, **sizes, hidden_dropout_prob=0.0)
     huge = dataclasses.replace(huge, objective=dataclasses.replace(huge.objective, model=model))
     plan = make_plan(huge, find_slice("v5e-16"))
     here = [

@@ -4,6 +4,7 @@ Covers tpu/launcher/cloud/error_catalog.py.
 """
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +14,15 @@ from tests.helpers.tpu.cloud import ROOT
 from tpu.launcher.cloud.error_catalog import ERROR_CATALOG, classify_error
 
 FILES = sorted((ROOT / "tpu/launcher").rglob("*.py"))
-ALLOWED = ("tpu", "bert_jax.errors", "bert_jax.hardware.tpu_slices", "bert_jax.log_handler")
+# Parts of bert_jax that import the standard library only.
+ALLOWED = (
+    "tpu",
+    "bert_jax.errors",
+    "bert_jax.hardware.tpu_slices",
+    "bert_jax.log_handler",
+    "bert_jax.parent_process",
+    "bert_jax.recipes",
+)
 README = (ROOT / "tpu/README.md").read_text()
 
 
@@ -33,6 +42,21 @@ def test_launcher_uses_only_the_standard_library(file: Path):
     for name in imported(file):
         light = name.split(".")[0] in sys.stdlib_module_names
         assert light or name.startswith(ALLOWED), f"{file.name} imports {name}"
+
+
+def test_launcher_loads_no_third_party_package():
+    """Also checks what the modules of bert_jax import that the launcher uses."""
+    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in FILES]
+    code = f"""
+import importlib, sys
+before = set(sys.modules)
+for module in {[name for name in modules if not name.endswith("__main__")]!r}:
+    importlib.import_module(module)
+print(*{{name.split(".")[0] for name in set(sys.modules) - before}})
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert {"tpu", "bert_jax"} <= loaded <= {"tpu", "bert_jax", *sys.stdlib_module_names}, done
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
