@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, check_range
 
 TOKENIZER_KINDS = ("wordpiece", "bpe", "unigram")
 
@@ -30,13 +30,6 @@ class TokenizerTrainingConfig:
     def __post_init__(self):
         if self.kind not in TOKENIZER_KINDS:
             raise ConfigError(f"kind is {self.kind!r}; expected {', '.join(TOKENIZER_KINDS)}")
-        if self.vocab_size < 16:
-            raise ConfigError(
-                f"vocab_size is {self.vocab_size}; expected at least 16 (BERT has 30522)"
-            )
-        if self.min_frequency < 1:
-            raise ConfigError(f"min_frequency is {self.min_frequency}; expected at least 1")
-        if not 0 < self.character_coverage <= 1:
-            raise ConfigError(
-                f"character_coverage is {self.character_coverage}; expected above 0, at most 1"
-            )
+        check_range("vocab_size", self.vocab_size, at_least=16)  # BERT has 30,522
+        check_range("min_frequency", self.min_frequency, at_least=1)
+        check_range("character_coverage", self.character_coverage, above=0, at_most=1)

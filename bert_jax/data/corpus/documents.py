@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.data.corpus.records import ids_dtype
-from bert_jax.errors import ConfigError
+from bert_jax.errors import check_range
 from bert_jax.text.cleaning import clean_text, drop_reason
 from bert_jax.text.sentences import SentenceSplitter
 from bert_jax.text.tokenizer import Tokenizer
@@ -32,8 +32,7 @@ class DocumentsConfig:
     max_part_tokens: int = 8192
 
     def __post_init__(self) -> None:
-        if self.max_part_tokens < 16:
-            raise ConfigError(f"max_part_tokens is {self.max_part_tokens}; expected at least 16")
+        check_range("max_part_tokens", self.max_part_tokens, at_least=16)
 
 
 @dataclass(frozen=True, eq=False)

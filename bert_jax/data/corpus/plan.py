@@ -28,7 +28,7 @@ from bert_jax.data.corpus.manifest import (
 from bert_jax.data.corpus.records import ids_dtype, shard_file_name
 from bert_jax.data.corpus.sources import RegisteredTask, SourceFile, TextFiles
 from bert_jax.data.corpus.work_units import FileUnit, TaskUnit, describe_files, make_file_units
-from bert_jax.errors import ConfigError, UserError
+from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.sentences import get_sentence_splitter
 from bert_jax.text.tokenizer import Tokenizer
@@ -50,8 +50,8 @@ class PrepareConfig:
     num_shards: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_shards is not None and self.num_shards < 1:
-            raise ConfigError(f"num_shards is {self.num_shards}; expected at least 1")
+        if self.num_shards is not None:
+            check_range("num_shards", self.num_shards, at_least=1)
         if isinstance(self.source, TextFiles) and self.tokenizer is None:
             raise ConfigError(
                 "text files need a tokenizer; train one with `bert-jax tokenizer train`"
