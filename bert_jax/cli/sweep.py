@@ -75,10 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared = parser.add_argument_group("settings of all runs")
     add_num_seeds_argument(shared, default=1)
     shared.add_argument(
-        "--epochs",
-        type=float,
-        metavar="N",
-        help="training epochs (default: 3, or with few examples as many as give 200 updates)",
+        "--epochs", type=float, metavar="N", help="training epochs (default: as in finetune)"
     )
     shared.add_argument(
         "--batch-size", type=int, metavar="N", help="sequences of a batch (default: 32)"
