@@ -159,16 +159,16 @@ def _time(run: RunData) -> str:
     # "seconds" starts at 0 again after a resume: add up the seconds before each restart.
     seconds = [row.get("seconds") or 0.0 for row in run.training]
     process_seconds = [a for a, b in itertools.pairwise(seconds) if b < a] + seconds[-1:]
-    training = f"{format_duration(sum(process_seconds))} in training steps"
+    training = [f"{format_duration(sum(process_seconds))} in training steps"] if seconds else []
     if not run.attempts:
-        return training if seconds else ""
+        return "".join(training)
     started = run.attempts[0].started.replace("T", " ").partition("+")[0]
     wall_seconds = [attempt.seconds for attempt in run.attempts if attempt.seconds is not None]
     parts = [f"{format_duration(sum(wall_seconds))} in total"] if wall_seconds else []
     unknown = len(run.attempts) - len(wall_seconds)
     if unknown and wall_seconds:
         parts[0] += f" without {unknown} of {len(run.attempts)} processes, which have no end"
-    return ", ".join([*parts, training, f"started {started} UTC"])
+    return ", ".join([*parts, *training, f"started {started} UTC"])
 
 
 def _speed(run: RunData) -> str:

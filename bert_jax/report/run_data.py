@@ -1,6 +1,5 @@
 """Reads the files of a run folder that its report shows, and derives what state the run is in."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,14 +80,14 @@ class RunData:
 
     @property
     def phases(self) -> list[Phase]:
-        """Returns the phases that the logged updates belong to, named by their sequence length."""
-        groups = itertools.groupby(self.training, key=lambda row: row.get("phase") or "")
-        ends = [(name, [row["step"] for row in rows][-1]) for name, rows in groups]
-        starts = [0, *(end for _, end in ends)]
-        return [
-            Phase(name=f"{name.removeprefix('length-')} tokens", start=start, end=end)
-            for (name, end), start in zip(ends, starts, strict=False)
-        ]
+        """Returns the phases up to the last logged update, named by their sequence length."""
+        phases, start = list[Phase](), 0
+        for phase in nested(self.config, "train", "phases") or ():
+            end = min(start + phase["steps"], self.last_step)
+            if start < end:
+                phases.append(Phase(name=f"{phase['seq_length']} tokens", start=start, end=end))
+            start = end
+        return phases
 
     def best_evaluation(self) -> Row | None:
         """Returns the evaluation with the best value of `best_metric`; None if there is none."""
