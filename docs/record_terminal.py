@@ -94,8 +94,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("work", type=Path, help="folder with the data")
     parser.add_argument("--output", type=Path, required=True, help="page to write")
+    parser.add_argument("--note", metavar="TEXT", help="when and on what machine it was recorded")
     args = parser.parse_args(argv)
-    parts = [_INTRODUCTION]
+    parts = [_INTRODUCTION, *([f"{args.note}\n"] if args.note else [])]
     for title, command in COMMANDS:
         lines, code = record(command, args.work)
         parts.append(_section(title, command, lines, code))
@@ -163,10 +164,10 @@ def _section(title: str, command: str, lines: Sequence[Line], code: int) -> str:
 
 _INTRODUCTION = """# What a terminal shows
 
-`docs/record_terminal.py` ran these commands one after another on two cores that were shared with
-other work, in a terminal of 100 columns. The first column is the time in seconds since a command
-began. Of the live line with the progress, which is overwritten, six states are shown. The models
-are tiny and trained for minutes: this page is about the messages, not about the results.
+`docs/record_terminal.py` ran these commands on real data, in a terminal of 100 columns. The first
+column is the time in seconds since a command began. Of the live line with the progress, which is
+overwritten, six states are shown. The models are tiny and trained for minutes: this page is about
+the messages, not about the results.
 """
 
 

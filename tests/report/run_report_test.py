@@ -238,3 +238,30 @@ def test_thinning_keeps_the_mean_and_short_curves():
 
 def test_chart_without_points_is_empty():
     assert line_chart([Series(label="a", points=[])], title="a") == ""
+
+
+def test_multi_task_headline_is_a_table_of_first_metrics(tmp_path):
+    write_run(tmp_path, attempts=[start(), end(9.0, "complete")])
+    info = json.loads((tmp_path / "config.json").read_text())
+    info["config"]["data"] = {"type": "MultiTaskData"}
+    info["config"]["train"]["evaluation"] = {"split": "dev"}
+    (tmp_path / "config.json").write_text(json.dumps(info))
+
+    def task(name, *values):
+        rows = [{"metric": m, "value": v, "low": v / 2, "high": v} for m, v in values]
+        split = {"examples": 40, "metrics_with_intervals": rows, "top_errors": []}
+        return {
+            "task": name, "kind": "classification", "labels": ["a"], "examples": {"dev": 40},
+            "notes": [], "step": 300, "splits": {"dev": split, "test": split},
+        }  # fmt: skip
+
+    tasks = {"rte": task("glue/rte", ("accuracy", 0.5)), "b": task("b", ("f1", 0.25), ("mse", 2.0))}
+    (tmp_path / "analysis.json").write_text(json.dumps({"tasks": tasks, "mixture": []}))
+    report = Report(write_report(tmp_path).read_text())
+    (table,) = report.tables["Result of each task", "Result of each task"]
+    assert table[1:] == [
+        ["rte: dev (40)", "accuracy", "50%", "25% to 50%"],
+        ["b: dev (40)", "F1", "0.25", "0.125 to 0.25"],
+    ]
+    assert "Multi-task fine-tuning · complete" in report.text
+    assert "<summary>Analysis of rte</summary>" in (tmp_path / "report.html").read_text()
