@@ -11,10 +11,11 @@ when training hung; 76 when the processes of a run could not connect to each oth
 import argparse
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from bert_jax import __version__
 from bert_jax.atomic_io import DISK_ERRORS
@@ -43,7 +44,7 @@ from bert_jax.cli import (
 from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
 from bert_jax.cli.arguments.renamed import renamed_message
 from bert_jax.cli.shipped import recipes, tpu
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, closest_names, did_you_mean
 from bert_jax.log_handler import set_up_logging
 from bert_jax.parent_process import exit_with_parent
 
@@ -184,10 +185,32 @@ class _Parser(argparse.ArgumentParser):
         refuse the texts in `predict MODEL --pairs TEXT TEXT`.
         """
         has_texts = any(action.dest == "texts" for action in self._actions)
-        if not has_texts or self._is_intermixed:
+        if self._is_intermixed:
             return super().parse_known_args(args, namespace)
-        self._is_intermixed = True  # the next call comes from parse_known_intermixed_args
+        self._is_intermixed = has_texts  # then the next calls come from parse_known_intermixed_args
+        parse = self.parse_known_intermixed_args if has_texts else super().parse_known_args
         try:
-            return self.parse_known_intermixed_args(args, namespace)
+            parsed, unknown = parse(args, namespace)
         finally:
             self._is_intermixed = False
+        if (
+            unknown
+        ):  # reported here, by the parser of the verb, because its usage is the helpful one
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggest(unknown)}")
+        return parsed, unknown
+
+    def _suggest(self, unknown: Sequence[str]) -> str:
+        flag = next((w.partition("=")[0][2:] for w in unknown if w.startswith("--")), "")
+        known = [name[2:] for name in self._option_string_actions if name.startswith("--")]
+        nearest = "".join(
+            f"did you mean --{name}? " for name in closest_names(flag, known, cutoff=0.6)
+        )
+        return f"; {nearest}`{self.prog} --help` lists all flags"
+
+    def error(self, message: str) -> NoReturn:
+        """Prints usage and message and exits; adds the nearest name to an invalid choice."""
+        if found := re.search(r"invalid choice: '(.+?)' \(choose from (.*)\)", message):
+            name, choices = found.groups()
+            if nearest := did_you_mean(name, re.findall(r"[\w-]+", choices)).strip():
+                message = f"{message}; {nearest}"
+        super().error(message)

@@ -43,12 +43,17 @@ def get_config(
     learning_rate: float = 2e-3,
     seed: int = 0,
 ) -> Experiment:
-    """Returns the config of a run of `steps` steps with twenty evaluations and checkpoints."""
+    """Returns the config of a run of `steps` steps.
+
+    It evaluates and saves twenty times, but not more often than every 100 steps, so that a short
+    trial does not spend its time on evaluation.
+    """
     tokenizer = corpus_tokenizer(corpus)
+    eval_every = max(100, steps // 20)
     evaluation = None
     if heldout:
         evaluation = HeldOutEval(
-            corpus=heldout, eval_every=max(1, steps // 20), num_examples=2048, batch_size=64
+            corpus=heldout, eval_every=eval_every, num_examples=2048, batch_size=64
         )
     base_config = BertConfig.from_size(size, vocab_size=tokenizer.vocab_size)
     model = dataclasses.replace(
@@ -85,7 +90,7 @@ def get_config(
                 peak_learning_rate=learning_rate, warmup_steps=max(1, steps // 30)
             ),
             checkpoints=CheckpointConfig(
-                save_every=max(1, steps // 20), best_metric="mlm_loss", best_mode="min"
+                save_every=eval_every, best_metric="mlm_loss", best_mode="min"
             ),
             evaluation=evaluation,
         ),

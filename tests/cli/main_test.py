@@ -105,6 +105,32 @@ def test_wrong_usage_exits_with_2(main_with, arguments, capsys):
     assert "usage: bert-jax" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "finetune columns --lable x --run y",
+            "bert-jax finetune: error: unrecognized arguments: --lable x; did you mean --label? "
+            "`bert-jax finetune --help` lists all flags",
+        ),
+        (
+            "predict model --fiel=x.csv text",
+            "unrecognized arguments: --fiel=x.csv text; did you mean --file? `bert-jax predict --help`",
+        ),
+        (
+            "recipes --zzz",
+            "bert-jax recipes: error: unrecognized arguments: --zzz; `bert-jax recipes",
+        ),
+        ("finetun columns", "; did you mean 'finetune'?"),
+    ],
+)
+def test_misspelled_words_are_answered_with_the_nearest(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exited:
+        cli.main(arguments.split())
+    assert exited.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_help_of_each_verb_has_an_example(verb, capsys):
     with pytest.raises(SystemExit) as exited:
