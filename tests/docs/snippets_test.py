@@ -120,7 +120,7 @@ def test_seqio_guide(folder, capsys, monkeypatch):
     # Here the command and the last block share a process, in which a task is registered only once.
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(
-        text_tasks, "_run_module", lambda file: importlib.import_module(Path(file).stem)
+        text_tasks, "import_file", lambda file, kind: importlib.import_module(file.stem)
     )
     commands = run_page(DOCS / "how_to/seqio_tasks.md", make_short)
     assert len(commands) == 2
