@@ -30,7 +30,7 @@ def log_model(model: Any, params: Any) -> None:
     """
     num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     _log(
-        f"model: {type(model).__name__.removesuffix('Config')}, {model.num_hidden_layers} layers "
+        f"model: {model.family}, {model.num_hidden_layers} layers "
         f"of width {model.hidden_size}, {num_params:,} parameters; devices: "
         f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     )

@@ -19,7 +19,7 @@ def test_model_and_phase_are_described(caplog):
     )
     messages.log_phase(seq_length=64, num_steps=50, batch_size=16, examples_per_epoch=1600)
     model, phase = caplog.messages
-    assert model.startswith("model: Bert, 2 layers of width 128, 128,007 parameters; devices: 8 x ")
+    assert model.startswith("model: BERT, 2 layers of width 128, 128,007 parameters; devices: 8 x ")
     assert phase == (
         "length-64: 50 updates of 16 examples, at most 51,200 tokens, 0.5 epochs; "
         "compiling the train step"
