@@ -129,14 +129,14 @@ def test_report_has_a_section_for_each_task(finished):
     (results,) = report.tables["Results", "Results"]
     values = json.loads((finished / "evaluation.json").read_text())
     shown = {(row[0], row[1]): row[2] for row in results[1:]}
-    assert shown["words: dev (40)", "f1"] == f"{values['words']['dev']['f1']:.4g}"
+    assert shown["words: dev (40)", "F1"] == f"{values['words']['dev']['f1']:.4g}"
     assert shown["reviews: test (30)", "accuracy"].endswith("%")
     (tasks,) = report.tables["Tasks", "Tasks"]
     assert [row[0] for row in tasks[1:]] == list(NAMES)
     assert ["reviews", "160", "160"] in tasks
     for name in NAMES:
         assert (f"{name}: Analysis of dev", "Worst errors") in report.items
-    for title in ("loss of each task", "accuracy of each task", "mean"):
+    for title in ("Loss of each task", "Accuracy of each task", "Mean of the tasks' first metrics"):
         assert title in report.text
 
 
