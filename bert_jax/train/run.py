@@ -75,7 +75,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
     Raises:
       UserError: the message says what to do. Checkpoints saved before remain valid.
     """
-    train, started_at = experiment.train, time.monotonic()
+    train, started = experiment.train, time.monotonic()
     with contextlib.ExitStack() as stack:
         # Run folder, data, mesh, model and optimizer; the state as shapes and shardings only.
         source = make_source(experiment)
@@ -106,14 +106,11 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
         log_model(experiment.objective.model, setup.abstract["params"])
         if start.step or jax.process_count() > 1:
             logger.info("%s step %d of %d", START_MESSAGE, start.step, train.steps)
-        attempt = stack.enter_context(
-            RecordedAttempt(setup, source, folder, start.step, started_at)
-        )
-        phases = remaining_phases(train.phases, start.step, start.position)
-        for phase_index, steps, position in phases:
+        attempt = stack.enter_context(RecordedAttempt(setup, source, folder, start.step, started))
+        for index, steps, position in remaining_phases(train.phases, start.step, start.position):
             if history.should_stop_early(train.checkpoints):
                 break
-            state, stop_reason = _run_phase(setup, phase_index, steps, position, state, loop)
+            state, stop_reason = _run_phase(setup, index, steps, position, state, loop)
             if stop_reason == "preempted":
                 attempt.end("stopped by a signal")
                 return EXIT_PREEMPTED
@@ -123,7 +120,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
             _finish(setup, source, folder, state, checkpointer, history)
         attempt.end("complete" if int(state["step"]) >= train.steps else "stopped early")
         if jax.process_index() == 0:
-            log_results(folder, folder / REPORT, time.monotonic() - started_at)
+            log_results(folder, folder / REPORT, time.monotonic() - started)
     return EXIT_DONE
 
 

@@ -115,7 +115,8 @@ def test_wrong_usage_exits_with_2(main_with, arguments, capsys):
         ),
         (
             "predict model --fiel=x.csv text",
-            "unrecognized arguments: --fiel=x.csv text; did you mean --file? `bert-jax predict --help`",
+            "unrecognized arguments: --fiel=x.csv text; did you mean --file? "
+            "`bert-jax predict --help`",
         ),
         (
             "recipes --zzz",
