@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from bert_jax.data.finetuning.example import Example, Task, class_labels, is_labeled
+from bert_jax.data.finetuning.example import (
+    Example,
+    Task,
+    TextExample,
+    class_labels,
+    is_labeled,
+)
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.models.heads.config import QuestionAnsweringHead
 from bert_jax.predict.long_texts import TRUNCATIONS, WINDOW_POOLINGS, Truncation, WindowPooling
@@ -95,6 +101,30 @@ def pair_texts(first: Any, second: Any, kind: AnyTaskKind) -> tuple[str, str] | 
             "the same length"
         )
     return list(zip(first, second, strict=True))
+
+
+def check_pairs(examples: Sequence[Example], reads_pairs: bool | None, model_path: str) -> None:
+    """Checks that examples are pairs of texts if, and only if, the model was trained on pairs.
+
+    Args:
+      reads_pairs: of `TrainedSettings`; None checks nothing.
+
+    Raises:
+      UserError: an example is a pair and should not be, or the reverse.
+    """
+    if reads_pairs is None:
+        return
+    for example in examples:
+        if isinstance(example, TextExample) and (example.text_pair is not None) != reads_pairs:
+            expected, found, advice = (
+                ("pairs of texts", "a single text", "give the second text too: --pairs for texts,")
+                if reads_pairs
+                else ("single texts", "a pair of texts", "leave the second text out: no --pairs,")
+            )
+            raise UserError(
+                f"{model_path} was trained on {expected}, but the input {example.text[:40]!r} is "
+                f"{found}; {advice} {'' if reads_pairs else 'no '}--text-pair for tables"
+            )
 
 
 def check_fits_model(

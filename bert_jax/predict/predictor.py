@@ -28,6 +28,7 @@ from bert_jax.predict.batching import next_power_of_two, params_to_device, requi
 from bert_jax.predict.checks import (
     check_fits_model,
     check_options,
+    check_pairs,
     check_sizes,
     is_empty_text,
     is_one_input,
@@ -113,7 +114,7 @@ class Predictor:
         self._allow_no_answer = (
             settings.allow_no_answer if allow_no_answer is None else allow_no_answer
         )
-        self._model_path = model.path
+        self._model_path, self._reads_pairs = model.path, settings.reads_pairs
         has_pooler = uses_pooler(head, model.config.sequence_classifier)
         part_names = ["encoder", head_param_name(head), *(["pooler"] * has_pooler)]
         self._params = {part: params_to_device(model, part) for part in part_names}
@@ -230,6 +231,7 @@ class Predictor:
         self, examples: tuple[Example, ...], on_progress: Callable[[int], object] | None
     ) -> Any:
         """Returns the result of `TaskKind.decode` for these examples."""
+        check_pairs(examples, self._reads_pairs, self._model_path)
         features, decode = self._make_features(examples), self.kind.decode
         self.num_truncated += features.num_truncated
         outputs: Mapping[str, Sequence[np.ndarray]] = self._run_model(features, on_progress)

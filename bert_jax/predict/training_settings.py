@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from bert_jax.config_lib import from_json
 from bert_jax.data.config import FineTuningData
-from bert_jax.data.finetuning.config import Squad
+from bert_jax.data.finetuning.config import Columns, Glue, Snli, Squad, TaskConfig
+from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.objectives.config import FineTuning
@@ -22,6 +23,7 @@ class TrainedSettings:
       window_overlap: number of tokens that neighboring windows share.
       bucket_lengths: lengths of batches.
       allow_no_answer: whether there were questions without an answer (SQuAD 2.0).
+      reads_pairs: whether the classifier was trained on pairs of texts; None if that is unknown.
     """
 
     objective: FineTuning
@@ -29,6 +31,7 @@ class TrainedSettings:
     window_overlap: int = FineTuningData.window_overlap
     bucket_lengths: tuple[int, ...] = FineTuningData.bucket_lengths
     allow_no_answer: bool = False
+    reads_pairs: bool | None = None
 
 
 def trained_settings(model: LoadedModel) -> TrainedSettings:
@@ -57,7 +60,20 @@ def trained_settings(model: LoadedModel) -> TrainedSettings:
         window_overlap=fine_tuning_data.window_overlap,
         bucket_lengths=fine_tuning_data.bucket_lengths,
         allow_no_answer=isinstance(task, Squad) and task.version == "2.0",
+        reads_pairs=_reads_pairs(task),
     )
+
+
+def _reads_pairs(task: TaskConfig) -> bool | None:
+    match task:
+        case Columns():
+            return task.text_pair is not None
+        case Glue():
+            return GLUE_TASKS[task.task].text_pair is not None
+        case Snli():
+            return True
+        case _:
+            return None
 
 
 def require_head(model: LoadedModel) -> TaskHead:

@@ -23,6 +23,7 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.model import run_forward
+from bert_jax.predict.checks import check_pairs
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.testing.models import small_model
@@ -396,3 +397,13 @@ print({{"tensorflow", "torch", "orbax", "seqio", "transformers"}} & set(sys.modu
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_pairs_are_required_if_the_model_was_trained_on_pairs():
+    single, pair = TextExample(id="0", text="the sea"), TextExample(id="1", text="a", text_pair="b")
+    for reads_pairs in (None, True):
+        check_pairs([pair], reads_pairs, "runs/rte")
+    with pytest.raises(UserError, match=r"trained on pairs of texts, .* 'the sea' .*: --pairs for"):
+        check_pairs([pair, single], True, "runs/rte")
+    with pytest.raises(UserError, match=r"on single texts, but the input 'a' .*: no --pairs"):
+        check_pairs([single, pair], False, "runs/reviews")

@@ -15,6 +15,7 @@ from bert_jax.cli import main
 from bert_jax.config_lib import override
 from bert_jax.data.finetuning.config import Columns, Conll, Squad, Swag, TaskConfig
 from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.predict.predictor import Predictor
@@ -115,6 +116,9 @@ def test_run_folder_reproduces_its_saved_predictions(name, tmp_path, capsys):
     assert main([*arguments, "--output", str(output)]) == 0
     assert_same(read_lines(output), expected)
     assert capsys.readouterr().out == "" and not list(tmp_path.glob("*.partial"))
+    if name == "columns":
+        with pytest.raises(UserError, match=r"trained on single texts, but the input 'the sea' is"):
+            predict("the sea", "a net")
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
