@@ -1,4 +1,4 @@
-"""Covers mkdocs.yml and the links of all Markdown files of the repository."""
+"""Covers mkdocs.yml and the links of README.md, docs/ and all other Markdown files."""
 
 import re
 from collections.abc import Iterator
