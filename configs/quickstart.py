@@ -4,7 +4,7 @@
 
 runs it as one of its stages. To run only this stage, on the corpora prepared by the quickstart:
 
-    bert-jax pretrain configs/quickstart.py --run runs/quickstart \\
+    bert-jax pretrain quickstart --run runs/quickstart \\
         --arg corpus=quickstart/prepared/train heldout=quickstart/prepared/heldout
 """
 

@@ -35,6 +35,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # compile the same small programs, and since the collection itself takes seconds.
 CLEAR_ABOVE_BYTES = 1_000_000_000
 CLEAR_AFTER_GROWTH_BYTES = 200_000_000
+ALWAYS_CLEAR_ABOVE_BYTES = 1_700_000_000
 _bytes_after_clearing = 0
 
 
@@ -62,7 +63,8 @@ def bounded_memory() -> Iterator[None]:
     """Frees compiled programs after a test file: over a run they pile up to several gigabytes."""
     global _bytes_after_clearing
     yield
-    if _resident_bytes() < max(CLEAR_ABOVE_BYTES, _bytes_after_clearing + CLEAR_AFTER_GROWTH_BYTES):
+    threshold = max(CLEAR_ABOVE_BYTES, _bytes_after_clearing + CLEAR_AFTER_GROWTH_BYTES)
+    if _resident_bytes() < min(threshold, ALWAYS_CLEAR_ABOVE_BYTES):
         return
     jax.clear_caches()
     gc.collect()

@@ -20,7 +20,7 @@ _EPILOG = """examples:
   bert-jax finetune columns --train train.csv --dev dev.csv --text review --label sentiment \\
       --model exported --run runs/reviews
   bert-jax finetune glue/rte --glue-dir glue_data --model exported --run runs/rte --epochs 3
-  bert-jax finetune --config configs/finetune/multi_task.py --run runs/four \\
+  bert-jax finetune --config multi_task --run runs/four \\
       --arg model=exported glue_dir=glue_data conll=conll2003
 
 The run folder then holds the checkpoint with the best dev score, predictions/dev.jsonl and

@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 HELP = "estimate memory, hours and cost of a run on a TPU slice, without data or a TPU"
 
 _EPILOG = """examples:
-  bert-jax plan configs/pretrain/bert.py --arg size=base --slice v5e-16
-  bert-jax plan configs/pretrain/bert.py --arg size=large batch_size=1024 --slice all16
-  bert-jax plan configs/finetune/multi_task.py --slice v6e-4 \\
+  bert-jax plan bert --arg size=base --slice v5e-16
+  bert-jax plan bert --arg size=large batch_size=1024 --slice all16
+  bert-jax plan multi_task --slice v6e-4 \\
       --arg model=exported glue_dir=glue_data conll=conll2003
 
 A corpus that the recipe needs (corpus=, heldout=) may be omitted or remote (@data/wiki, gs://...);

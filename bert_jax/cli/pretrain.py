@@ -13,7 +13,7 @@ from bert_jax.cli.arguments.recipe import (
 HELP = "pretrain an encoder, or resume from the newest checkpoint of the run folder"
 
 _EPILOG = """example:
-  bert-jax pretrain configs/pretrain/bert.py --run runs/tiny \\
+  bert-jax pretrain bert --run runs/tiny \\
       --arg size=tiny corpus=data/train heldout=data/heldout steps=10000 \\
       --set train.logging.tensorboard=true
 

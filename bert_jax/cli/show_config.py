@@ -9,7 +9,7 @@ from bert_jax.cli.arguments.recipe import add_recipe_arguments, load_experiment
 HELP = "show the resolved config, and for each parameter its shape, decay and sharding"
 
 _EPILOG = """example:
-  bert-jax show-config configs/pretrain/bert.py --devices 8 \\
+  bert-jax show-config bert --devices 8 \\
       --arg size=tiny corpus=data/train parallelism=fsdp
 """
 

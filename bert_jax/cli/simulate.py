@@ -13,11 +13,11 @@ logger = logging.getLogger(__name__)
 HELP = "train a recipe on several simulated hosts on this machine, and kill some of them"
 
 _EPILOG = """examples:
-  bert-jax simulate --hosts 4 --devices 2 configs/pretrain/small_corpus.py --run runs/pod \\
+  bert-jax simulate --hosts 4 --devices 2 small_corpus --run runs/pod \\
       --arg corpus=prepared steps=300 --kill host=2@step=50
-  bert-jax simulate --hosts 1 --hosts-after-restart 4 2 --devices 1 configs/pretrain/bert.py \\
+  bert-jax simulate --hosts 1 --hosts-after-restart 4 2 --devices 1 bert \\
       --run runs/pod --arg size=tiny corpus=prepared --kill host=0@step=50 host=3@step=80
-  bert-jax simulate --hosts 4 --devices 2 configs/pretrain/small_corpus.py --run runs/pod \\
+  bert-jax simulate --hosts 4 --devices 2 small_corpus --run runs/pod \\
       --arg corpus=prepared --missing-host host=3
 
 Each host is a process of `bert-jax pretrain` with its own CPU devices; gradients are exchanged with

@@ -34,10 +34,9 @@ bert-jax predict {name} {example}
 ```
 
 ```python
-from bert_jax.predict.predictor import Predictor
-from bert_jax.pretrained.load import load_model
+import bert_jax
 
-predict = Predictor(load_model("{name}"))
+predict = bert_jax.Predictor(bert_jax.load_model("{name}"))
 ```
 """
 

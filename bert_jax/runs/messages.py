@@ -52,6 +52,19 @@ def log_phase(seq_length: int, num_steps: int, batch_size: int, examples_per_epo
     )
 
 
+def log_truncation(split: str, num_truncated: int, num_examples: int, seq_length: int) -> None:
+    """Logs how many examples of a split are longer than the sequence length, if any is.
+
+    Args:
+      split: the task and its split, such as "rte train".
+    """
+    if num_truncated:
+        _log(
+            f"{split}: {num_truncated:,} of {num_examples:,} examples "
+            f"({num_truncated / num_examples:.1%}) are truncated to {seq_length} tokens"
+        )
+
+
 def log_evaluation(
     step: int, metrics: Mapping[str, float], first_metrics: Sequence[str], best_metric: str | None
 ) -> None:
@@ -72,8 +85,11 @@ def log_results(folder: Path, report: Path, seconds: float) -> None:
       seconds: wall time of this process.
     """
     file = folder / run_folder.EVALUATION
-    for name, metrics in _by_split(run_folder.read_run_json(file) if file.exists() else {}):
+    results = list(_by_split(run_folder.read_run_json(file) if file.exists() else {}))
+    for name, metrics in results:
         _log(f"final evaluation, {name or 'held-out'}: {format_metrics(metrics)}")
+    if not results:
+        _log("no final evaluation: the run has no held-out text, and no labels besides train")
     _log(f"the run is complete ({format_duration(seconds)} in this process); report: {report}")
 
 

@@ -1,6 +1,6 @@
 """Fine-tunes one encoder on all nine GLUE tasks at once, with a head for each task.
 
-    bert-jax finetune --config configs/finetune/glue_mixture.py --run runs/glue \\
+    bert-jax finetune --config glue_mixture --run runs/glue \\
         --arg model=exported glue_dir=glue_data mixing=temperature
     bert-jax predict runs/glue --task rte --pairs "It rains." "The street is wet."
 

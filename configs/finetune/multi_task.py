@@ -1,6 +1,6 @@
 """Fine-tunes one encoder on four tasks: RTE, MRPC, and STS-B of GLUE, and CoNLL-2003 entities.
 
-    bert-jax finetune --config configs/finetune/multi_task.py --run runs/four \\
+    bert-jax finetune --config multi_task --run runs/four \\
         --arg model=exported glue_dir=glue_data conll=conll2003
     bert-jax predict runs/four --task rte --pairs "It rains." "The street is wet."
     bert-jax export runs/four --task conll --output tagger

@@ -1,7 +1,7 @@
 """Continues pretraining on the text of a domain or a task (Gururangan et al. 2020).
 
     bert-jax prepare --files domain/*.txt --tokenizer exported --output prepared
-    bert-jax pretrain configs/pretrain/adapt.py --run runs/adapted \\
+    bert-jax pretrain adapt --run runs/adapted \\
         --arg corpus=prepared model=exported
     bert-jax finetune columns --model runs/adapted ...
 

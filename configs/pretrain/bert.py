@@ -1,6 +1,6 @@
 """Pretrains BERT as in Devlin et al. 2019, appendix A.2: 1,000,000 steps of 256 sequences.
 
-    bert-jax pretrain configs/pretrain/bert.py --run runs/base \\
+    bert-jax pretrain bert --run runs/base \\
         --arg size=base corpus=data/train heldout=data/heldout
 
 90 % of the steps use sequences of 128 tokens, the last 10 % sequences of 512.

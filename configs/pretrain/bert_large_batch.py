@@ -1,6 +1,6 @@
 """Pretrains BERT with large batches and LAMB (You et al. 2020), for slices of many chips.
 
-    bert-jax pretrain configs/pretrain/bert_large_batch.py --run runs/large_batch \\
+    bert-jax pretrain bert_large_batch --run runs/large_batch \\
         --arg size=base batch_size=4096 corpus=data/train heldout=data/heldout
 
 It trains on as many sequences as BERT's own recipe (256,000,000), in fewer and larger steps: with a

@@ -1,6 +1,6 @@
 """Pretrains RoBERTa (Liu et al. 2019, section 5, table 9): 500,000 updates of 8,192 sequences.
 
-    bert-jax pretrain configs/pretrain/roberta.py --run runs/roberta \\
+    bert-jax pretrain roberta --run runs/roberta \\
         --arg size=base corpus=data/train heldout=data/heldout
 
 What differs from BERT's recipe:

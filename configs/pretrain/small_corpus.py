@@ -1,6 +1,6 @@
 """Pretrains a small BERT on a small corpus, in hours on a laptop's CPU instead of days on a TPU.
 
-    bert-jax pretrain configs/pretrain/small_corpus.py --run runs/novels \\
+    bert-jax pretrain small_corpus --run runs/novels \\
         --arg corpus=data/train heldout=data/heldout
 
 It differs from the paper's recipe in these points:

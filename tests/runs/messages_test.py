@@ -49,3 +49,19 @@ def test_metrics_of_pretraining_have_an_order():
     text = "mlm loss 6.2500, nsp accuracy 0.5000, loss 7.0000"
     assert messages.format_metrics(metrics) == text
     assert messages.format_metrics(metrics, ["loss"]).startswith("loss 7.0000, mlm loss")
+
+
+def test_truncated_examples_are_counted(caplog):
+    caplog.set_level(logging.INFO)
+    messages.log_truncation("rte dev", 0, 277, 128)
+    messages.log_truncation("rte train", 1482, 2490, 64)
+    assert caplog.messages == [
+        "rte train: 1,482 of 2,490 examples (59.5%) are truncated to 64 tokens"
+    ]
+
+
+def test_run_without_labels_to_evaluate_says_so(caplog, tmp_path):
+    caplog.set_level(logging.INFO)
+    (tmp_path / "evaluation.json").write_text("{}")
+    messages.log_results(tmp_path, tmp_path / "report.html", 5.0)
+    assert caplog.messages[0].startswith("no final evaluation: ")

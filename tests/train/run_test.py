@@ -224,7 +224,7 @@ def test_data_without_a_required_field_is_rejected(corpora, tmp_path):
 def test_too_few_token_embeddings_are_rejected(corpora, tmp_path):
     config = override(experiment(corpora), ["objective.model.vocab_size=60"])
     with pytest.raises(
-        UserError, match=r"78 tokens, but .* 60 rows\. Set objective\.model\.vocab_size to 78"
+        UserError, match=r"78 tokens, but .* 60 rows; set objective\.model\.vocab_size to 78"
     ):
         run(config, tmp_path / "run")
 

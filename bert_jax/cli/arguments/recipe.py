@@ -9,7 +9,11 @@ from bert_jax.recipes import call_recipe, load_recipe
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds CONFIG, --arg and --set."""
-    parser.add_argument("config", metavar="CONFIG", help="recipe, such as configs/pretrain/bert.py")
+    parser.add_argument(
+        "config",
+        metavar="CONFIG",
+        help="recipe: a name that `bert-jax recipes` lists, or a Python file",
+    )
     add_override_arguments(parser)
 
 

@@ -24,6 +24,7 @@ from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel import sharding
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.runs import run_folder
+from bert_jax.runs.messages import log_truncation
 from bert_jax.tasks import make_features, make_head, training_features
 from bert_jax.tasks.analysis import analyze, describe_task
 from bert_jax.text.compatibility import (
@@ -201,10 +202,15 @@ class FineTuningSource:
         return self._features("train", self._experiment.train.phases[phase_index].seq_length)
 
     def _make_features(self, split: str, seq_length: int) -> Features:
-        overlap = self._data.window_overlap
+        arguments = self._tokenizer, seq_length, self._data.window_overlap
         if split == "train":
-            return training_features(self._task, self._tokenizer, seq_length, overlap)
-        return make_features(self._task, split, self._tokenizer, seq_length, overlap)
+            features = training_features(self._task, *arguments)
+        else:
+            features = make_features(self._task, split, *arguments)
+        num_examples = len(self._task.splits[split])
+        name = f"{self._task.name} {split}"
+        log_truncation(name, features.num_truncated, num_examples, seq_length)
+        return features
 
     def _loader(self, phase_index: int, position: int) -> FineTuningLoader:
         phase_config = self._experiment.train.phases[phase_index]
