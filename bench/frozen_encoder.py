@@ -117,7 +117,6 @@ def train(
 
 def cache_features(experiment: Any, folder: Path) -> float:
     """Computes and writes the feature cache of a run; returns the seconds it took."""
-
     from bert_jax.parallel import sharding
     from bert_jax.train.initialize import initialize_or_load
     from bert_jax.train.sources import make_source

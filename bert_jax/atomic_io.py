@@ -131,9 +131,9 @@ def cannot_write_error(path: Path, error: OSError) -> UserError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free some space there, then run the same command again"
     elif error.errno == errno.EROFS:
-        reason = "the file system is read-only"
+        reason, remedy = "the file system is read-only", "choose a path on a writable one"
     elif not os.path.isdir(parent):
-        kind = "a file" if os.path.exists(parent) else "a symbolic link to nothing"
+        kind = "a file" if os.path.exists(parent) else "a broken symbolic link"
         reason = f"{link}{parent} is {kind}, not a folder"
     elif error.errno == errno.ENOENT:
         reason = f"{link}the folder {target.parent} does not exist"
@@ -141,13 +141,15 @@ def cannot_write_error(path: Path, error: OSError) -> UserError:
     elif error.errno == errno.EISDIR:
         reason = "it is a folder; expected the name of a file"
     elif error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-        remedy = "remove it or choose another path"
         if os.path.isdir(target):
             reason = "a folder of that name exists; another process may have written it"
+            remedy = "choose another path, or remove the folder if nothing uses it"
         elif os.path.exists(target):
             reason = "a file of that name exists; expected the name of a folder"
-        else:  # `mkdir` does not follow a link to nothing
+            remedy = "remove the file or choose another path"
+        else:  # `mkdir` does not follow a broken link
             reason = f"it is a symbolic link to {target}, which does not exist"
+            remedy = "remove the link or choose another path"
     elif error.errno == errno.EACCES and not _is_device_or_pipe(path):
         # The temporary file is created next to the target, whose own permissions do not matter.
         reason = f"{link}no permission to create files in {parent}"

@@ -57,8 +57,9 @@ def check_experiment(result: object, recipe: str) -> Experiment:
       ConfigError: it is not an Experiment, or the value of a field has the wrong type.
     """
     if not isinstance(result, Experiment):
+        hint = " (is a `return` missing?)" if result is None else ""
         raise ConfigError(
-            f"{recipe}: get_config returned a {type(result).__name__}; expected an Experiment"
+            f"{recipe}: get_config returned a {type(result).__name__}; expected an Experiment{hint}"
         )
     # Dataclasses do not check the types of their fields; reading the config back does.
     from_json(Experiment, to_json(result), f"{recipe}: config")

@@ -44,7 +44,7 @@ def _watch(parent_pid: int) -> None:
 def is_running(pid: int) -> bool:
     """Returns whether a process of this host runs."""
     try:
-        os.kill(pid, 0)  # signal 0 is not sent, only checked
+        os.kill(pid, 0)  # signal 0 only checks that it exists
     except PermissionError:
         return True  # it belongs to another user
     except (ProcessLookupError, OverflowError):

@@ -69,8 +69,7 @@ def draw(points: Points, baselines: dict[str, float]) -> str:
 
 
 def _polyline(points: Points, area: PlotArea, color: str) -> str:
-    positions = " ".join(f"{area.x(x):.1f},{area.y(y):.1f}" for x, y in points)
-    return f'<polyline points="{positions}" stroke="{color}"/>'
+    return f'<polyline points="{area.path(points)}" stroke="{color}"/>'
 
 
 def _label(text: str, loss: float, area: PlotArea, color: str) -> str:

@@ -8,8 +8,10 @@ the live line, and how well the live line estimated the time left.
 """
 
 import argparse
+import codecs
 import contextlib
 import fcntl
+import io
 import os
 import pty
 import re
@@ -111,17 +113,28 @@ def record(command: str, folder: Path) -> tuple[list[Line], int]:
         command, shell=True, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs
     )
     os.close(theirs)
-    started, lines, buffer = time.monotonic(), list[Line](), ""
+    # These keep characters and "\r\n" together that arrive in two chunks.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    newlines = io.IncrementalNewlineDecoder(decoder, translate=False)
+    started, lines, buffer, first_seen = time.monotonic(), list[Line](), "", 0.0
     with contextlib.suppress(OSError):  # raised on Linux when the command has ended
         while chunk := os.read(ours, 65536):
-            buffer += chunk.decode(errors="replace").replace("\r\n", "\n")
-            *complete, buffer = re.split(r"(?<=[\r\n])", buffer)
             now = time.monotonic() - started
-            for text in complete:
-                if plain := re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).strip():
-                    lines.append(Line(seconds=now, text=plain, is_live=text.endswith("\r")))
+            text = newlines.decode(chunk).replace("\r\n", "\n")
+            *complete, rest = re.split(r"(?<=[\r\n])", buffer + text)
+            for piece in complete:
+                # A live line ends when the next one replaces it: its time is that of its start.
+                seconds, buffer = (first_seen if buffer else now), ""
+                _append_line(lines, seconds, piece)
+            first_seen, buffer = (first_seen if buffer else now), rest
+    _append_line(lines, first_seen, buffer)
     os.close(ours)
     return lines, process.wait()
+
+
+def _append_line(lines: list[Line], seconds: float, text: str) -> None:
+    if plain := re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).rstrip():
+        lines.append(Line(seconds=seconds, text=plain, is_live=text.endswith("\r")))
 
 
 def estimates(lines: Sequence[Line], total: float) -> list[float]:
@@ -141,7 +154,7 @@ def _section(title: str, command: str, lines: Sequence[Line], code: int) -> str:
     live = [index for index, line in enumerate(lines) if _PROGRESS.search(line.text)]
     kept = (
         {live[round(i * (len(live) - 1) / (_LIVE_STATES - 1))] for i in range(_LIVE_STATES)}
-        if (live)
+        if live
         else set[int]()
     )
     shown = [

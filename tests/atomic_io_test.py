@@ -99,7 +99,7 @@ def test_device_is_written_to():
 
 BAD_OUTPUTS = {
     "below_a_file": ("file/below/x", "file is a file, not a folder"),
-    "below_a_dangling_link": ("dangling/x", "dangling is a symbolic link to nothing, not a folder"),
+    "below_a_dangling_link": ("dangling/x", "dangling is a broken symbolic link, not a folder"),
     "name_too_long": ("x" * 300, "File name too long"),
     "proc": ("/proc/nope/x", "the folder /proc/nope does not exist; create it"),
     "link_to_proc": ("link_to_proc", "link to /proc/nope/x, and the folder /proc/nope does not"),
@@ -125,7 +125,9 @@ def test_folder_in_place_of_another_file_is_refused(tmp_path: Path):
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     with pytest.raises(UserError, match="file cannot be written: a file of that name exists"):
         make_folder(tmp_path / "file")
-    with pytest.raises(UserError, match=r"link to .*nothing, which does not exist; remove it"):
+    with pytest.raises(
+        UserError, match=r"link to .*nothing, which does not exist; remove the link"
+    ):
         make_folder(tmp_path / "link")
     with (
         pytest.raises(UserError, match="file cannot be written: a file of that name exists"),
@@ -137,7 +139,7 @@ def test_folder_in_place_of_another_file_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (errno.EROFS, "the file system is read-only; choose another path"),
+        (errno.EROFS, "the file system is read-only; choose a path on a writable one"),
         (errno.EACCES, "no permission to create files in {folder}; change its permissions or"),
         (errno.EPERM, "Operation not permitted; choose another path"),
     ],

@@ -35,6 +35,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # compile the same small programs, and since the collection itself takes seconds.
 CLEAR_ABOVE_BYTES = 1_000_000_000
 CLEAR_AFTER_GROWTH_BYTES = 200_000_000
+# Above this, they are dropped after every file: `make test` should stay below 2.5 GB a process.
 ALWAYS_CLEAR_ABOVE_BYTES = 1_700_000_000
 _bytes_after_clearing = 0
 

@@ -149,7 +149,10 @@ def test_tpu_help_lists_the_launch_scripts(capsys):
         ("raise SystemExit(0)\n", "line 1: the recipe raised SystemExit"),
         ("def get_config():\n    return 1 / 0\n", "line 2: the recipe raised ZeroDivisionError"),
         ("def get_config(size: Nope = 1):\n    pass\n", "the recipe raised NameError"),
-        ("def get_config():\n    pass\n", "get_config returned a NoneType; expected an Experim"),
+        (
+            "def get_config():\n    pass\n",
+            "get_config returned a NoneType; expected an Experiment (is a `return` missing?)",
+        ),
         ("\0", "the recipe raised SyntaxError"),
     ],
 )

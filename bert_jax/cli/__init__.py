@@ -184,18 +184,16 @@ class _Parser(argparse.ArgumentParser):
         Without this, argparse would take MODEL and no texts as soon as it has read MODEL, and
         refuse the texts in `predict MODEL --pairs TEXT TEXT`.
         """
-        has_texts = any(action.dest == "texts" for action in self._actions)
         if self._is_intermixed:
             return super().parse_known_args(args, namespace)
+        has_texts = any(action.dest == "texts" for action in self._actions)
         self._is_intermixed = has_texts  # then the next calls come from parse_known_intermixed_args
         parse = self.parse_known_intermixed_args if has_texts else super().parse_known_args
         try:
             parsed, unknown = parse(args, namespace)
         finally:
             self._is_intermixed = False
-        if (
-            unknown
-        ):  # reported here, by the parser of the verb, because its usage is the helpful one
+        if unknown:  # reported by the parser of the verb, which prints the usage of the verb
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggest(unknown)}")
         return parsed, unknown
 
@@ -211,6 +209,6 @@ class _Parser(argparse.ArgumentParser):
         """Prints usage and message and exits; adds the nearest name to an invalid choice."""
         if found := re.search(r"invalid choice: '(.+?)' \(choose from (.*)\)", message):
             name, choices = found.groups()
-            if nearest := did_you_mean(name, re.findall(r"[\w-]+", choices)).strip():
+            if nearest := did_you_mean(name, re.findall(r"[^\s',]+", choices)).strip():
                 message = f"{message}; {nearest}"
         super().error(message)

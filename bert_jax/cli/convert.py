@@ -27,12 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts the checkpoint and prints which parts the source does not have."""
-    from bert_jax.atomic_io import check_writable
     from bert_jax.export.export import check_new_folder, export
     from bert_jax.pretrained.initial import load_model_or_tf1
 
     # Before the checkpoint is loaded, which takes seconds.
-    check_writable(Path(args.output), is_folder=True)
     check_new_folder(Path(args.output))
     model = load_model_or_tf1(args.source)
     export(model, Path(args.output))

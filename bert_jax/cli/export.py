@@ -28,12 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exports the model and prints how far the model read back from the folder differs."""
-    from bert_jax.atomic_io import check_writable
     from bert_jax.export.export import check_new_folder, export
     from bert_jax.pretrained.load import load_model
 
     # Before the model is loaded, which takes seconds.
-    check_writable(Path(args.output), is_folder=True)
     check_new_folder(Path(args.output))
     model = load_model(args.run_folder, args.task)
     difference = export(model, Path(args.output))

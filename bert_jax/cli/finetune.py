@@ -127,7 +127,7 @@ def _experiment_from_recipe(args: argparse.Namespace) -> Experiment:
 
 
 def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
-    from bert_jax.train.presets import fine_tuning_experiment
+    from bert_jax.train.presets import DEFAULT_EPOCHS, fine_tuning_experiment
     from bert_jax.tuning.config import FROZEN_ENCODER, TuningConfig
 
     if args.task.endswith(".py"):
@@ -138,7 +138,7 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
     if "model" not in given:
         raise ConfigError(f"{args.task} needs --model, the pretrained model")
     if any(assignment.startswith("train.phases") for assignment in args.overrides):
-        given.setdefault("epochs", 3.0)  # --set gives the number of updates
+        given.setdefault("epochs", DEFAULT_EPOCHS)  # --set says how long to train
     tuning = FROZEN_ENCODER if args.frozen_encoder else TuningConfig()
     experiment = fine_tuning_experiment(config, **given, tuning=tuning)
     return override(experiment, args.overrides)

@@ -31,7 +31,7 @@ _EPILOG = f"""\
 examples:
   bert-jax predict runs/reviews "A fine film." "Two hours of my life."
   bert-jax predict runs/rte --pairs "It rains." "The street is wet."
-  bert-jax predict runs/squad "Who mends the net?" "An old man mends a net by the sea."
+  bert-jax predict runs/squad "Who wrote Emma?" "Jane Austen wrote Emma in 1815."
   bert-jax predict exported --file new.csv --text review --id key --output out.jsonl
   bert-jax predict runs/ner --file news.txt --format lines
   bert-jax predict runs/all --task rte --pairs "It rains." "The street is wet."

@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.studies.job_runner import Interrupted, JobRunner
     from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
 
-    config, shared = task_config(args), _shared_settings(args)
+    config, shared, seeds = task_config(args), _shared_settings(args), seeds_from_count(args)
     search = sweep.Search(
         values=sweep.parse_values(args.grid),
         ranges=sweep.parse_ranges(args.ranges),
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
                 raise UserError(f"{task.name} has no {split} examples, which a sweep needs")
         fixed_settings = {"task": args.task, "data": to_json(config), "model": args.model}
         fixed_settings |= {"shared": shared, "overrides": args.overrides}
-        trials = _trials(args, search.settings(), shared, len(task.splits["train"]))
+        trials = _trials(args, seeds, search.settings(), shared, len(task.splits["train"]))
         check_model_exists(args.model)
         runner.write_or_check_settings(fixed_settings)
         try:
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
         study_config = {
             **fixed_settings,
             "search": sweep.search_json(search),
-            "seeds": [*range(args.num_seeds)],
+            "seeds": [*seeds],
         }
         results = sweep.collect_results(output, trials, task.metrics, study_config, failed)
         write_json(output / "results.json", results)
@@ -161,13 +161,13 @@ def _check_not_set_twice(search: Any, shared: dict[str, Any], overrides: list[st
 
 def _trials(
     args: argparse.Namespace,
+    seeds: tuple[int, ...],
     settings: list[dict[str, Any]],
     shared: dict[str, Any],
     num_examples: int,
 ) -> list[Any]:
     from bert_jax.studies.sweep_trials import Trial, setting_name
 
-    seeds = seeds_from_count(args)
     base = task_command(args)
     for flag, value in shared.items():
         base.append(f"--{flag.replace('_', '-')}={value}")

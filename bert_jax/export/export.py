@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from bert_jax.atomic_io import atomic_path
+from bert_jax.atomic_io import atomic_path, check_writable
 from bert_jax.errors import UserError
 from bert_jax.export.model_card import model_card
 from bert_jax.interop import huggingface
@@ -64,7 +64,8 @@ def export(model: LoadedModel, output: Path) -> float:
 
 
 def check_new_folder(output: Path) -> None:
-    """Raises a UserError if `output` exists and is not an empty folder."""
+    """Raises a UserError if `output` cannot be written, or is not empty."""
+    check_writable(output, is_folder=True)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output} exists and is not an empty folder; choose another --output")
 

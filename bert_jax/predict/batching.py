@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from bert_jax.errors import UserError, require_list_of_texts
+from bert_jax.errors import UserError
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -38,7 +38,6 @@ def encode_texts(texts: Sequence[str], tokenizer: Tokenizer, max_length: int) ->
     Raises:
       UserError: the model reads too few tokens for any text.
     """
-    require_list_of_texts(texts)
     if max_length < 3:
         raise UserError(
             f"this model reads at most {max_length} tokens; expected at least 3, for a token of "

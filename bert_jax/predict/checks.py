@@ -117,13 +117,13 @@ def check_pairs(examples: Sequence[Example], reads_pairs: bool | None, model_pat
     for example in examples:
         if isinstance(example, TextExample) and (example.text_pair is not None) != reads_pairs:
             expected, found, advice = (
-                ("pairs of texts", "a single text", "give the second text too: --pairs for texts,")
+                ("pairs of texts", "a single text", "give a second text for each input (with")
                 if reads_pairs
-                else ("single texts", "a pair of texts", "leave the second text out: no --pairs,")
+                else ("single texts", "a pair of texts", "give one text for each input (without")
             )
             raise UserError(
                 f"{model_path} was trained on {expected}, but the input {example.text[:40]!r} is "
-                f"{found}; {advice} {'' if reads_pairs else 'no '}--text-pair for tables"
+                f"{found}; {advice} --pairs, or --text-pair for a table)"
             )
 
 
@@ -144,7 +144,8 @@ def check_fits_model(
         advice = f"use a model that was fine-tuned for {task.kind}"
         if {task.kind, kind.name} == {"classification", "regression"}:
             advice = (
-                f"if its labels are meant for {kind.name}, give --kind {kind.name}; or {advice}"
+                f"if the labels of {task.name} are meant for {kind.name}, pass --kind {kind.name}; "
+                f"otherwise {advice}"
             )
         raise ConfigError(
             f"{task.name} is a task of {task.kind}, but {model_path} is a model for "
@@ -169,7 +170,7 @@ def check_fits_model(
             f"{task.name}: {num_unknown:,} of {len(examples):,} examples of the split {split} "
             f"have labels that {model_path} does not have: {_join_labels(sorted(unknown))}; its "
             f"labels are {_join_labels(labels)}; correct the labels, or use a model that was "
-            "fine-tuned on them"
+            "fine-tuned with these labels"
         )
 
 

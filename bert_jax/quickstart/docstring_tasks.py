@@ -1,7 +1,8 @@
-"""Writes two labeled tasks from the gathered documentation: name the library, check the word order.
+"""Writes two labeled tasks from the gathered documentation: library and word order.
 
-The first task can be solved by counting words. The second cannot be solved by counting single
-words: a sentence in which two neighboring words were swapped has the same words as before.
+The first is to name the library that a text documents, and can be solved by counting words. The
+second is to find the sentences in which two neighboring words were swapped; counting words does not
+help, because such a sentence has the same words as before.
 """
 
 import csv
@@ -28,14 +29,15 @@ MIN_SENTENCES = 200
 SENTENCE_WORDS = range(6, 31)
 
 Texts = list[tuple[str, str]]
-"""(module, text) of every text."""
+"""A list of (module, text)."""
 
 
 def write_library_task(documents: Path, output: Path) -> Columns:
     """Writes `train.csv` and `dev.csv` with the columns text and library.
 
-    The classes are the libraries with the most text, at most 8, each with at most 500 paragraphs. A
-    module belongs entirely to one split, so dev has no text from the same module as train.
+    The classes are the libraries with the most paragraphs, at most 8, each with at most 500 in both
+    splits together. A module belongs entirely to one split, so dev has no text from the same module
+    as train.
 
     Args:
       documents: JSON lines of {"module", "package", "text"}.
@@ -66,9 +68,10 @@ def write_library_task(documents: Path, output: Path) -> Columns:
 def write_word_order_task(documents: Path, output: Path) -> Columns:
     """Writes `train.csv` and `dev.csv` with the columns text and order, "intact" or "swapped".
 
-    Every sentence is used once. In half of them, chosen by a hash, two neighboring words that
-    differ are swapped; neither the first word nor one with punctuation is moved, because its
-    capital letter or full stop would reveal it. Modules are split as in `write_library_task`.
+    Every sentence is used once. In about half of them, chosen by a hash, two different neighboring
+    words are swapped. The first word and words with digits or punctuation stay where they are,
+    because a capital letter or a full stop in the wrong place would reveal the swap.
+    Modules are split as in `write_library_task`.
 
     Args:
       documents: JSON lines of {"module", "package", "text"}.
@@ -125,7 +128,7 @@ def _read_paragraphs(documents: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _read_texts_by_library(documents: Path) -> dict[str, Texts]:
-    """Returns {library: [(module, paragraph)]} without paragraphs of several libraries."""
+    """Returns {library: [(module, paragraph)]}, without paragraphs that several libraries have."""
     texts_by_library: dict[str, Texts] = defaultdict(list)
     for module, library, paragraph in _read_paragraphs(documents):
         texts_by_library[library].append((module, paragraph))

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 STAGES_FILE, SUMMARY_FILE = "stages.json", "summary.txt"
 VOCAB_SIZE = 8192
 SEQIO_TASK, SEQIO_MODULE = "docstrings", "docstrings_task.py"
-# Written to the output folder: the file that a user would write for a corpus of her own.
+# Written to the output folder: the file that a user would write for a corpus of their own.
 SEQIO_MODULE_TEXT = '''\
 """Registers the docstrings as a seqio task, for `bert-jax prepare --task docstrings`."""
 
@@ -116,7 +116,7 @@ def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
             prepare(PrepareConfig(source=task, output=str(prepared / split), split=split))
 
     def classify(name: str) -> Stage:
-        output = folder / name.replace(" ", "-")
+        output = _task_folder(folder, name)
         return Stage(
             name=f"classify {name}",
             output=output,
@@ -139,6 +139,10 @@ def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
         Stage(name="fill masks", output=exported, run=lambda: _fill_masks(exported)),
         *map(classify, CLASSIFICATION_TASKS),
     ]
+
+
+def _task_folder(folder: Path, name: str) -> Path:
+    return folder / name.replace(" ", "-")
 
 
 def _pretrain(prepared: Path, folder: Path, settings: dict[str, Any]) -> int:
@@ -248,7 +252,7 @@ def _summary(folder: Path, stages: list[Stage], progress: dict[str, Any]) -> str
         f"  {'total':<24}{sum(progress['seconds'].values()):>8.0f}  {folder}",
         "",
         f"curves: {folder / 'run' / 'report.html'}",
-        f"errors: {folder / 'word-order' / 'fine-tuned' / 'report.html'}",
+        f"errors: {_task_folder(folder, 'word order') / 'fine-tuned' / 'report.html'}",
         f'more:   bert-jax fill-mask {folder / "exported"} "A [MASK] of strings."',
         "",
     ]

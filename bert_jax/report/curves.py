@@ -55,14 +55,15 @@ _MIN_EVALUATIONS = 4  # metrics with fewer evaluations are in the table only
 
 def curves(run: RunData) -> str:
     """Returns all charts, with a sentence about smoothing and one about the phases."""
-    charted: set[str] = set()
-    learning = [_chart(run, names, charted) for names in _learning_charts(run)]
-    learning += [_chart(run, names, charted) for names in _task_charts(run)]
-    for name in _metric_names(run):
-        if name not in (*charted, *_SPEED) and metric_points(run.evaluations, name):
-            learning.append(_chart(run, (name,), charted))
-    other_names = [name for name in _metric_names(run) if name not in (*charted, *_SPEED)]
-    speed = [_chart(run, (name,), charted) for name in (*_SPEED, *other_names)]
+    names = _metric_names(run)
+    groups = [group for group in _LEARNING if any(name in names for name in group)]
+    groups += _task_charts(names)
+    grouped = {*_SPEED, *(name for group in groups for name in group)}
+    others = [name for name in names if name not in grouped]
+    evaluated = [name for name in others if metric_points(run.evaluations, name)]
+    learning = [_chart(run, group) for group in (*groups, *((name,) for name in evaluated))]
+    not_evaluated = (name for name in others if name not in evaluated)
+    speed = [_chart(run, (name,)) for name in (*_SPEED, *not_evaluated)]
     sections = (("Curves", learning, _notes(run)), ("Optimization and speed", speed, ""))
     return "".join(
         f'<h2>{title}</h2>{note}<div class="charts">{"".join(charts)}</div>'
@@ -79,31 +80,22 @@ def metric_points(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[fl
 def _metric_names(run: RunData) -> list[str]:
     rows: Sequence[Row] = (*run.training, *run.evaluations)
     names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if name.rpartition("/")[2] not in _NOT_CHARTED]
-
-
-def _learning_charts(run: RunData) -> list[tuple[str, ...]]:
-    names = _metric_names(run)
+    names = [name for name in names if name.rpartition("/")[2] not in _NOT_CHARTED]
     # The total loss of an objective with one loss is that loss again.
-    is_sum = sum(name in names for name in ("mlm_loss", "nsp_loss", "lm_loss")) != 1
-    return [chart for chart in _LEARNING if chart != ("loss",) or is_sum]
+    is_duplicate = sum(name in names for name in ("mlm_loss", "nsp_loss", "lm_loss")) == 1
+    return [name for name in names if not (is_duplicate and name == "loss")]
 
 
-def _task_charts(run: RunData) -> list[tuple[str, ...]]:
+def _task_charts(names: Iterable[str]) -> list[tuple[str, ...]]:
     """Returns the charts of a multi-task run: for each metric, such as "rte/loss", all tasks."""
     charts: dict[str, list[str]] = {}
-    for name in (n for n in _metric_names(run) if "/" in n):
+    for name in (n for n in names if "/" in n):
         charts.setdefault(name.rpartition("/")[2], []).append(name)
     return [tuple(names) for names in charts.values()]
 
 
-def _chart(run: RunData, names: Sequence[str], charted: set[str]) -> str:
-    """Returns the chart of some metrics; "" if the run has none of them.
-
-    Args:
-      charted: the names of the charts' metrics are added to it.
-    """
-    charted.update(names)
+def _chart(run: RunData, names: Sequence[str]) -> str:
+    """Returns the chart of some metrics; "" if the run has none of them."""
     training = {name: metric_points(run.training, name) for name in names}
     evaluations = {name: metric_points(run.evaluations, name) for name in names}
     if not any(training.values()):

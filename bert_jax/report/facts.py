@@ -36,13 +36,13 @@ def facts(run: RunData) -> str:
 
 def files_section(run: RunData) -> str:
     """Returns a table of the files of a run, with the commands that use the trained model."""
-    folder = run.folder
+    folder, page = run.folder, run.folder / run_folder.REPORT
     checkpoint_dir = run_folder.checkpoint_dir(folder)
     files = [
         (run_folder.EVALUATION, "final metrics"),
         (run_folder.BASELINES, "losses of n-gram models at the held-out positions"),
         (run_folder.ANALYSIS, "error analysis, as shown here"),
-        ("predictions", "prediction for each example, as JSON lines"),
+        (run_folder.PREDICTIONS, "prediction for each example, as JSON lines"),
         (metrics.FILE, "all metrics of training and of evaluations, as JSON lines"),
         ("tensorboard", "the same for TensorBoard"),
         (run_folder.CONFIG, "resolved config, versions, hardware"),
@@ -56,7 +56,7 @@ def files_section(run: RunData) -> str:
     return section(
         "Files",
         table(("in the run folder", "content"), rows, numeric=False)
-        + f'<p class="quiet note">This page: <code>{escape(folder / "report.html")}</code>. A run '
+        + f'<p class="quiet note">This page: <code>{escape(page)}</code>. A run '
         f"does not export its model by itself; this writes {use} as a Hugging Face folder: "
         f"<code>bert-jax export {escape(folder)} --output {escape(name)}-exported</code></p>",
     )
@@ -66,7 +66,7 @@ def attempts_section(run: RunData) -> str:
     """Returns a table of the processes that trained: command, start, wall time and outcome."""
     rows = [
         (
-            attempt.started.replace("T", " ").partition("+")[0],
+            _utc(attempt.started),
             f"{attempt.start_step:,}",
             "unknown" if attempt.seconds is None else format_duration(attempt.seconds),
             attempt.outcome or "still running, or killed",
@@ -92,8 +92,9 @@ def _checkpoints(run: RunData, checkpoint_dir: Any) -> str:
         return "no checkpoint has been saved yet"
     text += f" after {', '.join(f'{step:,}' for step in steps)} updates"
     best = run.best_evaluation()
-    is_there = best is not None and best["step"] in steps
-    return f"{text}; the best is {best['step']:,}" if best and is_there else text
+    if best is None or best["step"] not in steps:
+        return text
+    return f"{text}; the best is {best['step']:,}"
 
 
 def _kind(run: RunData) -> str:
@@ -152,7 +153,7 @@ def _updates(run: RunData) -> str:
         steps_left -= steps
     text = f"{run.last_step:,} of {run.total_steps:,}" if phases else f"{run.last_step:,}"
     # Batches of fine-tuning are shorter than the maximum length.
-    return f"{text}, {tokens:,} tokens with padding" if tokens and run.is_pretraining else text
+    return f"{text}, {tokens:,} tokens including padding" if tokens and run.is_pretraining else text
 
 
 def _time(run: RunData) -> str:
@@ -162,13 +163,16 @@ def _time(run: RunData) -> str:
     training = [f"{format_duration(sum(process_seconds))} in training steps"] if seconds else []
     if not run.attempts:
         return "".join(training)
-    started = run.attempts[0].started.replace("T", " ").partition("+")[0]
     wall_seconds = [attempt.seconds for attempt in run.attempts if attempt.seconds is not None]
     parts = [f"{format_duration(sum(wall_seconds))} in total"] if wall_seconds else []
     unknown = len(run.attempts) - len(wall_seconds)
     if unknown and wall_seconds:
-        parts[0] += f" without {unknown} of {len(run.attempts)} processes, which have no end"
-    return ", ".join([*parts, *training, f"started {started} UTC"])
+        parts[0] += f" without {unknown} of {len(run.attempts)} processes, whose end is unknown"
+    return ", ".join([*parts, *training, f"started {_utc(run.attempts[0].started)} UTC"])
+
+
+def _utc(time: str) -> str:
+    return time.replace("T", " ").partition("+")[0]
 
 
 def _speed(run: RunData) -> str:

@@ -71,10 +71,15 @@ def _training_loss_headline(run: RunData) -> str:
     if name is None:
         return "<h2>No result yet</h2><p>No loss has been logged.</p>"
     values = [row[name] for row in run.training if row.get(name) is not None][-_MAX_AVERAGED:]
+    remark = (
+        "No evaluation has taken place so far."
+        if nested(run.config, "train", "evaluation")
+        else "This run has no evaluation on held-out text, so the loss says little about other "
+        "texts; the field train.evaluation sets one up."
+    )
     return _value(f"Training {humanize(name)}", format_value(name, statistics.fmean(values))) + (
         f'<p class="quiet">Mean of the last {len(values)} logged values, up to update '
-        f"{run.last_step:,}. This run has no evaluation on held-out text, so the loss says little "
-        "about other texts; the field train.evaluation sets one up.</p>"
+        f"{run.last_step:,}. {remark}</p>"
     )
 
 

@@ -1,5 +1,6 @@
 """Reads the files of a run folder that its report shows, and derives what state the run is in."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ class RunData:
         """Returns the number of updates of the whole run; 0 if the config has no phases."""
         return sum(phase["steps"] for phase in nested(self.config, "train", "phases") or ())
 
-    @property
+    @functools.cached_property
     def last_step(self) -> int:
         """Returns the last update that was logged."""
         return max((row["step"] for row in (*self.training, *self.evaluations)), default=0)
@@ -78,7 +79,7 @@ class RunData:
         """Returns the metric of the evaluation that checkpoints are ranked by."""
         return nested(self.config, "train", "checkpoints", "best_metric")
 
-    @property
+    @functools.cached_property
     def phases(self) -> list[Phase]:
         """Returns the phases up to the last logged update, named by their sequence length."""
         phases, start = list[Phase](), 0
@@ -92,10 +93,12 @@ class RunData:
     def best_evaluation(self) -> Row | None:
         """Returns the evaluation with the best value of `best_metric`; None if there is none."""
         name = self.best_metric
-        rows = [row for row in self.evaluations if name and row.get(name) is not None]
+        if name is None:
+            return None
+        rows = [row for row in self.evaluations if row.get(name) is not None]
         sign = 1 if nested(self.config, "train", "checkpoints", "best_mode") == "max" else -1
         # Of equal ones the last, as the checkpointer does.
-        return max(reversed(rows), key=lambda row: sign * row[name], default=None) if name else None
+        return max(reversed(rows), key=lambda row: sign * row[name], default=None)
 
 
 def read_run(folder: Path) -> RunData:

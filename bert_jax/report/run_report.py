@@ -18,9 +18,10 @@ from bert_jax.report.html import (
     section,
 )
 from bert_jax.report.run_data import Row, RunData, read_run
+from bert_jax.report.svg_charts import evenly_spaced
 from bert_jax.report.task_report import report_sections
+from bert_jax.runs.run_folder import REPORT
 
-FILE = "report.html"
 _MAX_ROWS = 20
 _MAIN_METRICS = (
     *("mlm_loss", "mlm_accuracy", "nsp_accuracy", "lm_loss", "lm_accuracy"),
@@ -41,11 +42,11 @@ def write_report(folder: Path) -> Path:
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UserError(
             f"{folder}: a file of the run has unexpected content "
-            f"({type(error).__name__}: {error}); restore config.json, evaluation.json and "
-            "analysis.json from a copy, or train again"
+            f"({type(error).__name__}: {error}); delete baselines.json, or restore "
+            "config.json, evaluation.json and analysis.json from a copy, or train again"
         ) from error
-    atomic_write(folder / FILE, html_page(folder.resolve().name, body))
-    return folder / FILE
+    atomic_write(folder / REPORT, html_page(folder.resolve().name, body))
+    return folder / REPORT
 
 
 def _body(run: RunData) -> str:
@@ -70,12 +71,13 @@ def _tables(run: RunData) -> str:
     if run.best_metric:
         names = list(dict.fromkeys((run.best_metric, *names)))
     names = names[:_MAX_MAIN_METRICS]
-    main = [{"step": row["step"]} | {n: row.get(n) for n in names} for row in run.evaluations]
-    evaluations = metrics_table(_evenly_spaced(main, _MAX_ROWS))
-    if run.evaluations:
-        rows = _evenly_spaced(run.evaluations, _MAX_ROWS)
+    rows = evenly_spaced(run.evaluations, _MAX_ROWS)
+    evaluations = metrics_table(
+        [{"step": row["step"]} | {n: row.get(n) for n in names} for row in rows]
+    )
+    if rows:
         evaluations += details("All metrics", metrics_table(_without_phase(rows)))
-    rows = _without_phase(_evenly_spaced(run.training, _MAX_ROWS))
+    rows = _without_phase(evenly_spaced(run.training, _MAX_ROWS))
     training = f"{len(rows)} of {len(run.training)} logged updates"
     final = key_value_table(flatten(dict(run.results)), ("metric", "value"))
     return "".join(
@@ -109,10 +111,3 @@ def _config(run: RunData) -> str:
 
 def _without_phase(rows: Sequence[Row]) -> list[dict[str, object]]:
     return [{k: v for k, v in row.items() if k not in ("phase", "split")} for row in rows]
-
-
-def _evenly_spaced(rows: Sequence[Row], max_rows: int) -> list[Row]:
-    """Returns at most `max_rows` evenly spaced rows, including the first and the last."""
-    if len(rows) <= max_rows:
-        return list(rows)
-    return [rows[round(index * (len(rows) - 1) / (max_rows - 1))] for index in range(max_rows)]

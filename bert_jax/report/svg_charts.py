@@ -3,8 +3,12 @@
 import html
 import itertools
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 Points = Sequence[tuple[float, float]]
 
@@ -107,6 +111,14 @@ def smooth(points: Points, span: int, restarts: Sequence[float] = ()) -> list[tu
         total, weight = decay * total + y, decay * weight + 1
         averages.append((x, total / weight))
     return averages
+
+
+def evenly_spaced(items: Sequence[T], max_items: int) -> list[T]:
+    """Returns at most `max_items` evenly spaced items, including the first and the last."""
+    if len(items) <= max_items:
+        return list(items)
+    last = len(items) - 1
+    return [items[round(i * last / (max_items - 1))] for i in range(max_items)]
 
 
 def svg(title: str, parts: Sequence[str], height: int = HEIGHT) -> str:
@@ -236,17 +248,14 @@ def _hover_columns(
     series: Sequence[Series], area: PlotArea, format_y: Callable[[float], str]
 ) -> list[str]:
     """Returns columns that cover the chart; each has a tooltip with the values in its middle."""
-    all_x = sorted({x for curve in series for x, _ in curve.points})
-    if len(all_x) > _HOVER_COLUMNS:
-        last = len(all_x) - 1
-        all_x = [all_x[i * last // (_HOVER_COLUMNS - 1)] for i in range(_HOVER_COLUMNS)]
+    xs_of_curve = [[x for x, _ in curve.points] for curve in series]
+    all_x = evenly_spaced(sorted({x for xs in xs_of_curve for x in xs}), _HOVER_COLUMNS)
     middles = [(a + b) / 2 for a, b in itertools.pairwise(all_x)]
     columns = []
     for x, low, high in zip(all_x, [area.low_x, *middles], [*middles, area.high_x], strict=True):
         values = []
-        for curve in series:
-            near = [point for point in curve.points if low <= point[0] <= high]
-            if near:
+        for curve, xs in zip(series, xs_of_curve, strict=True):
+            if near := curve.points[bisect_left(xs, low) : bisect_right(xs, high)]:
                 nearest_x, y = min(near, key=lambda point: abs(point[0] - x))
                 remark = "" if nearest_x == x else f" (update {nearest_x:,.0f})"
                 values.append(f"{curve.label}: {format_y(y)}{remark}")

@@ -3,7 +3,7 @@
 Every line of `attempts.jsonl` is a JSON object. A process writes one when its training starts,
 
     {"event": "start", "time": "2026-11-22T10:52:18+00:00", "step": 0, "command": "bert-jax ...",
-     "num_parameters": 4385920, "data": {"training corpus": "prepared/train", ...}}
+     "num_parameters": 4385920, "data": {"Training corpus": "...", ...}}
 
 and one when it ends. A process that was killed leaves only the first line.
 
@@ -12,6 +12,7 @@ and one when it ends. A process that was killed leaves only the first line.
 "seconds" is the wall time of the process since its start. Imports neither jax nor TensorFlow.
 """
 
+import dataclasses
 import json
 import math
 import shlex
@@ -37,10 +38,10 @@ class Attempt:
 
     Attributes:
       started: when the process started, in ISO 8601 and UTC.
-      start_step: number of updates done before.
+      start_step: number of optimizer updates done before this attempt.
       command: the command line.
-      num_parameters: of the model, heads included; None if unknown.
-      data: describes the data of the run for a reader: name -> text.
+      num_parameters: number of model parameters, including the heads; None if unknown.
+      data: descriptions of the run's data for the report, by name.
       seconds: wall time until its end; None if the process is still running or was killed.
       outcome: how it ended; None if the process is still running or was killed.
       message: for a failed attempt, the error.
@@ -57,12 +58,12 @@ class Attempt:
 
 
 class AttemptLog:
-    """Appends the start and the end of this process to `attempts.jsonl`.
+    """Appends a start line to `attempts.jsonl` when created, and an end line on `end()`.
 
     Args:
       folder: the run folder.
       started_at: `time.monotonic()` at the start of the process.
-      step: number of updates done before.
+      step: number of optimizer updates done before this attempt.
       num_parameters, data: see `Attempt`.
     """
 
@@ -97,11 +98,11 @@ class AttemptLog:
         # The line of a process that was killed while it wrote may be incomplete.
         is_incomplete = self._file.exists() and not self._file.read_bytes().endswith(b"\n")
         with self._file.open("a", encoding="utf-8") as stream:
-            stream.write("\n" * is_incomplete + json.dumps(line) + "\n")
+            stream.write(("\n" if is_incomplete else "") + json.dumps(line) + "\n")
 
 
 def command_line(argv: list[str]) -> str:
-    """Returns a command that a user can type again; only the name of the program is shortened."""
+    """Returns the command line for a user to paste, without the folder of the program."""
     program, arguments = Path(argv[0]).name, argv[1:]
     words = ["python", "-m", "bert_jax"] if program == "__main__.py" else [program]
     return shlex.join([*words, *arguments])
@@ -110,15 +111,15 @@ def command_line(argv: list[str]) -> str:
 def read_attempts(folder: Path) -> list[Attempt]:
     """Returns the attempts of a run, oldest first; [] if none was recorded.
 
-    A line that is cut off, because the process was killed while it wrote, is skipped.
+    A line that is not JSON, such as one that a kill has cut off, is skipped.
 
     Raises:
-      UserError: a line is JSON, but not a line of `AttemptLog`.
+      UserError: a line is JSON, but not a valid start, or end of a start.
     """
     path = folder / FILE
     if not path.is_file():
         return []
-    attempts: list[dict[str, Any]] = []
+    attempts: list[Attempt] = []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         try:
@@ -127,33 +128,35 @@ def read_attempts(folder: Path) -> list[Attempt]:
             continue
         if not _is_valid(content) or (content["event"] == "end" and not attempts):
             raise UserError(
-                f'{path}, line {number}: expected a JSON object with the "event" start or end; '
-                "repair the line, or move the file away"
+                f'{path}, line {number}: expected a valid record of the "event" start or end; '
+                "repair or delete the line, or move the file away"
             )
         if content["event"] == "start":
             attempts.append(
-                {
-                    "started": content["time"],
-                    "start_step": content["step"],
-                    "command": content["command"],
-                    "num_parameters": content.get("num_parameters"),
-                    "data": content.get("data", {}),
-                }
+                Attempt(
+                    started=content["time"],
+                    start_step=content["step"],
+                    command=content["command"],
+                    num_parameters=content.get("num_parameters"),
+                    data=content.get("data", {}),
+                )
             )
         else:
             ending = {name: content[name] for name in ("seconds", "outcome", "message")}
-            attempts[-1].update(ending)
-    return [Attempt(**fields) for fields in attempts]
+            attempts[-1] = dataclasses.replace(attempts[-1], **ending)
+    return attempts
 
 
 def _is_valid(content: Any) -> bool:
     if not isinstance(content, dict):
         return False
-    if content.get("event") == "start":
+    event = content.get("event")
+    if event == "start":
         types = {"time": str, "step": int, "command": str}
+        has_parameters = isinstance(content.get("num_parameters"), int | None)
+        is_valid = has_parameters and isinstance(content.get("data", {}), dict)
     else:
-        types = {"event": str, "outcome": str, "message": str, "seconds": (int, float)}
+        types = {"outcome": str, "message": str, "seconds": (int, float)}
+        is_valid = event == "end"
     has_types = all(isinstance(content.get(name), kind) for name, kind in types.items())
-    has_parameters = isinstance(content.get("num_parameters"), int | None)
-    is_finite = math.isfinite(content.get("seconds", 0)) if has_types else False
-    return is_finite and has_parameters and isinstance(content.get("data", {}), dict)
+    return is_valid and has_types and (event == "start" or math.isfinite(content["seconds"]))

@@ -89,7 +89,7 @@ def log_results(folder: Path, report: Path, seconds: float) -> None:
     for name, metrics in results:
         _log(f"final evaluation, {name or 'held-out'}: {format_metrics(metrics)}")
     if not results:
-        _log("no final evaluation: the run has no held-out text, and no labels besides train")
+        _log("no final evaluation: no held-out text, and no labeled split besides train")
     _log(f"the run is complete ({format_duration(seconds)} in this process); report: {report}")
 
 

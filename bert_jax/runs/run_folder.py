@@ -35,15 +35,18 @@ from bert_jax.errors import UserError
 from bert_jax.file_lock import AlreadyLockedError, acquire_lock
 from bert_jax.json_io import read_json_object
 from bert_jax.legacy_names import upgrade_analysis, upgrade_config
+from bert_jax.runs import attempt_log
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
 ANALYSIS, BASELINES = "analysis.json", "baselines.json"
+PREDICTIONS, REPORT = "predictions", "report.html"
 # A key of config.json next to "config"; the location of the checkpoints does not affect results.
 _CHECKPOINT_DIR_KEY = "checkpoints"
 _PACKAGES = ("bert_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 _CONFLICT_REMEDY = (
-    "to resume that run, use its values; to start a new one, choose another run folder "
-    "(--init-from, or --model of `bert-jax finetune`, starts it from these weights)"
+    "to resume that run, set these fields to their saved values; to start a new run, choose "
+    "another run folder (to start it from the weights of the saved run, add --init-from, or "
+    "--model for `bert-jax finetune`)"
 )
 
 
@@ -195,6 +198,8 @@ def discard_failed_start(
     _, conflicts = _config_changes(saved["config"], config, mutable_fields, str(file))
     if conflicts:
         file.unlink()
+        for name in (BASELINES, attempt_log.FILE):  # the report would show them as the new run's
+            (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / tokenizer_folder, ignore_errors=True)
     return bool(conflicts)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.report.html import escape
-from bert_jax.report.svg_charts import PlotArea, svg, ticks
+from bert_jax.report.svg_charts import PlotArea, evenly_spaced, svg, ticks
 
 _MIN_LOG_RATIO = 10.0  # the axis is logarithmic from this ratio of largest to smallest value on
 _MAX_LABELS = 6
@@ -31,15 +31,14 @@ def sweep_chart(points: Sequence[tuple[Any, float]], *, title: str, field: str) 
     margin = 0.06 * (high - low) or 1.0
     frame = PlotArea(low_x=low - margin, high_x=high + margin, low_y=y_ticks[0], high_y=y_ticks[-1])
     labels = {x: label for label, x in position_of.items()}
-    x_ticks = _evenly_spaced(sorted(labels))
+    x_ticks = evenly_spaced(sorted(labels), _MAX_LABELS)
     parts = [frame.axes(x_ticks, y_ticks, field, lambda x: labels[x], lambda y: f"{y:.4g}")]
     if len(labels) > 1:
         medians = [
             (x, statistics.median(y for other, y in coordinates if other == x))
             for x in sorted(labels)
         ]
-        line = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in medians)
-        parts.append(f'<polyline points="{line}" class="c0"/>')
+        parts.append(f'<polyline points="{frame.path(medians)}" class="c0"/>')
     parts += [
         f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3.5" class="c1" '
         f'fill-opacity="0.7"><title>{escape(labels[x])}: {y:.4g}</title></circle>'
@@ -54,14 +53,6 @@ def _x_positions(values: Sequence[Any]) -> dict[str, float]:
         return {label: float(n) for n, label in enumerate(dict.fromkeys(map(_label, values)))}
     logarithmic = min(values) > 0 and max(values) >= _MIN_LOG_RATIO * min(values)
     return {_label(v): math.log10(v) if logarithmic else float(v) for v in values}
-
-
-def _evenly_spaced(positions: Sequence[float]) -> list[float]:
-    """Selects evenly spaced positions, including the first and the last."""
-    if len(positions) <= _MAX_LABELS:
-        return list(positions)
-    last = len(positions) - 1
-    return [positions[round(n * last / (_MAX_LABELS - 1))] for n in range(_MAX_LABELS)]
 
 
 def _label(value: Any) -> str:

@@ -52,7 +52,7 @@ class TaskKind(ABC, Generic[ExampleT, ReferencesT, PredictionsT]):
       table_columns: input columns of a table -> default name; None if the column is optional.
       line_format: format of a text file without a known extension; None if it is ambiguous.
       table_format: format of a file with the extension of a table.
-      empty_prediction: the values of `prediction_to_json` for an empty text.
+      empty_prediction: the fields of a prediction for an empty text, without "text".
     """
 
     name: str

@@ -63,7 +63,7 @@ def read_text(path: str | Path, *, encoding: str | None = None, errors: str | No
     Args:
       path: the file.
       encoding: any text encoding of Python. None for UTF-8, if the verb has no flag --encoding
-        that an error could advise.
+        that an error message could suggest.
       errors: what to do with bytes that are not text: "strict" raises, "replace", "ignore". None
         for "strict", if the verb has no flag --errors.
 
@@ -111,17 +111,16 @@ def read_documents(
       UserError: as `read_text`; or a line is not a JSON object or does not have the field.
     """
     name = os.path.basename(path)
+    chunks = _text_chunks(path, encoding, errors)
     if name.removesuffix(".gz").endswith((".jsonl", ".ndjson")):
-        lines = _split_lines(path, _text_chunks(path, encoding, errors))
+        lines = _split_lines(path, chunks)
         documents = ((n, _json_text(path, n, line, json_field, errors)) for n, line in lines)
     elif document_unit == "file":
-        chunks = _text_chunks(path, encoding, errors)
         documents = iter([(1, _join_chunks(chunks, partial(_check_document_size, path, 1)))])
     elif document_unit == "line":
-        documents = _split_lines(path, _text_chunks(path, encoding, errors))
+        documents = _split_lines(path, chunks)
     else:
-        lines = _split_lines(path, _text_chunks(path, encoding, errors))
-        documents = enumerate(_split_blocks(path, lines), start=1)
+        documents = enumerate(_split_blocks(path, _split_lines(path, chunks)), start=1)
     for number, text in documents:
         if keep_empty or (text and not text.isspace()):
             yield f"{name}:{number}", text

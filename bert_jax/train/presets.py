@@ -57,7 +57,8 @@ def fine_tuning_experiment(
 ) -> Experiment:
     """Makes the experiment that fine-tunes a model on a task (Devlin et al. 2019, appendix A.3).
 
-    The dev split is evaluated after every epoch, and the checkpoint with the best value of the
+    The dev split is evaluated after every epoch, or with few examples after every few epochs (see
+    `epochs`), and the checkpoint with the best value of the
     task's first metric is kept.
 
     Args:
@@ -82,8 +83,7 @@ def fine_tuning_experiment(
     eval_every_epochs = 1
     if epochs is None:
         epochs = _default_epochs(len(features), batch_size)
-        if epochs > DEFAULT_EPOCHS:
-            eval_every_epochs = math.ceil(epochs / MAX_EVALUATIONS)
+        eval_every_epochs = math.ceil(epochs / MAX_EVALUATIONS)
     return Experiment(
         name=loaded_task.name,
         seed=seed,
@@ -110,7 +110,7 @@ def multi_task_experiment(
     *,
     mixing: Mixing = ProportionalMixing(),  # noqa: B008 (frozen)
     weighting: UniformWeighting | UncertaintyWeighting = UniformWeighting(),  # noqa: B008 (frozen)
-    epochs: float = 3.0,
+    epochs: float = DEFAULT_EPOCHS,
     batch_size: int = 32,
     learning_rate: float = 5e-5,
     warmup_ratio: float = 0.1,

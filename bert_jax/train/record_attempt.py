@@ -1,4 +1,4 @@
-"""Records how this process trains and ends, and writes the report of the run at its end."""
+"""Records the start and the end of this training process, and writes the report at its end."""
 
 import contextlib
 import logging
@@ -18,15 +18,17 @@ from bert_jax.train.step import TrainSetup
 logger = logging.getLogger(__name__)
 
 
-class RecordedAttempt(contextlib.AbstractContextManager["RecordedAttempt"]):
-    """Records the start and the end of this process in `attempts.jsonl`, on process 0 only.
+class RecordedAttempt:
+    """Records the start and the end of this process in `attempts.jsonl`; a context manager.
 
-    The report is written at every end: when the run is complete, when a signal stops it, and when
-    an error ends it.
+    The caller calls `end` when training ends; an error that leaves the `with` block is recorded
+    without it. Both write the report. Only JAX's process 0 writes; on the others nothing happens.
 
     Args:
+      setup: its number of parameters is recorded.
+      source: its description of the data is recorded.
       folder: the run folder.
-      start_step: number of updates done before.
+      start_step: number of optimizer updates done before this attempt.
       started_at: `time.monotonic()` at the start of the process.
     """
 
@@ -49,7 +51,7 @@ class RecordedAttempt(contextlib.AbstractContextManager["RecordedAttempt"]):
         if self._log is None:
             return
         self._log.end(outcome, message)
-        self._log = None
+        self._log = None  # nothing is recorded after the end
         try:
             write_report(self._folder)
         except UserError as error:
@@ -67,6 +69,7 @@ class RecordedAttempt(contextlib.AbstractContextManager["RecordedAttempt"]):
         """Records an error that ends the training."""
         if error is None:
             return
+        # Only messages that are meant for users; the traceback of any other error is on the screen.
         message = str(error) if isinstance(error, UserError) else type(error).__name__
         with contextlib.suppress(OSError):  # a full disk must not hide the error
             self.end("failed", message)

@@ -18,7 +18,6 @@ from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.hardware.devices import hardware_info
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
-from bert_jax.report.run_report import FILE as REPORT
 from bert_jax.runs import run_folder
 from bert_jax.runs.hooks import Hook
 from bert_jax.runs.messages import log_model, log_phase, log_results
@@ -120,7 +119,7 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
             _finish(setup, source, folder, state, checkpointer, history)
         attempt.end("complete" if int(state["step"]) >= train.steps else "stopped early")
         if jax.process_index() == 0:
-            log_results(folder, folder / REPORT, time.monotonic() - started)
+            log_results(folder, folder / run_folder.REPORT, time.monotonic() - started)
     return EXIT_DONE
 
 

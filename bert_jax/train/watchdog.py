@@ -171,8 +171,8 @@ class Watchdog:
 
 
 def _print(line: str) -> None:
-    # Not `logging`: the hanging thread may hold the lock of a log handler. An error, as of a closed
-    # terminal, would end the thread of the watchdog, and the process would hang forever.
+    # Not `logging`: the hanging thread may hold the lock of a log handler. An error, as after the
+    # terminal was closed, would end the thread of the watchdog, and the process would hang forever.
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 

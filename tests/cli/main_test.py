@@ -123,6 +123,7 @@ def test_wrong_usage_exits_with_2(main_with, arguments, capsys):
             "bert-jax recipes: error: unrecognized arguments: --zzz; `bert-jax recipes",
         ),
         ("finetun columns", "; did you mean 'finetune'?"),
+        ("predict model --truncation head+tial", "; did you mean 'head+tail'?"),
     ],
 )
 def test_misspelled_words_are_answered_with_the_nearest(arguments, message, capsys):

@@ -15,6 +15,13 @@ def test_overwritten_states_of_a_line_are_marked(tmp_path):
     ]
 
 
+def test_live_line_has_the_time_at_which_it_appeared(tmp_path):
+    command = r"printf '\rstep 1/4 | 9s left'; sleep 0.5; printf '\r  step 4/4\n'; printf end"
+    lines, _ = record(command, tmp_path)
+    assert [line.text for line in lines] == ["step 1/4 | 9s left", "  step 4/4", "end"]
+    assert lines[1].seconds - lines[0].seconds >= 0.4
+
+
 def test_estimates_compare_time_left_with_the_true_total():
     texts = {
         1.0: "length-128 1/100 | loss 2.0 | 1h 00m left",  # before the first tenth

@@ -32,7 +32,7 @@ PLAIN = [word for word in WORDS if not word.startswith("##")]
 def small_experiments(folder: Path) -> Callable[[str], Experiment]:
     """Returns the value of the fixture `task_experiment`: kind of task -> small run's config.
 
-    Several processes may use the same folder: whoever needs a kind first writes its files.
+    Several processes may share the folder: the first that needs a kind writes its files.
     """
     folder.mkdir(exist_ok=True)
     made: dict[str, Experiment] = {}

@@ -105,7 +105,7 @@ def test_finished_stages_are_not_repeated(command, capsys):
     assert second_run.err.count("already done") == 9
     assert (output / "vocabulary" / "vocab.txt").stat().st_mtime_ns == vocabulary
 
-    # A stage that is missing in stages.json runs second_run on the outputs of the others.
+    # A stage that is missing in stages.json runs again on the outputs of the others.
     stages = json.loads((output / "stages.json").read_text())
     del stages["seconds"]["fill masks"]
     (output / "stages.json").write_text(json.dumps(stages))

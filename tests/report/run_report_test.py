@@ -119,6 +119,27 @@ def test_run_without_evaluation_shows_mean_training_loss(tmp_path):
     assert f"Training masked-LM loss{sum(losses) / len(losses):.4g}Mean of the last 8" in page
 
 
+def test_run_before_its_first_evaluation_is_not_called_one_without(tmp_path):
+    write_run(tmp_path, steps=90, results=False)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert "This run has no evaluation" in Report(write_report(tmp_path).read_text()).text
+    config["config"]["train"]["evaluation"] = {"type": "HeldOutEval", "corpus": "x"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    page = Report(write_report(tmp_path).read_text()).text
+    assert "No evaluation has taken place" in page and "This run has no evaluation" not in page
+
+
+def test_total_loss_is_charted_only_if_it_is_a_sum(tmp_path):
+    write_run(tmp_path)
+    assert "Total loss" in write_report(tmp_path).read_text()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row.pop("nsp_loss", None)
+        row["loss"] = row["mlm_loss"]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "Total loss" not in write_report(tmp_path).read_text()
+
+
 @pytest.mark.parametrize(
     ("attempts", "text"),
     [

@@ -40,7 +40,12 @@ def test_line_that_was_cut_off_is_skipped(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", ["[]", "{}", '{"event": "start", "time": 3}', '{"event": "end", "seconds": "5"}']
+    "line",
+    [
+        *("[]", "{}", '{"event": "start", "time": 3}', '{"event": "end", "seconds": "5"}'),
+        '{"event": "pause", "seconds": 1, "outcome": "complete", "message": ""}',
+        '{"event": "end", "seconds": NaN, "outcome": "complete", "message": ""}',
+    ],
 )
 def test_other_json_is_an_error_that_names_the_line(tmp_path, line):
     start(tmp_path)

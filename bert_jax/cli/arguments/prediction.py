@@ -1,4 +1,4 @@
-"""Defines the arguments that verbs share which compute outputs of a model: MODEL and sizes."""
+"""Defines the arguments of all verbs that compute outputs of a model: MODEL and sizes."""
 
 import argparse
 from typing import Any

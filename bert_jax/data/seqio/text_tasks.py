@@ -269,19 +269,22 @@ _MODULE_OF_TASK: dict[str, str] = {}
 
 
 def _run_module_once(task_name: str, module: str) -> None:
-    """Runs the file `module` unless it has registered the task already."""
+    """Runs the file `module`, unless the task is registered already.
+
+    A task that Python code has registered is used, and the file is then not run.
+    """
     path = Path(module)
-    if task_name in seqio.TaskRegistry.names():
-        registered_by = _MODULE_OF_TASK.get(task_name, str(path.resolve()))
-        if registered_by != str(path.resolve()):
+    resolved, registered = str(path.resolve()), set(seqio.TaskRegistry.names())
+    if task_name in registered:
+        registered_by = _MODULE_OF_TASK.get(task_name, resolved)
+        if registered_by != resolved:
             raise UserError(
                 f"--module {module}: {registered_by} has already registered a task {task_name!r} "
-                "in this process; expected another name"
+                f"in this process; rename the task in {module}, or start a new process"
             )
         return
     if not path.is_file():
         raise UserError(f"--module {module}: no such file")
-    registered_before = set(seqio.TaskRegistry.names())
     import_file(path, "module")
-    for name in set(seqio.TaskRegistry.names()) - registered_before:
-        _MODULE_OF_TASK[name] = str(path.resolve())
+    new_names = set(seqio.TaskRegistry.names()) - registered
+    _MODULE_OF_TASK.update(dict.fromkeys(new_names, resolved))

@@ -38,8 +38,6 @@ from bert_jax.train.sources.feature_cache import ENCODER_FEATURES, FeatureExtrac
 from bert_jax.train.sources.task_evaluator import TaskEvaluator
 from bert_jax.tuning.config import CachedFeatures
 
-PREDICTIONS = "predictions"
-
 
 class FineTuningSource:
     """Implements `Source` for an experiment with `FineTuningData`."""
@@ -154,7 +152,7 @@ class FineTuningSource:
     ) -> None:
         """Writes predictions, metrics and an analysis of every split except "train"."""
         metrics, analysis = self.evaluate_splits(
-            objective, params, mesh, folder / PREDICTIONS, step
+            objective, params, mesh, folder / run_folder.PREDICTIONS, step
         )
         if jax.process_index() == 0:
             write_json(folder / run_folder.EVALUATION, metrics)

@@ -21,7 +21,7 @@ from bert_jax.objectives.config import MultiTask
 from bert_jax.objectives.multi_task import MultiTaskObjective, task_params
 from bert_jax.runs import run_folder
 from bert_jax.text.load_tokenizer import load_tokenizer
-from bert_jax.train.sources.fine_tuning import PREDICTIONS, FineTuningSource
+from bert_jax.train.sources.fine_tuning import FineTuningSource
 from bert_jax.train.sources.task_evaluator import TaskEvaluator
 
 MEAN_METRIC = "mean"
@@ -123,7 +123,7 @@ class MultiTaskSource:
                 objective.tasks[name],
                 task_params(params, name),
                 mesh,
-                folder / PREDICTIONS / name,
+                folder / run_folder.PREDICTIONS / name,
                 step,
             )
         if jax.process_index() == 0:

@@ -54,7 +54,7 @@ def check_recipe(arguments: tuple[str, ...], bundle: Bundle, root: Path) -> None
 def _find_named_recipe(verb: str, words: list[str]) -> str | None:
     """Returns the file of the shipped recipe in `pretrain NAME` or `finetune --config NAME`."""
     if verb == "pretrain":
-        # The words that no flag, upload or assignment is; values of flags may be among them.
+        # Words that are not a flag, an upload or an assignment; values of flags may be among them.
         plain = [word for word in words if not word.startswith(("-", "@")) and "=" not in word]
         if not plain:
             raise ConfigError("pretrain needs a recipe, for example configs/pretrain/bert.py")
@@ -66,8 +66,9 @@ def _find_named_recipe(verb: str, words: list[str]) -> str | None:
     try:
         return _find_shipped(name).relative_to(SOURCE_ROOT).as_posix()
     except ConfigError as error:
+        problem = str(error).removeprefix(_CONFIGS_PREFIX)
         raise ConfigError(
-            f"{error}; a file of your own is uploaded with --data and named @data/..."
+            f"{problem}; a file of your own is uploaded with --data and named @data/..."
         ) from None
 
 
