@@ -13,7 +13,8 @@ _EPILOG = """examples:
   bert-jax fill-mask bert-base "Paris is the [MASK] of France."
 
 SOURCE is a folder with bert_config.json and *.ckpt.index (Google's release), or with config.json
-and model.safetensors or pytorch_model.bin (Hugging Face). The output is a Hugging Face folder.
+and model.safetensors or pytorch_model.bin, also in shards (Hugging Face). The output is a Hugging
+Face folder.
 `bert-jax pretrain --init-from FOLDER` continues pretraining from it, or directly from SOURCE.
 """
 

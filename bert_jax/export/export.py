@@ -111,9 +111,9 @@ def _verify_export(model: LoadedModel, folder: Path) -> float:
                 f"of {model.path} (at most {TOLERANCE} is allowed)"
             )
         difference = max(difference, max_difference)
-    reloaded_params = paths.flatten(reloaded.params)
-    for path, expected in paths.flatten(model.params).items():
-        if not np.array_equal(reloaded_params[path], expected):
+    expected_params, reloaded_params = (paths.flatten(m.params) for m in (model, reloaded))
+    for path in sorted(expected_params.keys() | reloaded_params.keys()):
+        if not np.array_equal(reloaded_params.get(path), expected_params.get(path)):
             raise UserError(f"the export was not written: {path} is not the same when read back")
     return difference
 

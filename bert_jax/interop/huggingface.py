@@ -1,7 +1,8 @@
 """Reads and writes model folders in Hugging Face's format.
 
 config.json          the architecture (huggingface_config.py), the task head (huggingface_heads.py)
-model.safetensors    the tensors, or pytorch_model.bin; names in models/<family>/huggingface.py
+model.safetensors    the tensors, also as shards or as pytorch_model.bin (weight_files.py); their
+                     names are in models/<family>/huggingface.py
 tokenizer files      see bert_jax.text
 """
 
@@ -11,21 +12,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from bert_jax.errors import UserError
 from bert_jax.interop.huggingface_config import read_config, to_hf_config
-from bert_jax.interop.torch_file import read_torch_file
+from bert_jax.interop.weight_files import WEIGHTS, find_weights, read_weights
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import HuggingFaceFormat, format_of
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 
-CONFIG, WEIGHTS, TORCH_WEIGHTS = "config.json", "model.safetensors", "pytorch_model.bin"
-# NumPy has no dtypes of 8 bits and fewer for floating-point numbers.
-_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
+CONFIG = "config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
 FlatParams = dict[str, np.ndarray]
@@ -71,15 +69,9 @@ def _read_weights(folder: Path, config: EncoderConfig) -> FlatParams:
     Raises:
       UserError: no weights, damaged ones, or tensors that the family does not have (named).
     """
-    file = next((folder / n for n in (WEIGHTS, TORCH_WEIGHTS) if (folder / n).is_file()), None)
-    if file is None:
-        file_names = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-        raise UserError(
-            f"{folder}: expected {WEIGHTS} or {TORCH_WEIGHTS} in it, found {file_names}"
-        )
-    raw = _read_safetensors(file) if file.name == WEIGHTS else read_torch_file(file)
+    file = find_weights(folder)
     family_format = format_of(config)
-    tensors = {family_format.canonical(name): tensor for name, tensor in raw.items()}
+    tensors = _canonical_tensors(read_weights(file), family_format, file)
     if config.tie_word_embeddings:
         _check_tied_copies(tensors, family_format.tied_copies, file)
     elif family_format.decoder_bias in tensors:
@@ -88,21 +80,36 @@ def _read_weights(folder: Path, config: EncoderConfig) -> FlatParams:
     return {path: np.asarray(tensor, np.float32) for path, tensor in flat.items()}
 
 
-def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
-    """Returns all tensors of a file by name; UserError if it is truncated or of another format."""
-    try:
-        with safe_open(file, framework="numpy") as reader:
-            names = list(reader.keys())
-            for name in names:
-                if (dtype := reader.get_slice(name).get_dtype()) not in _DTYPES:
-                    raise UserError(
-                        f"{file}: {name} has dtype {dtype}; expected one of {', '.join(_DTYPES)}"
-                    )
-            return {name: reader.get_tensor(name) for name in names}
-    except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{file}: damaged or not in the safetensors format ({error}); fetch or write it again"
-        ) from None
+def _canonical_tensors(
+    raw: Mapping[str, np.ndarray], family_format: HuggingFaceFormat, file: Path
+) -> dict[str, np.ndarray]:
+    """Returns tensors by today's names in the family's format, without prefixes of wrappers.
+
+    Raises:
+      UserError: two tensors have the same name without their prefixes.
+    """
+    original_names: dict[str, str] = {}
+    for name in raw:
+        canonical = family_format.canonical(_without_wrappers(name))
+        if canonical in original_names:
+            raise UserError(
+                f"{file}: {original_names[canonical]!r} and {name!r} are both the tensor "
+                f"{canonical!r}; save the weights of one model only"
+            )
+        original_names[canonical] = name
+    return {canonical: raw[name] for canonical, name in original_names.items()}
+
+
+def _without_wrappers(name: str) -> str:
+    """Removes what PyTorch's wrappers add to the names of tensors.
+
+    `DataParallel` and `DistributedDataParallel` add the prefix "module."; `torch.compile` adds
+    "_orig_mod." wherever the compiled module is in the model.
+    """
+    segments = [segment for segment in name.split(".") if segment != "_orig_mod"]
+    while segments[:1] == ["module"]:
+        segments.pop(0)
+    return ".".join(segments)
 
 
 def _check_tied_copies(
@@ -125,7 +132,10 @@ def _check_tied_copies(
 
 
 def write_weights(folder: Path, flat: FlatParams, config: EncoderConfig) -> None:
-    """Writes parameters by path as `model.safetensors`."""
+    """Writes parameters by path as `model.safetensors`.
+
+    Always one file: `save_pretrained` begins to split at 50 GB, and encoders are smaller.
+    """
     family_format: HuggingFaceFormat = format_of(config)
     tensors = family_format.names(config).to_external(flat)
     if not config.tie_word_embeddings and family_format.lm_bias in tensors:

@@ -1,7 +1,8 @@
 """Maps parameter paths to the tensor names of another format and back, by one table.
 
-A row pairs a path with a name; `*` is the number of the layer in both. A tensor that no row names
-is an error. A tensor that the conversion leaves out has a row of its own, with the reason.
+A row pairs a path with a name; `*` is the number of the layer in both. A row can also pair several
+paths with one tensor. A tensor that no row names is an error. A tensor that the conversion leaves
+out has a row of its own, with the reason.
 """
 
 import re
@@ -24,6 +25,36 @@ class NameMapping:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """Pairs several parameters with one tensor that contains all of them, such as a joint QKV.
+
+    The parameters have the same shape. In the tensor they follow one another along their output
+    axis, which is the last axis of a kernel [in, out] and of a bias [out] here. `transposed` as in
+    `NameMapping`: PyTorch's linear weights are [out, in].
+    """
+
+    internals: tuple[str, ...]
+    external: str
+    transposed: bool = False
+
+    def unpack(self, tensor: np.ndarray, name: str, source: str) -> list[np.ndarray]:
+        """Returns the parameters, as views; UserError if the tensor has no equal parts."""
+        joint = tensor.T if self.transposed else tensor
+        count = len(self.internals)
+        if joint.ndim == 0 or joint.shape[-1] % count:
+            raise UserError(
+                f"{source}: the tensor {name!r} has shape {list(tensor.shape)}; expected an output "
+                f"axis that can be split into {count} equal parts"
+            )
+        return np.split(joint, count, axis=-1)
+
+    def pack(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the tensor of parameters in the order of `internals`; the inverse of `unpack`."""
+        joint = np.concatenate(parts, axis=-1)
+        return joint.T if self.transposed else joint
+
+
+@dataclass(frozen=True)
 class Ignored:
     """Names a tensor of the other format that is not a parameter, with the reason."""
 
@@ -39,14 +70,18 @@ class NameTable:
     """
 
     def __init__(
-        self, name: str, rows: Sequence[NameMapping], ignored: Sequence[Ignored], separator: str
+        self,
+        name: str,
+        rows: Sequence[NameMapping | Packed],
+        ignored: Sequence[Ignored],
+        separator: str,
     ):
         self.name = name
         self._separator = separator
-        self._by_internal: PathTable[NameMapping] = PathTable(
-            name, [(row.internal, row) for row in rows]
+        self._by_internal: PathTable[tuple[str, NameMapping | Packed]] = PathTable(
+            name, [(pattern, (pattern, row)) for row in rows for pattern in _internals(row)]
         )
-        self._by_external: PathTable[NameMapping | Ignored] = PathTable(
+        self._by_external: PathTable[NameMapping | Packed | Ignored] = PathTable(
             name, [(self._path(row.external), row) for row in (*rows, *ignored)]
         )
 
@@ -59,37 +94,53 @@ class NameTable:
           source: the file, for messages.
 
         Raises:
-          UserError: the table has no row for a tensor (named), or two tensors are one parameter.
+          UserError: the table has no row for a tensor (named), two tensors are one parameter, or a
+            tensor that contains several parameters cannot be split into them.
         """
         found: dict[str, np.ndarray] = {}
         for name, tensor in tensors.items():
             row = self._find_row(name, source)
-            if isinstance(row, Ignored):
-                continue
-            internal = _fill_wildcards(row.internal, self._path(row.external), self._path(name))
-            if internal in found:
-                raise UserError(
-                    f"{source}: two tensors are the parameter {internal}; one is {name!r}"
-                )
-            found[internal] = tensor.T if row.transposed else tensor
+            match row:
+                case Ignored():
+                    continue
+                case NameMapping():
+                    parameters = [tensor.T if row.transposed else tensor]
+                case Packed():
+                    parameters = row.unpack(tensor, name, source)
+            for pattern, parameter in zip(_internals(row), parameters, strict=True):
+                internal = _fill_wildcards(pattern, self._path(row.external), self._path(name))
+                if internal in found:
+                    raise UserError(
+                        f"{source}: two tensors are the parameter {internal}; one is {name!r}"
+                    )
+                found[internal] = parameter
         return found
 
     def to_external(self, flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns parameters by tensor name of the other format; the inverse of `from_external`."""
-        found = {}
-        for path, leaf in flat.items():
-            row = self._by_internal[path]
-            name = _fill_wildcards(self._path(row.external), row.internal, path).replace(
-                "/", self._separator
-            )
-            found[name] = leaf.T if row.transposed else leaf
-        return found
+        """Returns parameters by tensor name of the other format; the inverse of `from_external`.
+
+        Raises:
+          KeyError: only some of the parameters of a `Packed` row are in `flat`.
+        """
+        found: dict[str, np.ndarray] = {}
+        for path in flat:
+            pattern, row = self._by_internal[path]
+            name = _fill_wildcards(self._path(row.external), pattern, path)
+            if name in found:  # packed together with another parameter of the row
+                continue
+            match row:
+                case NameMapping():
+                    found[name] = flat[path].T if row.transposed else flat[path]
+                case Packed():
+                    packed_paths = [_fill_wildcards(p, pattern, path) for p in row.internals]
+                    found[name] = row.pack([flat[each] for each in packed_paths])
+        return {name.replace("/", self._separator): tensor for name, tensor in found.items()}
 
     def parameter_names(self, names: Iterable[str], source: str) -> list[str]:
         """Returns the names that are parameters, sorted; UserError for a name without a row."""
-        return sorted(n for n in names if isinstance(self._find_row(n, source), NameMapping))
+        return sorted(n for n in names if not isinstance(self._find_row(n, source), Ignored))
 
-    def _find_row(self, name: str, source: str) -> NameMapping | Ignored:
+    def _find_row(self, name: str, source: str) -> NameMapping | Packed | Ignored:
         try:
             return self._by_external[self._path(name)]
         except KeyError:
@@ -103,6 +154,10 @@ class NameTable:
 
     def _path(self, name: str) -> str:
         return name.replace(self._separator, "/")
+
+
+def _internals(row: NameMapping | Packed) -> tuple[str, ...]:
+    return row.internals if isinstance(row, Packed) else (row.internal,)
 
 
 def _fill_wildcards(target: str, pattern: str, name: str) -> str:

@@ -3,7 +3,8 @@
     a run folder             config.json, checkpoints/, vocabulary/; loads the newest complete step,
                              or the best on the dev set of a fine-tuning run
     one step of a run        <run>/checkpoints/<step>
-    a Hugging Face folder    config.json, model.safetensors or pytorch_model.bin; also an export
+    a Hugging Face folder    config.json, model.safetensors (also as shards) or pytorch_model.bin;
+                             also an export
 
 A multi-task run is loaded as the model of one of its tasks, or without heads.
 

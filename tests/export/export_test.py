@@ -156,6 +156,19 @@ def test_head_that_is_not_read_back_is_rejected(model, tmp_path, monkeypatch):
         export(model, tmp_path / "exported")
 
 
+def test_parameters_that_are_not_written_are_rejected(model, tmp_path, monkeypatch):
+    write = huggingface.write_weights
+
+    def without_head(folder, flat, config):
+        head = ("next_sentence/", "masked_lm/")
+        write(folder, {p: leaf for p, leaf in flat.items() if not p.startswith(head)}, config)
+
+    monkeypatch.setattr(huggingface, "write_weights", without_head)
+    with pytest.raises(UserError, match="masked_lm/bias is not the same when read back"):
+        export(model, tmp_path / "exported")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["made"]
+
+
 def test_model_with_nan_is_rejected(model, tmp_path):
     flat = paths.flatten(model.params)
     flat["encoder/layers/1/attention/key/kernel"] = flat[

@@ -9,7 +9,7 @@ from bert_jax.models.bert.tf1 import TF1
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
-from bert_jax.params.name_table import Ignored, NameMapping, NameTable
+from bert_jax.params.name_table import Ignored, NameMapping, NameTable, Packed
 from bert_jax.testing.models import random_parameters, small_config
 
 
@@ -73,3 +73,53 @@ def test_old_tensor_names_become_canonical():
     assert HUGGING_FACE.canonical("encoder.layer.0.output.LayerNorm.gamma") == expected
     assert HUGGING_FACE.canonical("bert.encoder.layer.0.output.LayerNorm.weight") == expected
     assert HUGGING_FACE.canonical("cls.predictions.bias") == "cls.predictions.bias"
+
+
+JOINT = NameTable(
+    "joint",
+    [
+        Packed(
+            ("l/*/q/kernel", "l/*/k/kernel", "l/*/v/kernel"), "h.*.Wqkv.weight", transposed=True
+        ),
+        Packed(("l/*/q/bias", "l/*/k/bias", "l/*/v/bias"), "h.*.Wqkv.bias"),
+        NameMapping("l/*/scale", "h.*.norm.weight"),
+    ],
+    [Ignored("**.rotary_emb.inv_freq", "a buffer in old files")],
+    separator=".",
+)
+
+
+def test_packed_tensor_is_split_along_its_output_axis():
+    rng = np.random.default_rng(0)
+    weight, bias = rng.normal(size=(12, 5)), rng.normal(size=(12,))
+    tensors = {
+        "h.10.Wqkv.weight": weight,
+        "h.10.Wqkv.bias": bias,
+        "h.10.norm.weight": rng.normal(size=(5,)),
+        "h.10.attn.rotary_emb.inv_freq": rng.normal(size=(2,)),
+    }
+    flat = JOINT.from_external(tensors, "memory")
+    x = rng.normal(size=(3, 5))
+    q, k, v = np.split(x @ weight.T + bias, 3, axis=-1)  # as PyTorch computes and splits them
+    for name, expected in {"q": q, "k": k, "v": v}.items():
+        found = x @ flat[f"l/10/{name}/kernel"] + flat[f"l/10/{name}/bias"]
+        np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=name)
+    back = JOINT.to_external(dict(reversed(flat.items())))
+    assert back.keys() == tensors.keys() - {"h.10.attn.rotary_emb.inv_freq"}
+    for name, tensor in back.items():
+        np.testing.assert_array_equal(tensor, tensors[name], err_msg=name)
+
+
+def test_packed_tensor_without_equal_parts_is_refused():
+    with pytest.raises(UserError, match=r"'h\.0\.Wqkv\.weight' has shape \[10, 5\].* 3 equal"):
+        JOINT.from_external({"h.0.Wqkv.weight": np.zeros((10, 5))}, "f")
+    with pytest.raises(UserError, match=r"Wqkv\.bias' has shape \[\]"):
+        JOINT.from_external({"h.0.Wqkv.bias": np.zeros(())}, "f")
+
+
+def test_incomplete_packed_parameters_are_refused():
+    with pytest.raises(KeyError, match="l/0/v/bias"):
+        JOINT.to_external({"l/0/q/bias": np.zeros(4), "l/0/k/bias": np.zeros(4)})
+    assert JOINT.parameter_names(["h.0.Wqkv.bias", "a.rotary_emb.inv_freq"], "f") == [
+        "h.0.Wqkv.bias"
+    ]
