@@ -37,6 +37,15 @@ FIELDS: dict[str, Field] = {
         "BP", "float32", "1 = selected (masked, replaced or unchanged), 0 = unused"
     ),
     "next_sentence_labels": Field("B", "int32", "0 = B follows A, 1 = B is a random segment"),
+    "sentence_order_labels": Field("B", "int32", "0 = A comes before B in the text, 1 = after B"),
+    "span_left_positions": Field(
+        "BP", "int32", "position before the span of the masked position with the same index"
+    ),
+    "span_right_positions": Field("BP", "int32", "position after that span"),
+    "span_target_offsets": Field("BP", "int32", "offset of the masked position in its span"),
+    "span_target_weights": Field(
+        "BP", "float32", "1 = also predicted from the boundary of its span, 0 = not"
+    ),
     "labels": Field("B", "int32", "index of the class, or of the correct choice"),
     "label_values": Field("B", "float32", "target of a regression"),
     "token_labels": Field("BL", "int32", "index of the token's label; 0 where its weight is 0"),
@@ -60,9 +69,19 @@ ENCODER_FIELDS = ("input_ids", "token_type_ids", "attention_mask")
 PACKED_FIELDS = ("position_ids", "packing_ids")
 MASKED_LM_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 NEXT_SENTENCE_FIELDS = ("next_sentence_labels",)
+SENTENCE_ORDER_FIELDS = ("sentence_order_labels",)
+SPAN_BOUNDARY_FIELDS = (
+    "span_left_positions",
+    "span_right_positions",
+    "span_target_offsets",
+    "span_target_weights",
+)
 CHOICE_FIELDS = ("choice_input_ids", "choice_token_type_ids", "choice_attention_mask")
 TOKEN_LABEL_FIELDS = ("token_labels", "token_label_weights")
 SPAN_FIELDS = ("start_positions", "end_positions")
+
+MAX_SPAN_TARGETS = 15
+"""Number of tokens of a span that the span boundary objective predicts (SpanBERT's release)."""
 
 BatchSpec = dict[str, tuple[tuple[int, ...], str]]
 

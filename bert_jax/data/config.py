@@ -57,7 +57,7 @@ InputFormat = SentencePairs | SingleSegment | PackedSegments | FullSentences | D
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """Sets which tokens are predicted and what replaces them (BERT, 3.1 and appendix A.1)."""
+    """Predicts single tokens or whole words (BERT, section 3.1 and appendix A.1)."""
 
     mlm_probability: float = 0.15  # fraction of the tokens that are predicted
     mask_replace_prob: float = 0.8  # fraction of the predicted tokens replaced by [MASK]
@@ -65,13 +65,62 @@ class Masking:
     whole_word_mask: bool = False  # predict all tokens of a word or none
 
     def __post_init__(self) -> None:
-        for name in ("mlm_probability", "mask_replace_prob", "random_replace_prob"):
-            check_range(f"data.masking.{name}", getattr(self, name), at_least=0, at_most=1)
-        if self.mask_replace_prob + self.random_replace_prob > 1.0 + 1e-9:
-            raise ConfigError(
-                f"data.masking.mask_replace_prob is {self.mask_replace_prob} and "
-                f"random_replace_prob is {self.random_replace_prob}, expected a sum of at most 1"
-            )
+        _check_masking(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NGramMasking:
+    """Predicts n-grams of whole words, shorter ones more often (ALBERT, Lan et al. 2020, 3.1).
+
+    The probability of n words is proportional to 1 / n.
+    """
+
+    mlm_probability: float = 0.15  # fraction of all tokens, [CLS] and [SEP] included
+    mask_replace_prob: float = 0.8  # fraction of the predicted tokens replaced by [MASK]
+    random_replace_prob: float = 0.1  # fraction replaced by a random token; the rest is unchanged
+    max_ngram: int = 3  # largest n
+
+    def __post_init__(self) -> None:
+        _check_masking(self)
+        check_range("data.masking.max_ngram", self.max_ngram, at_least=1, at_most=MAX_SPAN_LENGTH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanMasking:
+    """Predicts spans of consecutive words (SpanBERT, Joshi et al. 2020, section 3.1).
+
+    The probability of n words, n from 1 to `max_span_length`, is proportional to that of a
+    geometric distribution. All tokens of a span are replaced in the same way, where spans that
+    touch count as one. Random tokens have the frequencies of the corpus.
+    """
+
+    mlm_probability: float = 0.15  # fraction of the tokens that are predicted, rounded up
+    mask_replace_prob: float = 0.8  # fraction of the spans replaced by [MASK]
+    random_replace_prob: float = 0.1  # fraction replaced by random tokens; the rest is unchanged
+    max_span_length: int = 10  # in words
+    geometric_p: float = 0.2  # p(n) is proportional to p (1 - p)^(n - 1)
+
+    def __post_init__(self) -> None:
+        _check_masking(self)
+        name = "data.masking.max_span_length"
+        check_range(name, self.max_span_length, at_least=1, at_most=MAX_SPAN_LENGTH)
+        check_range("data.masking.geometric_p", self.geometric_p, above=0, below=1)
+
+
+MAX_SPAN_LENGTH = 100
+"""Spans and n-grams of more words than this are a mistake."""
+
+MaskingConfig = Masking | NGramMasking | SpanMasking
+
+
+def _check_masking(masking: MaskingConfig) -> None:
+    for name in ("mlm_probability", "mask_replace_prob", "random_replace_prob"):
+        check_range(f"data.masking.{name}", getattr(masking, name), at_least=0, at_most=1)
+    if masking.mask_replace_prob + masking.random_replace_prob > 1.0 + 1e-9:
+        raise ConfigError(
+            f"data.masking.mask_replace_prob is {masking.mask_replace_prob} and "
+            f"random_replace_prob is {masking.random_replace_prob}, expected a sum of at most 1"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +148,7 @@ class PretrainingData:
 
     corpus: str  # folder written by `bert-jax prepare`
     input_format: InputFormat = field(default_factory=SentencePairs)
-    masking: Masking | None = field(default_factory=Masking)  # None masks nothing
+    masking: MaskingConfig | None = field(default_factory=Masking)  # None masks nothing
     masking_schedule: DynamicMasking | StaticMasking = field(default_factory=DynamicMasking)
     prefetch_batches: int = 4  # number of batches that are built in advance
     num_workers: int = 0  # processes that build batches; 0 uses a thread of this process

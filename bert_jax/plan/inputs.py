@@ -7,11 +7,10 @@ pretraining corpus does not have to exist yet; labeled files are read for their 
 import collections
 from dataclasses import dataclass
 
-from bert_jax.batch import PACKED_FIELDS, BatchSpec, batch_spec
-from bert_jax.data.config import PackedSegments, PretrainingData
+from bert_jax.batch import BatchSpec, batch_spec
+from bert_jax.data.config import PretrainingData
 from bert_jax.data.finetuning.loader import FineTuningLoader
-from bert_jax.data.pretraining.batch_builder import batch_fields
-from bert_jax.errors import ConfigError
+from bert_jax.data.pretraining.batch_builder import select_fields
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.make import make_objective
 from bert_jax.train.config import Phase
@@ -57,7 +56,7 @@ def make_inputs(experiment: Experiment) -> tuple[Inputs, ...]:
     """
     data, phases = experiment.data, experiment.train.phases
     if isinstance(data, PretrainingData):
-        fields = _pretraining_fields(experiment, data)
+        fields = select_fields(data, make_objective(experiment.objective).batch_fields())
         return tuple(
             Inputs(phase=phase, fields=fields, shapes=(phase.sizes,), step_fractions=(1.0,))
             for phase in phases
@@ -78,16 +77,3 @@ def make_inputs(experiment: Experiment) -> tuple[Inputs, ...]:
             Inputs(phase=phase, fields=fields, shapes=shapes, step_fractions=step_fractions)
         )
     return tuple(phase_inputs)
-
-
-def _pretraining_fields(experiment: Experiment, data: PretrainingData) -> tuple[str, ...]:
-    available_fields, fields = (
-        batch_fields(data),
-        make_objective(experiment.objective).batch_fields(),
-    )
-    if missing := sorted(set(fields) - set(available_fields)):
-        raise ConfigError(
-            f"the objective needs the batch field {missing[0]!r}, which data.input_format "
-            f"{type(data.input_format).__name__} does not provide"
-        )
-    return fields + (PACKED_FIELDS if isinstance(data.input_format, PackedSegments) else ())

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from bert_jax.data.config import Masking
+from bert_jax.data.config import Masking, MaskingConfig
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.tuning.config import TuningConfig
 
@@ -165,7 +165,7 @@ class HeldOutEval:
     eval_every: int = 1000
     num_examples: int = 1024
     batch_size: int = 64
-    masking: Masking = Masking()  # noqa: RUF009 (frozen)
+    masking: MaskingConfig = Masking()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
         for name in ("eval_every", "num_examples", "batch_size"):

@@ -244,7 +244,7 @@ def test_packed_corpus_has_packing_fields():
     assert {"position_ids", "packing_ids"} < set(short.fields)
     assert short.batch_spec()["input_ids"] == ((256, 128), "int32")
     with pytest.raises(
-        ConfigError, match=r"needs the batch field 'next_sentence_labels', which .*Packed"
+        ConfigError, match=r"needs the batch field 'next_sentence_labels', but .*Packed"
     ):
         make_inputs(dataclasses.replace(experiment(), data=packed.data))
 

@@ -10,13 +10,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.batch import ENCODER_FIELDS, MASKED_LM_FIELDS, NEXT_SENTENCE_FIELDS, PACKED_FIELDS
-from bert_jax.data.config import PackedSegments, PretrainingData, SentencePairs, StaticMasking
+from bert_jax.batch import (
+    ENCODER_FIELDS,
+    MASKED_LM_FIELDS,
+    NEXT_SENTENCE_FIELDS,
+    PACKED_FIELDS,
+    SPAN_BOUNDARY_FIELDS,
+)
+from bert_jax.data.config import (
+    PackedSegments,
+    PretrainingData,
+    SentencePairs,
+    SpanMasking,
+    StaticMasking,
+)
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.dataset import (
     PretrainingDataset,
     SingleSegmentDataset,
     make_dataset,
+    sample_token_ids,
 )
 from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.packing import PackingPlan, collate_packed_segments, pack
@@ -43,9 +56,37 @@ def batch_fields(config: PretrainingData) -> tuple[str, ...]:
         field_names += PACKED_FIELDS
     if config.masking is not None:
         field_names += MASKED_LM_FIELDS
+    if isinstance(config.masking, SpanMasking):
+        field_names += SPAN_BOUNDARY_FIELDS
     if isinstance(config.input_format, SentencePairs):
         field_names += NEXT_SENTENCE_FIELDS
     return field_names
+
+
+_MADE_BY = {
+    **dict.fromkeys(MASKED_LM_FIELDS, "data.masking other than None"),
+    **dict.fromkeys(NEXT_SENTENCE_FIELDS, "data.input_format SentencePairs"),
+    **dict.fromkeys(SPAN_BOUNDARY_FIELDS, "data.masking SpanMasking"),
+}
+"""What makes the fields that not every config has."""
+
+
+def select_fields(config: PretrainingData, objective_fields: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the fields that an objective needs, and those of packed sequences.
+
+    Raises:
+      ConfigError: the input format and the masking do not make a field that the objective needs.
+    """
+    available_fields = batch_fields(config)
+    for name in objective_fields:
+        if name not in available_fields:
+            raise ConfigError(
+                f"the objective needs the batch field {name!r}, but data.input_format "
+                f"{type(config.input_format).__name__} and data.masking "
+                f"{type(config.masking).__name__} do not make it; expected {_MADE_BY[name]}"
+            )
+    is_packed = isinstance(config.input_format, PackedSegments)
+    return objective_fields + (PACKED_FIELDS if is_packed else ())
 
 
 class BatchBuilder:
@@ -84,6 +125,11 @@ class BatchBuilder:
         self.seq_length = seq_length
         self.max_predictions_per_seq = max_predictions_per_seq
         self._seed = seed
+        self._replacement_ids = (
+            sample_token_ids(corpus, vocab_arrays)
+            if isinstance(config.masking, SpanMasking)
+            else vocab_arrays.maskable_ids
+        )
         rows_per_process = batch_size // process_count
         self._process_rows = (
             process_index * rows_per_process,
@@ -172,6 +218,7 @@ class BatchBuilder:
                 self.max_predictions_per_seq,
                 self.vocab_arrays,
                 fields.get("position_ids"),
+                self._replacement_ids,
             )
         return fields
 

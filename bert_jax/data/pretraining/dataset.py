@@ -227,6 +227,34 @@ def make_dataset(
     return SingleSegmentDataset(corpus, seq_length, vocab_arrays)
 
 
+MAX_SAMPLED_CHUNKS, CHUNK_LENGTH = 1024, 256
+
+
+def sample_token_ids(corpus: PreparedCorpus, vocab_arrays: VocabArrays) -> np.ndarray:
+    """Reads a sample of the corpus: up to 1024 chunks of 256 tokens, at equal distances.
+
+    The ids have the frequencies of the corpus, exactly those if it has at most 262,144 tokens.
+    (SpanBERT's code draws from the whole corpus, which it holds in memory.)
+
+    Returns:
+      [n] int32, without special tokens.
+    """
+    part_starts = _part_starts(corpus)
+    num_tokens = int(corpus.tokens_per_part.sum(dtype=np.int64))
+    num_chunks = min(MAX_SAMPLED_CHUNKS, -(-num_tokens // CHUNK_LENGTH))
+    chunks: list[np.ndarray] = []
+    for chunk in range(num_chunks):
+        begin = chunk * num_tokens // num_chunks
+        end = min(begin + CHUNK_LENGTH, (chunk + 1) * num_tokens // num_chunks)
+        first_part, last_part = np.searchsorted(part_starts, (begin, end - 1), side="right") - 1
+        for part_index in range(first_part, last_part + 1):
+            start = int(part_starts[part_index])
+            chunks.append(corpus.read(part_index).ids[max(0, begin - start) : end - start])
+    ids = np.concatenate(chunks).astype(np.int32)
+    ids = ids[~vocab_arrays.is_special[ids]]
+    return ids if len(ids) else vocab_arrays.maskable_ids
+
+
 def _part_starts(corpus: PreparedCorpus) -> np.ndarray:
     """Returns the number of tokens before each part, [P] int64."""
     return np.cumsum(corpus.tokens_per_part, dtype=np.int64) - corpus.tokens_per_part

@@ -31,6 +31,8 @@ class Stream(IntEnum):
     MASK_SELECTION = 8
     MASK_ACTION = 9
     RANDOM_TOKEN = 10
+    SPAN_LENGTH = 11
+    SENTENCE_ORDER = 12
 
 
 def splitmix64(x: int) -> int:

@@ -6,14 +6,12 @@ from typing import Any
 
 import jax
 
-from bert_jax import batch as batch_lib
 from bert_jax.atomic_io import atomic_path
-from bert_jax.data.config import PackedSegments, PretrainingData
+from bert_jax.data.config import PretrainingData
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus
-from bert_jax.data.pretraining.batch_builder import batch_fields
+from bert_jax.data.pretraining.batch_builder import select_fields
 from bert_jax.data.pretraining.loader import PretrainingLoader
-from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.base import Objective
 from bert_jax.parallel import sharding
@@ -74,15 +72,7 @@ class PretrainingSource:
 
     def batch_fields(self, objective: Objective) -> tuple[str, ...]:
         """Returns the fields that the objective needs, and those of packed sequences."""
-        available_fields, examples = batch_fields(self._data), self._data.input_format
-        for name in objective.batch_fields():
-            if name not in available_fields:
-                raise ConfigError(
-                    f"the objective needs the field {name!r}, which data.input_format "
-                    f"{type(examples).__name__} does not make"
-                )
-        is_packed = isinstance(examples, PackedSegments)
-        return objective.batch_fields() + (batch_lib.PACKED_FIELDS if is_packed else ())
+        return select_fields(self._data, objective.batch_fields())
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
         """Returns one shape for each phase."""

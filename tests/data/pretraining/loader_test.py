@@ -16,10 +16,13 @@ from bert_jax.data.config import (
     FullSentences,
     InputFormat,
     Masking,
+    MaskingConfig,
+    NGramMasking,
     PackedSegments,
     PretrainingData,
     SentencePairs,
     SingleSegment,
+    SpanMasking,
     StaticMasking,
 )
 from bert_jax.data.corpus.reader import PreparedCorpus
@@ -92,7 +95,7 @@ def _unmasked(batch: Batch) -> np.ndarray:
     return ids
 
 
-@pytest.mark.parametrize("masking", [Masking(), None])
+@pytest.mark.parametrize("masking", [Masking(), NGramMasking(), SpanMasking(), None])
 @pytest.mark.parametrize("examples", INPUT_FORMATS)
 def test_batches_have_the_specified_fields_and_shapes(corpus, examples, masking) -> None:
     config = _config(examples, masking=masking)
@@ -116,9 +119,19 @@ def test_processes_divide_the_rows_of_each_batch(corpus, examples, hosts: int) -
         _assert_equal(batch, joined)
 
 
-@pytest.mark.parametrize("examples", INPUT_FORMATS)
-def test_resumed_loader_continues_with_the_same_batches(corpus, examples) -> None:
-    config = _config(examples)
+@pytest.mark.parametrize(
+    ("examples", "masking"),
+    [
+        *((examples, Masking()) for examples in INPUT_FORMATS),
+        (SentencePairs(), NGramMasking()),
+        (PackedSegments(), SpanMasking()),
+        (DocSentences(), SpanMasking()),
+    ],
+)
+def test_resumed_loader_continues_with_the_same_batches(
+    corpus, examples: InputFormat, masking: MaskingConfig
+) -> None:
+    config = _config(examples, masking=masking)
     loader = _loader(corpus, config)
     batches, positions = [], [loader.position]
     with loader:
@@ -460,7 +473,9 @@ def test_pairs_of_real_speeches_contain_their_text(shared: Path, tmp_path: Path)
             assert b in texts[document]
 
 
-@pytest.mark.parametrize("masking", [Masking(whole_word_mask=True), None])
+@pytest.mark.parametrize(
+    "masking", [Masking(whole_word_mask=True), NGramMasking(max_ngram=2), SpanMasking(), None]
+)
 @pytest.mark.parametrize("examples", INPUT_FORMATS)
 def test_config_round_trips_through_json(examples, masking) -> None:
     config = _config(examples, masking=masking, masking_schedule=StaticMasking(dupe_factor=3))

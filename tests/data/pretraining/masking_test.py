@@ -1,12 +1,16 @@
-"""Compares masking with a slow reference, and its rates over millions of tokens with the paper."""
+"""Compares masking with a slow reference, and its rates over millions of tokens with the paper.
+
+Covers bert_jax/data/pretraining/masking.py and word_masking.py, and the masking configs.
+"""
 
 import numpy as np
 import pytest
 
-from bert_jax.data.config import Masking
+from bert_jax.data.config import Masking, NGramMasking, SpanMasking
 from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.rng import ExampleRng, Stream, epoch_key, example_keys
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
+from bert_jax.errors import ConfigError
 from bert_jax.testing.random_corpus import CLS, MASK, SEP, random_vocab_arrays
 
 LENGTH = 128
@@ -178,3 +182,18 @@ def test_rows_of_special_tokens_are_not_masked() -> None:
         out = mask_tokens(ids, attention, _keys(2), Masking(whole_word_mask=whole_word), 2, table)
         assert not out["masked_lm_weights"].any()
         np.testing.assert_array_equal(out["input_ids"], ids)
+
+
+@pytest.mark.parametrize(
+    ("masking_class", "fields", "message"),
+    [
+        (Masking, {"mlm_probability": 1.5}, "mlm_probability is 1.5, expected .* at most 1"),
+        (SpanMasking, {"mask_replace_prob": 0.95}, "0.95 and random_replace_prob is 0.1, expected"),
+        (NGramMasking, {"max_ngram": 0}, "max_ngram is 0, expected a number at least 1"),
+        (SpanMasking, {"max_span_length": 0}, "max_span_length is 0, expected a number at least 1"),
+        (SpanMasking, {"geometric_p": 1.0}, "geometric_p is 1.0, expected .* below 1"),
+    ],
+)
+def test_masking_configs_refuse_wrong_numbers(masking_class, fields, message) -> None:
+    with pytest.raises(ConfigError, match=f"data.masking.{message}|{message}"):
+        masking_class(**fields)
