@@ -1,0 +1,105 @@
+"""Computes sliding-window attention in blocks, at a cost that grows linearly with the length L.
+
+A query at position i attends to the keys at positions i - radius to i + radius, within its own
+segment. The queries are split into blocks. Each block multiplies its queries with one window of
+keys: the block itself and a margin of at least `radius` keys on both sides. The products inside a
+window that are outside of the radius, or that belong to another segment, are masked.
+
+All shapes are static, and the blocks are a batch dimension of ordinary matrix products, so XLA can
+partition them over devices and compile them for any platform.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.models.layers.dropout import DropoutSeed, dropout
+from bert_jax.models.layers.matmul import attention_context, attention_scores
+
+LANES = 128
+"""The width of a tile on TPUs. The keys of a window are the minor axis of the scores."""
+
+_OUTSIDE = -1
+"""The segment id of positions before and after the sequence; real ids are not negative."""
+
+
+def block_shape(length: int, radius: int) -> tuple[int, int]:
+    """Returns the number of queries in a block, and the number of keys on each side of it.
+
+    The margin is the radius rounded up to half a tile, so that a window is a whole number of tiles:
+    for a radius of 64, as in ModernBERT, blocks of 128 queries with windows of 256 keys. A sequence
+    that is not longer than one window is a single block without margins.
+    """
+    half_tile = LANES // 2
+    margin = -(-radius // half_tile) * half_tile
+    block = max(LANES, margin)
+    return (length, 0) if length <= block + 2 * margin else (block, margin)
+
+
+def local_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    *,
+    radius: int,
+    causal: bool = False,
+    dropout_rate: float = 0.0,
+    dropout_seed: DropoutSeed | None = None,
+) -> jax.Array:
+    """Computes the context of queries that attend to nearby keys of their own segment.
+
+    Args:
+      q, k, v: [B, L, H, K]; queries are not scaled yet.
+      segment_ids: int32 [B, L], not negative. Packed examples have different ids, and so have real
+        tokens and padding. Every token attends at least to itself.
+      radius: the largest distance between a query and its keys, so a window has 2 radius + 1 keys.
+      causal: whether a query attends only to its own position and those before it.
+      dropout_seed: None applies no dropout to the attention weights. The mask of an element depends
+        on the block shape, so it differs from that of dense attention for the same seed.
+
+    Returns:
+      The context [B, L, H, K] in the dtype of `v`. The softmax is computed in float32.
+    """
+    batch, length, heads, width = q.shape
+    block, margin = block_shape(length, radius)
+    num_blocks = -(-length // block)
+    end = num_blocks * block - length
+    q, k, v = (jnp.pad(x, ((0, 0), (0, end), (0, 0), (0, 0))) for x in (q, k, v))
+    ids = jnp.pad(segment_ids, ((0, 0), (0, end)), constant_values=_OUTSIDE)
+
+    def merge_blocks(x: jax.Array) -> jax.Array:
+        """Makes the blocks of all sequences one batch: [B, N, ...] to [B x N, ...]."""
+        return x.reshape(batch * num_blocks, *x.shape[2:])
+
+    q, q_ids = (merge_blocks(x.reshape(batch, num_blocks, block, *x.shape[2:])) for x in (q, ids))
+    k, v = (merge_blocks(_windows(x, block, margin, 0)) for x in (k, v))
+    k_ids = merge_blocks(_windows(ids, block, margin, _OUTSIDE))
+    mask = _band(block, margin, radius, causal) & (q_ids[:, :, None] == k_ids[:, None, :])
+    scores = attention_scores(q * jnp.asarray(width**-0.5, q.dtype), k)  # [B x N, H, block, window]
+    weights = jax.nn.softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), axis=-1)
+    context = attention_context(dropout(weights, dropout_rate, dropout_seed), v).astype(v.dtype)
+    return context.reshape(batch, num_blocks * block, heads, width)[:, :length]
+
+
+def _windows(x: jax.Array, block: int, margin: int, fill: int) -> jax.Array:
+    """Returns the window of every block: [B, N x block, ...] to [B, N, block + 2 margin, ...].
+
+    The windows of the first and the last block contain `fill` outside of the sequence.
+    """
+    blocks = x.reshape(x.shape[0], -1, block, *x.shape[2:])
+    if not margin:
+        return blocks
+    no_padding = ((0, 0),) * (blocks.ndim - 2)
+    before = jnp.pad(
+        blocks[:, :-1, block - margin :], ((0, 0), (1, 0), *no_padding), constant_values=fill
+    )
+    after = jnp.pad(blocks[:, 1:, :margin], ((0, 0), (0, 1), *no_padding), constant_values=fill)
+    return jnp.concatenate([before, blocks, after], axis=2)
+
+
+def _band(block: int, margin: int, radius: int, causal: bool) -> jax.Array:
+    """Returns bool [block, block + 2 margin]: True where a key of the window is near enough."""
+    query = jax.lax.broadcasted_iota(jnp.int32, (block, block + 2 * margin), 0)
+    key = jax.lax.broadcasted_iota(jnp.int32, (block, block + 2 * margin), 1) - margin
+    band = jnp.abs(query - key) <= radius
+    return band & (key <= query) if causal else band
