@@ -50,6 +50,7 @@ _NOT_CHARTED = (
 )
 _MIN_SMOOTHED = 12  # shorter curves are not smoothed
 _SPANS_PER_CURVE = 12
+_DECAY_POINTS = 20  # of the line that draws a decay by a square root
 _MIN_EVALUATIONS = 4  # metrics with fewer evaluations are in the table only
 
 
@@ -155,11 +156,18 @@ def _schedule(run: RunData) -> list[tuple[float, float]]:
 
     The logged values would miss a warmup that is shorter than the interval between them.
     """
-    schedule = nested(run.config, "train", "schedule")
-    if nested(schedule, "type") != "WarmupLinear" or not run.total_steps:
+    schedule, end = nested(run.config, "train", "schedule"), run.total_steps
+    kind = nested(schedule, "type")
+    if kind not in ("WarmupLinear", "WarmupStableDecay") or not end:
         return []
     peak, warmup = schedule["peak_learning_rate"], schedule["warmup_steps"]
-    corners = [(0.0, 0.0 if warmup else peak), (warmup, peak), (run.total_steps, 0.0)]
+    corners = [(0.0, 0.0 if warmup else peak), (warmup, peak)]
+    if kind == "WarmupLinear":
+        corners.append((end, 0.0))
+    else:
+        decay = schedule["decay_steps"]
+        fractions = [i / _DECAY_POINTS for i in range(_DECAY_POINTS + 1)] if decay else [0.0]
+        corners += [(end - decay * (1 - x), peak * (1 - x**0.5)) for x in fractions]
     last = run.last_step
     line = [point for point in corners if point[0] < last]
     (x1, y1) = line[-1]

@@ -47,7 +47,27 @@ class Lamb:
         _check_moments(self)
 
 
-def _check_moments(optimizer: AdamW | Lamb) -> None:
+@dataclass(frozen=True, kw_only=True)
+class StableAdamW:
+    """Configures AdamW with update clipping (Wortsman et al. 2023, algorithm 2), as for ModernBERT.
+
+    The update of a parameter is divided by the root mean square of its gradient over the second
+    moment if that is above 1. It replaces the clipping of gradients: set `max_grad_norm` to None.
+    """
+
+    b1: float = 0.9
+    b2: float = 0.99
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_moments(self)
+
+
+Optimizer = AdamW | Lamb | StableAdamW
+
+
+def _check_moments(optimizer: Optimizer) -> None:
     for name in ("b1", "b2"):
         check_range(f"train.optimizer.{name}", getattr(optimizer, name), at_least=0, below=1)
     check_range("train.optimizer.epsilon", optimizer.epsilon, at_least=0)
@@ -62,12 +82,36 @@ class WarmupLinear:
     warmup_steps: int = 10_000
 
     def __post_init__(self) -> None:
-        is_valid = math.isfinite(self.peak_learning_rate) and self.peak_learning_rate > 0
-        if self.warmup_steps < 0 or not is_valid:
-            raise ConfigError(
-                f"train.schedule has peak_learning_rate {self.peak_learning_rate} and warmup_steps "
-                f"{self.warmup_steps}; expected peak_learning_rate > 0 and warmup_steps >= 0"
-            )
+        _check_schedule(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupStableDecay:
+    """Configures a learning rate that rises linearly, stays at its peak, and decays at the end.
+
+    In the last `decay_steps` it is the peak times 1 - sqrt(fraction of these steps), which ends at
+    0 (Hägele et al. 2024). A run without decay can be continued, with or without decay.
+    """
+
+    peak_learning_rate: float = 1e-4
+    warmup_steps: int = 10_000
+    decay_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _check_schedule(self)
+        check_range("train.schedule.decay_steps", self.decay_steps, at_least=0)
+
+
+Schedule = WarmupLinear | WarmupStableDecay
+
+
+def _check_schedule(schedule: Schedule) -> None:
+    peak = schedule.peak_learning_rate
+    if schedule.warmup_steps < 0 or not (math.isfinite(peak) and peak > 0):
+        raise ConfigError(
+            f"train.schedule has peak_learning_rate {peak} and warmup_steps "
+            f"{schedule.warmup_steps}; expected peak_learning_rate > 0 and warmup_steps >= 0"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +245,8 @@ class TrainConfig:
     """Configures a training run: its phases share one optimizer and one schedule."""
 
     phases: tuple[Phase, ...]
-    optimizer: AdamW | Lamb = AdamW()
-    schedule: WarmupLinear = WarmupLinear()
+    optimizer: Optimizer = AdamW()
+    schedule: Schedule = WarmupLinear()
     max_grad_norm: float | None = 1.0  # None does not clip gradients
     checkpoints: CheckpointConfig = CheckpointConfig()
     evaluation: HeldOutEval | LabeledEval | None = None
@@ -219,6 +263,13 @@ class TrainConfig:
             raise ConfigError(
                 f"train.schedule.warmup_steps is {self.schedule.warmup_steps}, but train.phases "
                 f"have {self.steps} steps in total; expected fewer warmup steps than that"
+            )
+        decay_steps = getattr(self.schedule, "decay_steps", 0)
+        if self.schedule.warmup_steps + decay_steps > self.steps:
+            raise ConfigError(
+                f"train.schedule has {self.schedule.warmup_steps} warmup_steps and {decay_steps} "
+                f"decay_steps, but train.phases have {self.steps} steps in total; expected at most "
+                "that many together"
             )
 
     @property

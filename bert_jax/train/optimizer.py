@@ -8,7 +8,15 @@ import optax
 
 from bert_jax.params import paths
 from bert_jax.params.paths import PathTable
-from bert_jax.train.config import AdamW, Lamb, TrainConfig, WarmupLinear
+from bert_jax.train.config import (
+    AdamW,
+    Lamb,
+    Schedule,
+    StableAdamW,
+    TrainConfig,
+    WarmupLinear,
+    WarmupStableDecay,
+)
 from bert_jax.tuning.layerwise_lr import freeze, scale_by_depth
 from bert_jax.tuning.weight_anchors import l2_to_init
 
@@ -58,26 +66,63 @@ def scale_by_uncorrected_adam(b1: float, b2: float, epsilon: float) -> optax.Gra
     return optax.GradientTransformation(init, update)
 
 
-def learning_rate_schedule(schedule: WarmupLinear, total_steps: int) -> optax.Schedule:
+def scale_by_stable_adamw(config: StableAdamW) -> optax.GradientTransformation:
+    """Scales gradients by Adam, adds weight decay, and divides updates that are too large.
+
+    The divisor of a parameter's update is max(1, RMS(g / max(sqrt(v), epsilon))) for the gradient g
+    and the bias-corrected second moment v, which include the gradient of this step. Weight decay is
+    divided, too, as in the implementation that ModernBERT was trained with. The state is Adam's.
+    """
+    adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
+    decay = optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        new_state: Any
+        scaled, new_state = adam.update(updates, state, params)
+        decayed, _ = decay.update(scaled, decay.init(params), params)
+        nu_correction = 1.0 - jnp.float32(config.b2) ** new_state.count.astype(jnp.float32)
+
+        def clip(scaled_update: jax.Array, grad: jax.Array, nu: jax.Array) -> jax.Array:
+            variance = jnp.maximum(nu / nu_correction, config.epsilon**2)
+            rms = jnp.sqrt(jnp.mean(jnp.square(grad) / variance))
+            return scaled_update / jnp.maximum(1.0, rms)
+
+        return jax.tree.map(clip, decayed, updates, new_state.nu), new_state
+
+    return optax.GradientTransformation(adam.init, update)
+
+
+def learning_rate_schedule(schedule: Schedule, total_steps: int) -> optax.Schedule:
     """Returns the learning rate as a function of the number of updates done.
 
-    The first update uses peak / warmup_steps, update number warmup_steps uses the peak, and the
-    rate reaches 0 right after the last update.
+    The first update uses peak / warmup_steps, update number warmup_steps uses the peak. If the rate
+    decays, it reaches 0 right after the last update.
     """
-    warmup_steps = schedule.warmup_steps
+    peak, warmup_steps = schedule.peak_learning_rate, schedule.warmup_steps
     warmup_schedule = optax.linear_schedule(
-        schedule.peak_learning_rate / max(warmup_steps, 1),
-        schedule.peak_learning_rate,
-        max(warmup_steps - 1, 1),
+        peak / max(warmup_steps, 1), peak, max(warmup_steps - 1, 1)
     )
-    decay_schedule = optax.linear_schedule(
-        schedule.peak_learning_rate, 0.0, total_steps - warmup_steps
-    )
+    match schedule:
+        case WarmupLinear():
+            decay_schedule = optax.linear_schedule(peak, 0.0, total_steps - warmup_steps)
+        case WarmupStableDecay():
+            decay_schedule = _constant_then_sqrt_decay(
+                peak, total_steps - warmup_steps, schedule.decay_steps
+            )
     return (
         optax.join_schedules([warmup_schedule, decay_schedule], [warmup_steps])
         if warmup_steps
         else decay_schedule
     )
+
+
+def _constant_then_sqrt_decay(peak: float, total_steps: int, decay_steps: int) -> optax.Schedule:
+    def schedule(count: Any) -> jax.Array:
+        step = jnp.asarray(count, jnp.float32) - (total_steps - decay_steps)
+        fraction = jnp.clip(step / max(decay_steps, 1), 0.0, 1.0)
+        return peak * (1.0 - jnp.sqrt(fraction)) if decay_steps else peak * jnp.ones_like(fraction)
+
+    return schedule
 
 
 def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
@@ -87,11 +132,14 @@ def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
     ratio (LAMB), layer-wise learning rates, learning-rate schedule.
     """
     config = train.optimizer
+    weight_decay = optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
     match config:
         case AdamW(bias_correction=False):
-            adam = scale_by_uncorrected_adam(config.b1, config.b2, config.epsilon)
-        case _:
-            adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
+            adam = [scale_by_uncorrected_adam(config.b1, config.b2, config.epsilon), weight_decay]
+        case AdamW() | Lamb():
+            adam = [optax.scale_by_adam(config.b1, config.b2, config.epsilon), weight_decay]
+        case StableAdamW():
+            adam = [scale_by_stable_adamw(config)]
     tuning, weight_anchor = train.tuning, train.tuning.weight_anchor
     transforms = [
         *([l2_to_init(weight_anchor)] if weight_anchor else []),
@@ -99,8 +147,7 @@ def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
         optax.identity()
         if train.max_grad_norm is None
         else optax.clip_by_global_norm(train.max_grad_norm),
-        adam,
-        optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
+        *adam,
     ]
     if isinstance(config, Lamb):  # no trust ratio for biases and LayerNorm, as in the reference
         transforms.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))

@@ -250,6 +250,23 @@ def test_learning_rate_shows_warmup_between_logged_updates(tmp_path):
     assert "update 5\nschedule: 0.0001" in chart  # the peak, before the first logged update
 
 
+def test_learning_rate_shows_decay_by_the_square_root(tmp_path):
+    write_run(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["config"]["train"]["schedule"] = {
+        "type": "WarmupStableDecay",
+        "peak_learning_rate": 1e-4,
+        "warmup_steps": 5,
+        "decay_steps": 100,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    page = write_report(tmp_path).read_text()
+    chart = page[page.index("Learning rate (from") :]
+    assert "update 200\nschedule: 0.0001" in chart
+    half = chart.split("update 225\nschedule: ", 1)[1].split("<", 1)[0]
+    assert float(half) == pytest.approx(0.5e-4)
+
+
 def test_thinning_keeps_the_mean_and_short_curves():
     points = [(float(x), math.sin(x)) for x in range(1200)]
     short = downsample(points, 240)
