@@ -26,6 +26,25 @@ class SentencePairs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SentenceOrderPairs:
+    """Pairs [CLS] A [SEP] B [SEP] of consecutive text, of which half are swapped (ALBERT, 3.1).
+
+    A window that has one sentence only cannot be split. As in ALBERT's script, B then comes from
+    another document, and the pair has the label of a swapped one.
+    """
+
+    swap_prob: float = 0.5  # probability that A is the later text
+    short_seq_prob: float = 0.1  # as in `SentencePairs`
+
+    def __post_init__(self) -> None:
+        for name in ("swap_prob", "short_seq_prob"):
+            check_range(f"data.input_format.{name}", getattr(self, name), at_least=0, at_most=1)
+
+
+PairFormat = SentencePairs | SentenceOrderPairs
+
+
+@dataclass(frozen=True, kw_only=True)
 class SingleSegment:
     """Fills each sequence with one window of one document, [CLS] text [SEP]."""
 
@@ -52,7 +71,7 @@ class DocSentences:
     """Fills each sequence with whole sentences of one document (RoBERTa, section 4.2)."""
 
 
-InputFormat = SentencePairs | SingleSegment | PackedSegments | FullSentences | DocSentences
+InputFormat = PairFormat | SingleSegment | PackedSegments | FullSentences | DocSentences
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,14 @@ from bert_jax.batch import (
     MASKED_LM_FIELDS,
     NEXT_SENTENCE_FIELDS,
     PACKED_FIELDS,
+    SENTENCE_ORDER_FIELDS,
     SPAN_BOUNDARY_FIELDS,
 )
 from bert_jax.data.config import (
     PackedSegments,
+    PairFormat,
     PretrainingData,
+    SentenceOrderPairs,
     SentencePairs,
     SpanMasking,
     StaticMasking,
@@ -60,12 +63,15 @@ def batch_fields(config: PretrainingData) -> tuple[str, ...]:
         field_names += SPAN_BOUNDARY_FIELDS
     if isinstance(config.input_format, SentencePairs):
         field_names += NEXT_SENTENCE_FIELDS
+    if isinstance(config.input_format, SentenceOrderPairs):
+        field_names += SENTENCE_ORDER_FIELDS
     return field_names
 
 
 _MADE_BY = {
     **dict.fromkeys(MASKED_LM_FIELDS, "data.masking other than None"),
     **dict.fromkeys(NEXT_SENTENCE_FIELDS, "data.input_format SentencePairs"),
+    **dict.fromkeys(SENTENCE_ORDER_FIELDS, "data.input_format SentenceOrderPairs"),
     **dict.fromkeys(SPAN_BOUNDARY_FIELDS, "data.masking SpanMasking"),
 }
 """What makes the fields that not every config has."""
@@ -205,8 +211,15 @@ class BatchBuilder:
             fields, token_keys = collate_packed_segments(
                 example_contents, refs.keys, packing_plan, shape, self.vocab_arrays
             )
-        elif isinstance(self.config.input_format, SentencePairs):
-            fields = collate_pairs(example_contents, self.seq_length, self.vocab_arrays)
+        elif isinstance(self.config.input_format, PairFormat):
+            (label_field,) = (
+                NEXT_SENTENCE_FIELDS
+                if isinstance(self.config.input_format, SentencePairs)
+                else SENTENCE_ORDER_FIELDS
+            )
+            fields = collate_pairs(
+                example_contents, self.seq_length, self.vocab_arrays, label_field
+            )
         else:
             fields = collate_single_segments(example_contents, self.seq_length, self.vocab_arrays)
         if self.config.masking is not None:

@@ -8,7 +8,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bert_jax.data.config import DocSentences, FullSentences, InputFormat, SentencePairs
+from bert_jax.data.config import (
+    DocSentences,
+    FullSentences,
+    InputFormat,
+    PairFormat,
+)
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.corpus.records import DocumentPart
 from bert_jax.data.pretraining.rng import ExampleRng, Stream
@@ -72,7 +77,7 @@ class SentencePairDataset(WindowIndex):
     def __init__(
         self,
         corpus: PreparedCorpus,
-        config: SentencePairs,
+        config: PairFormat,
         seq_length: int,
         vocab_arrays: VocabArrays,
     ) -> None:
@@ -81,9 +86,9 @@ class SentencePairDataset(WindowIndex):
         if corpus.num_documents < 2:
             raise UserError(
                 f"{corpus.folder}: the corpus has one document, but data.input_format "
-                "SentencePairs takes the second sentences of random pairs from another document. "
-                "Prepare the text as more documents (--document-unit blank-line or line), or "
-                "choose another data.input_format, such as SingleSegment"
+                f"{type(config).__name__} takes the second sentences of some pairs from another "
+                "document. Prepare the text as more documents (--document-unit blank-line or "
+                "line), or choose another data.input_format, such as SingleSegment"
             )
         self._config = config
 
@@ -218,7 +223,7 @@ def make_dataset(
     corpus: PreparedCorpus, input_format: InputFormat, seq_length: int, vocab_arrays: VocabArrays
 ) -> PretrainingDataset:
     """Makes the dataset of an input format."""
-    if isinstance(input_format, SentencePairs):
+    if isinstance(input_format, PairFormat):
         return SentencePairDataset(corpus, input_format, seq_length, vocab_arrays)
     if isinstance(input_format, FullSentences):
         return FullSentencesDataset(corpus, seq_length, vocab_arrays)

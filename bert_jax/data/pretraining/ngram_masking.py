@@ -54,11 +54,11 @@ def select_ngrams(
         if not len(rows):
             break
         first_words = words.word_of_token[rows, first_positions[rows, candidate]]
-        num_words = ngram_lengths[first_words]
+        num_words: np.ndarray = ngram_lengths[first_words]
         for _ in range(max_ngram):
-            num_words = num_words - (words.num_tokens(first_words, num_words) > remaining[rows])
+            num_words -= words.num_tokens(first_words, num_words) > remaining[rows]
         candidate_words = first_words[:, None] + offsets
-        in_ngram: np.ndarray = offsets < num_words[:, None]
+        in_ngram = offsets < num_words[:, None]
         overlaps = (is_selected[candidate_words] & in_ngram).any(axis=1)
         num_words = np.where(overlaps, 0, num_words)
         is_selected[candidate_words[in_ngram & ~overlaps[:, None]]] = True

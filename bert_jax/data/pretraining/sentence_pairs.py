@@ -1,8 +1,12 @@
-"""Makes sentence pairs from windows of text (Devlin et al. 2019, section 3.1 and appendix A.2).
+"""Makes sentence pairs from windows of text, for next-sentence and sentence-order prediction.
 
-The rules are those of BERT's create_pretraining_data.py: segment A is the first sentences of the
-window; segment B is the rest of the window (label 0) or text of another document (label 1). A pair
-that is too long loses one token at a time from the longer segment, at its front or its back.
+The rules are those of BERT's create_pretraining_data.py (Devlin et al. 2019, section 3.1 and
+appendix A.2): segment A is the first sentences of the window; segment B is the rest of the window
+(label 0) or text of another document (label 1). A pair that is too long loses one token at a time
+from the longer segment, at its front or its back.
+
+For sentence-order prediction, the script of the same name in ALBERT's release exchanges A and B
+(label 1) instead of taking B from another document (Lan et al. 2020, section 3.1).
 """
 
 from collections.abc import Callable, Sequence
@@ -10,21 +14,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.config import SentencePairs
+from bert_jax.batch import NEXT_SENTENCE_FIELDS
+from bert_jax.data.config import PairFormat, SentenceOrderPairs, SentencePairs
 from bert_jax.data.pretraining.rng import ExampleRng, Stream
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.data.pretraining.windows import TextWindow
 
 
 class SentencePair(NamedTuple):
-    """Holds token ids a [Ta] and b [Tb]; label 0 if b follows a, 1 if b is random text."""
+    """Holds token ids a [Ta] and b [Tb]; label 0 if b follows a, 1 if b is random or precedes a."""
 
     a: np.ndarray
     b: np.ndarray
-    next_sentence_label: int
+    label: int
 
 
-def sample_target_seq_length(max_num_tokens: int, config: SentencePairs, rng: ExampleRng) -> int:
+def sample_target_seq_length(max_num_tokens: int, config: PairFormat, rng: ExampleRng) -> int:
     """Draws the target length: `max_num_tokens`, or rarely uniform in [2, max_num_tokens]."""
     if rng.uniform(Stream.SHORT_SEQ) < config.short_seq_prob:
         return 2 + rng.randint(max_num_tokens - 1, Stream.TARGET_SEQ_LENGTH)
@@ -36,10 +41,10 @@ def make_pair(
     target_seq_length: int,
     max_num_tokens: int,
     random_next_text: Callable[[int], np.ndarray],
-    config: SentencePairs,
+    config: PairFormat,
     rng: ExampleRng,
 ) -> SentencePair:
-    """Splits a window into A and B, or takes B from another document, and truncates the pair.
+    """Splits a window into A and B, replaces B or exchanges them, and truncates the pair.
 
     Args:
       window: the sentences of the example.
@@ -53,13 +58,19 @@ def make_pair(
         1 + rng.randint(num_sentences - 1, Stream.SEGMENT_SPLIT) if num_sentences > 1 else 1
     )
     end = int(window.sentence_ends[num_sentences_a - 1])
-    a = window.ids[:end]
-    if num_sentences == 1 or rng.uniform(Stream.RANDOM_NEXT) < config.random_next_prob:
-        b, next_sentence_label = random_next_text(max(1, target_seq_length - end)), 1
-    else:
-        b, next_sentence_label = window.ids[end:], 0
+    a, b = window.ids[:end], window.ids[end:]
+    is_random, is_swapped = num_sentences == 1, False
+    match config:
+        case SentencePairs():
+            is_random |= rng.uniform(Stream.RANDOM_NEXT) < config.random_next_prob
+        case SentenceOrderPairs():
+            is_swapped = not is_random and rng.uniform(Stream.SENTENCE_ORDER) < config.swap_prob
+    if is_random:
+        b = random_next_text(max(1, target_seq_length - end))
+    if is_swapped:
+        a, b = b, a
     a, b = truncate_seq_pair(a, b, max_num_tokens, rng)
-    return SentencePair(a, b, next_sentence_label)
+    return SentencePair(a, b, int(is_random or is_swapped))
 
 
 def truncate_seq_pair(
@@ -106,12 +117,16 @@ def truncate_seq_pair(
 
 
 def collate_pairs(
-    pairs: Sequence[SentencePair], seq_length: int, vocab_arrays: VocabArrays
+    pairs: Sequence[SentencePair],
+    seq_length: int,
+    vocab_arrays: VocabArrays,
+    label_field: str = NEXT_SENTENCE_FIELDS[0],
 ) -> dict[str, np.ndarray]:
     """Builds padded sequences of pairs with special tokens, not yet masked.
 
     Returns:
-      `input_ids`, `token_type_ids`, `attention_mask` [B, L] and `next_sentence_labels` [B], int32.
+      `input_ids`, `token_type_ids`, `attention_mask` [B, L] and the labels [B] as the field
+      `label_field`, int32.
     """
     num_pairs = len(pairs)
     input_ids = np.full((num_pairs, seq_length), vocab_arrays.pad_id, dtype=np.int32)
@@ -126,9 +141,7 @@ def collate_pairs(
         "input_ids": input_ids,
         "token_type_ids": token_type_ids,
         "attention_mask": attention_mask,
-        "next_sentence_labels": np.array(
-            [pair.next_sentence_label for pair in pairs], dtype=np.int32
-        ),
+        label_field: np.array([pair.label for pair in pairs], dtype=np.int32),
     }
 
 

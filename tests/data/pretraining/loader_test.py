@@ -20,6 +20,7 @@ from bert_jax.data.config import (
     NGramMasking,
     PackedSegments,
     PretrainingData,
+    SentenceOrderPairs,
     SentencePairs,
     SingleSegment,
     SpanMasking,
@@ -35,7 +36,7 @@ from bert_jax.testing.random_corpus import random_documents, random_vocab_arrays
 TABLE = random_vocab_arrays()
 # FullSentences is tested separately: its examples do not belong to one document.
 WITHIN_DOCUMENTS = [SentencePairs(), SingleSegment(), PackedSegments(), DocSentences()]
-INPUT_FORMATS = [*WITHIN_DOCUMENTS, FullSentences()]
+INPUT_FORMATS = [*WITHIN_DOCUMENTS, FullSentences(), SentenceOrderPairs()]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.data.config import SentencePairs
+from bert_jax.data.config import PairFormat, SentenceOrderPairs, SentencePairs
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.dataset import SentencePairDataset, SingleSegmentDataset
 from bert_jax.data.pretraining.rng import ExampleRng, Stream, epoch_key, example_keys, random_bits
@@ -37,9 +37,7 @@ def _keys(count: int, seed: int = 0) -> list[int]:
 # --- The slow reference: documents as lists of sentences, one token at a time. ---
 
 
-def _slow_pair(
-    documents: list[Document], example: int, key: int, length: int, config: SentencePairs
-):
+def _slow_pair(documents: list[Document], example: int, key: int, length: int, config: PairFormat):
     draws, width = ExampleRng(key), length - 3
     document, slot, sentences, tokens, slots = -1, example, [], 0, 0
     while slot >= 0:
@@ -67,7 +65,13 @@ def _slow_pair(
     a = [token for sentence in chunk[:a_end] for token in sentence]
     b = [token for sentence in chunk[a_end:] for token in sentence]
     label = 0
-    if len(chunk) == 1 or draws.uniform(Stream.RANDOM_NEXT) < config.random_next_prob:
+    if isinstance(config, SentenceOrderPairs):
+        if len(chunk) > 1 and draws.uniform(Stream.SENTENCE_ORDER) < config.swap_prob:
+            return (*_slow_truncate(b, a, width, draws), 1)
+        is_random = len(chunk) == 1
+    else:
+        is_random = draws.uniform(Stream.RANDOM_NEXT) < config.random_next_prob
+    if len(chunk) == 1 or is_random:
         label = 1
         other_sentences = [
             (other, sentence)
@@ -104,9 +108,15 @@ def _slow_truncate(a: list[int], b: list[int], width: int, draws: ExampleRng):
 
 @pytest.mark.parametrize("length", [16, 64, 200])
 @pytest.mark.parametrize(
-    "config", [SentencePairs(), SentencePairs(random_next_prob=0.1, short_seq_prob=0.7)]
+    "config",
+    [
+        SentencePairs(),
+        SentencePairs(random_next_prob=0.1, short_seq_prob=0.7),
+        SentenceOrderPairs(),
+        SentenceOrderPairs(swap_prob=0.2, short_seq_prob=0.7),
+    ],
 )
-def test_pairs_equal_the_slow_reference(tmp_path: Path, length: int, config: SentencePairs) -> None:
+def test_pairs_equal_the_slow_reference(tmp_path: Path, length: int, config: PairFormat) -> None:
     documents = random_documents(25, seed=length, mean_sentences=12)
     documents.append([[7] * 500, [8]])  # one sentence is longer than parts and windows
     documents.append([[9]])
@@ -118,9 +128,7 @@ def test_pairs_equal_the_slow_reference(tmp_path: Path, length: int, config: Sen
         for example, (document, key) in enumerate(zip(numbers, keys, strict=True)):
             pair = source.read(example, document, key)
             a, b, label = _slow_pair(documents, example, key, length, config)
-            assert (
-                pair.a.tolist() == a and pair.b.tolist() == b and pair.next_sentence_label == label
-            )
+            assert pair.a.tolist() == a and pair.b.tolist() == b and pair.label == label
 
 
 def test_single_segments_equal_the_slow_reference(tmp_path: Path) -> None:
@@ -219,7 +227,7 @@ def test_pair_statistics_equal_create_pretraining_data(
             zip(numbers, _keys(source.num_examples, seed), strict=True)
         )
     ]
-    windows = np.array([(len(pair.a), len(pair.b), pair.next_sentence_label) for pair in pairs])
+    windows = np.array([(len(pair.a), len(pair.b), pair.label) for pair in pairs])
     # BERT's script has one target length for a whole document, so short ones are more frequent.
     tolerance = 0.02 if short_probability == 0 else 0.1
     totals, walk_totals = windows[:, :2].sum(axis=1), walk[:, :2].sum(axis=1)
@@ -246,11 +254,38 @@ def test_pair_rates_over_a_million_tokens(tmp_path: Path) -> None:
     totals = np.array([len(pair.a) + len(pair.b) for pair in pairs])
     assert totals.sum() > 1_000_000
     spread = 5 * 0.5 / np.sqrt(len(pairs))
-    next_ones = [pair for pair in pairs if pair.next_sentence_label == 0]
+    next_ones = [pair for pair in pairs if pair.label == 0]
     assert len(next_ones) / len(pairs) == pytest.approx(0.5, abs=spread)
     # 10 % are short, except those above 120 tokens; a random B may end early.
     filled = np.array([len(pair.a) + len(pair.b) == 125 for pair in next_ones])
     assert filled.mean() == pytest.approx(0.9 + 0.1 * 5 / 124, abs=spread)
+
+
+def test_sentence_order_rates_over_a_million_tokens(tmp_path: Path) -> None:
+    # Token n of a document has the id 5 + n, so that the order of two segments can be read.
+    documents = [[list(range(n, n + 5)) for n in range(5, 2005, 5)] for _ in range(40)]
+    corpus = PreparedCorpus(write_corpus(tmp_path, documents, vocab_size=2005))
+    config = SentenceOrderPairs(short_seq_prob=0.0)
+    source = SentencePairDataset(corpus, config, 128, random_vocab_arrays(2005))
+    numbers = source.find_documents(np.arange(source.num_examples)).tolist()
+    num_tokens, labels = 0, []
+    for epoch in range(16):
+        keys = _keys(source.num_examples, epoch)
+        for example, (document, key) in enumerate(zip(numbers, keys, strict=True)):
+            a, b, label = source.read(example, document, key)
+            first, second = (b, a) if label else (a, b)
+            assert first[-1] + 1 == second[0]  # consecutive text, not truncated
+            num_tokens += len(a) + len(b)
+            labels.append(label)
+    assert num_tokens > 1_000_000
+    assert np.mean(labels) == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(len(labels)))
+
+
+def test_sentence_order_of_one_sentence_takes_b_from_another_document(tmp_path: Path) -> None:
+    corpus = PreparedCorpus(write_corpus(tmp_path, [[[7] * 40], [[8] * 40]]))
+    source = SentencePairDataset(corpus, SentenceOrderPairs(), 32, random_vocab_arrays())
+    pairs = [source.read(0, 0, key) for key in _keys(20)]
+    assert {(*set(pair.a), *set(pair.b), pair.label) for pair in pairs} == {(7, 8, 1)}
 
 
 def test_short_target_lengths_are_a_tenth_and_uniform() -> None:
