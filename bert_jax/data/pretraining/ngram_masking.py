@@ -59,7 +59,7 @@ def select_ngrams(
             num_words -= words.num_tokens(first_words, num_words) > remaining[rows]
         candidate_words = first_words[:, None] + offsets
         in_ngram = offsets < num_words[:, None]
-        overlaps = (is_selected[candidate_words] & in_ngram).any(axis=1)
+        overlaps = np.any(is_selected[candidate_words] & in_ngram, axis=1)
         num_words = np.where(overlaps, 0, num_words)
         is_selected[candidate_words[in_ngram & ~overlaps[:, None]]] = True
         remaining[rows] -= words.num_tokens(first_words, num_words)
