@@ -19,6 +19,7 @@ from bert_jax.export.model_card import model_card
 from bert_jax.interop import huggingface
 from bert_jax.json_io import format_json, read_json_object
 from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.layers.config import NoPositions
 from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import parts_in
 from bert_jax.params import paths
@@ -74,7 +75,7 @@ def _write_folder(model: LoadedModel, folder: Path) -> None:
     flat_params = paths.flatten(model.params)
     pad_id = model.tokenizer.pad_id if model.tokenizer else 0
     huggingface.write_config(folder, model.config, parts_in(flat_params), pad_id, model.head)
-    huggingface.write_weights(folder, flat_params, model.config)
+    huggingface.write_weights(folder, flat_params, model.config, model.head)
     # safetensors gives permissions to the owner only, whatever the umask.
     shutil.copymode(folder / huggingface.CONFIG, folder / huggingface.WEIGHTS)
     if model.tokenizer is not None:
@@ -89,7 +90,9 @@ def _verify_export(model: LoadedModel, folder: Path) -> float:
     """Compares the folder with the model; returns the largest difference of outputs."""
     reloaded = load_model(folder)
     # The initialization of the position table is not stored in the exported config.
-    positions = dataclasses.replace(model.config.positions, init=reloaded.config.positions.init)
+    positions = model.config.positions
+    if not isinstance(positions, NoPositions):
+        positions = dataclasses.replace(positions, init=reloaded.config.positions.init)
     if reloaded.config != dataclasses.replace(model.config, positions=positions):
         raise UserError(
             f"the export describes another model: {reloaded.config}, not {model.config}"
@@ -138,7 +141,8 @@ def sample_batch(config: EncoderConfig, tokenizer: Tokenizer | None) -> dict[str
     seq_length = config.max_length
     input_ids = np.random.default_rng(0).integers(0, config.vocab_size, (2, seq_length))
     attention_mask, token_type_ids = np.ones_like(input_ids), np.zeros_like(input_ids)
-    token_type_ids[1, seq_length // 2 :] = min(1, config.type_vocab_size - 1)
+    largest_type = max(0, config.type_vocab_size - 1)
+    token_type_ids[1, seq_length // 2 :] = min(1, largest_type)
     if tokenizer is not None and seq_length > 4:
         num_special_tokens = tokenizer.template.num_pair_special_tokens
         token_ids = tokenizer.encode(_SAMPLE_TEXT)[: 3 * seq_length // 4 - num_special_tokens]
@@ -148,7 +152,7 @@ def sample_batch(config: EncoderConfig, tokenizer: Tokenizer | None) -> dict[str
         input_ids[0, : len(pair_ids)] = pair_ids
         attention_mask[0, len(pair_ids) :] = 0
         segment_types = tokenizer.template.token_type_ids(len(segment_a), len(segment_b))
-        token_type_ids[0, : len(pair_ids)] = np.minimum(segment_types, config.type_vocab_size - 1)
+        token_type_ids[0, : len(pair_ids)] = np.minimum(segment_types, largest_type)
     fields = {
         "input_ids": input_ids,
         "token_type_ids": token_type_ids,

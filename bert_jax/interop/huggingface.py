@@ -60,10 +60,10 @@ def read_folder(folder: Path) -> ImportedModel:
       UserError: a file is missing or damaged, or of a model that is not supported.
     """
     config, head = read_config(folder / CONFIG)
-    return ImportedModel(_read_weights(folder, config), config, find_tokenizer(folder), head)
+    return ImportedModel(_read_weights(folder, config, head), config, find_tokenizer(folder), head)
 
 
-def _read_weights(folder: Path, config: EncoderConfig) -> FlatParams:
+def _read_weights(folder: Path, config: EncoderConfig, head: TaskHead | None) -> FlatParams:
     """Returns the parameters in a folder by path, float32.
 
     Raises:
@@ -76,7 +76,7 @@ def _read_weights(folder: Path, config: EncoderConfig) -> FlatParams:
         _check_tied_copies(tensors, family_format.tied_copies, file)
     elif family_format.decoder_bias in tensors:
         tensors[family_format.lm_bias] = tensors[family_format.decoder_bias]
-    flat = family_format.names(config).from_external(tensors, str(file))
+    flat = family_format.names(config, head).from_external(tensors, str(file))
     return {path: np.asarray(tensor, np.float32) for path, tensor in flat.items()}
 
 
@@ -131,13 +131,15 @@ def _check_tied_copies(
             )
 
 
-def write_weights(folder: Path, flat: FlatParams, config: EncoderConfig) -> None:
-    """Writes parameters by path as `model.safetensors`.
+def write_weights(
+    folder: Path, flat: FlatParams, config: EncoderConfig, head: TaskHead | None = None
+) -> None:
+    """Writes parameters by path, of a model with that task head, as `model.safetensors`.
 
     Always one file: `save_pretrained` begins to split at 50 GB, and encoders are smaller.
     """
     family_format: HuggingFaceFormat = format_of(config)
-    tensors = family_format.names(config).to_external(flat)
+    tensors = family_format.names(config, head).to_external(flat)
     if not config.tie_word_embeddings and family_format.lm_bias in tensors:
         # Hugging Face reads the bias of an untied decoder from this name.
         tensors[family_format.decoder_bias] = tensors[family_format.lm_bias]

@@ -38,16 +38,18 @@ def read_config(file: Path) -> tuple[EncoderConfig, TaskHead | None]:
     for field, value in family_format.fixed_fields.items():
         if data.get(field, value) != value:
             raise UserError(f"{file}: {field} is {data[field]!r}; only {value!r} is supported")
-    act = data.get("hidden_act", "gelu")
+    activation_field = family_format.field_name("hidden_act") or "hidden_act"
+    act = data.get(activation_field, "gelu")
     if not isinstance(act, str) or act not in ACTIVATIONS:
         raise UserError(
-            f"{file}: hidden_act is {act!r}; supported are {', '.join(map(repr, ACTIVATIONS))}"
+            f"{file}: {activation_field} is {act!r}; supported are "
+            f"{', '.join(map(repr, ACTIVATIONS))}"
         )
     try:
         config = family_format.read_config(
             model_type,
             ACTIVATIONS[act],
-            lambda name, default: _read_number(file, data, name, default),
+            lambda name, default: _read_field(file, data, name, default),
         )
     except ConfigError as error:
         raise UserError(f"{file}: {error}") from None
@@ -84,13 +86,10 @@ def to_hf_config(
     family_format = format_of(config)
     model_type = family_format.model_type(config)
     suffix = heads.class_suffix(head) if head else _smallest_class(family_format, parts)
-    act = next(name for name, kind in ACTIVATIONS.items() if kind == config.hidden_act)
     return {
         "architectures": [family_format.class_prefixes[model_type] + suffix],
         "model_type": model_type,
         "dtype": "float32",
-        "hidden_act": act,
-        "max_position_embeddings": config.positions.max_position_embeddings,
         "pad_token_id": pad_token_id,
         **transformer_fields(config),
         **family_format.config_fields(config),
@@ -106,7 +105,16 @@ def _smallest_class(family_format: HuggingFaceFormat, parts: Set[str]) -> str:
     return min(fitting, key=lambda suffix: len(family_format.heads[suffix]))
 
 
-def _read_number(file: Path, data: Mapping[str, Any], field: str, default: Any) -> Any:
+_TYPE_NAMES: dict[type, str] = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list: "a list",
+}
+
+
+def _read_field(file: Path, data: Mapping[str, Any], field: str, default: Any) -> Any:
     """Returns a value of the type of its default, an integer without one.
 
     The default is returned if the field is absent and the default is not None.
@@ -116,7 +124,7 @@ def _read_number(file: Path, data: Mapping[str, Any], field: str, default: Any) 
     if kind is float and type(value) is int:
         value = float(value) if abs(value) < 2**53 else value
     if type(value) is not kind:  # not `isinstance`: True is an instance of int
-        expected = {int: "an integer", float: "a number", bool: "true or false"}[kind]
+        expected = _TYPE_NAMES[kind]
         found = f"found {value!r}" if field in data else "it is absent"
         raise UserError(f"{file}: expected {expected} in the field {field!r}; {found}")
     return value

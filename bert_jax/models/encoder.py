@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 EncoderConfig = BertConfig | RobertaConfig
 """The config of an encoder of any family.
 
-Besides the fields that `layers/config.py:TransformerConfig` lists, each class has `max_length`,
-`family` (its name in text), `pretraining_heads` (names of the heads that `Pretraining` trains),
-`sequence_classifier` and `masked_lm_activation`.
+Each class extends `TransformerConfig`, which `models/config.py` defines.
 """
 
 FAMILIES: tuple[type[Any], ...] = typing.get_args(EncoderConfig)
@@ -82,7 +80,7 @@ class Encoder(Protocol):
         ...
 
     def token_embeddings(self) -> "jax.Array":
-        """Returns the table of token embeddings, [V, D]."""
+        """Returns the table of token embeddings, [V, E]."""
         ...
 
 

@@ -6,21 +6,29 @@ folders with it. Hugging Face's linear weights are [out, in], the kernels here a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from bert_jax.models.encoder import FAMILIES, EncoderConfig, family_module
-from bert_jax.models.layers.config import Activation, Gelu, GeluTanh
+from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.layers.config import Activation, Gelu, GeluTanh, Relu, Silu
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": Gelu(),
     "gelu_new": GeluTanh(),
     "gelu_pytorch_tanh": GeluTanh(),
+    "relu": Relu(),
+    "silu": Silu(),
+    "swish": Silu(),
 }
 """The activations by Hugging Face's names; of two names for one, the first is written."""
 
 ReadField = Callable[[str, Any], Any]
-"""Reads a number from config.json by name; the second argument is the default, None if required."""
+"""Reads a field of config.json by name; the second argument is the default.
+
+The value must have the type of the default; None stands for an integer that is required.
+"""
 
 FIXED_FIELDS: dict[str, Any] = {
     "position_embedding_type": "absolute",
@@ -43,7 +51,7 @@ _TRANSFORMER_FIELDS: dict[str, Any] = {
     "initializer_range": 0.02,
     "tie_word_embeddings": True,
 }
-"""Fields with the same name here, and the default that Hugging Face's classes have."""
+"""Fields of every family, and the default that most of Hugging Face's classes have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +67,9 @@ class HuggingFaceFormat:
         numbers.
       model_type: the `model_type` of a config.
       config_fields: the fields of config.json that other families do not have, or have otherwise.
-      tied, untied: the tensor names, with and without tied token embeddings.
+      names: returns the table of tensor names for a config and a task head or None.
+      field_names: Hugging Face's name of a field of `TransformerConfig` where it is another one,
+        None if its config.json has no such field.
       canonical: renames tensors of old files and of bare encoders to today's names.
       tied_copies: tensors that repeat another one in a file with tied embeddings.
       decoder_bias, lm_bias: two names of the masked-LM bias; untied files need both.
@@ -70,27 +80,44 @@ class HuggingFaceFormat:
     read_config: Callable[[str, Activation, ReadField], EncoderConfig]
     model_type: Callable[[Any], str]
     config_fields: Callable[[Any], dict[str, Any]]
-    tied: NameTable
-    untied: NameTable
+    names: Callable[[Any, TaskHead | None], NameTable]
     canonical: Callable[[str], str]
     tied_copies: Mapping[str, str]
     decoder_bias: str
     lm_bias: str
     fixed_fields: Mapping[str, Any] = field(default_factory=dict)
+    field_names: Mapping[str, str | None] = field(default_factory=dict)
 
-    def names(self, config: EncoderConfig) -> NameTable:
-        """Returns the table of tensor names for a config."""
-        return self.tied if config.tie_word_embeddings else self.untied
+    def field_name(self, name: str) -> str | None:
+        """Returns Hugging Face's name of a field of `TransformerConfig`; None if it has none."""
+        return self.field_names.get(name, name)
 
 
-def read_transformer_fields(read: ReadField) -> dict[str, Any]:
-    """Reads the fields that every family has under the same name in its config."""
-    return {name: read(name, default) for name, default in _TRANSFORMER_FIELDS.items()}
+def read_transformer_fields(
+    read: ReadField,
+    field_names: Mapping[str, str | None] = MappingProxyType({}),
+    **defaults: Any,
+) -> dict[str, Any]:
+    """Reads the fields of `TransformerConfig` except the activation and the positions.
+
+    Args:
+      field_names: see `HuggingFaceFormat`; a field with the name None is not read.
+      defaults: the defaults of the family's class in Hugging Face that differ from BERT's.
+    """
+    named = ((name, field_names.get(name, name)) for name in _TRANSFORMER_FIELDS)
+    fields = _TRANSFORMER_FIELDS | defaults
+    return {name: read(external, fields[name]) for name, external in named if external is not None}
 
 
 def transformer_fields(config: EncoderConfig) -> dict[str, Any]:
-    """Returns the fields that every family writes under the same name."""
-    return {name: getattr(config, name) for name in _TRANSFORMER_FIELDS}
+    """Returns the content of config.json that comes from fields of `TransformerConfig`."""
+    activation = next(name for name, kind in ACTIVATIONS.items() if kind == config.hidden_act)
+    values = {name: getattr(config, name) for name in _TRANSFORMER_FIELDS} | {
+        "hidden_act": activation,
+        "max_position_embeddings": config.positions.max_position_embeddings,
+    }
+    named = ((format_of(config).field_name(name), value) for name, value in values.items())
+    return {name: value for name, value in named if name is not None}
 
 
 def format_of(config: EncoderConfig) -> HuggingFaceFormat:
@@ -123,26 +150,63 @@ def norm_names(internal: str, external: str) -> list[NameMapping]:
     ]
 
 
-def encoder_names(prefix: str) -> list[NameMapping]:
-    """Maps the parameters of an encoder with BERT's layers, whose tensors start with `prefix`."""
-    layer, external = "encoder/layers/*", f"{prefix}.encoder.layer.*"
-    tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+@dataclass(frozen=True, kw_only=True)
+class BlockNames:
+    """Holds Hugging Face's names of the modules in a layer; default values are BERT's."""
+
+    query: str = "attention.self.query"
+    key: str = "attention.self.key"
+    value: str = "attention.self.value"
+    attention_output: str = "attention.output.dense"
+    attention_norm: str = "attention.output.LayerNorm"
+    intermediate: str = "intermediate.dense"
+    output: str = "output.dense"
+    output_norm: str = "output.LayerNorm"
+
+
+def block_names(
+    internal: str,
+    external: str,
+    names: BlockNames = BlockNames(),
+) -> list[NameMapping]:
+    """Maps the parameters of a `PostNormBlock`.
+
+    Args:
+      internal, external: the path of the layers and the start of their names in files, with `*` for
+        the number of the layer: "encoder/layers/*" and "bert.encoder.layer.*".
+    """
+    return [
+        *dense_names(f"{internal}/attention/query", f"{external}.{names.query}"),
+        *dense_names(f"{internal}/attention/key", f"{external}.{names.key}"),
+        *dense_names(f"{internal}/attention/value", f"{external}.{names.value}"),
+        *dense_names(f"{internal}/attention/output", f"{external}.{names.attention_output}"),
+        *norm_names(f"{internal}/attention_norm", f"{external}.{names.attention_norm}"),
+        *dense_names(f"{internal}/feed_forward/intermediate", f"{external}.{names.intermediate}"),
+        *dense_names(f"{internal}/feed_forward/output", f"{external}.{names.output}"),
+        *norm_names(f"{internal}/feed_forward_norm", f"{external}.{names.output_norm}"),
+    ]
+
+
+def embedding_names(
+    prefix: str,
+    tables: Sequence[str] = ("word_embeddings", "position_embeddings", "token_type_embeddings"),
+) -> list[NameMapping]:
+    """Maps the embedding tables and their LayerNorm, whose tensors start with `prefix`."""
+    internal, external = "encoder/embeddings", f"{prefix}.embeddings"
     return [
         *(
-            NameMapping(
-                f"encoder/embeddings/{name}/embedding", f"{prefix}.embeddings.{name}.weight"
-            )
+            NameMapping(f"{internal}/{name}/embedding", f"{external}.{name}.weight")
             for name in tables
         ),
-        *norm_names("encoder/embeddings/norm", f"{prefix}.embeddings.LayerNorm"),
-        *dense_names(f"{layer}/attention/query", f"{external}.attention.self.query"),
-        *dense_names(f"{layer}/attention/key", f"{external}.attention.self.key"),
-        *dense_names(f"{layer}/attention/value", f"{external}.attention.self.value"),
-        *dense_names(f"{layer}/attention/output", f"{external}.attention.output.dense"),
-        *norm_names(f"{layer}/attention_norm", f"{external}.attention.output.LayerNorm"),
-        *dense_names(f"{layer}/feed_forward/intermediate", f"{external}.intermediate.dense"),
-        *dense_names(f"{layer}/feed_forward/output", f"{external}.output.dense"),
-        *norm_names(f"{layer}/feed_forward_norm", f"{external}.output.LayerNorm"),
+        *norm_names(f"{internal}/norm", f"{external}.LayerNorm"),
+    ]
+
+
+def bert_encoder_names(prefix: str) -> list[NameMapping]:
+    """Maps the parameters of an encoder with BERT's tensor names, and of the pooler."""
+    return [
+        *embedding_names(prefix),
+        *block_names("encoder/layers/*", f"{prefix}.encoder.layer.*"),
         *dense_names("pooler/dense", f"{prefix}.pooler.dense"),
     ]
 
@@ -156,23 +220,23 @@ def tied_and_untied_tables(
     decoder_bias: str,
     lm_bias: str,
 ) -> tuple[NameTable, NameTable]:
-    """Returns the tables of a model with BERT's layers, with and without tied token embeddings.
+    """Returns the tables of a family, with and without tied token embeddings.
 
     Args:
       title: name of the tables in messages.
       prefix: first part of the names of the encoder's tensors.
-      names: the heads; the encoder is added.
+      names: the encoder and all heads, without the decoder of the masked-LM head.
       decoder: tensor of the masked-LM head's own token embeddings; a tied model has a copy at most.
-      decoder_bias: a second copy of the masked-LM bias.
+      decoder_bias: a second copy of the masked-LM bias; the same as `lm_bias` if there is none.
       lm_bias: the masked-LM bias.
     """
     token_embeddings = f"{prefix}.embeddings.word_embeddings.weight"
-    names = [*encoder_names(prefix), *names]
     ignored = [
         Ignored(f"{prefix}.embeddings.position_ids", "0, 1, 2, ... as a buffer, in old files"),
         Ignored(f"{prefix}.embeddings.token_type_ids", "zeros as a buffer, in old files"),
-        Ignored(decoder_bias, f"a second copy of {lm_bias}"),
     ]
+    if decoder_bias != lm_bias:
+        ignored.append(Ignored(decoder_bias, f"a second copy of {lm_bias}"))
     tied_ignored = [*ignored, Ignored(decoder, f"a second copy of {token_embeddings}")]
     untied_names = [*names, NameMapping("masked_lm/decoder", decoder)]
     return (

@@ -21,15 +21,14 @@ from bert_jax.functional import Network
 from bert_jax.models.encoder import Encoder, EncoderConfig, EncoderOutput, build_encoder
 from bert_jax.models.heads.config import (
     DenseClassifier,
+    PoolerClassifier,
     QuestionAnsweringHead,
-    RegressionHead,
-    SequenceClassificationHead,
     TaskHead,
+    classifier_layers,
     head_param_name,
-    reads_first_token,
-    uses_pooler,
+    task_parts,
 )
-from bert_jax.models.heads.modules import DenseTanhClassifier, LMHead, Pooler, head_linear
+from bert_jax.models.heads.modules import DenseClassifierModule, LMHead, Pooler, head_linear
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.linear import linear
@@ -71,9 +70,7 @@ class EncoderWithHeads(nnx.Module):
           ConfigError: a name in `heads` is unknown, or "next_sentence" has no pooler.
         """
         self.encoder: Encoder = build_encoder(config, compute, rngs)
-        self.needs_pooler = task_head is not None and uses_pooler(
-            task_head, config.sequence_classifier
-        )
+        self.needs_pooler = task_head is not None and "pooler" in task_parts(task_head, config)
         if unknown_heads := [name for name in heads if name not in HEADS]:
             raise ConfigError(
                 f"heads contains {unknown_heads[0]!r}; expected names from {', '.join(HEADS)}"
@@ -86,7 +83,7 @@ class EncoderWithHeads(nnx.Module):
         if "pooler" in heads or self.needs_pooler:
             self.pooler = Pooler(config, compute, rngs)
         if "masked_lm" in heads:
-            self.masked_lm = LMHead(config, config.masked_lm_activation, compute, rngs)
+            self.masked_lm = LMHead(config, compute, rngs)
         if "next_sentence" in heads:
             self.next_sentence = linear(config.hidden_size, 2, config, compute, rngs)
         if task_head is not None:
@@ -166,7 +163,7 @@ class EncoderWithHeads(nnx.Module):
         head = self.task_head
         assert head is not None, "this model was built without a task head"
         module = getattr(self, head_param_name(head))
-        if isinstance(module, DenseTanhClassifier):
+        if isinstance(module, DenseClassifierModule):
             return module(hidden_BLD[:, 0], dropout_rate, dropout_key)
         inputs = self.pooler(hidden_BLD) if self.needs_pooler else hidden_BLD
         # BERT's release has no dropout between the encoder and the question-answering head.
@@ -176,13 +173,12 @@ class EncoderWithHeads(nnx.Module):
 
 
 def _task_module(config: EncoderConfig, head: TaskHead, rngs: nnx.Rngs) -> nnx.Module:
-    is_sequence_head = isinstance(head, SequenceClassificationHead | RegressionHead)
-    if is_sequence_head and isinstance(config.sequence_classifier, DenseClassifier):
-        return DenseTanhClassifier(config, head, rngs)
-    # `task_logits` feeds this layer the pooled first token if the head uses the pooler, else all
-    # tokens. A head that reads the first token without the pooler needs its own module, as above.
-    assert reads_first_token(head) == uses_pooler(head, config.sequence_classifier)
-    return head_linear(config, head, rngs)
+    match classifier_layers(head, config):
+        case DenseClassifier() as classifier:
+            return DenseClassifierModule(config, classifier, head, rngs)
+        case PoolerClassifier() | None:
+            # `task_logits` feeds this layer the output of the pooler, or all tokens.
+            return head_linear(config, head, rngs)
 
 
 def encoder_inputs(batch: Batch) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from bert_jax.data.finetuning.example import (
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
 from bert_jax.errors import ConfigError
-from bert_jax.models.heads.config import head_param_name, uses_pooler
+from bert_jax.models.heads.config import task_parts
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.predict.batching import next_power_of_two, params_to_device, require_tokenizer
 from bert_jax.predict.checks import (
@@ -115,8 +115,7 @@ class Predictor:
             settings.allow_no_answer if allow_no_answer is None else allow_no_answer
         )
         self._model_path, self._reads_pairs = model.path, settings.reads_pairs
-        has_pooler = uses_pooler(head, model.config.sequence_classifier)
-        part_names = ["encoder", head_param_name(head), *(["pooler"] * has_pooler)]
+        part_names = ("encoder", *task_parts(head, model.config))
         self._params = {part: params_to_device(model, part) for part in part_names}
         objective = FineTuningObjective(settings.objective)
         self._field_names = objective.input_fields()

@@ -71,6 +71,8 @@ def check_input_template(tokenizer: Tokenizer, type_vocab_size: int, source: str
       UserError: the model has too few token types; the message begins with `source`.
     """
     template, cls_token = tokenizer.template, tokenizer.special_tokens.cls
+    if type_vocab_size == 0:  # the model does not read token types
+        return
     if template.second_token_type < type_vocab_size or template == default_template(cls_token):
         return
     raise UserError(

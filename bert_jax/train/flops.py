@@ -40,7 +40,7 @@ def step_flops(
         1 + 2 * num_layers_with_gradients(layers, lowest_trainable_layer) / layers
     )
     encoder_forward_flops = batch_size * num_choices * seq_length * encoder_flops(model, seq_length)
-    flops_per_prediction = 2 * model.hidden_size**2 + 2 * model.hidden_size * model.vocab_size
+    flops_per_prediction = 2 * model.word_embedding_size * (model.hidden_size + model.vocab_size)
     head_forward_flops = 0.0
     match objective:
         case Pretraining():

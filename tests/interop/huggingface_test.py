@@ -116,7 +116,7 @@ def test_half_precision_files_become_float32(folder, dtype):
     [
         ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'"),
         ({"model_type": "t5"}, "model_type is 't5'; supported are bert, roberta"),
-        ({"hidden_act": "silu"}, "hidden_act is 'silu'; supported are 'gelu', 'gelu_new'"),
+        ({"hidden_act": "mish"}, "hidden_act is 'mish'; supported are 'gelu', 'gelu_new'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"is_decoder": True}, "is_decoder is True"),
         ({"hidden_size": ...}, "integer in the field 'hidden_size'; it is absent"),

@@ -25,29 +25,25 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bert_jax.models.heads.config import DenseClassifier
-from bert_jax.models.layers.config import Gelu, LearnedPositions
+from bert_jax.models.layers.config import LearnedPositions
+from bert_jax.models.config import TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToyConfig:
+class ToyConfig(TransformerConfig):
     family: ClassVar = "Toy"
     pretraining_heads: ClassVar = ("masked_lm",)
     sequence_classifier: ClassVar = DenseClassifier()
-    masked_lm_activation: ClassVar = Gelu()
     vocab_size: int = 30
     hidden_size: int = 8
     num_hidden_layers: int = 1
     num_attention_heads: int = 1
     intermediate_size: int = 8
     positions: LearnedPositions = LearnedPositions(max_position_embeddings=16)
-    hidden_act: Gelu = Gelu()
     type_vocab_size: int = 1
     hidden_dropout_prob: float = 0.0
     attention_probs_dropout_prob: float = 0.0
     layer_norm_eps: float = 1e-5
-    initializer_range: float = 0.02
-    tie_word_embeddings: bool = True
-    max_length = 16
 """,
     "model": '''
 import jax.numpy as jnp
@@ -123,8 +119,7 @@ HUGGING_FACE = HuggingFaceFormat(
     read_config=_read,
     model_type=lambda config: "toy",
     config_fields=lambda config: {},
-    tied=_NAMES,
-    untied=_NAMES,
+    names=lambda config, head: _NAMES,
     canonical=lambda name: name,
     tied_copies={},
     decoder_bias="lm.decoder.bias",

@@ -3,13 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
+from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import PoolerClassifier, SequenceClassifier
-from bert_jax.models.layers.config import (
-    Activation,
-    Gelu,
-    LearnedPositions,
-    validate_transformer,
-)
+from bert_jax.models.layers.config import LearnedPositions
 
 BertSize = Literal["tiny", "mini", "small", "medium", "base", "large"]
 
@@ -26,32 +22,14 @@ _SIZES: dict[BertSize, tuple[int, int, int]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertConfig:
-    """Configures a BERT encoder (Devlin et al. 2019, section 3); defaults are BERT-base.
-
-    Field names are Hugging Face's.
-    """
+class BertConfig(TransformerConfig):
+    """Configures a BERT encoder (Devlin et al. 2019, section 3); default values are BERT-base."""
 
     family: ClassVar[str] = "BERT"
     pretraining_heads: ClassVar[tuple[str, ...]] = ("pooler", "masked_lm", "next_sentence")
     sequence_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
 
-    vocab_size: int
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
     positions: LearnedPositions = LearnedPositions()  # noqa: RUF009 (frozen)
-    hidden_act: Activation = Gelu()  # noqa: RUF009 (frozen)
-    type_vocab_size: int = 2
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
-    layer_norm_eps: float = 1e-12
-    initializer_range: float = 0.02
-    tie_word_embeddings: bool = True
-
-    def __post_init__(self) -> None:
-        validate_transformer(self)
 
     @classmethod
     def from_size(
@@ -67,13 +45,3 @@ class BertConfig:
             intermediate_size=4 * hidden,
             positions=LearnedPositions(max_position_embeddings=max_position_embeddings),
         )
-
-    @property
-    def max_length(self) -> int:
-        """Returns the maximum sequence length in tokens, special tokens included."""
-        return self.positions.max_length
-
-    @property
-    def masked_lm_activation(self) -> Activation:
-        """Returns the activation of the masked-LM head: that of the feed-forward layers."""
-        return self.hidden_act

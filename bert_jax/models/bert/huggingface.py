@@ -7,6 +7,7 @@ from bert_jax.models.huggingface import (
     FIXED_FIELDS,
     HuggingFaceFormat,
     ReadField,
+    bert_encoder_names,
     canonical_name,
     dense_names,
     norm_names,
@@ -19,7 +20,8 @@ from bert_jax.params.name_table import NameMapping
 _DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 _TOKEN_EMBEDDINGS, _LM_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
 
-_HEAD_NAMES = [
+_NAMES = [
+    *bert_encoder_names("bert"),
     *dense_names("masked_lm/transform", "cls.predictions.transform.dense"),
     *norm_names("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
     NameMapping("masked_lm/bias", _LM_BIAS),
@@ -31,7 +33,7 @@ _HEAD_NAMES = [
 TIED, UNTIED = tied_and_untied_tables(
     "Hugging Face BERT",
     "bert",
-    _HEAD_NAMES,
+    _NAMES,
     decoder=_DECODER,
     decoder_bias=_DECODER_BIAS,
     lm_bias=_LM_BIAS,
@@ -60,8 +62,7 @@ HUGGING_FACE = HuggingFaceFormat(
     read_config=_read_config,
     model_type=lambda config: "bert",
     config_fields=lambda config: {},
-    tied=TIED,
-    untied=UNTIED,
+    names=lambda config, head: TIED if config.tie_word_embeddings else UNTIED,
     canonical=functools.partial(canonical_name, prefix="bert"),
     tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
     decoder_bias=_DECODER_BIAS,

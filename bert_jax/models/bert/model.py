@@ -1,22 +1,35 @@
-"""Defines the BERT encoder: input embeddings and a stack of post-norm layers."""
+"""Defines the BERT encoder: input embeddings and a stack of post-norm layers.
+
+RoBERTa, ELECTRA and DistilBERT are this encoder with other configs.
+"""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.attention import make_attention_mask
-from bert_jax.models.layers.config import ComputeConfig, TransformerConfig
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import make_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
+from bert_jax.models.layers.linear import linear
 from bert_jax.models.layers.transformer import NUM_DROPOUT_SITES, PostNormBlock, apply_layers
 
 
 class BertEncoder(nnx.Module):
-    """Encodes token ids (Devlin et al. 2019, section 3); pooler and heads are not part of it."""
+    """Encodes token ids (Devlin et al. 2019, section 3); pooler and heads are not part of it.
+
+    Attributes:
+      embedding_projection: maps the embeddings from E to D; exists if E is not D.
+    """
 
     def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
         self.embeddings = Embeddings(config, compute, rngs)
+        width = config.word_embedding_size
+        self.has_projection = width != config.hidden_size
+        if self.has_projection:
+            self.embedding_projection = linear(width, config.hidden_size, config, compute, rngs)
         blocks = [PostNormBlock(config, compute, rngs) for _ in range(config.num_hidden_layers)]
         self.layers = nnx.List(blocks)
         self.compute = compute
@@ -52,6 +65,8 @@ class BertEncoder(nnx.Module):
             position_ids,
             None if dropout_seeds is None else dropout_seeds[num_layers, 0],
         )
+        if self.has_projection:
+            embedding_output = self.embedding_projection(embedding_output)
         last_hidden_state, layer_outputs, attention_weights = apply_layers(
             self.layers,
             self.compute,
@@ -68,7 +83,7 @@ class BertEncoder(nnx.Module):
         )
 
     def token_embeddings(self) -> jax.Array:
-        """Returns the table of token embeddings, [V, D]."""
+        """Returns the table of token embeddings, [V, E]."""
         return self.embeddings.word_embeddings.embedding[...]
 
 

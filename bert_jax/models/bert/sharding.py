@@ -5,6 +5,8 @@ PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [
     ("embeddings/position_embeddings/embedding", (None, "embed")),
     ("embeddings/token_type_embeddings/embedding", (None, "embed")),
     ("embeddings/norm/*", (None,)),
+    ("embedding_projection/kernel", (None, "embed")),
+    ("embedding_projection/bias", (None,)),
     ("layers/*/attention/query/kernel", ("embed", "heads")),
     ("layers/*/attention/key/kernel", ("embed", "heads")),
     ("layers/*/attention/value/kernel", ("embed", "heads")),

@@ -1,12 +1,14 @@
-"""Defines the configs of task heads, and the two ways in which families classify a sequence.
+"""Defines the configs of task heads, and the ways in which families classify a sequence.
 
 Imports no jax. The modules are in `heads/modules.py`.
 """
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 from bert_jax.errors import ConfigError
+from bert_jax.models.layers.config import Activation, Tanh
 
 LARGEST_NUM_LABELS = 2**20
 """More labels than this are a mistake, which is refused before memory runs out."""
@@ -44,7 +46,7 @@ class QuestionAnsweringHead:
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoiceHead:
-    """Predicts one of A texts, each scored alone: pooler, dropout, linear to one score."""
+    """Predicts one of A texts, each of which gets a score of its own."""
 
 
 TaskHead = (
@@ -63,15 +65,25 @@ class PoolerClassifier:
 
 @dataclass(frozen=True, kw_only=True)
 class DenseClassifier:
-    """Classifies the first token: dropout, dense, tanh, dropout, `out_proj` (RoBERTa).
+    """Classifies the first token: dropout, dense, activation, dropout, linear (RoBERTa).
 
-    These are the layers of Hugging Face's `RobertaClassificationHead`; the module is
-    `DenseTanhClassifier`.
+    The layers of Hugging Face's `RobertaClassificationHead`, and with another activation of
+    ELECTRA's. DistilBERT and DeBERTa have no dropout before the dense layer.
     """
+
+    activation: Activation = Tanh()  # noqa: RUF009 (frozen)
+    input_dropout: bool = True  # whether dropout is applied before the dense layer
 
 
 SequenceClassifier = PoolerClassifier | DenseClassifier
-"""What a family puts on its encoder for sequence classification and regression."""
+"""The layers that a family puts on its encoder to classify a sequence or to score a choice."""
+
+
+class FamilyClassifiers(Protocol):
+    """Tells which layers a family has for sequences and for choices; every encoder config does."""
+
+    sequence_classifier: ClassVar[SequenceClassifier]
+    multiple_choice_classifier: ClassVar[SequenceClassifier]
 
 
 def head_param_name(head: TaskHead) -> str:
@@ -90,20 +102,26 @@ def num_outputs(head: TaskHead) -> int:
             return 1
 
 
+def classifier_layers(head: TaskHead, family: FamilyClassifiers) -> SequenceClassifier | None:
+    """Returns the layers of a head on the whole sequence; None for a head on every token."""
+    match head:
+        case SequenceClassificationHead() | RegressionHead():
+            return family.sequence_classifier
+        case MultipleChoiceHead():
+            return family.multiple_choice_classifier
+        case TokenClassificationHead() | QuestionAnsweringHead():
+            return None
+
+
 def reads_first_token(head: TaskHead) -> bool:
     """Returns whether a head reads the hidden state of the first token only, or of all tokens."""
     return not isinstance(head, TokenClassificationHead | QuestionAnsweringHead)
 
 
-def uses_pooler(head: TaskHead, classifier: SequenceClassifier) -> bool:
-    """Returns whether a head reads the output of the pooler, in a family with `classifier`."""
-    match head:
-        case SequenceClassificationHead() | RegressionHead():
-            return isinstance(classifier, PoolerClassifier)
-        case MultipleChoiceHead():
-            return True
-        case TokenClassificationHead() | QuestionAnsweringHead():
-            return False
+def task_parts(head: TaskHead, family: FamilyClassifiers) -> tuple[str, ...]:
+    """Returns the parts that a head needs besides the encoder, as ("classifier", "pooler")."""
+    uses_pooler = isinstance(classifier_layers(head, family), PoolerClassifier)
+    return (head_param_name(head), *(["pooler"] if uses_pooler else []))
 
 
 def _check_labels(labels: tuple[str, ...]) -> None:

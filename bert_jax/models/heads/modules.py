@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.models.heads.config import TaskHead, num_outputs
-from bert_jax.models.layers.config import Activation, ComputeConfig, TransformerConfig
+from bert_jax.models.config import TransformerConfig
+from bert_jax.models.heads.config import DenseClassifier, TaskHead, num_outputs
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.linear import Linear, layer_norm, linear
 from bert_jax.models.layers.matmul import dense_transposed
@@ -26,6 +27,7 @@ class Pooler(nnx.Module):
 class LMHead(nnx.Module):
     """Computes masked-LM logits: dense, activation, norm, product with the token embeddings, bias.
 
+    The dense layer maps D to E, the width of the token embeddings.
     The encoder's table of token embeddings is an argument of the call, because a shared reference
     between modules would be untied without an error. With `tie_word_embeddings` False the head has
     its own table, `decoder`.
@@ -34,43 +36,52 @@ class LMHead(nnx.Module):
     def __init__(
         self,
         config: TransformerConfig,
-        activation: Activation,
         compute: ComputeConfig,
         rngs: nnx.Rngs,
     ):
-        self.transform = linear(config.hidden_size, config.hidden_size, config, compute, rngs)
-        self.norm = layer_norm(config, compute)
+        width = config.word_embedding_size
+        self.transform = linear(config.hidden_size, width, config, compute, rngs)
+        self.norm = layer_norm(config, compute, width)
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
         if not config.tie_word_embeddings:
             init = nnx.initializers.truncated_normal(config.initializer_range)
-            shape = (config.vocab_size, config.hidden_size)
+            shape = (config.vocab_size, width)
             self.decoder = nnx.Param(init(rngs.params(), shape, jnp.float32))
         self.tied = config.tie_word_embeddings
-        self.activation = activation
+        self.activation = config.masked_lm_activation
 
-    def __call__(self, hidden: jax.Array, token_embeddings_VD: jax.Array) -> jax.Array:
-        """Maps [..., D] and the encoder's token embeddings [V, D] to logits, float32 [..., V]."""
+    def __call__(self, hidden: jax.Array, token_embeddings_VE: jax.Array) -> jax.Array:
+        """Maps [..., D] and the encoder's token embeddings [V, E] to logits, float32 [..., V]."""
         hidden = self.norm(activate(self.transform(hidden), self.activation))
-        table = token_embeddings_VD if self.tied else self.decoder[...]
+        table = token_embeddings_VE if self.tied else self.decoder[...]
         return dense_transposed(hidden, table, self.bias[...], hidden.dtype)
 
 
-class DenseTanhClassifier(nnx.Module):
-    """Classifies the first token as RoBERTa does: dropout, dense, tanh, dropout, linear.
+class DenseClassifierModule(nnx.Module):
+    """Classifies the first token: dropout, dense, activation, dropout, linear.
 
-    Has the layers of Hugging Face's `RobertaClassificationHead`; its config is `DenseClassifier`.
+    Its config is `DenseClassifier`.
     """
 
-    def __init__(self, config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        classifier: DenseClassifier,
+        head: TaskHead,
+        rngs: nnx.Rngs,
+    ):
         self.dense = linear(config.hidden_size, config.hidden_size, config, ComputeConfig(), rngs)
         self.out_proj = head_linear(config, head, rngs)
+        self.classifier = classifier
 
     def __call__(
         self, first_BD: jax.Array, dropout_rate: float, dropout_key: jax.Array | None
     ) -> jax.Array:
         """Maps the hidden states of first tokens [B, D] to logits, float32 [B, outputs]."""
         seeds = (None, None) if dropout_key is None else make_dropout_seeds(dropout_key, (2,))
-        hidden = jnp.tanh(self.dense(dropout(first_BD, dropout_rate, seeds[0])))
+        if self.classifier.input_dropout:
+            first_BD = dropout(first_BD, dropout_rate, seeds[0])
+        hidden = activate(self.dense(first_BD), self.classifier.activation)
         return self.out_proj(dropout(hidden, dropout_rate, seeds[1]))
 
 

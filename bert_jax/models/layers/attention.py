@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers import pallas_attention
-from bert_jax.models.layers.config import ComputeConfig, PallasAttention, TransformerConfig
+from bert_jax.models.layers.config import ComputeConfig, PallasAttention
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.fused_attention import AttentionParams, fused_attention
 from bert_jax.models.layers.linear import linear
@@ -17,22 +18,24 @@ from bert_jax.models.layers.matmul import attention_context, attention_scores
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("q_segment_ids", "kv_segment_ids"),
+    data_fields=("q_segment_ids", "kv_segment_ids", "bias"),
     meta_fields=("causal",),
 )
 @dataclass(frozen=True)
 class AttentionMask:
-    """Holds which keys a query attends to: those with the query's segment id.
+    """Holds which keys a query attends to: those with the query's segment id, and with what bias.
 
     Attributes:
       q_segment_ids: int32 [B, L], or [B, 1] if all queries of a sequence have the same id.
       kv_segment_ids: int32 [B, L].
       causal: whether a query attends only to its own position and those before it.
+      bias: float32, added to the scaled scores, broadcastable to [B, H, L, L]; None for 0.
     """
 
     q_segment_ids: jax.Array
     kv_segment_ids: jax.Array
     causal: bool
+    bias: jax.Array | None = None
 
     def mask_BHQK(self) -> jax.Array:
         """Returns the mask, bool, broadcastable to [B, H, L, L]: True where a query attends."""
@@ -92,8 +95,13 @@ class SelfAttention(nnx.Module):
         """
         B, L, D = x_BLD.shape
         q, k, v = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
-        kernel_supported = pallas_attention.is_supported(L, D, self.num_heads)
-        if self.fused and kernel_supported and not return_attention_weights and not mask.causal:
+        use_kernel = (
+            self.fused
+            and pallas_attention.is_supported(L, D, self.num_heads)
+            and not (return_attention_weights or mask.causal)
+            and mask.bias is None
+        )
+        if use_kernel:
             attention_params = AttentionParams(
                 self.num_heads, 0.0 if dropout_seed is None else self.dropout_rate
             )
@@ -106,6 +114,8 @@ class SelfAttention(nnx.Module):
             ), None
         q, k, v = (x.reshape(B, L, self.num_heads, D // self.num_heads) for x in (q, k, v))
         scores = attention_scores(q * jnp.asarray((D // self.num_heads) ** -0.5, q.dtype), k)
+        if mask.bias is not None:
+            scores += mask.bias
         scores = jnp.where(mask.mask_BHQK(), scores, jnp.finfo(jnp.float32).min)
         attention_weights = jax.nn.softmax(scores, axis=-1)
         context = attention_context(dropout(attention_weights, self.dropout_rate, dropout_seed), v)

@@ -6,9 +6,9 @@ field, with fields of its own, never a flag next to the others. Imports no jax.
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
-from bert_jax.errors import ConfigError, check_range
+from bert_jax.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,22 @@ class PaddingOffsetPositions:
         return self.max_position_embeddings - self.offset
 
 
-Positions = LearnedPositions | PaddingOffsetPositions
+@dataclass(frozen=True, kw_only=True)
+class NoPositions:
+    """Adds nothing to the token embeddings; attention itself depends on the positions, if at all.
+
+    DeBERTa and ModernBERT compute attention from relative positions.
+    """
+
+    max_position_embeddings: int = 512
+
+    @property
+    def max_length(self) -> int:
+        """Returns the maximum sequence length in tokens."""
+        return self.max_position_embeddings
+
+
+Positions = LearnedPositions | PaddingOffsetPositions | NoPositions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +96,22 @@ class GeluTanh:
     """Selects the tanh approximation of GELU; Hugging Face's name is "gelu_new"."""
 
 
-Activation = Gelu | GeluTanh
+@dataclass(frozen=True, kw_only=True)
+class Relu:
+    """Selects max(x, 0)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silu:
+    """Selects x times the sigmoid of x; Hugging Face's name is "silu"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tanh:
+    """Selects the hyperbolic tangent."""
+
+
+Activation = Gelu | GeluTanh | Relu | Silu | Tanh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +148,8 @@ class XlaAttention:
 class PallasAttention:
     """Saves no array of size L x L for the backward pass; one fused kernel on TPUs.
 
-    Attention is `XlaAttention` where the kernel does not apply: with a causal mask, when attention
-    weights are returned, and for lengths above 512 or not a multiple of 128.
+    Attention is `XlaAttention` where the kernel does not apply: with a causal mask, with a
+    bias, when attention weights are returned, and for lengths above 512 or not a multiple of 128.
     """
 
 
@@ -135,88 +165,6 @@ class ComputeConfig:
     layer_loop: Unrolled | Scanned = Unrolled()
     remat: NoRemat | FullRemat | SaveDots = NoRemat()
     attention: XlaAttention | PallasAttention = XlaAttention()
-
-
-class TransformerConfig(Protocol):
-    """Lists what the layers read from a family's config; field names are Hugging Face's."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def num_hidden_layers(self) -> int: ...
-    @property
-    def num_attention_heads(self) -> int: ...
-    @property
-    def intermediate_size(self) -> int: ...
-    @property
-    def positions(self) -> Positions: ...
-    @property
-    def hidden_act(self) -> Activation: ...
-    @property
-    def type_vocab_size(self) -> int: ...
-    @property
-    def hidden_dropout_prob(self) -> float: ...
-    @property
-    def attention_probs_dropout_prob(self) -> float: ...
-    @property
-    def layer_norm_eps(self) -> float: ...
-    @property
-    def initializer_range(self) -> float: ...
-    @property
-    def tie_word_embeddings(self) -> bool: ...
-
-
-# A larger size is a mistake, which is better refused than found when memory runs out.
-_LARGEST_SIZES = {
-    "vocab_size": 2**24,
-    "hidden_size": 2**20,
-    "num_hidden_layers": 1000,
-    "num_attention_heads": 2**16,
-    "intermediate_size": 2**22,
-    "type_vocab_size": 2**16,
-}
-_LARGEST_SEQUENCE = 2**24
-_LARGEST_MODEL = 10**13
-
-
-def validate_transformer(config: TransformerConfig) -> None:
-    """Raises a ConfigError that names the first size or dropout rate that cannot be used."""
-    for name, limit in _LARGEST_SIZES.items():
-        _check_size(f"model.{name}", getattr(config, name), limit)
-    _check_size(
-        "model.positions.max_position_embeddings",
-        config.positions.max_position_embeddings,
-        _LARGEST_SEQUENCE,
-    )
-    if config.positions.max_length < 1:
-        raise ConfigError(
-            "model.positions.max_position_embeddings is "
-            f"{config.positions.max_position_embeddings}, which leaves no position for a token"
-        )
-    layer_params = config.hidden_size * (4 * config.hidden_size + 2 * config.intermediate_size)
-    num_params = config.num_hidden_layers * layer_params + config.vocab_size * config.hidden_size
-    if num_params > _LARGEST_MODEL:
-        raise ConfigError(
-            f"the model has {num_params:.2g} parameters, expected at most {_LARGEST_MODEL:.0e}; "
-            "check model.hidden_size, intermediate_size, num_hidden_layers and vocab_size"
-        )
-    if config.hidden_size % config.num_attention_heads:
-        raise ConfigError(
-            f"model.hidden_size {config.hidden_size} is not a multiple of "
-            f"model.num_attention_heads {config.num_attention_heads}"
-        )
-    check_dropout("model.hidden_dropout_prob", config.hidden_dropout_prob)
-    check_dropout("model.attention_probs_dropout_prob", config.attention_probs_dropout_prob)
-    for name in ("layer_norm_eps", "initializer_range"):
-        check_range(f"model.{name}", getattr(config, name), at_least=0)
-
-
-def _check_size(field: str, value: object, limit: int) -> None:
-    # `type` and not `isinstance`: True is an instance of int.
-    if type(value) is not int or not 1 <= value <= limit:
-        raise ConfigError(f"{field} is {value!r}, expected an integer from 1 to {limit:,}")
 
 
 def check_dropout(field: str, rate: float) -> None:

@@ -1,4 +1,7 @@
-"""Computes input embeddings from token ids: word + position + token type, then norm and dropout."""
+"""Computes input embeddings from token ids: word + position + token type, norm and dropout.
+
+The position and token-type embeddings are absent in families that have none.
+"""
 
 from typing import Any
 
@@ -7,12 +10,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.errors import ConfigError
+from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers.config import (
     ComputeConfig,
+    NoPositions,
     NormalInit,
     PaddingOffsetPositions,
     SinusoidalInit,
-    TransformerConfig,
 )
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.embedding_lookup import embedding_lookup
@@ -20,15 +24,24 @@ from bert_jax.models.layers.linear import embedding, initializer, layer_norm
 
 
 class Embeddings(nnx.Module):
-    """Sums three embeddings, then applies norm and dropout (Devlin et al. 2019, figure 2)."""
+    """Sums the embeddings, then applies norm and dropout (Devlin et al. 2019, figure 2).
+
+    Attributes:
+      position_embeddings: absent with `NoPositions`.
+      token_type_embeddings: absent if `type_vocab_size` is 0.
+    """
 
     def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
         self.word_embeddings = embedding(config.vocab_size, config, rngs)
-        self.position_embeddings = embedding(
-            config.positions.max_position_embeddings, config, rngs, _position_init(config)
-        )
-        self.token_type_embeddings = embedding(config.type_vocab_size, config, rngs)
-        self.norm = layer_norm(config, compute)
+        if not isinstance(config.positions, NoPositions):
+            init = _position_init(config.positions.init, config)
+            self.position_embeddings = embedding(
+                config.positions.max_position_embeddings, config, rngs, init
+            )
+        if config.type_vocab_size:
+            self.token_type_embeddings = embedding(config.type_vocab_size, config, rngs)
+        self.norm = layer_norm(config, compute, config.word_embedding_size)
+        self.type_vocab_size = config.type_vocab_size
         self.positions = config.positions
         self.dropout_rate = config.hidden_dropout_prob
 
@@ -39,26 +52,11 @@ class Embeddings(nnx.Module):
         position_ids: jax.Array | None,
         dropout_seed: DropoutSeed | None,
     ) -> jax.Array:
-        """Maps int32 [B, L] ids to [B, L, D].
+        """Maps int32 [B, L] ids to [B, L, E].
 
         Raises:
           ConfigError: L is greater than the number of positions.
         """
-        word_vectors = embedding_lookup(self.word_embeddings.embedding[...], input_ids)
-        x_BLD = word_vectors + self._position_vectors(input_ids, position_ids)
-        token_type_table = self.token_type_embeddings.embedding[...].astype(jnp.float32)
-        if len(token_type_table) == 1:  # RoBERTa: one vector for all tokens, whatever their types
-            x_BLD += token_type_table[0]
-        else:
-            # A lookup in so small a table is a matrix product, so its gradient needs no scatter.
-            x_BLD += jnp.dot(
-                jax.nn.one_hot(token_type_ids, len(token_type_table), dtype=jnp.float32),
-                token_type_table,
-            )
-        return dropout(self.norm(x_BLD), self.dropout_rate, dropout_seed)
-
-    def _position_vectors(self, input_ids: jax.Array, position_ids: jax.Array | None) -> jax.Array:
-        """Returns the position embeddings, float32 [B, L, D] or [1, L, D]."""
         length = input_ids.shape[1]
         # Checked here because XLA clamps an index beyond the table without an error.
         if length > self.positions.max_length:
@@ -67,6 +65,24 @@ class Embeddings(nnx.Module):
                 f"{self.positions.max_length} tokens (model.positions.max_position_embeddings is "
                 f"{self.positions.max_position_embeddings})"
             )
+        x_BLE = embedding_lookup(self.word_embeddings.embedding[...], input_ids)
+        if not isinstance(self.positions, NoPositions):
+            x_BLE += self._position_vectors(input_ids, position_ids)
+        if self.type_vocab_size:
+            x_BLE += self._token_type_vectors(token_type_ids)
+        return dropout(self.norm(x_BLE), self.dropout_rate, dropout_seed)
+
+    def _token_type_vectors(self, token_type_ids: jax.Array) -> jax.Array:
+        """Returns the token-type embeddings, float32 [B, L, E] or [E]."""
+        table = self.token_type_embeddings.embedding[...].astype(jnp.float32)
+        if len(table) == 1:  # RoBERTa: one vector for all tokens, whatever their types
+            return table[0]
+        # A lookup in so small a table is a matrix product, so its gradient needs no scatter.
+        return jnp.dot(jax.nn.one_hot(token_type_ids, len(table), dtype=jnp.float32), table)
+
+    def _position_vectors(self, input_ids: jax.Array, position_ids: jax.Array | None) -> jax.Array:
+        """Returns the position embeddings, float32 [B, L, E] or [1, L, E]."""
+        length = input_ids.shape[1]
         table = self.position_embeddings.embedding[...]
         if isinstance(self.positions, PaddingOffsetPositions):
             return embedding_lookup(
@@ -93,8 +109,8 @@ def padding_offset_positions(
     return jnp.where(is_real, position_ids + positions.offset, positions.pad_token_id)
 
 
-def _position_init(config: TransformerConfig) -> nnx.Initializer:
-    match config.positions.init:
+def _position_init(init: NormalInit | SinusoidalInit, config: TransformerConfig) -> nnx.Initializer:
+    match init:
         case NormalInit():
             return initializer(config)
         case SinusoidalInit():

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.models.layers.config import ComputeConfig, TransformerConfig
+from bert_jax.models.config import TransformerConfig
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.matmul import dense
 
 
@@ -68,9 +69,11 @@ class LayerNorm(nnx.Module):
         return (normalized * self.scale[...] + self.bias[...]).astype(self.dtype)
 
 
-def layer_norm(config: TransformerConfig, compute: ComputeConfig) -> LayerNorm:
-    """Builds the LayerNorm of a config."""
-    return LayerNorm(config.hidden_size, config.layer_norm_eps, compute.dtype)
+def layer_norm(
+    config: TransformerConfig, compute: ComputeConfig, num_features: int | None = None
+) -> LayerNorm:
+    """Builds the LayerNorm of a config, over D features or another number of them."""
+    return LayerNorm(num_features or config.hidden_size, config.layer_norm_eps, compute.dtype)
 
 
 def embedding(
@@ -79,13 +82,13 @@ def embedding(
     rngs: nnx.Rngs,
     init: nnx.Initializer | None = None,
 ) -> nnx.Embed:
-    """Builds a table [num_embeddings, D] in float32; `init` None is BERT's initializer.
+    """Builds a table [num_embeddings, E] in float32; `init` None is BERT's initializer.
 
     Read it with `embedding_lookup`, whose gradient is summed in float32.
     """
     return nnx.Embed(
         num_embeddings,
-        config.hidden_size,
+        config.word_embedding_size,
         param_dtype=jnp.float32,
         embedding_init=init or initializer(config),
         rngs=rngs,

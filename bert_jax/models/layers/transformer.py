@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax import functional
+from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers.attention import AttentionMask, SelfAttention
 from bert_jax.models.layers.config import (
     Activation,
@@ -22,9 +23,11 @@ from bert_jax.models.layers.config import (
     Gelu,
     GeluTanh,
     NoRemat,
+    Relu,
     SaveDots,
     Scanned,
-    TransformerConfig,
+    Silu,
+    Tanh,
 )
 from bert_jax.models.layers.dropout import dropout
 from bert_jax.models.layers.linear import layer_norm, linear
@@ -50,6 +53,12 @@ def activate(x: jax.Array, activation: Activation) -> jax.Array:
             return gelu(x)
         case GeluTanh():
             return jax.nn.gelu(x, approximate=True)
+        case Relu():
+            return jax.nn.relu(x)
+        case Silu():
+            return jax.nn.silu(x)
+        case Tanh():
+            return jnp.tanh(x)
 
 
 class FeedForward(nnx.Module):

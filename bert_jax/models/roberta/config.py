@@ -6,13 +6,9 @@ DistilRoBERTa, XLM-RoBERTa and CamemBERT are the same network with other sizes a
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
+from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import DenseClassifier, SequenceClassifier
-from bert_jax.models.layers.config import (
-    Activation,
-    Gelu,
-    PaddingOffsetPositions,
-    validate_transformer,
-)
+from bert_jax.models.layers.config import Activation, Gelu, PaddingOffsetPositions
 
 RobertaSize = Literal["distil", "base", "large"]
 RobertaModelType = Literal["roberta", "xlm-roberta", "camembert"]
@@ -26,36 +22,22 @@ _SIZES: dict[RobertaSize, tuple[int, int, int]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobertaConfig:
-    """Configures a RoBERTa encoder (Liu et al. 2019); defaults are RoBERTa-base.
+class RobertaConfig(TransformerConfig):
+    """Configures a RoBERTa encoder (Liu et al. 2019); default values are RoBERTa-base.
 
-    The defaults are those of the published models. Hugging Face's `RobertaConfig()` has others:
-    512 positions, 2 token types and an epsilon of 1e-12. Field names are Hugging Face's.
+    They are those of the published models. Hugging Face's `RobertaConfig()` has others: 512
+    positions, 2 token types and an epsilon of 1e-12.
     """
 
     family: ClassVar[str] = "RoBERTa"
     pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
     sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier()
-    # Hugging Face's head has the exact GELU whatever `hidden_act` is (`RobertaLMHead`).
-    masked_lm_activation: ClassVar[Activation] = Gelu()
 
     vocab_size: int = 50265
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
     positions: PaddingOffsetPositions = PaddingOffsetPositions()  # noqa: RUF009 (frozen)
-    hidden_act: Activation = Gelu()  # noqa: RUF009 (frozen)
     type_vocab_size: int = 1
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
     layer_norm_eps: float = 1e-5
-    initializer_range: float = 0.02
-    tie_word_embeddings: bool = True
     model_type: RobertaModelType = "roberta"  # which of the models Hugging Face calls it
-
-    def __post_init__(self) -> None:
-        validate_transformer(self)
 
     @classmethod
     def from_size(
@@ -77,6 +59,6 @@ class RobertaConfig:
         )
 
     @property
-    def max_length(self) -> int:
-        """Returns the maximum sequence length in tokens, special tokens included."""
-        return self.positions.max_length
+    def masked_lm_activation(self) -> Activation:
+        """Returns the exact GELU, whatever `hidden_act` is, as Hugging Face's `RobertaLMHead`."""
+        return Gelu()

@@ -10,6 +10,7 @@ from bert_jax.models.huggingface import (
     FIXED_FIELDS,
     HuggingFaceFormat,
     ReadField,
+    bert_encoder_names,
     canonical_name,
     dense_names,
     norm_names,
@@ -23,7 +24,8 @@ from bert_jax.params.name_table import NameMapping
 _DECODER, _DECODER_BIAS = "lm_head.decoder.weight", "lm_head.decoder.bias"
 _TOKEN_EMBEDDINGS, _LM_BIAS = "roberta.embeddings.word_embeddings.weight", "lm_head.bias"
 
-_HEAD_NAMES = [
+_NAMES = [
+    *bert_encoder_names("roberta"),
     *dense_names("masked_lm/transform", "lm_head.dense"),
     *norm_names("masked_lm/norm", "lm_head.layer_norm"),
     NameMapping("masked_lm/bias", _LM_BIAS),
@@ -36,7 +38,7 @@ _HEAD_NAMES = [
 TIED, UNTIED = tied_and_untied_tables(
     "Hugging Face RoBERTa",
     "roberta",
-    _HEAD_NAMES,
+    _NAMES,
     decoder=_DECODER,
     decoder_bias=_DECODER_BIAS,
     lm_bias=_LM_BIAS,
@@ -69,8 +71,7 @@ HUGGING_FACE = HuggingFaceFormat(
     read_config=_read_config,
     model_type=lambda config: config.model_type,
     config_fields=_config_fields,
-    tied=TIED,
-    untied=UNTIED,
+    names=lambda config, head: TIED if config.tie_word_embeddings else UNTIED,
     canonical=functools.partial(canonical_name, prefix="roberta"),
     tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
     decoder_bias=_DECODER_BIAS,

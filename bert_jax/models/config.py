@@ -1,0 +1,121 @@
+"""Defines the fields that the configs of all families share, and checks their values.
+
+Imports no jax.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bert_jax.errors import ConfigError, check_range
+from bert_jax.models.heads.config import PoolerClassifier, SequenceClassifier
+from bert_jax.models.layers.config import (
+    Activation,
+    Gelu,
+    LearnedPositions,
+    Positions,
+    check_dropout,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Configures a Transformer encoder; the config of each family extends it.
+
+    Field names are Hugging Face's, default values those of BERT-base. The layers read this class,
+    so that every family can use them. A family sets its own default values and adds its own fields.
+
+    Attributes:
+      family: the name of the family in text.
+      pretraining_heads: names of the heads that `Pretraining` trains, see `models/model.py`.
+      sequence_classifier: the layers for classifying a sequence, also used for regression.
+      multiple_choice_classifier: the layers for scoring one of several choices.
+    """
+
+    family: ClassVar[str]
+    pretraining_heads: ClassVar[tuple[str, ...]]
+    sequence_classifier: ClassVar[SequenceClassifier]
+    multiple_choice_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
+
+    vocab_size: int
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    positions: Positions = LearnedPositions()  # noqa: RUF009 (frozen)
+    hidden_act: Activation = Gelu()  # noqa: RUF009 (frozen)
+    type_vocab_size: int = 2
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    layer_norm_eps: float = 1e-12
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        validate_transformer(self)
+
+    @property
+    def max_length(self) -> int:
+        """Returns the maximum sequence length in tokens, special tokens included."""
+        return self.positions.max_length
+
+    @property
+    def word_embedding_size(self) -> int:
+        """Returns E, the width of the token embeddings, which is D unless they are factorized."""
+        return self.hidden_size
+
+    @property
+    def masked_lm_activation(self) -> Activation:
+        """Returns the activation of the masked-LM head: that of the feed-forward layers."""
+        return self.hidden_act
+
+
+# A larger size is a mistake, which is better refused than found when memory runs out.
+_LARGEST_SIZES = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "num_hidden_layers": 1000,
+    "num_attention_heads": 2**16,
+    "intermediate_size": 2**22,
+}
+_LARGEST_SEQUENCE = 2**24
+_LARGEST_MODEL = 10**13
+
+
+def validate_transformer(config: TransformerConfig) -> None:
+    """Raises a ConfigError that names the first size or dropout rate that cannot be used."""
+    for name, limit in _LARGEST_SIZES.items():
+        _check_size(f"model.{name}", getattr(config, name), limit)
+    # A family without token types has a table of 0 rows, which is none.
+    _check_size("model.type_vocab_size", config.type_vocab_size, 2**16, smallest=0)
+    _check_size(
+        "model.positions.max_position_embeddings",
+        config.positions.max_position_embeddings,
+        _LARGEST_SEQUENCE,
+    )
+    if config.positions.max_length < 1:
+        raise ConfigError(
+            "model.positions.max_position_embeddings is "
+            f"{config.positions.max_position_embeddings}, which leaves no position for a token"
+        )
+    layer_params = config.hidden_size * (4 * config.hidden_size + 2 * config.intermediate_size)
+    num_params = config.num_hidden_layers * layer_params + config.vocab_size * config.hidden_size
+    if num_params > _LARGEST_MODEL:
+        raise ConfigError(
+            f"the model has {num_params:.2g} parameters, expected at most {_LARGEST_MODEL:.0e}; "
+            "check model.hidden_size, intermediate_size, num_hidden_layers and vocab_size"
+        )
+    if config.hidden_size % config.num_attention_heads:
+        raise ConfigError(
+            f"model.hidden_size {config.hidden_size} is not a multiple of "
+            f"model.num_attention_heads {config.num_attention_heads}"
+        )
+    check_dropout("model.hidden_dropout_prob", config.hidden_dropout_prob)
+    check_dropout("model.attention_probs_dropout_prob", config.attention_probs_dropout_prob)
+    for name in ("layer_norm_eps", "initializer_range"):
+        check_range(f"model.{name}", getattr(config, name), at_least=0)
+
+
+def _check_size(field: str, value: object, limit: int, smallest: int = 1) -> None:
+    # `type` and not `isinstance`: True is an instance of int.
+    if type(value) is not int or not smallest <= value <= limit:
+        raise ConfigError(f"{field} is {value!r}, expected an integer from {smallest} to {limit:,}")
