@@ -114,9 +114,9 @@ def test_export_with_another_head_is_rejected(tmp_path, monkeypatch, damage):
     if damage == "classifier":
         write = huggingface.write_weights
 
-        def turned(folder, flat, config):
+        def turned(folder, flat, config, head):
             path = "classifier/kernel"
-            write(folder, {**flat, path: flat[path][:, ::-1]}, config)
+            write(folder, {**flat, path: flat[path][:, ::-1]}, config, head)
 
         monkeypatch.setattr(huggingface, "write_weights", turned)
         message = "not written: its outputs of the head differ by"
@@ -132,10 +132,10 @@ def test_export_with_another_head_is_rejected(tmp_path, monkeypatch, damage):
 def test_export_with_different_outputs_is_rejected(model, tmp_path, monkeypatch, damage):
     write = huggingface.write_weights
 
-    def wrong(folder, flat, config):
+    def wrong(folder, flat, config, head):
         path = "encoder/layers/0/attention/value/kernel"
         new = flat[path].T if damage == "transposed" else flat[path] * np.float32(1.01)
-        write(folder, {**flat, path: new}, config)
+        write(folder, {**flat, path: new}, config, head)
 
     monkeypatch.setattr(huggingface, "write_weights", wrong)
     with pytest.raises(
@@ -148,8 +148,8 @@ def test_export_with_different_outputs_is_rejected(model, tmp_path, monkeypatch,
 def test_head_that_is_not_read_back_is_rejected(model, tmp_path, monkeypatch):
     write = huggingface.write_weights
 
-    def wrong(folder, flat, config):
-        write(folder, {**flat, "masked_lm/bias": flat["masked_lm/bias"] + 1}, config)
+    def wrong(folder, flat, config, head):
+        write(folder, {**flat, "masked_lm/bias": flat["masked_lm/bias"] + 1}, config, head)
 
     monkeypatch.setattr(huggingface, "write_weights", wrong)
     with pytest.raises(UserError, match="masked_lm/bias is not the same when read back"):
@@ -183,7 +183,7 @@ def test_model_with_nan_is_rejected(model, tmp_path):
 
 
 def test_full_disk_leaves_no_files(model, tmp_path, monkeypatch):
-    def full(folder, flat, config):
+    def full(folder, flat, config, head):
         (folder / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
