@@ -5,6 +5,7 @@ it, and `AutoModelForPreTraining`, `AutoModelForMaskedLM` or the class of the ta
 """
 
 import dataclasses
+import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +20,15 @@ from bert_jax.export.model_card import model_card
 from bert_jax.interop import huggingface
 from bert_jax.json_io import format_json, read_json_object
 from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.huggingface import format_of
 from bert_jax.models.layers.config import NoPositions
-from bert_jax.models.model import run_forward
+from bert_jax.models.model import HEADS, run_forward
 from bert_jax.models.parameters import parts_in
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model, require_single_task
 from bert_jax.text.tokenizer import TOKENIZER_CONFIG_FILE, Tokenizer
+
+logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-5
 """The largest allowed difference between a model and its export, of a hidden state or logit."""
@@ -40,6 +44,8 @@ _SAMPLE_TEXT = (
 def export(model: LoadedModel, output: Path) -> float:
     """Writes `model` to the folder `output`, with tokenizer files and a model card.
 
+    Heads for which the model's class in Hugging Face has no tensors are left out, with a warning.
+
     Returns:
       The largest difference of a hidden state or task logit between the model and the folder that
       was read back.
@@ -50,6 +56,7 @@ def export(model: LoadedModel, output: Path) -> float:
     """
     require_single_task(model)
     check_new_folder(output)
+    model = _without_unknown_heads(model)
     try:
         with atomic_path(output) as partial_folder:
             partial_folder.mkdir(parents=True)
@@ -62,6 +69,19 @@ def export(model: LoadedModel, output: Path) -> float:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{output} cannot be written: {reason}; nothing was left there") from None
     return difference
+
+
+def _without_unknown_heads(model: LoadedModel) -> LoadedModel:
+    known_heads = {head for heads in format_of(model.config).heads.values() for head in heads}
+    unknown_heads = [head for head in HEADS if head in model.params and head not in known_heads]
+    if unknown_heads:
+        logger.warning(
+            "left out of the export, because Hugging Face's %s has no such head: %s",
+            model.config.family,
+            ", ".join(unknown_heads),
+        )
+    params = {part: tree for part, tree in model.params.items() if part not in unknown_heads}
+    return dataclasses.replace(model, params=params)
 
 
 def check_new_folder(output: Path) -> None:

@@ -4,7 +4,7 @@
 `build_network`, which returns the same module as pure functions over a nested dict of parameters:
 
     {"encoder": {...}, "pooler": {...}, "masked_lm": {...}, "next_sentence": {...},
-     "classifier" or "span": {...}}
+     "sentence_order": {...}, "span_boundary": {...}, "classifier" or "span": {...}}
 """
 
 import functools
@@ -28,13 +28,20 @@ from bert_jax.models.heads.config import (
     head_param_name,
     task_parts,
 )
-from bert_jax.models.heads.modules import DenseClassifierModule, LMHead, Pooler, head_linear
+from bert_jax.models.heads.modules import (
+    DenseClassifierModule,
+    LMHead,
+    Pooler,
+    gather_positions,
+    head_linear,
+)
+from bert_jax.models.heads.span_boundary import SpanBoundaryHead
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.linear import linear
 
-HEADS = ("pooler", "masked_lm", "next_sentence")
-"""Names of the heads that pretraining trains; a family of encoders has all or some of them."""
+HEADS = ("pooler", "masked_lm", "next_sentence", "sentence_order", "span_boundary")
+"""Names of the heads that pretraining trains; a family or an objective has some of them."""
 
 Batch = Mapping[str, Any]
 
@@ -48,7 +55,7 @@ class EncoderWithHeads(nnx.Module):
     Attributes:
       encoder: an `Encoder`.
       pooler: exists if it is one of `heads`, or if the task head uses it.
-      masked_lm, next_sentence: exist if they are in `heads`.
+      masked_lm, next_sentence, sentence_order, span_boundary: exist if they are in `heads`.
     """
 
     def __init__(
@@ -67,7 +74,7 @@ class EncoderWithHeads(nnx.Module):
           task_head: the head of a fine-tuning task, if any.
 
         Raises:
-          ConfigError: a name in `heads` is unknown, or "next_sentence" has no pooler.
+          ConfigError: a name in `heads` is unknown, or a head that needs the pooler has none.
         """
         self.encoder: Encoder = build_encoder(config, compute, rngs)
         self.needs_pooler = task_head is not None and "pooler" in task_parts(task_head, config)
@@ -75,23 +82,30 @@ class EncoderWithHeads(nnx.Module):
             raise ConfigError(
                 f"heads contains {unknown_heads[0]!r}; expected names from {', '.join(HEADS)}"
             )
-        if "next_sentence" in heads and not ("pooler" in heads or self.needs_pooler):
-            raise ConfigError(
-                f"heads is {heads}, but the head 'next_sentence' uses the output of the pooler; "
-                "add 'pooler'"
-            )
+        for name in ("next_sentence", "sentence_order"):
+            if name in heads and not ("pooler" in heads or self.needs_pooler):
+                raise ConfigError(
+                    f"heads is {heads}, but the head {name!r} uses the output of the pooler; "
+                    "add 'pooler'"
+                )
         if "pooler" in heads or self.needs_pooler:
             self.pooler = Pooler(config, compute, rngs)
         if "masked_lm" in heads:
             self.masked_lm = LMHead(config, compute, rngs)
         if "next_sentence" in heads:
             self.next_sentence = linear(config.hidden_size, 2, config, compute, rngs)
+        if "sentence_order" in heads:
+            self.sentence_order = linear(config.hidden_size, 2, config, compute, rngs)
+        if "span_boundary" in heads:
+            self.span_boundary = SpanBoundaryHead(config, compute, rngs)
         if task_head is not None:
             setattr(self, head_param_name(task_head), _task_module(config, task_head, rngs))
         self.compute, self.heads, self.task_head = compute, heads, task_head
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Computes the hidden states and the logits of all heads for a batch, without dropout.
+
+        The head `span_boundary` is left out, because it predicts masked spans only.
 
         Returns:
           A dict with the key "hidden_states" and one key for each head:
@@ -100,6 +114,7 @@ class EncoderWithHeads(nnx.Module):
           masked_lm        float32 [B, L, V]
           pooled           [B, D], in the compute dtype; only if "pooler" is in `heads`
           next_sentence    float32 [B, 2]
+          sentence_order   float32 [B, 2]
           task             float32 [B, C] for classes, [B, 1] for regression, [B, L, C] for token
                            labels, [B, L, 2] for answer spans (start, end), [B x A, 1] for choices
 
@@ -114,6 +129,8 @@ class EncoderWithHeads(nnx.Module):
             outputs["pooled"] = self.pooler(last)
         if "next_sentence" in self.heads:
             outputs["next_sentence"] = self.next_sentence_logits(last)
+        if "sentence_order" in self.heads:
+            outputs["sentence_order"] = self.sentence_order_logits(last)
         if self.task_head is not None:
             outputs["task"] = self.task_logits(last)
         return outputs
@@ -146,6 +163,23 @@ class EncoderWithHeads(nnx.Module):
     def next_sentence_logits(self, hidden_BLD: jax.Array) -> jax.Array:
         """Maps hidden states [B, L, D] to logits of IsNext and NotNext, float32 [B, 2]."""
         return self.next_sentence(self.pooler(hidden_BLD)).astype(jnp.float32)
+
+    def sentence_order_logits(self, hidden_BLD: jax.Array) -> jax.Array:
+        """Maps hidden states [B, L, D] to logits of in order and swapped, float32 [B, 2]."""
+        return self.sentence_order(self.pooler(hidden_BLD)).astype(jnp.float32)
+
+    def span_boundary_logits(self, hidden_BLD: jax.Array, batch: Batch) -> jax.Array:
+        """Maps hidden states [B, L, D] to logits of the tokens of spans, float32 [B, P, V].
+
+        Args:
+          batch: has the fields `SPAN_BOUNDARY_FIELDS` of `bert_jax/batch.py`.
+        """
+        return self.span_boundary(
+            gather_positions(hidden_BLD, batch["span_left_positions"]),
+            gather_positions(hidden_BLD, batch["span_right_positions"]),
+            batch["span_target_offsets"],
+            self.encoder.token_embeddings(),
+        )
 
     def task_logits(
         self,

@@ -21,30 +21,50 @@ _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """Configures pretraining: masked LM and next-sentence prediction, as a weighted sum."""
+    """Configures pretraining: a weighted sum of losses (`objectives/pretraining.py`).
+
+    A loss of weight 0 is not computed. The network has the pretraining heads of the model's family
+    and the heads of the losses.
+    """
 
     model: EncoderConfig
     mask_token_id: int
-    mlm_weight: float = 1.0
-    nsp_weight: float = 1.0
+    mlm_weight: float = 1.0  # masked LM
+    nsp_weight: float = 1.0  # next-sentence prediction (BERT)
+    sop_weight: float = 0.0  # sentence-order prediction (ALBERT)
+    sbo_weight: float = 0.0  # span boundary objective (SpanBERT)
     compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
-        if min(self.mlm_weight, self.nsp_weight) < 0 or self.mlm_weight + self.nsp_weight == 0:
-            raise ConfigError(
-                f"objective.mlm_weight {self.mlm_weight} and objective.nsp_weight "
-                f"{self.nsp_weight}: expected both >= 0 and one > 0"
-            )
+        weights = self.loss_weights.values()
+        if min(weights) < 0 or sum(weights) == 0:
+            listed = ", ".join(f"{name}_weight {w}" for name, w in self.loss_weights.items())
+            raise ConfigError(f"objective has {listed}: expected all >= 0 and one > 0")
         if self.nsp_weight and "next_sentence" not in self.model.pretraining_heads:
             raise ConfigError(
                 f"objective.nsp_weight is {self.nsp_weight}, but {self.model.family} is pretrained "
                 "without next-sentence prediction; expected 0"
+            )
+        if self.sop_weight and "pooler" not in self.model.pretraining_heads:
+            raise ConfigError(
+                f"objective.sop_weight is {self.sop_weight}, but {self.model.family} has no "
+                "pooler, whose output sentence-order prediction uses; expected 0"
             )
         if not 0 <= self.mask_token_id < self.model.vocab_size:
             raise ConfigError(
                 f"objective.mask_token_id {self.mask_token_id} is not an id below "
                 f"objective.model.vocab_size {self.model.vocab_size}"
             )
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """Returns the weight of each loss by its name."""
+        return {
+            "mlm": self.mlm_weight,
+            "nsp": self.nsp_weight,
+            "sop": self.sop_weight,
+            "sbo": self.sbo_weight,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

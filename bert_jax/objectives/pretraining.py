@@ -1,19 +1,33 @@
-"""Computes the pretraining loss: masked LM and, for BERT, next-sentence prediction.
+"""Computes the pretraining loss, a weighted sum of the losses that the config gives a weight.
 
-Source: Devlin et al. 2019, section 3.1. `PretrainingObjective` adds the two losses, which are pure
-functions of logits and batch fields and return their loss and metrics as `WeightedMean`s.
+    mlm    masked LM                    BERT (Devlin et al. 2019, section 3.1)
+    nsp    next-sentence prediction     BERT
+    sop    sentence-order prediction    ALBERT (Lan et al. 2020, section 3.1)
+    sbo    span boundary objective      SpanBERT (Joshi et al. 2020, section 3.2)
+
+Each is a `LossTerm`. The losses are pure functions of logits and batch fields and return their loss
+and metrics as `WeightedMean`s.
 
 The masks are part of the batch. Special tokens are never predicted, in RoBERTa either, unlike in
 fairseq (`bert_jax/data/pretraining/masking.py`).
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
-from bert_jax.batch import ENCODER_FIELDS, MASKED_LM_FIELDS, NEXT_SENTENCE_FIELDS
+from bert_jax.batch import (
+    ENCODER_FIELDS,
+    MASKED_LM_FIELDS,
+    NEXT_SENTENCE_FIELDS,
+    SENTENCE_ORDER_FIELDS,
+    SPAN_BOUNDARY_FIELDS,
+)
 from bert_jax.functional import Params
 from bert_jax.models.heads.modules import gather_positions
-from bert_jax.models.model import build_network
+from bert_jax.models.model import EncoderWithHeads, build_network
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.weighted_mean import (
@@ -27,18 +41,40 @@ from bert_jax.objectives.weighted_mean import (
 Metrics = dict[str, WeightedMean]
 
 
+class LossTerm(NamedTuple):
+    """Describes one of the losses of pretraining.
+
+    Attributes:
+      heads: the heads of the model that it uses.
+      batch_fields: the fields that it reads besides those of the encoder.
+      denominator: maps the whole batch to the divisor of the sum, a float32 scalar.
+      compute: maps model, last hidden states [B, L, D], batch and config to the loss, of which
+        `total` is the sum to divide, and the metrics.
+    """
+
+    heads: tuple[str, ...]
+    batch_fields: tuple[str, ...]
+    denominator: Callable[[Batch], jax.Array]
+    compute: Callable[
+        [EncoderWithHeads, jax.Array, Batch, Pretraining], tuple[WeightedMean, Metrics]
+    ]
+
+
 class PretrainingObjective:
     """Implements the `Objective` of a `Pretraining` config.
 
     Attributes:
-      network: the encoder with the pretraining heads of its family.
+      network: the encoder with the pretraining heads of its family and those of the losses.
+      terms: the losses whose weight is not 0, by name.
     """
 
     def __init__(self, config: Pretraining):
         self.config = config
-        self.network = build_network(
-            config.model, config.model.pretraining_heads, compute=config.compute
-        )
+        self.terms = {name: TERMS[name] for name, weight in config.loss_weights.items() if weight}
+        heads = config.model.pretraining_heads
+        for term in self.terms.values():
+            heads += tuple(head for head in term.heads if head not in heads)
+        self.network = build_network(config.model, heads, compute=config.compute)
 
     def abstract(self) -> Params:
         """Returns the parameters as shapes and dtypes."""
@@ -51,20 +87,13 @@ class PretrainingObjective:
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the fields of the encoder and of each loss whose weight is not 0."""
         fields = ENCODER_FIELDS
-        if self.config.mlm_weight:
-            fields += MASKED_LM_FIELDS
-        if self.config.nsp_weight:
-            fields += NEXT_SENTENCE_FIELDS
+        for term in self.terms.values():
+            fields += tuple(name for name in term.batch_fields if name not in fields)
         return fields
 
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the number of selected positions for masked LM, of examples for next sentence."""
-        denominators = {}
-        if self.config.mlm_weight:
-            denominators["mlm"] = jnp.maximum(jnp.sum(batch["masked_lm_weights"]), 1.0)
-        if self.config.nsp_weight:
-            denominators["nsp"] = jnp.float32(batch["next_sentence_labels"].shape[0])
-        return denominators
+        """Returns the divisor of each loss, such as the number of selected positions ("mlm")."""
+        return {name: term.denominator(batch) for name, term in self.terms.items()}
 
     def compute_loss(
         self,
@@ -73,26 +102,34 @@ class PretrainingObjective:
         loss_denominators: dict[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> LossOutput:
-        """Computes mlm_weight * MLM + nsp_weight * NSP; a loss of weight 0 is not computed."""
+        """Computes the weighted sum of the losses; a loss of weight 0 is not computed."""
         model = self.network.merge(params)
         hidden = model.encode(batch, dropout_key).last_hidden_state
+        return LossOutput(*self.hard_losses(model, hidden, batch, loss_denominators))
+
+    def hard_losses(
+        self,
+        model: EncoderWithHeads,
+        hidden: jax.Array,
+        batch: Batch,
+        loss_denominators: dict[str, jax.Array],
+    ) -> tuple[jax.Array, Metrics]:
+        """Computes the weighted sum of the losses from the last hidden states, and the metrics."""
         loss = jnp.float32(0)
         metrics: Metrics = {"padding_fraction": padding_fraction(batch)}
-        if self.config.mlm_weight:
-            selected_hidden = gather_positions(hidden, batch["masked_lm_positions"])
-            logits = model.masked_lm_logits(selected_hidden)
-            weighted_loss, objective_metrics = masked_lm_loss(
-                logits, batch, self.config.mask_token_id
-            )
-            loss += self.config.mlm_weight * weighted_loss.total / loss_denominators["mlm"]
-            metrics |= objective_metrics
-        if self.config.nsp_weight:
-            weighted_loss, objective_metrics = next_sentence_loss(
-                model.next_sentence_logits(hidden), batch
-            )
-            loss += self.config.nsp_weight * weighted_loss.total / loss_denominators["nsp"]
-            metrics |= objective_metrics
-        return LossOutput(loss, metrics)
+        for name, term in self.terms.items():
+            term_loss, term_metrics = term.compute(model, hidden, batch, self.config)
+            loss += self.config.loss_weights[name] * term_loss.total / loss_denominators[name]
+            metrics |= term_metrics
+        return loss, metrics
+
+
+def _compute_mlm(
+    model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch, config: Pretraining
+) -> tuple[WeightedMean, Metrics]:
+    selected_hidden = gather_positions(hidden_BLD, batch["masked_lm_positions"])
+    logits = model.masked_lm_logits(selected_hidden)
+    return masked_lm_loss(logits, batch, config.mask_token_id)
 
 
 def masked_lm_loss(
@@ -123,10 +160,79 @@ def masked_lm_loss(
     return loss, metrics
 
 
+def _compute_nsp(
+    model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch, config: Pretraining
+) -> tuple[WeightedMean, Metrics]:
+    del config
+    return next_sentence_loss(model.next_sentence_logits(hidden_BLD), batch)
+
+
 def next_sentence_loss(logits_BC: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:
     """Computes the next-sentence loss: cross-entropy of IsNext (0) and NotNext (1)."""
-    labels = batch["next_sentence_labels"]
-    ones = jnp.ones(labels.shape, jnp.float32)
-    loss = weighted_mean(cross_entropy(logits_BC, labels), ones)
-    correct = is_correct(logits_BC, labels)
-    return loss, {"nsp_loss": loss, "nsp_accuracy": weighted_mean(correct, ones)}
+    return _pair_loss(logits_BC, batch["next_sentence_labels"], "nsp")
+
+
+def _compute_sop(
+    model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch, config: Pretraining
+) -> tuple[WeightedMean, Metrics]:
+    del config
+    return sentence_order_loss(model.sentence_order_logits(hidden_BLD), batch)
+
+
+def sentence_order_loss(logits_BC: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:
+    """Computes the sentence-order loss: cross-entropy of in order (0) and swapped (1)."""
+    return _pair_loss(logits_BC, batch["sentence_order_labels"], "sop")
+
+
+def _pair_loss(
+    logits_BC: jax.Array, labels_B: jax.Array, name: str
+) -> tuple[WeightedMean, Metrics]:
+    ones = jnp.ones(labels_B.shape, jnp.float32)
+    loss = weighted_mean(cross_entropy(logits_BC, labels_B), ones)
+    correct = is_correct(logits_BC, labels_B)
+    return loss, {f"{name}_loss": loss, f"{name}_accuracy": weighted_mean(correct, ones)}
+
+
+def _compute_sbo(
+    model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch, config: Pretraining
+) -> tuple[WeightedMean, Metrics]:
+    del config
+    return span_boundary_loss(model.span_boundary_logits(hidden_BLD, batch), batch)
+
+
+def span_boundary_loss(logits_BPV: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:
+    """Computes the span boundary loss: cross-entropy of the tokens of spans with a boundary."""
+    labels, weights = batch["masked_lm_ids"], batch["span_target_weights"]
+    loss = weighted_mean(cross_entropy(logits_BPV, labels), weights)
+    correct = is_correct(logits_BPV, labels)
+    return loss, {"sbo_loss": loss, "sbo_accuracy": weighted_mean(correct, weights)}
+
+
+TERMS: dict[str, LossTerm] = {
+    "mlm": LossTerm(
+        ("masked_lm",),
+        MASKED_LM_FIELDS,
+        lambda batch: jnp.maximum(jnp.sum(batch["masked_lm_weights"]), 1.0),
+        _compute_mlm,
+    ),
+    "nsp": LossTerm(
+        ("pooler", "next_sentence"),
+        NEXT_SENTENCE_FIELDS,
+        lambda batch: jnp.float32(batch["next_sentence_labels"].shape[0]),
+        _compute_nsp,
+    ),
+    "sop": LossTerm(
+        ("pooler", "sentence_order"),
+        SENTENCE_ORDER_FIELDS,
+        lambda batch: jnp.float32(batch["sentence_order_labels"].shape[0]),
+        _compute_sop,
+    ),
+    "sbo": LossTerm(
+        ("span_boundary",),
+        ("masked_lm_ids", *SPAN_BOUNDARY_FIELDS),
+        # SpanBERT's release adds 1, because a batch may have no target.
+        lambda batch: jnp.sum(batch["span_target_weights"]) + 1.0,
+        _compute_sbo,
+    ),
+}
+"""The losses by name; `Pretraining.loss_weights` has the same names."""

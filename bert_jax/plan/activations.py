@@ -221,8 +221,11 @@ def _num_attention_scores(objective: ObjectiveConfig, microbatch: DeviceMicrobat
 def _num_logits(objective: ObjectiveConfig, microbatch: DeviceMicrobatch) -> int:
     """Counts the logits over the vocabulary; the logits of task heads are negligible."""
     match objective:
-        case Pretraining() if objective.mlm_weight:
-            num_predictions = microbatch.num_sequences * microbatch.max_predictions_per_seq
+        case Pretraining():
+            num_losses = bool(objective.mlm_weight) + bool(objective.sbo_weight)
+            num_predictions = (
+                num_losses * microbatch.num_sequences * microbatch.max_predictions_per_seq
+            )
         case CausalLM():
             num_predictions = microbatch.num_sequences * (microbatch.seq_length - 1)
         case _:

@@ -11,10 +11,14 @@ from bert_jax.report.svg_charts import Series, line_chart, smooth
 _LEARNING: tuple[tuple[str, ...], ...] = (
     ("mlm_loss",),
     ("nsp_loss",),
+    ("sop_loss",),
+    ("sbo_loss",),
     ("lm_loss",),
     ("loss",),
     ("mlm_accuracy",),
     ("nsp_accuracy",),
+    ("sop_accuracy",),
+    ("sbo_accuracy",),
     ("lm_accuracy",),
     ("accuracy",),
     ("token_accuracy",),
@@ -83,7 +87,8 @@ def _metric_names(run: RunData) -> list[str]:
     names = dict.fromkeys(name for row in rows for name in row)
     names = [name for name in names if name.rpartition("/")[2] not in _NOT_CHARTED]
     # The total loss of an objective with one loss is that loss again.
-    is_duplicate = sum(name in names for name in ("mlm_loss", "nsp_loss", "lm_loss")) == 1
+    losses = ("mlm_loss", "nsp_loss", "sop_loss", "sbo_loss", "lm_loss")
+    is_duplicate = sum(name in names for name in losses) == 1
     return [name for name in names if not (is_duplicate and name == "loss")]
 
 

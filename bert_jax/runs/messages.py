@@ -17,7 +17,10 @@ from bert_jax.runs.progress import format_duration
 logger = logging.getLogger(__name__)
 
 # Metrics of pretraining that are shown, in this order; report.html has the others.
-_PRETRAINING_METRICS = ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "loss")
+_PRETRAINING_METRICS = (
+    *("mlm_loss", "mlm_accuracy", "nsp_accuracy", "sop_accuracy", "sbo_accuracy"),
+    "loss",
+)
 _MAX_METRICS = 4
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
+from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS, MAX_SPAN_TARGETS
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
@@ -24,7 +24,10 @@ def pretraining_batch(
     mask_token_id: int = 4,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Returns pairs of random ids, masked 80/10/10; lengths and numbers of predictions vary."""
+    """Returns pairs of random ids, masked 80/10/10; lengths and numbers of predictions vary.
+
+    The fields are those of all losses of pretraining. Each masked token is a span of its own.
+    """
     rng = np.random.default_rng(seed)
     shape = (batch_size, seq_length)
     lengths = np.full(batch_size, seq_length)
@@ -45,6 +48,8 @@ def pretraining_batch(
         masked_ids[row, chosen[draw < 0.8]] = mask_token_id
         replaced = chosen[draw > 0.9]
         masked_ids[row, replaced] = rng.integers(first_maskable_id, vocab_size, len(replaced))
+    next_sentence_labels = rng.integers(0, 2, batch_size).astype(np.int32)
+    has_boundary = (weights > 0) & (positions + 1 < lengths[:, None])
     return {
         "input_ids": masked_ids.astype(np.int32),
         "token_type_ids": token_type_ids.astype(np.int32),
@@ -52,7 +57,12 @@ def pretraining_batch(
         "masked_lm_positions": positions,
         "masked_lm_ids": labels,
         "masked_lm_weights": weights,
-        "next_sentence_labels": rng.integers(0, 2, batch_size).astype(np.int32),
+        "next_sentence_labels": next_sentence_labels,
+        "sentence_order_labels": rng.integers(0, 2, batch_size).astype(np.int32),
+        "span_left_positions": np.where(has_boundary, positions - 1, 0),
+        "span_right_positions": np.where(has_boundary, positions + 1, 0),
+        "span_target_offsets": rng.integers(0, MAX_SPAN_TARGETS, positions.shape, np.int32),
+        "span_target_weights": has_boundary.astype(np.float32),
     }
 
 

@@ -16,7 +16,7 @@ from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.layers.config import LearnedPositions
-from bert_jax.models.model import build_network
+from bert_jax.models.model import HEADS, build_network
 from bert_jax.objectives.config import ObjectiveConfig, Pretraining
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, build_model
@@ -28,7 +28,7 @@ WORDS = ("the", "old", "man", "mend", "##s", "##ed", "a", "net", "by", "sea", "a
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-_PART_ORDER = ("pooler", "masked_lm", "next_sentence", "classifier", "span")
+_PART_ORDER = (*HEADS, "classifier", "span")
 
 
 def small_config(**fields: Any) -> BertConfig:

@@ -1,6 +1,7 @@
 """Computes the model FLOPs of a training step by formula, for model FLOPs utilization (MFU)."""
 
 from bert_jax.models.encoder import encoder_flops
+from bert_jax.models.heads.config import SPAN_POSITION_EMBEDDING_SIZE
 from bert_jax.objectives.config import CausalLM, FineTuning, MultiTask, ObjectiveConfig, Pretraining
 from bert_jax.train.config import Phase
 from bert_jax.tuning.config import CachedFeatures, ComputedFeatures
@@ -48,9 +49,19 @@ def step_flops(
                 head_forward_flops += (
                     batch_size * phase.max_predictions_per_seq * flops_per_prediction
                 )
-            if objective.nsp_weight:
-                head_forward_flops += batch_size * (
-                    2 * model.hidden_size**2 + 4 * model.hidden_size
+            num_pair_losses = bool(objective.nsp_weight) + bool(objective.sop_weight)
+            head_forward_flops += (
+                num_pair_losses * batch_size * (2 * model.hidden_size**2 + 4 * model.hidden_size)
+            )
+            if objective.sbo_weight:
+                boundary_flops = (
+                    2 * model.hidden_size * (2 * model.hidden_size + SPAN_POSITION_EMBEDDING_SIZE)
+                )
+                # Its second layer and its logits are those of masked LM.
+                head_forward_flops += (
+                    batch_size
+                    * phase.max_predictions_per_seq
+                    * (flops_per_prediction + boundary_flops)
                 )
         case CausalLM():
             head_forward_flops += batch_size * (seq_length - 1) * flops_per_prediction

@@ -30,6 +30,8 @@ _HEAD_NAMES = {
     "pooler": "pooler",
     "masked_lm": "masked-LM head",
     "next_sentence": "next-sentence head",
+    "sentence_order": "sentence-order head",
+    "span_boundary": "span-boundary head",
     "classifier": "classifier head",
     "span": "span head",
 }

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -21,6 +22,8 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.models.layers.config import LearnedPositions, SinusoidalInit
 from bert_jax.models.model import run_forward
+from bert_jax.objectives.config import Pretraining
+from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model
 from bert_jax.testing.models import small_config, small_model, write_run
@@ -50,6 +53,17 @@ def test_export_and_import_are_bit_identical(model, tmp_path):
 def test_sinusoidally_initialized_positions_are_exported(tmp_path):
     positions = LearnedPositions(max_position_embeddings=20, init=SinusoidalInit())
     assert export(small_model(tmp_path / "made", positions=positions), tmp_path / "exported") == 0.0
+
+
+def test_heads_that_hugging_face_does_not_have_are_left_out(model, tmp_path, caplog):
+    objective = PretrainingObjective(
+        Pretraining(model=model.config, mask_token_id=4, sop_weight=1.0, sbo_weight=1.0)
+    )
+    params = jax.device_get(objective.init(jax.random.key(0)))
+    assert export(dataclasses.replace(model, params=params), tmp_path / "exported") == 0.0
+    assert "Hugging Face's BERT has no such head: sentence_order, span_boundary" in caplog.text
+    again = load_model(tmp_path / "exported")
+    assert set(again.params) == {"encoder", "pooler", "masked_lm", "next_sentence"}
 
 
 @pytest.mark.parametrize(

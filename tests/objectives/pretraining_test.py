@@ -3,17 +3,33 @@
 Covers bert_jax/objectives/pretraining.py, causal_lm.py and weighted_mean.py.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.batch import ENCODER_FIELDS, SPAN_BOUNDARY_FIELDS
+from bert_jax.errors import ConfigError
+from bert_jax.models.model import HEADS
+from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.objectives.causal_lm import next_token_loss, next_token_weights
-from bert_jax.objectives.pretraining import masked_lm_loss, next_sentence_loss
+from bert_jax.objectives.config import Pretraining
+from bert_jax.objectives.pretraining import (
+    PretrainingObjective,
+    masked_lm_loss,
+    next_sentence_loss,
+    sentence_order_loss,
+    span_boundary_loss,
+)
 from bert_jax.objectives.weighted_mean import cross_entropy, is_correct, padding_fraction
 from bert_jax.testing.batches import pretraining_batch
+from bert_jax.testing.models import small_config
 
 V = 30
+BERT = small_config()
+ROBERTA = RobertaConfig.from_size("base")
 
 
 @pytest.fixture
@@ -68,6 +84,63 @@ def test_next_sentence(batch):
     assert float(loss.total) == pytest.approx(reference(logits, labels).sum(), rel=1e-5)
     assert float(metrics["nsp_accuracy"].total) == (logits.argmax(-1) == labels).sum()
     assert float(loss.weight) == 6
+
+
+def test_sentence_order(batch):
+    logits = logits_for((6, 2))
+    loss, metrics = sentence_order_loss(jnp.asarray(logits, jnp.float32), batch)
+    labels = np.asarray(batch["sentence_order_labels"])
+    assert float(loss.total) == pytest.approx(reference(logits, labels).sum(), rel=1e-5)
+    assert float(metrics["sop_accuracy"].total) == (logits.argmax(-1) == labels).sum()
+    assert float(loss.weight) == 6
+
+
+def test_span_boundary_sums_exactly_the_targets(batch):
+    logits = logits_for((6, 7, V))
+    loss, metrics = span_boundary_loss(jnp.asarray(logits, jnp.float32), batch)
+    weights = np.asarray(batch["span_target_weights"])
+    assert 0 < weights.sum() < np.asarray(batch["masked_lm_weights"]).sum()
+    expected = (reference(logits, batch["masked_lm_ids"]) * weights).sum()
+    assert float(loss.total) == pytest.approx(expected, rel=1e-5)
+    right = (logits.argmax(-1) == np.asarray(batch["masked_lm_ids"])) * weights
+    assert float(metrics["sbo_accuracy"].total) == right.sum()
+    assert float(metrics["sbo_loss"].weight) == weights.sum()
+
+
+def test_objective_has_the_heads_fields_and_divisors_of_its_losses(batch):
+    bert = Pretraining(model=BERT, mask_token_id=4)
+    objective = PretrainingObjective(bert)
+    assert set(objective.abstract()) == {"encoder", "pooler", "masked_lm", "next_sentence"}
+    everything = dataclasses.replace(bert, sop_weight=1.0, sbo_weight=1.0)
+    objective = PretrainingObjective(everything)
+    assert set(objective.abstract()) == {"encoder", *HEADS}
+    assert set(objective.batch_fields()) == set(batch)
+    denominators = objective.loss_denominators(batch)
+    weights = {name: float(np.asarray(batch[name]).sum()) for name in batch if "weights" in name}
+    assert {name: float(value) for name, value in denominators.items()} == {
+        "mlm": weights["masked_lm_weights"],
+        "nsp": 6,
+        "sop": 6,
+        "sbo": weights["span_target_weights"] + 1,
+    }
+    spanbert = PretrainingObjective(
+        dataclasses.replace(bert, mlm_weight=0.0, nsp_weight=0.0, sbo_weight=1.0)
+    )
+    assert spanbert.batch_fields() == (*ENCODER_FIELDS, "masked_lm_ids", *SPAN_BOUNDARY_FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"mlm_weight": 0.0, "nsp_weight": 0.0}, "sbo_weight 0.0: expected all >= 0 and one > 0"),
+        ({"sop_weight": -1.0}, "sop_weight -1.0, sbo_weight 0.0: expected all >= 0"),
+        ({"model": ROBERTA}, "nsp_weight is 1.0, but RoBERTa is pretrained without next-sentence"),
+        ({"model": ROBERTA, "nsp_weight": 0.0, "sop_weight": 1.0}, "but RoBERTa has no pooler"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(weights, message):
+    with pytest.raises(ConfigError, match=message):
+        Pretraining(**{"model": BERT, "mask_token_id": 4, **weights})
 
 
 def test_next_token_loss_stays_within_packed_examples():

@@ -113,6 +113,16 @@ def test_eight_devices_equal_one(preset):
     assert_same(train(experiment(preset=preset), 8), one_device(), 1e-5)
 
 
+def test_all_pretraining_losses_on_eight_devices_equal_one():
+    model = dataclasses.replace(MODEL, num_hidden_layers=1)  # compiles faster
+    program = Pretraining(model=model, mask_token_id=4, sop_weight=0.5, sbo_weight=2.0)
+    one = train(experiment(program=program), 1)
+    expected = np.log(104) + np.log(2) + 0.5 * np.log(2) + 2.0 * np.log(104)
+    assert one[1][0] == pytest.approx(expected, abs=1.0)
+    phase = dataclasses.replace(PHASE, gradient_accumulation_steps=2)
+    assert_same(train(experiment(phase, preset="fsdp_tp", program=program), 8), one, 1e-5)
+
+
 def test_dropout_is_the_same_on_eight_devices():
     model = dataclasses.replace(MODEL, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     one = train(experiment(model=model), 1)

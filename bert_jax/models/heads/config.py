@@ -13,6 +13,9 @@ from bert_jax.models.layers.config import Activation, Tanh
 LARGEST_NUM_LABELS = 2**20
 """More labels than this are a mistake, which is refused before memory runs out."""
 
+SPAN_POSITION_EMBEDDING_SIZE = 200
+"""Width of the position embeddings of the span boundary head (SpanBERT's release)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassificationHead:
