@@ -1,6 +1,6 @@
 """Defines which families of encoders exist, what each provides, and how one is built.
 
-A family is a package `models/<family>/` with five modules, found next to its config's module:
+A family is a package `models/<family>/` with these modules, found next to its config's module:
 
     config.py        the config dataclass (no jax)
     model.py         `build_encoder(config, compute, rngs)`: a Flax module, see `Encoder`
@@ -8,11 +8,13 @@ A family is a package `models/<family>/` with five modules, found next to its co
     huggingface.py   `HUGGING_FACE`: its names in Hugging Face's files, see `models/huggingface.py`
     flops.py         `encoder_flops(config, seq_length)`: forward FLOPs for each token
 
+BERT's `sharding.py` and `flops.py` serve a family that has BERT's layers and no such module.
 To add a family, write the package and add its config to `EncoderConfig` below. This module imports
 no jax, because configs name `EncoderConfig`.
 """
 
 import importlib
+import importlib.util
 import typing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -99,6 +101,11 @@ def encoder_flops(config: EncoderConfig, seq_length: int) -> float:
 
 
 def family_module(config_class: type[Any], name: str) -> Any:
-    """Imports a module of the family to which a config class belongs, such as "sharding"."""
+    """Imports a module of the family to which a config class belongs, such as "sharding".
+
+    The modules "sharding" and "flops" are BERT's for a family that does not define them.
+    """
     package = config_class.__module__.rpartition(".")[0]
+    if name in ("sharding", "flops") and not importlib.util.find_spec(f"{package}.{name}"):
+        package = BertConfig.__module__.rpartition(".")[0]
     return importlib.import_module(f"{package}.{name}")
