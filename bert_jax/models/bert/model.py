@@ -9,7 +9,7 @@ from flax import nnx
 
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.layers.attention import make_attention_mask
+from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import make_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
@@ -30,9 +30,14 @@ class BertEncoder(nnx.Module):
         self.has_projection = width != config.hidden_size
         if self.has_projection:
             self.embedding_projection = linear(width, config.hidden_size, config, compute, rngs)
-        blocks = [PostNormBlock(config, compute, rngs) for _ in range(config.num_hidden_layers)]
-        self.layers = nnx.List(blocks)
+        self.layers = nnx.List(self.make_blocks(config, compute, rngs))
         self.compute = compute
+
+    def make_blocks(
+        self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs
+    ) -> list[PostNormBlock]:
+        """Builds the layers; a family with another attention overrides this method."""
+        return [PostNormBlock(config, compute, rngs) for _ in range(config.num_hidden_layers)]
 
     def __call__(
         self,
@@ -48,10 +53,32 @@ class BertEncoder(nnx.Module):
         output_attentions: bool = False,
     ) -> EncoderOutput:
         """Encodes int32 [B, L] ids; see `Encoder` in `models/encoder.py` for the arguments."""
-        if token_type_ids is None:
-            token_type_ids = jnp.zeros_like(input_ids)
         if attention_mask is None:
             attention_mask = jnp.ones_like(input_ids)
+        return self.encode(
+            input_ids,
+            token_type_ids,
+            position_ids,
+            make_attention_mask(attention_mask, packing_ids, causal),
+            dropout_key,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+
+    def encode(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array | None,
+        position_ids: jax.Array | None,
+        mask: AttentionMask,
+        dropout_key: jax.Array | None,
+        *,
+        output_hidden_states: bool,
+        output_attentions: bool,
+    ) -> EncoderOutput:
+        """Encodes int32 [B, L] ids with the attention mask that all layers use."""
+        if token_type_ids is None:
+            token_type_ids = jnp.zeros_like(input_ids)
         num_layers = len(self.layers)
         # The seeds of the layers come first; the last row is that of the embeddings.
         dropout_seeds = (
@@ -71,7 +98,7 @@ class BertEncoder(nnx.Module):
             self.layers,
             self.compute,
             embedding_output,
-            make_attention_mask(attention_mask, packing_ids, causal),
+            mask,
             None if dropout_seeds is None else dropout_seeds[:num_layers],
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,

@@ -1,13 +1,16 @@
 """Computes sliding-window attention in blocks, at a cost that grows linearly with the length L.
 
 A query at position i attends to the keys at positions i - radius to i + radius, within its own
-segment. The queries are split into blocks. Each block multiplies its queries with one window of
+segment, and to keys shared by all queries of a sequence, if there are any (Longformer's global
+tokens). The queries are split into blocks. Each block multiplies its queries with one window of
 keys: the block itself and a margin of at least `radius` keys on both sides. The products inside a
 window that are outside of the radius, or that belong to another segment, are masked.
 
 All shapes are static, and the blocks are a batch dimension of ordinary matrix products, so XLA can
 partition them over devices and compile them for any platform.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,19 @@ LANES = 128
 
 _OUTSIDE = -1
 """The segment id of positions before and after the sequence; real ids are not negative."""
+
+
+class SharedKeys(NamedTuple):
+    """Holds keys to which every query attends that has their segment id, at any distance.
+
+    Attributes:
+      k, v: [B, G, H, K].
+      segment_ids: int32 [B, G]; -1 where a sequence has fewer than G shared keys.
+    """
+
+    k: jax.Array
+    v: jax.Array
+    segment_ids: jax.Array
 
 
 def block_shape(length: int, radius: int) -> tuple[int, int]:
@@ -42,6 +58,8 @@ def local_attention(
     segment_ids: jax.Array,
     *,
     radius: int,
+    kv_segment_ids: jax.Array | None = None,
+    shared_keys: SharedKeys | None = None,
     causal: bool = False,
     dropout_rate: float = 0.0,
     dropout_seed: DropoutSeed | None = None,
@@ -53,6 +71,9 @@ def local_attention(
       segment_ids: int32 [B, L], not negative. Packed examples have different ids, and so have real
         tokens and padding. Every token attends at least to itself.
       radius: the largest distance between a query and its keys, so a window has 2 radius + 1 keys.
+      kv_segment_ids: int32 [B, L], the segment ids of keys if they differ from those of queries;
+        -1 for keys that no query attends to.
+      shared_keys: keys outside of the windows; None for none.
       causal: whether a query attends only to its own position and those before it.
       dropout_seed: None applies no dropout to the attention weights. The mask of an element depends
         on the block shape, so it differs from that of dense attention for the same seed.
@@ -65,16 +86,28 @@ def local_attention(
     num_blocks = -(-length // block)
     end = num_blocks * block - length
     q, k, v = (jnp.pad(x, ((0, 0), (0, end), (0, 0), (0, 0))) for x in (q, k, v))
-    ids = jnp.pad(segment_ids, ((0, 0), (0, end)), constant_values=_OUTSIDE)
+    ids, kv_ids = (
+        jnp.pad(x, ((0, 0), (0, end)), constant_values=_OUTSIDE)
+        for x in (segment_ids, segment_ids if kv_segment_ids is None else kv_segment_ids)
+    )
 
     def merge_blocks(x: jax.Array) -> jax.Array:
         """Makes the blocks of all sequences one batch: [B, N, ...] to [B x N, ...]."""
         return x.reshape(batch * num_blocks, *x.shape[2:])
 
     q, q_ids = (merge_blocks(x.reshape(batch, num_blocks, block, *x.shape[2:])) for x in (q, ids))
-    k, v = (merge_blocks(_windows(x, block, margin, 0)) for x in (k, v))
-    k_ids = merge_blocks(_windows(ids, block, margin, _OUTSIDE))
-    mask = _band(block, margin, radius, causal) & (q_ids[:, :, None] == k_ids[:, None, :])
+    windows = [_windows(x, block, margin, fill) for x, fill in ((k, 0), (v, 0), (kv_ids, _OUTSIDE))]
+    band = _band(block, margin, radius, causal)
+    if shared_keys is not None:
+        # Each block has its own copy of the shared keys, so that there is one product and one
+        # softmax. The ids of missing keys are -1, which equals no query's id but _OUTSIDE.
+        windows = [
+            jnp.concatenate([x, jnp.repeat(shared[:, None], num_blocks, axis=1)], axis=2)
+            for x, shared in zip(windows, shared_keys, strict=True)
+        ]
+        band = jnp.pad(band, ((0, 0), (0, shared_keys.k.shape[1])), constant_values=True)
+    k, v, k_ids = map(merge_blocks, windows)
+    mask = band & (q_ids[:, :, None] == k_ids[:, None, :])
     scores = attention_scores(q * jnp.asarray(width**-0.5, q.dtype), k)  # [B x N, H, block, window]
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), axis=-1)
     context = attention_context(dropout(weights, dropout_rate, dropout_seed), v).astype(v.dtype)

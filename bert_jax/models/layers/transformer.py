@@ -79,8 +79,17 @@ class FeedForward(nnx.Module):
 class PostNormBlock(nnx.Module):
     """Computes norm(x + sublayer(x)) for attention and for feed-forward: the layer of BERT."""
 
-    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
-        self.attention = SelfAttention(config, compute, rngs)
+    def __init__(
+        self,
+        config: TransformerConfig,
+        compute: ComputeConfig,
+        rngs: nnx.Rngs,
+        attention: nnx.Module | None = None,
+    ):
+        """Initializes all parameters; `attention` None is `SelfAttention`."""
+        self.attention: Any = (
+            SelfAttention(config, compute, rngs) if attention is None else attention
+        )
         self.attention_norm = layer_norm(config, compute)
         self.feed_forward = FeedForward(config, compute, rngs)
         self.feed_forward_norm = layer_norm(config, compute)
@@ -129,7 +138,7 @@ def apply_layers(
     output_hidden_states: bool,
     output_attentions: bool,
 ) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
-    """Runs the blocks, which have the same structure, one after another.
+    """Runs the blocks one after another; with `Scanned` they must be alike but for parameters.
 
     Args:
       blocks: the N layers, each a `PostNormBlock`.
@@ -149,7 +158,7 @@ def apply_layers(
         x_BLD, (states, weights) = _scan(run_block, blocks, compute, x_BLD, dropout_seeds)
         return x_BLD, _unstack(states), _unstack(weights)
     if not isinstance(compute.remat, NoRemat):
-        run_block = _rematerialized_block(run_block, blocks, compute)
+        run_block = _rematerialized_block(run_block, compute)
     states, weights = [], []
     for index, block in enumerate(blocks):
         x_BLD, (state, layer_weights) = run_block(block, x_BLD, seeds[index])
@@ -183,16 +192,18 @@ def _scan(
 
 
 def _rematerialized_block(
-    run_block: Callable[..., LayerResult], blocks: nnx.List[Any], compute: ComputeConfig
+    run_block: Callable[..., LayerResult], compute: ComputeConfig
 ) -> Callable[..., LayerResult]:
-    _, merge = functional.split(blocks[0])
+    def run(block: Any, x: jax.Array, layer_seeds: Any) -> LayerResult:
+        # `jax.checkpoint` needs the parameters as an argument, not inside a module.
+        params, merge = functional.split(block)
 
-    # `jax.checkpoint` needs the parameters as an argument, not inside a module.
-    def layer(params: Any, x: jax.Array, layer_seeds: Any) -> LayerResult:
-        return run_block(merge(params), x, layer_seeds)
+        def layer(params: Any, x: jax.Array, layer_seeds: Any) -> LayerResult:
+            return run_block(merge(params), x, layer_seeds)
 
-    layer = _rematerialized(layer, compute, prevent_cse=True)
-    return lambda block, x, seeds: layer(functional.split(block)[0], x, seeds)
+        return _rematerialized(layer, compute, prevent_cse=True)(params, x, layer_seeds)
+
+    return run
 
 
 def _rematerialized(

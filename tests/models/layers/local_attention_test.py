@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.models.layers.dropout import make_dropout_seeds
-from bert_jax.models.layers.local_attention import block_shape, local_attention
+from bert_jax.models.layers.local_attention import SharedKeys, block_shape, local_attention
 
 B, H, K = 2, 3, 8
 
@@ -63,6 +63,42 @@ def test_context_and_gradients_equal_dense_attention(length, radius, causal):
     found, expected = outputs(local_attention, qkv, grad), outputs(dense_attention, qkv, grad)
     for name, one, other in zip(("context", "q", "k", "v"), found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("length", [100, 600])
+def test_shared_keys_and_separate_key_segments_equal_dense_attention(length):
+    q, k, v, grad = arrays(length)
+    ids = segments(length)
+    # The keys that are shared are no keys of the windows; the second sequence has one of them less.
+    positions = jnp.array([[2, length // 2, length - 1], [0, length - 1, length]])
+    is_shared = jnp.zeros((B, length + 1), bool).at[jnp.arange(B)[:, None], positions].set(True)
+    is_shared = is_shared[:, :length]
+
+    def take(x):
+        return jnp.stack([row[index] for row, index in zip(x, positions, strict=True)])
+
+    def blocked(q, k, v):
+        segment_ids = jnp.where(positions < length, take(ids), -1)
+        return local_attention(
+            q, k, v, ids, radius=64, kv_segment_ids=jnp.where(is_shared, -1, ids),
+            shared_keys=SharedKeys(take(k), take(v), segment_ids),
+        )  # fmt: skip
+
+    def dense(q, k, v):
+        near = jnp.abs(jnp.arange(length)[:, None] - jnp.arange(length)) <= 64
+        mask = (near | is_shared[:, None]) & (ids[:, :, None] == ids[:, None])
+        scores = jnp.einsum("BQHK,BLHK->BHQL", q, k) / jnp.sqrt(jnp.float32(K))
+        weights = jax.nn.softmax(scores, axis=-1, where=mask[:, None])
+        return jnp.einsum("BHQL,BLHK->BQHK", weights, v)
+
+    for one, other in zip(
+        *(
+            (context, *back(grad))
+            for context, back in (jax.vjp(attention, q, k, v) for attention in (blocked, dense))
+        ),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
 def test_work_grows_linearly_with_length():
