@@ -216,7 +216,10 @@ def test_lost_config_is_compared_with_that_of_the_checkpoint(corpora, finished, 
 
 def test_data_without_a_required_field_is_rejected(corpora, tmp_path):
     config = experiment(corpora, input_format=SingleSegment())
-    message = r"'next_sentence_labels', which data\.input_format SingleSegment does not"
+    message = (
+        r"'next_sentence_labels', but data\.input_format SingleSegment and data\.masking Masking "
+        r"do not make it; expected data\.input_format SentencePairs"
+    )
     with pytest.raises(ConfigError, match=message):
         run(config, tmp_path / "run")
 

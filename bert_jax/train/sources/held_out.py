@@ -11,8 +11,9 @@ import numpy as np
 from bert_jax.data.config import PretrainingData
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
+from bert_jax.data.pretraining.batch_builder import batch_fields
 from bert_jax.data.pretraining.loader import evaluation_batches
-from bert_jax.errors import UserError
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.objectives.base import Objective
 from bert_jax.parallel.sharding import batch_sharding, put_batch
 from bert_jax.text.compatibility import check_same_tokenizer
@@ -44,6 +45,21 @@ def check_held_out_corpus(corpus: PreparedCorpus, held_out: str) -> None:
             f"{manifest.fingerprint[:12]}). Prepare text that is not in the training corpus with "
             f"`bert-jax prepare --tokenizer {corpus.folder / TOKENIZER_FOLDER}`"
         )
+
+
+def check_held_out_fields(
+    config: HeldOutEval, data: PretrainingData, objective_fields: tuple[str, ...]
+) -> None:
+    """Raises a ConfigError if held-out batches lack a field that the objective needs."""
+    masking = data.masking and config.masking
+    available_fields = batch_fields(dataclasses.replace(data, masking=masking))
+    for name in objective_fields:
+        if name not in available_fields:
+            raise ConfigError(
+                f"train.evaluation.masking is {type(masking).__name__}, which does not make the "
+                f"batch field {name!r} of the objective; expected {type(data.masking).__name__}, "
+                "as data.masking"
+            )
 
 
 def held_out_batches(

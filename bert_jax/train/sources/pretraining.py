@@ -18,7 +18,11 @@ from bert_jax.parallel import sharding
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.text.compatibility import check_embedding_rows, check_input_template
 from bert_jax.train.config import HeldOutEval
-from bert_jax.train.sources.held_out import HeldOutEvaluator, check_held_out_corpus
+from bert_jax.train.sources.held_out import (
+    HeldOutEvaluator,
+    check_held_out_corpus,
+    check_held_out_fields,
+)
 
 
 class PretrainingSource:
@@ -72,7 +76,11 @@ class PretrainingSource:
 
     def batch_fields(self, objective: Objective) -> tuple[str, ...]:
         """Returns the fields that the objective needs, and those of packed sequences."""
-        return select_fields(self._data, objective.batch_fields())
+        fields = select_fields(self._data, objective.batch_fields())
+        evaluation = self._experiment.train.evaluation
+        if isinstance(evaluation, HeldOutEval):
+            check_held_out_fields(evaluation, self._data, fields)
+        return fields
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
         """Returns one shape for each phase."""
