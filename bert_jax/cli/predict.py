@@ -153,6 +153,7 @@ def run(args: argparse.Namespace) -> None:
         allow_no_answer=args.allow_no_answer,
     )
     groups, total = _grouped_inputs(args, predictor)
+    num_predictions = 0
     # On one terminal, a progress bar and output lines would overwrite each other.
     disable_bar = None if args.output or not sys.stdout.isatty() else True
     with (
@@ -162,7 +163,10 @@ def run(args: argparse.Namespace) -> None:
         for group in groups:
             for prediction in predictor(list(group), on_progress=bar.update):
                 stream.write(json.dumps(prediction, ensure_ascii=False) + "\n")
+                num_predictions += 1
             stream.flush()
+    if not num_predictions:
+        logger.warning("there is no input, so there is nothing to predict; see --help")
     if predictor.num_truncated:
         logger.warning(
             "%s of the inputs are longer than %d tokens and were truncated; see --truncation and "

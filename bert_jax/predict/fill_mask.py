@@ -82,7 +82,11 @@ class FillMask:
         sequences = encode_texts(texts, tokenizer, max_length)
         for text, sequence in zip(texts, sequences, strict=True):
             if tokenizer.mask_id not in sequence:
-                raise UserError(f"no {tokenizer.special_tokens.mask} in the text {_shorten(text)}")
+                mask = tokenizer.special_tokens.mask
+                raise UserError(
+                    f"no {mask} in the text {_shorten(text)}; write {mask}, the mask token of this "
+                    "model, in place of each missing word"
+                )
             if len(sequence) > max_length:
                 raise UserError(
                     f"the text {_shorten(text)} has {len(sequence)} tokens, this model reads "

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, closest_names, did_you_mean
 from bert_jax.json_io import parse_json_line
 
 DocumentUnit = Literal["file", "blank-line", "line"]
@@ -50,11 +50,23 @@ def expand_globs(patterns: Sequence[str]) -> list[str]:
                 kind = "not a regular file" if os.path.exists(pattern) else "a broken symbolic link"
                 raise UserError(f"{pattern} is {kind}; expected the name of a text file")
             raise UserError(
-                f"no file matches {pattern!r}: check the spelling and the working directory "
-                "(and quote a pattern that contains **, so that the shell does not expand it)"
+                f"no file matches {pattern!r}: {near_files(pattern)}check the spelling and the "
+                "working directory (and quote a pattern that contains **, so that the shell does "
+                "not expand it)"
             )
         files.update(matched)
     return sorted(files)
+
+
+def near_files(path: str | Path) -> str:
+    """Returns "did you mean 'train.csv'? " if the folder of a path has a similar name, else ""."""
+    folder, name = os.path.split(path)
+    try:
+        names = os.listdir(folder or os.curdir)
+    except OSError:  # there is no such folder, or it cannot be listed
+        return ""
+    closest = closest_names(name, names, cutoff=0.75)
+    return did_you_mean(name, closest)
 
 
 def read_text(path: str | Path, *, encoding: str | None = None, errors: str | None = None) -> str:
@@ -294,6 +306,7 @@ def _read_chunks(path: str | Path) -> Iterator[bytes]:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}); download it again") from None
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+        near = near_files(path) or "check the spelling and the working directory"
+        raise UserError(f"{path}: no such file; {near.strip()}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None

@@ -148,6 +148,13 @@ def test_truncated_inputs_are_reported(predict, exported, capsys):
     assert "were truncated" not in capsys.readouterr().err
 
 
+def test_empty_standard_input_is_reported(exported, capsys, monkeypatch):
+    typed(monkeypatch, b"")
+    assert main(["predict", str(exported / "texts")]) == 0
+    found = capsys.readouterr()
+    assert found.out == "" and "there is no input" in found.err
+
+
 def test_output_file_is_complete_or_unchanged(predict, error_of, tmp_path):
     output = tmp_path / "predictions.jsonl"
     assert predict("texts", "a net", "--output", str(output)) == []

@@ -30,6 +30,16 @@ def test_pattern_without_files_raises_and_is_named(tmp_path):
         expand_globs([str(tmp_path)])
 
 
+def test_missing_file_is_answered_with_a_similar_name(tmp_path):
+    (tmp_path / "train.csv").write_text("x")
+    with pytest.raises(UserError, match=r"trian\.csv': did you mean 'train\.csv'\? check"):
+        expand_globs([str(tmp_path / "trian.csv")])
+    with pytest.raises(UserError, match=r"no such file; did you mean 'train\.csv'\?$"):
+        read_text(tmp_path / "trian.csv")
+    with pytest.raises(UserError, match=r"no such file; check the spelling"):
+        read_text(tmp_path / "none" / "other.csv")
+
+
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_byte_order_mark_is_removed(tmp_path, mark):
     path = tmp_path / "a.txt"
