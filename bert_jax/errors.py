@@ -6,6 +6,7 @@ exception is a bug in bert_jax.
 
 import difflib
 import math
+import os
 from collections.abc import Iterable
 
 
@@ -75,6 +76,16 @@ def did_you_mean(name: str, known: Iterable[str], *, num_names: int = 1) -> str:
     """Returns "did you mean 'x'? " with the known names closest to `name`; "" if none is close."""
     closest = closest_names(name, known, num_names=num_names)
     return f"did you mean {' or '.join(map(repr, closest))}? " if closest else ""
+
+
+def near_files(path: str | os.PathLike[str]) -> str:
+    """Returns "did you mean 'train.csv'? " if the folder of a path has a similar name, else ""."""
+    folder, name = os.path.split(path)
+    try:
+        names = os.listdir(folder or os.curdir)
+    except OSError:  # there is no such folder, or it cannot be listed
+        return ""
+    return did_you_mean(name, closest_names(name, names, cutoff=0.75))
 
 
 def require_list_of_texts(texts: object) -> None:

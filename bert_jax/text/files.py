@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from bert_jax.errors import UserError, closest_names, did_you_mean
+from bert_jax.errors import UserError, near_files
 from bert_jax.json_io import parse_json_line
 
 DocumentUnit = Literal["file", "blank-line", "line"]
@@ -56,17 +56,6 @@ def expand_globs(patterns: Sequence[str]) -> list[str]:
             )
         files.update(matched)
     return sorted(files)
-
-
-def near_files(path: str | Path) -> str:
-    """Returns "did you mean 'train.csv'? " if the folder of a path has a similar name, else ""."""
-    folder, name = os.path.split(path)
-    try:
-        names = os.listdir(folder or os.curdir)
-    except OSError:  # there is no such folder, or it cannot be listed
-        return ""
-    closest = closest_names(name, names, cutoff=0.75)
-    return did_you_mean(name, closest)
 
 
 def read_text(path: str | Path, *, encoding: str | None = None, errors: str | None = None) -> str:
@@ -306,7 +295,6 @@ def _read_chunks(path: str | Path) -> Iterator[bytes]:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}); download it again") from None
     except FileNotFoundError:
-        near = near_files(path) or "check the spelling and the working directory"
-        raise UserError(f"{path}: no such file; {near.strip()}") from None
+        raise UserError(f"{path}: no such file; {near_files(path)}check the spelling") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
