@@ -36,6 +36,9 @@ FIELDS: dict[str, Field] = {
     "masked_lm_weights": Field(
         "BP", "float32", "1 = selected (masked, replaced or unchanged), 0 = unused"
     ),
+    "sampling_seeds": Field(
+        "BP", "int32", "random 32 bits, from which what replaces the token is sampled"
+    ),
     "next_sentence_labels": Field("B", "int32", "0 = B follows A, 1 = B is a random segment"),
     "sentence_order_labels": Field("B", "int32", "0 = A comes before B in the text, 1 = after B"),
     "span_left_positions": Field(
@@ -68,6 +71,7 @@ BATCH_AXES = ("data", "fsdp")
 ENCODER_FIELDS = ("input_ids", "token_type_ids", "attention_mask")
 PACKED_FIELDS = ("position_ids", "packing_ids")
 MASKED_LM_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+SAMPLING_FIELDS = ("sampling_seeds",)
 NEXT_SENTENCE_FIELDS = ("next_sentence_labels",)
 SENTENCE_ORDER_FIELDS = ("sentence_order_labels",)
 SPAN_BOUNDARY_FIELDS = (

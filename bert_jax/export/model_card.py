@@ -109,7 +109,7 @@ def _task_section(head: TaskHead) -> str:
 def _run_sections(run: RunCheckpoint) -> list[str]:
     config, metrics = run.info["config"], run.info.get("metrics") or {}
     sections = []
-    if config["objective"]["type"] == "Pretraining":
+    if config["objective"]["type"] in ("Pretraining", "ReplacedTokens"):
         sections += ["## Training data", _data_section(config["data"])]
         sections += ["## Training", "\n".join(_training_lines(config, run))]
     if run.config["data"]["type"] == "FineTuningData":

@@ -19,6 +19,8 @@ import typing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.distilbert.config import DistilBertConfig
+from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.roberta.config import RobertaConfig
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     import jax
     from flax import nnx
 
-EncoderConfig = BertConfig | RobertaConfig
+EncoderConfig = BertConfig | RobertaConfig | DistilBertConfig | ElectraConfig
 """The config of an encoder of any family.
 
 Each class extends `TransformerConfig`, which `models/config.py` defines.

@@ -245,9 +245,14 @@ def tied_and_untied_tables(
     )
 
 
+# First segments of the names in a file of the bare encoder; "transformer" is DistilBERT's and
+# "embeddings_project" is ELECTRA's.
+_BARE_ENCODER_NAMES = ("embeddings", "embeddings_project", "encoder", "transformer", "pooler")
+
+
 def canonical_name(name: str, prefix: str) -> str:
     """Returns today's name of a tensor from an old file or from a file of the bare encoder."""
-    if name.split(".")[0] in ("embeddings", "encoder", "pooler"):  # a file of the bare encoder
+    if name.split(".")[0] in _BARE_ENCODER_NAMES:
         name = f"{prefix}.{name}"
     # Files converted from TensorFlow by the first releases keep TensorFlow's names of the norms.
     for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):

@@ -32,6 +32,7 @@ from bert_jax.models.heads.modules import (
     DenseClassifierModule,
     LMHead,
     Pooler,
+    ReplacedTokenHead,
     gather_positions,
     head_linear,
 )
@@ -40,7 +41,14 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.linear import linear
 
-HEADS = ("pooler", "masked_lm", "next_sentence", "sentence_order", "span_boundary")
+HEADS = (
+    "pooler",
+    "masked_lm",
+    "next_sentence",
+    "sentence_order",
+    "span_boundary",
+    "replaced_token",
+)
 """Names of the heads that pretraining trains; a family or an objective has some of them."""
 
 Batch = Mapping[str, Any]
@@ -55,7 +63,8 @@ class EncoderWithHeads(nnx.Module):
     Attributes:
       encoder: an `Encoder`.
       pooler: exists if it is one of `heads`, or if the task head uses it.
-      masked_lm, next_sentence, sentence_order, span_boundary: exist if they are in `heads`.
+      masked_lm, next_sentence, sentence_order, span_boundary, replaced_token: exist if they are in
+        `heads`.
     """
 
     def __init__(
@@ -98,6 +107,8 @@ class EncoderWithHeads(nnx.Module):
             self.sentence_order = linear(config.hidden_size, 2, config, compute, rngs)
         if "span_boundary" in heads:
             self.span_boundary = SpanBoundaryHead(config, compute, rngs)
+        if "replaced_token" in heads:
+            self.replaced_token = ReplacedTokenHead(config, compute, rngs)
         if task_head is not None:
             setattr(self, head_param_name(task_head), _task_module(config, task_head, rngs))
         self.compute, self.heads, self.task_head = compute, heads, task_head
@@ -115,6 +126,7 @@ class EncoderWithHeads(nnx.Module):
           pooled           [B, D], in the compute dtype; only if "pooler" is in `heads`
           next_sentence    float32 [B, 2]
           sentence_order   float32 [B, 2]
+          replaced_token   float32 [B, L]; positive where a token seems to have been replaced
           task             float32 [B, C] for classes, [B, 1] for regression, [B, L, C] for token
                            labels, [B, L, 2] for answer spans (start, end), [B x A, 1] for choices
 
@@ -131,6 +143,8 @@ class EncoderWithHeads(nnx.Module):
             outputs["next_sentence"] = self.next_sentence_logits(last)
         if "sentence_order" in self.heads:
             outputs["sentence_order"] = self.sentence_order_logits(last)
+        if "replaced_token" in self.heads:
+            outputs["replaced_token"] = self.replaced_token(last)
         if self.task_head is not None:
             outputs["task"] = self.task_logits(last)
         return outputs

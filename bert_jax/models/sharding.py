@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 
 from bert_jax.models.encoder import FAMILIES, family_module
-from bert_jax.params.paths import PathTable
+from bert_jax.params.paths import AUXILIARY_NETWORKS, PathTable
 
 LogicalAxes = tuple[str | None, ...]
 
@@ -51,6 +51,8 @@ _HEADS: list[tuple[str, LogicalAxes]] = [
     ("span_boundary/layer_norm1/*", (None,)),
     ("span_boundary/layer_norm2/*", (None,)),
     ("span_boundary/bias", ("vocab",)),
+    ("replaced_token/*/kernel", ("embed", None)),
+    ("replaced_token/*/bias", (None,)),
     *_POOLER_AND_TASK_HEADS,
     # In a multi-task model each task has heads of its own.
     *((f"heads/*/{pattern}", axes) for pattern, axes in _POOLER_AND_TASK_HEADS),
@@ -67,4 +69,10 @@ def parameter_axes() -> PathTable[LogicalAxes]:
             family, "sharding"
         ).PARAMETER_AXES
         rows |= dict.fromkeys((f"encoder/{pattern}", axes) for pattern, axes in encoder_rows)
-    return PathTable("parameter axes", [*rows, *_HEADS])
+    network_rows = [*rows, *_HEADS]
+    auxiliary_rows = [
+        (f"{network}/{pattern}", axes)
+        for network in AUXILIARY_NETWORKS
+        for pattern, axes in network_rows
+    ]
+    return PathTable("parameter axes", [*network_rows, *auxiliary_rows])

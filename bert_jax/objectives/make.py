@@ -2,10 +2,18 @@
 
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.causal_lm import CausalLMObjective
-from bert_jax.objectives.config import CausalLM, FineTuning, MultiTask, ObjectiveConfig, Pretraining
+from bert_jax.objectives.config import (
+    CausalLM,
+    FineTuning,
+    MultiTask,
+    ObjectiveConfig,
+    Pretraining,
+    ReplacedTokens,
+)
 from bert_jax.objectives.fine_tuning import CachedFeaturesObjective, FineTuningObjective
 from bert_jax.objectives.multi_task import MultiTaskObjective
 from bert_jax.objectives.pretraining import PretrainingObjective
+from bert_jax.objectives.replaced_tokens import ReplacedTokensObjective
 
 
 def make_objective(config: ObjectiveConfig, *, cached_features: bool = False) -> Objective:
@@ -17,6 +25,8 @@ def make_objective(config: ObjectiveConfig, *, cached_features: bool = False) ->
     match config:
         case Pretraining():
             return PretrainingObjective(config)
+        case ReplacedTokens():
+            return ReplacedTokensObjective(config)
         case CausalLM():
             return CausalLMObjective(config)
         case FineTuning():

@@ -12,6 +12,13 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
+GENERATOR = "generator"
+AUXILIARY_NETWORKS = (GENERATOR,)
+"""Names under which a run trains a second network, which is not part of the model that it makes.
+
+The parameters of the model are at the root; those of the second network are in one subtree.
+"""
+
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flattens a nested dict into one level whose keys are joined by "/"."""
@@ -35,6 +42,11 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(key, {})
         node[last] = value
     return tree
+
+
+def without_auxiliary_networks(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the nested parameters of the model that a run makes, without second networks."""
+    return {name: tree for name, tree in params.items() if name not in AUXILIARY_NETWORKS}
 
 
 def map_with_path(function: Callable[[str, Any], Any], tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -219,15 +219,15 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
         params, info, loaded_step = restore_params(checkpoints, best_step)
     objective = info.get("config", {}).get("objective", {})
     objective_type = objective.get("type")
-    if objective_type not in ("Pretraining", "FineTuning", "MultiTask"):
+    if objective_type not in ("Pretraining", "ReplacedTokens", "FineTuning", "MultiTask"):
         found = (
             f"the run's objective is {objective_type!r}"
             if objective_type
             else f"the metadata of checkpoint {loaded_step} has no config.objective.type"
         )
         raise UserError(
-            f"{folder}: {found}; expected Pretraining, FineTuning or MultiTask; give the folder of "
-            "such a run"
+            f"{folder}: {found}; expected Pretraining, ReplacedTokens, FineTuning or MultiTask; "
+            "give the folder of such a run"
         )
     config = from_json(EncoderConfig, objective["model"], "objective.model")
     tokenizer = find_tokenizer(folder / TOKENIZER_FOLDER)
@@ -235,6 +235,7 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     task_names: tuple[str, ...] = ()
     if objective["type"] != "MultiTask":
         _require_no_task(folder, task)
+        params = paths.without_auxiliary_networks(params)
         head = from_json(TaskHead | None, objective.get("head"), "objective.head")
     elif task is None:
         task_names = from_json(MultiTask, objective, "objective").task_names

@@ -25,7 +25,7 @@ from bert_jax.runs.run_folder import REPORT
 _MAX_ROWS = 20
 _MAIN_METRICS = (
     *("mlm_loss", "mlm_accuracy", "nsp_accuracy", "sop_accuracy", "sbo_accuracy"),
-    *("lm_loss", "lm_accuracy"),
+    *("rtd_loss", "rtd_accuracy", "lm_loss", "lm_accuracy"),
     *("accuracy", "f1", "exact_match", "f1_macro", "matthews", "pearson", "spearman"),
     *("token_accuracy", "mean", "loss"),
 )

@@ -63,6 +63,7 @@ def pretraining_batch(
         "span_right_positions": np.where(has_boundary, positions + 1, 0),
         "span_target_offsets": rng.integers(0, MAX_SPAN_TARGETS, positions.shape, np.int32),
         "span_target_weights": has_boundary.astype(np.float32),
+        "sampling_seeds": rng.integers(-(2**31), 2**31, positions.shape).astype(np.int32),
     }
 
 

@@ -1,8 +1,15 @@
 """Computes the model FLOPs of a training step by formula, for model FLOPs utilization (MFU)."""
 
-from bert_jax.models.encoder import encoder_flops
+from bert_jax.models.encoder import EncoderConfig, encoder_flops
 from bert_jax.models.heads.config import SPAN_POSITION_EMBEDDING_SIZE
-from bert_jax.objectives.config import CausalLM, FineTuning, MultiTask, ObjectiveConfig, Pretraining
+from bert_jax.objectives.config import (
+    CausalLM,
+    FineTuning,
+    MultiTask,
+    ObjectiveConfig,
+    Pretraining,
+    ReplacedTokens,
+)
 from bert_jax.train.config import Phase
 from bert_jax.tuning.config import CachedFeatures, ComputedFeatures
 from bert_jax.tuning.freezing import num_layers_with_gradients
@@ -41,14 +48,12 @@ def step_flops(
         1 + 2 * num_layers_with_gradients(layers, lowest_trainable_layer) / layers
     )
     encoder_forward_flops = batch_size * num_choices * seq_length * encoder_flops(model, seq_length)
-    flops_per_prediction = 2 * model.word_embedding_size * (model.hidden_size + model.vocab_size)
+    num_predictions = batch_size * phase.max_predictions_per_seq
     head_forward_flops = 0.0
     match objective:
         case Pretraining():
             if objective.mlm_weight:
-                head_forward_flops += (
-                    batch_size * phase.max_predictions_per_seq * flops_per_prediction
-                )
+                head_forward_flops += num_predictions * _masked_lm_flops(model)
             num_pair_losses = bool(objective.nsp_weight) + bool(objective.sop_weight)
             head_forward_flops += (
                 num_pair_losses * batch_size * (2 * model.hidden_size**2 + 4 * model.hidden_size)
@@ -58,13 +63,20 @@ def step_flops(
                     2 * model.hidden_size * (2 * model.hidden_size + SPAN_POSITION_EMBEDDING_SIZE)
                 )
                 # Its second layer and its logits are those of masked LM.
-                head_forward_flops += (
-                    batch_size
-                    * phase.max_predictions_per_seq
-                    * (flops_per_prediction + boundary_flops)
-                )
+                head_forward_flops += num_predictions * (_masked_lm_flops(model) + boundary_flops)
+        case ReplacedTokens():
+            # For each token the generator and the discriminator's head, D x D and D x 1.
+            head_forward_flops += batch_size * seq_length * (
+                encoder_flops(objective.generator, seq_length)
+                + 2 * model.hidden_size * (model.hidden_size + 1)
+            ) + num_predictions * _masked_lm_flops(objective.generator)
         case CausalLM():
-            head_forward_flops += batch_size * (seq_length - 1) * flops_per_prediction
+            head_forward_flops += batch_size * (seq_length - 1) * _masked_lm_flops(model)
         case FineTuning() | MultiTask():
             pass
     return forward_backward_factor * encoder_forward_flops + 3.0 * head_forward_flops
+
+
+def _masked_lm_flops(model: EncoderConfig) -> int:
+    """Returns the forward FLOPs of the masked-LM head for one prediction: D x E, then E x V."""
+    return 2 * model.word_embedding_size * (model.hidden_size + model.vocab_size)

@@ -32,6 +32,8 @@ _HEAD_NAMES = {
     "next_sentence": "next-sentence head",
     "sentence_order": "sentence-order head",
     "span_boundary": "span-boundary head",
+    "replaced_token": "replaced-token head",
+    "generator": "generator",
     "classifier": "classifier head",
     "span": "span head",
 }

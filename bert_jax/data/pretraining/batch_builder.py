@@ -15,6 +15,7 @@ from bert_jax.batch import (
     MASKED_LM_FIELDS,
     NEXT_SENTENCE_FIELDS,
     PACKED_FIELDS,
+    SAMPLING_FIELDS,
     SENTENCE_ORDER_FIELDS,
     SPAN_BOUNDARY_FIELDS,
 )
@@ -58,7 +59,7 @@ def batch_fields(config: PretrainingData) -> tuple[str, ...]:
     if isinstance(config.input_format, PackedSegments):
         field_names += PACKED_FIELDS
     if config.masking is not None:
-        field_names += MASKED_LM_FIELDS
+        field_names += MASKED_LM_FIELDS + SAMPLING_FIELDS
     if isinstance(config.masking, SpanMasking):
         field_names += SPAN_BOUNDARY_FIELDS
     if isinstance(config.input_format, SentencePairs):
@@ -69,7 +70,7 @@ def batch_fields(config: PretrainingData) -> tuple[str, ...]:
 
 
 _MADE_BY = {
-    **dict.fromkeys(MASKED_LM_FIELDS, "data.masking other than None"),
+    **dict.fromkeys(MASKED_LM_FIELDS + SAMPLING_FIELDS, "data.masking other than None"),
     **dict.fromkeys(NEXT_SENTENCE_FIELDS, "data.input_format SentencePairs"),
     **dict.fromkeys(SENTENCE_ORDER_FIELDS, "data.input_format SentenceOrderPairs"),
     **dict.fromkeys(SPAN_BOUNDARY_FIELDS, "data.masking SpanMasking"),

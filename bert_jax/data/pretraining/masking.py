@@ -59,32 +59,22 @@ def mask_tokens(
 
     Returns:
       `input_ids` [B, L] int32 with the selected positions masked, `masked_lm_positions` and
-      `masked_lm_ids` [B, P] int32, `masked_lm_weights` [B, P] float32. Positions are in ascending
-      order; unused entries are 0. With `SpanMasking` also the fields `SPAN_BOUNDARY_FIELDS`.
+      `masked_lm_ids` [B, P] int32, `masked_lm_weights` [B, P] float32, `sampling_seeds` [B, P]
+      int32. Positions are in ascending order; unused entries are 0. With `SpanMasking` also the
+      fields `SPAN_BOUNDARY_FIELDS`.
     """
     positions = np.arange(input_ids.shape[1])[None, :] if position_ids is None else position_ids
     is_maskable = (attention_mask != 0) & ~vocab_arrays.is_special[input_ids]
     keys_2d = keys[:, None] if keys.ndim == 1 else keys
-    is_selected = _select(
-        input_ids,
-        attention_mask,
-        is_maskable,
-        keys_2d,
-        positions,
-        config,
-        max_predictions_per_seq,
-        vocab_arrays,
-    )
-    selection = _Selection.of(is_selected)
-    draw_columns = selection.columns
-    if isinstance(config, SpanMasking):  # one draw decides what replaces a span
-        draw_columns = find_span_edges(is_selected)[0][selection.rows, selection.columns]
     shape = (len(input_ids), max_predictions_per_seq)
-    fields = _masked_lm_fields(input_ids, selection, shape)
+    is_selected = _select(
+        input_ids, attention_mask, is_maskable, keys_2d, positions, config, shape[1], vocab_arrays
+    )
+    selection = _Selection.of(is_selected, draw_once_per_span=isinstance(config, SpanMasking))
+    fields = _masked_lm_fields(input_ids, selection, keys_2d, positions, shape)
     fields["input_ids"] = _replace_tokens(
         input_ids,
         selection,
-        draw_columns,
         np.broadcast_to(keys_2d, input_ids.shape),
         np.broadcast_to(positions, input_ids.shape),
         config,
@@ -145,55 +135,71 @@ def _select(
 
 
 class _Selection(NamedTuple):
-    """Holds the selected tokens of all rows: row, column and entry among the row's predictions."""
+    """Holds the selected tokens of all rows, each array [number of selected tokens].
+
+    Attributes:
+      rows, columns: the position of the token.
+      prediction_indices: the entry of the token among its row's predictions.
+      draw_columns: the column whose random number decides between [MASK], a random token and the
+        original: that of the token, or that of the first token of its span.
+    """
 
     rows: np.ndarray
     columns: np.ndarray
     prediction_indices: np.ndarray
+    draw_columns: np.ndarray
 
     @classmethod
-    def of(cls, is_selected: np.ndarray) -> "_Selection":
+    def of(cls, is_selected: np.ndarray, *, draw_once_per_span: bool) -> "_Selection":
         rows, columns = np.nonzero(is_selected)
         num_selected = np.bincount(rows, minlength=len(is_selected))
         first_entries = np.repeat(np.cumsum(num_selected) - num_selected, num_selected)
-        return cls(rows, columns, np.arange(len(rows)) - first_entries)
+        draw_columns = columns
+        if draw_once_per_span:
+            draw_columns = find_span_edges(is_selected)[0][rows, columns]
+        return cls(rows, columns, np.arange(len(rows)) - first_entries, draw_columns)
 
 
 def _masked_lm_fields(
-    input_ids: np.ndarray, selection: _Selection, shape: tuple[int, int]
+    input_ids: np.ndarray,
+    selection: _Selection,
+    keys: np.ndarray,
+    position_ids: np.ndarray,
+    shape: tuple[int, int],
 ) -> dict[str, np.ndarray]:
-    """Lists the positions, original ids and weights of the predictions, [B, P] each."""
-    positions, ids = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.int32)
+    """Lists positions, original ids, weights and sampling seeds of the predictions, [B, P] each."""
+    positions, ids, seeds = (np.zeros(shape, dtype=np.int32) for _ in range(3))
     weights = np.zeros(shape, dtype=np.float32)
+    keys, position_ids = (np.broadcast_to(x, input_ids.shape) for x in (keys, position_ids))
+    bits = random_bits(
+        keys[selection.rows, selection.columns],
+        Stream.SAMPLING_SEED,
+        position_ids[selection.rows, selection.columns],
+    )
     entries = selection.rows, selection.prediction_indices
     positions[entries] = selection.columns
     ids[entries] = input_ids[selection.rows, selection.columns]
     weights[entries] = 1.0
+    seeds[entries] = (bits >> np.uint64(32)).astype(np.uint32).view(np.int32)
     return {
         "masked_lm_positions": positions,
         "masked_lm_ids": ids,
         "masked_lm_weights": weights,
+        "sampling_seeds": seeds,
     }
 
 
 def _replace_tokens(
     input_ids: np.ndarray,
     selection: _Selection,
-    draw_columns: np.ndarray,
     keys: np.ndarray,
     position_ids: np.ndarray,
     config: MaskingConfig,
     mask_id: int,
     replacement_ids: np.ndarray,
 ) -> np.ndarray:
-    """Returns `input_ids` with the selected tokens replaced.
-
-    Args:
-      draw_columns: for each selected token, the column whose random number decides between [MASK],
-        a random token and the original.
-      keys, position_ids: [B, L].
-    """
-    rows, columns = selection.rows, selection.columns
+    """Returns `input_ids` with the selected tokens replaced; keys and position_ids are [B, L]."""
+    rows, columns, _, draw_columns = selection
     original = input_ids[rows, columns]
     action_bits = random_bits(
         keys[rows, draw_columns], Stream.MASK_ACTION, position_ids[rows, draw_columns]

@@ -33,6 +33,7 @@ class Stream(IntEnum):
     RANDOM_TOKEN = 10
     SPAN_LENGTH = 11
     SENTENCE_ORDER = 12
+    SAMPLING_SEED = 13
 
 
 def splitmix64(x: int) -> int:

@@ -1,0 +1,107 @@
+"""Describes DistilBERT's Hugging Face format: config.json fields and tensor names.
+
+DistilBERT has names of its own for most fields and tensors.
+"""
+
+import functools
+
+from bert_jax.models.distilbert.config import DistilBertConfig
+from bert_jax.models.heads.config import TaskHead, TokenClassificationHead
+from bert_jax.models.huggingface import (
+    FIXED_FIELDS,
+    BlockNames,
+    HuggingFaceFormat,
+    ReadField,
+    block_names,
+    canonical_name,
+    dense_names,
+    embedding_names,
+    norm_names,
+    read_transformer_fields,
+    tied_and_untied_tables,
+)
+from bert_jax.models.layers.config import Activation, LearnedPositions
+from bert_jax.params.name_table import NameMapping, NameTable
+
+_DECODER, _LM_BIAS = "vocab_projector.weight", "vocab_projector.bias"
+_TOKEN_EMBEDDINGS = "distilbert.embeddings.word_embeddings.weight"
+_FIELD_NAMES: dict[str, str | None] = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "type_vocab_size": None,
+    "layer_norm_eps": None,
+}
+_BLOCK = BlockNames(
+    query="attention.q_lin",
+    key="attention.k_lin",
+    value="attention.v_lin",
+    attention_output="attention.out_lin",
+    attention_norm="sa_layer_norm",
+    intermediate="ffn.lin1",
+    output="ffn.lin2",
+    output_norm="output_layer_norm",
+)
+_NAMES = [
+    *embedding_names("distilbert", ("word_embeddings", "position_embeddings")),
+    *block_names("encoder/layers/*", "distilbert.transformer.layer.*", _BLOCK),
+    *dense_names("masked_lm/transform", "vocab_transform"),
+    *norm_names("masked_lm/norm", "vocab_layer_norm"),
+    NameMapping("masked_lm/bias", _LM_BIAS),
+    *dense_names("span", "qa_outputs"),
+]
+# The tensor "classifier.weight" is the whole head of a tagger, and the last layer of the other
+# heads.
+_TOKEN_CLASSIFIER = dense_names("classifier", "classifier")
+_SEQUENCE_CLASSIFIER = [
+    *dense_names("classifier/dense", "pre_classifier"),
+    *dense_names("classifier/out_proj", "classifier"),
+]
+
+
+@functools.cache
+def _tables(*, token_classifier: bool) -> tuple[NameTable, NameTable]:
+    return tied_and_untied_tables(
+        "Hugging Face DistilBERT",
+        "distilbert",
+        [*_NAMES, *(_TOKEN_CLASSIFIER if token_classifier else _SEQUENCE_CLASSIFIER)],
+        decoder=_DECODER,
+        decoder_bias=_LM_BIAS,
+        lm_bias=_LM_BIAS,
+    )
+
+
+def names(config: DistilBertConfig, head: TaskHead | None) -> NameTable:
+    """Returns the table of tensor names of a model with a task head, or without one."""
+    tied, untied = _tables(token_classifier=isinstance(head, TokenClassificationHead))
+    return tied if config.tie_word_embeddings else untied
+
+
+def _read_config(model_type: str, activation: Activation, read: ReadField) -> DistilBertConfig:
+    del model_type  # there is only one
+    # `sinusoidal_pos_embds` is not read: it initializes the position table, which the file has.
+    return DistilBertConfig(
+        positions=LearnedPositions(max_position_embeddings=read("max_position_embeddings", 512)),
+        hidden_act=activation,
+        **read_transformer_fields(read, _FIELD_NAMES),
+    )
+
+
+HUGGING_FACE = HuggingFaceFormat(
+    class_prefixes={"distilbert": "DistilBert"},
+    heads={"Model": (), "ForMaskedLM": ("masked_lm",)},
+    fixed_fields=FIXED_FIELDS,
+    read_config=_read_config,
+    model_type=lambda config: "distilbert",
+    config_fields=lambda config: {},
+    field_names=_FIELD_NAMES,
+    names=names,
+    canonical=functools.partial(canonical_name, prefix="distilbert"),
+    tied_copies={_DECODER: _TOKEN_EMBEDDINGS},
+    decoder_bias=_LM_BIAS,
+    lm_bias=_LM_BIAS,
+)

@@ -1,0 +1,189 @@
+"""Computes ELECTRA's loss: replaced-token detection with a generator that is trained jointly.
+
+Source: Clark et al. 2020, section 2. The generator is a masked language model. At every selected
+position its prediction is sampled and replaces the token, and the discriminator decides for every
+token of the result whether it is the original one. No gradient passes through the sampling.
+
+Both networks use the embeddings of the discriminator: word, position and token-type tables and
+their LayerNorm, as in the original code (`run_pretraining.py`, `untied_generator_embeddings`
+False). The parameters of the discriminator are at the root, so that it is a model like any other,
+and those of the generator under "generator", without embeddings.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.batch import ENCODER_FIELDS, MASKED_LM_FIELDS, SAMPLING_FIELDS
+from bert_jax.functional import Params
+from bert_jax.models.heads.modules import gather_positions
+from bert_jax.models.layers.dropout import column_keys, finalize_hash
+from bert_jax.models.model import build_network
+from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.config import ReplacedTokens
+from bert_jax.objectives.pretraining import Metrics, masked_lm_loss
+from bert_jax.objectives.weighted_mean import WeightedMean, padding_fraction, weighted_mean
+from bert_jax.params.paths import GENERATOR, without_auxiliary_networks
+
+_EMBEDDINGS = "embeddings"
+
+
+class ReplacedTokensObjective:
+    """Implements the `Objective` of a `ReplacedTokens` config.
+
+    Attributes:
+      network: the discriminator with its head.
+      generator: the generator with its masked-LM head.
+    """
+
+    def __init__(self, config: ReplacedTokens):
+        self.config = config
+        self.network = build_network(config.model, ("replaced_token",), compute=config.compute)
+        self.generator = build_network(config.generator, ("masked_lm",), compute=config.compute)
+
+    def abstract(self) -> Params:
+        """Returns the parameters as shapes and dtypes."""
+        generator = _without_embeddings(self.generator.abstract())
+        return {**self.network.abstract(), GENERATOR: generator}
+
+    def init(self, key: jax.Array) -> Params:
+        """Returns newly initialized parameters, float32."""
+        network_key, generator_key = jax.random.split(key)
+        generator = _without_embeddings(self.generator.init(generator_key))
+        return {**self.network.init(network_key), GENERATOR: generator}
+
+    def batch_fields(self) -> tuple[str, ...]:
+        """Returns the fields of the encoder, of masked LM and of the sampling."""
+        return ENCODER_FIELDS + MASKED_LM_FIELDS + SAMPLING_FIELDS
+
+    def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns the number of selected positions for masked LM, and that of all real tokens."""
+        return {
+            "mlm": jnp.maximum(jnp.sum(batch["masked_lm_weights"]), 1.0),
+            "rtd": jnp.maximum(jnp.sum(batch["attention_mask"].astype(jnp.float32)), 1.0),
+        }
+
+    def compute_loss(
+        self,
+        params: Params,
+        batch: Batch,
+        loss_denominators: dict[str, jax.Array],
+        dropout_key: jax.Array | None,
+    ) -> LossOutput:
+        """Computes mlm_weight * MLM of the generator + rtd_weight * RTD of the discriminator."""
+        generator_key = discriminator_key = None
+        if dropout_key is not None:
+            generator_key, discriminator_key = jax.random.split(dropout_key)
+        generator = self.generator.merge(generator_params(params))
+        hidden = generator.encode(batch, generator_key).last_hidden_state
+        logits = generator.masked_lm_logits(gather_positions(hidden, batch["masked_lm_positions"]))
+        mlm_loss, metrics = masked_lm_loss(logits, batch, self.config.mask_token_id)
+
+        sampled_ids = sample_tokens(jax.lax.stop_gradient(logits), batch["sampling_seeds"])
+        input_ids, is_replaced = replace_tokens(batch, sampled_ids)
+        discriminator = self.network.merge(without_auxiliary_networks(params))
+        hidden = discriminator.encode(
+            {**batch, "input_ids": input_ids}, discriminator_key
+        ).last_hidden_state
+        rtd_loss, rtd_metrics = replaced_token_loss(
+            discriminator.replaced_token(hidden), is_replaced, batch["attention_mask"]
+        )
+        loss = (
+            self.config.mlm_weight * mlm_loss.total / loss_denominators["mlm"]
+            + self.config.rtd_weight * rtd_loss.total / loss_denominators["rtd"]
+        )
+        is_original = sampled_ids == batch["masked_lm_ids"]
+        return LossOutput(
+            loss,
+            {
+                "padding_fraction": padding_fraction(batch),
+                **metrics,
+                "sampled_accuracy": weighted_mean(is_original, batch["masked_lm_weights"]),
+                **rtd_metrics,
+            },
+        )
+
+
+def generator_params(params: Params) -> Params:
+    """Returns the parameters of the generator as those of a model with its own embeddings."""
+    generator = params[GENERATOR]
+    embeddings = params["encoder"][_EMBEDDINGS]
+    return {**generator, "encoder": {**generator["encoder"], _EMBEDDINGS: embeddings}}
+
+
+def _without_embeddings(params: Params) -> Params:
+    encoder = {name: tree for name, tree in params["encoder"].items() if name != _EMBEDDINGS}
+    return {**params, "encoder": encoder}
+
+
+def sample_tokens(logits_BPV: jax.Array, seeds_BP: jax.Array) -> jax.Array:
+    """Samples from softmax(logits) at each position: argmax of logits plus Gumbel noise.
+
+    Args:
+      logits_BPV: float32.
+      seeds_BP: int32 random numbers, all 32 bits of which are used.
+
+    Returns:
+      Token ids, int32 [B, P].
+    """
+    noise = gumbel_noise(seeds_BP, logits_BPV.shape[-1])
+    return jnp.argmax(logits_BPV.astype(jnp.float32) + noise, axis=-1).astype(jnp.int32)
+
+
+def gumbel_noise(seeds_BP: jax.Array, vocab_size: int) -> jax.Array:
+    """Returns numbers with the standard Gumbel distribution, float32 [B, P, V].
+
+    Each is a hash of a seed and a token id, like the masks of dropout. It is therefore the same on
+    any number of devices and in microbatches of any size.
+    """
+    row_keys = jax.lax.bitcast_convert_type(seeds_BP, jnp.uint32)[..., None]
+    token_ids = jax.lax.broadcasted_iota(jnp.uint32, (1, 1, vocab_size), 2)
+    token_keys = column_keys(token_ids, jnp.array([0x243F6A88, 0x85A308D3], jnp.uint32))
+    bits = finalize_hash(row_keys + token_keys)
+    # Signed, because the conversion of unsigned integers takes longer on TPUs.
+    uniform = (bits >> jnp.uint32(1)).astype(jnp.int32).astype(jnp.float32) * 2.0**-31 + 2.0**-32
+    # A large Gumbel number needs a small `uniform`, which float32 resolves well; the usual formula
+    # -log(-log(u)) needs one next to 1, and would cut off tokens with probabilities below 1e-7.
+    return -jnp.log(-jnp.log1p(-uniform))
+
+
+def replace_tokens(batch: Batch, sampled_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Puts sampled tokens at the selected positions.
+
+    Args:
+      sampled_ids: int32 [B, P].
+
+    Returns:
+      Token ids, int32 [B, L], and whether the token is another one than in the text, bool [B, L]. A
+      position where the original token was sampled counts as not replaced.
+    """
+    length = batch["input_ids"].shape[1]
+    positions, is_used = batch["masked_lm_positions"], batch["masked_lm_weights"] > 0
+    # Compared and summed instead of scattered: XLA partitions and fuses this, and unused entries
+    # need no position of their own. Positions are unique, so each sum has one term at most.
+    is_here = (positions[..., None] == jnp.arange(length)) & is_used[..., None]  # [B, P, L]
+    sampled_BL = jnp.sum(jnp.where(is_here, sampled_ids[..., None], 0), axis=1)
+    is_wrong = (sampled_ids != batch["masked_lm_ids"])[..., None]
+    input_ids = jnp.where(jnp.any(is_here, axis=1), sampled_BL, batch["input_ids"])
+    return input_ids, jnp.any(is_here & is_wrong, axis=1)
+
+
+def replaced_token_loss(
+    logits_BL: jax.Array, is_replaced: jax.Array, attention_mask: jax.Array
+) -> tuple[WeightedMean, Metrics]:
+    """Computes the sigmoid cross-entropy over all real tokens, [CLS] and [SEP] included.
+
+    The metrics are loss and accuracy over all real tokens, precision over those that the
+    discriminator takes for replaced, and recall over those that are.
+    """
+    weights = attention_mask.astype(jnp.float32)
+    labels = is_replaced.astype(jnp.float32)
+    # softplus(x) - x * label is -log sigmoid(x) for label 1 and -log(1 - sigmoid(x)) for 0.
+    losses = jax.nn.softplus(logits_BL) - logits_BL * labels
+    is_predicted = logits_BL > 0
+    loss = weighted_mean(losses, weights)
+    return loss, {
+        "rtd_loss": loss,
+        "rtd_accuracy": weighted_mean(is_predicted == is_replaced, weights),
+        "rtd_precision": weighted_mean(is_replaced, jnp.where(is_predicted, weights, 0.0)),
+        "rtd_recall": weighted_mean(is_predicted, weights * labels),
+    }

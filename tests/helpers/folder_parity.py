@@ -1,0 +1,120 @@
+"""Compares a PyTorch model of Hugging Face with what this project makes of its folder."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bert_jax.batch import CHOICE_FIELDS
+from bert_jax.export.export import export
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.model import run_forward
+from bert_jax.params import paths
+from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.testing.batches import fine_tuning_batch, pretraining_batch
+from tests.helpers.torch_parity import load_exported
+
+torch = pytest.importorskip("torch")
+
+TOLERANCE = 1e-5
+
+
+def check_folder(
+    model: Any,
+    folder: Path,
+    *,
+    auto_class: Any,
+    config: EncoderConfig,
+    head: TaskHead | None = None,
+    parts: tuple[str, ...] = (),
+) -> LoadedModel:
+    """Checks import, outputs, export and the import of the export; returns the imported model.
+
+    - The folder that `save_pretrained` writes is read as `config` with `head`.
+    - Hidden states and logits at real tokens are PyTorch's, up to 1e-5.
+    - `auto_class` opens the export as the same class, bit-identical and with nothing left over.
+    - The export is imported bit-identical.
+
+    Args:
+      auto_class: the class of transformers that opens the export.
+      parts: what the weights have besides the encoder and the task head.
+    """
+    model.save_pretrained(folder / "torch")
+    loaded = load_model(folder / "torch")
+    assert loaded.config == config and loaded.head == head
+    if head is None:
+        assert loaded.params.keys() == {"encoder", *parts}
+    check_outputs(model, loaded)
+    assert export(loaded, folder / "exported") == 0.0
+    reopened = load_exported(auto_class, folder / "exported")
+    assert type(reopened) is type(model)
+    state, again = model.state_dict(), reopened.state_dict()
+    assert state.keys() == again.keys()
+    assert all(torch.equal(state[key], again[key]) for key in state)
+    imported = load_model(folder / "exported")
+    assert imported.config == config and imported.head == head
+    expected, found = paths.flatten(loaded.params), paths.flatten(imported.params)
+    assert found.keys() == expected.keys()
+    for path, leaf in expected.items():
+        np.testing.assert_array_equal(found[path], leaf, err_msg=path)
+    return loaded
+
+
+def check_outputs(model: Any, loaded: LoadedModel, seq_length: int = 24) -> None:
+    """Compares hidden states and logits at real tokens; batches are padded."""
+    config, head = loaded.config, loaded.head
+    if head is None:
+        batch = pretraining_batch(
+            batch_size=4,
+            seq_length=seq_length,
+            max_predictions_per_seq=4,
+            vocab_size=config.vocab_size,
+        )
+    else:
+        batch = fine_tuning_batch(
+            head, batch_size=4, seq_length=seq_length, vocab_size=config.vocab_size
+        )
+    prefix = "choice_" if CHOICE_FIELDS[0] in batch else ""
+    is_real = batch[f"{prefix}attention_mask"].reshape(-1, seq_length) > 0
+    assert 0.5 < is_real.mean() < 1
+    expected = torch_forward(model, batch, prefix)
+    found = run_forward(loaded.params, config, batch, head)
+    states = expected.pop("hidden_states")
+    assert len(states) == len(found["hidden_states"])
+    for layer, (a, b) in enumerate(zip(found["hidden_states"], states, strict=True)):
+        np.testing.assert_allclose(
+            a[is_real], b[is_real], rtol=0, atol=TOLERANCE, err_msg=f"hidden states {layer}"
+        )
+    found_logits = next(
+        (found[n] for n in ("task", "masked_lm", "replaced_token") if n in found), None
+    )
+    if found_logits is None:
+        assert not expected
+        return
+    logits = np.stack(list(expected.values()), axis=-1) if len(expected) > 1 else expected["logits"]
+    if prefix:
+        logits = logits.reshape(-1, 1)
+    on_tokens = logits.shape[:2] == is_real.shape
+    a, b = (found_logits[is_real], logits[is_real]) if on_tokens else (found_logits, logits)
+    assert b.std() > 0.005
+    np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE, err_msg="logits")
+
+
+def torch_forward(model: Any, batch: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns the hidden states, and the logits by PyTorch's names, as NumPy arrays."""
+    accepted = inspect.signature(model.forward).parameters
+    fields = {
+        name: torch.from_numpy(batch[f"{prefix}{name}"]).long()
+        for name in ("input_ids", "token_type_ids", "attention_mask")
+        if name in accepted
+    }
+    with torch.no_grad():
+        outputs = model(**fields, output_hidden_states=True)
+    names = [n for n in ("logits", "start_logits", "end_logits") if n in outputs]
+    return {
+        "hidden_states": [state.numpy() for state in outputs.hidden_states],
+        **{name: outputs[name].numpy() for name in names},
+    }

@@ -1,0 +1,189 @@
+"""Covers bert_jax/objectives/replaced_tokens.py: sampling, replacement, losses, parameters."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.data.pretraining.rng import Stream, random_bits
+from bert_jax.errors import ConfigError
+from bert_jax.models.electra.config import GENERATOR_FRACTIONS, ElectraConfig, generator_config
+from bert_jax.models.layers.config import LearnedPositions
+from bert_jax.models.model import build_network
+from bert_jax.objectives.config import ReplacedTokens
+from bert_jax.objectives.replaced_tokens import (
+    ReplacedTokensObjective,
+    generator_params,
+    replace_tokens,
+    replaced_token_loss,
+    sample_tokens,
+)
+from bert_jax.params import paths
+from bert_jax.testing.batches import pretraining_batch
+
+MODEL = ElectraConfig(
+    vocab_size=60,
+    embedding_size=12,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    positions=LearnedPositions(max_position_embeddings=24),
+)
+CONFIG = ReplacedTokens(model=MODEL, generator=generator_config(MODEL, 0.5), mask_token_id=4)
+BATCH = pretraining_batch(batch_size=4, seq_length=20, max_predictions_per_seq=4, vocab_size=60)
+
+
+def seeds(count: int) -> np.ndarray:
+    """Returns seeds as the loader makes them, int32 [1, count]."""
+    keys = np.random.default_rng(0).integers(0, 2**64, count, np.uint64)
+    bits = random_bits(keys, Stream.SAMPLING_SEED, np.arange(count) % 512)
+    return (bits >> np.uint64(32)).astype(np.uint32).view(np.int32)[None]
+
+
+def assert_frequencies(counts: np.ndarray, probabilities: np.ndarray) -> None:
+    """Checks counts by Pearson's chi-squared statistic, which is within 5 standard deviations."""
+    expected = counts.sum() * probabilities
+    assert expected.min() > 5
+    statistic, freedom = ((counts - expected) ** 2 / expected).sum(), counts.size - 1
+    assert abs(statistic - freedom) < 5 * math.sqrt(2 * freedom), statistic
+
+
+def test_samples_have_the_probabilities_of_the_softmax():
+    probabilities = np.array([0.5, 0.3, 0.1, 0.05, 0.03, 0.01, 5e-3, 2e-3, 1e-3, 5e-4, 1e-4, 2e-5])
+    probabilities = np.append(probabilities, np.full(8, (1 - probabilities.sum()) / 8))
+    count, logits = 1_000_000, np.log(probabilities) + 3.0
+    logits = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (1, count, logits.size))
+    samples = np.asarray(jax.jit(sample_tokens)(logits, seeds(count)))[0]
+    assert_frequencies(np.bincount(samples, minlength=20), probabilities)
+    # Samples of neighboring positions are independent.
+    pairs = np.bincount(samples[:-1].clip(0, 4) * 5 + samples[1:].clip(0, 4), minlength=25)
+    five = np.append(probabilities[:4], probabilities[4:].sum())
+    assert_frequencies(pairs, np.outer(five, five).ravel())
+
+
+def test_samples_of_a_large_vocabulary_are_uniform_for_equal_logits():
+    samples = jax.jit(sample_tokens)(jnp.zeros((1, 1000, 30522)), seeds(1000))
+    groups = np.bincount(np.asarray(samples)[0] // 1018, minlength=30)
+    assert_frequencies(groups, np.append(np.full(29, 1018), 30522 - 29 * 1018) / 30522)
+
+
+def test_replacement_equals_a_loop_over_the_predictions():
+    rng = np.random.default_rng(1)
+    sampled = rng.integers(5, 60, (4, 4)).astype(np.int32)
+    sampled[0, 0] = BATCH["masked_lm_ids"][0, 0]  # the original by chance
+    batch = {name: jnp.asarray(field) for name, field in BATCH.items()}
+    found, is_replaced = replace_tokens(batch, jnp.asarray(sampled))
+    ids, expected = BATCH["input_ids"].copy(), np.zeros((4, 20), bool)
+    for row in range(4):
+        for entry in range(4):
+            if BATCH["masked_lm_weights"][row, entry]:
+                position = BATCH["masked_lm_positions"][row, entry]
+                ids[row, position] = sampled[row, entry]
+                original = BATCH["masked_lm_ids"][row, entry]
+                expected[row, position] = sampled[row, entry] != original
+    np.testing.assert_array_equal(found, ids)
+    np.testing.assert_array_equal(is_replaced, expected)
+    assert 0 in BATCH["masked_lm_weights"] and expected.any()
+    assert not expected[0, BATCH["masked_lm_positions"][0, 0]]
+    np.testing.assert_array_equal(found[:, 0], BATCH["input_ids"][:, 0])  # unused entries name it
+
+
+def test_loss_is_binary_cross_entropy_over_real_tokens():
+    logits = np.array([[2.0, -1.0, 0.5, 9.0], [-3.0, 4.0, -0.2, 0.1]], np.float32)
+    is_replaced = np.array([[True, False, False, True], [False, True, True, False]])
+    mask = np.array([[1, 1, 1, 0], [1, 1, 1, 1]])
+    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    losses = -np.log(np.where(is_replaced, probabilities, 1 - probabilities))
+    loss, metrics = replaced_token_loss(*map(jnp.asarray, (logits, is_replaced, mask)))
+    assert float(loss.total) == pytest.approx((losses * mask).sum(), rel=1e-6)
+    means = {name: float(mean.total / mean.weight) for name, mean in metrics.items()}
+    assert means["rtd_accuracy"] == pytest.approx(4 / 7)
+    assert means["rtd_precision"] == pytest.approx(2 / 4)  # of four positive logits
+    assert means["rtd_recall"] == pytest.approx(2 / 3)
+
+
+def test_parameters_are_those_of_both_networks_with_one_set_of_embeddings():
+    model = ElectraConfig.from_size("base")
+    generator = generator_config(model, GENERATOR_FRACTIONS["base"])
+    objective = ReplacedTokensObjective(
+        ReplacedTokens(model=model, generator=generator, mask_token_id=103)
+    )
+    params = objective.abstract()
+
+    def count(tree: Any) -> int:
+        return sum(math.prod(leaf.shape) for leaf in paths.flatten(tree).values())
+
+    embeddings = count(params["encoder"]["embeddings"])
+    assert embeddings == (30522 + 512 + 2 + 2) * 768
+    assert count(params) == 109_483_009 + 33_740_602 - embeddings
+    expected = paths.flatten(build_network(generator, ("masked_lm",)).abstract())
+    found = paths.flatten(generator_params(params))
+    assert {n: leaf.shape for n, leaf in found.items()} == {
+        n: leaf.shape for n, leaf in expected.items()
+    }
+
+
+def gradient(**weights: float) -> dict[str, np.ndarray]:
+    objective = ReplacedTokensObjective(dataclasses.replace(CONFIG, **weights))
+    batch = {name: jnp.asarray(BATCH[name]) for name in objective.batch_fields()}
+    denominators = objective.loss_denominators(batch)
+    params = objective.init(jax.random.key(0))
+    grads = jax.jit(jax.grad(lambda p: objective.compute_loss(p, batch, denominators, None).loss))(
+        params
+    )
+    return {path: np.asarray(leaf) for path, leaf in paths.flatten(grads).items()}
+
+
+def test_each_loss_trains_its_network_and_the_shared_embeddings():
+    of_rtd, of_mlm = gradient(mlm_weight=0.0), gradient(rtd_weight=0.0)
+    for path in of_rtd:
+        in_generator = path.startswith("generator/")
+        is_shared = path.startswith("encoder/embeddings/")
+        assert of_rtd[path].any() == (not in_generator), path
+        assert of_mlm[path].any() == (in_generator or is_shared), path
+
+
+def test_initial_losses_are_those_of_guesses():
+    objective = ReplacedTokensObjective(CONFIG)
+    batch = {name: jnp.asarray(BATCH[name]) for name in objective.batch_fields()}
+    denominators = objective.loss_denominators(batch)
+    assert float(denominators["rtd"]) == BATCH["attention_mask"].sum()
+    loss, metrics = jax.jit(objective.compute_loss)(
+        objective.init(jax.random.key(0)), batch, denominators, jax.random.key(1)
+    )
+    means = {name: float(mean.total / mean.weight) for name, mean in metrics.items()}
+    assert means["mlm_loss"] == pytest.approx(math.log(60), abs=0.2)
+    assert means["rtd_loss"] == pytest.approx(math.log(2), abs=0.1)
+    assert float(loss) == pytest.approx(means["mlm_loss"] + 50 * means["rtd_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (
+            {"generator": dataclasses.replace(MODEL, hidden_size=32)},
+            r"generator\.hidden_size is 32, which is wider than .*hidden_size 16; expected",
+        ),
+        (
+            {"generator": dataclasses.replace(MODEL, embedding_size=8)},
+            r"objective\.generator\.embedding_size is 8, but objective\.model\..* is 12",
+        ),
+        (
+            {"generator": dataclasses.replace(MODEL, vocab_size=61)},
+            r"objective\.generator\.vocab_size is 61, .* because both use the same embeddings",
+        ),
+        ({"rtd_weight": -1.0}, r"objective\.rtd_weight is -1\.0, expected a number at least 0"),
+        (
+            {"mask_token_id": 60},
+            r"mask_token_id 60 is not an id below",
+        ),
+    ],
+)
+def test_networks_that_do_not_fit_together_are_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(CONFIG, **fields)
