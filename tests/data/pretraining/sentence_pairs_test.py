@@ -165,9 +165,16 @@ def test_truncation_equals_the_slow_reference(a: int, b: int, width: int, key: i
 
 
 def _original_script(
-    documents: list[Document], width: int, short_probability: float, rng: random.Random
+    documents: list[Document],
+    width: int,
+    short_probability: float,
+    rng: random.Random,
+    random_next: bool = True,
 ) -> list[tuple[int, int, int, int]]:
-    """Runs BERT's algorithm over documents: (tokens of A, of B, label, sentences of the chunk)."""
+    """Runs BERT's algorithm over documents: (tokens of A, of B, label, sentences of the chunk).
+
+    Without `random_next`, runs that of ALBERT, which exchanges A and B instead.
+    """
     found = []
     for number, document in enumerate(documents):
         target = width if rng.random() >= short_probability else rng.randint(2, width)
@@ -178,7 +185,7 @@ def _original_script(
             if at == len(document) - 1 or sum(map(len, chunk)) >= target:
                 a_end = rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
                 a = sum(map(len, chunk[:a_end]))
-                if len(chunk) == 1 or rng.random() < 0.5:
+                if len(chunk) == 1 or (random_next and rng.random() < 0.5):
                     other = number
                     while other == number:
                         other = rng.randrange(len(documents))
@@ -191,6 +198,8 @@ def _original_script(
                     at -= len(chunk) - a_end
                 else:
                     b, label = sum(map(len, chunk[a_end:])), 0
+                    if not random_next and rng.random() < 0.5:
+                        a, b, label = b, a, 1
                 while a + b > width:
                     a, b = (a - 1, b) if a > b else (a, b - 1)
                 found.append((a, b, label, len(chunk)))
@@ -237,6 +246,31 @@ def test_pair_statistics_equal_create_pretraining_data(
     assert windows[:, 2].mean() == pytest.approx(walk[:, 2].mean(), abs=0.03)
     if short_probability == 0:
         assert (totals == width).mean() == pytest.approx((walk_totals == width).mean(), abs=0.03)
+
+
+def test_sentence_order_statistics_of_novels_equal_alberts_script(novel_rows, tmp_path) -> None:
+    tokens = novel_rows.input_ids[:, 1:-1].reshape(20, -1)  # 20 documents of 50,400 tokens
+    full_stop = 119
+    documents = []
+    for document in tokens:
+        ends = np.flatnonzero(document[:-1] == full_stop) + 1
+        documents.append([sentence.tolist() for sentence in np.split(document, ends)])
+    width = 125
+    script = np.array(_original_script(documents, width, 0.0, random.Random(0), False))
+    corpus = PreparedCorpus(write_corpus(tmp_path, documents, vocab_size=28996))
+    config = SentenceOrderPairs(short_seq_prob=0.0)
+    source = SentencePairDataset(corpus, config, width + 3, novel_rows.vocab_arrays)
+    numbers = source.find_documents(np.arange(source.num_examples)).tolist()
+    pairs = [
+        source.read(example, document, key)
+        for example, (document, key) in enumerate(
+            zip(numbers, _keys(source.num_examples), strict=True)
+        )
+    ]
+    found = np.array([(len(pair.a), len(pair.b), pair.label) for pair in pairs])
+    assert found[:, :2].sum() > 950_000
+    for column, tolerance in ((0, 1.5), (1, 1.5), (2, 0.03)):
+        assert found[:, column].mean() == pytest.approx(script[:, column].mean(), abs=tolerance)
 
 
 def test_pair_rates_over_a_million_tokens(tmp_path: Path) -> None:
