@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-GLUE_FOLDERS = {"rte": "RTE", "cola": "CoLA", "sst2": "SST-2"}
+GLUE_FOLDERS = {"rte": "RTE", "cola": "CoLA", "sst2": "SST-2", "stsb": "STS-B"}
 FULL_FINE_TUNING, FROZEN_RECOMPUTED, FROZEN_CACHED = (
     "full fine-tuning",
     "frozen, recomputed every step",

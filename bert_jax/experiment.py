@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.data.config import FineTuningData, MultiTaskData, PretrainingData
 from bert_jax.errors import ConfigError, check_range
-from bert_jax.objectives.config import ObjectiveConfig
+from bert_jax.objectives.config import ObjectiveConfig, teacher_of
+from bert_jax.objectives.distillation.config import TEACHER_PARAMS
 from bert_jax.parallel.config import MeshConfig
 from bert_jax.train.config import TrainConfig
+from bert_jax.tuning.config import CachedFeatures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,34 @@ class Experiment:
                 f"train.phases has seq_length {max_seq_length}, but the model has positions for "
                 f"{model.max_length} tokens (objective.model.positions.max_position_embeddings is "
                 f"{model.positions.max_position_embeddings}); shorten the sequences or enlarge it"
+            )
+        self._check_teacher(max_seq_length)
+
+    def _check_teacher(self, max_seq_length: int) -> None:
+        """Raises ConfigError if the objective has a teacher with which the run cannot train."""
+        teacher, tuning = teacher_of(self.objective), self.train.tuning
+        if teacher is None:
+            return
+        if TEACHER_PARAMS not in tuning.frozen:
+            raise ConfigError(
+                f"objective.distillation has a teacher, whose parameters must not be trained, but "
+                f"train.tuning.frozen is {list(tuning.frozen)}; add {TEACHER_PARAMS!r} to it"
+            )
+        if isinstance(tuning.features, CachedFeatures):
+            raise ConfigError(
+                "train.tuning.features is CachedFeatures, but objective.distillation needs the "
+                "teacher to read every batch; set train.tuning.features to ComputedFeatures"
+            )
+        if teacher.layers and self.init_from is not None:
+            raise ConfigError(
+                f"init_from is {self.init_from}, but objective.distillation.teacher.layers is "
+                f"{list(teacher.layers)}, so the student would start from two models; set "
+                "init_from to null, or the layers to ()"
+            )
+        if max_seq_length > teacher.model.max_length:
+            raise ConfigError(
+                f"train.phases has seq_length {max_seq_length}, but the teacher {teacher.path} has "
+                f"positions for {teacher.model.max_length} tokens; shorten the sequences"
             )
 
 

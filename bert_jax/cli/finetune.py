@@ -20,6 +20,8 @@ _EPILOG = """examples:
   bert-jax finetune columns --train train.csv --dev dev.csv --text review --label sentiment \\
       --model exported --run runs/reviews
   bert-jax finetune glue/rte --glue-dir glue_data --model exported --run runs/rte --epochs 3
+  bert-jax finetune glue/rte --glue-dir glue_data --teacher runs/rte --teacher-layers 0,2,5 \\
+      --run runs/rte-3-layers
   bert-jax finetune --config multi_task --run runs/four \\
       --arg model=exported glue_dir=glue_data conll=conll2003
 
@@ -27,6 +29,9 @@ The run folder then holds the checkpoint with the best dev score, predictions/de
 test.jsonl, evaluation.json and report.html. `bert-jax export runs/rte --output rte` writes it as a
 Hugging Face folder. The same command resumes a run that was stopped. Exit codes: 0 done, 1 failure,
 2 usage, 75 stopped by SIGTERM or Ctrl-C after saving a checkpoint.
+
+The third command distills the first one's kind of run: a smaller model learns the labels and the
+predictions of the teacher, a model that was fine-tuned on the same task.
 
 A recipe, given with --config, replaces TASK and its flags. The recipe above trains one encoder on
 several tasks, with one head for each task.
@@ -55,7 +60,16 @@ class _ConfigAction(argparse.Action):
         self._task.required = False
 
 
-_SETTINGS = ("model", "epochs", "batch_size", "learning_rate", "max_length", "seed")
+_SETTINGS = (
+    "model",
+    "teacher",
+    "teacher_layers",
+    "epochs",
+    "batch_size",
+    "learning_rate",
+    "max_length",
+    "seed",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +81,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         help="pretrained model: a run folder, a Hugging Face folder or a Google TF1 checkpoint",
+    )
+    parser.add_argument(
+        "--teacher",
+        metavar="MODEL",
+        help="model that was fine-tuned on this task and from whose predictions to learn, too "
+        "(distillation)",
+    )
+    parser.add_argument(
+        "--teacher-layers",
+        type=_layer_numbers,
+        metavar="N,N,...",
+        help="layers of the teacher, counted from 0, for a smaller model to start from, instead of "
+        "--model",
     )
     parser.add_argument(
         "--run", metavar="FOLDER", required=True, help="run folder; resumed if it exists"
@@ -135,13 +162,31 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
     config, given = task_config(args), _given_settings(args)
     if args.arguments:
         raise ConfigError(f"--arg is for recipes given with --config, not for {args.task}")
-    if "model" not in given:
-        raise ConfigError(f"{args.task} needs --model, the pretrained model")
+    if "teacher_layers" in given and "teacher" not in given:
+        raise ConfigError("--teacher-layers needs --teacher, the model that has these layers")
+    if "teacher_layers" in given and "model" in given:
+        raise ConfigError(
+            f"--model {args.model} and --teacher-layers: expected one of them, the model or the "
+            "layers of the teacher from which to start"
+        )
+    if "model" not in given and "teacher_layers" not in given:
+        advice = ", or --teacher-layers" if "teacher" in given else ""
+        raise ConfigError(f"{args.task} needs --model, the pretrained model{advice}")
     if any(assignment.startswith("train.phases") for assignment in args.overrides):
         given.setdefault("epochs", DEFAULT_EPOCHS)  # --set says how long to train
     tuning = FROZEN_ENCODER if args.frozen_encoder else TuningConfig()
-    experiment = fine_tuning_experiment(config, **given, tuning=tuning)
+    model = given.pop("model", None)
+    experiment = fine_tuning_experiment(config, model, **given, tuning=tuning)
     return override(experiment, args.overrides)
+
+
+def _layer_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}, expected numbers of layers such as 0,2,4"
+        ) from None
 
 
 def _given_settings(args: argparse.Namespace) -> dict[str, Any]:

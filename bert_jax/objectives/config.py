@@ -15,6 +15,11 @@ from bert_jax.models.heads.config import (
     TokenClassificationHead,
 )
 from bert_jax.models.layers.config import ComputeConfig, check_dropout
+from bert_jax.objectives.distillation.config import (
+    PretrainingDistillation,
+    TaskDistillation,
+    Teacher,
+)
 
 _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -24,7 +29,7 @@ class Pretraining:
     """Configures pretraining: a weighted sum of losses (`objectives/pretraining.py`).
 
     A loss of weight 0 is not computed. The network has the pretraining heads of the model's family
-    and the heads of the losses.
+    and the heads of the losses. With `distillation`, the outputs of a teacher are learned, too.
     """
 
     model: EncoderConfig
@@ -33,11 +38,14 @@ class Pretraining:
     nsp_weight: float = 1.0  # next-sentence prediction (BERT)
     sop_weight: float = 0.0  # sentence-order prediction (ALBERT)
     sbo_weight: float = 0.0  # span boundary objective (SpanBERT)
+    distillation: PretrainingDistillation | None = None
     compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
         weights = self.loss_weights.values()
-        if min(weights) < 0 or sum(weights) == 0:
+        if self.distillation is not None:
+            self.distillation.check_student(self.model)
+        if min(weights) < 0 or (sum(weights) == 0 and self.distillation is None):
             listed = ", ".join(f"{name}_weight {w}" for name, w in self.loss_weights.items())
             raise ConfigError(f"objective has {listed}: expected all >= 0 and one > 0")
         if self.nsp_weight and "next_sentence" not in self.model.pretraining_heads:
@@ -127,7 +135,8 @@ class CausalLM:
 class FineTuning:
     """Configures fine-tuning: an encoder with the head of a task (Devlin et al. 2019, section 4).
 
-    The loss is the cross-entropy of the labels; for a `RegressionHead`, the squared error.
+    The loss is the cross-entropy of the labels; for a `RegressionHead`, the squared error. With
+    `distillation`, the outputs of a teacher with the same head are learned, too.
     """
 
     model: EncoderConfig
@@ -136,9 +145,12 @@ class FineTuning:
     classifier_dropout: float = 0.1
     label_smoothing: float = 0.0  # fraction of a label that is spread evenly over all classes
     class_weights: tuple[float, ...] = ()  # one for each label of the head; () for equal weights
+    distillation: TaskDistillation | None = None
     compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
+        if self.distillation is not None:
+            self.distillation.check_student(self.model)
         check_dropout("objective.classifier_dropout", self.classifier_dropout)
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(
@@ -262,3 +274,12 @@ class MultiTask:
 
 
 ObjectiveConfig = Pretraining | ReplacedTokens | CausalLM | FineTuning | MultiTask
+
+
+def teacher_of(objective: ObjectiveConfig) -> Teacher | None:
+    """Returns the teacher of an objective with distillation; None for other objectives."""
+    match objective:
+        case Pretraining(distillation=distillation) | FineTuning(distillation=distillation):
+            return distillation.teacher if distillation is not None else None
+        case CausalLM() | MultiTask() | ReplacedTokens():
+            return None

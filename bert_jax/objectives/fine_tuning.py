@@ -49,15 +49,30 @@ class FineTuningObjective:
         dropout_key: jax.Array | None,
     ) -> LossOutput:
         """Computes the loss, and loss and accuracy (or mse) as metrics."""
-        network = self.network.merge(params)
+        outputs = self.head_outputs(self.network.merge(params), batch, dropout_key)
+        weighted_loss, metrics = self.label_loss(outputs, batch)
+        mask = encoder_inputs(batch)["attention_mask"]
+        metrics["padding_fraction"] = padding_fraction({"attention_mask": mask})
+        return LossOutput(weighted_loss.total / loss_denominators["loss"], metrics)
+
+    def head_outputs(
+        self, network: EncoderWithHeads, batch: Batch, dropout_key: jax.Array | None
+    ) -> HeadOutputs:
+        """Runs the encoder and the head on a batch."""
         encoder_key = head_key = None
         if dropout_key is not None:
             encoder_key, head_key = jax.random.split(dropout_key)
         hidden = self.hidden_states(network, batch, encoder_key)
-        weighted_loss, metrics = self.head_loss(network, hidden, batch, head_key)
-        mask = encoder_inputs(batch)["attention_mask"]
-        metrics["padding_fraction"] = padding_fraction({"attention_mask": mask})
-        return LossOutput(weighted_loss.total / loss_denominators["loss"], metrics)
+        logits = network.task_logits(hidden, self.config.classifier_dropout, head_key)
+        return self.spec.make_outputs(logits, batch)
+
+    def label_loss(
+        self, outputs: HeadOutputs, batch: Batch
+    ) -> tuple[WeightedMean, dict[str, WeightedMean]]:
+        """Computes the loss of the labels, and the metrics, from the outputs of the head."""
+        return self.spec.compute_loss(
+            outputs, batch, self.config.class_weights, self.config.label_smoothing
+        )
 
     def hidden_states(
         self, network: EncoderWithHeads, batch: Batch, dropout_key: jax.Array | None
@@ -74,18 +89,11 @@ class FineTuningObjective:
     ) -> tuple[WeightedMean, dict[str, WeightedMean]]:
         """Computes the loss and metrics of the head from `hidden_states`."""
         logits = network.task_logits(hidden, self.config.classifier_dropout, dropout_key)
-        return self.spec.compute_loss(
-            self.spec.make_outputs(logits, batch),
-            batch,
-            self.config.class_weights,
-            self.config.label_smoothing,
-        )
+        return self.label_loss(self.spec.make_outputs(logits, batch), batch)
 
     def predict(self, params: Params, batch: Batch) -> HeadOutputs:
         """Computes the outputs of the head without dropout. Pure: may be compiled with jit."""
-        network = self.network.merge(params)
-        logits = network.task_logits(self.hidden_states(network, batch, None))
-        return self.spec.make_outputs(logits, batch)
+        return self.head_outputs(self.network.merge(params), batch, None)
 
     def encoder_features(self, params: Params, batch: Batch) -> jax.Array:
         """Computes encoder features to cache, without dropout. Pure: may be compiled with jit.

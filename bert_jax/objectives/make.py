@@ -10,6 +10,11 @@ from bert_jax.objectives.config import (
     Pretraining,
     ReplacedTokens,
 )
+from bert_jax.objectives.distillation.config import PretrainingDistillation, TaskDistillation
+from bert_jax.objectives.distillation.objective import (
+    PretrainingDistillationObjective,
+    TaskDistillationObjective,
+)
 from bert_jax.objectives.fine_tuning import CachedFeaturesObjective, FineTuningObjective
 from bert_jax.objectives.multi_task import MultiTaskObjective
 from bert_jax.objectives.pretraining import PretrainingObjective
@@ -23,6 +28,10 @@ def make_objective(config: ObjectiveConfig, *, cached_features: bool = False) ->
       cached_features: for fine-tuning, whether batches hold the output of the frozen encoder.
     """
     match config:
+        case Pretraining(distillation=PretrainingDistillation()):
+            return PretrainingDistillationObjective(config)
+        case FineTuning(distillation=TaskDistillation()):
+            return TaskDistillationObjective(config)
         case Pretraining():
             return PretrainingObjective(config)
         case ReplacedTokens():

@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-GENERATOR = "generator"
-AUXILIARY_NETWORKS = (GENERATOR,)
-"""Names under which a run trains a second network, which is not part of the model that it makes.
+GENERATOR, TEACHER = "generator", "teacher"
+AUXILIARY_NETWORKS = (GENERATOR, TEACHER)
+"""Names under which a run has a second network, which is not part of the model that it makes.
 
 The parameters of the model are at the root; those of the second network are in one subtree.
 """

@@ -41,6 +41,7 @@ from bert_jax.hardware.tpu_slices import Generation
 from bert_jax.models.layers import pallas_attention
 from bert_jax.models.layers.config import NoRemat, PallasAttention, Scanned
 from bert_jax.objectives.config import CausalLM, ObjectiveConfig, Pretraining, ReplacedTokens
+from bert_jax.objectives.distillation.config import AllTokens, PretrainingDistillation
 from bert_jax.tuning.config import CachedFeatures
 from bert_jax.tuning.freezing import num_layers_with_gradients
 
@@ -245,8 +246,12 @@ def _num_attention_scores(objective: ObjectiveConfig, microbatch: DeviceMicrobat
 def _num_logits(objective: ObjectiveConfig, microbatch: DeviceMicrobatch) -> int:
     """Counts the logits over the vocabulary; the logits of task heads are negligible."""
     match objective:
+        case Pretraining(distillation=PretrainingDistillation(soft_targets=AllTokens())):
+            num_predictions = microbatch.num_sequences * microbatch.seq_length
         case Pretraining():
-            num_losses = bool(objective.mlm_weight) + bool(objective.sbo_weight)
+            num_losses = sum(
+                map(bool, (objective.mlm_weight, objective.sbo_weight, objective.distillation))
+            )
             num_predictions = (
                 num_losses * microbatch.num_sequences * microbatch.max_predictions_per_seq
             )

@@ -8,6 +8,7 @@ from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
 from bert_jax.interop import tf1
 from bert_jax.interop.huggingface import find_tokenizer
+from bert_jax.objectives.config import teacher_of
 from bert_jax.pretrained.load import LoadedModel, build_model, load_model
 from bert_jax.runs import run_folder
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
@@ -51,10 +52,10 @@ def tokenizer_folder(model: str) -> Path:
 def check_initial_tokenizer(
     experiment: Experiment, folder: Path, data: Tokenization, remedy: str
 ) -> None:
-    """Checks that the data of a run and the model from which it starts have the same vocabulary.
+    """Checks that the data of a run has the vocabulary of its initial model and of its teacher.
 
-    A run that is resumed is compared with the vocabulary in its own `folder`, because its initial
-    model may not exist any more. Reads no parameters.
+    A run that is resumed is compared with the vocabulary in its own `folder`, because these models
+    may not exist any more. Reads no parameters.
 
     Args:
       remedy: the next step for the user, with "{tokenizer}" in place of the model's folder.
@@ -62,14 +63,19 @@ def check_initial_tokenizer(
     Raises:
       UserError: the vocabularies differ.
     """
-    model = str(folder) if (folder / TOKENIZER_FOLDER).exists() else experiment.init_from
-    if model is None:
-        return
-    tokenizer_path = folder / TOKENIZER_FOLDER if model == str(folder) else tokenizer_folder(model)
-    tokenizer = find_tokenizer(tokenizer_path)
-    if tokenizer is None:
-        logger.warning("%s has no vocabulary files to compare with those of %s", model, data.path)
-        return
-    check_same_tokenizer(
-        Tokenization.of(tokenizer, model), data, remedy.format(tokenizer=tokenizer_path)
-    )
+    if (folder / TOKENIZER_FOLDER).exists():
+        tokenizer_paths = {str(folder): folder / TOKENIZER_FOLDER}
+    else:
+        teacher = teacher_of(experiment.objective)
+        models = (experiment.init_from, teacher.path if teacher else None)
+        tokenizer_paths = {model: tokenizer_folder(model) for model in models if model is not None}
+    for model, tokenizer_path in tokenizer_paths.items():
+        tokenizer = find_tokenizer(tokenizer_path)
+        if tokenizer is None:
+            logger.warning(
+                "%s has no vocabulary files to compare with those of %s", model, data.path
+            )
+            continue
+        check_same_tokenizer(
+            Tokenization.of(tokenizer, model), data, remedy.format(tokenizer=tokenizer_path)
+        )

@@ -9,7 +9,9 @@ from bert_jax.objectives.config import (
     ObjectiveConfig,
     Pretraining,
     ReplacedTokens,
+    teacher_of,
 )
+from bert_jax.objectives.distillation.config import AllTokens
 from bert_jax.train.config import Phase
 from bert_jax.tuning.config import CachedFeatures, ComputedFeatures
 from bert_jax.tuning.freezing import num_layers_with_gradients
@@ -26,9 +28,9 @@ def step_flops(
 ) -> float:
     """Computes the model FLOPs of one update.
 
-    The backward pass counts as twice the forward pass, and recomputation (remat) is not counted.
-    Task heads are not counted, because they need less than 0.1 % of the FLOPs; the result is
-    therefore 0 for `CachedFeatures`.
+    The backward pass counts as twice the forward pass, and recomputation (remat) is not counted. Of
+    a teacher, the forward pass is counted. Task heads are not counted, because they need less than
+    0.1 % of the FLOPs; the result is therefore 0 for `CachedFeatures`.
 
     Args:
       objective: config of the model and its heads.
@@ -74,7 +76,30 @@ def step_flops(
             head_forward_flops += batch_size * (seq_length - 1) * _masked_lm_flops(model)
         case FineTuning() | MultiTask():
             pass
-    return forward_backward_factor * encoder_forward_flops + 3.0 * head_forward_flops
+    return (
+        forward_backward_factor * encoder_forward_flops
+        + 3.0 * head_forward_flops
+        + _distillation_flops(objective, phase, seq_length, batch_size * num_choices)
+    )
+
+
+def _distillation_flops(
+    objective: ObjectiveConfig, phase: Phase, seq_length: int, num_sequences: int
+) -> float:
+    """Computes the FLOPs that a teacher adds: its forward pass, and the logits of soft targets."""
+    teacher = teacher_of(objective)
+    if teacher is None:
+        return 0.0
+    flops = num_sequences * seq_length * encoder_flops(teacher.model, seq_length)
+    if not isinstance(objective, Pretraining) or objective.distillation is None:
+        return flops
+    if not objective.distillation.soft_weight:
+        return flops
+    all_tokens = isinstance(objective.distillation.soft_targets, AllTokens)
+    predictions_per_seq = seq_length if all_tokens else phase.max_predictions_per_seq
+    student_flops, teacher_flops = map(_masked_lm_flops, (objective.model, teacher.model))
+    num_predictions = num_sequences * predictions_per_seq
+    return flops + num_predictions * (3.0 * student_flops + teacher_flops)
 
 
 def _masked_lm_flops(model: EncoderConfig) -> int:

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -13,7 +13,8 @@ from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.models.heads.config import TaskHead, head_param_name
-from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig
+from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig, teacher_of
+from bert_jax.objectives.distillation.config import Teacher
 from bert_jax.objectives.multi_task import HEADS
 from bert_jax.params import paths
 from bert_jax.runs import run_folder
@@ -23,6 +24,9 @@ from bert_jax.train.watchdog import Watchdog
 from bert_jax.tuning.config import EWC, TuningConfig
 from bert_jax.tuning.freezing import count_layers, param_depth
 from bert_jax.tuning.weight_anchors import set_fisher
+
+if TYPE_CHECKING:
+    from bert_jax.pretrained.load import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -78,22 +82,24 @@ def initialize_or_load(setup: TrainSetup) -> State:
     Without `init_from` in the config all parameters are random. With `init_from` they come from
     that model, except for the parameters that it does not have, the top `tuning.reinit_layers`
     layers, and the head of another kind of task: these stay random, and a warning names such heads.
+    In distillation, the teacher's parameters are loaded, and the student may start from them.
     The optimizer state is initialized last, because L2-SP regularization stores the initial
     parameters in it.
 
     Raises:
-      UserError: `init_from` cannot be read, or its parameters have other shapes.
+      UserError: `init_from` or the teacher cannot be read, or has parameters of other shapes.
     """
     experiment, objective, optimizer = setup.experiment, setup.objective, setup.optimizer
     shardings = jax.tree.map(lambda leaf: leaf.sharding, setup.abstract)
     key, tuning = jax.random.key(experiment.seed), experiment.train.tuning
-    if not experiment.init_from:
+    teacher = teacher_of(experiment.objective)
+    if not experiment.init_from and teacher is None:
         jitted_init = jax.jit(
             lambda key: init_state(objective, optimizer, key), out_shardings=shardings
         )
         return jitted_init(key)
     initial_params = jax.jit(objective.init, out_shardings=shardings["params"])(key)
-    params = _load_initial_params(objective.config, initial_params, experiment.init_from, tuning)
+    params = _load_params(experiment, initial_params, teacher)
     jitted_opt_init = jax.jit(optimizer.init, out_shardings=shardings["opt_state"])
     opt_state, weight_anchor = jitted_opt_init(params), tuning.weight_anchor
     if isinstance(weight_anchor, EWC):
@@ -140,13 +146,53 @@ def check_existing_run(
     )
 
 
-def _load_initial_params(
-    config: ObjectiveConfig, initial_params: dict[str, Any], init_from: str, tuning: TuningConfig
+def _load_params(
+    experiment: Experiment, initial_params: dict[str, Any], teacher: Teacher | None
 ) -> dict[str, Any]:
+    """Replaces initial parameters by those of `init_from` and of the teacher."""
     # Imported here, so that a run that starts from random values loads no model readers.
     from bert_jax.pretrained.initial import load_model_or_tf1
+    from bert_jax.train.teacher import load_teacher, student_from_layers, teacher_params
 
-    model = load_model_or_tf1(init_from)
+    config, tuning = experiment.objective, experiment.train.tuning
+    student = paths.without_auxiliary_networks(initial_params)
+    if experiment.init_from:
+        source = _InitialModel(
+            model=load_model_or_tf1(experiment.init_from),
+            name=f"--init-from {experiment.init_from}",
+            advice="set objective.model to the config of that model",
+        )
+        student = _load_initial_params(config, student, source, tuning)
+    if teacher is None:
+        return student
+    model = load_teacher(config, teacher)
+    if teacher.layers:
+        source = _InitialModel(
+            model=student_from_layers(model, teacher, student),
+            name=f"the teacher {teacher.path}",
+            advice="a student that starts from layers of its teacher needs the same sizes; or set "
+            "objective.distillation.teacher.layers to ()",
+        )
+        student = _load_initial_params(config, student, source, tuning)
+    return {**student, paths.TEACHER: teacher_params(model, initial_params)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _InitialModel:
+    """Holds a model whose parameters a run starts from, with its name and advice for messages."""
+
+    model: "LoadedModel"
+    name: str
+    advice: str
+
+
+def _load_initial_params(
+    config: ObjectiveConfig,
+    initial_params: dict[str, Any],
+    source: _InitialModel,
+    tuning: TuningConfig,
+) -> dict[str, Any]:
+    model = source.model
     pretrained_params = paths.flatten(model.params)
     layers, chosen_params, initialized_heads = count_layers(pretrained_params), {}, set()
     lowest_reinit_layer = layers + 1 - tuning.reinit_layers
@@ -162,9 +208,8 @@ def _load_initial_params(
         value = leaf if reinitialize else pretrained_params.get(single_task_path, leaf)
         if value.shape != leaf.shape:
             raise ConfigError(
-                f"--init-from {init_from}: {path} has shape {list(value.shape)}, but "
-                f"objective.model needs {list(leaf.shape)}; set objective.model to the config of "
-                "that model"
+                f"{source.name}: {path} has shape {list(value.shape)}, but objective.model needs "
+                f"{list(leaf.shape)}; {source.advice}"
             )
         if value is leaf and (name := _HEAD_NAMES.get(single_task_path.split("/")[0])):
             initialized_heads.add(
@@ -174,7 +219,7 @@ def _load_initial_params(
     if initialized_heads and jax.process_index() == 0:
         logger.warning(
             "randomly initialized, because %s has no matching parameters: %s",
-            init_from,
+            model.path,
             ", ".join(sorted(initialized_heads)),
         )
     return paths.unflatten(chosen_params)

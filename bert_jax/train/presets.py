@@ -1,5 +1,6 @@
 """Makes the experiment of a fine-tuning run from a pretrained model and one or several tasks."""
 
+import dataclasses
 import logging
 import math
 from collections.abc import Mapping
@@ -8,8 +9,9 @@ from bert_jax.data.config import FineTuningData, MultiTaskData, NamedTask
 from bert_jax.data.finetuning.config import Mixing, ProportionalMixing, TaskConfig
 from bert_jax.data.finetuning.example import Task, is_labeled
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.errors import UserError, check_range
+from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.experiment import Experiment
+from bert_jax.models.encoder import EncoderConfig
 from bert_jax.objectives.config import (
     FineTuning,
     MultiTask,
@@ -17,6 +19,7 @@ from bert_jax.objectives.config import (
     UncertaintyWeighting,
     UniformWeighting,
 )
+from bert_jax.objectives.distillation.config import TEACHER_PARAMS, TaskDistillation, Teacher
 from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks import kind_of, make_head, training_features
@@ -45,8 +48,10 @@ MAX_EVALUATIONS = 10
 
 def fine_tuning_experiment(
     task: TaskConfig,
-    model: str,
+    model: str | None,
     *,
+    teacher: str | None = None,
+    teacher_layers: tuple[int, ...] = (),
     epochs: float | None = None,
     batch_size: int = 32,
     learning_rate: float = 5e-5,
@@ -62,7 +67,12 @@ def fine_tuning_experiment(
     task's first metric is kept.
 
     Args:
-      model: a run folder, a Hugging Face folder or a Google TF1 checkpoint, with its vocabulary.
+      model: a run folder, a Hugging Face folder or a Google TF1 checkpoint, with its vocabulary;
+        None to start from `teacher_layers`.
+      teacher: a model that was fine-tuned on this task, whose predictions are learned together with
+        the labels (distillation); None to learn the labels only.
+      teacher_layers: layers of the teacher, counted from 0, from which a smaller model of as many
+        layers starts, with the teacher's embeddings and head; only without `model`.
       epochs: None for 3, or for few examples as many as give MIN_UPDATES updates; then there are
         MAX_EVALUATIONS evaluations at most.
       warmup_ratio: fraction of the updates during which the learning rate rises.
@@ -74,11 +84,13 @@ def fine_tuning_experiment(
       ConfigError: a number is out of range.
     """
     _check_hyperparameters(DEFAULT_EPOCHS if epochs is None else epochs, batch_size, warmup_ratio)
-    loaded, tokenizer = _load_starting_model(model)
+    model_config, tokenizer, distillation = _load_student(model, teacher, teacher_layers)
+    if distillation is not None:
+        tuning = dataclasses.replace(tuning, frozen=(*tuning.frozen, TEACHER_PARAMS))
     loaded_task = _load_trainable_task(task)
     if max_length is None:
-        max_length = min(kind_of(loaded_task).default_seq_length, loaded.config.max_length)
-    data = FineTuningData(task=task, tokenizer=str(tokenizer_folder(model)))
+        max_length = min(kind_of(loaded_task).default_seq_length, model_config.max_length)
+    data = FineTuningData(task=task, tokenizer=str(tokenizer_folder(model or teacher or "")))
     features = training_features(loaded_task, tokenizer, max_length, data.window_overlap)
     eval_every_epochs = 1
     if epochs is None:
@@ -87,7 +99,9 @@ def fine_tuning_experiment(
     return Experiment(
         name=loaded_task.name,
         seed=seed,
-        objective=FineTuning(model=loaded.config, head=make_head(loaded_task)),
+        objective=FineTuning(
+            model=model_config, head=make_head(loaded_task), distillation=distillation
+        ),
         data=data,
         init_from=model,
         train=_train_config(
@@ -223,6 +237,28 @@ def _check_hyperparameters(epochs: float, batch_size: int, warmup_ratio: float) 
     check_range("epochs", epochs, above=0)
     check_range("batch_size", batch_size, at_least=1, at_most=LARGEST_BATCH_SIZE)
     check_range("warmup_ratio", warmup_ratio, at_least=0, below=1)
+
+
+def _load_student(
+    model: str | None, teacher: str | None, teacher_layers: tuple[int, ...]
+) -> tuple[EncoderConfig, Tokenizer, TaskDistillation | None]:
+    """Returns the config and the tokenizer of the model to train, and its distillation if any."""
+    start = teacher if model is None else model
+    if start is None or bool(teacher_layers) == (model is not None):
+        raise ConfigError(
+            f"model is {model}, teacher {teacher} and teacher_layers {list(teacher_layers)}; "
+            "expected a model to start from, or a teacher with the layers to start from"
+        )
+    loaded, tokenizer = _load_starting_model(start)
+    if teacher is None:
+        return loaded.config, tokenizer, None
+    teacher_config = loaded.config if teacher == start else load_model_or_tf1(teacher).config
+    distillation = TaskDistillation(
+        teacher=Teacher(path=teacher, model=teacher_config, layers=teacher_layers)
+    )
+    num_layers = len(teacher_layers) or loaded.config.num_hidden_layers
+    config = dataclasses.replace(loaded.config, num_hidden_layers=num_layers)
+    return config, tokenizer, distillation
 
 
 def _load_starting_model(model: str) -> tuple[LoadedModel, Tokenizer]:

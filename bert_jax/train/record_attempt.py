@@ -10,6 +10,7 @@ from typing import Self
 import jax
 
 from bert_jax.errors import UserError
+from bert_jax.params import paths
 from bert_jax.report.run_report import write_report
 from bert_jax.runs.attempt_log import AttemptLog, Outcome
 from bert_jax.train.sources.base import Source
@@ -37,7 +38,7 @@ class RecordedAttempt:
     ):
         self._folder, self._log = folder, None
         if jax.process_index() == 0:
-            leaves = jax.tree.leaves(setup.abstract["params"])
+            leaves = jax.tree.leaves(paths.without_auxiliary_networks(setup.abstract["params"]))
             self._log = AttemptLog(
                 folder,
                 started_at=started_at,

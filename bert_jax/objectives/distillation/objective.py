@@ -1,0 +1,178 @@
+"""Adds a frozen teacher to the pretraining and fine-tuning objectives (knowledge distillation).
+
+The parameters are those of the student, as without a teacher, and `"teacher"`: the parameters of
+the teacher. These are sharded by the same tables, frozen by `train.tuning.frozen`, and saved in
+checkpoints, so that a resumed run has exactly the same teacher whatever happened to its folder.
+Evaluation by tasks, prediction and export use the student only.
+
+Sources: Hinton et al. 2015, section 2; Sanh et al. 2019 (DistilBERT).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.batch import MASKED_LM_FIELDS
+from bert_jax.functional import Params
+from bert_jax.models.heads.modules import gather_positions
+from bert_jax.models.model import EncoderWithHeads, build_network, encoder_inputs
+from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.config import FineTuning, Pretraining
+from bert_jax.objectives.distillation.config import AllTokens, MaskedTokens
+from bert_jax.objectives.distillation.losses import (
+    cosine_loss,
+    soft_target_loss,
+    task_soft_target_loss,
+)
+from bert_jax.objectives.fine_tuning import FineTuningObjective
+from bert_jax.objectives.pretraining import Metrics, PretrainingObjective
+from bert_jax.objectives.weighted_mean import WeightedMean, padding_fraction, weighted_mean
+from bert_jax.params.paths import TEACHER
+
+
+class PretrainingDistillationObjective(PretrainingObjective):
+    """Implements the `Objective` of a `Pretraining` config with a `distillation`.
+
+    Attributes:
+      teacher: the teacher's encoder with its masked-LM head.
+    """
+
+    def __init__(self, config: Pretraining):
+        super().__init__(config)
+        assert config.distillation is not None
+        self.distillation = config.distillation
+        self.teacher = build_network(
+            self.distillation.teacher.model, ("masked_lm",), compute=config.compute
+        )
+
+    def abstract(self) -> Params:
+        """Returns the parameters of student and teacher as shapes and dtypes."""
+        return {**super().abstract(), TEACHER: self.teacher.abstract()}
+
+    def init(self, key: jax.Array) -> Params:
+        """Returns random parameters, float32; those of the teacher are replaced before training."""
+        return {**super().init(key), TEACHER: self.teacher.init(key)}
+
+    def batch_fields(self) -> tuple[str, ...]:
+        """Returns the fields of all losses."""
+        fields = super().batch_fields()
+        if self.distillation.soft_targets == MaskedTokens():
+            fields = (*fields, *MASKED_LM_FIELDS)
+        return tuple(dict.fromkeys(fields))
+
+    def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns those of the hard losses, and the numbers of tokens that are compared."""
+        return super().loss_denominators(batch) | {
+            "soft": jnp.maximum(jnp.sum(self._soft_weights(batch)), 1.0),
+            "cosine": jnp.maximum(jnp.sum(_token_weights(batch)), 1.0),
+        }
+
+    def compute_loss(
+        self,
+        params: Params,
+        batch: Batch,
+        loss_denominators: dict[str, jax.Array],
+        dropout_key: jax.Array | None,
+    ) -> LossOutput:
+        """Computes the hard losses plus soft_weight * KL divergence + cosine_weight * cosine."""
+        config = self.distillation
+        student = self.network.merge(params)
+        hidden = student.encode(batch, dropout_key).last_hidden_state
+        loss, metrics = self.hard_losses(student, hidden, batch, loss_denominators)
+        teacher = self.teacher.merge(jax.lax.stop_gradient(params[TEACHER]))
+        teacher_hidden = teacher.encode(batch).last_hidden_state
+        soft_metrics: Metrics = {}
+        if config.soft_weight:
+            losses = soft_target_loss(
+                self._masked_lm_logits(student, hidden, batch),
+                self._masked_lm_logits(teacher, teacher_hidden, batch),
+                config.temperature,
+            )
+            soft = weighted_mean(losses, self._soft_weights(batch))
+            loss += config.soft_weight * soft.total / loss_denominators["soft"]
+            soft_metrics["soft_loss"] = soft
+        if config.cosine_weight:
+            cosine = weighted_mean(cosine_loss(hidden, teacher_hidden), _token_weights(batch))
+            loss += config.cosine_weight * cosine.total / loss_denominators["cosine"]
+            soft_metrics["cosine_loss"] = cosine
+        return LossOutput(loss, metrics | soft_metrics)
+
+    def _masked_lm_logits(
+        self, model: EncoderWithHeads, hidden_BLD: jax.Array, batch: Batch
+    ) -> jax.Array:
+        """Computes the logits that are compared: [B, L, V] or [B, P, V]."""
+        match self.distillation.soft_targets:
+            case AllTokens():
+                return model.masked_lm_logits(hidden_BLD)
+            case MaskedTokens():
+                selected = gather_positions(hidden_BLD, batch["masked_lm_positions"])
+                return model.masked_lm_logits(selected)
+
+    def _soft_weights(self, batch: Batch) -> jax.Array:
+        """Returns the weights of `_masked_lm_logits`, float32 [B, L] or [B, P]."""
+        match self.distillation.soft_targets:
+            case AllTokens():
+                return _token_weights(batch)
+            case MaskedTokens():
+                return batch["masked_lm_weights"]
+
+
+class TaskDistillationObjective(FineTuningObjective):
+    """Implements the `Objective` of a `FineTuning` config with a `distillation`, and prediction.
+
+    Attributes:
+      teacher: the teacher's encoder with the head of the task.
+    """
+
+    def __init__(self, config: FineTuning):
+        super().__init__(config)
+        assert config.distillation is not None
+        self.distillation = config.distillation
+        self.teacher = build_network(
+            self.distillation.teacher.model, (), config.head, config.compute
+        )
+
+    def abstract(self) -> Params:
+        """Returns the parameters of student and teacher as shapes and dtypes."""
+        return {**super().abstract(), TEACHER: self.teacher.abstract()}
+
+    def init(self, key: jax.Array) -> Params:
+        """Returns random parameters, float32; those of the teacher are replaced before training."""
+        return {**super().init(key), TEACHER: self.teacher.init(key)}
+
+    def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns the sums of the label weights, which for soft targets have no class weights."""
+        total = jnp.sum(self.spec.label_weights(batch, ()))
+        return super().loss_denominators(batch) | {"soft": jnp.where(total > 0, total, 1.0)}
+
+    def compute_loss(
+        self,
+        params: Params,
+        batch: Batch,
+        loss_denominators: dict[str, jax.Array],
+        dropout_key: jax.Array | None,
+    ) -> LossOutput:
+        """Computes hard_weight * loss of the labels + soft_weight * loss of soft targets."""
+        config = self.distillation
+        outputs = self.head_outputs(self.network.merge(params), batch, dropout_key)
+        hard, metrics = self.label_loss(outputs, batch)
+        teacher = self.teacher.merge(jax.lax.stop_gradient(params[TEACHER]))
+        teacher_outputs = self.head_outputs(teacher, batch, None)
+        losses = task_soft_target_loss(outputs, teacher_outputs, config.temperature)
+        soft = weighted_mean(losses, self.spec.label_weights(batch, ()))
+        loss = (
+            config.hard_weight * hard.total / loss_denominators["loss"]
+            + config.soft_weight * soft.total / loss_denominators["soft"]
+        )
+        # Without this, the metric "loss" of the labels would replace the total in the logs.
+        metrics["hard_loss"] = metrics.pop("loss")
+        mask = encoder_inputs(batch)["attention_mask"]
+        soft_metrics: dict[str, WeightedMean] = {
+            "soft_loss": soft,
+            "padding_fraction": padding_fraction({"attention_mask": mask}),
+        }
+        return LossOutput(loss, metrics | soft_metrics)
+
+
+def _token_weights(batch: Batch) -> jax.Array:
+    """Returns float32 [B, L]: 1 for tokens, 0 for padding."""
+    return batch["attention_mask"].astype(jnp.float32)
