@@ -129,9 +129,10 @@ def _model(run: RunData) -> str:
         return ""
     families = {family.__name__: family.family for family in FAMILIES}
     name = families.get(str(model.get("type")), "encoder")
+    num_layers = model.get("num_hidden_layers")
     text = (
-        f"{name}, {model.get('num_hidden_layers')} layers of width {model.get('hidden_size')}, "
-        f"{model.get('num_attention_heads')} heads"
+        f"{name}, {num_layers} {'layer' if num_layers == 1 else 'layers'} of width "
+        f"{model.get('hidden_size')}, {model.get('num_attention_heads')} heads"
     )
     num_parameters = run.attempts[-1].num_parameters if run.attempts else None
     return f"{text}, {num_parameters:,} parameters" if num_parameters else text

@@ -50,7 +50,8 @@ _METRIC_NAMES = {
     "best_exact": "exact match, best threshold for no answer",
     "best_f1": "F1, best threshold for no answer",
 }
-_FRACTION_METRICS = ("accuracy", "fraction", "mfu", "precision", "recall", "probability")
+# Precision and recall are not in percent, because F1 is not: SQuAD's F1 is from 0 to 100.
+_FRACTION_METRICS = ("accuracy", "fraction", "mfu", "probability")
 _COUNT_METRICS = ("per_second", "total", "support", "count")
 
 
@@ -85,7 +86,7 @@ def humanize(name: str) -> str:
 def value_formatter(name: str) -> Callable[[float], str]:
     """Returns the format of a metric's values; fractions are shown in percent."""
     if name.endswith(_FRACTION_METRICS) or any(f"{word}_" in name for word in _FRACTION_METRICS):
-        return lambda y: f"{100 * y:.4g}%"
+        return lambda y: f"{100 * y:#.4g}%"
     if name.endswith(_COUNT_METRICS):
         return lambda y: f"{y:,.0f}"
     return lambda y: f"{y:.4g}"

@@ -33,7 +33,7 @@ def test_card_has_data_protocol_results_and_hardware(exported):
     assert "- seed 7\n" in card
     labels = [row["label"] for row in rows_of(folder.parent / "dev.csv")]
     guess = [row["label"] for row in predictions(folder)]
-    accuracy = f"{100 * metrics.accuracy_score(labels, guess):.4g}%"
+    accuracy = f"{100 * metrics.accuracy_score(labels, guess):#.4g}%"
     assert f"| dev | 50 | accuracy | {accuracy} |" in card
     assert f"had the best accuracy ({accuracy})" in card
     found = json.loads((folder / "analysis.json").read_text())

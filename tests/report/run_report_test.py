@@ -92,7 +92,7 @@ def test_report_shows_curves_config_versions_and_results(tmp_path):
     ]
     for text in ("128 tokens up to update 200, then 512 tokens", "abc123", "0.10.2", "betas.1"):
         assert text in page, text
-    assert "held_out.nsp_accuracy</th><td>75%" in page
+    assert "held_out.nsp_accuracy</th><td>75.00%" in page
     assert "30,000 tokens/s (median)" in page
     # Two processes trained one after the other, 150 steps of half a second each.
     assert "2m 30s in training steps" in page
@@ -298,7 +298,7 @@ def test_multi_task_headline_is_a_table_of_first_metrics(tmp_path):
     report = Report(write_report(tmp_path).read_text())
     (table,) = report.tables["Result of each task", "Result of each task"]
     assert table[1:] == [
-        ["rte: dev (40)", "accuracy", "50%", "25% to 50%"],
+        ["rte: dev (40)", "accuracy", "50.00%", "25.00% to 50.00%"],
         ["b: dev (40)", "F1", "0.25", "0.125 to 0.25"],
     ]
     assert "Multi-task fine-tuning · complete" in report.text

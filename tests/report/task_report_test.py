@@ -49,7 +49,7 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 
 
 def percent(fraction: float) -> str:
-    return f"{100 * fraction:.4g}%"
+    return f"{100 * fraction:#.4g}%"
 
 
 def bare(answer: str) -> str:
@@ -114,7 +114,8 @@ def test_classification_report_equals_scikit_learn(task_run):
         references, guess, labels=labels, zero_division=ZERO
     )
     for row, *(precision, recall, f1, support) in zip(table[1:], *columns, strict=True):
-        assert row[1:] == [percent(precision), percent(recall), f"{f1:.4g}", f"{support}"]
+        scores = [f"{score:.4g}" for score in (precision, recall, f1)]
+        assert row[1:] == [*scores, f"{support}"]
 
     sure = np.array([max(row["probabilities"].values()) for row in predicted])
     right, error = np.array(references) == guess, 0.0
