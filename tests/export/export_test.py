@@ -173,9 +173,10 @@ def test_head_that_is_not_read_back_is_rejected(model, tmp_path, monkeypatch):
 def test_parameters_that_are_not_written_are_rejected(model, tmp_path, monkeypatch):
     write = huggingface.write_weights
 
-    def without_head(folder, flat, config):
-        head = ("next_sentence/", "masked_lm/")
-        write(folder, {p: leaf for p, leaf in flat.items() if not p.startswith(head)}, config)
+    def without_head(folder, flat, config, head):
+        left_out = ("next_sentence/", "masked_lm/")
+        kept = {p: leaf for p, leaf in flat.items() if not p.startswith(left_out)}
+        write(folder, kept, config, head)
 
     monkeypatch.setattr(huggingface, "write_weights", without_head)
     with pytest.raises(UserError, match="masked_lm/bias is not the same when read back"):
