@@ -44,8 +44,8 @@ def select_ngrams(
     lengths = random_bits(keys, Stream.SPAN_LENGTH, position_ids)
     words = Words(word_starts, is_maskable)
     first_positions, num_candidates = shuffle_positions(ranks, word_starts)
-    drawn_lengths = draw_lengths(lengths, ngram_probabilities(max_ngram))
-    ngram_lengths = np.minimum(drawn_lengths[word_starts], words.words_until_break(max_ngram))
+    sampled_lengths = sample_lengths(lengths, ngram_probabilities(max_ngram))
+    ngram_lengths = np.minimum(sampled_lengths[word_starts], words.words_until_break(max_ngram))
 
     is_selected = np.zeros(words.num_words + max_ngram, dtype=bool)  # by word
     remaining, offsets = num_predictions.astype(np.int64), np.arange(max_ngram)
@@ -72,7 +72,7 @@ def ngram_probabilities(max_ngram: int) -> np.ndarray:
     return weights / weights.sum()
 
 
-def draw_lengths(bits: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+def sample_lengths(bits: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     """Maps random uint64 numbers to lengths from 1 on, int64, with the given probabilities."""
     uniform = (bits >> np.uint64(11)) * 2.0**-53
     return 1 + np.searchsorted(np.cumsum(probabilities)[:-1], uniform, side="right")

@@ -15,7 +15,7 @@ Differences from the original code:
 import numpy as np
 
 from bert_jax.batch import MAX_SPAN_TARGETS
-from bert_jax.data.pretraining.ngram_masking import Words, draw_lengths
+from bert_jax.data.pretraining.ngram_masking import Words, sample_lengths
 from bert_jax.data.pretraining.rng import Stream, random_bits
 from bert_jax.data.pretraining.word_masking import shuffle_positions
 
@@ -42,7 +42,9 @@ def select_spans(
     """
     words = Words(word_starts, is_maskable)
     until_break = words.words_until_break(len(span_probabilities))
-    lengths = draw_lengths(random_bits(keys, Stream.SPAN_LENGTH, position_ids), span_probabilities)
+    lengths = sample_lengths(
+        random_bits(keys, Stream.SPAN_LENGTH, position_ids), span_probabilities
+    )
     # Drawing tokens again until one is not selected is the same as taking all tokens in random
     # order and skipping those that are selected: a token that was drawn before is selected.
     ranks = random_bits(keys, Stream.MASK_SELECTION, position_ids)

@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.data.config import NGramMasking
 from bert_jax.data.pretraining.masking import mask_tokens
-from bert_jax.data.pretraining.ngram_masking import draw_lengths, ngram_probabilities
+from bert_jax.data.pretraining.ngram_masking import ngram_probabilities, sample_lengths
 from bert_jax.data.pretraining.rng import ExampleRng, Stream, example_keys
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.testing.random_corpus import CLS, SEP, random_vocab_arrays
@@ -156,9 +156,9 @@ def _independent_run_lengths(
     return len(covered) / len(runs)
 
 
-def test_shorter_ngrams_are_drawn_more_often() -> None:
+def test_shorter_ngrams_are_sampled_more_often() -> None:
     bits = np.random.default_rng(0).integers(0, 2**64, 1_000_000, dtype=np.uint64)
-    counts = np.bincount(draw_lengths(bits, ngram_probabilities(3)), minlength=4)
+    counts = np.bincount(sample_lengths(bits, ngram_probabilities(3)), minlength=4)
     assert counts[0] == 0
     np.testing.assert_allclose(counts[1:] / 1e6, np.array([6, 3, 2]) / 11, atol=0.0025)
 

@@ -168,11 +168,11 @@ def test_spans_of_a_million_tokens_of_novels(novel_rows) -> None:
     assert ((num_masked == 0) | (num_masked == span_sizes)).all()
     five_sigma = 5 * 0.5 / np.sqrt(len(span_sizes))
     assert (num_masked > 0).mean() == pytest.approx(0.8, abs=five_sigma)
-    num_kept = np.bincount(span, inputs == original)[1:]
-    assert (num_kept == span_sizes).mean() == pytest.approx(0.1, abs=five_sigma)
+    num_unchanged = np.bincount(span, inputs == original)[1:]
+    assert (num_unchanged == span_sizes).mean() == pytest.approx(0.1, abs=five_sigma)
 
     # Random tokens have the frequencies of the text.
-    is_random = (num_masked == 0)[span - 1] & (num_kept < span_sizes)[span - 1]
+    is_random = (num_masked == 0)[span - 1] & (num_unchanged < span_sizes)[span - 1]
     common = np.argsort(-frequencies)[:5]
     expected = frequencies[common] / frequencies.sum()
     found = (inputs[is_random][:, None] == common).mean(axis=0)
