@@ -11,6 +11,7 @@ import pytest
 from bert_jax.data.config import PretrainingData
 from bert_jax.experiment import Experiment
 from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.electra.config import ElectraConfig, generator_config
 from bert_jax.models.layers.config import (
     ComputeConfig,
     FullRemat,
@@ -18,7 +19,7 @@ from bert_jax.models.layers.config import (
     SaveDots,
     Scanned,
 )
-from bert_jax.objectives.config import CausalLM, Pretraining
+from bert_jax.objectives.config import CausalLM, Pretraining, ReplacedTokens
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.parallel.config import Parallelism, make_mesh_config
@@ -121,6 +122,43 @@ def test_all_pretraining_losses_on_eight_devices_equal_one():
     assert one[1][0] == pytest.approx(expected, abs=1.0)
     phase = dataclasses.replace(PHASE, gradient_accumulation_steps=2)
     assert_same(train(experiment(phase, preset="fsdp_tp", program=program), 8), one, 1e-5)
+
+
+REPLACED_TOKENS_MODEL = ElectraConfig(
+    vocab_size=104,
+    embedding_size=16,
+    hidden_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    intermediate_size=64,
+    positions=LearnedPositions(max_position_embeddings=32),
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+REPLACED_TOKENS = ReplacedTokens(
+    model=REPLACED_TOKENS_MODEL,
+    generator=generator_config(REPLACED_TOKENS_MODEL, 0.5),
+    mask_token_id=4,
+)
+
+
+@functools.cache
+def replaced_tokens_on_one_device():
+    return train(experiment(program=REPLACED_TOKENS), 1)
+
+
+@pytest.mark.parametrize(
+    ("preset", "accumulate"),
+    [
+        ("fsdp_tp", 2),
+        *(pytest.param(preset, 1, marks=pytest.mark.slow) for preset in ("dp", "fsdp", "tp")),
+    ],
+)
+def test_generator_and_discriminator_on_eight_devices_equal_one(preset, accumulate):
+    one = replaced_tokens_on_one_device()
+    assert one[1][0] == pytest.approx(np.log(104) + 50 * np.log(2), abs=2.0)
+    phase = dataclasses.replace(PHASE, gradient_accumulation_steps=accumulate)
+    assert_same(train(experiment(phase, preset=preset, program=REPLACED_TOKENS), 8), one, 1e-5)
 
 
 def test_dropout_is_the_same_on_eight_devices():

@@ -1,0 +1,152 @@
+"""Covers configs/pretrain/electra.py: its hyperparameters, and a run of it with small networks."""
+
+import dataclasses
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from bert_jax.checkpoints.step_folder import restore_params
+from bert_jax.data.config import Masking, PretrainingData, SingleSegment
+from bert_jax.experiment import Experiment
+from bert_jax.export.export import export
+from bert_jax.models.electra.config import ElectraConfig, ElectraSize, generator_config
+from bert_jax.models.layers.config import LearnedPositions
+from bert_jax.objectives.config import ReplacedTokens
+from bert_jax.params import paths
+from bert_jax.plan.placeholder_corpus import planned_experiment
+from bert_jax.pretrained.load import load_model
+from bert_jax.recipes import call_recipe, load_recipe
+from bert_jax.testing.text_corpus import prepare_corpus
+from bert_jax.train.config import AdamW, CheckpointConfig, LoggingConfig
+from bert_jax.train.run import run
+from tests.helpers.one_device import one_device_mesh
+
+RECIPE = str(Path(__file__).parents[2] / "configs/pretrain/electra.py")
+# Peak learning rate, batch size, updates, sequence length, predictions, generator's hidden size.
+PUBLISHED = {
+    "small": (5e-4, 128, 1_000_000, 128, 19, 256),
+    "base": (2e-4, 256, 766_000, 512, 79, 256),
+    "large": (2e-4, 2048, 400_000, 512, 130, 256),
+}
+
+
+@pytest.mark.parametrize("size", get_args(ElectraSize))
+def test_recipe_has_the_published_hyperparameters(size: ElectraSize) -> None:
+    experiment, _ = planned_experiment(RECIPE, [f"size={size}"], [], 30522)
+    train, data, objective = experiment.train, experiment.data, experiment.objective
+    peak, batch_size, steps, seq_length, predictions, generator_width = PUBLISHED[size]
+    assert train.optimizer == AdamW(epsilon=1e-6, weight_decay=0.01, bias_correction=False)
+    assert train.max_grad_norm == 1.0
+    assert (train.schedule.peak_learning_rate, train.schedule.warmup_steps) == (peak, 10_000)
+    (phase,) = train.phases
+    assert (phase.steps, phase.batch_size, phase.seq_length) == (steps, batch_size, seq_length)
+    assert phase.max_predictions_per_seq == predictions
+    assert isinstance(data, PretrainingData) and data.input_format == SingleSegment()
+    assert data.masking == Masking(
+        mlm_probability=0.25 if size == "large" else 0.15,
+        mask_replace_prob=0.85,
+        random_replace_prob=0.0,
+    )
+    assert isinstance(objective, ReplacedTokens)
+    assert objective.model == ElectraConfig.from_size(size)
+    assert objective.generator.hidden_size == generator_width
+    assert (objective.mlm_weight, objective.rtd_weight) == (1.0, 50.0)
+
+
+def small_run(corpus: Path, heldout: Path) -> Experiment:
+    """Returns the recipe for 6 updates, with networks of width 16 and 8."""
+    arguments = [f"corpus={corpus}", f"heldout={heldout}", "steps=6", "batch_size=8"]
+    arguments += ["seq_length=32", "learning_rate=1e-3", "warmup_steps=2", "bfloat16=false"]
+    experiment = call_recipe(load_recipe(RECIPE), arguments, RECIPE)
+    objective, train = experiment.objective, experiment.train
+    assert isinstance(objective, ReplacedTokens) and isinstance(objective.model, ElectraConfig)
+    model = dataclasses.replace(
+        objective.model, embedding_size=12, hidden_size=16, num_hidden_layers=1,
+        num_attention_heads=2, intermediate_size=32,
+        positions=LearnedPositions(max_position_embeddings=32),
+    )  # fmt: skip
+    assert train.evaluation is not None
+    return dataclasses.replace(
+        experiment,
+        objective=dataclasses.replace(
+            objective, model=model, generator=generator_config(model, 0.5)
+        ),
+        train=dataclasses.replace(
+            train,
+            checkpoints=CheckpointConfig(save_every=3),
+            evaluation=dataclasses.replace(
+                train.evaluation, eval_every=6, num_examples=16, batch_size=8
+            ),
+            logging=LoggingConfig(log_every=1),
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Experiment, Path, int]:
+    """Returns a finished run, and how often its train step was compiled."""
+    folder = tmp_path_factory.mktemp("electra")
+    corpus = prepare_corpus(folder / "corpus")
+    heldout = prepare_corpus(folder / "heldout", num_documents=12, seed=1)
+    experiment = small_run(corpus, heldout)
+    compilations = []
+
+    class Count(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "Finished XLA compilation of jit(train_step)" in record.getMessage():
+                compilations.append(record)
+
+    handler, logger = Count(level=logging.DEBUG), logging.getLogger("jax._src.dispatch")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        with one_device_mesh():
+            assert run(experiment, folder / "run") == 0
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    return experiment, folder / "run", len(compilations)
+
+
+def test_run_is_compiled_once_and_logs_both_networks(finished):
+    _, folder, compilations = finished
+    assert compilations == 1
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    names = {"mlm_loss", "mlm_accuracy", "rtd_loss", "rtd_accuracy", "sampled_accuracy"}
+    assert all(names <= row.keys() for row in rows)
+    assert [row["step"] for row in rows if row["split"] == "evaluation"] == [6]
+    page = (folder / "report.html").read_text()
+    assert "Precision and recall of replaced tokens" in page
+
+
+def test_run_that_was_stopped_resumes_bit_identical(finished, tmp_path):
+    experiment, folder, _ = finished
+    shutil.copytree(folder, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints/6")
+    with one_device_mesh():
+        assert run(experiment, tmp_path / "run") == 0
+    expected, found = (
+        paths.flatten(restore_params(each / "checkpoints", 6)[0])
+        for each in (folder, tmp_path / "run")
+    )
+    assert found.keys() == expected.keys()
+    assert any(path.startswith("generator/") for path in found)
+    for path, leaf in expected.items():
+        np.testing.assert_array_equal(found[path], leaf, err_msg=path)
+
+
+def test_run_is_exported_as_its_discriminator(finished, tmp_path):
+    experiment, folder, _ = finished
+    model = load_model(folder)
+    assert model.params.keys() == {"encoder", "replaced_token"}
+    assert model.config == experiment.objective.model
+    assert export(model, tmp_path / "exported") == 0.0
+    config = json.loads((tmp_path / "exported/config.json").read_text())
+    assert config["architectures"] == ["ElectraForPreTraining"]
+    assert load_model(tmp_path / "exported").params.keys() == {"encoder", "replaced_token"}
