@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bert_jax.errors import ConfigError, check_range
-from bert_jax.models.heads.config import PoolerClassifier, SequenceClassifier
+from bert_jax.models.heads.config import PoolerClassifier, SequenceClassifier, TaskHead
 from bert_jax.models.layers.config import (
     Activation,
     Gelu,
+    GlobalTokens,
     LearnedPositions,
     Positions,
     check_dropout,
@@ -67,6 +68,15 @@ class TransformerConfig:
     def masked_lm_activation(self) -> Activation:
         """Returns the activation of the masked-LM head: that of the feed-forward layers."""
         return self.hidden_act
+
+    def global_tokens(self, head: TaskHead | None) -> GlobalTokens | None:
+        """Returns the tokens with global attention for a task head, or for pretraining if None.
+
+        None is for families whose encoder has no argument `global_attention_mask`, and for tasks
+        without such tokens.
+        """
+        del head
+        return None
 
 
 # A larger size is a mistake, which is better refused than found when memory runs out.

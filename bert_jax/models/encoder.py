@@ -22,13 +22,14 @@ from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.roberta.config import RobertaConfig
 
 if TYPE_CHECKING:
     import jax
     from flax import nnx
 
-EncoderConfig = BertConfig | RobertaConfig | DistilBertConfig | ElectraConfig
+EncoderConfig = BertConfig | RobertaConfig | DistilBertConfig | ElectraConfig | LongformerConfig
 """The config of an encoder of any family.
 
 Each class extends `TransformerConfig`, which `models/config.py` defines.
@@ -55,7 +56,11 @@ class EncoderOutput(NamedTuple):
 
 
 class Encoder(Protocol):
-    """Encodes token ids; an `nnx.Module` whose layer i has the parameter paths "layers/<i>/..."."""
+    """Encodes token ids; an `nnx.Module` whose layer i has the parameter paths "layers/<i>/...".
+
+    A family whose config returns `global_tokens` for some task has one more argument,
+    `global_attention_mask`: int32 [B, L], or None for none of these tokens.
+    """
 
     def __call__(
         self,

@@ -39,6 +39,7 @@ from bert_jax.models.heads.modules import (
 from bert_jax.models.heads.span_boundary import SpanBoundaryHead
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
+from bert_jax.models.layers.global_attention import global_attention_mask
 from bert_jax.models.layers.linear import linear
 
 HEADS = (
@@ -112,6 +113,7 @@ class EncoderWithHeads(nnx.Module):
         if task_head is not None:
             setattr(self, head_param_name(task_head), _task_module(config, task_head, rngs))
         self.compute, self.heads, self.task_head = compute, heads, task_head
+        self.global_tokens = config.global_tokens(task_head)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Computes the hidden states and the logits of all heads for a batch, without dropout.
@@ -162,8 +164,13 @@ class EncoderWithHeads(nnx.Module):
 
         The other arguments are those of `Encoder.__call__`.
         """
+        inputs = encoder_inputs(batch)
+        if self.global_tokens is not None:
+            inputs["global_attention_mask"] = global_attention_mask(
+                self.global_tokens, inputs["input_ids"], inputs.get("position_ids")
+            )
         return self.encoder(
-            **encoder_inputs(batch),
+            **inputs,
             causal=causal,
             dropout_key=dropout_key,
             output_hidden_states=output_hidden_states,

@@ -249,6 +249,13 @@ class MultiTask:
                     "a run of its own"
                 )
             self.for_task(named_head.name)
+        by_global_tokens = {self.model.global_tokens(each.head): each.name for each in self.heads}
+        if len(by_global_tokens) > 1:
+            raise ConfigError(
+                f"objective.heads: the tasks {', '.join(map(repr, by_global_tokens.values()))} "
+                f"give global attention to different tokens in {self.model.family}, but an encoder "
+                "runs once for all tasks; fine-tune them in runs of their own"
+            )
 
     @property
     def task_names(self) -> tuple[str, ...]:

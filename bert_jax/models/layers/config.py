@@ -115,6 +115,29 @@ Activation = Gelu | GeluTanh | Relu | Silu | Tanh
 
 
 @dataclass(frozen=True, kw_only=True)
+class FirstToken:
+    """Gives global attention to the first token of a sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensBeforeSeparator:
+    """Gives global attention to the tokens before the first separator, such as a question."""
+
+    sep_token_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensAfterSeparator:
+    """Gives global attention to the second text of a pair, such as a choice."""
+
+    sep_token_id: int
+
+
+GlobalTokens = FirstToken | TokensBeforeSeparator | TokensAfterSeparator
+"""The tokens of a sequence that attend to all tokens, and to which all attend (Longformer)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unrolled:
     """Runs the layers in a Python loop: slower to compile, faster and with less memory to run."""
 

@@ -1,0 +1,102 @@
+"""Describes Longformer's Hugging Face format: config.json fields and tensor names."""
+
+import functools
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.models.huggingface import (
+    FIXED_FIELDS,
+    HuggingFaceFormat,
+    ReadField,
+    bert_encoder_names,
+    canonical_name,
+    dense_names,
+    norm_names,
+    read_transformer_fields,
+    tied_and_untied_tables,
+)
+from bert_jax.models.layers.config import Activation, PaddingOffsetPositions
+from bert_jax.models.longformer.config import LongformerConfig
+from bert_jax.params.name_table import NameMapping
+
+_DECODER, _DECODER_BIAS = "lm_head.decoder.weight", "lm_head.decoder.bias"
+_TOKEN_EMBEDDINGS, _LM_BIAS = "longformer.embeddings.word_embeddings.weight", "lm_head.bias"
+
+_GLOBAL_NAMES = [
+    mapping
+    for name in ("query_global", "key_global", "value_global")
+    for mapping in dense_names(
+        f"encoder/layers/*/attention/{name}", f"longformer.encoder.layer.*.attention.self.{name}"
+    )
+]
+_NAMES = [
+    *bert_encoder_names("longformer"),
+    *_GLOBAL_NAMES,
+    *dense_names("masked_lm/transform", "lm_head.dense"),
+    *norm_names("masked_lm/norm", "lm_head.layer_norm"),
+    NameMapping("masked_lm/bias", _LM_BIAS),
+    *dense_names("classifier", "classifier"),
+    *dense_names("classifier/dense", "classifier.dense"),
+    *dense_names("classifier/out_proj", "classifier.out_proj"),
+    *dense_names("span", "qa_outputs"),
+]
+
+TIED, UNTIED = tied_and_untied_tables(
+    "Hugging Face Longformer",
+    "longformer",
+    _NAMES,
+    decoder=_DECODER,
+    decoder_bias=_DECODER_BIAS,
+    lm_bias=_LM_BIAS,
+)
+"""Tensor names of models whose masked-LM head uses the token embeddings, or a table of its own."""
+
+
+def _read_config(model_type: str, activation: Activation, read: ReadField) -> LongformerConfig:
+    del model_type  # there is only one
+    # A field that is absent has the default of Hugging Face's class, which is not always the value
+    # of the published models.
+    fields = read_transformer_fields(read)
+    return LongformerConfig(
+        positions=PaddingOffsetPositions(
+            max_position_embeddings=read("max_position_embeddings", 512),
+            pad_token_id=read("pad_token_id", 1),
+        ),
+        hidden_act=activation,
+        attention_window=_read_windows(read, fields["num_hidden_layers"]),
+        sep_token_id=read("sep_token_id", 2),
+        # Not a field of Hugging Face's class, which keeps unknown fields and ignores them.
+        max_global_tokens=read("max_global_tokens", LongformerConfig.max_global_tokens),
+        **fields,
+    )
+
+
+def _read_windows(read: ReadField, num_layers: int) -> tuple[int, ...]:
+    try:
+        return tuple(read("attention_window", [512] * num_layers))
+    except UserError:  # not a list: one window for all layers
+        return (read("attention_window", 512),) * num_layers
+
+
+def _config_fields(config: LongformerConfig) -> dict[str, Any]:
+    return {
+        "pad_token_id": config.positions.pad_token_id,
+        "sep_token_id": config.sep_token_id,
+        "attention_window": list(config.attention_window),
+        "max_global_tokens": config.max_global_tokens,
+    }
+
+
+HUGGING_FACE = HuggingFaceFormat(
+    class_prefixes={"longformer": "Longformer"},
+    heads={"Model": ("pooler",), "ForMaskedLM": ("pooler", "masked_lm")},
+    fixed_fields=FIXED_FIELDS,
+    read_config=_read_config,
+    model_type=lambda config: "longformer",
+    config_fields=_config_fields,
+    names=lambda config, head: TIED if config.tie_word_embeddings else UNTIED,
+    canonical=functools.partial(canonical_name, prefix="longformer"),
+    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
+    decoder_bias=_DECODER_BIAS,
+    lm_bias=_LM_BIAS,
+)
