@@ -39,7 +39,7 @@ def read_config(file: Path) -> tuple[EncoderConfig, TaskHead | None]:
         if data.get(field, value) != value:
             raise UserError(f"{file}: {field} is {data[field]!r}; only {value!r} is supported")
     activation_field = family_format.field_name("hidden_act") or "hidden_act"
-    act = data.get(activation_field, "gelu")
+    act = data.get(activation_field, family_format.default_activation)
     if not isinstance(act, str) or act not in ACTIVATIONS:
         raise UserError(
             f"{file}: {activation_field} is {act!r}; supported are "

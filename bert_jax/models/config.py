@@ -60,6 +60,24 @@ class TransformerConfig:
         return self.positions.max_length
 
     @property
+    def layers_at_depth(self) -> tuple[int, ...]:
+        """Returns how many layers are applied at each depth, from the lowest.
+
+        A depth is one layer, or all layers that share their parameters (see `tuning/freezing.py`).
+        """
+        return (1,) * self.num_hidden_layers
+
+    @property
+    def num_applied_layers(self) -> int:
+        """Returns how many layers the forward pass applies."""
+        return sum(self.layers_at_depth)
+
+    @property
+    def num_distinct_layers(self) -> int:
+        """Returns how many layers have parameters of their own."""
+        return self.num_hidden_layers
+
+    @property
     def word_embedding_size(self) -> int:
         """Returns E, the width of the token embeddings, which is D unless they are factorized."""
         return self.hidden_size
@@ -94,10 +112,10 @@ _LARGEST_MODEL = 10**13
 def validate_transformer(config: TransformerConfig) -> None:
     """Raises a ConfigError that names the first size or dropout rate that cannot be used."""
     for name, limit in _LARGEST_SIZES.items():
-        _check_size(f"model.{name}", getattr(config, name), limit)
+        check_size(f"model.{name}", getattr(config, name), limit)
     # A family without token types has a table of 0 rows, which is none.
-    _check_size("model.type_vocab_size", config.type_vocab_size, 2**16, smallest=0)
-    _check_size(
+    check_size("model.type_vocab_size", config.type_vocab_size, 2**16, smallest=0)
+    check_size(
         "model.positions.max_position_embeddings",
         config.positions.max_position_embeddings,
         _LARGEST_SEQUENCE,
@@ -125,7 +143,8 @@ def validate_transformer(config: TransformerConfig) -> None:
         check_range(f"model.{name}", getattr(config, name), at_least=0)
 
 
-def _check_size(field: str, value: object, limit: int, smallest: int = 1) -> None:
+def check_size(field: str, value: object, limit: int, smallest: int = 1) -> None:
+    """Raises a ConfigError unless a value is an integer in a range."""
     # `type` and not `isinstance`: True is an instance of int.
     if type(value) is not int or not smallest <= value <= limit:
         raise ConfigError(f"{field} is {value!r}, expected an integer from {smallest} to {limit:,}")

@@ -18,6 +18,7 @@ import importlib.util
 import typing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     import jax
     from flax import nnx
 
-EncoderConfig = BertConfig | RobertaConfig | DistilBertConfig | ElectraConfig | LongformerConfig
+EncoderConfig = (
+    BertConfig | RobertaConfig | AlbertConfig | DistilBertConfig | ElectraConfig | LongformerConfig
+)
 """The config of an encoder of any family.
 
 Each class extends `TransformerConfig`, which `models/config.py` defines.
@@ -44,8 +47,8 @@ class EncoderOutput(NamedTuple):
 
     Attributes:
       last_hidden_state: [B, L, D].
-      hidden_states: the embeddings and then the output of each layer, N + 1 arrays [B, L, D]; ()
-        unless `output_hidden_states`.
+      hidden_states: the input of the first layer and then the output of each layer, N + 1 arrays
+        [B, L, D], where N is `num_applied_layers`; () unless `output_hidden_states`.
       attentions: the attention weights of each layer before dropout, N arrays float32 [B, H, L, L];
         () unless `output_attentions`.
     """
@@ -57,6 +60,8 @@ class EncoderOutput(NamedTuple):
 
 class Encoder(Protocol):
     """Encodes token ids; an `nnx.Module` whose layer i has the parameter paths "layers/<i>/...".
+
+    Groups of layers that share parameters have the paths "groups/<group>/layers/<i>/...".
 
     A family whose config returns `global_tokens` for some task has one more argument,
     `global_attention_mask`: int32 [B, L], or None for none of these tokens.

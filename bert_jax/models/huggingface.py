@@ -70,6 +70,7 @@ class HuggingFaceFormat:
       names: returns the table of tensor names for a config and a task head or None.
       field_names: Hugging Face's name of a field of `TransformerConfig` where it is another one,
         None if its config.json has no such field.
+      default_activation: the activation of a config.json without one.
       canonical: renames tensors of old files and of bare encoders to today's names.
       tied_copies: tensors that repeat another one in a file with tied embeddings.
       decoder_bias, lm_bias: two names of the masked-LM bias; untied files need both.
@@ -87,6 +88,7 @@ class HuggingFaceFormat:
     lm_bias: str
     fixed_fields: Mapping[str, Any] = field(default_factory=dict)
     field_names: Mapping[str, str | None] = field(default_factory=dict)
+    default_activation: str = "gelu"
 
     def field_name(self, name: str) -> str | None:
         """Returns Hugging Face's name of a field of `TransformerConfig`; None if it has none."""

@@ -154,11 +154,11 @@ def _model_bytes(
         return head_bytes
     bytes_per_layer = layer_bytes(objective, microbatch, SCANNED_SAVED_BYTES if scanned else saved)
     score_gradient_bytes = _FLOAT32 * _num_attention_scores(objective, microbatch)
-    num_layers = num_layers_with_gradients(model.num_hidden_layers, lowest_trainable_layer)
+    num_layers = num_layers_with_gradients(model, lowest_trainable_layer)
     if not num_layers:  # only the head is trained: each layer's output is freed after its use
         return bytes_per_layer + head_bytes
     embedding_gradient_bytes = (
-        _FLOAT32 * model.vocab_size * model.hidden_size // microbatch.tensor_parallel_size
+        _FLOAT32 * model.vocab_size * model.word_embedding_size // microbatch.tensor_parallel_size
         if head_bytes
         else 0
     )
@@ -167,7 +167,7 @@ def _model_bytes(
         bytes_per_param = itemsize(objective) + _FLOAT32
         scanned_stack_bytes = (
             bytes_per_param
-            * num_layers
+            * min(num_layers, model.num_distinct_layers)
             * _num_kernel_params(objective)
             // microbatch.tensor_parallel_size
         )
@@ -211,8 +211,8 @@ def gathered_bytes(objective: ObjectiveConfig, tensor_parallel_size: int) -> int
     """Returns the bytes of FSDP-gathered parameters, which XLA keeps for the backward pass."""
     model = objective.model
     num_params = (
-        model.num_hidden_layers * _num_kernel_params(objective)
-        + model.vocab_size * model.hidden_size
+        model.num_distinct_layers * _num_kernel_params(objective)
+        + model.vocab_size * model.word_embedding_size
     )
     return itemsize(objective) * num_params // tensor_parallel_size
 

@@ -130,7 +130,11 @@ def _activation_comm(experiment: Experiment, tpu_slice: Slice, tokens: float) ->
     )
     activation = tokens / (data * fsdp) * model.hidden_size * itemsize(experiment.objective)
     link_bytes = (
-        4 * model.num_hidden_layers * 2 * _bytes_leaving_chip(experiment, tpu_slice)[2] * activation
+        4
+        * model.num_applied_layers
+        * 2
+        * _bytes_leaving_chip(experiment, tpu_slice)[2]
+        * activation
     )
     return link_bytes / tpu_slice.generation.link_bytes_per_second
 

@@ -50,7 +50,7 @@ class Embedder:
           UserError: the model has no tokenizer, or the pooling or a layer does not exist.
         """
         self._tokenizer = require_tokenizer(model)
-        num_layers = model.config.num_hidden_layers
+        num_layers = model.config.num_applied_layers
         for layer in layers:
             if not -num_layers - 1 <= layer <= num_layers:
                 raise UserError(

@@ -45,9 +45,8 @@ def step_flops(
         return 0.0
     model, batch_size = objective.model, phase.batch_size
     seq_length = seq_length or phase.seq_length
-    layers = model.num_hidden_layers
     forward_backward_factor = (
-        1 + 2 * num_layers_with_gradients(layers, lowest_trainable_layer) / layers
+        1 + 2 * num_layers_with_gradients(model, lowest_trainable_layer) / model.num_applied_layers
     )
     encoder_forward_flops = batch_size * num_choices * seq_length * encoder_flops(model, seq_length)
     num_predictions = batch_size * phase.max_predictions_per_seq

@@ -69,7 +69,8 @@ class TuningConfig:
     """Configures how a pretrained model is adapted; by default all parameters train alike.
 
     The depth of a parameter is 0 for the embeddings, k + 1 for layer k (from 0), and one more than
-    the top layer for pooler and head.
+    the top layer for pooler and head. Layers that share their parameters, as in ALBERT, count as
+    one layer: ALBERT has the depths 0 (embeddings), 1 (all layers) and 2 (pooler and head).
 
     Attributes:
       frozen: path patterns of parameters that do not change, for example "encoder/embeddings/**".

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from bert_jax.functional import Params
+from bert_jax.models.config import TransformerConfig
 from bert_jax.objectives.base import MapParamsObjective, Objective
 from bert_jax.params import paths
 
@@ -32,11 +33,15 @@ class FreezeParamsObjective(MapParamsObjective):
         return paths.map_with_path(stop_gradient_if_frozen, params)
 
 
-_LAYER = re.compile(r"encoder/layers/(\d+)/")
+# A group of ALBERT is the set of all layers that share the same parameters.
+_LAYER = re.compile(r"encoder/(?:layers|groups)/(\d+)/")
 
 
 def count_layers(params: Iterable[str]) -> int:
-    """Returns the number of encoder layers among these parameter paths."""
+    """Returns the number of encoder layers among these parameter paths.
+
+    Layers that share their parameters count as one, because one learning rate applies to all.
+    """
     matches = (_LAYER.match(path) for path in params)
     return 1 + max((int(match[1]) for match in matches if match), default=-1)
 
@@ -56,6 +61,6 @@ def lowest_trainable_depth(params: Iterable[str], frozen: Iterable[str]) -> int:
     return min((param_depth(path, num_layers) for path in trainable_paths), default=num_layers + 1)
 
 
-def num_layers_with_gradients(num_layers: int, lowest_trainable: int) -> int:
+def num_layers_with_gradients(model: TransformerConfig, lowest_trainable: int) -> int:
     """Returns how many layers the backward pass goes through if it ends at `lowest_trainable`."""
-    return max(0, min(num_layers, num_layers + 1 - lowest_trainable))
+    return sum(model.layers_at_depth[max(0, lowest_trainable - 1) :])

@@ -8,13 +8,20 @@ import optax
 import pytest
 
 from bert_jax.errors import ConfigError
+from bert_jax.models.albert.config import AlbertConfig
+from bert_jax.models.model import build_network
 from bert_jax.parallel import sharding
 from bert_jax.parallel.config import MeshConfig
 from bert_jax.params import paths
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import make_optimizer
 from bert_jax.tuning.config import EWC, FROZEN_ENCODER, L2SP, CachedFeatures, TuningConfig
-from bert_jax.tuning.freezing import count_layers, param_depth
+from bert_jax.tuning.freezing import (
+    count_layers,
+    lowest_trainable_depth,
+    num_layers_with_gradients,
+    param_depth,
+)
 
 LAYERS = 3
 PATHS = (
@@ -48,6 +55,22 @@ def moved(tuning: TuningConfig, steps: int = 1) -> dict[str, float]:
 def test_depth_counts_from_the_embeddings_to_the_head():
     assert count_layers(PATHS) == LAYERS
     assert [param_depth(path, LAYERS) for path in PATHS] == [0, 1, 2, 3, 1, 2, 3, 4, 4]
+
+
+def test_layers_that_share_parameters_have_one_depth():
+    config = AlbertConfig(num_hidden_layers=5, num_hidden_groups=2, inner_group_num=2)
+    params = list(paths.flatten(build_network(config, ("pooler",)).abstract()))
+    assert count_layers(params) == len(config.layers_at_depth) == 2
+    depths = {path: param_depth(path, 2) for path in params}
+    assert depths["encoder/embedding_projection/kernel"] == 0
+    assert depths["encoder/groups/0/layers/1/attention/query/kernel"] == 1
+    assert depths["encoder/groups/1/layers/0/attention/query/kernel"] == 2
+    assert depths["pooler/dense/kernel"] == 3
+    frozen = [(), ("encoder/emb*/**",), ("encoder/emb*/**", "encoder/groups/0/**"), ("encoder/**",)]
+    lowest = [lowest_trainable_depth(params, patterns) for patterns in frozen]
+    assert lowest == [0, 1, 2, 3]
+    # The first group is applied three times, the second one twice; both have two layers.
+    assert [num_layers_with_gradients(config, depth) for depth in lowest] == [10, 10, 4, 0]
 
 
 def test_each_layer_has_a_multiple_of_the_rate_of_the_next():

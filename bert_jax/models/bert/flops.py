@@ -13,6 +13,10 @@ def encoder_flops(config: TransformerConfig, seq_length: int) -> float:
     width, layers = config.hidden_size, config.num_hidden_layers
     embedding_width = config.word_embedding_size
     projection = 0 if embedding_width == width else 2 * embedding_width * width
-    return projection + layers * (
-        8 * width**2 + 4 * width * config.intermediate_size + 4 * seq_length * width
-    )
+    return projection + layers * layer_flops(config, seq_length)
+
+
+def layer_flops(config: TransformerConfig, seq_length: int) -> float:
+    """Returns the forward FLOPs of one layer for one token."""
+    width = config.hidden_size
+    return 8 * width**2 + 4 * width * config.intermediate_size + 4 * seq_length * width

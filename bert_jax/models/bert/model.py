@@ -14,7 +14,12 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import make_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import linear
-from bert_jax.models.layers.transformer import NUM_DROPOUT_SITES, PostNormBlock, apply_layers
+from bert_jax.models.layers.transformer import (
+    NUM_DROPOUT_SITES,
+    LayersOutput,
+    PostNormBlock,
+    apply_layers,
+)
 
 
 class BertEncoder(nnx.Module):
@@ -31,6 +36,7 @@ class BertEncoder(nnx.Module):
         if self.has_projection:
             self.embedding_projection = linear(width, config.hidden_size, config, compute, rngs)
         self.layers = nnx.List(self.make_blocks(config, compute, rngs))
+        self.num_layers = config.num_hidden_layers
         self.compute = compute
 
     def make_blocks(
@@ -79,7 +85,7 @@ class BertEncoder(nnx.Module):
         """Encodes int32 [B, L] ids with the attention mask that all layers use."""
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
-        num_layers = len(self.layers)
+        num_layers = self.num_layers
         # The seeds of the layers come first; the last row is that of the embeddings.
         dropout_seeds = (
             None
@@ -94,9 +100,7 @@ class BertEncoder(nnx.Module):
         )
         if self.has_projection:
             embedding_output = self.embedding_projection(embedding_output)
-        last_hidden_state, layer_outputs, attention_weights = apply_layers(
-            self.layers,
-            self.compute,
+        last_hidden_state, layer_outputs, attention_weights = self.run_layers(
             embedding_output,
             mask,
             None if dropout_seeds is None else dropout_seeds[:num_layers],
@@ -107,6 +111,26 @@ class BertEncoder(nnx.Module):
             last_hidden_state,
             (embedding_output, *layer_outputs) if output_hidden_states else (),
             tuple(attention_weights),
+        )
+
+    def run_layers(
+        self,
+        x_BLD: jax.Array,
+        mask: AttentionMask,
+        dropout_seeds: jax.Array | None,
+        *,
+        output_hidden_states: bool,
+        output_attentions: bool,
+    ) -> LayersOutput:
+        """Runs all layers on the embeddings; see `apply_layers`."""
+        return apply_layers(
+            self.layers,
+            self.compute,
+            x_BLD,
+            mask,
+            dropout_seeds,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
         )
 
     def token_embeddings(self) -> jax.Array:

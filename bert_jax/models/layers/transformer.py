@@ -6,7 +6,7 @@ scanned, with or without rematerialization. Parameters are stored one layer at a
 scan stacks them inside the compiled step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -127,9 +127,12 @@ class PostNormBlock(nnx.Module):
 
 LayerResult = tuple[jax.Array, tuple[jax.Array | None, jax.Array | None]]
 
+LayersOutput = tuple[jax.Array, list[jax.Array], list[jax.Array]]
+"""The last output, the output of each layer or [], the attention weights of each layer or []."""
+
 
 def apply_layers(
-    blocks: nnx.List[Any],
+    blocks: Sequence[Any],
     compute: ComputeConfig,
     x_BLD: jax.Array,
     mask: AttentionMask,
@@ -137,7 +140,7 @@ def apply_layers(
     *,
     output_hidden_states: bool,
     output_attentions: bool,
-) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
+) -> LayersOutput:
     """Runs the blocks one after another; with `Scanned` they must be alike but for parameters.
 
     Args:
@@ -149,14 +152,11 @@ def apply_layers(
       attention weights of each layer if `output_attentions`, else [].
     """
 
-    def run_block(block: PostNormBlock, x: jax.Array, layer_seeds: jax.Array | None) -> LayerResult:
-        x, weights = block(x, mask, layer_seeds, return_attention_weights=output_attentions)
-        return x, (x if output_hidden_states else None, weights)
-
+    run_block = block_runner(mask, output_hidden_states, output_attentions)
     seeds = [None] * len(blocks) if dropout_seeds is None else dropout_seeds
     if isinstance(compute.layer_loop, Scanned):
         x_BLD, (states, weights) = _scan(run_block, blocks, compute, x_BLD, dropout_seeds)
-        return x_BLD, _unstack(states), _unstack(weights)
+        return x_BLD, unstack(states), unstack(weights)
     if not isinstance(compute.remat, NoRemat):
         run_block = _rematerialized_block(run_block, compute)
     states, weights = [], []
@@ -171,9 +171,21 @@ def apply_layers(
     )
 
 
+def block_runner(
+    mask: AttentionMask, output_hidden_states: bool, output_attentions: bool
+) -> Callable[..., LayerResult]:
+    """Returns a function that runs a block and returns (output, what the layer returns)."""
+
+    def run_block(block: PostNormBlock, x: jax.Array, layer_seeds: jax.Array | None) -> LayerResult:
+        x, weights = block(x, mask, layer_seeds, return_attention_weights=output_attentions)
+        return x, (x if output_hidden_states else None, weights)
+
+    return run_block
+
+
 def _scan(
     run_block: Callable[..., LayerResult],
-    blocks: nnx.List[Any],
+    blocks: Sequence[Any],
     compute: ComputeConfig,
     x_BLD: jax.Array,
     dropout_seeds: jax.Array | None,
@@ -187,7 +199,7 @@ def _scan(
 
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
     # Inside a scan, CSE cannot undo rematerialization, so the barrier against it is left out.
-    layer = _rematerialized(layer, compute, prevent_cse=False)
+    layer = rematerialized(layer, compute, prevent_cse=False)
     return jax.lax.scan(layer, x_BLD, (stacked, dropout_seeds))
 
 
@@ -201,14 +213,15 @@ def _rematerialized_block(
         def layer(params: Any, x: jax.Array, layer_seeds: Any) -> LayerResult:
             return run_block(merge(params), x, layer_seeds)
 
-        return _rematerialized(layer, compute, prevent_cse=True)(params, x, layer_seeds)
+        return rematerialized(layer, compute, prevent_cse=True)(params, x, layer_seeds)
 
     return run
 
 
-def _rematerialized(
+def rematerialized(
     layer: Callable[..., Any], compute: ComputeConfig, *, prevent_cse: bool
 ) -> Callable[..., Any]:
+    """Wraps a layer so that the backward pass recomputes what `compute.remat` does not save."""
     match compute.remat:
         case NoRemat():
             return layer
@@ -219,5 +232,6 @@ def _rematerialized(
             return jax.checkpoint(layer, prevent_cse=prevent_cse, policy=policy)
 
 
-def _unstack(stacked: jax.Array | None) -> list[jax.Array]:
+def unstack(stacked: jax.Array | None) -> list[jax.Array]:
+    """Splits an array by its first axis; [] for None."""
     return [] if stacked is None else list(stacked)

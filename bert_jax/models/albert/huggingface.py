@@ -1,0 +1,106 @@
+"""Describes ALBERT's Hugging Face format: config.json fields and tensor names.
+
+`classifier_dropout_prob` is not a field of the model here: it is `objective.classifier_dropout`,
+whose default value is the same, 0.1.
+"""
+
+import functools
+from typing import Any
+
+from bert_jax.models.albert.config import AlbertConfig
+from bert_jax.models.huggingface import (
+    FIXED_FIELDS,
+    BlockNames,
+    HuggingFaceFormat,
+    ReadField,
+    block_names,
+    canonical_name,
+    dense_names,
+    embedding_names,
+    norm_names,
+    read_transformer_fields,
+    tied_and_untied_tables,
+)
+from bert_jax.models.layers.config import Activation, LearnedPositions
+from bert_jax.params.name_table import NameMapping
+
+_DECODER, _DECODER_BIAS = "predictions.decoder.weight", "predictions.decoder.bias"
+_TOKEN_EMBEDDINGS, _LM_BIAS = "albert.embeddings.word_embeddings.weight", "predictions.bias"
+
+_BLOCK = BlockNames(
+    query="attention.query",
+    key="attention.key",
+    value="attention.value",
+    attention_output="attention.dense",
+    attention_norm="attention.LayerNorm",
+    intermediate="ffn",
+    output="ffn_output",
+    output_norm="full_layer_layer_norm",
+)
+_NAMES = [
+    *embedding_names("albert"),
+    *dense_names("encoder/embedding_projection", "albert.encoder.embedding_hidden_mapping_in"),
+    *block_names(
+        "encoder/groups/*/layers/*",
+        "albert.encoder.albert_layer_groups.*.albert_layers.*",
+        _BLOCK,
+    ),
+    *dense_names("pooler/dense", "albert.pooler"),
+    *dense_names("masked_lm/transform", "predictions.dense"),
+    *norm_names("masked_lm/norm", "predictions.LayerNorm"),
+    NameMapping("masked_lm/bias", _LM_BIAS),
+    *dense_names("sentence_order", "sop_classifier.classifier"),
+    *dense_names("classifier", "classifier"),
+    *dense_names("span", "qa_outputs"),
+]
+
+TIED, UNTIED = tied_and_untied_tables(
+    "Hugging Face ALBERT",
+    "albert",
+    _NAMES,
+    decoder=_DECODER,
+    decoder_bias=_DECODER_BIAS,
+    lm_bias=_LM_BIAS,
+)
+"""Tensor names of models whose masked-LM head uses the token embeddings, or a table of its own."""
+
+
+def _read_config(model_type: str, activation: Activation, read: ReadField) -> AlbertConfig:
+    del model_type  # there is only one
+    # A field that is absent has the default of Hugging Face's class.
+    return AlbertConfig(
+        positions=LearnedPositions(max_position_embeddings=read("max_position_embeddings", 512)),
+        hidden_act=activation,
+        embedding_size=read("embedding_size", 128),
+        num_hidden_groups=read("num_hidden_groups", 1),
+        inner_group_num=read("inner_group_num", 1),
+        **read_transformer_fields(read, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+    )
+
+
+def _config_fields(config: AlbertConfig) -> dict[str, Any]:
+    return {
+        "embedding_size": config.embedding_size,
+        "num_hidden_groups": config.num_hidden_groups,
+        "inner_group_num": config.inner_group_num,
+    }
+
+
+HUGGING_FACE = HuggingFaceFormat(
+    class_prefixes={"albert": "Albert"},
+    heads={
+        "Model": ("pooler",),
+        "ForMaskedLM": ("pooler", "masked_lm"),  # without the pooler in today's files
+        "ForPreTraining": ("pooler", "masked_lm", "sentence_order"),
+    },
+    fixed_fields=FIXED_FIELDS,
+    default_activation="gelu_new",
+    read_config=_read_config,
+    model_type=lambda config: "albert",
+    config_fields=_config_fields,
+    names=lambda config, head: TIED if config.tie_word_embeddings else UNTIED,
+    canonical=functools.partial(canonical_name, prefix="albert"),
+    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
+    decoder_bias=_DECODER_BIAS,
+    lm_bias=_LM_BIAS,
+)

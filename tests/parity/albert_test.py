@@ -1,0 +1,191 @@
+"""Compares ALBERT with Hugging Face's PyTorch classes in float32: outputs, training, folders.
+
+Every parameter is random, biases and norms too, so that the layers of all groups differ. Only real
+tokens are compared: the hidden states of padding have no meaning.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bert_jax.batch import CHOICE_FIELDS
+from bert_jax.export.export import export
+from bert_jax.models.albert.config import AlbertConfig
+from bert_jax.models.albert.huggingface import TIED
+from bert_jax.models.layers.config import Gelu, GeluTanh, LearnedPositions
+from bert_jax.models.model import run_forward
+from bert_jax.params import paths
+from bert_jax.pretrained.load import load_model
+from bert_jax.testing.batches import fine_tuning_batch, pretraining_batch
+from tests.helpers.torch_parity import (
+    HEADS,
+    jax_head_outputs,
+    load_exported,
+    randomize_parameters,
+    torch_head_outputs,
+)
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TOLERANCE = 1e-5
+GROUPS = AlbertConfig(
+    vocab_size=103,
+    embedding_size=20,
+    hidden_size=48,
+    num_hidden_layers=3,
+    num_hidden_groups=2,
+    inner_group_num=2,
+    num_attention_heads=3,
+    intermediate_size=70,
+    positions=LearnedPositions(max_position_embeddings=42),
+)
+# Hugging Face maps the embeddings to the hidden size also if the sizes are equal.
+EQUAL_WIDTHS = AlbertConfig(
+    vocab_size=300,
+    embedding_size=128,
+    hidden_size=128,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    intermediate_size=512,
+    hidden_act=Gelu(),
+    positions=LearnedPositions(max_position_embeddings=64),
+)
+both_sizes = pytest.mark.parametrize("config", [GROUPS, EQUAL_WIDTHS], ids=["groups", "equal"])
+each_head = pytest.mark.parametrize("head_name", HEADS)
+
+
+def torch_model(config: AlbertConfig, name: str, seed: int = 0, **fields: Any) -> Any:
+    """Builds a model with random parameters; its config is written out, not exported."""
+    hf_config = transformers.AlbertConfig(
+        vocab_size=config.vocab_size,
+        embedding_size=config.embedding_size,
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_hidden_groups=config.num_hidden_groups,
+        inner_group_num=config.inner_group_num,
+        num_attention_heads=config.num_attention_heads,
+        intermediate_size=config.intermediate_size,
+        max_position_embeddings=config.positions.max_position_embeddings,
+        hidden_act="gelu_new" if config.hidden_act == GeluTanh() else "gelu",
+        hidden_dropout_prob=config.hidden_dropout_prob,
+        attention_probs_dropout_prob=config.attention_probs_dropout_prob,
+        attn_implementation="eager",
+        **fields,
+    )
+    model = getattr(transformers, f"Albert{name}")(hf_config)
+    return randomize_parameters(model, std=0.05, seed=seed)
+
+
+@functools.cache
+def head_model(config: AlbertConfig, head_name: str) -> Any:
+    _, name, fields = HEADS[head_name]
+    return torch_model(config, f"For{name}", **fields)
+
+
+def params_of(model: Any) -> dict[str, Any]:
+    state = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+    return paths.unflatten(TIED.from_external(state, "torch"))
+
+
+def random_batch(config: AlbertConfig, seq_length: int = 24, **changes: Any) -> Any:
+    sizes = {"batch_size": 4, "max_predictions_per_seq": 4, "vocab_size": config.vocab_size}
+    return pretraining_batch(**{**sizes, **changes}, seq_length=seq_length)
+
+
+def torch_fields(batch: Any, prefix: str = "") -> dict[str, Any]:
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    return {name: torch.from_numpy(batch[f"{prefix}{name}"]).long() for name in names}
+
+
+@both_sizes
+def test_hidden_states_and_pretraining_logits(config):
+    model, batch = torch_model(config, "ForPreTraining"), random_batch(config)
+    with torch.no_grad():
+        expected = model(**torch_fields(batch), output_hidden_states=True)
+    found = run_forward(params_of(model), config, batch)
+    real = batch["attention_mask"] > 0
+    assert 0.5 < real.mean() < 1
+    states = zip(found["hidden_states"], expected.hidden_states, strict=True)
+    for layer, (a, b) in enumerate(states):
+        np.testing.assert_allclose(a[real], b.numpy()[real], atol=TOLERANCE, err_msg=f"{layer}")
+    logits = expected.prediction_logits.numpy()
+    assert logits.std() > 0.05
+    np.testing.assert_allclose(found["masked_lm"][real], logits[real], atol=TOLERANCE)
+    np.testing.assert_allclose(found["sentence_order"], expected.sop_logits.numpy(), atol=TOLERANCE)
+
+
+def test_pooler_and_the_longest_sequence():
+    model = torch_model(GROUPS, "Model")
+    batch = random_batch(GROUPS, seq_length=42, padding=False)
+    with torch.no_grad():
+        expected = model(**torch_fields(batch)).pooler_output.numpy()
+    state = {f"albert.{name}": tensor.numpy() for name, tensor in model.state_dict().items()}
+    params = paths.unflatten(TIED.from_external(state, "torch"))
+    found = run_forward(params, GROUPS, batch)["pooled"]
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+
+
+def head_outputs(params: Any, model: Any, config: AlbertConfig, head: Any) -> tuple[Any, Any]:
+    batch = fine_tuning_batch(head, batch_size=4, seq_length=20, vocab_size=config.vocab_size)
+    prefix = "choice_" if CHOICE_FIELDS[0] in batch else ""
+    return (
+        jax_head_outputs(params, config, head, batch),
+        torch_head_outputs(model, torch_fields(batch, prefix)),
+    )
+
+
+def assert_same_outputs(found: Any, expected: Any) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert values.std() > 0.005
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=TOLERANCE, err_msg=name)
+
+
+@both_sizes
+@each_head
+def test_task_head_logits(config, head_name):
+    head, model = HEADS[head_name][0], head_model(config, head_name)
+    assert_same_outputs(*head_outputs(params_of(model), model, config, head))
+
+
+def assert_same_tensors(model: Any, other: Any) -> None:
+    state, again = model.state_dict(), other.state_dict()
+    assert type(model) is type(other) and state.keys() == again.keys()
+    assert all(torch.equal(state[key], again[key]) for key in state)
+
+
+@each_head
+def test_task_head_folders_both_ways(tmp_path, head_name):
+    head, name, _ = HEADS[head_name]
+    model = head_model(GROUPS, head_name)
+    model.save_pretrained(tmp_path / "torch")
+    loaded = load_model(tmp_path / "torch")
+    assert loaded.head == head and loaded.config == GROUPS
+    assert_same_outputs(*head_outputs(loaded.params, model, GROUPS, head))
+    assert export(loaded, tmp_path / "exported") <= TOLERANCE
+    auto_class = getattr(transformers, f"AutoModelFor{name}")
+    assert_same_tensors(model, load_exported(auto_class, tmp_path / "exported"))
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("Model", ("masked_lm", "sentence_order")),
+        ("ForMaskedLM", ("pooler", "sentence_order")),
+        ("ForPreTraining", ()),
+    ],
+)
+def test_pretrained_folders_come_back_bit_identical(tmp_path, name, missing):
+    model = torch_model(EQUAL_WIDTHS, name)
+    model.save_pretrained(tmp_path / "torch")
+    loaded = load_model(tmp_path / "torch")
+    assert loaded.config == EQUAL_WIDTHS and loaded.missing == missing
+    export(loaded, tmp_path / "exported")
+    auto_class = getattr(transformers, f"AutoModel{name.removeprefix('Model')}")
+    assert_same_tensors(model, load_exported(auto_class, tmp_path / "exported"))
+    third = paths.flatten(load_model(tmp_path / "exported").params)
+    for path, leaf in paths.flatten(loaded.params).items():
+        np.testing.assert_array_equal(third[path], leaf)
