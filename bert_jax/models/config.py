@@ -30,12 +30,15 @@ class TransformerConfig:
       pretraining_heads: names of the heads that `Pretraining` trains, see `models/model.py`.
       sequence_classifier: the layers for classifying a sequence, also used for regression.
       multiple_choice_classifier: the layers for scoring one of several choices.
+      supports_fused_attention: whether `PallasAttention` applies, which has no bias on the scores;
+        without it, attention is always `XlaAttention`.
     """
 
     family: ClassVar[str]
     pretraining_heads: ClassVar[tuple[str, ...]]
     sequence_classifier: ClassVar[SequenceClassifier]
     multiple_choice_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
+    supports_fused_attention: ClassVar[bool] = True
 
     vocab_size: int
     hidden_size: int = 768

@@ -24,6 +24,7 @@ from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.longformer.config import LongformerConfig
+from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.models.roberta.config import RobertaConfig
 
 if TYPE_CHECKING:
@@ -31,7 +32,13 @@ if TYPE_CHECKING:
     from flax import nnx
 
 EncoderConfig = (
-    BertConfig | RobertaConfig | AlbertConfig | DistilBertConfig | ElectraConfig | LongformerConfig
+    BertConfig
+    | RobertaConfig
+    | AlbertConfig
+    | DistilBertConfig
+    | ElectraConfig
+    | LongformerConfig
+    | MPNetConfig
 )
 """The config of an encoder of any family.
 

@@ -236,6 +236,7 @@ def _num_attention_scores(objective: ObjectiveConfig, microbatch: DeviceMicrobat
     causal = isinstance(objective, CausalLM)
     if (
         fused
+        and model.supports_fused_attention
         and not causal
         and pallas_attention.is_supported(seq_length, model.hidden_size, num_heads)
     ):

@@ -16,7 +16,12 @@ from tokenizers import Tokenizer as BackendTokenizer
 from bert_jax.errors import UserError
 from bert_jax.json_io import read_json_object
 from bert_jax.text.files import read_text
-from bert_jax.text.input_template import InputTemplate, RobertaTemplate, default_template
+from bert_jax.text.input_template import (
+    BertTemplate,
+    InputTemplate,
+    RobertaTemplate,
+    default_template,
+)
 from bert_jax.text.tokenizer import (
     Encoding,
     SpecialTokens,
@@ -24,6 +29,7 @@ from bert_jax.text.tokenizer import (
     declared_flag,
     find_special_tokens,
     save_tokenizer,
+    usual_special_tokens,
 )
 from bert_jax.text.tokenizer_json import (
     CONTINUING_SUBWORD_PREFIX,
@@ -107,8 +113,10 @@ class HuggingFaceTokenizer(Tokenizer):
         if is_bert_tokenizer(rules):
             files["vocab.txt"] = "".join(f"{token}\n" for token in self._tokens)
             normalizer = rules["normalizer"]
+            is_bert = self.template == BertTemplate()
             config = {
-                "tokenizer_class": "BertTokenizer",
+                # Hugging Face's classes build the template themselves, whatever the file contains.
+                "tokenizer_class": "BertTokenizer" if is_bert else "MPNetTokenizer",
                 "do_lower_case": normalizer["lowercase"],
                 "strip_accents": normalizer["strip_accents"],
                 "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
@@ -220,7 +228,7 @@ def load_wordpiece(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenize
         line_numbers[token] = number
     vocab = {token: number - 1 for token, number in line_numbers.items()}
     special_tokens = find_special_tokens(vocab, config, path)
-    ordinary_tokens = set(tokens) - set(special_tokens.as_dict().values())
+    ordinary_tokens = set(tokens) - usual_special_tokens() - set(special_tokens.as_dict().values())
     # Only the special tokens are left out: BERT's [unused12] and the like are lower case.
     is_uncased = all(token == token.lower() for token in ordinary_tokens)
     lowercase = declared_flag(config, "do_lower_case", is_uncased)

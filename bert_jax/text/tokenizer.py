@@ -188,6 +188,11 @@ def check_unicode(texts: Sequence[str]) -> None:
             ) from None
 
 
+def usual_special_tokens() -> set[str]:
+    """Returns the special tokens of BERT, RoBERTa and T5."""
+    return {token for names in _ROLE_NAMES.values() for token in names}
+
+
 def find_special_tokens(
     vocab: Mapping[str, int], tokenizer_config: Mapping[str, Any], source: str | Path
 ) -> SpecialTokens:
@@ -198,6 +203,10 @@ def find_special_tokens(
     """
     found = {}
     for role, default_names in _ROLE_NAMES.items():
+        # MPNet's vocabulary is BERT's behind four tokens of RoBERTa, so it has <s> and [CLS]. The
+        # unknown token of its WordPiece is still [UNK].
+        if vocab.get("<s>") == 0 and role != "unk":
+            default_names = default_names[::-1]
         declared_name = declared_token(tokenizer_config, role)
         candidates = (declared_name, *default_names) if declared_name else default_names
         present = [token for token in candidates if token in vocab]

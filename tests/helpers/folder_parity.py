@@ -30,6 +30,8 @@ def check_folder(
     config: EncoderConfig,
     head: TaskHead | None = None,
     parts: tuple[str, ...] = (),
+    seq_length: int = 24,
+    pad_token_id: int = 0,
 ) -> LoadedModel:
     """Checks import, outputs, export and the import of the export; returns the imported model.
 
@@ -41,13 +43,14 @@ def check_folder(
     Args:
       auto_class: the class of transformers that opens the export.
       parts: what the weights have besides the encoder and the task head.
+      seq_length, pad_token_id: the length of the sequences that are compared, and their padding.
     """
     model.save_pretrained(folder / "torch")
     loaded = load_model(folder / "torch")
     assert loaded.config == config and loaded.head == head
     if head is None:
         assert loaded.params.keys() == {"encoder", *parts}
-    check_outputs(model, loaded)
+    check_outputs(model, loaded, seq_length, pad_token_id)
     assert export(loaded, folder / "exported") == 0.0
     reopened = load_exported(auto_class, folder / "exported")
     assert type(reopened) is type(model)
@@ -63,7 +66,9 @@ def check_folder(
     return loaded
 
 
-def check_outputs(model: Any, loaded: LoadedModel, seq_length: int = 24) -> None:
+def check_outputs(
+    model: Any, loaded: LoadedModel, seq_length: int = 24, pad_token_id: int = 0
+) -> None:
     """Compares hidden states and logits at real tokens; batches are padded."""
     config, head = loaded.config, loaded.head
     if head is None:
@@ -80,6 +85,8 @@ def check_outputs(model: Any, loaded: LoadedModel, seq_length: int = 24) -> None
     prefix = "choice_" if CHOICE_FIELDS[0] in batch else ""
     is_real = batch[f"{prefix}attention_mask"].reshape(-1, seq_length) > 0
     assert 0.5 < is_real.mean() < 1
+    ids, mask = batch[f"{prefix}input_ids"], batch[f"{prefix}attention_mask"]
+    batch[f"{prefix}input_ids"] = np.where(mask > 0, ids, pad_token_id).astype(np.int32)
     expected = torch_forward(model, batch, prefix)
     found = run_forward(loaded.params, config, batch, head)
     states = expected.pop("hidden_states")

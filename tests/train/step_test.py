@@ -16,9 +16,11 @@ from bert_jax.models.layers.config import (
     ComputeConfig,
     FullRemat,
     LearnedPositions,
+    PaddingOffsetPositions,
     SaveDots,
     Scanned,
 )
+from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.objectives.config import CausalLM, Pretraining, ReplacedTokens
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
@@ -166,6 +168,25 @@ def test_dropout_is_the_same_on_eight_devices():
     one = train(experiment(model=model), 1)
     assert one[1] != one_device()[1]
     assert_same(train(experiment(model=model, preset="fsdp_tp"), 8), one, 1e-5)
+
+
+FAMILIES = [
+    MPNetConfig(
+        vocab_size=104,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=64,
+        positions=PaddingOffsetPositions(max_position_embeddings=34),
+    ),
+]
+
+
+@pytest.mark.parametrize("model", FAMILIES, ids=lambda model: model.family)
+def test_families_with_dropout_are_the_same_on_eight_devices(model):
+    program = Pretraining(model=model, mask_token_id=4, nsp_weight=0.0)
+    one = train(experiment(program=program), 1, steps=2)
+    assert_same(train(experiment(program=program, preset="fsdp_tp"), 8, steps=2), one, 1e-5)
 
 
 @pytest.mark.parametrize("accumulate", [2, 4])

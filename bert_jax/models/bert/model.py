@@ -65,11 +65,17 @@ class BertEncoder(nnx.Module):
             input_ids,
             token_type_ids,
             position_ids,
-            make_attention_mask(attention_mask, packing_ids, causal),
+            self.make_mask(attention_mask, packing_ids, causal),
             dropout_key,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
+
+    def make_mask(
+        self, attention_mask: jax.Array, packing_ids: jax.Array | None, causal: bool
+    ) -> AttentionMask:
+        """Makes the attention mask of a batch; a family with a bias on the scores overrides it."""
+        return make_attention_mask(attention_mask, packing_ids, causal)
 
     def encode(
         self,

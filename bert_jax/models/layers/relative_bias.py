@@ -1,0 +1,112 @@
+"""Computes T5's relative position bias, which is added to the attention scores of all layers.
+
+Distances between positions are sorted into buckets: small ones each have a bucket of their own,
+larger ones share buckets whose sizes grow logarithmically. Each head learns a number per bucket
+(Raffel et al. 2020, section 2.1). MPNet uses the same bias.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from bert_jax.models.config import TransformerConfig
+from bert_jax.models.layers.linear import initializer
+
+
+class RelativePositionBias(nnx.Module):
+    """Learns a bias for each head and each bucket of distances between query and key.
+
+    Attributes:
+      bias: [buckets, H]. Called bias and not embedding, because weight decay does not apply to it.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        rngs: nnx.Rngs,
+        *,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+    ):
+        """Initializes the table; the arguments are those of `relative_position_buckets`."""
+        shape = (num_buckets, config.num_attention_heads)
+        self.bias = nnx.Param(initializer(config)(rngs.params(), shape, jnp.float32))
+        self.max_distance, self.bidirectional = max_distance, bidirectional
+
+    def __call__(self, length: int) -> jax.Array:
+        """Returns the bias for sequences of a length, float32 [1, H, L, L].
+
+        Within a packed example the distance of two tokens is the difference of their indices in the
+        row, so the bias is the same for packed rows.
+        """
+        table = self.bias[...].astype(jnp.float32)
+        buckets = relative_position_buckets(
+            offsets(length),
+            num_buckets=len(table),
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+        )
+        # A product, because the gradient of a lookup in so small a table would be a slow scatter.
+        by_offset_HO = jnp.dot(
+            table.T,
+            jax.nn.one_hot(buckets, len(table), axis=0, dtype=jnp.float32),
+            precision=jax.lax.Precision.HIGHEST,
+        )
+        shape = (by_offset_HO.shape[0], length, by_offset_HO.shape[1])
+        return skew(jnp.broadcast_to(by_offset_HO[:, None], shape))[None]
+
+
+def offsets(length: int) -> np.ndarray:
+    """Returns all differences key position - query position, int [2L - 1]: -(L - 1) to L - 1."""
+    return np.arange(1 - length, length)
+
+
+def skew(by_offset: jax.Array) -> jax.Array:
+    """Maps values by query and offset [..., L, 2L - 1] to values by query and key [..., L, L].
+
+    The result at (i, j) is the value of query i for the offset j - i, which has the index
+    j - i + L - 1. The rows are shifted by padding and reshaping: a gather of single elements is
+    slow on TPUs.
+    """
+    *batch, length, num_offsets = by_offset.shape
+    padded = jnp.pad(by_offset, [(0, 0)] * (len(batch) + 1) + [(0, 1)])
+    flat = padded.reshape(*batch, length * (num_offsets + 1))
+    # With one element less in each row, row i starts i elements further to the left.
+    shifted = flat[..., length - 1 : length - 1 + length * num_offsets]
+    return shifted.reshape(*batch, length, num_offsets)[..., :length]
+
+
+def relative_position_buckets(
+    relative_positions: np.ndarray,
+    *,
+    num_buckets: int = 32,
+    max_distance: int = 128,
+    bidirectional: bool = True,
+) -> np.ndarray:
+    """Returns the bucket of each difference key position - query position, int32.
+
+    The same integers as `_relative_position_bucket` of Hugging Face's T5.
+
+    Args:
+      num_buckets: the number of buckets; half of them are for keys after the query if
+        `bidirectional`.
+      max_distance: distances from here on share the last bucket.
+      bidirectional: whether keys after the query have buckets; if not, they are in bucket 0.
+    """
+    if bidirectional:
+        num_buckets //= 2
+        first = np.where(relative_positions > 0, num_buckets, 0)
+        distances = np.abs(relative_positions)
+    else:
+        first = np.zeros_like(relative_positions)
+        distances = np.maximum(-relative_positions, 0)
+    num_exact = num_buckets // 2
+    ratio = np.maximum(distances, num_exact).astype(np.float32) / np.float32(num_exact)
+    scale = np.float32((num_buckets - num_exact) / math.log(max_distance / num_exact))
+    logarithmic = num_exact + (np.log(ratio) * scale).astype(np.int32)
+    large = np.minimum(logarithmic, num_buckets - 1)
+    return (first + np.where(distances < num_exact, distances, large)).astype(np.int32)
