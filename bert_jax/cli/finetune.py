@@ -11,6 +11,7 @@ from bert_jax.cli.arguments.recipe import (
 )
 from bert_jax.cli.arguments.task import add_task_arguments, task_command, task_config
 from bert_jax.config_lib import override
+from bert_jax.data.finetuning.config import make_truncation
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 
@@ -68,6 +69,8 @@ _SETTINGS = (
     "batch_size",
     "learning_rate",
     "max_length",
+    "truncation",
+    "window_pooling",
     "seed",
 )
 
@@ -117,6 +120,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="maximum length of a sequence (default: 128, or 384 for question answering, but not "
         "more than the model allows)",
+    )
+    parser.add_argument(
+        "--truncation",
+        choices=("head", "tail", "head+tail", "windows"),
+        help="part that is read of a text longer than --max-length, in classification and "
+        "regression; with windows, all of it, in overlapping sequences (default: head)",
+    )
+    parser.add_argument(
+        "--window-pooling",
+        choices=("mean", "max", "first"),
+        help="combination of the predictions for the windows of a text (default: mean)",
     )
     parser.add_argument("--seed", type=int, help="random seed (default: 0)")
     parser.add_argument(
@@ -175,6 +189,9 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
     if any(assignment.startswith("train.phases") for assignment in args.overrides):
         given.setdefault("epochs", DEFAULT_EPOCHS)  # --set says how long to train
     tuning = FROZEN_ENCODER if args.frozen_encoder else TuningConfig()
+    given["truncation"] = make_truncation(
+        given.get("truncation", "head"), given.pop("window_pooling", None)
+    )
     model = given.pop("model", None)
     experiment = fine_tuning_experiment(config, model, **given, tuning=tuning)
     return override(experiment, args.overrides)

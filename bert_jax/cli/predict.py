@@ -71,13 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     long_texts.add_argument(
         "--truncation",
         choices=("head", "tail", "head+tail", "windows"),
-        default="head",
-        help="part that is read of a text longer than --max-length (default: head)",
+        help="part that is read of a text longer than --max-length (default: as in training)",
     )
     long_texts.add_argument(
         "--window-pooling",
         choices=("mean", "max", "first"),
-        help="combination of the predictions of all windows of a text (default: mean)",
+        help="combination of the predictions of all windows of a text (default: as in training, "
+        "or mean)",
     )
     add_max_length_argument(long_texts)
     long_texts.add_argument(

@@ -6,7 +6,13 @@ of a training phase (`bert_jax/train/config.py`).
 
 from dataclasses import dataclass, field
 
-from bert_jax.data.finetuning.config import Mixing, ProportionalMixing, TaskConfig
+from bert_jax.data.finetuning.config import (
+    HeadTruncation,
+    Mixing,
+    ProportionalMixing,
+    TaskConfig,
+    Truncation,
+)
 from bert_jax.errors import ConfigError, check_range
 
 
@@ -183,12 +189,15 @@ class FineTuningData:
 
     A batch contains examples of similar length. `bucket_lengths` are the sequence lengths that
     batches may have below that of the phase. Each one costs a compilation and saves padding.
+    `truncation` is for classification and regression; words to tag and contexts of questions are
+    always read in windows.
     """
 
     task: TaskConfig
     tokenizer: str  # a file or folder that `load_tokenizer` opens
     bucket_lengths: tuple[int, ...] = (16, 32, 64, 128, 256)
     window_overlap: int = 128  # number of tokens that two windows of one long example share
+    truncation: Truncation = HeadTruncation()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
         if (

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
+from bert_jax.data.finetuning.config import Truncation, make_truncation, truncation_name
 from bert_jax.data.finetuning.example import (
     Example,
     Task,
@@ -12,9 +13,8 @@ from bert_jax.data.finetuning.example import (
 )
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.models.heads.config import QuestionAnsweringHead
-from bert_jax.predict.long_texts import TRUNCATIONS, WINDOW_POOLINGS, Truncation, WindowPooling
+from bert_jax.tasks import check_truncation
 from bert_jax.tasks.base import AnyTaskKind, ModelInput
-from bert_jax.tasks.text_pair import TextPairKind
 from bert_jax.train.config import LARGEST_BATCH_SIZE
 
 _MAX_SHOWN_LABELS = 8
@@ -31,34 +31,28 @@ def check_sizes(max_length: int, max_positions: int, batch_size: int, window_ove
     check_range("window_overlap", window_overlap, at_least=0)
 
 
-def check_options(
-    kind: AnyTaskKind,
-    truncation: Truncation,
-    window_pooling: WindowPooling | None,
-    allow_no_answer: bool | None,
-) -> None:
-    """Raises a ConfigError if an option is unknown or does not apply to the kind of the model."""
-    if truncation not in TRUNCATIONS:
-        raise ConfigError(f"truncation is {truncation!r}; expected one of {', '.join(TRUNCATIONS)}")
-    if window_pooling is not None and window_pooling not in WINDOW_POOLINGS:
-        raise ConfigError(
-            f"window_pooling is {window_pooling!r}; expected one of {', '.join(WINDOW_POOLINGS)}"
-        )
+def check_no_answer(kind: AnyTaskKind, allow_no_answer: bool | None) -> None:
+    """Raises a ConfigError if `allow_no_answer` is set for a model that answers no questions."""
     if allow_no_answer is not None and kind.head_type is not QuestionAnsweringHead:
         raise ConfigError(
             f"allow_no_answer is set, but this is a model for {kind.name}; it is for "
             "question answering only"
         )
-    if truncation != "head" and not isinstance(kind, TextPairKind):
-        raise ConfigError(
-            f"truncation is {truncation!r}, but this is a model for {kind.name}; expected "
-            "'head', because only classification and regression have other ways of truncation"
-        )
-    if window_pooling is not None and truncation != "windows":
-        raise ConfigError(
-            f"window_pooling is {window_pooling!r} and truncation {truncation!r}; expected "
-            "truncation 'windows', or no window_pooling"
-        )
+
+
+def choose_truncation(
+    kind: AnyTaskKind, trained: Truncation, name: str | None, window_pooling: str | None
+) -> Truncation:
+    """Returns the truncation that the arguments of a `Predictor` name, by default the trained one.
+
+    Raises:
+      ConfigError: an argument is unknown, or does not apply to the kind of the model.
+    """
+    if name is None and window_pooling is None:
+        return trained
+    truncation = make_truncation(name or truncation_name(trained), window_pooling)
+    check_truncation(kind, truncation)
+    return truncation
 
 
 def is_one_input(inputs: ModelInput | Sequence[ModelInput]) -> TypeGuard[ModelInput]:

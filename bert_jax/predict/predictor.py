@@ -9,16 +9,13 @@ predict(["A fine film.", "Two hours of my life."])  # a list of texts: a list of
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 import jax
 import numpy as np
 
-from bert_jax.data.finetuning.example import (
-    Example,
-    Task,
-    TextExample,
-)
+from bert_jax.data.finetuning.config import WindowPooling
+from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
 from bert_jax.errors import ConfigError
@@ -27,24 +24,21 @@ from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.predict.batching import next_power_of_two, params_to_device, require_tokenizer
 from bert_jax.predict.checks import (
     check_fits_model,
-    check_options,
+    check_no_answer,
     check_pairs,
     check_sizes,
+    choose_truncation,
     is_empty_text,
     is_one_input,
     pair_texts,
-)
-from bert_jax.predict.long_texts import (
-    Truncation,
-    WindowPooling,
-    pool_windows,
-    text_features,
 )
 from bert_jax.predict.training_settings import require_head, trained_settings
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks import AnyTaskKind, compute_metrics, kind_of_head, make_features
 from bert_jax.tasks.base import ModelInput
-from bert_jax.tasks.text_pair import TextPairKind
+
+TruncationName = Literal["head", "tail", "head+tail", "windows"]
+"""The names in `TRUNCATIONS` of `data/finetuning/config.py`, which describes them."""
 
 _SPLIT = "test"
 _InputT = TypeVar("_InputT", bound=ModelInput)
@@ -65,7 +59,7 @@ class Predictor:
         self,
         model: LoadedModel,
         *,
-        truncation: Truncation = "head",
+        truncation: TruncationName | None = None,
         window_pooling: WindowPooling | None = None,
         max_length: int | None = None,
         window_overlap: int | None = None,
@@ -76,10 +70,11 @@ class Predictor:
 
         Args:
           model: a model with the head of a task and a tokenizer.
-          truncation: which part is read of a text or pair that exceeds `max_length`. Words to tag
-            and contexts of questions are always read completely, in windows.
-          window_pooling: how the outputs of several windows of a text are combined (default
-            "mean").
+          truncation: which part is read of a text or pair that exceeds `max_length`; None for the
+            part that was read in training. Words to tag and contexts of questions are always read
+            completely, in windows.
+          window_pooling: how the outputs of several windows of a text are combined; None for the
+            way of the training run if it had windows, or "mean".
           max_length: maximum number of tokens in a sequence; None for the length of the training
             run, or if the model does not come from a run, for the maximum of the model (384 for
             question answering).
@@ -106,9 +101,10 @@ class Predictor:
                 f"window_overlap is {window_overlap}; expected less than max_length "
                 f"{self.max_length}"
             )
-        check_options(self.kind, truncation, window_pooling, allow_no_answer)
-        self._truncation: Truncation = truncation
-        self._window_pooling: WindowPooling = window_pooling or "mean"
+        check_no_answer(self.kind, allow_no_answer)
+        self._truncation = choose_truncation(
+            self.kind, settings.truncation, truncation, window_pooling
+        )
         shorter_lengths = [length for length in settings.bucket_lengths if length < self.max_length]
         self._bucket_lengths, self._batch_size = (*shorter_lengths, self.max_length), batch_size
         self._allow_no_answer = (
@@ -234,18 +230,11 @@ class Predictor:
         features, decode = self._make_features(examples), self.kind.decode
         self.num_truncated += features.num_truncated
         outputs: Mapping[str, Sequence[np.ndarray]] = self._run_model(features, on_progress)
-        if isinstance(self.kind, TextPairKind):
-            outputs = pool_windows(outputs, features.example_index, self._window_pooling)
         return decode(
             examples, features, outputs, self._labels, allow_no_answer=self._allow_no_answer
         )
 
     def _make_features(self, examples: tuple[Example, ...]) -> Features:
-        if self._truncation != "head":
-            texts = [example for example in examples if isinstance(example, TextExample)]
-            return text_features(
-                texts, self._tokenizer, self.max_length, self._truncation, self._window_overlap
-            )
         task = Task(
             name=self._model_path,
             kind=self.kind.name,
@@ -253,7 +242,14 @@ class Predictor:
             metrics=(),
             splits={_SPLIT: examples},
         )
-        return make_features(task, _SPLIT, self._tokenizer, self.max_length, self._window_overlap)
+        return make_features(
+            task,
+            _SPLIT,
+            self._tokenizer,
+            self.max_length,
+            self._window_overlap,
+            self._truncation,
+        )
 
     def _run_model(
         self, features: Features, on_progress: Callable[[int], object] | None

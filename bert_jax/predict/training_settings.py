@@ -4,7 +4,15 @@ from dataclasses import dataclass
 
 from bert_jax.config_lib import from_json
 from bert_jax.data.config import FineTuningData
-from bert_jax.data.finetuning.config import Columns, Glue, Snli, Squad, TaskConfig
+from bert_jax.data.finetuning.config import (
+    Columns,
+    Glue,
+    HeadTruncation,
+    Snli,
+    Squad,
+    TaskConfig,
+    Truncation,
+)
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import TaskHead
@@ -21,6 +29,7 @@ class TrainedSettings:
       objective: network and head, and how they are computed.
       max_length: maximum number of tokens in a sequence.
       window_overlap: number of tokens that neighboring windows share.
+      truncation: which tokens of a long text are read.
       bucket_lengths: lengths of batches.
       allow_no_answer: whether there were questions without an answer (SQuAD 2.0).
       reads_pairs: whether the classifier was trained on pairs of texts; None if that is unknown.
@@ -29,6 +38,7 @@ class TrainedSettings:
     objective: FineTuning
     max_length: int
     window_overlap: int = FineTuningData.window_overlap
+    truncation: Truncation = HeadTruncation()  # noqa: RUF009 (frozen)
     bucket_lengths: tuple[int, ...] = FineTuningData.bucket_lengths
     allow_no_answer: bool = False
     reads_pairs: bool | None = None
@@ -58,6 +68,7 @@ def trained_settings(model: LoadedModel) -> TrainedSettings:
         objective=from_json(FineTuning, config["objective"], "objective"),
         max_length=config["train"]["phases"][-1]["seq_length"],
         window_overlap=fine_tuning_data.window_overlap,
+        truncation=fine_tuning_data.truncation,
         bucket_lengths=fine_tuning_data.bucket_lengths,
         allow_no_answer=isinstance(task, Squad) and task.version == "2.0",
         reads_pairs=_reads_pairs(task),

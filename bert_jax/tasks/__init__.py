@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from bert_jax.data.finetuning.config import HeadTruncation, Truncation, truncation_name
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.errors import ConfigError
@@ -19,6 +20,7 @@ from bert_jax.tasks.multiple_choice import MultipleChoice
 from bert_jax.tasks.question_answering import QuestionAnswering
 from bert_jax.tasks.regression import Regression
 from bert_jax.tasks.sequence_classification import SequenceClassification
+from bert_jax.tasks.text_pair import TextPairKind
 from bert_jax.tasks.token_classification import TokenClassification
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -26,6 +28,7 @@ __all__ = [
     "KINDS",
     "AnyTaskKind",
     "TaskKind",
+    "check_truncation",
     "compute_metrics",
     "kind_named",
     "kind_of",
@@ -76,15 +79,21 @@ def make_head(task: Task) -> TaskHead:
 
 
 def make_features(
-    task: Task, split: str, tokenizer: Tokenizer, max_length: int, window_overlap: int = 128
+    task: Task,
+    split: str,
+    tokenizer: Tokenizer,
+    max_length: int,
+    window_overlap: int = 128,
+    truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
 ) -> Features:
     """Tokenizes a split into sequences of at most `max_length` tokens, with their targets.
 
     Args:
       window_overlap: number of tokens that neighboring windows of a long example share.
+      truncation: which tokens of a long text are read, in classification and regression.
 
     Raises:
-      ConfigError: `max_length` leaves no room for text.
+      ConfigError: `max_length` leaves no room for text, or the kind of task has no such truncation.
       UserError: an example has a label that the task does not have.
     """
     if max_length < _MIN_LENGTH:
@@ -92,9 +101,23 @@ def make_features(
             f"sequences of {max_length} tokens leave no room for text between [CLS] and [SEP]; "
             f"expected at least {_MIN_LENGTH}"
         )
-    return kind_of(task).make_features(
-        task.splits[split], task.labels, tokenizer, max_length, window_overlap
-    )
+    kind = kind_of(task)
+    check_truncation(kind, truncation)
+    examples: Any = task.splits[split]  # of the type that the kind reads
+    arguments = examples, task.labels, tokenizer, max_length, window_overlap
+    if isinstance(kind, TextPairKind):
+        return kind.make_features(*arguments, truncation)
+    return kind.make_features(*arguments)
+
+
+def check_truncation(kind: AnyTaskKind, truncation: Truncation) -> None:
+    """Raises a ConfigError unless long examples of this kind can be truncated in this way."""
+    if not isinstance(kind, TextPairKind) and not isinstance(truncation, HeadTruncation):
+        raise ConfigError(
+            f"truncation is {truncation_name(truncation)!r}, but the kind of task is {kind.name}; "
+            "expected 'head', because only classification and regression have other ways of "
+            "truncation"
+        )
 
 
 def compute_metrics(task: Task, examples: Sequence[Example], predictions: Any) -> dict[str, float]:
@@ -109,7 +132,11 @@ def compute_metrics(task: Task, examples: Sequence[Example], predictions: Any) -
 
 
 def training_features(
-    task: Task, tokenizer: Tokenizer, max_length: int, window_overlap: int = 128
+    task: Task,
+    tokenizer: Tokenizer,
+    max_length: int,
+    window_overlap: int = 128,
+    truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
 ) -> Features:
     """Tokenizes the split "train", only once in a process for equal examples and settings.
 
@@ -123,12 +150,13 @@ def training_features(
         tokenizer.fingerprint,
         max_length,
         window_overlap,
+        truncation,
     )
     if key not in _training_features:
         if len(_training_features) == _MAX_CACHED_SPLITS:
             del _training_features[next(iter(_training_features))]
         _training_features[key] = make_features(
-            task, "train", tokenizer, max_length, window_overlap
+            task, "train", tokenizer, max_length, window_overlap, truncation
         )
     # A copy, because a run adds encoder features to its own.
     return dataclasses.replace(_training_features[key])

@@ -11,6 +11,7 @@ from bert_jax.evals import classification
 from bert_jax.evals.bootstrap import bootstrap_interval
 from bert_jax.tasks.base import HeadOutputs
 from bert_jax.tasks.descriptions import Json, as_dicts
+from bert_jax.tasks.long_texts import pool_windows
 
 
 class LogitsKind:
@@ -25,8 +26,8 @@ class LogitsKind:
         *,
         allow_no_answer: bool = False,
     ) -> np.ndarray:
-        """Returns the logits as they are, float [n, C]."""
-        return np.stack(outputs["logits"])
+        """Returns the logits, float [n, C]; those of several windows of a text are pooled."""
+        return pool_windows(outputs, "logits", features)
 
     def resampled_interval(
         self,

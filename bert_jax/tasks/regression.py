@@ -12,6 +12,7 @@ from bert_jax.evals.regression import REGRESSION_METRICS, regression_metrics
 from bert_jax.models.heads.config import RegressionHead
 from bert_jax.tasks.base import HeadOutputs
 from bert_jax.tasks.descriptions import UNLABELED, Json, KindDescription
+from bert_jax.tasks.long_texts import pool_windows
 from bert_jax.tasks.text_pair import TextPairKind, shown_texts
 
 MAX_SCATTER_POINTS = 500
@@ -58,8 +59,8 @@ class Regression(TextPairKind):
         *,
         allow_no_answer: bool = False,
     ) -> np.ndarray:
-        """Returns the predicted numbers, float [n]."""
-        return np.stack(outputs["values"])
+        """Returns the predicted numbers, float [n]; those of several windows are pooled."""
+        return pool_windows(outputs, "values", features)
 
     def compute_metrics(
         self, references: np.ndarray, predictions: np.ndarray, labels: Sequence[str]

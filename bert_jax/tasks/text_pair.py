@@ -7,15 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from bert_jax.data.finetuning.config import HeadTruncation, Truncation
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.features import (
-    Features,
-    TargetValues,
-    all_labeled,
-    build_inputs_with_special_tokens,
-)
+from bert_jax.data.finetuning.features import Features, TargetValues, all_labeled
 from bert_jax.tasks.base import ModelInput, TaskKind
 from bert_jax.tasks.descriptions import UNLABELED, Json, excerpt
+from bert_jax.tasks.long_texts import text_features
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -39,7 +36,7 @@ class TextPairKind(TaskKind[TextExample, np.ndarray, np.ndarray]):
     def make_targets(
         self, examples: Sequence[TextExample], labels: Sequence[str]
     ) -> dict[str, TargetValues]:
-        """Returns the target field of labeled examples."""
+        """Returns the target field, with one value for each labeled example."""
 
     def make_features(
         self,
@@ -48,22 +45,16 @@ class TextPairKind(TaskKind[TextExample, np.ndarray, np.ndarray]):
         tokenizer: Tokenizer,
         max_length: int,
         window_overlap: int,
+        truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
     ) -> Features:
-        """Tokenizes texts and pairs; what is too long is truncated."""
-        first_ids = tokenizer.encode_ids([example.text for example in examples])
-        pairs = [example.text_pair for example in examples]
-        second_ids = iter(tokenizer.encode_ids([text for text in pairs if text is not None]))
-        features = Features(example_index=np.arange(len(examples)))
-        for a, pair in zip(first_ids, pairs, strict=True):
-            b = None if pair is None else next(second_ids)
-            input_ids, token_type_ids, is_truncated = build_inputs_with_special_tokens(
-                a, b, tokenizer, max_length
-            )
-            features.input_ids.append(input_ids)
-            features.token_type_ids.append(token_type_ids)
-            features.num_truncated += is_truncated
+        """Tokenizes texts and pairs; every window of a long text has the target of the text."""
+        features = text_features(examples, tokenizer, max_length, truncation, window_overlap)
         if all_labeled(examples):
-            features.targets = self.make_targets(examples, labels)
+            targets = self.make_targets(examples, labels)
+            features.targets = {
+                name: [values[index] for index in features.example_index]
+                for name, values in targets.items()
+            }
         return features
 
     def format_label(self, example: TextExample) -> str:

@@ -6,7 +6,13 @@ import math
 from collections.abc import Mapping
 
 from bert_jax.data.config import FineTuningData, MultiTaskData, NamedTask
-from bert_jax.data.finetuning.config import Mixing, ProportionalMixing, TaskConfig
+from bert_jax.data.finetuning.config import (
+    HeadTruncation,
+    Mixing,
+    ProportionalMixing,
+    TaskConfig,
+    Truncation,
+)
 from bert_jax.data.finetuning.example import Task, is_labeled
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError, check_range
@@ -57,6 +63,7 @@ def fine_tuning_experiment(
     learning_rate: float = 5e-5,
     warmup_ratio: float = 0.1,
     max_length: int | None = None,
+    truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
     seed: int = 0,
     tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
 ) -> Experiment:
@@ -78,6 +85,7 @@ def fine_tuning_experiment(
       warmup_ratio: fraction of the updates during which the learning rate rises.
       max_length: maximum sequence length; longer examples are truncated or read in windows. None:
         the usual length for the kind of task.
+      truncation: which tokens of a long text are read, in training and prediction.
 
     Raises:
       UserError: the task or the model cannot be read, or the model has no vocabulary.
@@ -90,8 +98,11 @@ def fine_tuning_experiment(
     loaded_task = _load_trainable_task(task)
     if max_length is None:
         max_length = min(kind_of(loaded_task).default_seq_length, model_config.max_length)
-    data = FineTuningData(task=task, tokenizer=str(tokenizer_folder(model or teacher or "")))
-    features = training_features(loaded_task, tokenizer, max_length, data.window_overlap)
+    tokenizer_path = str(tokenizer_folder(model or teacher or ""))
+    data = FineTuningData(task=task, tokenizer=tokenizer_path, truncation=truncation)
+    features = training_features(
+        loaded_task, tokenizer, max_length, data.window_overlap, truncation
+    )
     eval_every_epochs = 1
     if epochs is None:
         epochs = _default_epochs(len(features), batch_size)

@@ -378,7 +378,7 @@ def test_invalid_settings_are_rejected(models, tmp_path):
     with pytest.raises(ConfigError, match="batch_size is 0"):
         Predictor(model, batch_size=0)
     with pytest.raises(
-        ConfigError, match="truncation is 'tail', but this is a model for token_classification"
+        ConfigError, match="truncation is 'tail', but the kind of task is token_classification"
     ):
         Predictor(models["token_classification"], truncation="tail")
     with pytest.raises(ConfigError, match="increase --max-length"):

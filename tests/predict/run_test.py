@@ -13,7 +13,15 @@ import pytest
 
 from bert_jax.cli import main
 from bert_jax.config_lib import override
-from bert_jax.data.finetuning.config import Columns, Conll, Squad, Swag, TaskConfig
+from bert_jax.data.finetuning.config import (
+    Columns,
+    Conll,
+    HeadTruncation,
+    Squad,
+    Swag,
+    TaskConfig,
+    Windows,
+)
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
@@ -79,7 +87,8 @@ def swag(folder: Path, draw: random.Random) -> TaskConfig:
     return Swag(**files)
 
 
-TASKS = {"columns": columns, "conll": conll, "squad": squad, "swag": swag}
+TASKS = {"columns": columns, "windows": columns, "conll": conll, "squad": squad, "swag": swag}
+TRUNCATIONS = {"windows": Windows(pooling="max")}
 
 
 @pytest.mark.usefixtures("one_device")
@@ -93,7 +102,13 @@ def test_run_folder_reproduces_its_saved_predictions(name, tmp_path, capsys):
     export(model, tmp_path / "start")
     task = TASKS[name](tmp_path, random.Random(0))
     experiment = fine_tuning_experiment(
-        task, str(tmp_path / "start"), epochs=2, batch_size=8, learning_rate=1e-2, max_length=18
+        task,
+        str(tmp_path / "start"),
+        epochs=2,
+        batch_size=8,
+        learning_rate=1e-2,
+        max_length=18,
+        truncation=TRUNCATIONS.get(name, HeadTruncation()),
     )
     buckets = [8] if name == "columns" else []  # each kind takes compilations
     experiment = override(experiment, [f"data.bucket_lengths={buckets}", "data.window_overlap=4"])

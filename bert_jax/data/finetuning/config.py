@@ -1,4 +1,4 @@
-"""Defines configs of labeled data: one for each file format, and how tasks are mixed.
+"""Defines configs of labeled data: file formats, the reading of long texts, mixtures of tasks.
 
 Creating a config opens no file; `load_task` does.
 """
@@ -123,6 +123,89 @@ class Columns:
 
 
 TaskConfig = Glue | Snli | Squad | Conll | Swag | Columns
+
+
+WindowPooling = Literal["mean", "max", "first"]
+"""How the probabilities or values of several windows are combined: their mean, the maximum of each
+class (scaled to add up to 1), or those of the first window."""
+WINDOW_POOLINGS: tuple[WindowPooling, ...] = get_args(WindowPooling)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadTruncation:
+    """Reads the first tokens of a long text, as many as fit into a sequence (BERT's release)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TailTruncation:
+    """Reads the last tokens of a long text, as many as fit into a sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadTailTruncation:
+    """Reads the beginning and the end of a long text (Sun et al. 2019, section 5.3.1).
+
+    128 of 510 tokens are from the beginning; sequences of other lengths keep this ratio.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Reads all of a long text in overlapping windows, each of which is one sequence.
+
+    Each window is trained on with the label of its text, so a long text counts more than a short
+    one. The predictions for the windows of a text are pooled.
+    """
+
+    pooling: WindowPooling = "mean"
+
+    def __post_init__(self) -> None:
+        if self.pooling not in WINDOW_POOLINGS:
+            raise ConfigError(
+                f"data.truncation.pooling is {self.pooling!r}; expected one of "
+                f"{', '.join(WINDOW_POOLINGS)}"
+            )
+
+
+Truncation = HeadTruncation | TailTruncation | HeadTailTruncation | Windows
+"""Which tokens are read of a text or pair that is too long for one sequence. In a pair, the longer
+text is cut first. With windows, each sequence has the shorter text (at most half of it) and a
+window of the longer one."""
+
+TRUNCATIONS: dict[str, type[Truncation]] = {
+    "head": HeadTruncation,
+    "tail": TailTruncation,
+    "head+tail": HeadTailTruncation,
+    "windows": Windows,
+}
+"""The types of truncation by the names that users type."""
+
+
+def truncation_name(truncation: Truncation) -> str:
+    """Returns the name of a truncation in `TRUNCATIONS`."""
+    return next(name for name, cls in TRUNCATIONS.items() if isinstance(truncation, cls))
+
+
+def make_truncation(name: str, window_pooling: str | None = None) -> Truncation:
+    """Returns the truncation that a user typed.
+
+    Raises:
+      ConfigError: there is no such truncation or pooling, or it has no windows to pool.
+    """
+    if name not in TRUNCATIONS:
+        raise ConfigError(f"truncation is {name!r}; expected one of {', '.join(TRUNCATIONS)}")
+    if window_pooling is None:
+        return TRUNCATIONS[name]()
+    if window_pooling not in WINDOW_POOLINGS:
+        raise ConfigError(
+            f"window_pooling is {window_pooling!r}; expected one of {', '.join(WINDOW_POOLINGS)}"
+        )
+    if TRUNCATIONS[name] is not Windows:
+        raise ConfigError(
+            f"window_pooling is {window_pooling!r} and truncation {name!r}; expected "
+            "truncation 'windows', or no window_pooling"
+        )
+    return Windows(pooling=window_pooling)
 
 
 @dataclass(frozen=True, kw_only=True)

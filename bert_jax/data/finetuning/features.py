@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bert_jax.data.finetuning.config import WindowPooling
 from bert_jax.data.finetuning.example import Example, is_labeled
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import Tokenizer
@@ -32,6 +33,8 @@ class Features:
         example has no label.
       example_index: int64 [sequences], the index of the example of each sequence, ascending.
       num_choices: number of texts in a sequence.
+      window_pooling: how the outputs for several sequences of an example are combined into one
+        prediction, in classification and regression.
       num_truncated: number of examples that have a part that no sequence contains.
       word_ids: for token classification, int32 [length] for each sequence: the index of the word
         at the first token of each word that this sequence predicts, -1 at all other tokens.
@@ -48,6 +51,7 @@ class Features:
     targets: dict[str, TargetValues] = field(default_factory=dict)
     example_index: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     num_choices: int = 1
+    window_pooling: WindowPooling = "mean"
     num_truncated: int = 0
     word_ids: list[np.ndarray] = field(default_factory=list)
     offsets: list[np.ndarray] = field(default_factory=list)

@@ -200,7 +200,8 @@ class FineTuningSource:
         return self._features("train", self._experiment.train.phases[phase_index].seq_length)
 
     def _make_features(self, split: str, seq_length: int) -> Features:
-        arguments = self._tokenizer, seq_length, self._data.window_overlap
+        data = self._data
+        arguments = self._tokenizer, seq_length, data.window_overlap, data.truncation
         if split == "train":
             features = training_features(self._task, *arguments)
         else:

@@ -1,11 +1,17 @@
 """Truncates texts that are too long, or reads them in windows and pools the outputs."""
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.special import log_softmax, logsumexp
 
+from bert_jax.data.finetuning.config import (
+    HeadTailTruncation,
+    HeadTruncation,
+    Truncation,
+    WindowPooling,
+    Windows,
+)
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import (
     Features,
@@ -13,18 +19,8 @@ from bert_jax.data.finetuning.features import (
     longest_first_lengths,
     window_starts,
 )
+from bert_jax.tasks.base import HeadOutputs
 from bert_jax.text.tokenizer import Tokenizer
-
-Truncation = Literal["head", "tail", "head+tail", "windows"]
-"""Which tokens of a long text are read: the first that fit, the last, some of both (Sun et al.
-2019, section 5.3.1), or all in overlapping windows. In a pair, the longer text is cut first. With
-windows, each sequence has the shorter text (at most half of it) and a window of the longer one."""
-TRUNCATIONS: tuple[Truncation, ...] = get_args(Truncation)
-
-WindowPooling = Literal["mean", "max", "first"]
-"""How the probabilities or values of several windows are combined: their mean, the maximum of each
-class (scaled to add up to 1), or those of the first window."""
-WINDOW_POOLINGS: tuple[WindowPooling, ...] = get_args(WindowPooling)
 
 _SUN_HEAD_TOKENS, _SUN_TOTAL_TOKENS = 128, 510
 """Sun et al. read the first 128 of 510 tokens and the last 382; other lengths keep this ratio."""
@@ -37,7 +33,7 @@ def text_features(
     truncation: Truncation,
     window_overlap: int,
 ) -> Features:
-    """Tokenizes texts and pairs; those that are too long are cut as `truncation` says.
+    """Tokenizes texts and pairs, and truncates those that are too long, or cuts them into windows.
 
     Args:
       window_overlap: number of tokens that neighboring windows of one text share.
@@ -46,6 +42,8 @@ def text_features(
     pairs = [example.text_pair for example in examples]
     second = iter(tokenizer.encode_ids([text for text in pairs if text is not None]))
     features, example_indices = Features(), []
+    if isinstance(truncation, Windows):
+        features.window_pooling = truncation.pooling
     for index, (a, pair) in enumerate(zip(first, pairs, strict=True)):
         b = None if pair is None else next(second)
         if b is None:
@@ -86,7 +84,7 @@ def _cut_sequences(
     """
     if num_first == len(a) and (b is None or num_second == len(b)):
         return [(a, b)], False
-    if truncation != "windows":
+    if not isinstance(truncation, Windows):
         return [
             (
                 _truncate(a, num_first, truncation),
@@ -105,9 +103,10 @@ def _cut_sequences(
 
 
 def _truncate(tokens: np.ndarray, num_tokens: int, truncation: Truncation) -> np.ndarray:
-    if truncation == "head" or num_tokens == len(tokens):
+    if isinstance(truncation, HeadTruncation) or num_tokens == len(tokens):
         return tokens[:num_tokens]
-    head = num_tokens * _SUN_HEAD_TOKENS // _SUN_TOTAL_TOKENS if truncation == "head+tail" else 0
+    is_both = isinstance(truncation, HeadTailTruncation)
+    head = num_tokens * _SUN_HEAD_TOKENS // _SUN_TOTAL_TOKENS if is_both else 0
     return np.concatenate([tokens[:head], tokens[len(tokens) - (num_tokens - head) :]])
 
 
@@ -116,29 +115,28 @@ def _windows(tokens: np.ndarray, window_length: int, window_overlap: int) -> lis
     return [tokens[start : start + window_length] for start in starts]
 
 
-def pool_windows(
-    outputs: Mapping[str, Sequence[np.ndarray]],
-    example_index: np.ndarray,
-    window_pooling: WindowPooling,
-) -> dict[str, list[np.ndarray]]:
-    """Combines the outputs of all windows of an example into one.
+def pool_windows(outputs: HeadOutputs, name: str, features: Features) -> np.ndarray:
+    """Combines the outputs for all windows of each example by `features.window_pooling`.
+
+    Pooled logits are logarithms of pooled probabilities. The output for an example with a single
+    sequence is not changed.
 
     Args:
-      outputs: {"logits": [C] for each sequence} or {"values": [] for each sequence}.
-      example_index: the index of the example of each sequence, ascending.
+      name: "logits", with outputs [C] for each sequence, or "values", with outputs [].
 
     Returns:
-      The same name, with one array for each example. Pooled logits are logarithms of pooled
-      probabilities. The output of an example with a single sequence is not changed.
+      The outputs of each example, [examples, C] or [examples].
     """
-    first_sequences = np.flatnonzero(np.diff(example_index, prepend=-1))
-    return {
-        name: [
-            window[0] if len(window) == 1 else _pool(name, window, window_pooling)
-            for window in np.split(np.stack(list(values)), first_sequences[1:])
+    by_sequence = np.stack(outputs[name])
+    first_sequences = np.flatnonzero(np.diff(features.example_index, prepend=-1))
+    if len(first_sequences) == len(by_sequence):
+        return by_sequence
+    return np.stack(
+        [
+            windows[0] if len(windows) == 1 else _pool(name, windows, features.window_pooling)
+            for windows in np.split(by_sequence, first_sequences[1:])
         ]
-        for name, values in outputs.items()
-    }
+    )
 
 
 def _pool(name: str, windows: np.ndarray, window_pooling: WindowPooling) -> np.ndarray:
