@@ -12,6 +12,7 @@ from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import (
     ACTIVATIONS,
     HuggingFaceFormat,
+    SupportedValues,
     format_of,
     formats,
     transformer_fields,
@@ -29,15 +30,16 @@ def read_config(file: Path) -> tuple[EncoderConfig, TaskHead | None]:
     data = read_json_object(file)
     model_type = data.get("model_type", "bert")  # Google's file has no such field
     if not isinstance(model_type, str) or model_type not in formats():
+        reasons = [f.refused_model_types.get(str(model_type)) for f in formats().values()]
+        reason = next((f" ({reason})" for reason in reasons if reason), "")
         raise UserError(
-            f"{file}: model_type is {model_type!r}; supported are {', '.join(formats())}"
+            f"{file}: model_type is {model_type!r}{reason}; supported are {', '.join(formats())}"
         )
     family_format = formats()[model_type]
     prefix = family_format.class_prefixes[model_type]
     suffix = _class_suffix(file, data, family_format, prefix)
-    for field, value in family_format.fixed_fields.items():
-        if data.get(field, value) != value:
-            raise UserError(f"{file}: {field} is {data[field]!r}; only {value!r} is supported")
+    for field, supported in family_format.fixed_fields.items():
+        _check_supported(file, field, data, supported)
     activation_field = family_format.field_name("hidden_act") or "hidden_act"
     act = data.get(activation_field, family_format.default_activation)
     if not isinstance(act, str) or act not in ACTIVATIONS:
@@ -55,6 +57,18 @@ def read_config(file: Path) -> tuple[EncoderConfig, TaskHead | None]:
         raise UserError(f"{file}: {error}") from None
     head = None if suffix is None else heads.head_from_config(suffix, data, str(file))
     return config, head
+
+
+def _check_supported(file: Path, field: str, data: Mapping[str, Any], supported: Any) -> None:
+    if not isinstance(supported, SupportedValues):
+        supported = SupportedValues((supported,), default=supported, reason="")
+    if data.get(field, supported.default) in supported.values:
+        return
+    found = repr(data[field]) if field in data else f"absent, which means {supported.default!r}"
+    reason = f": {supported.reason}" if supported.reason else ""
+    raise UserError(
+        f"{file}: {field} is {found}; only {supported.values[0]!r} is supported{reason}"
+    )
 
 
 def _class_suffix(

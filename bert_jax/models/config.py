@@ -32,6 +32,7 @@ class TransformerConfig:
       multiple_choice_classifier: the layers for scoring one of several choices.
       supports_fused_attention: whether `PallasAttention` applies, which has no bias on the scores;
         without it, attention is always `XlaAttention`.
+      missing_masked_lm_reason: why files of the family have no masked-LM head, if they have none.
     """
 
     family: ClassVar[str]
@@ -39,6 +40,7 @@ class TransformerConfig:
     sequence_classifier: ClassVar[SequenceClassifier]
     multiple_choice_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
     supports_fused_attention: ClassVar[bool] = True
+    missing_masked_lm_reason: ClassVar[str] = ""
 
     vocab_size: int
     hidden_size: int = 768

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.layers.config import ComputeConfig
@@ -39,6 +40,7 @@ EncoderConfig = (
     | ElectraConfig
     | LongformerConfig
     | MPNetConfig
+    | DebertaV2Config
 )
 """The config of an encoder of any family.
 

@@ -54,6 +54,21 @@ _TRANSFORMER_FIELDS: dict[str, Any] = {
 """Fields of every family, and the default that most of Hugging Face's classes have."""
 
 
+@dataclass(frozen=True)
+class SupportedValues:
+    """Lists the values of a field of config.json that are supported, and why others are not.
+
+    Attributes:
+      values: the supported values.
+      default: the value of Hugging Face's class if the field is absent.
+      reason: the end of the error message for another value.
+    """
+
+    values: tuple[Any, ...]
+    default: Any = field(kw_only=True)
+    reason: str = field(kw_only=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceFormat:
     """Describes the Hugging Face format of one family.
@@ -62,7 +77,8 @@ class HuggingFaceFormat:
       class_prefixes: prefix of the class names by `model_type`, as {"bert": "Bert"}.
       heads: the heads of each class without a task head, by the end of its name; a file may lack
         some of them.
-      fixed_fields: fields of config.json that must be absent or have this value.
+      fixed_fields: fields of config.json that must be absent or have this value, or one of
+        `SupportedValues`.
       read_config: makes the config from `model_type`, the activation and a function that reads
         numbers.
       model_type: the `model_type` of a config.
@@ -74,6 +90,7 @@ class HuggingFaceFormat:
       canonical: renames tensors of old files and of bare encoders to today's names.
       tied_copies: tensors that repeat another one in a file with tied embeddings.
       decoder_bias, lm_bias: two names of the masked-LM bias; untied files need both.
+      refused_model_types: similar models that are not supported, with the reason.
     """
 
     class_prefixes: Mapping[str, str]
@@ -89,6 +106,7 @@ class HuggingFaceFormat:
     fixed_fields: Mapping[str, Any] = field(default_factory=dict)
     field_names: Mapping[str, str | None] = field(default_factory=dict)
     default_activation: str = "gelu"
+    refused_model_types: Mapping[str, str] = field(default_factory=dict)
 
     def field_name(self, name: str) -> str | None:
         """Returns Hugging Face's name of a field of `TransformerConfig`; None if it has none."""
@@ -221,6 +239,7 @@ def tied_and_untied_tables(
     decoder: str,
     decoder_bias: str,
     lm_bias: str,
+    ignored: Sequence[Ignored] = (),
 ) -> tuple[NameTable, NameTable]:
     """Returns the tables of a family, with and without tied token embeddings.
 
@@ -231,9 +250,11 @@ def tied_and_untied_tables(
       decoder: tensor of the masked-LM head's own token embeddings; a tied model has a copy at most.
       decoder_bias: a second copy of the masked-LM bias; the same as `lm_bias` if there is none.
       lm_bias: the masked-LM bias.
+      ignored: further tensors that are not parameters of the model.
     """
     token_embeddings = f"{prefix}.embeddings.word_embeddings.weight"
     ignored = [
+        *ignored,
         Ignored(f"{prefix}.embeddings.position_ids", "0, 1, 2, ... as a buffer, in old files"),
         Ignored(f"{prefix}.embeddings.token_type_ids", "zeros as a buffer, in old files"),
     ]

@@ -37,7 +37,11 @@ class FillMask:
         """
         self._tokenizer = require_tokenizer(model)
         if "masked_lm" in model.missing:
-            raise UserError(f"{model.path} has no masked-LM head, so it cannot fill masks")
+            reason = model.config.missing_masked_lm_reason
+            raise UserError(
+                f"{model.path} has no masked-LM head, so it cannot fill masks"
+                + (f": {reason}" if reason else "")
+            )
         if not 1 <= top_k <= self._tokenizer.vocab_size:
             raise UserError(
                 f"top_k is {top_k}; expected 1 to {self._tokenizer.vocab_size}, the vocabulary"

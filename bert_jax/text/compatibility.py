@@ -45,14 +45,16 @@ def check_same_tokenizer(first: Tokenization, second: Tokenization, next_step: s
 def check_embedding_rows(vocab_size: int, num_rows: int, source: str, next_step: str) -> None:
     """Checks that a vocabulary has as many tokens as the word-embedding table has rows.
 
-    Some training programs pad the table to a multiple of 8, 64 or 128 rows. Therefore it may have
-    up to 127 unused rows if its size is a multiple of 8.
+    Some training programs pad the table to a multiple of 8, 64 or 128 rows, and DeBERTa-v3's has
+    128,100 rows for 128,001 tokens. Therefore it may have up to 127 unused rows if its size is a
+    multiple of 8 or of 100.
 
     Raises:
       UserError: the sizes differ; the message begins with `source` and ends with `next_step`.
     """
     num_unused = num_rows - vocab_size
-    if num_unused == 0 or (0 < num_unused < 128 and num_rows % 8 == 0):
+    is_padded = num_rows % 8 == 0 or num_rows % 100 == 0
+    if num_unused == 0 or (0 < num_unused < 128 and is_padded):
         return
     raise UserError(
         f"{source}: the vocabulary has {vocab_size:,} tokens, but the word-embedding table of the "

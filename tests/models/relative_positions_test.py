@@ -1,4 +1,4 @@
-"""Covers bert_jax/models/mpnet/model.py: packed sequences, the layer loop.
+"""Covers models/mpnet/model.py, models/deberta_v2/: packed sequences, the layer loop.
 
 What attention adds to the scores depends on distances, also within packed rows.
 """
@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.layers.config import (
     ComputeConfig,
     FullRemat,
+    NoPositions,
     PaddingOffsetPositions,
     PallasAttention,
     Scanned,
@@ -31,7 +33,18 @@ MPNET = MPNetConfig(
     intermediate_size=48,
     positions=PaddingOffsetPositions(max_position_embeddings=42),
 )
-each_family = pytest.mark.parametrize("config", [MPNET], ids=lambda config: config.family)
+# Distances beyond 4 share buckets.
+DEBERTA = DebertaV2Config(
+    vocab_size=103,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=48,
+    positions=NoPositions(max_position_embeddings=40),
+    position_buckets=8,
+    max_relative_positions=40,
+)
+each_family = pytest.mark.parametrize("config", [MPNET, DEBERTA], ids=lambda config: config.family)
 
 
 @each_family

@@ -11,6 +11,7 @@ import pytest
 from bert_jax.data.config import PretrainingData
 from bert_jax.experiment import Experiment
 from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.electra.config import ElectraConfig, generator_config
 from bert_jax.models.layers.config import (
     ComputeConfig,
@@ -178,6 +179,15 @@ FAMILIES = [
         num_attention_heads=4,
         intermediate_size=64,
         positions=PaddingOffsetPositions(max_position_embeddings=34),
+    ),
+    DebertaV2Config(
+        vocab_size=104,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=64,
+        position_buckets=8,
+        max_relative_positions=32,
     ),
 ]
 

@@ -104,6 +104,28 @@ attention_scores.defvjp(lambda q, k: (attention_scores(q, k), (q, k)), _attentio
 
 
 @jax.custom_vjp
+def position_scores(x_BLHK: jax.Array, positions_OHK: jax.Array) -> jax.Array:
+    """Computes the products of each query or key with O relative positions, [B, H, L, O].
+
+    Like `attention_scores`, in float32, but all sequences have the same positions.
+    """
+    return _einsum("BLHK,OHK->BHLO", x_BLHK, positions_OHK)
+
+
+def _position_scores_bwd(
+    residuals: tuple[jax.Array, jax.Array], grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, positions = residuals
+    grad = grad.astype(x.dtype)
+    d_x = _einsum("BHLO,OHK->BLHK", grad, positions)
+    d_positions = _einsum("BHLO,BLHK->OHK", grad, x)
+    return d_x.astype(x.dtype), d_positions.astype(positions.dtype)
+
+
+position_scores.defvjp(lambda x, p: (position_scores(x, p), (x, p)), _position_scores_bwd)
+
+
+@jax.custom_vjp
 def attention_context(weights_BHQL: jax.Array, v_BLHK: jax.Array) -> jax.Array:
     """Sums values by attention weights, which are rounded to the values' dtype; [B, Q, H, K]."""
     return _einsum("BHQL,BLHK->BQHK", weights_BHQL.astype(v_BLHK.dtype), v_BLHK)

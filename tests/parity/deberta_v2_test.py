@@ -1,0 +1,247 @@
+"""Compares DeBERTa with Hugging Face's PyTorch classes in float32: outputs and folders.
+
+Every parameter is random, biases and norms too; batches are padded.
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bert_jax.errors import UserError
+from bert_jax.models.deberta_v2.config import DebertaV2Config
+from bert_jax.models.layers.config import GeluTanh, NoPositions
+from bert_jax.params import paths
+from bert_jax.predict.fill_mask import FillMask
+from bert_jax.pretrained.load import load_model
+from bert_jax.text.load_tokenizer import load_tokenizer
+from tests.helpers.folder_parity import check_folder, check_outputs
+from tests.helpers.torch_parity import HEADS, randomize_parameters
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+# 4 exact distances in each direction, and logarithmic buckets up to distance 40.
+SMALL = DebertaV2Config(
+    vocab_size=103,
+    hidden_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=3,
+    intermediate_size=70,
+    positions=NoPositions(max_position_embeddings=40),
+    position_buckets=8,
+    max_relative_positions=40,
+)
+MEDIUM = DebertaV2Config(
+    vocab_size=300,
+    hidden_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=512,
+    positions=NoPositions(max_position_embeddings=300),
+    position_buckets=64,
+    max_relative_positions=128,
+    hidden_act=GeluTanh(),
+    hidden_dropout_prob=0.2,
+)
+sizes = pytest.mark.parametrize(
+    "config, seq_length", [(SMALL, 40), (MEDIUM, 200)], ids=["small", "long"]
+)
+
+
+def torch_model(config: DebertaV2Config, name: str, **fields: Any) -> Any:
+    """Builds a model with random parameters; its config is written out, not exported."""
+    hf_config = transformers.DebertaV2Config(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        intermediate_size=config.intermediate_size,
+        max_position_embeddings=config.positions.max_position_embeddings,
+        layer_norm_eps=config.layer_norm_eps,
+        hidden_act="gelu_new" if config.hidden_act == GeluTanh() else "gelu",
+        hidden_dropout_prob=config.hidden_dropout_prob,
+        attention_probs_dropout_prob=config.attention_probs_dropout_prob,
+        relative_attention=True,
+        share_att_key=True,
+        norm_rel_ebd="layer_norm",
+        pos_att_type="p2c|c2p",
+        position_biased_input=False,
+        position_buckets=config.position_buckets,
+        max_relative_positions=config.max_relative_positions,
+        attn_implementation="eager",
+        **fields,
+    )
+    return randomize_parameters(getattr(transformers, f"DebertaV2{name}")(hf_config), std=0.1)
+
+
+@sizes
+@pytest.mark.parametrize("name, parts", [("Model", ()), ("ForMaskedLM", ("masked_lm",))])
+def test_pretrained_models(tmp_path, config, seq_length, name, parts):
+    auto = transformers.AutoModel if name == "Model" else transformers.AutoModelForMaskedLM
+    model = torch_model(config, name)
+    check_folder(
+        model, tmp_path, auto_class=auto, config=config, parts=parts, seq_length=seq_length
+    )
+
+
+@pytest.mark.parametrize("head_name", HEADS)
+def test_task_heads_and_their_folders(tmp_path, head_name):
+    head, name, fields = HEADS[head_name]
+    check_folder(
+        torch_model(SMALL, f"For{name}", **fields),
+        tmp_path,
+        auto_class=getattr(transformers, f"AutoModelFor{name}"),
+        config=SMALL,
+        head=head,
+    )
+
+
+@pytest.mark.parametrize("head_name", HEADS)
+def test_task_heads_of_another_size(tmp_path, head_name):
+    head, name, fields = HEADS[head_name]
+    model = torch_model(MEDIUM, f"For{name}", **fields)
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert loaded.config == MEDIUM and loaded.head == head
+    check_outputs(model, loaded, seq_length=96)
+
+
+# Like the published table, it has more rows than the tokenizer has tokens.
+PUBLISHED = dataclasses.replace(SMALL, vocab_size=100)
+
+
+def published_folder(folder: Any, **changes: Any) -> Any:
+    """Writes a folder with the fields and tensor names of the published DeBERTa-v3 models."""
+    model = torch_model(PUBLISHED, "Model")
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "deberta-v2", "attention_probs_dropout_prob": 0.1,
+                "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 48,
+                "initializer_range": 0.02, "intermediate_size": 70,
+                "max_position_embeddings": 40, "relative_attention": True,
+                "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+                "pos_att_type": "p2c|c2p", "layer_norm_eps": 1e-7, "conv_kernel_size": 0,
+                "max_relative_positions": -1, "position_biased_input": False,
+                "num_attention_heads": 3, "num_hidden_layers": 3, "type_vocab_size": 0,
+                "vocab_size": 100,
+            }
+            | changes
+        )
+    )  # fmt: skip
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {f"deberta.{name}": tensor for name, tensor in tensors.items()}
+    for name in ("mask_predictions.dense", "mask_predictions.LayerNorm", "lm_predictions.lm_head"):
+        tensors[f"{name}.weight"] = np.ones((4, 4), np.float32)
+    tensors["deberta.embeddings.position_embeddings.weight"] = np.ones((40, 48), np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    return model
+
+
+def test_published_file_is_an_encoder_that_cannot_fill_masks(tmp_path):
+    model = published_folder(tmp_path)
+    write_sentencepiece(tmp_path)
+    loaded = load_model(tmp_path)
+    assert loaded.config == PUBLISHED and loaded.missing == ("masked_lm",)
+    check_outputs(model, loaded)
+    with pytest.raises(UserError, match=r"no masked-LM head.*DeBERTa-v3 was pretrained to find"):
+        FillMask(loaded)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model_type": "deberta"}, r"model_type is 'deberta' \(DeBERTa v1 has another attention"),
+        ({"conv_kernel_size": 3}, "conv_kernel_size is 3; only 0 .* DeBERTa-v2-xlarge's convol"),
+        ({"share_att_key": False}, "share_att_key is False; only True is supported"),
+        ({"pos_att_type": ["c2p"]}, r"pos_att_type is \['c2p'\]; only 'p2c\|c2p' is supported"),
+        ({"norm_rel_ebd": "none"}, "norm_rel_ebd is 'none'; only 'layer_norm' is supported"),
+        ({"position_biased_input": True}, "position_biased_input is True; only False is"),
+        ({"position_buckets": -1}, "position_buckets is -1"),
+        ({"type_vocab_size": 2}, "type_vocab_size is 2; only 0 is supported"),
+    ],
+)
+def test_unsupported_variants_are_refused(tmp_path, changes, message):
+    published_folder(tmp_path, **changes)
+    with pytest.raises(UserError, match=message):
+        load_model(tmp_path)
+
+
+def test_absent_fields_have_the_defaults_of_hugging_face(tmp_path):
+    published_folder(tmp_path)
+    file = tmp_path / "config.json"
+    fields = json.loads(file.read_text())
+    del fields["relative_attention"]
+    file.write_text(json.dumps(fields))
+    with pytest.raises(UserError, match="relative_attention is absent, which means False"):
+        load_model(tmp_path)
+
+
+def write_sentencepiece(folder: Any) -> Any:
+    """Trains the `spm.model` of a folder as DeBERTa-v3 has it; [MASK] is not among its pieces."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    text = folder / "text.txt"
+    text.write_text("the cat sat on the mat and a dog ran over the hill to see The Cat\n" * 20)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(folder / "spm"), vocab_size=60, model_type="unigram",
+        hard_vocab_limit=False, pad_id=0, bos_id=1, eos_id=2, unk_id=3, pad_piece="[PAD]",
+        bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]", minloglevel=2,
+    )  # fmt: skip
+    text.unlink()
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": false, "vocab_type": "spm"}')
+    return sentencepiece.SentencePieceProcessor(str(folder / "spm.model"))
+
+
+def test_sentencepiece_folder_has_the_mask_after_all_pieces(tmp_path):
+    processor = write_sentencepiece(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    pieces = processor.get_piece_size()
+    special_ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.unk_id)
+    assert special_ids == (0, 1, 2, 3) and tokenizer.mask_id == pieces
+    assert tokenizer.vocab_size == pieces + 1
+    first, second = processor.encode("The cat sat"), processor.encode("on a hill")
+    assert tokenizer.encode("The cat [MASK] sat")[-1] == first[-1]
+    built = tokenizer.build_inputs_with_special_tokens(first, second)
+    assert built.tolist() == [1, *first, 2, *second, 2]
+    tokenizer.save(tmp_path / "saved")
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    texts = ("The cat [MASK] on the mat", "a dog ran")
+    ours = tokenizer.build_inputs_with_special_tokens(*map(tokenizer.encode, texts))
+    assert exported(*texts)["input_ids"] == ours.tolist() and pieces in ours
+
+
+def test_tokenizer_of_hugging_face_and_texts(tmp_path):
+    letters = "abcdefghijklmnopqrstuvwxyz."
+    tokens = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "▁", "▁the", "▁cat", *letters]
+    vocab = [(t, -len(t) / 10 if i > 3 else 0.0) for i, t in enumerate(tokens)]
+    tokenizer = transformers.DebertaV2Tokenizer(vocab=vocab, unk_id=3)
+    tokenizer.save_pretrained(tmp_path)
+    config = DebertaV2Config(
+        vocab_size=len(tokenizer), hidden_size=24, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=30, position_buckets=8,
+    )  # fmt: skip
+    model = torch_model(config, "Model")
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert loaded.config == config and loaded.tokenizer is not None
+    assert loaded.tokenizer.mask_id == len(tokens) == tokenizer.mask_token_id
+    texts = ["the [MASK] sat.", "a cat on the mat and the dog."]
+    expected = tokenizer(texts, return_tensors="np", padding=True)
+    found = loaded.tokenize(texts)
+    for name in ("input_ids", "attention_mask"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    pair = loaded.tokenizer.build_inputs_with_special_tokens(*map(loaded.tokenizer.encode, texts))
+    assert pair.tolist() == tokenizer(*texts)["input_ids"]
+
+
+def test_prefix_of_the_bare_encoder_is_not_that_of_the_head(tmp_path):
+    _, name, fields = HEADS["sequence"]
+    torch_model(SMALL, f"For{name}", **fields).save_pretrained(tmp_path)
+    flat = paths.flatten(load_model(tmp_path).params)
+    assert flat["classifier/dense/kernel"].shape == (48, 48)
+    assert flat["classifier/out_proj/kernel"].shape == (48, 3)
