@@ -12,28 +12,33 @@ _EPILOG = """examples:
   bert-jax convert uncased_L-12_H-768_A-12 --output bert-base
   bert-jax fill-mask bert-base "Paris is the [MASK] of France."
 
-SOURCE is a folder with bert_config.json and *.ckpt.index (Google's release), or with config.json
-and model.safetensors or pytorch_model.bin, also in shards (Hugging Face). The output is a Hugging
-Face folder.
+SOURCE is a folder of Google's release of BERT (bert_config.json and *.ckpt.index) or ELECTRA
+(*.index), or of Hugging Face (config.json and model.safetensors or pytorch_model.bin, also in
+shards). The output is a Hugging Face folder.
 `bert-jax pretrain --init-from FOLDER` continues pretraining from it, or directly from SOURCE.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds SOURCE and --output."""
+    """Adds SOURCE, --output and --generator."""
     parser.add_argument("source", metavar="SOURCE", help="folder with a checkpoint")
     parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder to write")
+    parser.add_argument(
+        "--generator",
+        action="store_true",
+        help="convert the generator of Google's ELECTRA checkpoint, not the discriminator",
+    )
     parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
     """Converts the checkpoint and prints which parts the source does not have."""
     from bert_jax.export.export import check_new_folder, export
-    from bert_jax.pretrained.initial import load_model_or_tf1
+    from bert_jax.pretrained.initial import load_generator, load_model_or_tf1
 
     # Before the checkpoint is loaded, which takes seconds.
     check_new_folder(Path(args.output))
-    model = load_model_or_tf1(args.source)
+    model = load_generator(args.source) if args.generator else load_model_or_tf1(args.source)
     export(model, Path(args.output))
     if model.missing:
         logger.warning("%s has no %s", args.source, ", no ".join(model.missing))

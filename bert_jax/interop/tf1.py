@@ -1,12 +1,15 @@
-"""Reads checkpoints of Google's original BERT release (TensorFlow 1 variables) with TensorFlow.
+"""Reads checkpoints of Google's BERT and ELECTRA (TensorFlow 1 variables) with TensorFlow.
 
-bert_config.json     the architecture
+bert_config.json     the architecture of BERT; that of ELECTRA follows from its variables
 bert_model.ckpt.index, bert_model.ckpt.data-00000-of-00001
 vocab.txt
 """
 
+import contextlib
 import os
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +17,12 @@ from bert_jax.errors import MissingExtraError, UserError
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.interop.huggingface_config import read_config
 from bert_jax.models.bert.tf1 import TF1
+from bert_jax.models.electra import tf1 as electra
+from bert_jax.models.electra.config import ElectraConfig
+from bert_jax.models.encoder import EncoderConfig
 
 CONFIG = "bert_config.json"
-_INDEX_SUFFIX = ".index"
+_INDEX_SUFFIX, _INDEX_FILES = ".index", "*.index"
 
 
 def find_checkpoint(path: Path) -> Path | None:
@@ -29,17 +35,26 @@ def find_checkpoint(path: Path) -> Path | None:
         return path
     if not path.is_dir():
         return None
-    found = sorted(path.glob(f"*.ckpt*{_INDEX_SUFFIX}"))
+    prefixes = [f.with_name(f.name.removesuffix(_INDEX_SUFFIX)) for f in path.glob(_INDEX_FILES)]
+    # ELECTRA's release has names without ".ckpt", such as electra_small.index.
+    found = sorted(
+        prefix
+        for prefix in prefixes
+        if ".ckpt" in prefix.name or any(path.glob(f"{prefix.name}.data-00000-of-*"))
+    )
     if len(found) > 1:
-        names = ", ".join(file.name.removesuffix(_INDEX_SUFFIX) for file in found)
+        names = ", ".join(prefix.name for prefix in found)
         raise UserError(
             f"{path} has several checkpoints: {names}; append one of these names to the path"
         )
-    return found[0].with_name(found[0].name.removesuffix(_INDEX_SUFFIX)) if found else None
+    return found[0] if found else None
 
 
-def read_checkpoint(path: Path) -> ImportedModel:
+def read_checkpoint(path: Path, *, generator: bool = False) -> ImportedModel:
     """Reads the model at a folder or prefix that `find_checkpoint` accepts.
+
+    Args:
+      generator: whether to read the generator of an ELECTRA checkpoint, not the discriminator.
 
     Raises:
       UserError: a file is missing or damaged, or of a model that is not supported.
@@ -48,15 +63,40 @@ def read_checkpoint(path: Path) -> ImportedModel:
     if prefix is None:
         raise UserError(f"{path}: expected {CONFIG} and *.ckpt.index of Google's release there")
     folder = prefix.parent
-    config, _ = read_config(folder / CONFIG)
-    return ImportedModel(_read_weights(prefix), config, find_tokenizer(folder))
+    with _open_checkpoint(prefix) as reader:
+        shapes: dict[str, list[int]] = reader.get_variable_to_shape_map()
+        if electra.is_electra(shapes):
+            scope = "generator" if generator else "electra"
+            names = electra.GENERATOR if generator else electra.DISCRIMINATOR
+            config: EncoderConfig = _electra_config(shapes, scope, prefix)
+        elif generator:
+            raise UserError(f"{prefix}: --generator is for ELECTRA, this is a checkpoint of BERT")
+        else:
+            config, _ = read_config(folder / CONFIG)
+            names = TF1
+        wanted = names.parameter_names(shapes, str(prefix))
+        tensors = {name: reader.get_tensor(name) for name in wanted}
+    flat = names.from_external(tensors, str(prefix))
+    flat_params = {path: np.asarray(tensor, np.float32) for path, tensor in flat.items()}
+    return ImportedModel(flat_params, config, find_tokenizer(folder))
 
 
-def _read_weights(prefix: Path) -> dict[str, np.ndarray]:
-    """Returns the parameters by path, float32; the name table ignores the optimizer's variables.
+def _electra_config(shapes: Mapping[str, Sequence[int]], scope: str, prefix: Path) -> ElectraConfig:
+    try:
+        return electra.config_from_shapes(shapes, scope)
+    except KeyError as error:
+        raise UserError(
+            f"{prefix}: expected the variable {error} of an ELECTRA checkpoint; a checkpoint of "
+            "fine-tuning has no generator"
+        ) from None
+
+
+@contextlib.contextmanager
+def _open_checkpoint(prefix: Path) -> Generator[Any]:
+    """Opens a checkpoint for reading.
 
     Raises:
-      UserError: a damaged file, a variable that BERT does not have, or no TensorFlow.
+      UserError: a damaged file, also if that is found inside the `with` block; or no TensorFlow.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # no warnings about GPU drivers
     try:
@@ -66,13 +106,9 @@ def _read_weights(prefix: Path) -> dict[str, np.ndarray]:
             f"{prefix}: reading TF1 checkpoints needs TensorFlow", "seqio"
         ) from None
     try:
-        reader = tf.train.load_checkpoint(str(prefix))
-        names = TF1.parameter_names(reader.get_variable_to_shape_map(), str(prefix))
-        tensors = {name: reader.get_tensor(name) for name in names}
+        yield tf.train.load_checkpoint(str(prefix))
     except (tf.errors.OpError, RuntimeError, ValueError, LookupError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{prefix}: this TensorFlow checkpoint cannot be read ({reason}); fetch it again"
         ) from None
-    flat = TF1.from_external(tensors, str(prefix))
-    return {path: np.asarray(tensor, np.float32) for path, tensor in flat.items()}

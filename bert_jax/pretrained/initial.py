@@ -27,6 +27,15 @@ def load_model_or_tf1(path: str | Path) -> LoadedModel:
     return load_model(path)
 
 
+def load_generator(path: str | Path) -> LoadedModel:
+    """Reads the generator of Google's ELECTRA checkpoint, a model with a masked-LM head.
+
+    Raises:
+      UserError: there is no checkpoint at the path, or it is not ELECTRA's.
+    """
+    return build_model(tf1.read_checkpoint(Path(path), generator=True), str(path))
+
+
 def check_model_exists(path: str) -> None:
     """Raises UserError if there is no file or folder of a model, before it is read."""
     if not Path(path).exists() and tf1.find_checkpoint(Path(path)) is None:
