@@ -79,12 +79,12 @@ def _read_shards(index: Path, reader: Callable[[Path], Tensors]) -> Tensors:
                 )
             tensors[name], shard_of[name] = tensor, shard
     for name in sorted(weight_map.keys() ^ tensors.keys()):
-        where, other = (
+        source, other = (
             (index.name, weight_map[name]) if name in weight_map else (shard_of[name], index.name)
         )
         raise UserError(
-            f"{index.parent}: the tensor {name!r} is in {where}, but not in {other}; the files are "
-            "of different models or versions; download the folder again"
+            f"{index.parent}: the tensor {name!r} is in {source}, but not in {other}; the files "
+            "are of different models or versions; download the folder again"
         )
     return tensors
 

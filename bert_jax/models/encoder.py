@@ -8,7 +8,8 @@ A family is a package `models/<family>/` with these modules, found next to its c
     huggingface.py   `HUGGING_FACE`: its names in Hugging Face's files, see `models/huggingface.py`
     flops.py         `encoder_flops(config, seq_length)`: forward FLOPs for each token
 
-BERT's `sharding.py` and `flops.py` serve a family that has BERT's layers and no such module.
+BERT's `model.py`, `sharding.py` and `flops.py` serve a family that does not have such a module: its
+encoder is BERT's with other values, as that of RoBERTa, DistilBERT and ELECTRA.
 To add a family, write the package and add its config to `EncoderConfig` below. This module imports
 no jax, because configs name `EncoderConfig`.
 """
@@ -121,12 +122,15 @@ def encoder_flops(config: EncoderConfig, seq_length: int) -> float:
     return family_module(type(config), "flops").encoder_flops(config, seq_length)
 
 
+_BERT_MODULES = ("model", "sharding", "flops")
+
+
 def family_module(config_class: type[Any], name: str) -> Any:
     """Imports a module of the family to which a config class belongs, such as "sharding".
 
-    The modules "sharding" and "flops" are BERT's for a family that does not define them.
+    The modules "model", "sharding" and "flops" are BERT's for a family that does not define them.
     """
     package = config_class.__module__.rpartition(".")[0]
-    if name in ("sharding", "flops") and not importlib.util.find_spec(f"{package}.{name}"):
+    if name in _BERT_MODULES and not importlib.util.find_spec(f"{package}.{name}"):
         package = BertConfig.__module__.rpartition(".")[0]
     return importlib.import_module(f"{package}.{name}")

@@ -53,18 +53,7 @@ def step_flops(
     head_forward_flops = 0.0
     match objective:
         case Pretraining():
-            if objective.mlm_weight:
-                head_forward_flops += num_predictions * _masked_lm_flops(model)
-            num_pair_losses = bool(objective.nsp_weight) + bool(objective.sop_weight)
-            head_forward_flops += (
-                num_pair_losses * batch_size * (2 * model.hidden_size**2 + 4 * model.hidden_size)
-            )
-            if objective.sbo_weight:
-                boundary_flops = (
-                    2 * model.hidden_size * (2 * model.hidden_size + SPAN_POSITION_EMBEDDING_SIZE)
-                )
-                # Its second layer and its logits are those of masked LM.
-                head_forward_flops += num_predictions * (_masked_lm_flops(model) + boundary_flops)
+            head_forward_flops += _pretraining_head_flops(objective, batch_size, num_predictions)
         case ReplacedTokens():
             # For each token the generator and the discriminator's head, D x D and D x 1.
             head_forward_flops += batch_size * seq_length * (
@@ -99,6 +88,20 @@ def _distillation_flops(
     student_flops, teacher_flops = map(_masked_lm_flops, (objective.model, teacher.model))
     num_predictions = num_sequences * predictions_per_seq
     return flops + num_predictions * (3.0 * student_flops + teacher_flops)
+
+
+def _pretraining_head_flops(objective: Pretraining, batch_size: int, num_predictions: int) -> float:
+    """Returns the forward FLOPs of the heads whose losses have a weight."""
+    width, flops = objective.model.hidden_size, 0.0
+    if objective.mlm_weight:
+        flops += num_predictions * _masked_lm_flops(objective.model)
+    num_pair_losses = bool(objective.nsp_weight) + bool(objective.sop_weight)
+    flops += num_pair_losses * batch_size * (2 * width**2 + 4 * width)
+    if objective.sbo_weight:
+        boundary_flops = 2 * width * (2 * width + SPAN_POSITION_EMBEDDING_SIZE)
+        # Its second layer and its logits are those of masked LM.
+        flops += num_predictions * (_masked_lm_flops(objective.model) + boundary_flops)
+    return flops
 
 
 def _masked_lm_flops(model: EncoderConfig) -> int:

@@ -174,9 +174,9 @@ def test_parameters_that_are_not_written_are_rejected(model, tmp_path, monkeypat
     write = huggingface.write_weights
 
     def without_head(folder, flat, config, head):
-        left_out = ("next_sentence/", "masked_lm/")
-        kept = {p: leaf for p, leaf in flat.items() if not p.startswith(left_out)}
-        write(folder, kept, config, head)
+        heads = ("next_sentence/", "masked_lm/")
+        without = {p: leaf for p, leaf in flat.items() if not p.startswith(heads)}
+        write(folder, without, config, head)
 
     monkeypatch.setattr(huggingface, "write_weights", without_head)
     with pytest.raises(UserError, match="masked_lm/bias is not the same when read back"):
