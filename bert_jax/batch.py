@@ -117,3 +117,14 @@ def check_batch(batch: Mapping[str, np.ndarray], expected: BatchSpec) -> None:
                 f"batch field {name!r} is {array.dtype}{list(array.shape)}, "
                 f"expected {dtype}{list(shape)}"
             )
+
+
+def encoder_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `Encoder.__call__` for a batch, each [B, L] or [B x A, L]."""
+    if CHOICE_FIELDS[0] in batch:  # the encoder reads each choice as a separate sequence
+        return {
+            name.removeprefix("choice_"): batch[name].reshape(-1, batch[name].shape[-1])
+            for name in CHOICE_FIELDS
+        }
+    packed = {name: batch[name] for name in PACKED_FIELDS if name in batch}
+    return {name: batch[name] for name in ENCODER_FIELDS} | packed

@@ -154,11 +154,14 @@ def _forward_outputs(model: LoadedModel, batch: Mapping[str, Any]) -> list[tuple
 
 
 def sample_batch(config: EncoderConfig, tokenizer: Tokenizer | None) -> dict[str, np.ndarray]:
-    """Makes a batch [2, L] of the longest length: a padded text pair, and random ids.
+    """Makes a batch [2, L] of a padded text pair and random ids.
+
+    L is the longest length of the model, but at most 512: the memory of attention to all of 8,192
+    tokens would exceed that of many machines.
 
     Without a tokenizer both sequences are random ids.
     """
-    seq_length = config.max_length
+    seq_length = min(config.max_length, 512)
     input_ids = np.random.default_rng(0).integers(0, config.vocab_size, (2, seq_length))
     attention_mask, token_type_ids = np.ones_like(input_ids), np.zeros_like(input_ids)
     largest_type = max(0, config.type_vocab_size - 1)

@@ -125,6 +125,7 @@ _TYPE_NAMES: dict[type, str] = {
     bool: "true or false",
     str: "a string",
     list: "a list",
+    dict: "an object",
 }
 
 

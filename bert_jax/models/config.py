@@ -7,12 +7,24 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bert_jax.errors import ConfigError, check_range
-from bert_jax.models.heads.config import PoolerClassifier, SequenceClassifier, TaskHead
+from bert_jax.models.heads.config import (
+    FirstTokenPooling,
+    LinearClassifier,
+    MaskedLMTransform,
+    OwnTransform,
+    PoolerClassifier,
+    Pooling,
+    SequenceClassifier,
+    TaskHead,
+    TokenClassifier,
+)
 from bert_jax.models.layers.config import (
     Activation,
     Gelu,
     GlobalTokens,
+    LayerNormWithBias,
     LearnedPositions,
+    Norm,
     Positions,
     check_dropout,
 )
@@ -33,6 +45,9 @@ class TransformerConfig:
       supports_fused_attention: whether `PallasAttention` applies, which has no bias on the scores;
         without it, attention is always `XlaAttention`.
       missing_masked_lm_reason: why files of the family have no masked-LM head, if they have none.
+      token_classifier: the layers for labeling every token, also used for answer spans.
+      masked_lm_transform: the layers between the encoder and the masked-LM logits.
+      norm: the norm of all layers.
     """
 
     family: ClassVar[str]
@@ -41,6 +56,9 @@ class TransformerConfig:
     multiple_choice_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
     supports_fused_attention: ClassVar[bool] = True
     missing_masked_lm_reason: ClassVar[str] = ""
+    token_classifier: ClassVar[TokenClassifier] = LinearClassifier()
+    masked_lm_transform: ClassVar[MaskedLMTransform] = OwnTransform()
+    norm: ClassVar[Norm] = LayerNormWithBias()
 
     vocab_size: int
     hidden_size: int = 768
@@ -86,6 +104,11 @@ class TransformerConfig:
     def word_embedding_size(self) -> int:
         """Returns E, the width of the token embeddings, which is D unless they are factorized."""
         return self.hidden_size
+
+    @property
+    def sequence_pooling(self) -> Pooling:
+        """Returns which vector of a sequence its heads read, unless they have a pooler."""
+        return FirstTokenPooling()
 
     @property
     def masked_lm_activation(self) -> Activation:

@@ -26,6 +26,7 @@ from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.longformer.config import LongformerConfig
+from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.models.roberta.config import RobertaConfig
 
@@ -42,6 +43,7 @@ EncoderConfig = (
     | LongformerConfig
     | MPNetConfig
     | DebertaV2Config
+    | ModernBertConfig
 )
 """The config of an encoder of any family.
 

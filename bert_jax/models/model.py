@@ -15,26 +15,29 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS, PACKED_FIELDS
+from bert_jax.batch import encoder_inputs
 from bert_jax.errors import ConfigError
 from bert_jax.functional import Network
 from bert_jax.models.encoder import Encoder, EncoderConfig, EncoderOutput, build_encoder
 from bert_jax.models.heads.config import (
-    DenseClassifier,
-    PoolerClassifier,
+    PredictionHeadClassifier,
     QuestionAnsweringHead,
     TaskHead,
     classifier_layers,
     head_param_name,
+    masked_lm_parts,
+    reads_one_vector,
     task_parts,
 )
 from bert_jax.models.heads.modules import (
     DenseClassifierModule,
     LMHead,
     Pooler,
+    PredictionHead,
     ReplacedTokenHead,
+    build_task_module,
     gather_positions,
-    head_linear,
+    pool_tokens,
 )
 from bert_jax.models.heads.span_boundary import SpanBoundaryHead
 from bert_jax.models.layers.config import ComputeConfig
@@ -44,6 +47,7 @@ from bert_jax.models.layers.linear import linear
 
 HEADS = (
     "pooler",
+    "prediction_head",
     "masked_lm",
     "next_sentence",
     "sentence_order",
@@ -64,6 +68,7 @@ class EncoderWithHeads(nnx.Module):
     Attributes:
       encoder: an `Encoder`.
       pooler: exists if it is one of `heads`, or if the task head uses it.
+      prediction_head: exists if it is one of `heads`, or if another head uses it.
       masked_lm, next_sentence, sentence_order, span_boundary, replaced_token: exist if they are in
         `heads`.
     """
@@ -87,7 +92,8 @@ class EncoderWithHeads(nnx.Module):
           ConfigError: a name in `heads` is unknown, or a head that needs the pooler has none.
         """
         self.encoder: Encoder = build_encoder(config, compute, rngs)
-        self.needs_pooler = task_head is not None and "pooler" in task_parts(task_head, config)
+        task_part_names = task_parts(task_head, config) if task_head is not None else ()
+        self.needs_pooler = "pooler" in task_part_names
         if unknown_heads := [name for name in heads if name not in HEADS]:
             raise ConfigError(
                 f"heads contains {unknown_heads[0]!r}; expected names from {', '.join(HEADS)}"
@@ -100,6 +106,9 @@ class EncoderWithHeads(nnx.Module):
                 )
         if "pooler" in heads or self.needs_pooler:
             self.pooler = Pooler(config, compute, rngs)
+        shared_parts = masked_lm_parts(config) if "masked_lm" in heads else ()
+        if "prediction_head" in {*heads, *shared_parts, *task_part_names}:
+            self.prediction_head = PredictionHead(config, compute, rngs)
         if "masked_lm" in heads:
             self.masked_lm = LMHead(config, compute, rngs)
         if "next_sentence" in heads:
@@ -111,8 +120,8 @@ class EncoderWithHeads(nnx.Module):
         if "replaced_token" in heads:
             self.replaced_token = ReplacedTokenHead(config, compute, rngs)
         if task_head is not None:
-            setattr(self, head_param_name(task_head), _task_module(config, task_head, rngs))
-        self.compute, self.heads, self.task_head = compute, heads, task_head
+            setattr(self, head_param_name(task_head), build_task_module(config, task_head, rngs))
+        self.config, self.compute, self.heads, self.task_head = config, compute, heads, task_head
         self.global_tokens = config.global_tokens(task_head)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
@@ -148,7 +157,7 @@ class EncoderWithHeads(nnx.Module):
         if "replaced_token" in self.heads:
             outputs["replaced_token"] = self.replaced_token(last)
         if self.task_head is not None:
-            outputs["task"] = self.task_logits(last)
+            outputs["task"] = self.task_logits(last, encoder_inputs(batch)["attention_mask"])
         return outputs
 
     def encode(
@@ -179,6 +188,8 @@ class EncoderWithHeads(nnx.Module):
 
     def masked_lm_logits(self, hidden: jax.Array) -> jax.Array:
         """Maps hidden states [..., D] to logits over the vocabulary, float32 [..., V]."""
+        if "prediction_head" in masked_lm_parts(self.config):
+            hidden = self.prediction_head(hidden)
         return self.masked_lm(hidden, self.encoder.token_embeddings())
 
     def next_sentence_logits(self, hidden_BLD: jax.Array) -> jax.Array:
@@ -205,12 +216,14 @@ class EncoderWithHeads(nnx.Module):
     def task_logits(
         self,
         hidden_BLD: jax.Array,
+        attention_mask: jax.Array,
         dropout_rate: float = 0.0,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """Maps hidden states [B, L, D] to the logits of the task head.
 
-        A head that `reads_first_token` accepts [B, 1, D] as well.
+        `attention_mask` is int32 [B, L], 1 = real token. A head that `reads_one_vector` accepts the
+        result of `sequence_vectors` as well.
 
         Returns:
           float32 [B, outputs], or [B, L, outputs] for a head on every token.
@@ -220,31 +233,20 @@ class EncoderWithHeads(nnx.Module):
         module = getattr(self, head_param_name(head))
         if isinstance(module, DenseClassifierModule):
             return module(hidden_BLD[:, 0], dropout_rate, dropout_key)
-        inputs = self.pooler(hidden_BLD) if self.needs_pooler else hidden_BLD
         # BERT's release has no dropout between the encoder and the question-answering head.
-        if dropout_key is not None and not isinstance(head, QuestionAnsweringHead):
+        has_dropout = not isinstance(head, QuestionAnsweringHead)
+        inputs = self.pooler(hidden_BLD) if self.needs_pooler else hidden_BLD
+        if isinstance(classifier_layers(head, self.config), PredictionHeadClassifier):
+            one = reads_one_vector(head)
+            vectors = self.sequence_vectors(hidden_BLD, attention_mask)[:, 0] if one else hidden_BLD
+            inputs, has_dropout = self.prediction_head(vectors), True
+        if dropout_key is not None and has_dropout:
             inputs = dropout(inputs, dropout_rate, make_dropout_seeds(dropout_key, ()))
         return module(inputs)
 
-
-def _task_module(config: EncoderConfig, head: TaskHead, rngs: nnx.Rngs) -> nnx.Module:
-    match classifier_layers(head, config):
-        case DenseClassifier() as classifier:
-            return DenseClassifierModule(config, classifier, head, rngs)
-        case PoolerClassifier() | None:
-            # `task_logits` feeds this layer the output of the pooler, or all tokens.
-            return head_linear(config, head, rngs)
-
-
-def encoder_inputs(batch: Batch) -> dict[str, Any]:
-    """Returns the arguments of `Encoder.__call__` for a batch, each [B, L] or [B x A, L]."""
-    if CHOICE_FIELDS[0] in batch:  # the encoder reads each choice as a separate sequence
-        return {
-            name.removeprefix("choice_"): batch[name].reshape(-1, batch[name].shape[-1])
-            for name in CHOICE_FIELDS
-        }
-    packed = {name: batch[name] for name in PACKED_FIELDS if name in batch}
-    return {name: batch[name] for name in ENCODER_FIELDS} | packed
+    def sequence_vectors(self, hidden_BLD: jax.Array, attention_mask: jax.Array) -> jax.Array:
+        """Returns what a head that `reads_one_vector` reads of [B, L, D], as [B, 1, D]."""
+        return pool_tokens(hidden_BLD, attention_mask, self.config.sequence_pooling)[:, None]
 
 
 @functools.cache

@@ -24,6 +24,8 @@ LOGICAL_TO_MESH: dict[str, str] = {
 _POOLER_AND_TASK_HEADS: list[tuple[str, LogicalAxes]] = [
     ("pooler/dense/kernel", ("embed", None)),
     ("pooler/dense/bias", (None,)),
+    ("prediction_head/dense/kernel", ("embed", None)),
+    ("prediction_head/norm/*", (None,)),
     ("classifier/kernel", ("embed", None)),
     ("classifier/bias", (None,)),
     ("classifier/dense/kernel", ("embed", None)),

@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 
+from bert_jax.batch import encoder_inputs
 from bert_jax.functional import Params
-from bert_jax.models.heads.config import reads_first_token
-from bert_jax.models.model import EncoderWithHeads, build_network, encoder_inputs
+from bert_jax.models.heads.config import reads_one_vector
+from bert_jax.models.model import EncoderWithHeads, build_network
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning_heads import HeadOutputs, head_spec
@@ -63,7 +64,9 @@ class FineTuningObjective:
         if dropout_key is not None:
             encoder_key, head_key = jax.random.split(dropout_key)
         hidden = self.hidden_states(network, batch, encoder_key)
-        logits = network.task_logits(hidden, self.config.classifier_dropout, head_key)
+        logits = network.task_logits(
+            hidden, self.token_mask(batch), self.config.classifier_dropout, head_key
+        )
         return self.spec.make_outputs(logits, batch)
 
     def label_loss(
@@ -80,6 +83,10 @@ class FineTuningObjective:
         """Runs the encoder: [B, L, D], or [B x A, L, D] for multiple choice."""
         return network.encode(batch, dropout_key).last_hidden_state
 
+    def token_mask(self, batch: Batch) -> jax.Array:
+        """Returns which positions of `hidden_states` are real tokens, int32 [B, L]."""
+        return encoder_inputs(batch)["attention_mask"]
+
     def head_loss(
         self,
         network: EncoderWithHeads,
@@ -88,7 +95,9 @@ class FineTuningObjective:
         dropout_key: jax.Array | None,
     ) -> tuple[WeightedMean, dict[str, WeightedMean]]:
         """Computes the loss and metrics of the head from `hidden_states`."""
-        logits = network.task_logits(hidden, self.config.classifier_dropout, dropout_key)
+        logits = network.task_logits(
+            hidden, self.token_mask(batch), self.config.classifier_dropout, dropout_key
+        )
         return self.label_loss(self.spec.make_outputs(logits, batch), batch)
 
     def predict(self, params: Params, batch: Batch) -> HeadOutputs:
@@ -99,13 +108,15 @@ class FineTuningObjective:
         """Computes encoder features to cache, without dropout. Pure: may be compiled with jit.
 
         Returns:
-          float32 [B, L, D] of all tokens; [B, A, D] of first tokens if the head reads only these,
-          where A is 1 without choices.
+          float32 [B, L, D] of all tokens; [B, A, D] if the head reads one vector of a sequence, for
+          example that of the first token, where A is 1 without choices.
         """
-        hidden = self.network.merge(params).encode(batch).last_hidden_state
-        if reads_first_token(self.config.head):
+        network = self.network.merge(params)
+        hidden = network.encode(batch).last_hidden_state
+        if reads_one_vector(self.config.head):
             batch_size = batch[self.spec.input_fields[0]].shape[0]
-            hidden = hidden[:, 0].reshape(batch_size, -1, hidden.shape[-1])
+            vectors = network.sequence_vectors(hidden, self.token_mask(batch))
+            hidden = vectors.reshape(batch_size, -1, hidden.shape[-1])
         return hidden.astype(jnp.float32)
 
 
@@ -121,9 +132,14 @@ class CachedFeaturesObjective(FineTuningObjective):
     ) -> jax.Array:
         """Returns cached features, which were computed without dropout.
 
-        Features of first tokens [B, D] or [B, A, D] become sequences of one token.
+        One vector for each sequence, [B, D] or [B, A, D], becomes a sequence of one token.
         """
         features = batch[self.spec.features_field].astype(jnp.dtype(network.compute.dtype))
-        if reads_first_token(self.config.head):
+        if reads_one_vector(self.config.head):
             return features.reshape(-1, 1, features.shape[-1])
         return features
+
+    def token_mask(self, batch: Batch) -> jax.Array:
+        """Returns which positions of `hidden_states` are real tokens, int32 [B, L]."""
+        mask = super().token_mask(batch)
+        return jnp.ones_like(mask[:, :1]) if reads_one_vector(self.config.head) else mask

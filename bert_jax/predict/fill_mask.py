@@ -10,6 +10,7 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.config import masked_lm_parts
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import build_network
 from bert_jax.predict.batching import (
@@ -47,7 +48,8 @@ class FillMask:
                 f"top_k is {top_k}; expected 1 to {self._tokenizer.vocab_size}, the vocabulary"
             )
         self._config = model.config
-        self._params = {part: params_to_device(model, part) for part in ("encoder", "masked_lm")}
+        parts = ("encoder", *masked_lm_parts(model.config))
+        self._params = {part: params_to_device(model, part) for part in parts}
         self._predict_candidates = jax.jit(
             functools.partial(
                 _candidates, config=model.config, vocab_size=self._tokenizer.vocab_size, top_k=top_k

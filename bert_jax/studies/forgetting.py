@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.models.heads.config import masked_lm_parts
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
@@ -51,8 +52,9 @@ def measure_forgetting(
         paths.flatten(model.params["encoder"]) for model in (before, after)
     )
     result: dict[str, Any] = {}
+    heads = {part: before.params[part] for part in masked_lm_parts(before.config)}
     for name, encoder in (("before", before.params), ("after", after.params)):
-        params = {"encoder": encoder["encoder"], "masked_lm": before.params["masked_lm"]}
+        params = {"encoder": encoder["encoder"], **heads}
         metrics, tokens = evaluate_masked_lm(
             params, before.config, tokenizer, corpus_folder, num_examples
         )

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _HEAD_NAMES = {
     "pooler": "pooler",
+    "prediction_head": "prediction head",
     "masked_lm": "masked-LM head",
     "next_sentence": "next-sentence head",
     "sentence_order": "sentence-order head",

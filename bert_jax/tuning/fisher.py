@@ -18,6 +18,7 @@ from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
 from bert_jax.data.pretraining.loader import evaluation_batches
 from bert_jax.errors import UserError, check_range
 from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.config import masked_lm_parts
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import build_network
 from bert_jax.objectives.pretraining import masked_lm_loss
@@ -48,14 +49,12 @@ def fisher_information(
         prepared corpus with the same vocabulary.
     """
     tokenizer, config = require_masked_lm(model, corpus_folder), model.config
-    head = model.params["masked_lm"]
+    heads = {part: model.params[part] for part in masked_lm_parts(config)}
 
     @jax.jit
     def add(total: Any, encoder: Any, batch: Any) -> Any:
         def loss(encoder: Any) -> jax.Array:
-            mean, _ = _masked_lm_loss(
-                {"encoder": encoder, "masked_lm": head}, config, batch, tokenizer
-            )
+            mean, _ = _masked_lm_loss({"encoder": encoder, **heads}, config, batch, tokenizer)
             return mean.total / jnp.maximum(mean.weight, 1.0)
 
         return jax.tree.map(lambda t, g: t + jnp.square(g), total, jax.grad(loss)(encoder))

@@ -104,7 +104,7 @@ def test_module_and_pure_functions_compute_the_same(config):
     "heads, message",
     [
         (("next_sentence",), "'next_sentence' uses the output of the pooler; add 'pooler'"),
-        (("mlm",), "heads contains 'mlm'; expected names from pooler, masked_lm, next_sentence"),
+        (("mlm",), "heads contains 'mlm'; expected names from pooler, prediction_head, masked_lm"),
     ],
 )
 def test_heads_that_cannot_be_built_are_refused(heads, message):

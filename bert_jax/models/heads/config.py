@@ -78,8 +78,53 @@ class DenseClassifier:
     input_dropout: bool = True  # whether dropout is applied before the dense layer
 
 
-SequenceClassifier = PoolerClassifier | DenseClassifier
+@dataclass(frozen=True, kw_only=True)
+class FirstTokenPooling:
+    """Selects the hidden state of the first token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanPooling:
+    """Selects the mean of the hidden states of all tokens that are not padding."""
+
+
+Pooling = FirstTokenPooling | MeanPooling
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionHeadClassifier:
+    """Classifies the output of the prediction head: dense, activation, norm, dropout, linear.
+
+    ModernBERT's masked LM has the same dense layer and norm, so a task starts with pretrained ones.
+    For a whole sequence, the input of the prediction head is `TransformerConfig.sequence_pooling`.
+    """
+
+
+SequenceClassifier = PoolerClassifier | DenseClassifier | PredictionHeadClassifier
 """The layers that a family puts on its encoder to classify a sequence or to score a choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearClassifier:
+    """Classifies every token: dropout, linear (BERT)."""
+
+
+TokenClassifier = LinearClassifier | PredictionHeadClassifier
+"""The layers that a family puts on its encoder to label every token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTransform:
+    """Gives masked LM a dense layer and a norm of its own, which no task head uses (BERT)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedTransform:
+    """Gives masked LM the prediction head, which the task heads use as well (ModernBERT)."""
+
+
+MaskedLMTransform = OwnTransform | SharedTransform
+"""The layers between the encoder and the masked-LM logits."""
 
 
 class FamilyClassifiers(Protocol):
@@ -87,6 +132,8 @@ class FamilyClassifiers(Protocol):
 
     sequence_classifier: ClassVar[SequenceClassifier]
     multiple_choice_classifier: ClassVar[SequenceClassifier]
+    token_classifier: ClassVar[TokenClassifier]
+    masked_lm_transform: ClassVar[MaskedLMTransform]
 
 
 def head_param_name(head: TaskHead) -> str:
@@ -105,26 +152,42 @@ def num_outputs(head: TaskHead) -> int:
             return 1
 
 
-def classifier_layers(head: TaskHead, family: FamilyClassifiers) -> SequenceClassifier | None:
-    """Returns the layers of a head on the whole sequence; None for a head on every token."""
+def classifier_layers(
+    head: TaskHead, family: FamilyClassifiers
+) -> SequenceClassifier | TokenClassifier:
+    """Returns the layers of a task head in a family."""
     match head:
         case SequenceClassificationHead() | RegressionHead():
             return family.sequence_classifier
         case MultipleChoiceHead():
             return family.multiple_choice_classifier
         case TokenClassificationHead() | QuestionAnsweringHead():
-            return None
+            return family.token_classifier
 
 
-def reads_first_token(head: TaskHead) -> bool:
-    """Returns whether a head reads the hidden state of the first token only, or of all tokens."""
+def reads_one_vector(head: TaskHead) -> bool:
+    """Returns whether a head reads one vector of a sequence, or the states of all tokens."""
     return not isinstance(head, TokenClassificationHead | QuestionAnsweringHead)
 
 
 def task_parts(head: TaskHead, family: FamilyClassifiers) -> tuple[str, ...]:
     """Returns the parts that a head needs besides the encoder, as ("classifier", "pooler")."""
-    uses_pooler = isinstance(classifier_layers(head, family), PoolerClassifier)
-    return (head_param_name(head), *(["pooler"] if uses_pooler else []))
+    match classifier_layers(head, family):
+        case PoolerClassifier():
+            return (head_param_name(head), "pooler")
+        case PredictionHeadClassifier():
+            return (head_param_name(head), "prediction_head")
+        case DenseClassifier() | LinearClassifier():
+            return (head_param_name(head),)
+
+
+def masked_lm_parts(family: FamilyClassifiers) -> tuple[str, ...]:
+    """Returns the parts that masked LM needs besides the encoder."""
+    match family.masked_lm_transform:
+        case OwnTransform():
+            return ("masked_lm",)
+        case SharedTransform():
+            return ("prediction_head", "masked_lm")
 
 
 def _check_labels(labels: tuple[str, ...]) -> None:

@@ -5,10 +5,22 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.heads.config import DenseClassifier, TaskHead, num_outputs
+from bert_jax.models.heads.config import (
+    DenseClassifier,
+    FirstTokenPooling,
+    LinearClassifier,
+    MeanPooling,
+    OwnTransform,
+    PoolerClassifier,
+    Pooling,
+    PredictionHeadClassifier,
+    TaskHead,
+    classifier_layers,
+    num_outputs,
+)
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
-from bert_jax.models.layers.linear import Linear, layer_norm, linear
+from bert_jax.models.layers.linear import Linear, layer_norm, linear, output_stddev
 from bert_jax.models.layers.matmul import dense_transposed
 from bert_jax.models.layers.transformer import activate
 
@@ -24,10 +36,27 @@ class Pooler(nnx.Module):
         return jnp.tanh(self.dense(hidden_BLD[:, 0]))
 
 
+class PredictionHead(nnx.Module):
+    """Computes dense without bias, activation and norm: the input of all heads (ModernBERT)."""
+
+    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+        width = config.hidden_size
+        self.dense = linear(
+            width, width, config, compute, rngs, use_bias=False, stddev=output_stddev(config)
+        )
+        self.norm = layer_norm(config, compute)
+        self.activation = config.masked_lm_activation
+
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        """Maps [..., D] to [..., D]."""
+        return self.norm(activate(self.dense(hidden), self.activation))
+
+
 class LMHead(nnx.Module):
     """Computes masked-LM logits: dense, activation, norm, product with the token embeddings, bias.
 
-    The dense layer maps D to E, the width of the token embeddings.
+    The dense layer maps D to E, the width of the token embeddings. With `SharedTransform` the head
+    has no dense layer and no norm; its input is the output of the prediction head.
     The encoder's table of token embeddings is an argument of the call, because a shared reference
     between modules would be untied without an error. With `tie_word_embeddings` False the head has
     its own table, `decoder`.
@@ -40,8 +69,10 @@ class LMHead(nnx.Module):
         rngs: nnx.Rngs,
     ):
         width = config.word_embedding_size
-        self.transform = linear(config.hidden_size, width, config, compute, rngs)
-        self.norm = layer_norm(config, compute, width)
+        self.has_transform = isinstance(config.masked_lm_transform, OwnTransform)
+        if self.has_transform:
+            self.transform = linear(config.hidden_size, width, config, compute, rngs)
+            self.norm = layer_norm(config, compute, width)
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
         if not config.tie_word_embeddings:
             init = nnx.initializers.truncated_normal(config.initializer_range)
@@ -52,7 +83,8 @@ class LMHead(nnx.Module):
 
     def __call__(self, hidden: jax.Array, token_embeddings_VE: jax.Array) -> jax.Array:
         """Maps [..., D] and the encoder's token embeddings [V, E] to logits, float32 [..., V]."""
-        hidden = self.norm(activate(self.transform(hidden), self.activation))
+        if self.has_transform:
+            hidden = self.norm(activate(self.transform(hidden), self.activation))
         table = token_embeddings_VE if self.tied else self.decoder[...]
         return dense_transposed(hidden, table, self.bias[...], hidden.dtype)
 
@@ -101,13 +133,40 @@ class DenseClassifierModule(nnx.Module):
         return self.out_proj(dropout(hidden, dropout_rate, seeds[1]))
 
 
-def head_linear(config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs) -> Linear:
+def build_task_module(config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs) -> nnx.Module:
+    """Builds the module of a task head, without the parts that it shares with other heads."""
+    match classifier_layers(head, config):
+        case DenseClassifier() as classifier:
+            return DenseClassifierModule(config, classifier, head, rngs)
+        case PredictionHeadClassifier():
+            return head_linear(config, head, rngs, stddev=config.hidden_size**-0.5)
+        case PoolerClassifier() | LinearClassifier():
+            # `task_logits` feeds this layer the output of the pooler, or all tokens.
+            return head_linear(config, head, rngs)
+
+
+def pool_tokens(hidden_BLD: jax.Array, attention_mask: jax.Array, pooling: Pooling) -> jax.Array:
+    """Returns one vector for each sequence, [B, D], from the hidden states of its tokens."""
+    match pooling:
+        case FirstTokenPooling():
+            return hidden_BLD[:, 0]
+        case MeanPooling():
+            weights = attention_mask[:, :, None].astype(jnp.float32)
+            total = jnp.sum(hidden_BLD.astype(jnp.float32) * weights, axis=1)
+            return (total / jnp.maximum(jnp.sum(weights, axis=1), 1.0)).astype(hidden_BLD.dtype)
+
+
+def head_linear(
+    config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs, *, stddev: float | None = None
+) -> Linear:
     """Builds the last linear layer of a task head, [..., D] -> float32 [..., outputs].
 
     It computes in float32 whatever the dtype of the encoder is: its cost is negligible, and the
     value of a regression would have only two digits in bfloat16.
     """
-    return linear(config.hidden_size, num_outputs(head), config, ComputeConfig(), rngs)
+    return linear(
+        config.hidden_size, num_outputs(head), config, ComputeConfig(), rngs, stddev=stddev
+    )
 
 
 def gather_positions(hidden_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:

@@ -13,13 +13,15 @@ from bert_jax.models.layers.config import ComputeConfig, PallasAttention
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.fused_attention import AttentionParams, fused_attention
 from bert_jax.models.layers.linear import linear
+from bert_jax.models.layers.local_attention import local_attention
 from bert_jax.models.layers.matmul import attention_context, attention_scores
+from bert_jax.models.layers.rotary import RotaryTable
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("q_segment_ids", "kv_segment_ids", "bias"),
-    meta_fields=("causal",),
+    meta_fields=("causal", "radius"),
 )
 @dataclass(frozen=True)
 class AttentionMask:
@@ -30,19 +32,24 @@ class AttentionMask:
       kv_segment_ids: int32 [B, L].
       causal: whether a query attends only to its own position and those before it.
       bias: float32, added to the scaled scores, broadcastable to [B, H, L, L]; None for 0.
+      radius: the largest distance between a query and its keys; None for no limit.
     """
 
     q_segment_ids: jax.Array
     kv_segment_ids: jax.Array
     causal: bool
     bias: jax.Array | None = None
+    radius: int | None = None
 
     def mask_BHQK(self) -> jax.Array:
         """Returns the mask, bool, broadcastable to [B, H, L, L]: True where a query attends."""
         mask = self.q_segment_ids[:, None, :, None] == self.kv_segment_ids[:, None, None, :]
+        length = self.kv_segment_ids.shape[1]
         if self.causal:
-            length = self.kv_segment_ids.shape[1]
             mask &= jnp.tril(jnp.ones((length, length), bool))[None, None]
+        if self.radius is not None:
+            position = jnp.arange(length)
+            mask &= jnp.abs(position[:, None] - position[None]) <= self.radius
         return mask
 
 
@@ -69,12 +76,23 @@ class SelfAttention(nnx.Module):
     Vaswani et al. 2017, section 3.2.
     """
 
-    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        compute: ComputeConfig,
+        rngs: nnx.Rngs,
+        *,
+        use_bias: bool = True,
+        output_stddev: float | None = None,
+    ):
+        """Builds the projections; `output_stddev` None initializes all of them alike."""
         width = config.hidden_size
-        self.query = linear(width, width, config, compute, rngs)
-        self.key = linear(width, width, config, compute, rngs)
-        self.value = linear(width, width, config, compute, rngs)
-        self.output = linear(width, width, config, compute, rngs)
+        self.query = linear(width, width, config, compute, rngs, use_bias=use_bias)
+        self.key = linear(width, width, config, compute, rngs, use_bias=use_bias)
+        self.value = linear(width, width, config, compute, rngs, use_bias=use_bias)
+        self.output = linear(
+            width, width, config, compute, rngs, use_bias=use_bias, stddev=output_stddev
+        )
         self.num_heads = config.num_attention_heads
         self.dropout_rate = config.attention_probs_dropout_prob
         self.fused = isinstance(compute.attention, PallasAttention)
@@ -85,21 +103,30 @@ class SelfAttention(nnx.Module):
         mask: AttentionMask,
         dropout_seed: DropoutSeed | None,
         *,
+        rotary: RotaryTable | None = None,
         return_attention_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Attends within each sequence; `dropout_seed` None applies no dropout.
+        """Attends within each sequence.
+
+        Args:
+          dropout_seed: None applies no dropout.
+          rotary: rotates queries and keys by their positions; None does not.
 
         Returns:
           The output [B, L, D], and the attention weights before dropout, float32 [B, H, L, L], or
           None unless `return_attention_weights`.
         """
         B, L, D = x_BLD.shape
+        head_shape = (B, L, self.num_heads, D // self.num_heads)
         q, k, v = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
+        if rotary is not None:
+            q, k = (rotary.rotate(x.reshape(head_shape)).reshape(B, L, D) for x in (q, k))
         use_kernel = (
             self.fused
             and pallas_attention.is_supported(L, D, self.num_heads)
             and not (return_attention_weights or mask.causal)
             and mask.bias is None
+            and mask.radius is None
         )
         if use_kernel:
             attention_params = AttentionParams(
@@ -112,7 +139,19 @@ class SelfAttention(nnx.Module):
                     attention_params, q, k, v, q_segment_ids, mask.kv_segment_ids, kernel_seed
                 )
             ), None
-        q, k, v = (x.reshape(B, L, self.num_heads, D // self.num_heads) for x in (q, k, v))
+        q, k, v = (x.reshape(head_shape) for x in (q, k, v))
+        if mask.radius is not None and mask.bias is None and not return_attention_weights:
+            context = local_attention(
+                q,
+                k,
+                v,
+                mask.kv_segment_ids,
+                radius=mask.radius,
+                causal=mask.causal,
+                dropout_rate=self.dropout_rate,
+                dropout_seed=dropout_seed,
+            )
+            return self.output(context.reshape(B, L, D)), None
         scores = attention_scores(q * jnp.asarray((D // self.num_heads) ** -0.5, q.dtype), k)
         if mask.bias is not None:
             scores += mask.bias

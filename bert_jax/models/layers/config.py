@@ -138,6 +138,19 @@ GlobalTokens = FirstToken | TokensBeforeSeparator | TokensAfterSeparator
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerNormWithBias:
+    """Selects LayerNorm with a scale and a bias for each feature, as in BERT."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormWithoutBias:
+    """Selects LayerNorm with a scale only, as in ModernBERT."""
+
+
+Norm = LayerNormWithBias | LayerNormWithoutBias
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unrolled:
     """Runs the layers in a Python loop: slower to compile, faster and with less memory to run."""
 
@@ -171,8 +184,9 @@ class XlaAttention:
 class PallasAttention:
     """Saves no array of size L x L for the backward pass; one fused kernel on TPUs.
 
-    Attention is `XlaAttention` where the kernel does not apply: with a causal mask, with a
-    bias, when attention weights are returned, and for lengths above 512 or not a multiple of 128.
+    Attention is `XlaAttention` where the kernel does not apply: with a causal mask, with a bias, in
+    a window of tokens, when attention weights are returned, and for lengths above 512 or not a
+    multiple of 128.
     """
 
 

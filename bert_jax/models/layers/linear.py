@@ -1,11 +1,13 @@
 """Defines the leaf layers of all families: linear, LayerNorm, embedding table; BERT's init."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.layers.config import ComputeConfig, LayerNormWithBias
 from bert_jax.models.layers.matmul import dense
 
 
@@ -18,9 +20,9 @@ class Linear(nnx.Linear):
 
     def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]
         """Maps [..., inputs] to [..., outputs] in the compute dtype."""
-        assert self.bias is not None and self.dtype is not None
-        dtype = jnp.dtype(self.dtype)
-        product: jax.Array = dense(x, self.kernel[...], self.bias[...], dtype)
+        assert self.dtype is not None
+        dtype, bias = jnp.dtype(self.dtype), None if self.bias is None else self.bias[...]
+        product: jax.Array = dense(x, self.kernel[...], bias, dtype)
         return product.astype(dtype)
 
 
@@ -30,14 +32,21 @@ def linear(
     config: TransformerConfig,
     compute: ComputeConfig,
     rngs: nnx.Rngs,
+    *,
+    use_bias: bool = True,
+    stddev: float | None = None,
 ) -> Linear:
-    """Builds a dense layer with a kernel [inputs, outputs] and a bias, both float32."""
+    """Builds a dense layer with a kernel [inputs, outputs] and a bias, both float32.
+
+    `stddev` None is the deviation of BERT's initializer.
+    """
     return Linear(
         in_features,
         out_features,
+        use_bias=use_bias,
         dtype=jnp.dtype(compute.dtype),
         param_dtype=jnp.float32,
-        kernel_init=initializer(config),
+        kernel_init=initializer(config, stddev),
         rngs=rngs,
     )
 
@@ -48,9 +57,11 @@ class LayerNorm(nnx.Module):
     Replaces `nnx.LayerNorm`, which fails in bfloat16 under strict dtype promotion.
     """
 
-    def __init__(self, num_features: int, epsilon: float, dtype: str):
+    def __init__(self, num_features: int, epsilon: float, dtype: str, *, use_bias: bool = True):
         self.scale = nnx.Param(jnp.ones((num_features,), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((num_features,), jnp.float32))
+        if use_bias:
+            self.bias = nnx.Param(jnp.zeros((num_features,), jnp.float32))
+        self.use_bias = use_bias
         self.epsilon = epsilon
         self.dtype = jnp.dtype(dtype)
 
@@ -66,14 +77,20 @@ class LayerNorm(nnx.Module):
             squares = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
             variance = jnp.maximum(squares - jnp.square(mean), 0.0)
         normalized = centered * jax.lax.rsqrt(variance + self.epsilon)
-        return (normalized * self.scale[...] + self.bias[...]).astype(self.dtype)
+        scaled = normalized * self.scale[...]
+        return (scaled + self.bias[...] if self.use_bias else scaled).astype(self.dtype)
 
 
 def layer_norm(
     config: TransformerConfig, compute: ComputeConfig, num_features: int | None = None
 ) -> LayerNorm:
     """Builds the LayerNorm of a config, over D features or another number of them."""
-    return LayerNorm(num_features or config.hidden_size, config.layer_norm_eps, compute.dtype)
+    return LayerNorm(
+        num_features or config.hidden_size,
+        config.layer_norm_eps,
+        compute.dtype,
+        use_bias=isinstance(config.norm, LayerNormWithBias),
+    )
 
 
 def embedding(
@@ -95,6 +112,17 @@ def embedding(
     )
 
 
-def initializer(config: TransformerConfig) -> nnx.Initializer:
-    """Returns BERT's initializer: normal, truncated at two standard deviations."""
-    return nnx.initializers.truncated_normal(config.initializer_range)
+def initializer(config: TransformerConfig, stddev: float | None = None) -> nnx.Initializer:
+    """Returns BERT's initializer: normal, truncated at two standard deviations.
+
+    `stddev` None is the config's `initializer_range`.
+    """
+    return nnx.initializers.truncated_normal(config.initializer_range if stddev is None else stddev)
+
+
+def output_stddev(config: TransformerConfig) -> float:
+    """Returns the initial deviation of kernels that write to the residual of a pre-norm stack.
+
+    The sum of the 2 N outputs of a stack then has the deviation of a single one.
+    """
+    return config.initializer_range / math.sqrt(2.0 * config.num_hidden_layers)

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Computes x [..., D] times a kernel [D, F] plus a bias [F], float32 [..., F].
+def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, dtype: jnp.dtype) -> jax.Array:
+    """Computes x [..., D] times a kernel [D, F] plus a bias [F] or None, float32 [..., F].
 
     The gradient of the kernel has the kernel's dtype.
     """
@@ -38,37 +38,44 @@ def dense_transposed(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _dense(
-    x: jax.Array, kernel: jax.Array, bias: jax.Array, axis: int, dtype: jnp.dtype
+    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, axis: int, dtype: jnp.dtype
 ) -> jax.Array:
     """Computes the product over `axis` of the kernel, which is [D, F] for 0 and [F, D] for 1."""
     dims = (((x.ndim - 1,), (axis,)), ((), ()))
-    return _dot(x.astype(dtype), kernel.astype(dtype), dims) + bias
+    product = _dot(x.astype(dtype), kernel.astype(dtype), dims)
+    return product if bias is None else product + bias
 
 
 def _dot(a: jax.Array, b: jax.Array, dims: jax.lax.DotDimensionNumbers) -> jax.Array:
     return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 
 
+_DenseResiduals = tuple[jax.Array, jax.Array, tuple[()] | None]
+
+
 def _dense_fwd(
-    x: jax.Array, kernel: jax.Array, bias: jax.Array, axis: int, dtype: jnp.dtype
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _dense(x, kernel, bias, axis, dtype), (x, kernel)
+    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, axis: int, dtype: jnp.dtype
+) -> tuple[jax.Array, _DenseResiduals]:
+    # Residuals are arrays, so the last element is a tuple without any if there is a bias.
+    return _dense(x, kernel, bias, axis, dtype), (x, kernel, None if bias is None else ())
 
 
 def _dense_bwd(
-    axis: int, dtype: jnp.dtype, residuals: tuple[jax.Array, jax.Array], grad: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    x, kernel = residuals
+    axis: int, dtype: jnp.dtype, residuals: _DenseResiduals, grad: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    x, kernel, has_bias = residuals
     operand, d_y = x.astype(dtype), grad.astype(dtype)
     # Sums columns by a product: for V columns, XLA's own sum takes ten times as long on CPU.
     d_y_2d = d_y.reshape(-1, d_y.shape[-1])
-    d_bias = jax.lax.dot_general(
-        jnp.ones((d_y_2d.shape[0],), dtype),
-        d_y_2d,
-        (((0,), (0,)), ((), ())),
-        precision=jax.lax.Precision.HIGHEST,  # TPUs must not round float32 operands here
-        preferred_element_type=jnp.float32,
-    )
+    d_bias = None
+    if has_bias is not None:
+        d_bias = jax.lax.dot_general(
+            jnp.ones((d_y_2d.shape[0],), dtype),
+            d_y_2d,
+            (((0,), (0,)), ((), ())),
+            precision=jax.lax.Precision.HIGHEST,  # TPUs must not round float32 operands here
+            preferred_element_type=jnp.float32,
+        )
     d_x = _dot(d_y, kernel.astype(dtype), (((d_y.ndim - 1,), (1 - axis,)), ((), ())))
     if dtype == jnp.float32:  # supported as it is: see the top of this file
         operand, d_y = operand.reshape(-1, x.shape[-1]), d_y.reshape(d_y_2d.shape)

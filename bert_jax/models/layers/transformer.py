@@ -135,7 +135,7 @@ def apply_layers(
     blocks: Sequence[Any],
     compute: ComputeConfig,
     x_BLD: jax.Array,
-    mask: AttentionMask,
+    attention_inputs: Any,
     dropout_seeds: jax.Array | None,
     *,
     output_hidden_states: bool,
@@ -144,7 +144,8 @@ def apply_layers(
     """Runs the blocks one after another; with `Scanned` they must be alike but for parameters.
 
     Args:
-      blocks: the N layers, each a `PostNormBlock`.
+      blocks: the N layers, each a `PostNormBlock` or a class with the same interface.
+      attention_inputs: the second argument of every block: an `AttentionMask` for `PostNormBlock`.
       dropout_seeds: uint32 [N, sites, 2], or None to apply no dropout.
 
     Returns:
@@ -152,7 +153,7 @@ def apply_layers(
       attention weights of each layer if `output_attentions`, else [].
     """
 
-    run_block = block_runner(mask, output_hidden_states, output_attentions)
+    run_block = block_runner(attention_inputs, output_hidden_states, output_attentions)
     seeds = [None] * len(blocks) if dropout_seeds is None else dropout_seeds
     if isinstance(compute.layer_loop, Scanned):
         x_BLD, (states, weights) = _scan(run_block, blocks, compute, x_BLD, dropout_seeds)
@@ -172,12 +173,14 @@ def apply_layers(
 
 
 def block_runner(
-    mask: AttentionMask, output_hidden_states: bool, output_attentions: bool
+    attention_inputs: Any, output_hidden_states: bool, output_attentions: bool
 ) -> Callable[..., LayerResult]:
     """Returns a function that runs a block and returns (output, what the layer returns)."""
 
-    def run_block(block: PostNormBlock, x: jax.Array, layer_seeds: jax.Array | None) -> LayerResult:
-        x, weights = block(x, mask, layer_seeds, return_attention_weights=output_attentions)
+    def run_block(block: Any, x: jax.Array, layer_seeds: jax.Array | None) -> LayerResult:
+        x, weights = block(
+            x, attention_inputs, layer_seeds, return_attention_weights=output_attentions
+        )
         return x, (x if output_hidden_states else None, weights)
 
     return run_block

@@ -29,7 +29,7 @@ from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches
 from bert_jax.distributed.processes import run_on_process_0
 from bert_jax.errors import UserError
-from bert_jax.models.heads.config import reads_first_token
+from bert_jax.models.heads.config import reads_one_vector
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel.sharding import batch_sharding, put_batch, replicated
 from bert_jax.params import paths
@@ -94,7 +94,7 @@ class FeatureExtractor:
     def offsets(self, features: Features) -> np.ndarray:
         """Returns int64 [sequences + 1]: the first vector of each sequence, then the total."""
         num_vectors = features.lengths
-        if reads_first_token(self._head):
+        if reads_one_vector(self._head):
             num_vectors = np.full_like(num_vectors, features.num_choices)
         elif self._spec.loss_reads_padding:
             num_vectors = np.full_like(num_vectors, self._bucket_lengths[-1])
@@ -126,7 +126,7 @@ class FeatureExtractor:
 
     def split_by_example(self, features: Features, encoder_features: np.ndarray) -> dict[str, Any]:
         """Splits the content of a file into `Features.encoder_features`."""
-        if not reads_first_token(self._head):
+        if not reads_one_vector(self._head):
             per_example: Any = np.split(encoder_features, self.offsets(features)[1:-1])
         elif features.num_choices > 1:
             per_example = encoder_features.reshape(

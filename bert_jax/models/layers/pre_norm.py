@@ -1,0 +1,123 @@
+"""Defines the pre-norm layer with rotary positions and a gated feed-forward layer (ModernBERT)."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+from flax import nnx
+
+from bert_jax.models.config import TransformerConfig
+from bert_jax.models.layers.attention import AttentionMask, SelfAttention
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.layers.dropout import DropoutSeed, dropout
+from bert_jax.models.layers.linear import layer_norm, linear, output_stddev
+from bert_jax.models.layers.rotary import RotaryTable
+from bert_jax.models.layers.transformer import NUM_DROPOUT_SITES, activate
+
+
+class AttentionInputs(NamedTuple):
+    """Holds what all layers with the same type of attention share: the mask and the rotations."""
+
+    mask: AttentionMask
+    rotary: RotaryTable
+
+
+class PreNormDropouts(NamedTuple):
+    """Holds the dropout rates of a layer: after attention, and inside the feed-forward layer."""
+
+    attention_output: float
+    feed_forward: float
+
+
+class GatedFeedForward(nnx.Module):
+    """Computes output(activation(intermediate(x)) * gate(x)) without biases (Shazeer 2020)."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        compute: ComputeConfig,
+        rngs: nnx.Rngs,
+        dropout_rate: float,
+    ):
+        D, F = config.hidden_size, config.intermediate_size
+        self.intermediate = linear(D, F, config, compute, rngs, use_bias=False)
+        self.gate = linear(D, F, config, compute, rngs, use_bias=False)
+        self.output = linear(
+            F, D, config, compute, rngs, use_bias=False, stddev=output_stddev(config)
+        )
+        self.activation = config.hidden_act
+        self.dropout_rate = dropout_rate
+
+    def __call__(self, x_BLD: jax.Array, dropout_seed: DropoutSeed | None) -> jax.Array:
+        """Maps [B, L, D] to [B, L, D]; dropout is applied to the gated activations."""
+        gated = activate(self.intermediate(x_BLD), self.activation) * self.gate(x_BLD)
+        return self.output(dropout(gated, self.dropout_rate, dropout_seed))
+
+
+class PreNormBlock(nnx.Module):
+    """Computes x + sublayer(norm(x)) for attention and for feed-forward, without biases.
+
+    Attributes:
+      attention_norm: exists unless `has_attention_norm` is False, as in the first layer of
+        ModernBERT: its input is already normalized.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        compute: ComputeConfig,
+        rngs: nnx.Rngs,
+        *,
+        layer_type: str,
+        dropouts: PreNormDropouts,
+        has_attention_norm: bool = True,
+    ):
+        """Builds a layer that reads the attention inputs of `layer_type`."""
+        if has_attention_norm:
+            self.attention_norm = layer_norm(config, compute)
+        self.attention = SelfAttention(
+            config, compute, rngs, use_bias=False, output_stddev=output_stddev(config)
+        )
+        self.feed_forward_norm = layer_norm(config, compute)
+        self.feed_forward = GatedFeedForward(config, compute, rngs, dropouts.feed_forward)
+        self.layer_type = layer_type
+        self.has_attention_norm = has_attention_norm
+        self.attention_output_dropout = dropouts.attention_output
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """Returns what blocks of the same structure have in common, see `layers/layer_groups.py`."""
+        return self.layer_type, self.has_attention_norm
+
+    def __call__(
+        self,
+        x_BLD: jax.Array,
+        inputs: Mapping[str, AttentionInputs],
+        dropout_seeds: jax.Array | None,
+        *,
+        return_attention_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Applies the layer.
+
+        Args:
+          inputs: the attention inputs by type of layer.
+          dropout_seeds: uint32 [NUM_DROPOUT_SITES, 2], or None to apply no dropout.
+
+        Returns:
+          The output [B, L, D], and the attention weights, float32 [B, H, L, L], or None unless
+          `return_attention_weights`.
+        """
+        attn_seed, residual_seed, ffn_seed = (
+            (None,) * NUM_DROPOUT_SITES if dropout_seeds is None else dropout_seeds
+        )
+        mask, rotary = inputs[self.layer_type]
+        attn_out, attention_weights = self.attention(
+            self.attention_norm(x_BLD) if self.has_attention_norm else x_BLD,
+            mask,
+            attn_seed,
+            rotary=rotary,
+            return_attention_weights=return_attention_weights,
+        )
+        x_BLD = x_BLD + dropout(attn_out, self.attention_output_dropout, residual_seed)
+        x_BLD = x_BLD + self.feed_forward(self.feed_forward_norm(x_BLD), ffn_seed)
+        return x_BLD, attention_weights
