@@ -15,7 +15,6 @@ from bert_jax.models.layers.fused_attention import AttentionParams, fused_attent
 from bert_jax.models.layers.linear import linear
 from bert_jax.models.layers.local_attention import local_attention
 from bert_jax.models.layers.matmul import attention_context, attention_scores
-from bert_jax.models.layers.rotary import RotaryTable
 
 
 @functools.partial(
@@ -103,24 +102,31 @@ class SelfAttention(nnx.Module):
         mask: AttentionMask,
         dropout_seed: DropoutSeed | None,
         *,
-        rotary: RotaryTable | None = None,
         return_attention_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Attends within each sequence.
-
-        Args:
-          dropout_seed: None applies no dropout.
-          rotary: rotates queries and keys by their positions; None does not.
+        """Attends within each sequence; `dropout_seed` None applies no dropout.
 
         Returns:
           The output [B, L, D], and the attention weights before dropout, float32 [B, H, L, L], or
           None unless `return_attention_weights`.
         """
-        B, L, D = x_BLD.shape
-        head_shape = (B, L, self.num_heads, D // self.num_heads)
         q, k, v = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
-        if rotary is not None:
-            q, k = (rotary.rotate(x.reshape(head_shape)).reshape(B, L, D) for x in (q, k))
+        return self.attend(
+            q, k, v, mask, dropout_seed, return_attention_weights=return_attention_weights
+        )
+
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        mask: AttentionMask,
+        dropout_seed: DropoutSeed | None,
+        *,
+        return_attention_weights: bool,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns what `__call__` returns, from queries, keys and values [B, L, D]."""
+        B, L, D = q.shape
         use_kernel = (
             self.fused
             and pallas_attention.is_supported(L, D, self.num_heads)
@@ -139,7 +145,7 @@ class SelfAttention(nnx.Module):
                     attention_params, q, k, v, q_segment_ids, mask.kv_segment_ids, kernel_seed
                 )
             ), None
-        q, k, v = (x.reshape(head_shape) for x in (q, k, v))
+        q, k, v = (x.reshape(B, L, self.num_heads, D // self.num_heads) for x in (q, k, v))
         if mask.radius is not None and mask.bias is None and not return_attention_weights:
             context = local_attention(
                 q,

@@ -22,6 +22,38 @@ class AttentionInputs(NamedTuple):
     rotary: RotaryTable
 
 
+class RotarySelfAttention(SelfAttention):
+    """Computes self-attention without biases, with queries and keys rotated by their positions."""
+
+    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+        stddev = output_stddev(config)
+        super().__init__(config, compute, rngs, use_bias=False, output_stddev=stddev)
+
+    def rotated(
+        self,
+        x_BLD: jax.Array,
+        inputs: AttentionInputs,
+        dropout_seed: DropoutSeed | None,
+        *,
+        return_attention_weights: bool,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns what `SelfAttention` returns."""
+        B, L, D = x_BLD.shape
+        head_shape = (B, L, self.num_heads, D // self.num_heads)
+        q, k = (
+            inputs.rotary.rotate(x.reshape(head_shape)).reshape(B, L, D)
+            for x in (self.query(x_BLD), self.key(x_BLD))
+        )
+        return self.attend(
+            q,
+            k,
+            self.value(x_BLD),
+            inputs.mask,
+            dropout_seed,
+            return_attention_weights=return_attention_weights,
+        )
+
+
 class PreNormDropouts(NamedTuple):
     """Holds the dropout rates of a layer: after attention, and inside the feed-forward layer."""
 
@@ -75,9 +107,7 @@ class PreNormBlock(nnx.Module):
         """Builds a layer that reads the attention inputs of `layer_type`."""
         if has_attention_norm:
             self.attention_norm = layer_norm(config, compute)
-        self.attention = SelfAttention(
-            config, compute, rngs, use_bias=False, output_stddev=output_stddev(config)
-        )
+        self.attention = RotarySelfAttention(config, compute, rngs)
         self.feed_forward_norm = layer_norm(config, compute)
         self.feed_forward = GatedFeedForward(config, compute, rngs, dropouts.feed_forward)
         self.layer_type = layer_type
@@ -110,12 +140,10 @@ class PreNormBlock(nnx.Module):
         attn_seed, residual_seed, ffn_seed = (
             (None,) * NUM_DROPOUT_SITES if dropout_seeds is None else dropout_seeds
         )
-        mask, rotary = inputs[self.layer_type]
-        attn_out, attention_weights = self.attention(
+        attn_out, attention_weights = self.attention.rotated(
             self.attention_norm(x_BLD) if self.has_attention_norm else x_BLD,
-            mask,
+            inputs[self.layer_type],
             attn_seed,
-            rotary=rotary,
             return_attention_weights=return_attention_weights,
         )
         x_BLD = x_BLD + dropout(attn_out, self.attention_output_dropout, residual_seed)
