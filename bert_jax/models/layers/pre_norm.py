@@ -116,7 +116,7 @@ class PreNormBlock(nnx.Module):
 
     @property
     def kind(self) -> tuple[str, bool]:
-        """Returns what blocks of the same structure have in common, see `layers/layer_groups.py`."""
+        """Returns a value that is equal for blocks of equal structure."""
         return self.layer_type, self.has_attention_norm
 
     def __call__(
