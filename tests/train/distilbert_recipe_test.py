@@ -1,0 +1,112 @@
+"""Covers configs/pretrain/distilbert.py: its hyperparameters, and a run on text that resumes."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.checkpoints.step_folder import restore_params
+from bert_jax.config_lib import override
+from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.experiment import Experiment
+from bert_jax.export.export import export
+from bert_jax.interop.huggingface import ImportedModel
+from bert_jax.models.distilbert.config import DistilBertConfig
+from bert_jax.models.layers.config import LearnedPositions
+from bert_jax.objectives.config import Pretraining
+from bert_jax.objectives.distillation.config import (
+    TEACHER_PARAMS,
+    AllTokens,
+    MaskedTokens,
+    PretrainingDistillation,
+)
+from bert_jax.params import paths
+from bert_jax.pretrained.load import build_model, load_model
+from bert_jax.recipes import call_recipe, load_recipe
+from bert_jax.runs.metrics import read_metrics
+from bert_jax.testing.models import random_parameters, small_config
+from bert_jax.testing.text_corpus import prepare_corpus
+from bert_jax.train.config import AdamW
+from bert_jax.train.run import run
+from tests.helpers.one_device import one_device_mesh
+
+RECIPE = str(Path(__file__).parents[2] / "configs/pretrain/distilbert.py")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with a corpus, and with teachers of 4 and 12 layers that have its vocabulary."""
+    folder = tmp_path_factory.mktemp("distilbert")
+    tokenizer = PreparedCorpus(prepare_corpus(folder)).tokenizer()
+    for num_layers in (4, 12):
+        config = small_config(
+            vocab_size=tokenizer.vocab_size,
+            num_hidden_layers=num_layers,
+            positions=LearnedPositions(max_position_embeddings=32),
+        )
+        imported = ImportedModel(random_parameters(config), config, tokenizer)
+        export(build_model(imported, "teacher"), folder / f"teacher-{num_layers}")
+    return folder
+
+
+def recipe(folder: Path, num_layers: int = 4, *arguments: str) -> Experiment:
+    given = [f"corpus={folder / 'prepared'}", f"teacher={folder / f'teacher-{num_layers}'}"]
+    sizes = ["seq_length=32"]
+    return call_recipe(load_recipe(RECIPE), [*given, *sizes, *arguments], RECIPE)
+
+
+def distillation_of(experiment: Experiment) -> PretrainingDistillation:
+    assert isinstance(experiment.objective, Pretraining)
+    assert experiment.objective.distillation is not None
+    return experiment.objective.distillation
+
+
+def test_recipe_has_the_published_hyperparameters(folder):
+    experiment = recipe(folder, 12)
+    train, distillation = experiment.train, distillation_of(experiment)
+    assert train.optimizer == AdamW(b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.0)
+    assert train.max_grad_norm == 5.0
+    assert (train.schedule.peak_learning_rate, train.schedule.warmup_steps) == (5e-4, 625)
+    assert train.tuning.frozen == (TEACHER_PARAMS,)
+    assert isinstance(experiment.objective, Pretraining)
+    assert experiment.objective.loss_weights == {"mlm": 2.0, "nsp": 0.0, "sop": 0.0, "sbo": 0.0}
+    assert (distillation.soft_weight, distillation.cosine_weight) == (5.0, 1.0)
+    assert distillation.temperature == 2.0
+    assert distillation.soft_targets == AllTokens()
+    assert distillation.teacher.layers == (0, 2, 4, 7, 9, 11)
+    model = experiment.objective.model
+    assert isinstance(model, DistilBertConfig) and model.num_hidden_layers == 6
+
+
+def test_layers_and_soft_targets_are_arguments(folder):
+    assert distillation_of(recipe(folder)).teacher.layers == (0, 2)
+    chosen = recipe(folder, 4, "teacher_layers=[3]", "masked_tokens_only=true")
+    assert distillation_of(chosen).teacher.layers == (3,)
+    assert distillation_of(chosen).soft_targets == MaskedTokens()
+    assert chosen.objective.model.num_hidden_layers == 1
+
+
+def test_recipe_trains_a_distilbert_and_resumes_bit_exactly(folder, tmp_path):
+    sizes = ("steps=6", "batch_size=8", "learning_rate=1e-2", "bfloat16=false")
+    changes = ["train.checkpoints.save_every=3", "train.logging.log_every=1"]
+    config = override(recipe(folder, 4, *sizes), changes)
+    with one_device_mesh():
+        assert run(config, tmp_path / "run") == 0
+        shutil.copytree(tmp_path / "run", tmp_path / "resumed")
+        shutil.rmtree(tmp_path / "resumed/checkpoints/6")
+        assert run(config, tmp_path / "resumed") == 0
+    expected = paths.flatten(restore_params(tmp_path / "run/checkpoints", 6)[0])
+    found = paths.flatten(restore_params(tmp_path / "resumed/checkpoints", 6)[0])
+    assert found.keys() == expected.keys()
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value, err_msg=path)
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    for row in rows:
+        total = 2 * row["mlm_loss"] + 5 * row["soft_loss"] + row["cosine_loss"]
+        assert row["loss"] == pytest.approx(total, rel=1e-4)
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    model = load_model(tmp_path / "run")
+    assert isinstance(model.config, DistilBertConfig)
+    assert set(model.params) == {"encoder", "masked_lm"}
+    assert export(model, tmp_path / "exported") < 1e-5
