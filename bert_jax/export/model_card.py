@@ -8,7 +8,12 @@ from typing import Any
 
 import bert_jax
 from bert_jax.errors import UserError
-from bert_jax.export.model_card_task import gradient_clipping, model_card_sections, table
+from bert_jax.export.model_card_task import (
+    distillation_lines,
+    gradient_clipping,
+    model_card_sections,
+    table,
+)
 from bert_jax.json_io import read_json_object
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.huggingface import format_of
@@ -165,6 +170,7 @@ def _training_lines(config: Mapping[str, Any], run: RunCheckpoint) -> list[str]:
     )
     if config.get("init_from"):
         lines.append(f"- started from `{config['init_from']}`")
+    lines += [f"- {line}" for line in distillation_lines(config["objective"])]
     return lines
 
 

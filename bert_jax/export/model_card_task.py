@@ -43,6 +43,20 @@ def model_card_sections(run: RunCheckpoint) -> list[str]:
     return sections
 
 
+def distillation_lines(objective: Mapping[str, Any]) -> list[str]:
+    """Describes the teacher of an objective in one line; no line if there is none."""
+    distillation = objective.get("distillation")
+    if not distillation:
+        return []
+    teacher = distillation["teacher"]
+    layers = ", ".join(map(str, teacher["layers"]))
+    return [
+        f"distilled from the teacher `{_file_name(teacher['path'])}`, with temperature "
+        f"{distillation['temperature']:g} and weight {distillation['soft_weight']:g} of soft "
+        f"targets{f'; started from its layers {layers}' if layers else ''}"
+    ]
+
+
 def gradient_clipping(train: dict[str, Any]) -> str:
     """Returns how gradients were clipped, in words."""
     norm = train["max_grad_norm"]
@@ -86,6 +100,7 @@ def _training_lines(
     optimizer, schedule = train["optimizer"], train["schedule"]
     total = sum(phase["steps"] for phase in train["phases"])
     lines = [f"started from `{_file_name(config['init_from'])}`"] if config["init_from"] else []
+    lines += distillation_lines(objective)
     for phase in train["phases"]:
         epochs = ""
         if analysis and analysis["train_sequences"]:

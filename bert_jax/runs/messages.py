@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from bert_jax.params import paths
 from bert_jax.runs import run_folder
 from bert_jax.runs.progress import format_duration
 
@@ -29,9 +30,11 @@ def log_model(model: Any, params: Any) -> None:
 
     Args:
       model: the config of the encoder.
-      params: the parameters, heads included, as arrays or shapes.
+      params: the parameters, heads included, as arrays or shapes. A teacher or a generator, which
+        is not part of the model, is not counted.
     """
-    num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    model_params = paths.without_auxiliary_networks(params)
+    num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model_params))
     _log(
         f"model: {model.family}, {model.num_hidden_layers} layers "
         f"of width {model.hidden_size}, {num_params:,} parameters; devices: "

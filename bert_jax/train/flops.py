@@ -64,11 +64,8 @@ def step_flops(
             head_forward_flops += batch_size * (seq_length - 1) * _masked_lm_flops(model)
         case FineTuning() | MultiTask():
             pass
-    return (
-        forward_backward_factor * encoder_forward_flops
-        + 3.0 * head_forward_flops
-        + _distillation_flops(objective, phase, seq_length, batch_size * num_choices)
-    )
+    flops = forward_backward_factor * encoder_forward_flops + 3.0 * head_forward_flops
+    return flops + _distillation_flops(objective, phase, seq_length, batch_size * num_choices)
 
 
 def _distillation_flops(

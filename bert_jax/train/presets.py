@@ -69,62 +69,47 @@ def fine_tuning_experiment(
 ) -> Experiment:
     """Makes the experiment that fine-tunes a model on a task (Devlin et al. 2019, appendix A.3).
 
-    The dev split is evaluated after every epoch, or with few examples after every few epochs (see
-    `epochs`), and the checkpoint with the best value of the
-    task's first metric is kept.
+    After every epoch (see `epochs`) dev is evaluated; the best checkpoint by first metric is kept.
 
     Args:
-      model: a run folder, a Hugging Face folder or a Google TF1 checkpoint, with its vocabulary;
-        None to start from `teacher_layers`.
-      teacher: a model that was fine-tuned on this task, whose predictions are learned together with
-        the labels (distillation); None to learn the labels only.
-      teacher_layers: layers of the teacher, counted from 0, from which a smaller model of as many
-        layers starts, with the teacher's embeddings and head; only without `model`.
+      model: a run folder, Hugging Face folder or TF1 checkpoint; None to use `teacher_layers`.
+      teacher: a model fine-tuned on this task, whose predictions are learned, too (distillation).
+      teacher_layers: its layers, counted from 0, with which a smaller model starts.
       epochs: None for 3, or for few examples as many as give MIN_UPDATES updates; then there are
         MAX_EVALUATIONS evaluations at most.
       warmup_ratio: fraction of the updates during which the learning rate rises.
-      max_length: maximum sequence length; longer examples are truncated or read in windows. None:
-        the usual length for the kind of task.
-      truncation: which tokens of a long text are read, in training and prediction.
+      max_length: maximum sequence length; None for the usual length for the kind of task.
+      truncation: which tokens of a longer text are read, in training and prediction.
 
     Raises:
       UserError: the task or the model cannot be read, or the model has no vocabulary.
       ConfigError: a number is out of range.
     """
     _check_hyperparameters(DEFAULT_EPOCHS if epochs is None else epochs, batch_size, warmup_ratio)
-    model_config, tokenizer, distillation = _load_student(model, teacher, teacher_layers)
-    if distillation is not None:
-        tuning = dataclasses.replace(tuning, frozen=(*tuning.frozen, TEACHER_PARAMS))
-    loaded_task = _load_trainable_task(task)
+    config, tokenizer, distillation = _load_student(model, teacher, teacher_layers)
+    labeled = _load_trainable_task(task)
     if max_length is None:
-        max_length = min(kind_of(loaded_task).default_seq_length, model_config.max_length)
+        max_length = min(kind_of(labeled).default_seq_length, config.max_length)
     tokenizer_path = str(tokenizer_folder(model or teacher or ""))
     data = FineTuningData(task=task, tokenizer=tokenizer_path, truncation=truncation)
-    features = training_features(
-        loaded_task, tokenizer, max_length, data.window_overlap, truncation
-    )
-    eval_every_epochs = 1
-    if epochs is None:
-        epochs = _default_epochs(len(features), batch_size)
-        eval_every_epochs = math.ceil(epochs / MAX_EVALUATIONS)
+    features = training_features(labeled, tokenizer, max_length, data.window_overlap, truncation)
+    num_epochs = _default_epochs(len(features), batch_size) if epochs is None else epochs
     return Experiment(
-        name=loaded_task.name,
+        name=labeled.name,
         seed=seed,
-        objective=FineTuning(
-            model=model_config, head=make_head(loaded_task), distillation=distillation
-        ),
+        objective=FineTuning(model=config, head=make_head(labeled), distillation=distillation),
         data=data,
         init_from=model,
         train=_train_config(
             len(features),
             max_length,
-            epochs=epochs,
+            epochs=num_epochs,
             batch_size=batch_size,
             learning_rate=learning_rate,
             warmup_ratio=warmup_ratio,
-            best_metric=loaded_task.metrics[0] if _has_labeled_dev(loaded_task) else None,
-            tuning=tuning,
-            eval_every_epochs=eval_every_epochs,
+            best_metric=labeled.metrics[0] if _has_labeled_dev(labeled) else None,
+            tuning=_freeze_teacher(tuning, distillation),
+            eval_every_epochs=1 if epochs else math.ceil(num_epochs / MAX_EVALUATIONS),
         ),
     )
 
@@ -270,6 +255,12 @@ def _load_student(
     num_layers = len(teacher_layers) or loaded.config.num_hidden_layers
     config = dataclasses.replace(loaded.config, num_hidden_layers=num_layers)
     return config, tokenizer, distillation
+
+
+def _freeze_teacher(tuning: TuningConfig, distillation: TaskDistillation | None) -> TuningConfig:
+    if distillation is None:
+        return tuning
+    return dataclasses.replace(tuning, frozen=(*tuning.frozen, TEACHER_PARAMS))
 
 
 def _load_starting_model(model: str) -> tuple[LoadedModel, Tokenizer]:

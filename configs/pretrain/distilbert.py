@@ -124,4 +124,5 @@ def _student(teacher: EncoderConfig, num_layers: int) -> EncoderConfig:
     if not isinstance(teacher, BertConfig):
         return dataclasses.replace(teacher, num_hidden_layers=num_layers)
     fields = {field.name: getattr(teacher, field.name) for field in dataclasses.fields(teacher)}
-    return DistilBertConfig(**{**fields, "num_hidden_layers": num_layers, "type_vocab_size": 0})
+    fields |= {"num_hidden_layers": num_layers, "type_vocab_size": 0}
+    return DistilBertConfig(**fields)

@@ -114,7 +114,9 @@ def test_loaded_and_exported_models_are_the_student_only(finished, tmp_path):
     assert set(model.params) == {"encoder", "pooler", "classifier"}
     assert model.config.num_hidden_layers == 2
     assert export(model, tmp_path / "exported") < 1e-5
-    assert "teacher" in (tmp_path / "exported/README.md").read_text()
+    card = (tmp_path / "exported/README.md").read_text()
+    assert "distilled from the teacher `teacher`, with temperature 2 and weight 0.5" in card
+    assert "started from its layers 0, 2" in card
 
 
 def test_resumed_run_is_bit_exact_after_the_teacher_has_changed(folder, finished, tmp_path):
