@@ -10,6 +10,8 @@ from bert_jax import recipes
 from bert_jax.cli import main
 from bert_jax.cli.shipped import tpu as tpu_verb
 from bert_jax.errors import ConfigError
+from bert_jax.models.deberta_v2.config import DebertaV2Config
+from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.quickstart.stages import _pretrain
 
@@ -35,6 +37,16 @@ def test_a_file_takes_precedence_over_a_shipped_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bert").write_text("")
     assert recipes.find_recipe("bert") == Path("bert")
+
+
+def test_masked_lm_recipe_has_the_published_networks():
+    recipe = str(ROOT / "configs/pretrain/masked_lm.py")
+    mpnet, _ = planned_experiment(recipe, ["model=mpnet"], [], 30527)
+    assert mpnet.objective.model == MPNetConfig()
+    deberta, _ = planned_experiment(recipe, ["size=small"], [], 128_100)
+    assert deberta.objective.model == DebertaV2Config.from_size("small")
+    with pytest.raises(ConfigError, match="size is 'small', but MPNet was published as 'base'"):
+        planned_experiment(recipe, ["model=mpnet", "size=small"], [], 30527)
 
 
 def test_names_of_shipped_recipes_are_unique():

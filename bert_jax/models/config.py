@@ -44,6 +44,7 @@ class TransformerConfig:
       multiple_choice_classifier: the layers for scoring one of several choices.
       supports_fused_attention: whether `PallasAttention` applies, which has no bias on the scores;
         without it, attention is always `XlaAttention`.
+      required_pad_token_id: the only padding id with which the family works; None for any.
       missing_masked_lm_reason: why files of the family have no masked-LM head, if they have none.
       token_classifier: the layers for labeling every token, also used for answer spans.
       masked_lm_transform: the layers between the encoder and the masked-LM logits.
@@ -55,6 +56,7 @@ class TransformerConfig:
     sequence_classifier: ClassVar[SequenceClassifier]
     multiple_choice_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
     supports_fused_attention: ClassVar[bool] = True
+    required_pad_token_id: ClassVar[int | None] = None
     missing_masked_lm_reason: ClassVar[str] = ""
     token_classifier: ClassVar[TokenClassifier] = LinearClassifier()
     masked_lm_transform: ClassVar[MaskedLMTransform] = OwnTransform()

@@ -62,6 +62,20 @@ def check_embedding_rows(vocab_size: int, num_rows: int, source: str, next_step:
     )
 
 
+def check_pad_token_id(tokenizer: Tokenizer, required: int | None, source: str) -> None:
+    """Checks that a tokenizer has the padding id that the model requires; None accepts any.
+
+    Raises:
+      UserError: the ids differ; the message begins with `source`.
+    """
+    if required is not None and tokenizer.pad_id != required:
+        raise UserError(
+            f"{source}: the tokenizer has the padding id {tokenizer.pad_id}, but the model counts "
+            f"positions from the padding id {required}; use a tokenizer whose vocabulary begins "
+            "with <s>, <pad>, </s>, as one from `bert-jax tokenizer train --kind bpe`"
+        )
+
+
 def check_input_template(tokenizer: Tokenizer, type_vocab_size: int, source: str) -> None:
     """Checks that a tokenizer with RoBERTa's tokens does not use BERT's template for RoBERTa.
 

@@ -10,6 +10,7 @@ from bert_jax.text.compatibility import (
     Tokenization,
     check_embedding_rows,
     check_input_template,
+    check_pad_token_id,
     check_same_tokenizer,
 )
 from bert_jax.text.input_template import BertTemplate
@@ -32,6 +33,14 @@ def test_tokenizers_of_the_same_size_are_compared_by_tokens(tmp_path):
         check_same_tokenizer(
             Tokenization.of(one, "model"), Tokenization.of(other, "corpus"), "prepare it again"
         )
+
+
+def test_padding_id_that_the_model_does_not_count_from_raises(tmp_path):
+    tokenizer = word_tokenizer(tmp_path)
+    check_pad_token_id(tokenizer, None, "corpus")
+    check_pad_token_id(tokenizer, 0, "corpus")
+    with pytest.raises(UserError, match=r"^corpus: .* padding id 0, but .* the padding id 1; use"):
+        check_pad_token_id(tokenizer, 1, "corpus")
 
 
 @pytest.mark.parametrize(

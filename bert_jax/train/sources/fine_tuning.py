@@ -31,6 +31,7 @@ from bert_jax.text.compatibility import (
     Tokenization,
     check_embedding_rows,
     check_input_template,
+    check_pad_token_id,
 )
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.train.config import LabeledEval
@@ -87,6 +88,7 @@ class FineTuningSource:
             "use the tokenizer of the model",
         )
         check_input_template(self._tokenizer, model.type_vocab_size, tokenizer_path)
+        check_pad_token_id(self._tokenizer, model.required_pad_token_id, tokenizer_path)
         if not (folder / TOKENIZER_FOLDER).exists():
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 self._tokenizer.save(partial_folder)

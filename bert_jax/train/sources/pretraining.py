@@ -16,7 +16,11 @@ from bert_jax.experiment import Experiment
 from bert_jax.objectives.base import Objective
 from bert_jax.parallel import sharding
 from bert_jax.pretrained.initial import check_initial_tokenizer
-from bert_jax.text.compatibility import check_embedding_rows, check_input_template
+from bert_jax.text.compatibility import (
+    check_embedding_rows,
+    check_input_template,
+    check_pad_token_id,
+)
 from bert_jax.train.config import HeldOutEval
 from bert_jax.train.sources.held_out import (
     HeldOutEvaluator,
@@ -50,6 +54,7 @@ class PretrainingSource:
             f"set objective.model.vocab_size to {tokenization.vocab_size}",
         )
         check_input_template(self._corpus.tokenizer(), model.type_vocab_size, tokenization.path)
+        check_pad_token_id(self._corpus.tokenizer(), model.required_pad_token_id, tokenization.path)
         evaluation = self._experiment.train.evaluation
         if isinstance(evaluation, HeldOutEval):
             check_held_out_corpus(self._corpus, evaluation.corpus)

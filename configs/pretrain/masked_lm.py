@@ -1,0 +1,103 @@
+"""Pretrains an encoder with relative positions, MPNet or DeBERTa-v3, with masked LM alone.
+
+    bert-jax pretrain masked_lm --run runs/deberta \\
+        --arg model=deberta size=base corpus=data/train heldout=data/heldout
+
+The network is that of the published models, the objective is simpler: MPNet was pretrained with
+masked and permuted language modeling (Song et al. 2020), DeBERTa-v3 with replaced-token detection
+(He et al. 2023). The inputs, masks and optimizer are those of `configs/pretrain/roberta.py`; the
+default learning rate is that of MPNet.
+
+The corpus needs a tokenizer with the special tokens of the model: <s> and </s> with padding id 1
+for MPNet, [CLS] and [SEP] for DeBERTa.
+"""
+
+from typing import Literal
+
+from bert_jax.data.config import FullSentences, PretrainingData
+from bert_jax.data.corpus.reader import corpus_tokenizer
+from bert_jax.errors import ConfigError
+from bert_jax.experiment import Experiment
+from bert_jax.models.deberta_v2.config import DebertaV2Config
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.mpnet.config import MPNetConfig
+from bert_jax.objectives.config import Pretraining
+from bert_jax.parallel.config import Parallelism, make_mesh_config
+from bert_jax.train.config import (
+    AdamW,
+    CheckpointConfig,
+    HeldOutEval,
+    Phase,
+    TrainConfig,
+    WarmupLinear,
+)
+
+
+def get_config(
+    *,
+    corpus: str,
+    heldout: str | None = None,
+    model: Literal["mpnet", "deberta"] = "deberta",
+    size: Literal["xsmall", "small", "base", "large"] = "base",
+    steps: int = 125_000,
+    batch_size: int = 2048,
+    seq_length: int = 512,
+    gradient_accumulation_steps: int = 1,
+    learning_rate: float = 5e-4,
+    warmup_steps: int | None = None,
+    bfloat16: bool = True,
+    parallelism: Parallelism = "dp",
+    seed: int = 0,
+) -> Experiment:
+    """Returns a run on a corpus that `bert-jax prepare` has written.
+
+    `size` is that of DeBERTa-v3; MPNet has "base" only. `warmup_steps` is by default 8 % of the
+    steps.
+    """
+    tokenizer = corpus_tokenizer(corpus)
+    dtype = "bfloat16" if bfloat16 else "float32"
+    return Experiment(
+        name=f"{model}-{size}",
+        seed=seed,
+        objective=Pretraining(
+            model=_encoder(model, size, tokenizer.vocab_size),
+            mask_token_id=tokenizer.mask_id,
+            nsp_weight=0.0,
+            compute=ComputeConfig(dtype=dtype),
+        ),
+        data=PretrainingData(corpus=corpus, input_format=FullSentences()),
+        train=TrainConfig(
+            phases=(
+                Phase(
+                    steps=steps,
+                    seq_length=seq_length,
+                    batch_size=batch_size,
+                    max_predictions_per_seq=round(0.15 * seq_length),
+                    gradient_accumulation_steps=gradient_accumulation_steps,
+                ),
+            ),
+            optimizer=AdamW(b2=0.98),
+            schedule=WarmupLinear(
+                peak_learning_rate=learning_rate,
+                warmup_steps=round(0.08 * steps) if warmup_steps is None else warmup_steps,
+            ),
+            max_grad_norm=None,
+            checkpoints=CheckpointConfig(save_every=max(1, steps // 100)),
+            evaluation=(
+                HeldOutEval(corpus=heldout, eval_every=max(1, steps // 100)) if heldout else None
+            ),
+        ),
+        mesh=make_mesh_config(parallelism, dtype),
+    )
+
+
+def _encoder(
+    model: Literal["mpnet", "deberta"],
+    size: Literal["xsmall", "small", "base", "large"],
+    vocab_size: int,
+) -> MPNetConfig | DebertaV2Config:
+    if model == "deberta":
+        return DebertaV2Config.from_size(size, vocab_size=vocab_size)
+    if size != "base":
+        raise ConfigError(f"size is {size!r}, but MPNet was published as 'base' only")
+    return MPNetConfig(vocab_size=vocab_size)
