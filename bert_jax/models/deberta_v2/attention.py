@@ -26,7 +26,7 @@ from bert_jax.models.layers.relative_bias import skew
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("q_segment_ids", "kv_segment_ids", "bias", "relative_embeddings"),
-    meta_fields=("causal",),
+    meta_fields=("causal", "radius"),
 )
 @dataclass(frozen=True)
 class RelativeAttentionMask(AttentionMask):

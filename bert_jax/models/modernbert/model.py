@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.layers.attention import make_attention_mask
+from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import make_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
@@ -75,22 +75,13 @@ class ModernBertEncoder(nnx.Module):
             position_ids,
             None if dropout_seeds is None else dropout_seeds[num_layers, 0],
         )
-        config, length = self.config, input_ids.shape[1]
-        head_width = config.hidden_size // config.num_attention_heads
-        mask = make_attention_mask(attention_mask, packing_ids, causal)
         last_hidden_state, layer_outputs, attention_weights = apply_layer_groups(
             self.layers,
             self.compute,
             embedding_output,
-            {
-                "full_attention": AttentionInputs(
-                    mask, rotary_table(length, head_width, config.global_rope_theta, position_ids)
-                ),
-                "sliding_attention": AttentionInputs(
-                    dataclasses.replace(mask, radius=config.radius),
-                    rotary_table(length, head_width, config.local_rope_theta, position_ids),
-                ),
-            },
+            self._attention_inputs(
+                make_attention_mask(attention_mask, packing_ids, causal), position_ids
+            ),
             None if dropout_seeds is None else dropout_seeds[:num_layers],
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
@@ -103,6 +94,22 @@ class ModernBertEncoder(nnx.Module):
             else (),
             tuple(attention_weights),
         )
+
+    def _attention_inputs(
+        self, mask: AttentionMask, position_ids: jax.Array | None
+    ) -> dict[str, AttentionInputs]:
+        """Returns the mask and the rotations of each type of layers."""
+        config, length = self.config, mask.kv_segment_ids.shape[1]
+        head_width = config.hidden_size // config.num_attention_heads
+        return {
+            "full_attention": AttentionInputs(
+                mask, rotary_table(length, head_width, config.global_rope_theta, position_ids)
+            ),
+            "sliding_attention": AttentionInputs(
+                dataclasses.replace(mask, radius=config.radius),
+                rotary_table(length, head_width, config.local_rope_theta, position_ids),
+            ),
+        }
 
     def token_embeddings(self) -> jax.Array:
         """Returns the table of token embeddings, [V, D]."""
