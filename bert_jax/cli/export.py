@@ -19,9 +19,14 @@ exported: bert-jax export runs/all --task rte --output rte
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds RUN, --task and --output."""
+    """Adds RUN, --task, --generator and --output."""
     parser.add_argument("run_folder", metavar="RUN", help="run folder or one of its checkpoints")
     parser.add_argument("--task", metavar="NAME", help="task to export, for a run with several")
+    parser.add_argument(
+        "--generator",
+        action="store_true",
+        help="export the generator of an ELECTRA run, not the discriminator",
+    )
     parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder to write")
     parser.epilog = _EPILOG
 
@@ -29,11 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exports the model and prints how far the model read back from the folder differs."""
     from bert_jax.export.export import check_new_folder, export
+    from bert_jax.pretrained.initial import load_generator
     from bert_jax.pretrained.load import load_model
 
     # Before the model is loaded, which takes seconds.
     check_new_folder(Path(args.output))
-    model = load_model(args.run_folder, args.task)
+    if args.generator:
+        model = load_generator(args.run_folder)
+    else:
+        model = load_model(args.run_folder, args.task)
     difference = export(model, Path(args.output))
     step = f"step {model.run.step} of " if model.run else ""
     logger.info(

@@ -3,12 +3,16 @@
 import logging
 from pathlib import Path
 
+from bert_jax.config_lib import from_json
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
 from bert_jax.interop import tf1
-from bert_jax.interop.huggingface import find_tokenizer
+from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
+from bert_jax.models.encoder import EncoderConfig
 from bert_jax.objectives.config import teacher_of
+from bert_jax.objectives.replaced_tokens import generator_params
+from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, build_model, load_model
 from bert_jax.runs import run_folder
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
@@ -28,12 +32,30 @@ def load_model_or_tf1(path: str | Path) -> LoadedModel:
 
 
 def load_generator(path: str | Path) -> LoadedModel:
-    """Reads the generator of Google's ELECTRA checkpoint, a model with a masked-LM head.
+    """Reads the generator of an ELECTRA run or of Google's checkpoint, with its masked-LM head.
 
     Raises:
-      UserError: there is no checkpoint at the path, or it is not ELECTRA's.
+      UserError: the path is neither, or the run has another objective.
     """
-    return build_model(tf1.read_checkpoint(Path(path), generator=True), str(path))
+    if not run_folder.is_run_folder(Path(path)):
+        return build_model(tf1.read_checkpoint(Path(path), generator=True), str(path))
+    from bert_jax.checkpoints.step_folder import restore_params  # orbax takes seconds to import
+
+    params, info, _ = restore_params(run_folder.checkpoint_dir(Path(path)), None)
+    objective = info["config"]["objective"]
+    if objective["type"] != "ReplacedTokens":
+        raise UserError(
+            f"{path}: --generator is for runs of ELECTRA, whose objective is 'ReplacedTokens'; "
+            f"the objective of this run is {objective['type']!r}"
+        )
+    return build_model(
+        ImportedModel(
+            flat_params=paths.flatten(generator_params(params)),
+            config=from_json(EncoderConfig, objective["generator"], "objective.generator"),
+            tokenizer=find_tokenizer(Path(path) / TOKENIZER_FOLDER),
+        ),
+        str(path),
+    )
 
 
 def check_model_exists(path: str) -> None:

@@ -14,7 +14,8 @@ models. What differs from BERT's recipe:
 What differs from the original code: it selects positions with replacement, and makes sequences of
 two segments of one document with token types 0 and 1 (docs/ARCHITECTURE.md has the reasons).
 
-`bert-jax export` and `bert-jax finetune` use the discriminator.
+`bert-jax finetune` and `bert-jax export` use the discriminator; `export --generator` writes the
+generator, which fills masks.
 """
 
 from typing import Literal

@@ -1,6 +1,7 @@
 """Covers configs/pretrain/electra.py: its hyperparameters, and a run of it with small networks."""
 
 import dataclasses
+import functools
 import json
 import logging
 import shutil
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from bert_jax.checkpoints.step_folder import restore_params
+from bert_jax.cli import main
 from bert_jax.data.config import Masking, PretrainingData, SingleSegment
 from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
@@ -139,6 +141,24 @@ def test_run_that_was_stopped_resumes_bit_identical(finished, tmp_path):
     assert any(path.startswith("generator/") for path in found)
     for path, leaf in expected.items():
         np.testing.assert_array_equal(found[path], leaf, err_msg=path)
+
+
+def test_generator_of_a_run_is_exported_for_masked_lm(finished, tmp_path):
+    experiment, folder, _ = finished
+    output = tmp_path / "exported"
+    assert main(["export", str(folder), "--generator", "--output", str(output)]) == 0
+    exported = load_model(output)
+    assert exported.config == experiment.objective.generator and exported.missing == ()
+    params = restore_params(folder / "checkpoints", 6)[0]
+    for path, expected in (
+        ("masked_lm", params["generator"]["masked_lm"]),
+        ("encoder/layers", params["generator"]["encoder"]["layers"]),
+        ("encoder/embeddings", params["encoder"]["embeddings"]),  # shared
+    ):
+        found = functools.reduce(lambda tree, key: tree[key], path.split("/"), exported.params)
+        assert paths.flatten(found).keys() == paths.flatten(expected).keys()
+        for name, leaf in paths.flatten(expected).items():
+            np.testing.assert_array_equal(paths.flatten(found)[name], leaf, err_msg=name)
 
 
 def test_run_is_exported_as_its_discriminator(finished, tmp_path):
