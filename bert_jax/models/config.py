@@ -10,11 +10,13 @@ from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.heads.config import (
     FirstTokenPooling,
     LinearClassifier,
+    LinearSpan,
     MaskedLMTransform,
     OwnTransform,
     PoolerClassifier,
     Pooling,
     SequenceClassifier,
+    SpanClassifier,
     TaskHead,
     TokenClassifier,
 )
@@ -42,6 +44,7 @@ class TransformerConfig:
       pretraining_heads: names of the heads that `Pretraining` trains, see `models/model.py`.
       sequence_classifier: the layers for classifying a sequence, also used for regression.
       multiple_choice_classifier: the layers for scoring one of several choices.
+      span_classifier: the layers for answering questions.
       supports_fused_attention: whether `PallasAttention` applies, which has no bias on the scores;
         without it, attention is always `XlaAttention`.
       required_pad_token_id: the only padding id with which the family works; None for any.
@@ -55,6 +58,7 @@ class TransformerConfig:
     pretraining_heads: ClassVar[tuple[str, ...]]
     sequence_classifier: ClassVar[SequenceClassifier]
     multiple_choice_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
+    span_classifier: ClassVar[SpanClassifier] = LinearSpan()
     supports_fused_attention: ClassVar[bool] = True
     required_pad_token_id: ClassVar[int | None] = None
     missing_masked_lm_reason: ClassVar[str] = ""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.bigbird.config import BigBirdConfig
 from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
@@ -38,6 +39,7 @@ EncoderConfig = (
     BertConfig
     | RobertaConfig
     | AlbertConfig
+    | BigBirdConfig
     | DistilBertConfig
     | ElectraConfig
     | LongformerConfig

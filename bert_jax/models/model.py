@@ -31,6 +31,7 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.models.heads.modules import (
     DenseClassifierModule,
+    FeedForwardSpanModule,
     LMHead,
     Pooler,
     PredictionHead,
@@ -233,6 +234,8 @@ class EncoderWithHeads(nnx.Module):
         module = getattr(self, head_param_name(head))
         if isinstance(module, DenseClassifierModule):
             return module(hidden_BLD[:, 0], dropout_rate, dropout_key)
+        if isinstance(module, FeedForwardSpanModule):
+            return module(hidden_BLD, dropout_rate, dropout_key)
         # BERT's release has no dropout between the encoder and the question-answering head.
         has_dropout = not isinstance(head, QuestionAnsweringHead)
         inputs = self.pooler(hidden_BLD) if self.needs_pooler else hidden_BLD

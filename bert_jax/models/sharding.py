@@ -34,6 +34,11 @@ _POOLER_AND_TASK_HEADS: list[tuple[str, LogicalAxes]] = [
     ("classifier/out_proj/bias", (None,)),
     ("span/kernel", ("embed", None)),
     ("span/bias", (None,)),
+    ("span/intermediate/kernel", ("embed", None)),
+    ("span/output/kernel", (None, "embed")),
+    ("span/out_proj/kernel", ("embed", None)),
+    ("span/*/bias", (None,)),
+    ("span/norm/scale", (None,)),
 ]
 _HEADS: list[tuple[str, LogicalAxes]] = [
     ("masked_lm/transform/kernel", ("embed", None)),

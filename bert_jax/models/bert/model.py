@@ -30,7 +30,7 @@ class BertEncoder(nnx.Module):
     """
 
     def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
-        self.embeddings = Embeddings(config, compute, rngs)
+        self.embeddings = self.make_embeddings(config, compute, rngs)
         width = config.word_embedding_size
         self.has_projection = width != config.hidden_size
         if self.has_projection:
@@ -38,6 +38,12 @@ class BertEncoder(nnx.Module):
         self.layers = nnx.List(self.make_blocks(config, compute, rngs))
         self.num_layers = config.num_hidden_layers
         self.compute = compute
+
+    def make_embeddings(
+        self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs
+    ) -> Embeddings:
+        """Builds the input embeddings; a family with other ones overrides this method."""
+        return Embeddings(config, compute, rngs)
 
     def make_blocks(
         self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs

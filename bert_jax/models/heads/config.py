@@ -127,6 +127,24 @@ MaskedLMTransform = OwnTransform | SharedTransform
 """The layers between the encoder and the masked-LM logits."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LinearSpan:
+    """Scores the start and the end of an answer with a linear layer on every token (BERT)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForwardSpan:
+    """Scores them after a feed-forward layer: dropout, residual, norm, linear (BigBird).
+
+    The layers of Hugging Face's `BigBirdForQuestionAnsweringHead`, without its mask of the question
+    tokens: answers are taken from the context only when predictions are decoded.
+    """
+
+
+SpanClassifier = LinearSpan | FeedForwardSpan
+"""The layers that a family puts on its encoder to answer questions."""
+
+
 class FamilyClassifiers(Protocol):
     """Tells which layers a family has for sequences and for choices; every encoder config does."""
 

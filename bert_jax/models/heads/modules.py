@@ -7,6 +7,7 @@ from flax import nnx
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import (
     DenseClassifier,
+    FeedForwardSpan,
     FirstTokenPooling,
     LinearClassifier,
     MeanPooling,
@@ -14,6 +15,7 @@ from bert_jax.models.heads.config import (
     PoolerClassifier,
     Pooling,
     PredictionHeadClassifier,
+    QuestionAnsweringHead,
     TaskHead,
     classifier_layers,
     num_outputs,
@@ -135,6 +137,8 @@ class DenseClassifierModule(nnx.Module):
 
 def build_task_module(config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs) -> nnx.Module:
     """Builds the module of a task head, without the parts that it shares with other heads."""
+    if isinstance(head, QuestionAnsweringHead) and config.span_classifier == FeedForwardSpan():
+        return FeedForwardSpanModule(config, head, rngs)
     match classifier_layers(head, config):
         case DenseClassifier() as classifier:
             return DenseClassifierModule(config, classifier, head, rngs)
@@ -154,6 +158,31 @@ def pool_tokens(hidden_BLD: jax.Array, attention_mask: jax.Array, pooling: Pooli
             weights = attention_mask[:, :, None].astype(jnp.float32)
             total = jnp.sum(hidden_BLD.astype(jnp.float32) * weights, axis=1)
             return (total / jnp.maximum(jnp.sum(weights, axis=1), 1.0)).astype(hidden_BLD.dtype)
+
+
+class FeedForwardSpanModule(nnx.Module):
+    """Scores start and end of an answer: dropout, feed-forward, residual, norm, linear (BigBird).
+
+    Its config is `FeedForwardSpan`.
+    """
+
+    def __init__(self, config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs):
+        width, compute = config.hidden_size, ComputeConfig()
+        self.intermediate = linear(width, config.intermediate_size, config, compute, rngs)
+        self.output = linear(config.intermediate_size, width, config, compute, rngs)
+        self.norm = layer_norm(config, compute)
+        self.out_proj = head_linear(config, head, rngs)
+        self.activation = config.hidden_act
+
+    def __call__(
+        self, hidden_BLD: jax.Array, dropout_rate: float, dropout_key: jax.Array | None
+    ) -> jax.Array:
+        """Maps hidden states [B, L, D] to scores of start and end, float32 [B, L, 2]."""
+        seeds = (None, None) if dropout_key is None else make_dropout_seeds(dropout_key, (2,))
+        hidden_BLD = hidden_BLD.astype(jnp.float32)
+        x = self.intermediate(dropout(hidden_BLD, dropout_rate, seeds[0]))
+        x = dropout(self.output(activate(x, self.activation)), dropout_rate, seeds[1])
+        return self.out_proj(self.norm(x + hidden_BLD))
 
 
 def head_linear(

@@ -115,25 +115,25 @@ Activation = Gelu | GeluTanh | Relu | Silu | Tanh
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstToken:
+class GlobalFirstToken:
     """Gives global attention to the first token of a sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokensBeforeSeparator:
+class GlobalBeforeSeparator:
     """Gives global attention to the tokens before the first separator, such as a question."""
 
     sep_token_id: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokensAfterSeparator:
+class GlobalAfterSeparator:
     """Gives global attention to the second text of a pair, such as a choice."""
 
     sep_token_id: int
 
 
-GlobalTokens = FirstToken | TokensBeforeSeparator | TokensAfterSeparator
+GlobalTokens = GlobalFirstToken | GlobalBeforeSeparator | GlobalAfterSeparator
 """The tokens of a sequence that attend to all tokens, and to which all attend (Longformer)."""
 
 

@@ -70,6 +70,10 @@ class Embeddings(nnx.Module):
             x_BLE += self._position_vectors(input_ids, position_ids)
         if self.type_vocab_size:
             x_BLE += self._token_type_vectors(token_type_ids)
+        return self.normalize(x_BLE, dropout_seed)
+
+    def normalize(self, x_BLE: jax.Array, dropout_seed: DropoutSeed | None) -> jax.Array:
+        """Applies norm and dropout; BigBird overrides the order."""
         return dropout(self.norm(x_BLE), self.dropout_rate, dropout_seed)
 
     def _token_type_vectors(self, token_type_ids: jax.Array) -> jax.Array:

@@ -15,10 +15,10 @@ from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers.attention import AttentionMask, SelfAttention
 from bert_jax.models.layers.config import (
     ComputeConfig,
-    FirstToken,
+    GlobalAfterSeparator,
+    GlobalBeforeSeparator,
+    GlobalFirstToken,
     GlobalTokens,
-    TokensAfterSeparator,
-    TokensBeforeSeparator,
 )
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.linear import linear
@@ -41,11 +41,11 @@ def global_attention_mask(
     """
     column = jnp.arange(input_ids.shape[1])[None]
     match tokens:
-        case FirstToken():
+        case GlobalFirstToken():
             is_global = (column if position_ids is None else position_ids) == 0
-        case TokensBeforeSeparator():
+        case GlobalBeforeSeparator():
             is_global = column < _first_column(input_ids == tokens.sep_token_id)
-        case TokensAfterSeparator():  # a pair has two separators in the middle
+        case GlobalAfterSeparator():  # a pair has two separators in the middle
             is_global = column > _first_column(input_ids == tokens.sep_token_id) + 1
     return jnp.broadcast_to(is_global, input_ids.shape).astype(jnp.int32)
 

@@ -16,12 +16,12 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.models.layers.config import (
     Activation,
-    FirstToken,
     Gelu,
+    GlobalAfterSeparator,
+    GlobalBeforeSeparator,
+    GlobalFirstToken,
     GlobalTokens,
     PaddingOffsetPositions,
-    TokensAfterSeparator,
-    TokensBeforeSeparator,
 )
 
 LongformerSize = Literal["base", "large"]
@@ -118,10 +118,10 @@ class LongformerConfig(TransformerConfig):
         """Returns the tokens that Hugging Face's classes give global attention for each task."""
         match head:
             case SequenceClassificationHead() | RegressionHead():
-                return FirstToken()
+                return GlobalFirstToken()
             case QuestionAnsweringHead():
-                return TokensBeforeSeparator(sep_token_id=self.sep_token_id)
+                return GlobalBeforeSeparator(sep_token_id=self.sep_token_id)
             case MultipleChoiceHead():
-                return TokensAfterSeparator(sep_token_id=self.sep_token_id)
+                return GlobalAfterSeparator(sep_token_id=self.sep_token_id)
             case _:
                 return None

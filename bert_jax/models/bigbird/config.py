@@ -1,0 +1,89 @@
+"""Defines the config of BigBird and its published sizes. Imports no jax."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+from bert_jax.errors import ConfigError, check_range
+from bert_jax.models.config import TransformerConfig
+from bert_jax.models.heads.config import (
+    DenseClassifier,
+    FeedForwardSpan,
+    SequenceClassifier,
+    SpanClassifier,
+)
+from bert_jax.models.layers.config import Activation, GeluTanh, LearnedPositions
+
+BigBirdSize = Literal["base", "large"]
+
+# Layers, hidden size and heads: Zaheer et al. 2020, appendix E.
+_SIZES: dict[BigBirdSize, tuple[int, int, int]] = {
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullAttention:
+    """Selects attention to all tokens of a sequence, of any length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSparseWhenLong:
+    """Selects block-sparse attention for long sequences, and full attention for short ones.
+
+    A sequence of at most `max_full_length` tokens is too short for the pattern, whose blocks would
+    overlap. The length that counts is that of the batch, padding included. Hugging Face does the
+    same, but a model there has full attention forever after its first short batch.
+    """
+
+    block_size: int = 64
+    num_random_blocks: int = 3
+
+    def __post_init__(self) -> None:
+        check_range("model.attention.block_size", self.block_size, at_least=1)
+        check_range("model.attention.num_random_blocks", self.num_random_blocks, at_least=0)
+
+    @property
+    def max_full_length(self) -> int:
+        """Returns the length in tokens up to which attention is full."""
+        return (5 + 2 * self.num_random_blocks) * self.block_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class BigBirdConfig(TransformerConfig):
+    """Configures a BigBird encoder (Zaheer et al. 2020); default values are BigBird-base."""
+
+    family: ClassVar[str] = "BigBird"
+    pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
+    sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier(activation=GeluTanh())
+    span_classifier: ClassVar[SpanClassifier] = FeedForwardSpan()
+
+    vocab_size: int = 50358
+    positions: LearnedPositions = LearnedPositions(  # noqa: RUF009 (frozen)
+        max_position_embeddings=4096
+    )
+    hidden_act: Activation = GeluTanh()  # noqa: RUF009 (frozen)
+    attention: FullAttention | BlockSparseWhenLong = BlockSparseWhenLong()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hidden_act != GeluTanh():
+            raise ConfigError(
+                f"model.hidden_act is {self.hidden_act}, but BigBird has GeluTanh() everywhere, in "
+                "the classifier of sequences, too"
+            )
+
+    @classmethod
+    def from_size(
+        cls, size: BigBirdSize, *, vocab_size: int = 50358, max_position_embeddings: int = 4096
+    ) -> Self:
+        """Returns the config of a published size: base or large."""
+        layers, hidden, heads = _SIZES[size]
+        return cls(
+            vocab_size=vocab_size,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=4 * hidden,
+            positions=LearnedPositions(max_position_embeddings=max_position_embeddings),
+        )

@@ -1,0 +1,113 @@
+"""Describes BigBird's Hugging Face format: config.json fields and tensor names.
+
+The tensors have BERT's prefix, "bert."; the family is known by the `model_type` only.
+"""
+
+import functools
+from typing import Any
+
+from bert_jax.errors import ConfigError
+from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong, FullAttention
+from bert_jax.models.huggingface import (
+    FIXED_FIELDS,
+    HuggingFaceFormat,
+    ReadField,
+    block_names,
+    canonical_name,
+    dense_names,
+    embedding_names,
+    norm_names,
+    read_transformer_fields,
+    tied_and_untied_tables,
+)
+from bert_jax.models.layers.config import Activation, LearnedPositions
+from bert_jax.params.name_table import NameMapping
+
+_DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
+_TOKEN_EMBEDDINGS, _LM_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+
+_NAMES = [
+    *embedding_names("bert"),
+    *block_names("encoder/layers/*", "bert.encoder.layer.*"),
+    *dense_names("pooler/dense", "bert.pooler"),
+    *dense_names("masked_lm/transform", "cls.predictions.transform.dense"),
+    *norm_names("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
+    NameMapping("masked_lm/bias", _LM_BIAS),
+    *dense_names("next_sentence", "cls.seq_relationship"),
+    *dense_names("classifier", "classifier"),
+    *dense_names("classifier/dense", "classifier.dense"),
+    *dense_names("classifier/out_proj", "classifier.out_proj"),
+    *dense_names("span/intermediate", "qa_classifier.intermediate.dense"),
+    *dense_names("span/output", "qa_classifier.output.dense"),
+    *norm_names("span/norm", "qa_classifier.output.LayerNorm"),
+    *dense_names("span/out_proj", "qa_classifier.qa_outputs"),
+]
+
+TIED, UNTIED = tied_and_untied_tables(
+    "Hugging Face BigBird",
+    "bert",
+    _NAMES,
+    decoder=_DECODER,
+    decoder_bias=_DECODER_BIAS,
+    lm_bias=_LM_BIAS,
+)
+"""Tensor names of models whose masked-LM head uses the token embeddings, or a table of its own."""
+
+
+def _read_config(model_type: str, activation: Activation, read: ReadField) -> BigBirdConfig:
+    del model_type  # there is only one
+    return BigBirdConfig(
+        positions=LearnedPositions(max_position_embeddings=read("max_position_embeddings", 4096)),
+        hidden_act=activation,
+        attention=_read_attention(read),
+        sep_token_id=read("sep_token_id", 66),
+        **read_transformer_fields(read),
+    )
+
+
+def _read_attention(read: ReadField) -> FullAttention | BlockSparseWhenLong:
+    attention_type = read("attention_type", "block_sparse")
+    if attention_type == "original_full":
+        return FullAttention()
+    if attention_type != "block_sparse":
+        raise ConfigError(
+            f"attention_type is {attention_type!r}, expected 'block_sparse' or 'original_full'"
+        )
+    return BlockSparseWhenLong(
+        block_size=read("block_size", 64), num_random_blocks=read("num_random_blocks", 3)
+    )
+
+
+def _config_fields(config: BigBirdConfig) -> dict[str, Any]:
+    if isinstance(config.attention, FullAttention):
+        return {"attention_type": "original_full", "sep_token_id": config.sep_token_id}
+    return {
+        "sep_token_id": config.sep_token_id,
+        "attention_type": "block_sparse",
+        "block_size": config.attention.block_size,
+        "num_random_blocks": config.attention.num_random_blocks,
+    }
+
+
+HUGGING_FACE = HuggingFaceFormat(
+    class_prefixes={"big_bird": "BigBird"},
+    heads={
+        "Model": ("pooler",),
+        "ForMaskedLM": ("pooler", "masked_lm"),
+        "ForPreTraining": ("pooler", "masked_lm", "next_sentence"),
+    },
+    fixed_fields={
+        **FIXED_FIELDS,
+        "hidden_act": "gelu_new",
+        "use_bias": True,
+        "rescale_embeddings": False,
+    },
+    read_config=_read_config,
+    model_type=lambda config: "big_bird",
+    config_fields=_config_fields,
+    names=lambda config, head: TIED if config.tie_word_embeddings else UNTIED,
+    canonical=functools.partial(canonical_name, prefix="bert"),
+    tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
+    decoder_bias=_DECODER_BIAS,
+    lm_bias=_LM_BIAS,
+)

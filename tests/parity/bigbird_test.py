@@ -1,0 +1,199 @@
+"""Compares BigBird with Hugging Face's PyTorch classes in float32: outputs, training, folders.
+
+Every parameter is random, biases and norms too; batches are padded. Only real tokens are compared:
+the hidden states of padding have no meaning. Batches of 24 tokens have 12 blocks of 2 tokens, which
+is more than the 11 up to which attention is full.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.batch import ENCODER_FIELDS
+from bert_jax.export.export import export
+from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong, FullAttention
+from bert_jax.models.heads.config import QuestionAnsweringHead
+from bert_jax.models.layers.config import LearnedPositions
+from bert_jax.models.layers.random_blocks import random_blocks
+from bert_jax.models.model import build_network, run_forward
+from bert_jax.pretrained.load import load_model
+from bert_jax.testing.batches import pretraining_batch
+from tests.helpers.folder_parity import check_folder
+from tests.helpers.torch_parity import (
+    HEADS,
+    jax_head_outputs,
+    load_exported,
+    randomize_parameters,
+    torch_head_outputs,
+)
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SMALL = BigBirdConfig(
+    vocab_size=103,
+    hidden_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=3,
+    intermediate_size=70,
+    positions=LearnedPositions(max_position_embeddings=128),
+    attention=BlockSparseWhenLong(block_size=2),
+)
+
+
+def torch_model(config: BigBirdConfig, name: str, **fields: Any) -> Any:
+    """Builds a model with random parameters; its config is written out, not exported."""
+    attention = config.attention
+    if isinstance(attention, FullAttention):
+        fields |= {"attention_type": "original_full"}
+    else:
+        fields |= {
+            "block_size": attention.block_size,
+            "num_random_blocks": attention.num_random_blocks,
+        }
+    hf_config = transformers.BigBirdConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        intermediate_size=config.intermediate_size,
+        max_position_embeddings=config.positions.max_position_embeddings,
+        hidden_dropout_prob=config.hidden_dropout_prob,
+        attention_probs_dropout_prob=config.attention_probs_dropout_prob,
+        attn_implementation="eager",
+        **fields,
+    )
+    return randomize_parameters(getattr(transformers, f"BigBird{name}")(hf_config), std=0.05)
+
+
+def padded_batch(length: int) -> Any:
+    return pretraining_batch(
+        batch_size=3, seq_length=length, max_predictions_per_seq=4, vocab_size=103
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"), [("Model", ("pooler",)), ("ForMaskedLM", ("pooler", "masked_lm"))]
+)
+def test_pretrained_folders_both_ways(tmp_path, name, parts):
+    auto_class = getattr(transformers, "AutoModelForMaskedLM" if len(parts) > 1 else "AutoModel")
+    model = torch_model(SMALL, name)
+    check_folder(model, tmp_path, auto_class=auto_class, config=SMALL, parts=parts)
+
+
+def test_pretraining_heads_both_ways(tmp_path):
+    model, batch = torch_model(SMALL, "ForPreTraining"), padded_batch(24)
+    model.save_pretrained(tmp_path / "torch")
+    loaded = load_model(tmp_path / "torch")
+    found = run_forward(loaded.params, loaded.config, batch)
+    with torch.no_grad():
+        expected = model(**{name: torch.from_numpy(batch[name]).long() for name in ENCODER_FIELDS})
+    real = batch["attention_mask"] > 0
+    for name, rows in (("prediction_logits", real), ("seq_relationship_logits", slice(None))):
+        ours = found["masked_lm" if rows is real else "next_sentence"]
+        assert expected[name].std() > 0.005
+        np.testing.assert_allclose(ours[rows], expected[name].numpy()[rows], rtol=0, atol=1e-5)
+    export(loaded, tmp_path / "exported")
+    reopened = load_exported(transformers.AutoModelForPreTraining, tmp_path / "exported")
+    state, again = model.state_dict(), reopened.state_dict()
+    assert state.keys() == again.keys()
+    assert all(torch.equal(state[key], again[key]) for key in state)
+
+
+@pytest.mark.parametrize("head_name", ["sequence", "regression", "token", "choice"])
+def test_task_head_folders_both_ways(tmp_path, head_name):
+    head, name, fields = HEADS[head_name]
+    check_folder(
+        torch_model(SMALL, f"For{name}", **fields),
+        tmp_path,
+        auto_class=getattr(transformers, f"AutoModelFor{name}"),
+        config=SMALL,
+        head=head,
+    )
+
+
+@pytest.mark.parametrize("length", [12, 22, 23, 101])
+def test_lengths_of_full_and_of_block_sparse_attention(tmp_path, length):
+    model, batch = torch_model(SMALL, "ForMaskedLM"), padded_batch(length)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = model(**{name: torch.from_numpy(batch[name]).long() for name in ENCODER_FIELDS})
+    real = batch["attention_mask"] > 0
+    found = run_forward(load_model(tmp_path).params, SMALL, batch)["masked_lm"]
+    np.testing.assert_allclose(found[real], expected.logits.numpy()[real], rtol=0, atol=1e-5)
+
+
+def test_question_answering_folders_both_ways(tmp_path):
+    """Hugging Face's class subtracts 1e6 from the logits of the question, all but the first."""
+    model = torch_model(SMALL, "ForQuestionAnswering")
+    model.save_pretrained(tmp_path / "torch")
+    loaded = load_model(tmp_path / "torch")
+    batch = padded_batch(24)
+    batch["input_ids"][:, 4] = SMALL.sep_token_id
+    batch["input_ids"][:, 1:4] = 5
+    expected = torch_head_outputs(
+        model, {name: torch.from_numpy(batch[name]).long() for name in ENCODER_FIELDS}
+    )
+    found = jax_head_outputs(loaded.params, SMALL, QuestionAnsweringHead(), batch)
+    context = (batch["attention_mask"] > 0) & ((np.arange(24) > 4) | (np.arange(24) == 0))
+    for name, logits in expected.items():
+        assert logits[context].std() > 0.005 and (logits[:, 1:5] < -9e5).all()
+        np.testing.assert_allclose(found[name][context], logits[context], rtol=0, atol=1e-5)
+    assert export(loaded, tmp_path / "exported") == 0.0
+    auto_class = transformers.AutoModelForQuestionAnswering
+    state, again = model.state_dict(), load_exported(auto_class, tmp_path / "exported").state_dict()
+    assert state.keys() == again.keys()
+    assert all(torch.equal(state[key], again[key]) for key in state)
+
+
+def test_model_with_full_attention(tmp_path):
+    config = dataclasses.replace(SMALL, attention=FullAttention())
+    model = torch_model(config, "ForMaskedLM")
+    auto = transformers.AutoModelForMaskedLM
+    check_folder(model, tmp_path, auto_class=auto, config=config, parts=("pooler", "masked_lm"))
+
+
+def test_training_attends_to_the_random_blocks_of_each_layer_and_head(tmp_path):
+    config = dataclasses.replace(SMALL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = torch_model(config, "Model")
+    model.save_pretrained(tmp_path)
+    params = {"encoder": load_model(tmp_path).params["encoder"]}
+    ids = np.random.default_rng(0).integers(5, 103, (2, 60)).astype(np.int32)
+    ids_array = jnp.asarray(ids)
+
+    def hidden(dropout_key):
+        encoder = build_network(config).merge(params).encoder
+        return jax.jit(lambda: encoder(ids_array, dropout_key=dropout_key).last_hidden_state)()
+
+    with torch.no_grad():
+        for model_in_mode, key in ((model.train(), jax.random.key(0)), (model.eval(), None)):
+            model_in_mode.train(key is not None)
+            expected = model_in_mode(torch.from_numpy(ids).long()).last_hidden_state.numpy()
+            np.testing.assert_allclose(hidden(key), expected, rtol=0, atol=1e-5)
+    assert np.abs(hidden(jax.random.key(0)) - hidden(None)).max() > 0.01
+
+
+@pytest.mark.parametrize("length", [1024, 2048, 4096])
+def test_random_blocks_are_those_of_hugging_face(length):
+    config = transformers.BigBirdConfig(hidden_size=24, num_attention_heads=2)
+    module = transformers.models.big_bird.modeling_big_bird.BigBirdBlockSparseAttention
+    attention = module(config, seed=3).train()
+    np.random.seed(3)
+    if length == 2048:
+        plan = attention._get_rand_attn_plan(length, 64, 3)
+        expected = attention._bigbird_block_rand_mask_with_head(length, length, 64, 64, 2, *plan)
+    else:
+        expected = [
+            attention._bigbird_block_rand_mask(4096, 4096, 64, 64, 3, last_idx=1024)
+            [: length // 64 - 2]
+            for _ in range(2)
+        ]  # fmt: skip
+    found = random_blocks(
+        num_blocks=length // 64, block_size=64, num_heads=2, num_random_blocks=3,
+        max_position_embeddings=4096, seed=3,
+    )  # fmt: skip
+    np.testing.assert_array_equal(found, np.stack(expected))
