@@ -64,6 +64,7 @@ class BigBirdConfig(TransformerConfig):
     )
     hidden_act: Activation = GeluTanh()  # noqa: RUF009 (frozen)
     attention: FullAttention | BlockSparseWhenLong = BlockSparseWhenLong()
+    sep_token_id: int = 66  # where the question ends, for Hugging Face's question answering
 
     def __post_init__(self) -> None:
         super().__post_init__()
