@@ -84,12 +84,13 @@ def _longformer_config(
     source, tokenizer = model.config, model.tokenizer
     names = {field.name for field in dataclasses.fields(TransformerConfig)} - {"positions"}
     fields: dict[str, Any] = {name: getattr(source, name) for name in names}
+    fields["type_vocab_size"] = max(source.type_vocab_size, 1)
     if isinstance(source.positions, PaddingOffsetPositions):
         pad_token_id = source.positions.pad_token_id
     else:
         pad_token_id = tokenizer.pad_id if tokenizer else 0
     return LongformerConfig(
-        **fields | {"type_vocab_size": max(source.type_vocab_size, 1)},
+        **fields,
         positions=PaddingOffsetPositions(
             max_position_embeddings=max_length + pad_token_id + 1, pad_token_id=pad_token_id
         ),

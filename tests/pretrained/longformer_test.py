@@ -42,6 +42,7 @@ def test_longformer_computes_the_same_where_the_window_has_all_tokens(config):
     source = loaded(config)
     longer = make_longformer(source, max_length=50, attention_window=40)
     assert longer.config.max_length == 50 and "masked_lm" in longer.params
+    assert isinstance(longer.config, LongformerConfig)
     pad = longer.config.positions.pad_token_id
     ids = np.random.default_rng(0).integers(5, 40, (2, 20)).astype(np.int32)
     mask = (np.arange(20) < np.array([[20], [13]])).astype(np.int32)
