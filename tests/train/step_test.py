@@ -21,6 +21,7 @@ from bert_jax.models.layers.config import (
     SaveDots,
     Scanned,
 )
+from bert_jax.models.modernbert.config import ModernBertConfig
 from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.objectives.config import CausalLM, Pretraining, ReplacedTokens
 from bert_jax.objectives.make import make_objective
@@ -188,6 +189,15 @@ FAMILIES = [
         intermediate_size=64,
         position_buckets=8,
         max_relative_positions=32,
+    ),
+    ModernBertConfig(
+        vocab_size=104,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        local_attention=8,
+        attention_output_dropout=0.1,
     ),
 ]
 

@@ -75,8 +75,7 @@ def local_attention(
         -1 for keys that no query attends to.
       shared_keys: keys outside of the windows; None for none.
       causal: whether a query attends only to its own position and those before it.
-      dropout_seed: None applies no dropout to the attention weights. The mask of an element depends
-        on the block shape, so it differs from that of dense attention for the same seed.
+      dropout_seed: None applies no dropout. Dense attention has other masks for the same seed.
 
     Returns:
       The context [B, L, H, K] in the dtype of `v`. The softmax is computed in float32.
