@@ -116,7 +116,8 @@ def test_dropout_changes_the_output_and_its_gradients_are_finite():
         output = encoder(ids, global_attention_mask=marks, dropout_key=jax.random.key(seed))
         return jnp.sum(output.last_hidden_state**3)
 
-    values, grads = jax.vmap(jax.value_and_grad(loss), (None, 0))(params, jnp.arange(2))
+    step = jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0)))
+    values, grads = step(params, jnp.arange(2))
     assert values[0] != values[1]
     flat = paths.flatten(grads)
     assert all(np.isfinite(leaf).all() for leaf in flat.values())
