@@ -1,8 +1,9 @@
 """Defines the fields of a batch, on which data and model agree: dims, dtype and meaning of each.
 
-Each dim is a letter: B batch, L length, P predictions per sequence, C classes, A choices, D width.
-A batch is a dict from field name to array with exactly the fields of its objective. Names are those
-of BERT's release and Hugging Face. `packing_ids` are what seqio calls segment ids.
+Each dim is a letter: B batch, L length, P predictions per sequence, C classes, D width, A choices
+or windows of a text. A batch is a dict from field name to array with exactly the fields of its
+objective. Names are those of BERT's release and Hugging Face. `packing_ids` are what seqio calls
+segment ids.
 """
 
 from collections.abc import Mapping
@@ -57,9 +58,12 @@ FIELDS: dict[str, Field] = {
     "end_positions": Field("B", "int32", "last token of the answer; 0 ([CLS]) = no answer"),
     "example_weights": Field("B", "float32", "1 = an example, 0 = padding of the batch"),
     "task_ids": Field("B", "int32", "index of the example's task, in a multi-task batch"),
-    "choice_input_ids": Field("BAL", "int32", "token ids of context and choice, for each choice"),
+    "choice_input_ids": Field(
+        "BAL", "int32", "token ids of context and choice, for each choice; or of each window"
+    ),
     "choice_token_type_ids": Field("BAL", "int32", "0 in the context, 1 in the choice"),
     "choice_attention_mask": Field("BAL", "int32", "1 = real token, 0 = padding"),
+    "window_mask": Field("BA", "int32", "1 = a window of the text, 0 = padding"),
     "encoder_features": Field("BLD", "float32", "cached output of a frozen encoder"),
     "cls_encoder_features": Field("BD", "float32", "the same, of the first token only"),
     "choice_cls_encoder_features": Field("BAD", "float32", "the same, for each choice"),
@@ -81,6 +85,7 @@ SPAN_BOUNDARY_FIELDS = (
     "span_target_weights",
 )
 CHOICE_FIELDS = ("choice_input_ids", "choice_token_type_ids", "choice_attention_mask")
+WINDOW_FIELDS = (*CHOICE_FIELDS, "window_mask")
 TOKEN_LABEL_FIELDS = ("token_labels", "token_label_weights")
 SPAN_FIELDS = ("start_positions", "end_positions")
 

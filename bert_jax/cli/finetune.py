@@ -71,6 +71,7 @@ _SETTINGS = (
     "max_length",
     "truncation",
     "window_pooling",
+    "num_windows",
     "seed",
 )
 
@@ -123,14 +124,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--truncation",
-        choices=("head", "tail", "head+tail", "windows"),
+        choices=("head", "tail", "head+tail", "windows", "hierarchical"),
         help="part that is read of a text longer than --max-length, in classification and "
-        "regression; with windows, all of it, in overlapping sequences (default: head)",
+        "regression; with windows, all of it, in overlapping sequences; with hierarchical, its "
+        "first windows together, with a small Transformer over them (default: head)",
     )
     parser.add_argument(
         "--window-pooling",
         choices=("mean", "max", "first"),
         help="combination of the predictions for the windows of a text (default: mean)",
+    )
+    parser.add_argument(
+        "--num-windows",
+        type=int,
+        metavar="N",
+        help="windows of a text that are read with --truncation hierarchical (default: 8)",
     )
     parser.add_argument("--seed", type=int, help="random seed (default: 0)")
     parser.add_argument(
@@ -190,7 +198,9 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
         given.setdefault("epochs", DEFAULT_EPOCHS)  # --set says how long to train
     tuning = FROZEN_ENCODER if args.frozen_encoder else TuningConfig()
     given["truncation"] = make_truncation(
-        given.get("truncation", "head"), given.pop("window_pooling", None)
+        given.get("truncation", "head"),
+        given.pop("window_pooling", None),
+        given.pop("num_windows", None),
     )
     model = given.pop("model", None)
     experiment = fine_tuning_experiment(config, model, **given, tuning=tuning)

@@ -20,6 +20,7 @@ from bert_jax.export.model_card import model_card
 from bert_jax.interop import huggingface
 from bert_jax.json_io import format_json, read_json_object
 from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.config import window_encoder_of
 from bert_jax.models.huggingface import format_of
 from bert_jax.models.layers.config import NoPositions
 from bert_jax.models.model import HEADS, run_forward
@@ -52,9 +53,16 @@ def export(model: LoadedModel, output: Path) -> float:
 
     Raises:
       UserError: `output` is not empty, cannot be written, or is not the same model when read back
-        (nothing is left at `output` then); or no task of a multi-task run was chosen.
+        (nothing is left at `output` then); no task of a multi-task run was chosen; or the head is
+        hierarchical.
     """
     require_single_task(model)
+    if model.head is not None and window_encoder_of(model.head) is not None:
+        raise UserError(
+            f"{model.path} has a hierarchical head, for which Hugging Face has no class, so it "
+            "cannot be exported; use the run folder itself, as in bert-jax predict "
+            f"{model.path}"
+        )
     check_new_folder(output)
     model = _without_unknown_heads(model)
     try:

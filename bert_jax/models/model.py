@@ -28,6 +28,7 @@ from bert_jax.models.heads.config import (
     masked_lm_parts,
     reads_one_vector,
     task_parts,
+    window_encoder_of,
 )
 from bert_jax.models.heads.modules import (
     DenseClassifierModule,
@@ -41,6 +42,7 @@ from bert_jax.models.heads.modules import (
     pool_tokens,
 )
 from bert_jax.models.heads.span_boundary import SpanBoundaryHead
+from bert_jax.models.heads.window_encoder import WindowEncoderModule
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.global_attention import global_attention_mask
@@ -121,6 +123,8 @@ class EncoderWithHeads(nnx.Module):
         if "replaced_token" in heads:
             self.replaced_token = ReplacedTokenHead(config, compute, rngs)
         if task_head is not None:
+            if (windows := window_encoder_of(task_head)) is not None:
+                self.window_encoder = WindowEncoderModule(config, windows, compute, rngs)
             setattr(self, head_param_name(task_head), build_task_module(config, task_head, rngs))
         self.config, self.compute, self.heads, self.task_head = config, compute, heads, task_head
         self.global_tokens = config.global_tokens(task_head)
@@ -158,7 +162,8 @@ class EncoderWithHeads(nnx.Module):
         if "replaced_token" in self.heads:
             outputs["replaced_token"] = self.replaced_token(last)
         if self.task_head is not None:
-            outputs["task"] = self.task_logits(last, encoder_inputs(batch)["attention_mask"])
+            mask = encoder_inputs(batch)["attention_mask"]
+            outputs["task"] = self.task_logits(last, mask, window_mask=batch.get("window_mask"))
         return outputs
 
     def encode(
@@ -220,17 +225,19 @@ class EncoderWithHeads(nnx.Module):
         attention_mask: jax.Array,
         dropout_rate: float = 0.0,
         dropout_key: jax.Array | None = None,
+        window_mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Maps hidden states [B, L, D] to the logits of the task head.
+        """Maps hidden states [B, L, D] to float32 logits [B, outputs], or [B, L, outputs] by token.
 
         `attention_mask` is int32 [B, L], 1 = real token. A head that `reads_one_vector` accepts the
-        result of `sequence_vectors` as well.
-
-        Returns:
-          float32 [B, outputs], or [B, L, outputs] for a head on every token.
+        result of `sequence_vectors` as well. `window_mask` is int32 [B, A], 1 = a window, for a
+        head with a `WindowEncoder`, whose hidden states are those of all windows, [B x A, L, D].
         """
         head = self.task_head
         assert head is not None, "this model was built without a task head"
+        if window_mask is not None:
+            vectors = self.sequence_vectors(hidden_BLD, attention_mask)
+            hidden_BLD, attention_mask = self.window_encoder(vectors, window_mask, dropout_key)
         module = getattr(self, head_param_name(head))
         if isinstance(module, DenseClassifierModule):
             return module(hidden_BLD[:, 0], dropout_rate, dropout_key)
@@ -271,11 +278,7 @@ def forward(
     batch: Batch,
     task_head: TaskHead | None = None,
 ) -> dict[str, Any]:
-    """Computes the outputs of all heads in `params`, as a pure function of `params` and `batch`.
-
-    Returns:
-      The dict that `EncoderWithHeads.__call__` returns.
-    """
+    """Computes the outputs of `EncoderWithHeads.__call__` for all heads in `params`: pure."""
     heads = tuple(head for head in HEADS if head in params)
     return build_network(config, heads, task_head).merge(dict(params))(batch)
 

@@ -8,7 +8,9 @@ heads, which all families share, are listed here.
 import functools
 from collections.abc import Sequence
 
+from bert_jax.models.bert.sharding import PARAMETER_AXES as BERT_AXES
 from bert_jax.models.encoder import FAMILIES, family_module
+from bert_jax.models.heads.config import WINDOW_ENCODER
 from bert_jax.params.paths import AUXILIARY_NETWORKS, PathTable
 
 LogicalAxes = tuple[str | None, ...]
@@ -40,6 +42,12 @@ _POOLER_AND_TASK_HEADS: list[tuple[str, LogicalAxes]] = [
     ("span/*/bias", (None,)),
     ("span/norm/scale", (None,)),
 ]
+_WINDOW_ENCODER: list[tuple[str, LogicalAxes]] = [
+    (f"{WINDOW_ENCODER}/position_embeddings/embedding", (None, "embed")),
+    (f"{WINDOW_ENCODER}/norm/*", (None,)),
+    # Its layers are those of BERT, whatever the family of the encoder.
+    *((f"{WINDOW_ENCODER}/{name}", axes) for name, axes in BERT_AXES if name.startswith("layers/")),
+]
 _HEADS: list[tuple[str, LogicalAxes]] = [
     ("masked_lm/transform/kernel", ("embed", None)),
     ("masked_lm/transform/bias", (None,)),
@@ -61,6 +69,7 @@ _HEADS: list[tuple[str, LogicalAxes]] = [
     ("replaced_token/*/kernel", ("embed", None)),
     ("replaced_token/*/bias", (None,)),
     *_POOLER_AND_TASK_HEADS,
+    *_WINDOW_ENCODER,
     # In a multi-task model each task has heads of its own.
     *((f"heads/*/{pattern}", axes) for pattern, axes in _POOLER_AND_TASK_HEADS),
     ("heads/*/log_variance", ()),

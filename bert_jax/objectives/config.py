@@ -13,6 +13,7 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TaskHead,
     TokenClassificationHead,
+    window_encoder_of,
 )
 from bert_jax.models.layers.config import ComputeConfig, check_dropout
 from bert_jax.objectives.distillation.config import (
@@ -247,6 +248,12 @@ class MultiTask:
                     f"objective.heads: {named_head.name!r} is multiple choice, whose examples "
                     "have several texts and cannot be in a batch with other tasks; fine-tune it in "
                     "a run of its own"
+                )
+            if window_encoder_of(named_head.head) is not None:
+                raise ConfigError(
+                    f"objective.heads: {named_head.name!r} has a window_encoder, whose examples "
+                    "have several windows and cannot be in a batch with other tasks; fine-tune it "
+                    "in a run of its own"
                 )
             self.for_task(named_head.name)
         by_global_tokens = {self.model.global_tokens(each.head): each.name for each in self.heads}

@@ -65,7 +65,11 @@ class FineTuningObjective:
             encoder_key, head_key = jax.random.split(dropout_key)
         hidden = self.hidden_states(network, batch, encoder_key)
         logits = network.task_logits(
-            hidden, self.token_mask(batch), self.config.classifier_dropout, head_key
+            hidden,
+            self.token_mask(batch),
+            self.config.classifier_dropout,
+            head_key,
+            batch.get("window_mask"),
         )
         return self.spec.make_outputs(logits, batch)
 
@@ -80,7 +84,7 @@ class FineTuningObjective:
     def hidden_states(
         self, network: EncoderWithHeads, batch: Batch, dropout_key: jax.Array | None
     ) -> jax.Array:
-        """Runs the encoder: [B, L, D], or [B x A, L, D] for multiple choice."""
+        """Runs the encoder: [B, L, D], or [B x A, L, D] for choices and windows."""
         return network.encode(batch, dropout_key).last_hidden_state
 
     def token_mask(self, batch: Batch) -> jax.Array:
@@ -109,7 +113,7 @@ class FineTuningObjective:
 
         Returns:
           float32 [B, L, D] of all tokens; [B, A, D] if the head reads one vector of a sequence, for
-          example that of the first token, where A is 1 without choices.
+          example that of the first token, where A is 1 without choices or windows.
         """
         network = self.network.merge(params)
         hidden = network.encode(batch).last_hidden_state

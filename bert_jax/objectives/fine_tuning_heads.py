@@ -11,13 +11,20 @@ Source: Devlin et al. 2019, section 4. Class weights and label smoothing are def
 `CrossEntropyLoss`, so that their values can be taken from other recipes.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
-from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS, SPAN_FIELDS, TOKEN_LABEL_FIELDS
+from bert_jax.batch import (
+    CHOICE_FIELDS,
+    ENCODER_FIELDS,
+    SPAN_FIELDS,
+    TOKEN_LABEL_FIELDS,
+    WINDOW_FIELDS,
+)
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
@@ -25,6 +32,7 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TaskHead,
     TokenClassificationHead,
+    window_encoder_of,
 )
 from bert_jax.objectives.base import Batch
 from bert_jax.objectives.weighted_mean import WeightedMean, cross_entropy, is_correct, weighted_mean
@@ -165,7 +173,15 @@ class HeadSpec:
 
 def head_spec(head: TaskHead) -> HeadSpec:
     """Returns the spec of a head."""
-    return HEAD_SPECS[type(head)]
+    spec = HEAD_SPECS[type(head)]
+    if window_encoder_of(head) is None:
+        return spec
+    # The windows of a text are encoded like the choices of a question.
+    return dataclasses.replace(
+        spec,
+        input_fields=WINDOW_FIELDS,
+        features_field=HEAD_SPECS[MultipleChoiceHead].features_field,
+    )
 
 
 def _logits(logits: jax.Array, batch: Batch) -> HeadOutputs:

@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from bert_jax.data.finetuning.config import Truncation, make_truncation, truncation_name
+from bert_jax.data.finetuning.config import (
+    TRUNCATIONS,
+    JointWindows,
+    Truncation,
+    make_truncation,
+    truncation_name,
+)
 from bert_jax.data.finetuning.example import (
     Example,
     Task,
@@ -12,8 +18,8 @@ from bert_jax.data.finetuning.example import (
     is_labeled,
 )
 from bert_jax.errors import ConfigError, UserError, check_range
-from bert_jax.models.heads.config import QuestionAnsweringHead
-from bert_jax.tasks import check_truncation
+from bert_jax.models.heads.config import QuestionAnsweringHead, TaskHead, window_encoder_of
+from bert_jax.tasks import check_truncation, kind_of_head
 from bert_jax.tasks.base import AnyTaskKind, ModelInput
 from bert_jax.train.config import LARGEST_BATCH_SIZE
 
@@ -41,15 +47,29 @@ def check_no_answer(kind: AnyTaskKind, allow_no_answer: bool | None) -> None:
 
 
 def choose_truncation(
-    kind: AnyTaskKind, trained: Truncation, name: str | None, window_pooling: str | None
+    head: TaskHead, trained: Truncation, name: str | None, window_pooling: str | None
 ) -> Truncation:
     """Returns the truncation that the arguments of a `Predictor` name, by default the trained one.
 
     Raises:
-      ConfigError: an argument is unknown, or does not apply to the kind of the model.
+      ConfigError: an argument is unknown, or does not apply to the head of the model.
     """
+    kind, windows = kind_of_head(head), window_encoder_of(head)
+    if windows is not None:
+        if name is not None or window_pooling is not None:
+            raise ConfigError(
+                f"truncation is {name!r} and window_pooling {window_pooling!r}, but the head of "
+                f"this model reads up to {windows.num_windows} windows of a text together; leave "
+                "both out"
+            )
+        return JointWindows(num_windows=windows.num_windows)
     if name is None and window_pooling is None:
         return trained
+    if name is not None and TRUNCATIONS.get(name) is JointWindows:
+        raise ConfigError(
+            f"truncation is {name!r}, but the head of this model has no window_encoder; fine-tune "
+            "the model with --truncation hierarchical, or choose another truncation"
+        )
     truncation = make_truncation(name or truncation_name(trained), window_pooling)
     check_truncation(kind, truncation)
     return truncation

@@ -102,9 +102,7 @@ class Predictor:
                 f"{self.max_length}"
             )
         check_no_answer(self.kind, allow_no_answer)
-        self._truncation = choose_truncation(
-            self.kind, settings.truncation, truncation, window_pooling
-        )
+        self._truncation = choose_truncation(head, settings.truncation, truncation, window_pooling)
         shorter_lengths = [length for length in settings.bucket_lengths if length < self.max_length]
         self._bucket_lengths, self._batch_size = (*shorter_lengths, self.max_length), batch_size
         self._allow_no_answer = (

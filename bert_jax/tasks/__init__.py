@@ -10,11 +10,21 @@ import hashlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from bert_jax.data.finetuning.config import HeadTruncation, Truncation, truncation_name
+from bert_jax.data.finetuning.config import (
+    HeadTruncation,
+    JointWindows,
+    Truncation,
+    truncation_name,
+)
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.errors import ConfigError
-from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.heads.config import (
+    RegressionHead,
+    SequenceClassificationHead,
+    TaskHead,
+    WindowEncoder,
+)
 from bert_jax.tasks.base import AnyTaskKind, TaskKind
 from bert_jax.tasks.multiple_choice import MultipleChoice
 from bert_jax.tasks.question_answering import QuestionAnswering
@@ -73,9 +83,21 @@ def kind_of_head(head: TaskHead) -> AnyTaskKind:
     return next(kind for kind in KINDS if isinstance(head, kind.head_type))
 
 
-def make_head(task: Task) -> TaskHead:
-    """Returns the config of the head that a task needs."""
-    return kind_of(task).make_head(task.labels)
+def make_head(task: Task, truncation: Truncation = HeadTruncation()) -> TaskHead:  # noqa: B008
+    """Returns the config of the head that a task needs, with a `WindowEncoder` for `JointWindows`.
+
+    Raises:
+      ConfigError: the kind of task has no such truncation.
+    """
+    kind = kind_of(task)
+    check_truncation(kind, truncation)
+    head = kind.make_head(task.labels)
+    if not isinstance(truncation, JointWindows):
+        return head
+    assert isinstance(head, SequenceClassificationHead | RegressionHead)  # checked above
+    return dataclasses.replace(
+        head, window_encoder=WindowEncoder(num_windows=truncation.num_windows)
+    )
 
 
 def make_features(

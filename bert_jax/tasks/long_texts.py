@@ -8,6 +8,7 @@ from scipy.special import log_softmax, logsumexp
 from bert_jax.data.finetuning.config import (
     HeadTailTruncation,
     HeadTruncation,
+    JointWindows,
     Truncation,
     WindowPooling,
     Windows,
@@ -44,6 +45,9 @@ def text_features(
     features, example_indices = Features(), []
     if isinstance(truncation, Windows):
         features.window_pooling = truncation.pooling
+    if isinstance(truncation, JointWindows):
+        features.num_choices = truncation.num_windows
+        features.window_mask = np.zeros((len(examples), features.num_choices), np.int32)
     for index, (a, pair) in enumerate(zip(first, pairs, strict=True)):
         b = None if pair is None else next(second)
         if b is None:
@@ -57,6 +61,10 @@ def text_features(
         sequences, is_truncated = _cut_sequences(
             a, b, num_first, num_second, truncation, window_overlap
         )
+        if features.window_mask is not None:
+            is_truncated |= len(sequences) > features.num_choices
+            sequences = sequences[: features.num_choices]
+            features.window_mask[index, : len(sequences)] = 1
         for left, right in sequences:
             input_ids, token_type_ids, _ = build_inputs_with_special_tokens(
                 left, right, tokenizer, max_length
@@ -64,7 +72,13 @@ def text_features(
             features.input_ids.append(input_ids)
             features.token_type_ids.append(token_type_ids)
             example_indices.append(index)
+        if features.window_mask is not None:
+            missing = features.num_choices - len(sequences)
+            features.input_ids += [np.zeros(0, np.int32)] * missing
+            features.token_type_ids += [np.zeros(0, np.int32)] * missing
         features.num_truncated += is_truncated
+    if features.window_mask is not None:  # all windows of an example are one sequence
+        example_indices = range(len(examples))
     features.example_index = np.array(example_indices, np.int64)
     return features
 
@@ -84,7 +98,7 @@ def _cut_sequences(
     """
     if num_first == len(a) and (b is None or num_second == len(b)):
         return [(a, b)], False
-    if not isinstance(truncation, Windows):
+    if not isinstance(truncation, Windows | JointWindows):
         return [
             (
                 _truncate(a, num_first, truncation),

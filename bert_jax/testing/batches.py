@@ -10,6 +10,7 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TaskHead,
     TokenClassificationHead,
+    window_encoder_of,
 )
 
 
@@ -82,21 +83,29 @@ def fine_tuning_batch(
     The last `num_padding_examples` rows are padding: they have no real token and weight 0.
     """
     rng = np.random.default_rng(seed)
-    is_multiple_choice = isinstance(head, MultipleChoiceHead)
-    batch_shape = (batch_size, num_choices) if is_multiple_choice else (batch_size,)
+    windows = window_encoder_of(head)
+    if windows is not None:
+        num_choices = windows.num_windows
+    has_choices = isinstance(head, MultipleChoiceHead) or windows is not None
+    batch_shape = (batch_size, num_choices) if has_choices else (batch_size,)
     lengths = rng.integers(seq_length // 2, seq_length + 1, batch_shape)
     lengths[batch_size - num_padding_examples :] = 0
+    fields: dict[str, np.ndarray] = {}
+    if windows is not None:
+        window_mask = np.arange(num_choices) < rng.integers(1, num_choices + 1, (batch_size, 1))
+        lengths = np.where(window_mask, lengths, 0)
+        fields["window_mask"] = window_mask.astype(np.int32)
     positions = np.arange(seq_length)
     is_real = positions < lengths[..., None]
     ids = np.where(is_real, rng.integers(5, vocab_size, (*batch_shape, seq_length)), 0)
     token_type_ids = is_real & (positions >= (lengths // 2)[..., None])
-    names = CHOICE_FIELDS if is_multiple_choice else ENCODER_FIELDS
+    names = CHOICE_FIELDS if has_choices else ENCODER_FIELDS
     batch = {
         n: a.astype(np.int32) for n, a in zip(names, (ids, token_type_ids, is_real), strict=True)
     }
     batch |= _random_labels(head, lengths, seq_length, num_choices, rng)
     weights = np.arange(batch_size) < batch_size - num_padding_examples
-    return {**batch, "example_weights": weights.astype(np.float32)}
+    return {**batch, **fields, "example_weights": weights.astype(np.float32)}
 
 
 def _random_labels(

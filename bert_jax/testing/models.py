@@ -14,7 +14,7 @@ from bert_jax.experiment import Experiment
 from bert_jax.interop.huggingface import ImportedModel
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.heads.config import WINDOW_ENCODER, TaskHead
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.model import HEADS, build_network
 from bert_jax.objectives.config import ObjectiveConfig, Pretraining
@@ -28,7 +28,7 @@ WORDS = ("the", "old", "man", "mend", "##s", "##ed", "a", "net", "by", "sea", "a
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-_PART_ORDER = (*HEADS, "classifier", "span")
+_PART_ORDER = (*HEADS, "classifier", "span", WINDOW_ENCODER)
 
 
 def small_config(**fields: Any) -> BertConfig:

@@ -41,6 +41,7 @@ _HEAD_NAMES = {
     "generator": "generator",
     "classifier": "classifier head",
     "span": "span head",
+    "window_encoder": "window encoder",
 }
 """Maps the top-level names of head parameters to the names shown in messages."""
 

@@ -97,7 +97,9 @@ def fine_tuning_experiment(
     return Experiment(
         name=labeled.name,
         seed=seed,
-        objective=FineTuning(model=config, head=make_head(labeled), distillation=distillation),
+        objective=FineTuning(
+            model=config, head=make_head(labeled, truncation), distillation=distillation
+        ),
         data=data,
         init_from=model,
         train=_train_config(

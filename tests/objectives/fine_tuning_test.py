@@ -18,6 +18,8 @@ from bert_jax.models.heads.config import (
     RegressionHead,
     SequenceClassificationHead,
     TokenClassificationHead,
+    WindowEncoder,
+    window_encoder_of,
 )
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.parameters import parts_in, validate_params
@@ -37,8 +39,15 @@ HEADS = [
     TokenClassificationHead(labels=("O", "B-PER", "I-PER")),
     QuestionAnsweringHead(),
     MultipleChoiceHead(),
+    RegressionHead(window_encoder=WindowEncoder(num_windows=3, num_layers=1)),
 ]
-each_head = pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
+
+
+def head_id(head) -> str:
+    return ("windows-" if window_encoder_of(head) else "") + type(head).__name__
+
+
+each_head = pytest.mark.parametrize("head", HEADS, ids=head_id)
 MODEL = small_config(num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 WEIGHTS = (0.25, 1.0, 3.0)
 
@@ -93,7 +102,8 @@ def test_parameters_are_in_every_table(head):
     validate_params(flat, MODEL, "a program", head)
     pooled = not isinstance(head, TokenClassificationHead | QuestionAnsweringHead)
     linear = "span" if isinstance(head, QuestionAnsweringHead) else "classifier"
-    assert parts_in(flat) == {"encoder", linear} | ({"pooler"} if pooled else set())
+    windows = {"window_encoder"} if window_encoder_of(head) else set()
+    assert parts_in(flat) == {"encoder", linear} | ({"pooler"} if pooled else set()) | windows
     decay = paths.flatten(decay_mask(made.abstract()))
     assert decay[f"{linear}/kernel"] and not decay[f"{linear}/bias"]
     grid = sharding.make_mesh(make_mesh_config("fsdp_tp"))
@@ -158,7 +168,9 @@ def test_padded_length_does_not_change_predictions(head):
     made, params = program(head), parameters(head)
     short = make(head, seq_length=10)
     long = {
-        name: np.pad(field, [(0, 0)] * (field.ndim - 1) + [(0, 10)]) if field.ndim > 1 else field
+        name: np.pad(field, [(0, 0)] * (field.ndim - 1) + [(0, 10)])
+        if batch_lib.FIELDS[name].dims.endswith("L")
+        else field
         for name, field in short.items()
     }
     assert long[made.input_fields()[0]].shape[-1] == 20
@@ -229,9 +241,7 @@ def test_bfloat16_is_close_and_outputs_are_float32(head):
     assert losses.loss.dtype == jnp.float32
 
 
-@pytest.mark.parametrize(
-    "head", [HEADS[0], HEADS[4]], ids=["SequenceClassificationHead", "MultipleChoiceHead"]
-)
+@pytest.mark.parametrize("head", [HEADS[0], HEADS[4], HEADS[5]], ids=head_id)
 def test_eight_devices_equal_one(head):
     made, params = program(head, classifier_dropout=0.1), parameters(head)
     batch, key = make(head, num_padding_examples=1), jax.random.key(3)

@@ -17,13 +17,14 @@ from bert_jax.data.finetuning.config import (
     Columns,
     Conll,
     HeadTruncation,
+    JointWindows,
     Squad,
     Swag,
     TaskConfig,
     Windows,
 )
 from bert_jax.data.finetuning.readers.load_task import load_task
-from bert_jax.errors import UserError
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.predict.predictor import Predictor
@@ -87,8 +88,15 @@ def swag(folder: Path, draw: random.Random) -> TaskConfig:
     return Swag(**files)
 
 
-TASKS = {"columns": columns, "windows": columns, "conll": conll, "squad": squad, "swag": swag}
-TRUNCATIONS = {"windows": Windows(pooling="max")}
+TASKS = {
+    "columns": columns,
+    "windows": columns,
+    "hierarchical": columns,
+    "conll": conll,
+    "squad": squad,
+    "swag": swag,
+}
+TRUNCATIONS = {"windows": Windows(pooling="max"), "hierarchical": JointWindows(num_windows=2)}
 
 
 @pytest.mark.usefixtures("one_device")
@@ -131,6 +139,11 @@ def test_run_folder_reproduces_its_saved_predictions(name, tmp_path, capsys):
     assert main([*arguments, "--output", str(output)]) == 0
     assert_same(read_lines(output), expected)
     assert capsys.readouterr().out == "" and not list(tmp_path.glob("*.partial"))
+    if name == "hierarchical":
+        with pytest.raises(UserError, match="has a hierarchical head, for which Hugging Face has"):
+            export(loaded, tmp_path / "exported")
+        with pytest.raises(ConfigError, match="reads up to 2 windows of a text together; leave"):
+            Predictor(loaded, truncation="tail")
     if name == "columns":
         with pytest.raises(UserError, match=r"trained on single texts, but the input 'the sea' is"):
             predict("the sea", "a net")

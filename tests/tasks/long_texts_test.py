@@ -13,11 +13,13 @@ from bert_jax.data.finetuning.config import (
     TRUNCATIONS,
     Columns,
     HeadTruncation,
+    JointWindows,
     Windows,
     make_truncation,
     truncation_name,
 )
 from bert_jax.data.finetuning.example import TaggedExample, Task, TextExample
+from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.errors import ConfigError
 from bert_jax.tasks import kind_of, make_features
 from bert_jax.testing.models import word_tokenizer
@@ -80,6 +82,36 @@ def test_predictions_for_windows_are_pooled(vocabulary, pooling):
     np.testing.assert_array_equal(decoded[0], logits[0])
 
 
+def test_joint_windows_of_a_text_are_one_sequence_of_the_batch(vocabulary):
+    texts = task(LONG, "p", "a b c d e")
+    made = make_features(texts, "train", vocabulary, 6, 1, JointWindows(num_windows=2))
+    assert made.example_index.tolist() == [0, 1, 2] and made.num_truncated == 1
+    assert made.targets == {"labels": [0, 1, 0]}
+    loader = FineTuningLoader(made, [6], batch_size=4, seed=0, pad_id=0)
+    batch = next(loader)
+    rows = {
+        tuple(words(vocabulary, ids[: mask.sum()]) for ids, mask in zip(row, masks, strict=True)): m
+        for row, masks, m in zip(
+            batch["choice_input_ids"],
+            batch["choice_attention_mask"],
+            batch["window_mask"].tolist(),
+            strict=True,
+        )
+    }
+    # A missing window has one padding token, because a softmax over no tokens is undefined.
+    assert rows == {
+        ("abcd", "defg"): [1, 1],
+        ("p", ""): [1, 0],
+        ("abcd", "de"): [1, 1],
+        ("", ""): [1, 0],
+    }
+    assert batch["example_weights"].tolist() == [1, 1, 1, 0]
+    resumed = FineTuningLoader(made, [6], batch_size=4, seed=0, pad_id=0, start=loader.position)
+    second = next(loader)
+    for name, values in next(resumed).items():
+        np.testing.assert_array_equal(values, second[name])
+
+
 def test_other_kinds_of_tasks_refuse_a_truncation(vocabulary):
     tagged = TaggedExample(id="1", words=("a", "b"), tags=("O", "O"))
     tagging = Task(
@@ -108,9 +140,14 @@ def test_truncations_are_saved_and_old_configs_read_the_head():
 @pytest.mark.parametrize(
     ("name", "pooling", "message"),
     [
-        ("middle", None, "truncation is 'middle'; expected one of head, tail, head.tail, windows"),
+        (
+            "middle",
+            None,
+            "truncation is 'middle'; expected one of head, tail, head.tail, windows, hier",
+        ),
         ("windows", "sum", "window_pooling is 'sum'; expected one of mean, max, first"),
         ("tail", "max", "window_pooling is 'max' and truncation 'tail'"),
+        ("hierarchical", "max", "window_pooling is 'max' and truncation 'hierarchical'"),
     ],
 )
 def test_unknown_truncations_are_refused(name, pooling, message):

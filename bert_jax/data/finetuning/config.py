@@ -167,7 +167,20 @@ class Windows:
             )
 
 
-Truncation = HeadTruncation | TailTruncation | HeadTailTruncation | Windows
+@dataclass(frozen=True, kw_only=True)
+class JointWindows:
+    """Reads the first windows of a long text together, for a head with a `WindowEncoder`.
+
+    A batch has the windows of a text side by side; a text with fewer windows gets empty ones.
+    """
+
+    num_windows: int = 8
+
+    def __post_init__(self) -> None:
+        check_range("data.truncation.num_windows", self.num_windows, at_least=2, at_most=4096)
+
+
+Truncation = HeadTruncation | TailTruncation | HeadTailTruncation | Windows | JointWindows
 """Which tokens are read of a text or pair that is too long for one sequence. In a pair, the longer
 text is cut first. With windows, each sequence has the shorter text (at most half of it) and a
 window of the longer one."""
@@ -177,6 +190,7 @@ TRUNCATIONS: dict[str, type[Truncation]] = {
     "tail": TailTruncation,
     "head+tail": HeadTailTruncation,
     "windows": Windows,
+    "hierarchical": JointWindows,
 }
 """The types of truncation by the names that users type."""
 
@@ -186,16 +200,23 @@ def truncation_name(truncation: Truncation) -> str:
     return next(name for name, cls in TRUNCATIONS.items() if isinstance(truncation, cls))
 
 
-def make_truncation(name: str, window_pooling: str | None = None) -> Truncation:
+def make_truncation(
+    name: str, window_pooling: str | None = None, num_windows: int | None = None
+) -> Truncation:
     """Returns the truncation that a user typed.
 
     Raises:
-      ConfigError: there is no such truncation or pooling, or it has no windows to pool.
+      ConfigError: there is no such truncation or pooling, or it has no windows to pool or to count.
     """
     if name not in TRUNCATIONS:
         raise ConfigError(f"truncation is {name!r}; expected one of {', '.join(TRUNCATIONS)}")
+    if num_windows is not None and TRUNCATIONS[name] is not JointWindows:
+        raise ConfigError(
+            f"num_windows is {num_windows} and truncation {name!r}; expected truncation "
+            "'hierarchical', or no num_windows"
+        )
     if window_pooling is None:
-        return TRUNCATIONS[name]()
+        return TRUNCATIONS[name]() if num_windows is None else JointWindows(num_windows=num_windows)
     if window_pooling not in WINDOW_POOLINGS:
         raise ConfigError(
             f"window_pooling is {window_pooling!r}; expected one of {', '.join(WINDOW_POOLINGS)}"

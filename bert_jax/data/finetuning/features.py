@@ -27,12 +27,14 @@ class Features:
 
     Attributes:
       input_ids: int32 [length] for each text of each sequence; a sequence has `num_choices` texts,
-        listed one after another, and one text if the task has no choices.
+        listed one after another, and one text if the task has no choices. With `JointWindows`
+        its windows take the place of choices, and missing windows are empty.
       token_type_ids: int32 [length], in the same order.
       targets: batch field -> one value or one array [length] for each sequence. Empty if any
         example has no label.
       example_index: int64 [sequences], the index of the example of each sequence, ascending.
-      num_choices: number of texts in a sequence.
+      num_choices: number of texts in a sequence: its choices or its windows.
+      window_mask: int32 [sequences, windows] with `JointWindows`: 1 = a window, 0 = padding.
       window_pooling: how the outputs for several sequences of an example are combined into one
         prediction, in classification and regression.
       num_truncated: number of examples that have a part that no sequence contains.
@@ -51,6 +53,7 @@ class Features:
     targets: dict[str, TargetValues] = field(default_factory=dict)
     example_index: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     num_choices: int = 1
+    window_mask: np.ndarray | None = None
     window_pooling: WindowPooling = "mean"
     num_truncated: int = 0
     word_ids: list[np.ndarray] = field(default_factory=list)

@@ -248,6 +248,10 @@ def collate(
     weights = np.zeros(num_rows, np.float32)
     weights[: len(selected)] = 1
     batch["example_weights"] = weights
+    if features.window_mask is not None:
+        batch["window_mask"] = np.zeros((num_rows, features.num_choices), np.int32)
+        batch["window_mask"][: len(selected)] = features.window_mask[selected]
+        batch["window_mask"][len(selected) :, 0] = 1  # a mean over no windows is undefined
     for name, values in (*features.targets.items(), *features.encoder_features.items()):
         is_per_token, shape = FIELDS[name].dims.startswith("BL"), np.shape(values[0])
         shape = (num_rows, length, *shape[1:]) if is_per_token else (num_rows, *shape)
@@ -276,7 +280,8 @@ def _collate_inputs(
                 sequence_index * num_choices + choice
             ]
             attention_mask[batch_row, choice, : len(token_ids)] = 1
-    attention_mask[len(indices) :, :, 0] = 1  # a softmax over no tokens is undefined
+    # A softmax over no tokens is undefined: padding rows and missing windows have one.
+    attention_mask[~attention_mask.any(axis=-1), 0] = 1
     fields = {
         "input_ids": input_ids,
         "token_type_ids": token_type_ids,

@@ -7,14 +7,35 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.layers.config import Activation, Tanh
 
 LARGEST_NUM_LABELS = 2**20
 """More labels than this are a mistake, which is refused before memory runs out."""
 
+WINDOW_ENCODER = "window_encoder"
+"""The name of the Transformer over windows in the parameters."""
+
 SPAN_POSITION_EMBEDDING_SIZE = 200
 """Width of the position embeddings of the span boundary head (SpanBERT's release)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowEncoder:
+    """Configures the Transformer over the windows of a long text (Pappagari et al. 2019).
+
+    The encoder encodes each window, and this Transformer encodes one vector of each window (that
+    of the first token, unless the family pools otherwise) into one vector of the text, which the
+    head classifies. All of it is trained end to end.
+    """
+
+    num_windows: int = 8  # windows of a text that are read, which has fewer if it is shorter
+    num_layers: int = 2
+
+    def __post_init__(self) -> None:
+        name = "objective.head.window_encoder"
+        check_range(f"{name}.num_windows", self.num_windows, at_least=2, at_most=4096)
+        check_range(f"{name}.num_layers", self.num_layers, at_least=1, at_most=24)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +43,7 @@ class SequenceClassificationHead:
     """Predicts one of C labels for a text or a pair of texts."""
 
     labels: tuple[str, ...]  # label i is class i
+    window_encoder: WindowEncoder | None = None  # None: a text is one sequence
 
     def __post_init__(self) -> None:
         _check_labels(self.labels)
@@ -30,6 +52,8 @@ class SequenceClassificationHead:
 @dataclass(frozen=True, kw_only=True)
 class RegressionHead:
     """Predicts one number for a text or a pair of texts."""
+
+    window_encoder: WindowEncoder | None = None  # None: a text is one sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +183,15 @@ def head_param_name(head: TaskHead) -> str:
     return "span" if isinstance(head, QuestionAnsweringHead) else "classifier"
 
 
+def window_encoder_of(head: TaskHead) -> WindowEncoder | None:
+    """Returns the config of the Transformer over windows, or None for a head without one."""
+    match head:
+        case SequenceClassificationHead() | RegressionHead():
+            return head.window_encoder
+        case _:
+            return None
+
+
 def num_outputs(head: TaskHead) -> int:
     """Returns the number of outputs of a head's last linear layer."""
     match head:
@@ -190,13 +223,14 @@ def reads_one_vector(head: TaskHead) -> bool:
 
 def task_parts(head: TaskHead, family: FamilyClassifiers) -> tuple[str, ...]:
     """Returns the parts that a head needs besides the encoder, as ("classifier", "pooler")."""
+    windows = () if window_encoder_of(head) is None else (WINDOW_ENCODER,)
     match classifier_layers(head, family):
         case PoolerClassifier():
-            return (head_param_name(head), "pooler")
+            return (head_param_name(head), "pooler", *windows)
         case PredictionHeadClassifier():
-            return (head_param_name(head), "prediction_head")
+            return (head_param_name(head), "prediction_head", *windows)
         case DenseClassifier() | LinearClassifier():
-            return (head_param_name(head),)
+            return (head_param_name(head), *windows)
 
 
 def masked_lm_parts(family: FamilyClassifiers) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Provides the data of a fine-tuning run: training batches, evaluation and predictions."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 from collections.abc import Generator
@@ -18,6 +19,7 @@ from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
+from bert_jax.models.heads.config import TaskHead, WindowEncoder, window_encoder_of
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
@@ -67,11 +69,12 @@ class FineTuningSource:
                 f"the task {self._task.name} {problem}; expected a file of labeled examples for "
                 "the split train"
             )
-        required_head = make_head(self._task)
-        if required_head != self._objective_config.head:
+        head = self._objective_config.head
+        required_head = make_head(self._task, data.truncation)
+        if _without_num_layers(required_head) != _without_num_layers(head):
             raise ConfigError(
-                f"objective.head is {self._objective_config.head}, but the task {self._task.name} "
-                f"needs {required_head}"
+                f"objective.head is {head}, but the task {self._task.name} with data.truncation "
+                f"{data.truncation} needs {required_head}"
             )
 
     def prepare_run_folder(self, folder: Path) -> None:
@@ -247,3 +250,11 @@ class FineTuningSource:
         batch_size = (self._experiment.train.evaluation or LabeledEval()).batch_size
         sharding.check_batch_size(batch_size, 1, mesh)
         return batch_size
+
+
+def _without_num_layers(head: TaskHead) -> TaskHead:
+    """Sets the number of layers over windows, which the data does not determine, to the default."""
+    windows = window_encoder_of(head)
+    if windows is None:
+        return head
+    return dataclasses.replace(head, window_encoder=WindowEncoder(num_windows=windows.num_windows))
