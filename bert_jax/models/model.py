@@ -289,11 +289,8 @@ def run_forward(
     batch: Batch,
     task_head: TaskHead | None = None,
 ) -> dict[str, Any]:
-    """Compiles and runs `forward` with JAX's matmul precision "highest"; returns NumPy arrays.
-
-    Accelerators multiply float32 matrices in lower precision by default. With "highest" the result
-    is comparable on every device.
-    """
+    """Compiles and runs `forward` with matmul precision "highest"; returns NumPy arrays."""
+    # Accelerators multiply float32 matrices in lower precision by default.
     with jax.default_matmul_precision("highest"):
         return jax.device_get(_jitted_forward(config, task_head)(dict(params), dict(batch)))
 
