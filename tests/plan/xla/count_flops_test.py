@@ -20,9 +20,12 @@ from bert_jax.tuning.freezing import FreezeParamsObjective, lowest_trainable_dep
 RECIPE = "configs/pretrain/bert.py"
 
 
-@pytest.mark.parametrize("size", ["tiny", "base"])
-def test_formula_matches_counted_flops(size):
-    experiment, _ = planned_experiment(RECIPE, [f"size={size}"], [], 30522)
+@pytest.mark.parametrize(
+    ("recipe", "size"),
+    [("bert", "tiny"), ("bert", "base"), ("spanbert", "tiny"), ("albert", "base")],
+)
+def test_formula_matches_counted_flops(recipe, size):
+    experiment, _ = planned_experiment(f"configs/pretrain/{recipe}.py", [f"size={size}"], [], 30522)
     for inputs in make_inputs(experiment):
         counted = count_flops.check_formula(experiment.objective, inputs)
         assert counted == pytest.approx(
