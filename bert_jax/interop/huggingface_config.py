@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bert_jax.errors import ConfigError, UserError
@@ -17,18 +18,27 @@ from bert_jax.models.huggingface import (
     formats,
     transformer_fields,
 )
+from bert_jax.models.layers.config import Activation
 
 
-def read_config(file: Path) -> tuple[EncoderConfig, TaskHead | None]:
-    """Reads the encoder and the task head from a `config.json` or Google's `bert_config.json`.
+def read_config(
+    file: Path,
+    default_model_type: str = "bert",
+    activations: Mapping[str, Activation] = MappingProxyType(ACTIVATIONS),
+) -> tuple[EncoderConfig, TaskHead | None]:
+    """Reads the encoder and the task head from a `config.json`, or from one of Google's configs.
 
     The head is None if the file describes a model without a task head.
+
+    Args:
+      default_model_type: the `model_type` of a file that has none, as Google's.
+      activations: the activations by their names in the file.
 
     Raises:
       UserError: the file is absent, damaged, or of a model that is not supported; names the field.
     """
     data = read_json_object(file)
-    model_type = data.get("model_type", "bert")  # Google's file has no such field
+    model_type = data.get("model_type", default_model_type)
     if not isinstance(model_type, str) or model_type not in formats():
         reasons = [f.refused_model_types.get(str(model_type)) for f in formats().values()]
         reason = next((f" ({reason})" for reason in reasons if reason), "")
@@ -42,15 +52,15 @@ def read_config(file: Path) -> tuple[EncoderConfig, TaskHead | None]:
         _check_supported(file, field, data, supported)
     activation_field = family_format.field_name("hidden_act") or "hidden_act"
     act = data.get(activation_field, family_format.default_activation)
-    if not isinstance(act, str) or act not in ACTIVATIONS:
+    if not isinstance(act, str) or act not in activations:
         raise UserError(
             f"{file}: {activation_field} is {act!r}; supported are "
-            f"{', '.join(map(repr, ACTIVATIONS))}"
+            f"{', '.join(map(repr, activations))}"
         )
     try:
         config = family_format.read_config(
             model_type,
-            ACTIVATIONS[act],
+            activations[act],
             lambda name, default: _read_field(file, data, name, default),
         )
     except ConfigError as error:

@@ -1,6 +1,7 @@
-"""Reads checkpoints of Google's BERT and ELECTRA (TensorFlow 1 variables) with TensorFlow.
+"""Reads checkpoints of Google's BERT, ALBERT and ELECTRA (TensorFlow 1 variables).
 
 bert_config.json     the architecture of BERT; that of ELECTRA follows from its variables
+albert_config.json   the architecture of ALBERT, whose files are model.ckpt-best.* and *.model
 bert_model.ckpt.index, bert_model.ckpt.data-00000-of-00001
 vocab.txt
 """
@@ -16,12 +17,17 @@ import numpy as np
 from bert_jax.errors import MissingExtraError, UserError
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.interop.huggingface_config import read_config
+from bert_jax.models.albert.tf1 import TF1 as ALBERT_TF1
 from bert_jax.models.bert.tf1 import TF1
 from bert_jax.models.electra import tf1 as electra
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.huggingface import ACTIVATIONS
+from bert_jax.models.layers.config import GeluTanh
 
-CONFIG = "bert_config.json"
+CONFIG, ALBERT_CONFIG = "bert_config.json", "albert_config.json"
+# ALBERT's "gelu" is the tanh form, which Hugging Face's files of v2 call "gelu_new".
+_ALBERT_ACTIVATIONS = {**ACTIVATIONS, "gelu": GeluTanh()}
 _INDEX_SUFFIX, _INDEX_FILES = ".index", "*.index"
 
 
@@ -70,7 +76,12 @@ def read_checkpoint(path: Path, *, generator: bool = False) -> ImportedModel:
             names = electra.GENERATOR if generator else electra.DISCRIMINATOR
             config: EncoderConfig = _electra_config(shapes, scope, prefix)
         elif generator:
-            raise UserError(f"{prefix}: --generator is for ELECTRA, this is a checkpoint of BERT")
+            raise UserError(
+                f"{prefix}: --generator is for ELECTRA, this is no checkpoint of ELECTRA"
+            )
+        elif (folder / ALBERT_CONFIG).is_file():
+            config, _ = read_config(folder / ALBERT_CONFIG, "albert", _ALBERT_ACTIVATIONS)
+            names = ALBERT_TF1
         else:
             config, _ = read_config(folder / CONFIG)
             names = TF1

@@ -4,9 +4,12 @@ Every parameter is random, biases and norms too, so that the layers of all group
 tokens are compared: the hidden states of padding have no meaning.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,11 +17,22 @@ from bert_jax.batch import CHOICE_FIELDS
 from bert_jax.export.export import export
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.albert.huggingface import TIED
-from bert_jax.models.layers.config import Gelu, GeluTanh, LearnedPositions
+from bert_jax.models.layers.config import (
+    ComputeConfig,
+    Gelu,
+    GeluTanh,
+    LearnedPositions,
+    Scanned,
+)
 from bert_jax.models.model import run_forward
+from bert_jax.objectives.config import Pretraining
+from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
 from bert_jax.testing.batches import fine_tuning_batch, pretraining_batch
+from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
+from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.train.step import make_train_step
 from tests.helpers.torch_parity import (
     HEADS,
     jax_head_outputs,
@@ -189,3 +203,71 @@ def test_pretrained_folders_come_back_bit_identical(tmp_path, name, missing):
     third = paths.flatten(load_model(tmp_path / "exported").params)
     for path, leaf in paths.flatten(loaded.params).items():
         np.testing.assert_array_equal(third[path], leaf)
+
+
+STEPS, WARMUP, PEAK, CLIP = 20, 5, 2e-3, 1.0
+TRAIN = TrainConfig(
+    phases=(Phase(steps=STEPS, seq_length=24, batch_size=4, max_predictions_per_seq=4),),
+    optimizer=AdamW(b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01),
+    schedule=WarmupLinear(peak_learning_rate=PEAK, warmup_steps=WARMUP),
+    max_grad_norm=CLIP,
+)
+
+
+def test_twenty_training_steps():
+    config = dataclasses.replace(GROUPS, hidden_act=Gelu())
+    model = torch_model(config, "ForPreTraining", seed=3, classifier_dropout_prob=0.0)
+    # No example has the id 0: `torch.nn.Embedding` would not train its row (`padding_idx`).
+    batches = [random_batch(config, seed=step % 2, padding=False) for step in range(STEPS)]
+    params = jax.tree.map(jnp.asarray, params_of(model))
+    objective = PretrainingObjective(
+        Pretraining(
+            model=config,
+            mask_token_id=4,
+            nsp_weight=0.0,
+            sop_weight=1.0,
+            compute=ComputeConfig(layer_loop=Scanned()),
+        )
+    )
+    optimizer, schedule = make_optimizer(TRAIN), learning_rate_schedule(TRAIN.schedule, STEPS)
+    state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(optimizer.init)(params)}
+    step = jax.jit(make_train_step(objective, optimizer, schedule, seed=0))
+    losses = []
+    for batch in batches:
+        state, metrics = step(state, {name: batch[name] for name in objective.batch_fields()})
+        losses.append(float(metrics["loss"]))
+    expected = _torch_losses(model, batches)
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-4)
+    assert losses[-1] < losses[1] - 0.1  # of the same batch
+
+
+def _torch_losses(model: Any, batches: list[Any]) -> list[float]:
+    model.train()
+    named = list(model.named_parameters())
+    plain = [p for n, p in named if n.endswith("bias") or "norm" in n.lower()]
+    decayed = [p for _, p in named if all(p is not q for q in plain)]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}],
+        betas=(0.9, 0.98),
+        eps=1e-6,
+    )
+    losses = []
+    for update, batch in enumerate(batches, start=1):
+        up, down = update / WARMUP, (STEPS + 1 - update) / (STEPS - WARMUP)
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK * (up if update <= WARMUP else down)
+        labels = np.full(batch["input_ids"].shape, -100, np.int64)
+        rows, entries = np.nonzero(batch["masked_lm_weights"])
+        columns = batch["masked_lm_positions"][rows, entries]
+        labels[rows, columns] = batch["masked_lm_ids"][rows, entries]
+        optimizer.zero_grad()
+        loss = model(
+            **torch_fields(batch),
+            labels=torch.from_numpy(labels),
+            sentence_order_label=torch.from_numpy(batch["sentence_order_labels"]).long(),
+        ).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
