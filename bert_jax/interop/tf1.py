@@ -76,9 +76,7 @@ def read_checkpoint(path: Path, *, generator: bool = False) -> ImportedModel:
             names = electra.GENERATOR if generator else electra.DISCRIMINATOR
             config: EncoderConfig = _electra_config(shapes, scope, prefix)
         elif generator:
-            raise UserError(
-                f"{prefix}: --generator is for ELECTRA, this is no checkpoint of ELECTRA"
-            )
+            raise UserError(f"{prefix}: --generator is for ELECTRA, this is a checkpoint of BERT")
         elif (folder / ALBERT_CONFIG).is_file():
             config, _ = read_config(folder / ALBERT_CONFIG, "albert", _ALBERT_ACTIVATIONS)
             names = ALBERT_TF1
