@@ -116,6 +116,24 @@ class TransformerConfig:
         """Returns which vector of a sequence its heads read, unless they have a pooler."""
         return FirstTokenPooling()
 
+    def encoder_flops(self, seq_length: int) -> float:
+        """Returns the forward FLOPs for one token: 2 for each multiply-add, matrix products only.
+
+        Those of the layers, and the projection E x D of factorized embeddings.
+        """
+        width, embedding_width = self.hidden_size, self.word_embedding_size
+        projection = 0 if embedding_width == width else 2 * embedding_width * width
+        return projection + self.num_hidden_layers * self.layer_flops(seq_length)
+
+    def layer_flops(self, seq_length: int) -> float:
+        """Returns the forward FLOPs of one of BERT's layers for one token.
+
+        Four D x D projections, two D x F layers, and for attention 2 L D each for scores and
+        context (Chowdhery et al. 2022, appendix B, without the causal half).
+        """
+        width = self.hidden_size
+        return 8 * width**2 + 4 * width * self.intermediate_size + 4 * seq_length * width
+
     @property
     def masked_lm_activation(self) -> Activation:
         """Returns the activation of the masked-LM head: that of the feed-forward layers."""

@@ -6,9 +6,8 @@ A family is a package `models/<family>/` with these modules, found next to its c
     model.py         `build_encoder(config, compute, rngs)`: a Flax module, see `Encoder`
     sharding.py      `PARAMETER_AXES`: rows (path pattern, logical axes) for its parameters
     huggingface.py   `HUGGING_FACE`: its names in Hugging Face's files, see `models/huggingface.py`
-    flops.py         `encoder_flops(config, seq_length)`: forward FLOPs for each token
 
-BERT's `model.py`, `sharding.py` and `flops.py` serve a family that does not have such a module: its
+BERT's `model.py` and `sharding.py` serve a family that does not have such a module: its
 encoder is BERT's with other values, as that of RoBERTa, DistilBERT and ELECTRA.
 To add a family, write the package and add its config to `EncoderConfig` below. This module imports
 no jax, because configs name `EncoderConfig`.
@@ -121,18 +120,13 @@ def build_encoder(config: EncoderConfig, compute: ComputeConfig, rngs: "nnx.Rngs
     return family_module(type(config), "model").build_encoder(config, compute, rngs)
 
 
-def encoder_flops(config: EncoderConfig, seq_length: int) -> float:
-    """Returns the forward FLOPs of the encoder for one token in a sequence of `seq_length`."""
-    return family_module(type(config), "flops").encoder_flops(config, seq_length)
-
-
-_BERT_MODULES = ("model", "sharding", "flops")
+_BERT_MODULES = ("model", "sharding")
 
 
 def family_module(config_class: type[Any], name: str) -> Any:
     """Imports a module of the family to which a config class belongs, such as "sharding".
 
-    The modules "model", "sharding" and "flops" are BERT's for a family that does not define them.
+    The modules "model" and "sharding" are BERT's for a family that does not define them.
     """
     package = config_class.__module__.rpartition(".")[0]
     if name in _BERT_MODULES and not importlib.util.find_spec(f"{package}.{name}"):

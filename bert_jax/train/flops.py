@@ -1,6 +1,6 @@
 """Computes the model FLOPs of a training step by formula, for model FLOPs utilization (MFU)."""
 
-from bert_jax.models.encoder import EncoderConfig, encoder_flops
+from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import SPAN_POSITION_EMBEDDING_SIZE
 from bert_jax.objectives.config import (
     CausalLM,
@@ -48,7 +48,7 @@ def step_flops(
     forward_backward_factor = (
         1 + 2 * num_layers_with_gradients(model, lowest_trainable_layer) / model.num_applied_layers
     )
-    encoder_forward_flops = batch_size * num_choices * seq_length * encoder_flops(model, seq_length)
+    encoder_forward_flops = batch_size * num_choices * seq_length * model.encoder_flops(seq_length)
     num_predictions = batch_size * phase.max_predictions_per_seq
     head_forward_flops = 0.0
     match objective:
@@ -57,7 +57,7 @@ def step_flops(
         case ReplacedTokens():
             # For each token the generator and the discriminator's head, D x D and D x 1.
             head_forward_flops += batch_size * seq_length * (
-                encoder_flops(objective.generator, seq_length)
+                objective.generator.encoder_flops(seq_length)
                 + 2 * model.hidden_size * (model.hidden_size + 1)
             ) + num_predictions * _masked_lm_flops(objective.generator)
         case CausalLM():
@@ -75,7 +75,7 @@ def _distillation_flops(
     teacher = teacher_of(objective)
     if teacher is None:
         return 0.0
-    flops = num_sequences * seq_length * encoder_flops(teacher.model, seq_length)
+    flops = num_sequences * seq_length * teacher.model.encoder_flops(seq_length)
     if not isinstance(objective, Pretraining) or objective.distillation is None:
         return flops
     if not objective.distillation.soft_weight:

@@ -262,9 +262,7 @@ def test_teacher_adds_its_forward_flops():
 
 
 def step_flops_per_token() -> float:
-    from bert_jax.models.encoder import encoder_flops
-
-    return encoder_flops(TEACHER_MODEL, PHASE.seq_length)
+    return TEACHER_MODEL.encoder_flops(PHASE.seq_length)
 
 
 @pytest.mark.parametrize(

@@ -111,3 +111,11 @@ class AlbertConfig(TransformerConfig):
         layers_per_group = self.num_hidden_layers / self.num_hidden_groups
         groups = [int(layer / layers_per_group) for layer in range(self.num_hidden_layers)]
         return [groups.count(group) for group in range(self.num_hidden_groups)]
+
+    def encoder_flops(self, seq_length: int) -> float:
+        """Returns the forward FLOPs for one token: those of BERT, and the projection from E to D.
+
+        Shared parameters save no FLOPs: every layer is computed.
+        """
+        projection = 2 * self.embedding_size * self.hidden_size
+        return projection + self.num_applied_layers * self.layer_flops(seq_length)

@@ -88,3 +88,15 @@ class BigBirdConfig(TransformerConfig):
             intermediate_size=4 * hidden,
             positions=LearnedPositions(max_position_embeddings=max_position_embeddings),
         )
+
+    def encoder_flops(self, seq_length: int) -> float:
+        """Returns the forward FLOPs for one token: BERT's, with the keys of the visible blocks.
+
+        In training a query attends to 5 blocks and the random ones; the queries of the first and
+        the last block attend to all L keys, which is 2 blocks of keys for each query on average.
+        """
+        flops, attention = super().encoder_flops(seq_length), self.attention
+        if isinstance(attention, FullAttention) or seq_length <= attention.max_full_length:
+            return flops
+        keys = (5 + attention.num_random_blocks + 2) * attention.block_size
+        return flops - self.num_hidden_layers * 4 * (seq_length - keys) * self.hidden_size

@@ -80,3 +80,13 @@ class DebertaV2Config(TransformerConfig):
             intermediate_size=4 * hidden,
             positions=NoPositions(max_position_embeddings=max_position_embeddings),
         )
+
+    def encoder_flops(self, seq_length: int) -> float:
+        """Returns the forward FLOPs for one token: BERT's and products with relative positions.
+
+        For each token these are 2 products with the relative embeddings of all 2 L - 1 differences,
+        although the table has fewer rows for long sequences (see `deberta_v2/attention.py`). The
+        projections of the relative embeddings are left out: they are computed once for a batch.
+        """
+        relative = self.num_hidden_layers * 4 * (2 * seq_length - 1) * self.hidden_size
+        return super().encoder_flops(seq_length) + relative

@@ -125,3 +125,15 @@ class LongformerConfig(TransformerConfig):
                 return GlobalAfterSeparator(sep_token_id=self.sep_token_id)
             case _:
                 return None
+
+    def encoder_flops(self, seq_length: int) -> float:
+        """Returns the forward FLOPs for one token: BERT's, with the keys of a window only.
+
+        Global attention is not counted, because pretraining has none. In fine-tuning it adds about
+        a sixth: the global keys and values of all tokens, 4 D x D for each layer.
+        """
+        all_keys = self.num_hidden_layers * 4 * seq_length * self.hidden_size
+        window_keys = sum(
+            4 * min(window + 1, seq_length) * self.hidden_size for window in self.attention_window
+        )
+        return super().encoder_flops(seq_length) - all_keys + window_keys

@@ -148,6 +148,21 @@ class ModernBertConfig(TransformerConfig):
         """Returns which vector of a sequence its heads read."""
         return self.classifier_pooling
 
+    def encoder_flops(self, seq_length: int) -> float:
+        """Returns the forward FLOPs for one token: 2 for each multiply-add, matrix products only.
+
+        Four D x D projections, three D x F layers, and for attention 2 K D each for scores and
+        context, where K is the number of keys: L in global layers, and the window in local ones.
+        The products of a window with keys that are masked are not counted.
+        """
+        width = self.hidden_size
+        num_global = self.layer_types.count("full_attention")
+        num_local = self.num_hidden_layers - num_global
+        window = min(seq_length, 2 * self.radius + 1)
+        projections = 8 * width**2 + 6 * width * self.intermediate_size
+        num_keys = num_global * seq_length + num_local * window
+        return self.num_hidden_layers * projections + 4 * width * num_keys
+
 
 def alternating_layers(num_layers: int, global_every: int = 3) -> tuple[LayerType, ...]:
     """Returns layers of which every third one attends to all tokens, beginning with the first."""

@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.albert.config import AlbertConfig
-from bert_jax.models.encoder import EncoderOutput, encoder_flops
+from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.config import (
     ComputeConfig,
     FullRemat,
@@ -155,9 +155,9 @@ def test_scan_compiles_one_application_of_each_group():
 def test_flops_grow_with_the_layers_applied():
     base = AlbertConfig()
     layer = 8 * 768**2 + 4 * 768 * 3072 + 4 * 512 * 768
-    assert encoder_flops(base, 512) == 12 * layer + 2 * 128 * 768
+    assert base.encoder_flops(512) == 12 * layer + 2 * 128 * 768
     twice = dataclasses.replace(base, inner_group_num=2)
-    assert encoder_flops(twice, 512) == 24 * layer + 2 * 128 * 768
+    assert twice.encoder_flops(512) == 24 * layer + 2 * 128 * 768
 
 
 def test_every_parameter_has_sharding_axes():

@@ -12,7 +12,6 @@ import pytest
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong, FullAttention
-from bert_jax.models.encoder import encoder_flops
 from bert_jax.models.layers.block_sparse_attention import block_counts, block_sparse_attention
 from bert_jax.models.layers.config import ComputeConfig, Gelu, LearnedPositions, Scanned
 from bert_jax.models.layers.random_blocks import random_blocks
@@ -155,5 +154,5 @@ def test_scan_is_refused_unless_attention_is_full():
 
 def test_flops_count_the_visible_blocks_only():
     config, layer = BigBirdConfig(), 8 * 768**2 + 4 * 768 * 3072
-    assert encoder_flops(config, 4096) == 12 * (layer + 4 * 640 * 768)
-    assert encoder_flops(config, 512) == 12 * (layer + 4 * 512 * 768)
+    assert config.encoder_flops(4096) == 12 * (layer + 4 * 640 * 768)
+    assert config.encoder_flops(512) == 12 * (layer + 4 * 512 * 768)

@@ -8,7 +8,6 @@ import pytest
 from bert_jax.errors import ConfigError
 from bert_jax.models.deberta_v2.attention import log_buckets, relative_rows
 from bert_jax.models.deberta_v2.config import DebertaV2Config
-from bert_jax.models.encoder import encoder_flops
 from bert_jax.models.model import build_network
 from bert_jax.params import paths
 from bert_jax.text.compatibility import check_embedding_rows
@@ -65,7 +64,7 @@ def test_unusable_buckets_are_refused(fields, message):
 
 def test_flops_include_the_products_with_relative_positions():
     bert = 12 * (8 * 768**2 + 4 * 768 * 3072 + 4 * 512 * 768)
-    assert encoder_flops(DebertaV2Config(), 512) == bert + 12 * 4 * 1023 * 768
+    assert DebertaV2Config().encoder_flops(512) == bert + 12 * 4 * 1023 * 768
 
 
 def test_published_table_has_unused_rows():

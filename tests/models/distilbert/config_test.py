@@ -8,7 +8,6 @@ import pytest
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.distilbert.config import DistilBertConfig
-from bert_jax.models.encoder import encoder_flops
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.models.model import build_network
 from bert_jax.objectives.config import Pretraining
@@ -61,4 +60,4 @@ def test_next_sentence_prediction_is_refused():
 
 def test_flops_are_those_of_six_bert_layers():
     expected = 6 * (8 * 768**2 + 4 * 768 * 3072 + 4 * 512 * 768)
-    assert encoder_flops(DistilBertConfig(), 512) == expected
+    assert DistilBertConfig().encoder_flops(512) == expected

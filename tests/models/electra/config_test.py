@@ -14,7 +14,6 @@ from bert_jax.models.electra.config import (
     ElectraSize,
     generator_config,
 )
-from bert_jax.models.encoder import encoder_flops
 from bert_jax.models.model import build_network
 from bert_jax.params import paths
 
@@ -95,4 +94,4 @@ def test_replaced_token_logits_have_one_number_per_token():
 
 def test_flops_include_the_projection_of_the_embeddings():
     layers = 12 * (8 * 256**2 + 4 * 256 * 1024 + 4 * 128 * 256)
-    assert encoder_flops(ElectraConfig.from_size("small"), 128) == layers + 2 * 128 * 256
+    assert ElectraConfig.from_size("small").encoder_flops(128) == layers + 2 * 128 * 256

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import ConfigError
-from bert_jax.models.encoder import encoder_flops
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
@@ -173,5 +172,5 @@ def test_tasks_with_different_global_tokens_are_not_mixed():
 def test_flops_count_the_window_only():
     config = LongformerConfig()
     layer = 8 * 768**2 + 4 * 768 * 3072
-    assert encoder_flops(config, 4096) == 12 * (layer + 4 * 513 * 768)
-    assert encoder_flops(config, 128) == 12 * (layer + 4 * 128 * 768)
+    assert config.encoder_flops(4096) == 12 * (layer + 4 * 513 * 768)
+    assert config.encoder_flops(128) == 12 * (layer + 4 * 128 * 768)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import ConfigError
-from bert_jax.models.encoder import encoder_flops
 from bert_jax.models.heads.config import MeanPooling, SequenceClassificationHead
 from bert_jax.models.layers.config import ComputeConfig, FullRemat, NoPositions, Scanned
 from bert_jax.models.layers.layer_groups import repeating_span
@@ -151,9 +150,9 @@ def test_mean_pooling_ignores_padding_and_feeds_the_task_head():
 
 def test_flops_count_the_window_of_local_layers():
     config = ModernBertConfig()
-    long, longer = encoder_flops(config, 4096), encoder_flops(config, 8192)
+    long, longer = config.encoder_flops(4096), config.encoder_flops(8192)
     assert longer - long == 8 * 4 * 768 * 4096  # 8 of 22 layers attend to all tokens
-    assert encoder_flops(config, 100) == encoder_flops(config, 99) + 22 * 4 * 768
+    assert config.encoder_flops(100) == config.encoder_flops(99) + 22 * 4 * 768
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import ConfigError
-from bert_jax.models.encoder import encoder_flops
 from bert_jax.models.layers.config import PaddingOffsetPositions
 from bert_jax.models.layers.embeddings import padding_offset_positions
 from bert_jax.models.model import build_network
@@ -73,4 +72,4 @@ def test_next_sentence_prediction_is_refused():
 
 
 def test_flops_are_those_of_bert_layers():
-    assert encoder_flops(RobertaConfig(), 512) == 12 * (8 * 768**2 + 4 * 768 * 3072 + 4 * 512 * 768)
+    assert RobertaConfig().encoder_flops(512) == 12 * (8 * 768**2 + 4 * 768 * 3072 + 4 * 512 * 768)
