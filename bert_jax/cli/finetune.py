@@ -122,6 +122,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="maximum length of a sequence (default: 128, or 384 for question answering, but not "
         "more than the model allows)",
     )
+    _add_long_text_arguments(parser)
+    parser.add_argument("--seed", type=int, help="random seed (default: 0)")
+    parser.add_argument(
+        "--frozen-encoder",
+        action="store_true",
+        help="training of the head only, on features that the encoder computes once: much faster, "
+        "at a lower quality (try --learning-rate 1e-3 and more epochs)",
+    )
+    add_override_arguments(parser)
+    parser.epilog = _EPILOG
+
+
+def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --truncation, --window-pooling and --num-windows."""
     parser.add_argument(
         "--truncation",
         choices=("head", "tail", "head+tail", "windows", "hierarchical"),
@@ -140,15 +154,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="windows of a text that are read with --truncation hierarchical (default: 8)",
     )
-    parser.add_argument("--seed", type=int, help="random seed (default: 0)")
-    parser.add_argument(
-        "--frozen-encoder",
-        action="store_true",
-        help="training of the head only, on features that the encoder computes once: much faster, "
-        "at a lower quality (try --learning-rate 1e-3 and more epochs)",
-    )
-    add_override_arguments(parser)
-    parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> int:

@@ -144,7 +144,8 @@ def _verify_export(model: LoadedModel, folder: Path) -> float:
         difference = max(difference, max_difference)
     expected_params, reloaded_params = (paths.flatten(m.params) for m in (model, reloaded))
     for path in sorted(expected_params.keys() | reloaded_params.keys()):
-        if not np.array_equal(reloaded_params.get(path), expected_params.get(path)):
+        is_in_both = path in expected_params and path in reloaded_params
+        if not (is_in_both and np.array_equal(reloaded_params[path], expected_params[path])):
             raise UserError(f"the export was not written: {path} is not the same when read back")
     return difference
 

@@ -75,14 +75,13 @@ def fine_tuning_experiment(
       model: a run folder, Hugging Face folder or TF1 checkpoint; None to use `teacher_layers`.
       teacher: a model fine-tuned on this task, whose predictions are learned, too (distillation).
       teacher_layers: its layers, counted from 0, with which a smaller model starts.
-      epochs: None for 3, or for few examples as many as give MIN_UPDATES updates; then there are
-        MAX_EVALUATIONS evaluations at most.
+      epochs: None for 3, or for few examples as many as give MIN_UPDATES updates.
       warmup_ratio: fraction of the updates during which the learning rate rises.
       max_length: maximum sequence length; None for the usual length for the kind of task.
       truncation: which tokens of a longer text are read, in training and prediction.
 
     Raises:
-      UserError: the task or the model cannot be read, or the model has no vocabulary.
+      UserError: task or model cannot be read, or the model has no vocabulary.
       ConfigError: a number is out of range.
     """
     _check_hyperparameters(DEFAULT_EPOCHS if epochs is None else epochs, batch_size, warmup_ratio)
@@ -90,16 +89,15 @@ def fine_tuning_experiment(
     labeled = _load_trainable_task(task)
     if max_length is None:
         max_length = min(kind_of(labeled).default_seq_length, config.max_length)
-    tokenizer_path = str(tokenizer_folder(model or teacher or ""))
-    data = FineTuningData(task=task, tokenizer=tokenizer_path, truncation=truncation)
+    folder = str(tokenizer_folder(model or teacher or ""))
+    data = FineTuningData(task=task, tokenizer=folder, truncation=truncation)
     features = training_features(labeled, tokenizer, max_length, data.window_overlap, truncation)
     num_epochs = _default_epochs(len(features), batch_size) if epochs is None else epochs
+    head = make_head(labeled, truncation)
     return Experiment(
         name=labeled.name,
         seed=seed,
-        objective=FineTuning(
-            model=config, head=make_head(labeled, truncation), distillation=distillation
-        ),
+        objective=FineTuning(model=config, head=head, distillation=distillation),
         data=data,
         init_from=model,
         train=_train_config(

@@ -75,5 +75,7 @@ assert main(["data", "inspect", "glue/rte", "--tokenizer", "vocabulary"]) == 1
 
 def test_reading_a_tf1_checkpoint_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
+    for name in ("bert_config.json", "bert_model.ckpt.index"):
+        (tmp_path / name).touch()
     with pytest.raises(ImportError, match=r"reading TF1 checkpoints needs TensorFlow.*\[seqio\]"):
-        tf1._read_weights(tmp_path / "bert_model.ckpt")
+        tf1.read_checkpoint(tmp_path / "bert_model.ckpt")

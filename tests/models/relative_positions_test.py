@@ -1,4 +1,4 @@
-"""Covers models/mpnet/model.py, models/deberta_v2/: packed sequences, the layer loop.
+"""Covers bert_jax/models/mpnet/ and bert_jax/models/deberta_v2/: packing, the layer loop.
 
 What attention adds to the scores depends on distances, also within packed rows.
 """

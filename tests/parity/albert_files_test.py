@@ -62,19 +62,19 @@ def spiece(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Path:
 
 
 def test_spiece_model_gives_the_tokens_of_hugging_face(spiece, lines, tmp_path):
-    ours = load_tokenizer(spiece)
-    theirs = transformers.AlbertTokenizer.from_pretrained(spiece)
-    assert [ours.id_to_token(i) for i in range(5)] == SPECIAL
-    assert (ours.pad_id, ours.cls_id, ours.sep_id, ours.mask_id) == (0, 2, 3, 4)
+    tokenizer = load_tokenizer(spiece)
+    reference = transformers.AlbertTokenizer.from_pretrained(spiece)
+    assert [tokenizer.id_to_token(i) for i in range(5)] == SPECIAL
+    assert (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id) == (0, 2, 3, 4)
     texts = [*lines, "``Ünïcode''  FULL  CASE ﬁ ①", "the [MASK] sat", "", " ", "漢字 🎉"]
-    expected = theirs(texts, add_special_tokens=False)["input_ids"]
-    assert [ids.tolist() for ids in ours.encode_ids(texts)] == expected
-    pair = ours.build_inputs_with_special_tokens(*map(ours.encode, texts[:2]))
-    assert pair.tolist() == theirs(*texts[:2])["input_ids"]
-    ours.save(tmp_path)
+    expected = reference(texts, add_special_tokens=False)["input_ids"]
+    assert [ids.tolist() for ids in tokenizer.encode_ids(texts)] == expected
+    pair = tokenizer.build_inputs_with_special_tokens(*map(tokenizer.encode, texts[:2]))
+    assert pair.tolist() == reference(*texts[:2])["input_ids"]
+    tokenizer.save(tmp_path)
     again = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert again(texts, add_special_tokens=False)["input_ids"] == expected
-    assert load_tokenizer(tmp_path).fingerprint == ours.fingerprint
+    assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
 
 
 def test_rules_of_albert_need_albert_in_the_folder(spiece, tmp_path):
@@ -86,8 +86,8 @@ def test_rules_of_albert_need_albert_in_the_folder(spiece, tmp_path):
     cased = load_tokenizer(tmp_path)
     text = "Thé ``Cat''"
     assert cased.encode(text) != load_tokenizer(spiece).encode(text)
-    theirs = transformers.AlbertTokenizer.from_pretrained(tmp_path)
-    assert list(cased.encode(text)) == theirs(text, add_special_tokens=False)["input_ids"]
+    reference = transformers.AlbertTokenizer.from_pretrained(tmp_path)
+    assert list(cased.encode(text)) == reference(text, add_special_tokens=False)["input_ids"]
 
 
 def test_damaged_model_is_refused(spiece, tmp_path):

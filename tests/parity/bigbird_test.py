@@ -94,9 +94,9 @@ def test_pretraining_heads_both_ways(tmp_path):
         expected = model(**{name: torch.from_numpy(batch[name]).long() for name in ENCODER_FIELDS})
     real = batch["attention_mask"] > 0
     for name, rows in (("prediction_logits", real), ("seq_relationship_logits", slice(None))):
-        ours = found["masked_lm" if rows is real else "next_sentence"]
+        logits = found["masked_lm" if rows is real else "next_sentence"]
         assert expected[name].std() > 0.005
-        np.testing.assert_allclose(ours[rows], expected[name].numpy()[rows], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(logits[rows], expected[name].numpy()[rows], rtol=0, atol=1e-5)
     export(loaded, tmp_path / "exported")
     reopened = load_exported(transformers.AutoModelForPreTraining, tmp_path / "exported")
     state, again = model.state_dict(), reopened.state_dict()

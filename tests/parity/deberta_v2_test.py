@@ -197,7 +197,7 @@ def write_sentencepiece(folder: Any) -> Any:
     return sentencepiece.SentencePieceProcessor(str(folder / "spm.model"))
 
 
-def test_sentencepiece_folder_has_the_mask_after_all_pieces(tmp_path):
+def test_sentencepiece_folder_has_the_mask_after_all_tokens(tmp_path):
     processor = write_sentencepiece(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     pieces = processor.get_piece_size()
@@ -211,8 +211,8 @@ def test_sentencepiece_folder_has_the_mask_after_all_pieces(tmp_path):
     tokenizer.save(tmp_path / "saved")
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
     texts = ("The cat [MASK] on the mat", "a dog ran")
-    ours = tokenizer.build_inputs_with_special_tokens(*map(tokenizer.encode, texts))
-    assert exported(*texts)["input_ids"] == ours.tolist() and pieces in ours
+    built = tokenizer.build_inputs_with_special_tokens(*map(tokenizer.encode, texts))
+    assert exported(*texts)["input_ids"] == built.tolist() and pieces in built
 
 
 def test_tokenizer_of_hugging_face_and_texts(tmp_path):

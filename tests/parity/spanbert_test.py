@@ -6,6 +6,7 @@ Covers bert_jax/models/heads/span_boundary.py and the span boundary loss.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -103,7 +104,7 @@ def test_loss_and_gradient_equal_the_original_code() -> None:
     objective = PretrainingObjective(
         Pretraining(model=CONFIG, mask_token_id=MASK, nsp_weight=0.0, sbo_weight=0.5)
     )
-    fields = {name: batch[name] for name in objective.batch_fields()}
+    fields: Any = {name: batch[name] for name in objective.batch_fields()}
 
     def loss_of(params):
         denominators = objective.loss_denominators(fields)

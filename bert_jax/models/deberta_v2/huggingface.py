@@ -8,7 +8,7 @@ import functools
 from typing import Any
 
 from bert_jax.models.deberta_v2.config import DebertaV2Config
-from bert_jax.models.heads.config import TaskHead, classifier_layers
+from bert_jax.models.heads.config import DenseClassifier, TaskHead, classifier_layers
 from bert_jax.models.huggingface import (
     FIXED_FIELDS,
     BlockNames,
@@ -95,8 +95,8 @@ def _tables(*, dense_classifier: bool) -> tuple[NameTable, NameTable]:
 
 def names(config: DebertaV2Config, head: TaskHead | None) -> NameTable:
     """Returns the table of tensor names of a model with a task head, or without one."""
-    is_dense = head is not None and classifier_layers(head, config) is not None
-    tied, untied = _tables(dense_classifier=is_dense)
+    layers = None if head is None else classifier_layers(head, config)
+    tied, untied = _tables(dense_classifier=isinstance(layers, DenseClassifier))
     return tied if config.tie_word_embeddings else untied
 
 

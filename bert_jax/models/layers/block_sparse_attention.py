@@ -53,12 +53,7 @@ def block_sparse_attention(
     )
     id_blocks = ids.reshape(batch, num_blocks, block_size)
 
-    ends = jnp.stack([q[:, 0], q[:, -1]], axis=1).reshape(batch, 2 * block_size, heads, width)
-    end_ids = jnp.stack([id_blocks[:, 0], id_blocks[:, -1]], axis=1).reshape(batch, -1)
-    visible = end_ids[:, None, :, None] == ids[:, None, None, :]
-    global_context = _attend(attention_scores(ends, k), visible, v)
-    first, last = jnp.split(global_context[:, None], 2, axis=2)
-
+    first, last = _context_of_ends(q, id_blocks, k, v, ids)
     keys, values = _visible_blocks(k_blocks), _visible_blocks(v_blocks)
     key_ids = _without_duplicates(_visible_blocks(id_blocks))[:, :, None]  # all heads see the same
     if plan is not None:
@@ -79,15 +74,29 @@ def block_sparse_attention(
     if plan is None:
         copies = jnp.arange(scores.shape[-1]) < block_size
         scores += jnp.where(copies, jnp.float32(math.log(1 + num_random_blocks)), 0.0)
-    visible = merge(id_blocks[:, 1:-1])[:, None, :, None] == merge(key_ids)[:, :, None]
-    middle = _attend(scores, visible, merge(values))
+    mask = merge(id_blocks[:, 1:-1])[:, None, :, None] == merge(key_ids)[:, :, None]
+    middle = _attend(scores, mask, merge(values))
     middle = middle.reshape(batch, num_blocks - 2, block_size, heads, width)
     context = jnp.concatenate([first, middle, last], axis=1)
     return context.reshape(batch, num_blocks * block_size, heads, width)[:, :length]
 
 
-def _attend(scores: jax.Array, visible: jax.Array, v: jax.Array) -> jax.Array:
-    scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
+def _context_of_ends(
+    q_blocks: jax.Array, id_blocks: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array
+) -> list[jax.Array]:
+    """Returns the context of the first and the last block, which attend to all keys.
+
+    Each is [B, 1, block, H, K]; queries and their ids are [B, N, block, ...].
+    """
+    q, q_ids = (
+        jnp.concatenate([blocks[:, 0], blocks[:, -1]], axis=1) for blocks in (q_blocks, id_blocks)
+    )
+    mask = q_ids[:, None, :, None] == ids[:, None, None, :]
+    return jnp.split(_attend(attention_scores(q, k), mask, v)[:, None], 2, axis=2)
+
+
+def _attend(scores: jax.Array, mask: jax.Array, v: jax.Array) -> jax.Array:
+    scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     return attention_context(jax.nn.softmax(scores, axis=-1), v).astype(v.dtype)
 
 

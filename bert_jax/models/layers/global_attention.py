@@ -169,10 +169,10 @@ class WindowAndGlobalAttention(SelfAttention):
         q = self._heads(self.query_global(_take(x_BLD, mask.global_positions)))
         k, v = self._heads(self.key_global(x_BLD)), self._heads(self.value_global(x_BLD))
         scores = attention_scores(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k)
-        visible = (
+        in_segment = (
             _global_segment_ids(mask)[:, None, :, None] == (mask.kv_segment_ids[:, None, None, :])
         )
-        scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
+        scores = jnp.where(in_segment, scores, jnp.finfo(jnp.float32).min)
         weights = jax.nn.softmax(scores, axis=-1)
         # Another mask than that of the windows, whose elements have the same indices.
         seed = None if dropout_seed is None else dropout_seed ^ jnp.uint32(0x9E3779B9)
@@ -183,11 +183,13 @@ class WindowAndGlobalAttention(SelfAttention):
     def _dense_weights(self, q: jax.Array, k: jax.Array, mask: GlobalAttentionMask) -> jax.Array:
         """Returns the weights of local queries, float32 [B, H, L, L], from all L x L scores."""
         distance = jnp.abs(jnp.arange(q.shape[1])[:, None] - jnp.arange(q.shape[1]))
-        visible = (distance <= self.radius)[None]
+        in_window = (distance <= self.radius)[None]
         if mask.window_segment_ids is not None:
-            visible |= (mask.window_segment_ids == _NO_KEY)[:, None]
+            in_window |= (mask.window_segment_ids == _NO_KEY)[:, None]
         scores = attention_scores(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k)
-        scores = jnp.where(visible[:, None] & mask.mask_BHQK(), scores, jnp.finfo(jnp.float32).min)
+        scores = jnp.where(
+            in_window[:, None] & mask.mask_BHQK(), scores, jnp.finfo(jnp.float32).min
+        )
         return jax.nn.softmax(scores, axis=-1)
 
 

@@ -54,8 +54,8 @@ def _blocks_of_one_row(
         illegal.add(end - 2)
     if row == end - 2:
         illegal.add(1)
-    drawn = generator.permutation(np.arange(end, dtype=np.int32))
-    return np.array([block for block in drawn if block not in illegal][:num_random_blocks])
+    permuted = generator.permutation(np.arange(end, dtype=np.int32))
+    return np.array([block for block in permuted if block not in illegal][:num_random_blocks])
 
 
 def _blocks_of_the_paper(

@@ -62,8 +62,8 @@ def test_context_and_gradients_equal_dense_attention(length, is_training):
 
     def dense(q, k, v):
         scores = jnp.einsum("BQHK,BLHK->BHQL", q, k) / 2 + jnp.log(counts[:, :length, :length])
-        visible = ids[:, None, :, None] == ids[:, None, None, :]
-        weights = jax.nn.softmax(jnp.where(visible, scores, -1e30), axis=-1)
+        mask = ids[:, None, :, None] == ids[:, None, None, :]
+        weights = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1)
         return jnp.einsum("BHQL,BLHK->BQHK", weights, v)
 
     blocked = functools.partial(

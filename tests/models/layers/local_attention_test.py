@@ -1,6 +1,7 @@
 """Covers layers/local_attention.py: blocked attention equals dense attention with a window mask."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +107,8 @@ def test_work_grows_linearly_with_length():
         qkv = [jax.ShapeDtypeStruct((1, length, H, K), jnp.float32)] * 3
         ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
         run = jax.jit(functools.partial(local_attention, radius=64))
-        return run.lower(*qkv, ids).compile().cost_analysis()["flops"]
+        cost: Any = run.lower(*qkv, ids).compile().cost_analysis()
+        return cost["flops"]
 
     assert flops(4096) / flops(1024) == pytest.approx(4, rel=0.02)
 
@@ -147,5 +149,5 @@ def test_bfloat16_keeps_the_softmax_in_float32():
     context = run(*(x.astype(jnp.bfloat16) for x in qkv), ids)
     assert context.dtype == jnp.bfloat16
     rounded = [x.astype(jnp.bfloat16).astype(jnp.float32) for x in qkv]
-    expected = dense_attention(*rounded, ids, radius=64)
+    expected = dense_attention(rounded[0], rounded[1], rounded[2], ids, radius=64)
     np.testing.assert_allclose(context.astype(jnp.float32), expected, atol=0.03)

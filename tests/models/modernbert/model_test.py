@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +137,7 @@ def test_products_of_rotated_vectors_depend_on_the_distance_only():
 def test_mean_pooling_ignores_padding_and_feeds_the_task_head():
     head = SequenceClassificationHead(labels=("a", "b"))
     network = build_network(MODEL, (), head)
-    model = network.merge(network.init(jax.random.key(0)))
+    model: Any = network.merge(network.init(jax.random.key(0)))
     hidden = jax.random.normal(jax.random.key(1), (2, 6, 16))
     mask = jnp.array([[1, 1, 1, 1, 0, 0], [1] * 6])
     found = model.task_logits(hidden, mask)
