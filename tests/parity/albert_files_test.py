@@ -189,7 +189,7 @@ def test_trained_model_of_chemical_reactions(tmp_path):
     folder = reactions_folder()
     assert folder is not None
     loaded = load_model(folder)
-    assert (loaded.config.embedding_size, loaded.config.hidden_size) == (128, 256)
+    assert (loaded.config.word_embedding_size, loaded.config.hidden_size) == (128, 256)
     assert loaded.config.hidden_act == Gelu() and loaded.config.num_hidden_layers == 12
     model = transformers.AlbertForMaskedLM(
         transformers.AlbertConfig.from_pretrained(folder, attn_implementation="eager")
