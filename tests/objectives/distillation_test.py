@@ -244,7 +244,14 @@ def one_device():
     return train("dp", 1)
 
 
-@pytest.mark.parametrize("preset", ["dp", "fsdp", "tp"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        pytest.param("dp", marks=pytest.mark.slow),
+        "fsdp",
+        pytest.param("tp", marks=pytest.mark.slow),
+    ],
+)
 def test_eight_devices_equal_one(preset):
     (found, losses), (expected, expected_losses) = train(preset, 8), one_device()
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.batch import ENCODER_FIELDS, SPAN_BOUNDARY_FIELDS
+from bert_jax.batch import ENCODER_FIELDS, SAMPLING_FIELDS, SPAN_BOUNDARY_FIELDS
 from bert_jax.errors import ConfigError
-from bert_jax.models.model import HEADS
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.objectives.causal_lm import next_token_loss, next_token_weights
 from bert_jax.objectives.config import Pretraining
@@ -113,8 +112,9 @@ def test_objective_has_the_heads_fields_and_divisors_of_its_losses(batch):
     assert set(objective.abstract()) == {"encoder", "pooler", "masked_lm", "next_sentence"}
     everything = dataclasses.replace(bert, sop_weight=1.0, sbo_weight=1.0)
     objective = PretrainingObjective(everything)
-    assert set(objective.abstract()) == {"encoder", *HEADS}
-    assert set(objective.batch_fields()) == set(batch)
+    bert_heads = {"pooler", "masked_lm", "next_sentence"}
+    assert set(objective.abstract()) == {"encoder", *bert_heads, "sentence_order", "span_boundary"}
+    assert set(objective.batch_fields()) == set(batch) - set(SAMPLING_FIELDS)  # those of ELECTRA
     denominators = objective.loss_denominators(batch)
     weights = {name: float(np.asarray(batch[name]).sum()) for name in batch if "weights" in name}
     assert {name: float(value) for name, value in denominators.items()} == {

@@ -93,6 +93,7 @@ def loss_and_gradients(compute):
     return jax.device_get(step(jax.jit(network.init)(jax.random.key(0))))
 
 
+@pytest.mark.slow
 def test_scan_and_remat_compute_the_same_with_dropout():
     compute = ComputeConfig(layer_loop=Scanned(), remat=FullRemat())  # layer 0 is not scanned
     loss, grads = loss_and_gradients(compute)
