@@ -9,11 +9,16 @@ import pytest
 from bert_jax import recipes
 from bert_jax.cli import main
 from bert_jax.cli.shipped import tpu as tpu_verb
+from bert_jax.data.config import Masking
 from bert_jax.errors import ConfigError
+from bert_jax.export.export import export
+from bert_jax.models.bigbird.config import BigBirdConfig
 from bert_jax.models.deberta_v2.config import DebertaV2Config
+from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.quickstart.stages import _pretrain
+from bert_jax.testing.models import small_model
 
 ROOT = Path(__file__).parents[1]
 SMALL_CORPUS = ROOT / "configs/pretrain/small_corpus.py"
@@ -47,6 +52,21 @@ def test_masked_lm_recipe_has_the_published_networks():
     assert deberta.objective.model == DebertaV2Config.from_size("small")
     with pytest.raises(ConfigError, match="size is 'small', but MPNet was published as 'base'"):
         planned_experiment(recipe, ["model=mpnet", "size=small"], [], 30527)
+
+
+def test_long_sequences_recipe_has_the_published_networks(tmp_path):
+    recipe = str(ROOT / "configs/pretrain/long_sequences.py")
+    longformer, _ = planned_experiment(recipe, [], [], 50265)
+    assert longformer.objective.model == LongformerConfig()
+    assert longformer.train.phases[0].sizes == {"B": 64, "L": 4096, "P": 614}
+    bigbird, _ = planned_experiment(recipe, ["model=bigbird", "steps=50_000"], [], 50358)
+    assert bigbird.objective.model == BigBirdConfig()
+    assert bigbird.data.masking == Masking(whole_word_mask=True)
+    assert bigbird.train.schedule.warmup_steps == 5_000
+    export(small_model(tmp_path / "vocabulary"), tmp_path / "bert")
+    arguments = [f"init_from={tmp_path / 'bert'}"]
+    with pytest.raises(ConfigError, match="a model of the family BERT, but model is longformer"):
+        planned_experiment(recipe, arguments, [], 50265)
 
 
 def test_names_of_shipped_recipes_are_unique():
