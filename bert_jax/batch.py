@@ -38,7 +38,9 @@ FIELDS: dict[str, Field] = {
         "BP", "float32", "1 = selected (masked, replaced or unchanged), 0 = unused"
     ),
     "sampling_seeds": Field(
-        "BP", "int32", "random 32 bits, from which what replaces the token is sampled"
+        "BP",
+        "int32",
+        "random 32 bits: what replaces the token is sampled from them, or its place in an order",
     ),
     "next_sentence_labels": Field("B", "int32", "0 = B follows A, 1 = B is a random segment"),
     "sentence_order_labels": Field("B", "int32", "0 = A comes before B in the text, 1 = after B"),

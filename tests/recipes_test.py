@@ -9,7 +9,7 @@ import pytest
 from bert_jax import recipes
 from bert_jax.cli import main
 from bert_jax.cli.shipped import tpu as tpu_verb
-from bert_jax.data.config import Masking
+from bert_jax.data.config import Masking, PretrainingData
 from bert_jax.errors import ConfigError
 from bert_jax.export.export import export
 from bert_jax.models.bigbird.config import BigBirdConfig
@@ -19,6 +19,7 @@ from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.quickstart.stages import _pretrain
 from bert_jax.testing.models import small_model
+from bert_jax.train.config import HeldOutEval, WarmupLinear
 
 ROOT = Path(__file__).parents[1]
 SMALL_CORPUS = ROOT / "configs/pretrain/small_corpus.py"
@@ -50,6 +51,13 @@ def test_masked_lm_recipe_has_the_published_networks():
     assert mpnet.objective.model == MPNetConfig()
     deberta, _ = planned_experiment(recipe, ["size=small"], [], 128_100)
     assert deberta.objective.model == DebertaV2Config.from_size("small")
+    recipe_of_mpnet = str(ROOT / "configs/pretrain/mpnet.py")
+    permuted, _ = planned_experiment(recipe_of_mpnet, ["heldout=data/heldout"], [], 30527)
+    assert permuted.objective.model == MPNetConfig()
+    assert isinstance(permuted.train.evaluation, HeldOutEval)
+    assert isinstance(permuted.data, PretrainingData)
+    assert permuted.train.evaluation.masking == permuted.data.masking
+    assert permuted.train.schedule == WarmupLinear(peak_learning_rate=5e-4, warmup_steps=10_000)
     with pytest.raises(ConfigError, match="size is 'small', but MPNet was published as 'base'"):
         planned_experiment(recipe, ["model=mpnet", "size=small"], [], 30527)
 
@@ -59,8 +67,9 @@ def test_long_sequences_recipe_has_the_published_networks(tmp_path):
     longformer, _ = planned_experiment(recipe, [], [], 50265)
     assert longformer.objective.model == LongformerConfig()
     assert longformer.train.phases[0].sizes == {"B": 64, "L": 4096, "P": 614}
-    bigbird, _ = planned_experiment(recipe, ["model=bigbird", "steps=50_000"], [], 50358)
+    bigbird, _ = planned_experiment(recipe, ["model=bigbird", "steps=50000"], [], 50358)
     assert bigbird.objective.model == BigBirdConfig()
+    assert isinstance(bigbird.data, PretrainingData)
     assert bigbird.data.masking == Masking(whole_word_mask=True)
     assert bigbird.train.schedule.warmup_steps == 5_000
     export(small_model(tmp_path / "vocabulary"), tmp_path / "bert")

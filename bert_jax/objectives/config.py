@@ -16,6 +16,7 @@ from bert_jax.models.heads.config import (
     window_encoder_of,
 )
 from bert_jax.models.layers.config import ComputeConfig, check_dropout
+from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.objectives.distillation.config import (
     PretrainingDistillation,
     TaskDistillation,
@@ -122,6 +123,18 @@ _SHARED_BY_EMBEDDINGS = {
     "type_vocab_size": "type_vocab_size",
     "layer_norm_eps": "layer_norm_eps",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedPermutedLM:
+    """Configures MPNet's own pretraining: masked and permuted LM (Song et al. 2020)."""
+
+    model: MPNetConfig
+    mask_token_id: int
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        _check_mask_token(self.mask_token_id, self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +300,9 @@ class MultiTask:
         raise ConfigError(f"no task {name!r}; {hint}tasks here: {', '.join(self.task_names)}")
 
 
-ObjectiveConfig = Pretraining | ReplacedTokens | CausalLM | FineTuning | MultiTask
+ObjectiveConfig = (
+    Pretraining | ReplacedTokens | MaskedPermutedLM | CausalLM | FineTuning | MultiTask
+)
 
 
 def teacher_of(objective: ObjectiveConfig) -> Teacher | None:
@@ -295,5 +310,5 @@ def teacher_of(objective: ObjectiveConfig) -> Teacher | None:
     match objective:
         case Pretraining(distillation=distillation) | FineTuning(distillation=distillation):
             return distillation.teacher if distillation is not None else None
-        case CausalLM() | MultiTask() | ReplacedTokens():
+        case CausalLM() | MaskedPermutedLM() | MultiTask() | ReplacedTokens():
             return None

@@ -5,6 +5,7 @@ from bert_jax.objectives.causal_lm import CausalLMObjective
 from bert_jax.objectives.config import (
     CausalLM,
     FineTuning,
+    MaskedPermutedLM,
     MultiTask,
     ObjectiveConfig,
     Pretraining,
@@ -16,6 +17,7 @@ from bert_jax.objectives.distillation.objective import (
     TaskDistillationObjective,
 )
 from bert_jax.objectives.fine_tuning import CachedFeaturesObjective, FineTuningObjective
+from bert_jax.objectives.masked_permuted_lm import MaskedPermutedLMObjective
 from bert_jax.objectives.multi_task import MultiTaskObjective
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.objectives.replaced_tokens import ReplacedTokensObjective
@@ -36,6 +38,8 @@ def make_objective(config: ObjectiveConfig, *, cached_features: bool = False) ->
             return PretrainingObjective(config)
         case ReplacedTokens():
             return ReplacedTokensObjective(config)
+        case MaskedPermutedLM():
+            return MaskedPermutedLMObjective(config)
         case CausalLM():
             return CausalLMObjective(config)
         case FineTuning():

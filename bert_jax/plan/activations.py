@@ -40,7 +40,13 @@ from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import Generation
 from bert_jax.models.layers import pallas_attention
 from bert_jax.models.layers.config import NoRemat, PallasAttention, Scanned
-from bert_jax.objectives.config import CausalLM, ObjectiveConfig, Pretraining, ReplacedTokens
+from bert_jax.objectives.config import (
+    CausalLM,
+    MaskedPermutedLM,
+    ObjectiveConfig,
+    Pretraining,
+    ReplacedTokens,
+)
 from bert_jax.objectives.distillation.config import AllTokens, PretrainingDistillation
 from bert_jax.tuning.config import CachedFeatures
 from bert_jax.tuning.freezing import num_layers_with_gradients
@@ -136,6 +142,10 @@ def activation_bytes(
         )
         generator_run = dataclasses.replace(experiment, objective=generator)
         generator_bytes = activation_bytes(generator_run, microbatch, saved)
+    if isinstance(objective, MaskedPermutedLM):
+        # The masks of the content stream and the query stream are part of the same sequence.
+        num_streams = microbatch.seq_length + 2 * microbatch.max_predictions_per_seq
+        microbatch = dataclasses.replace(microbatch, seq_length=num_streams)
     return generator_bytes + _model_bytes(experiment, microbatch, saved, lowest_trainable_layer)
 
 
@@ -256,6 +266,8 @@ def _num_logits(objective: ObjectiveConfig, microbatch: DeviceMicrobatch) -> int
             num_predictions = (
                 num_losses * microbatch.num_sequences * microbatch.max_predictions_per_seq
             )
+        case MaskedPermutedLM():
+            num_predictions = microbatch.num_sequences * microbatch.max_predictions_per_seq
         case CausalLM():
             num_predictions = microbatch.num_sequences * (microbatch.seq_length - 1)
         case _:

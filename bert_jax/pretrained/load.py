@@ -209,6 +209,16 @@ def _require_no_task(path: str | Path, task: str | None) -> None:
         )
 
 
+_OBJECTIVES_OF_MODELS = (
+    "Pretraining",
+    "ReplacedTokens",
+    "MaskedPermutedLM",
+    "FineTuning",
+    "MultiTask",
+)
+"""The objectives whose runs make a model that can be loaded."""
+
+
 def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     from bert_jax.checkpoints.step_folder import restore_params  # orbax takes seconds to import
 
@@ -219,15 +229,15 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
         params, info, loaded_step = restore_params(checkpoints, best_step)
     objective = info.get("config", {}).get("objective", {})
     objective_type = objective.get("type")
-    if objective_type not in ("Pretraining", "ReplacedTokens", "FineTuning", "MultiTask"):
+    if objective_type not in _OBJECTIVES_OF_MODELS:
         found = (
             f"the run's objective is {objective_type!r}"
             if objective_type
             else f"the metadata of checkpoint {loaded_step} has no config.objective.type"
         )
         raise UserError(
-            f"{folder}: {found}; expected Pretraining, ReplacedTokens, FineTuning or MultiTask; "
-            "give the folder of such a run"
+            f"{folder}: {found}; expected {', '.join(_OBJECTIVES_OF_MODELS[:-1])} or "
+            f"{_OBJECTIVES_OF_MODELS[-1]}; give the folder of such a run"
         )
     config = from_json(EncoderConfig, objective["model"], "objective.model")
     tokenizer = find_tokenizer(folder / TOKENIZER_FOLDER)

@@ -5,6 +5,7 @@ from bert_jax.models.heads.config import SPAN_POSITION_EMBEDDING_SIZE
 from bert_jax.objectives.config import (
     CausalLM,
     FineTuning,
+    MaskedPermutedLM,
     MultiTask,
     ObjectiveConfig,
     Pretraining,
@@ -60,6 +61,12 @@ def step_flops(
                 objective.generator.encoder_flops(seq_length)
                 + 2 * model.hidden_size * (model.hidden_size + 1)
             ) + num_predictions * _masked_lm_flops(objective.generator)
+        case MaskedPermutedLM():
+            # The content stream has one mask more for each prediction, the query stream another.
+            num_keys = seq_length + phase.max_predictions_per_seq
+            num_queries = num_keys + phase.max_predictions_per_seq
+            encoder_forward_flops = batch_size * num_queries * model.encoder_flops(num_keys)
+            head_forward_flops += num_predictions * _masked_lm_flops(model)
         case CausalLM():
             head_forward_flops += batch_size * (seq_length - 1) * _masked_lm_flops(model)
         case FineTuning() | MultiTask():

@@ -4,9 +4,9 @@
         --arg model=deberta size=base corpus=data/train heldout=data/heldout
 
 The network is that of the published models, the objective is simpler: MPNet was pretrained with
-masked and permuted language modeling (Song et al. 2020), DeBERTa-v3 with replaced-token detection
-(He et al. 2023). The inputs, masks and optimizer are those of `configs/pretrain/roberta.py`; the
-default learning rate is that of MPNet.
+masked and permuted language modeling (`configs/pretrain/mpnet.py`), DeBERTa-v3 with replaced-token
+detection (He et al. 2023). The inputs, masks and optimizer are those of
+`configs/pretrain/roberta.py`; the default learning rate is that of MPNet.
 
 The corpus needs a tokenizer with the special tokens of the model: <s> and </s> with padding id 1
 for MPNet, [CLS] and [SEP] for DeBERTa.

@@ -3,20 +3,23 @@
 Positions are counted from the padding id, as in RoBERTa, and there are no token types. One bias,
 which depends on head and distance, is added to the attention scores of all layers.
 
-The masked and permuted objective that MPNet was pretrained with also needs this encoder only: it
-is a matter of masks and positions.
+`encode_predictions` is the forward pass of MPNet's own pretraining; `two_streams.py` describes it.
 """
 
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.models.bert.model import BertEncoder
 from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.layers.dropout import make_dropout_seeds
 from bert_jax.models.layers.relative_bias import RelativePositionBias
+from bert_jax.models.layers.transformer import NUM_DROPOUT_SITES
 from bert_jax.models.mpnet.config import MPNetConfig
+from bert_jax.models.mpnet.two_streams import Predictions, add_streams_to_bias, visible_keys
 
 
 class MPNetEncoder(BertEncoder):
@@ -36,6 +39,75 @@ class MPNetEncoder(BertEncoder):
         """Returns BERT's attention mask with the relative bias."""
         mask = super().make_mask(attention_mask, packing_ids, causal)
         return dataclasses.replace(mask, bias=self.relative_attention_bias(attention_mask.shape[1]))
+
+    def encode_predictions(
+        self,
+        original_ids: jax.Array,
+        attention_mask: jax.Array,
+        predictions: Predictions,
+        *,
+        position_ids: jax.Array | None = None,
+        packing_ids: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Encodes what each prediction may depend on: the query stream of the last layer.
+
+        Args:
+          original_ids: int32 [B, L], the text without masks.
+          attention_mask: int32 [B, L], 1 = real token.
+          predictions: the tokens to predict, and their order.
+          position_ids, packing_ids: int32 [B, L] if rows are packed, else None.
+          dropout_key: None to apply no dropout.
+
+        Returns:
+          The hidden states of the predictions, [B, P, D].
+        """
+        length, num_layers = original_ids.shape[1], self.num_layers
+        seeds = None
+        if dropout_key is not None:
+            seeds = make_dropout_seeds(dropout_key, (num_layers + 1, NUM_DROPOUT_SITES))
+        prediction_positions = predictions.positions
+        if position_ids is not None:
+            prediction_positions = jnp.take_along_axis(position_ids, predictions.positions, 1)
+        # The same mask tokens are in the content and in the queries, with other dropout.
+        inputs = (
+            (original_ids, position_ids),
+            (predictions.input_ids, prediction_positions),
+            (predictions.input_ids, prediction_positions),
+        )
+        embedded = [
+            self.embeddings(
+                ids, jnp.zeros_like(ids), positions, None if seeds is None else seeds[-1, index]
+            )
+            for index, (ids, positions) in enumerate(inputs)
+        ]
+        segment_ids = attention_mask if packing_ids is None else packing_ids
+        output = self.run_layers(
+            jnp.concatenate(embedded, axis=1),
+            self._two_stream_mask(segment_ids, predictions),
+            None if seeds is None else seeds[:num_layers],
+            output_hidden_states=False,
+            output_attentions=False,
+        )
+        return output[0][:, length + predictions.positions.shape[1] :]
+
+    def _two_stream_mask(self, segment_ids: jax.Array, predictions: Predictions) -> AttentionMask:
+        """Returns the mask of the L tokens, the P masks and the P queries: S = L + 2P of each."""
+        positions, length = predictions.positions, segment_ids.shape[1]
+        bias_HLL = self.relative_attention_bias(length)[0]
+        bias_BHSS = add_streams_to_bias(bias_HLL, positions)
+        visible_BSS = visible_keys(predictions, length)
+        # Keys of the query stream, and those of unused entries, are in a segment of their own.
+        prediction_segments = jnp.take_along_axis(segment_ids, positions, axis=1)
+        mask_segments = jnp.where(predictions.is_used, prediction_segments, -1)
+        return AttentionMask(
+            q_segment_ids=jnp.concatenate([segment_ids, *[prediction_segments] * 2], axis=1),
+            kv_segment_ids=jnp.concatenate(
+                [segment_ids, mask_segments, jnp.full_like(mask_segments, -1)], axis=1
+            ),
+            causal=False,
+            bias=jnp.where(visible_BSS[:, None], bias_BHSS, jnp.finfo(jnp.float32).min),
+        )
 
 
 build_encoder = MPNetEncoder

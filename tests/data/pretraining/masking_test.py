@@ -1,8 +1,10 @@
 """Compares masking with a slow reference, and its rates over millions of tokens with the paper.
 
-Covers bert_jax/data/pretraining/masking.py and word_masking.py, and the masking configs.
+Covers bert_jax/data/pretraining/masking.py and word_masking.py, the masking configs, and the order
+of MPNet's predictions (bert_jax/models/mpnet/two_streams.py).
 """
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.rng import ExampleRng, Stream, epoch_key, example_keys
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.errors import ConfigError
+from bert_jax.models.mpnet.two_streams import permutation_ranks
 from bert_jax.testing.random_corpus import CLS, MASK, SEP, random_vocab_arrays
 
 LENGTH = 128
@@ -197,3 +200,37 @@ def test_rows_of_special_tokens_are_not_masked() -> None:
 def test_masking_configs_refuse_wrong_numbers(masking_class, fields, message) -> None:
     with pytest.raises(ConfigError, match=f"data.masking.{message}|{message}"):
         masking_class(**fields)
+
+
+def test_order_of_predictions_over_a_million_tokens_of_novels(novel_rows) -> None:
+    ids, keys, table = novel_rows
+    attention = np.ones_like(ids)
+    out = mask_tokens(ids, attention, keys, Masking(whole_word_mask=True), 19, table)
+    assert attention.sum() > 1_000_000
+    is_used, positions = out["masked_lm_weights"] > 0, out["masked_lm_positions"]
+    ranks = np.asarray(jax.jit(permutation_ranks)(out["sampling_seeds"], is_used))
+    for row in range(200):  # a loop over the predictions, with the random numbers one at a time
+        draws = ExampleRng(int(keys[row]))
+        seeds = [
+            draws.bits(Stream.SAMPLING_SEED, p) >> 32 for p in positions[row][is_used[row]].tolist()
+        ]
+        signed = [seed - (seed >> 31 << 32) for seed in seeds]
+        np.testing.assert_array_equal(ranks[row, is_used[row]], np.argsort(np.argsort(signed)))
+
+    full_rows = is_used.all(axis=1)  # with words of one token only, all predictions are used
+    count = full_rows.sum()
+    assert count > 0.9 * len(ids)
+    ranks = ranks[full_rows]
+    np.testing.assert_array_equal(np.sort(ranks, axis=1), np.tile(np.arange(19), (count, 1)))
+    # Every prediction has every rank equally often, by Pearson's chi-squared statistic with 18 * 18
+    # degrees of freedom, and adjacent predictions are independent.
+    table_of_ranks = np.stack([np.bincount(column, minlength=19) for column in ranks.T])
+    expected = count / 19
+    statistic = ((table_of_ranks - expected) ** 2 / expected).sum()
+    assert abs(statistic - 18**2) < 5 * np.sqrt(2 * 18**2)
+    is_later = ranks[:, 1:] > ranks[:, :-1]
+    assert np.abs(is_later.mean(axis=0) - 0.5).max() < 5 * 0.5 / np.sqrt(count)
+    # Whether the model reads [MASK] does not depend on the rank.
+    inputs = np.take_along_axis(out["input_ids"], positions, axis=1)[full_rows]
+    by_rank = np.take_along_axis(inputs == table.mask_id, np.argsort(ranks, axis=1), axis=1)
+    assert np.abs(by_rank.mean(axis=0) - 0.8).max() < 5 * 0.4 / np.sqrt(count)
