@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 
 from bert_jax.cli.arguments.recipe import add_recipe_arguments, load_experiment
 
@@ -54,8 +53,10 @@ def run(args: argparse.Namespace) -> None:
         decay = "yes" if WEIGHT_DECAY[path] else "no"
         spec = tuple(parameter_spec(path, param.shape, mesh))
         print(f"{path:<{width}}  {param.shape!s:<14}  {decay:<5}  {spec}")
-    total = sum(math.prod(param.shape) for param in params.values())
-    print(f"\n{total:,} parameters")
+    num_parameters, num_teacher_parameters = paths.count_parameters(params)
+    print(f"\n{num_parameters:,} parameters")
+    if num_teacher_parameters:
+        print(f"{num_teacher_parameters:,} parameters of the teacher, which are not trained")
     tuning = experiment.train.tuning
     lowest_trainable_layer = lowest_trainable_depth(params, tuning.frozen)
     for phase in experiment.train.phases:

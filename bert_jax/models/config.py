@@ -52,6 +52,7 @@ class TransformerConfig:
       token_classifier: the layers for labeling every token, also used for answer spans.
       masked_lm_transform: the layers between the encoder and the masked-LM logits.
       norm: the norm of all layers.
+      num_feed_forward_kernels: the number of D x F kernels in a feed-forward layer; 3 with a gate.
     """
 
     family: ClassVar[str]
@@ -65,6 +66,7 @@ class TransformerConfig:
     token_classifier: ClassVar[TokenClassifier] = LinearClassifier()
     masked_lm_transform: ClassVar[MaskedLMTransform] = OwnTransform()
     norm: ClassVar[Norm] = LayerNormWithBias()
+    num_feed_forward_kernels: ClassVar[int] = 2
 
     vocab_size: int
     hidden_size: int = 768
@@ -123,16 +125,36 @@ class TransformerConfig:
         """
         width, embedding_width = self.hidden_size, self.word_embedding_size
         projection = 0 if embedding_width == width else 2 * embedding_width * width
-        return projection + self.num_hidden_layers * self.layer_flops(seq_length)
+        return projection + self.layers_flops(seq_length)
 
-    def layer_flops(self, seq_length: int) -> float:
-        """Returns the forward FLOPs of one of BERT's layers for one token.
+    def layers_flops(self, seq_length: int) -> float:
+        """Returns the forward FLOPs of all layers for one token.
 
-        Four D x D projections, two D x F layers, and for attention 2 L D each for scores and
-        context (Chowdhery et al. 2022, appendix B, without the causal half).
+        Those of the kernels, and for attention 2 D each for the score and the context of every key
+        (Chowdhery et al. 2022, appendix B, without the causal half).
+        """
+        kernels = 2 * self.num_applied_layers * self.kernel_params_per_layer
+        return kernels + 4 * self.hidden_size * sum(self.attended_keys(seq_length))
+
+    @property
+    def kernel_params_per_layer(self) -> int:
+        """Returns the number of parameters of the kernels by which a layer multiplies each token.
+
+        Four D x D projections and the D x F kernels, without biases and norms.
         """
         width = self.hidden_size
-        return 8 * width**2 + 4 * width * self.intermediate_size + 4 * seq_length * width
+        return 4 * width**2 + self.num_feed_forward_kernels * width * self.intermediate_size
+
+    def attended_keys(self, seq_length: int) -> tuple[float, ...]:
+        """Returns for each applied layer to how many keys a query attends, on average."""
+        return (seq_length,) * self.num_applied_layers
+
+    def scored_keys(self, seq_length: int) -> tuple[float, ...]:
+        """Returns for each applied layer how many scores are computed for a query, on average.
+
+        More than `attended_keys` in layers that compute attention in blocks and mask some keys.
+        """
+        return self.attended_keys(seq_length)
 
     @property
     def masked_lm_activation(self) -> Activation:

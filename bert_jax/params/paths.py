@@ -6,6 +6,7 @@ row matches, or that two rows match, is an error, so that no parameter is treate
 """
 
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -18,6 +19,13 @@ AUXILIARY_NETWORKS = (GENERATOR, TEACHER)
 
 The parameters of the model are at the root; those of the second network are in one subtree.
 """
+
+
+def count_parameters(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Counts the elements of arrays by path: those outside of the teacher, and the teacher's."""
+    counts = {path: math.prod(leaf.shape) for path, leaf in params.items()}
+    in_teacher = sum(n for path, n in counts.items() if path.startswith(f"{TEACHER}/"))
+    return sum(counts.values()) - in_teacher, in_teacher
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

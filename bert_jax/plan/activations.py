@@ -162,11 +162,13 @@ def _model_bytes(
     head_bytes = saved.logits * _num_logits(objective, microbatch)
     if isinstance(experiment.train.tuning.features, CachedFeatures):
         return head_bytes
-    bytes_per_layer = layer_bytes(objective, microbatch, SCANNED_SAVED_BYTES if scanned else saved)
-    score_gradient_bytes = _FLOAT32 * _num_attention_scores(objective, microbatch)
+    scores_of_layers = num_attention_scores(objective, microbatch)
+    largest = max(scores_of_layers)
+    saved_of_layer = SCANNED_SAVED_BYTES if scanned else saved
     num_layers = num_layers_with_gradients(model, lowest_trainable_layer)
     if not num_layers:  # only the head is trained: each layer's output is freed after its use
-        return bytes_per_layer + head_bytes
+        return layer_bytes(objective, microbatch, saved_of_layer, largest) + head_bytes
+    score_gradient_bytes = _FLOAT32 * largest
     embedding_gradient_bytes = (
         _FLOAT32 * model.vocab_size * model.word_embedding_size // microbatch.tensor_parallel_size
         if head_bytes
@@ -178,16 +180,18 @@ def _model_bytes(
         scanned_stack_bytes = (
             bytes_per_param
             * min(num_layers, model.num_distinct_layers)
-            * _num_kernel_params(objective)
+            * model.kernel_params_per_layer
             // microbatch.tensor_parallel_size
         )
     if isinstance(compute.remat, NoRemat):
-        if not scanned and itemsize(objective) < _FLOAT32:
-            bytes_per_layer += saved.bf16_attention_weights * _num_attention_scores(
-                objective, microbatch
-            )
+        saves_weights = not scanned and itemsize(objective) < _FLOAT32
+        weight_bytes = saved.bf16_attention_weights if saves_weights else 0
+        layers_bytes = sum(
+            layer_bytes(objective, microbatch, saved_of_layer, scores) + weight_bytes * scores
+            for scores in scores_of_layers[-num_layers:]
+        )
         return (
-            num_layers * bytes_per_layer
+            layers_bytes
             + embedding_gradient_bytes
             + max(head_bytes, score_gradient_bytes + scanned_stack_bytes)
         )
@@ -197,40 +201,43 @@ def _model_bytes(
         + embedding_gradient_bytes
         + max(
             head_bytes,
-            layer_bytes(objective, microbatch, saved) + score_gradient_bytes + scanned_stack_bytes,
+            layer_bytes(objective, microbatch, saved, largest)
+            + score_gradient_bytes
+            + scanned_stack_bytes,
         )
     )
 
 
-def layer_bytes(objective: ObjectiveConfig, microbatch: DeviceMicrobatch, saved: SavedBytes) -> int:
-    """Returns the bytes that one layer saves for the backward pass, per the table above."""
+def layer_bytes(
+    objective: ObjectiveConfig, microbatch: DeviceMicrobatch, saved: SavedBytes, num_scores: int
+) -> int:
+    """Returns the bytes that one layer saves for the backward pass, per the table above.
+
+    `num_scores` counts its attention scores; 0 if a fused kernel never materializes them. A gated
+    feed-forward layer saves two arrays of width F.
+    """
     model, s = objective.model, itemsize(objective)
+    inner_width = (model.num_feed_forward_kernels - 1) * model.intermediate_size
     scores, replicated, sharded, ffn = (
         fixed + s * copies
         for fixed, copies in (saved.scores, saved.replicated, saved.sharded, saved.ffn)
     )
     sharded_bytes = (
-        sharded * model.hidden_size + ffn * model.intermediate_size
+        sharded * model.hidden_size + ffn * inner_width
     ) // microbatch.tensor_parallel_size
-    return microbatch.num_tokens * (
-        replicated * model.hidden_size + sharded_bytes
-    ) + scores * _num_attention_scores(objective, microbatch)
+    return microbatch.num_tokens * (replicated * model.hidden_size + sharded_bytes) + (
+        scores * num_scores
+    )
 
 
 def gathered_bytes(objective: ObjectiveConfig, tensor_parallel_size: int) -> int:
     """Returns the bytes of FSDP-gathered parameters, which XLA keeps for the backward pass."""
     model = objective.model
     num_params = (
-        model.num_distinct_layers * _num_kernel_params(objective)
+        model.num_distinct_layers * model.kernel_params_per_layer
         + model.vocab_size * model.word_embedding_size
     )
     return itemsize(objective) * num_params // tensor_parallel_size
-
-
-def _num_kernel_params(objective: ObjectiveConfig) -> int:
-    """Counts the parameters of one layer's kernels; biases and norms are negligible."""
-    model = objective.model
-    return model.hidden_size * (4 * model.hidden_size + 2 * model.intermediate_size)
 
 
 def itemsize(objective: ObjectiveConfig) -> int:
@@ -238,20 +245,28 @@ def itemsize(objective: ObjectiveConfig) -> int:
     return 2 if objective.compute.dtype == "bfloat16" else 4
 
 
-def _num_attention_scores(objective: ObjectiveConfig, microbatch: DeviceMicrobatch) -> int:
-    """Counts one layer's attention scores; 0 if a fused kernel never materializes them."""
+def num_attention_scores(
+    objective: ObjectiveConfig, microbatch: DeviceMicrobatch
+) -> tuple[int, ...]:
+    """Counts each layer's attention scores; 0 if a fused kernel never materializes them."""
     model = objective.model
     num_heads, seq_length = model.num_attention_heads, microbatch.seq_length
-    fused = isinstance(objective.compute.attention, PallasAttention)
-    causal = isinstance(objective, CausalLM)
-    if (
-        fused
+    fused = (
+        isinstance(objective.compute.attention, PallasAttention)
         and model.supports_fused_attention
-        and not causal
+        and not isinstance(objective, CausalLM)
         and pallas_attention.is_supported(seq_length, model.hidden_size, num_heads)
-    ):
-        return 0
-    return microbatch.num_sequences * num_heads * seq_length**2 // microbatch.tensor_parallel_size
+    )
+    num_queries = microbatch.num_sequences * num_heads * seq_length
+    # The kernel computes full attention only, not that in a window.
+    return tuple(
+        0
+        if fused and attended == seq_length
+        else int(num_queries * scored) // microbatch.tensor_parallel_size
+        for attended, scored in zip(
+            model.attended_keys(seq_length), model.scored_keys(seq_length), strict=True
+        )
+    )
 
 
 def _num_logits(objective: ObjectiveConfig, microbatch: DeviceMicrobatch) -> int:

@@ -36,6 +36,7 @@ def plan_to_json(
         "mfu": plan.mfu,
         "mesh": dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)),
         "parameters": state.num_parameters,
+        "teacher_parameters": state.num_teacher_parameters,
         "fits": plan.fits,
         "excess_bytes": max(0, plan.memory.total - plan.usable_bytes),
         "hours": list(plan.hours),

@@ -33,7 +33,8 @@ class StateBytes:
     """Holds the size of a run's state; bytes are per device.
 
     Attributes:
-      num_parameters: the parameters of the whole model, including frozen ones.
+      num_parameters: the parameters of the model, including frozen ones; without the teacher's.
+      num_teacher_parameters: the parameters of the teacher in distillation, which are not trained.
       parameters: the bytes of the parameters.
       optimizer: the bytes of the optimizer state.
       gradients: the bytes of the gradients of the trainable parameters.
@@ -42,6 +43,7 @@ class StateBytes:
     """
 
     num_parameters: int
+    num_teacher_parameters: int
     parameters: int
     optimizer: int
     gradients: int
@@ -89,8 +91,10 @@ def _state_bytes(
     params = paths.flatten(sharded_params)
     frozen = train.tuning.frozen
     trainable = [leaf for path, leaf in params.items() if not paths.matches_any(frozen, path)]
+    num_parameters, num_teacher_parameters = paths.count_parameters(params)
     return StateBytes(
-        num_parameters=sum(math.prod(leaf.shape) for leaf in params.values()),
+        num_parameters=num_parameters,
+        num_teacher_parameters=num_teacher_parameters,
         parameters=sum(map(bytes_on_device, params.values())),
         optimizer=sum(map(bytes_on_device, jax.tree.leaves(opt_state))),
         gradients=sum(map(bytes_on_device, trainable)),

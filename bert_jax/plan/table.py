@@ -76,11 +76,13 @@ def _header_section(plan: RunPlan) -> str:
         if isinstance(compute.remat, NoRemat)
         else "activations recomputed (remat)"
     )
+    teacher = plan.state.num_teacher_parameters
+    teacher_text = f" and {teacher:,} of the teacher, which are not trained" if teacher else ""
     return (
         f"{plan.experiment.name} on {tpu_slice.name}: {tpu_slice.chips} chips on "
         f"{tpu_slice.hosts} hosts, {tpu_slice.devices} devices of "
         f"{tpu_slice.device_hbm_gib:.2f} GiB ({tpu_slice.generation.device_kind})\n"
-        f"{plan.state.num_parameters:,} parameters; mesh data {data}, fsdp {fsdp}, "
+        f"{plan.state.num_parameters:,} parameters{teacher_text}; mesh data {data}, fsdp {fsdp}, "
         f"tensor {tensor}; {compute.dtype}, layers {layer_loop}, {remat_text}"
     )
 

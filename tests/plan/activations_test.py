@@ -29,6 +29,7 @@ from bert_jax.plan.activations import (
     SavedBytes,
     activation_bytes,
     layer_bytes,
+    num_attention_scores,
     saved_bytes_of,
 )
 from bert_jax.plan.estimate import make_plan
@@ -164,37 +165,39 @@ def test_activation_bytes_within_20_percent_of_xla_on_cpu(size, batch_size, leng
 def test_layer_bytes_by_hand():
     """BERT-base, 16 sequences of 512, bfloat16: scores in 4 bytes, six times D and once F in 2."""
     program = experiment("base", 16, 512, 77, dtype="bfloat16").objective
-    scores = 4 * 16 * 12 * 512 * 512
     numbers = 16 * 512 * (6 * 768 + 3072)
     microbatch = DeviceMicrobatch(num_sequences=16, seq_length=512, max_predictions_per_seq=77)
-    assert layer_bytes(program, microbatch, TPU) == scores + 2 * numbers == 327_155_712
+    num_scores = num_attention_scores(program, microbatch)[0]
+    assert (
+        layer_bytes(program, microbatch, TPU, num_scores)
+        == 4 * num_scores + 2 * numbers
+        == 327_155_712
+    )
     # With two devices per layer, the inputs of the norms are replicated.
     sharded_layer = dataclasses.replace(microbatch, tensor_parallel_size=2)
-    assert layer_bytes(program, sharded_layer, TPU) == scores // 2 + 2 * 16 * 512 * (4 * 768 + 1536)
+    assert num_attention_scores(program, sharded_layer) == (num_scores // 2,) * 12
+    assert layer_bytes(program, sharded_layer, TPU, 0) == 2 * 16 * 512 * (4 * 768 + 1536)
 
 
 def test_fused_attention_saves_no_scores():
     plain = experiment("base", 16, 512, 77, dtype="bfloat16")
     fused = experiment("base", 16, 512, 77, dtype="bfloat16", attention=PallasAttention())
-    scores = 4 * 16 * 12 * 512 * 512
     microbatch = DeviceMicrobatch(num_sequences=16, seq_length=512, max_predictions_per_seq=77)
-    saved = layer_bytes(plain.objective, microbatch, TPU) - layer_bytes(
-        fused.objective, microbatch, TPU
-    )
-    assert saved == scores
+    scores = (16 * 12 * 512 * 512,) * 12
+    assert num_attention_scores(plain.objective, microbatch) == scores
+    assert num_attention_scores(fused.objective, microbatch) == (0,) * 12
     # The kernel supports neither length 100 nor a causal mask, so the scores are materialized.
     unsupported = dataclasses.replace(microbatch, seq_length=100)
-    assert layer_bytes(plain.objective, unsupported, TPU) == layer_bytes(
-        fused.objective, unsupported, TPU
-    )
+    assert num_attention_scores(fused.objective, unsupported) == (16 * 12 * 100 * 100,) * 12
     causal = CausalLM(model=fused.objective.model, compute=fused.objective.compute)
-    assert layer_bytes(causal, microbatch, TPU) == layer_bytes(plain.objective, microbatch, TPU)
+    assert num_attention_scores(causal, microbatch) == scores
 
 
 def test_frozen_lower_layers_save_no_activations():
     config = experiment("base", 16, 512, 77, dtype="bfloat16")
     microbatch = DeviceMicrobatch(num_sequences=16, seq_length=512, max_predictions_per_seq=77)
-    bytes_per_layer = layer_bytes(config.objective, microbatch, TPU) + 2 * 16 * 12 * 512 * 512
+    num_scores = 16 * 12 * 512 * 512
+    bytes_per_layer = layer_bytes(config.objective, microbatch, TPU, num_scores) + 2 * num_scores
     all_trainable = activation_bytes(config, microbatch, TPU)
     assert (
         activation_bytes(config, microbatch, TPU, lowest_trainable_layer=1) == all_trainable

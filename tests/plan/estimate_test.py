@@ -16,6 +16,11 @@ from bert_jax.hardware.tpu_slices import all_slices, find_slice
 from bert_jax.models.bert.config import BertConfig, BertSize
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.config import Pretraining
+from bert_jax.objectives.distillation.config import (
+    TEACHER_PARAMS,
+    PretrainingDistillation,
+    Teacher,
+)
 from bert_jax.parallel.config import Parallelism, make_mesh_config
 from bert_jax.plan.estimate import RunPlan, make_plan
 from bert_jax.plan.inputs import make_inputs
@@ -102,6 +107,27 @@ def test_frozen_parameters_have_no_gradients_or_moments():
     assert state.gradients == 4 * (BASE - frozen)
     assert state.optimizer == pytest.approx(8 * (BASE - frozen), abs=16)
     assert state.lowest_trainable_layer == 2
+
+
+def test_teacher_parameters_are_counted_apart():
+    teacher = Teacher(path="not there", model=BertConfig.from_size("base"))
+    plan = make_plan(
+        experiment(
+            "tiny",
+            nsp_weight=0.0,
+            distillation=PretrainingDistillation(teacher=teacher, cosine_weight=0.0),
+            train={"tuning": TuningConfig(frozen=(TEACHER_PARAMS,))},
+        ),
+        find_slice("v5e-16"),
+    )
+    # Only the student has the pooler and the next-sentence head.
+    without_pooler = BASE - (D * D + D) - (2 * D + 2)
+    tiny = 4_433_468
+    state = plan.state
+    assert (state.num_parameters, state.num_teacher_parameters) == (tiny, without_pooler)
+    assert state.gradients == 4 * tiny and state.parameters == 4 * (tiny + without_pooler)
+    text = describe_plan(plan)
+    assert f"{tiny:,} parameters and {without_pooler:,} of the teacher, which are not" in text
 
 
 def test_flops_tokens_and_hours_by_hand():

@@ -118,4 +118,4 @@ class AlbertConfig(TransformerConfig):
         Shared parameters save no FLOPs: every layer is computed.
         """
         projection = 2 * self.embedding_size * self.hidden_size
-        return projection + self.num_applied_layers * self.layer_flops(seq_length)
+        return projection + self.layers_flops(seq_length)

@@ -1,5 +1,6 @@
 """Defines the config of BigBird and its published sizes. Imports no jax."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -89,14 +90,15 @@ class BigBirdConfig(TransformerConfig):
             positions=LearnedPositions(max_position_embeddings=max_position_embeddings),
         )
 
-    def encoder_flops(self, seq_length: int) -> float:
-        """Returns the forward FLOPs for one token: BERT's, with the keys of the visible blocks.
+    def attended_keys(self, seq_length: int) -> tuple[float, ...]:
+        """Returns the number of keys of each layer: those of the visible blocks.
 
-        In training a query attends to 5 blocks and the random ones; the queries of the first and
-        the last block attend to all L keys, which is 2 blocks of keys for each query on average.
+        In training a query attends to 5 blocks and the random ones, but those of the first and the
+        last block attend to all L keys, which is 2 blocks of keys for each query on average.
         """
-        flops, attention = super().encoder_flops(seq_length), self.attention
-        if isinstance(attention, FullAttention) or seq_length <= attention.max_full_length:
-            return flops
-        keys = (5 + attention.num_random_blocks + 2) * attention.block_size
-        return flops - self.num_hidden_layers * 4 * (seq_length - keys) * self.hidden_size
+        attention, keys = self.attention, float(seq_length)
+        if isinstance(attention, BlockSparseWhenLong) and seq_length > attention.max_full_length:
+            num_blocks = math.ceil(seq_length / attention.block_size)
+            sparse = (5 + attention.num_random_blocks) * (num_blocks - 2) / num_blocks
+            keys = (sparse + 2) * attention.block_size
+        return (keys,) * self.num_hidden_layers

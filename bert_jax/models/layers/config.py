@@ -208,3 +208,26 @@ def check_dropout(field: str, rate: float) -> None:
     """Raises a ConfigError for a dropout rate that `layers/dropout.py` cannot apply in 256ths."""
     if rate and not (math.isfinite(rate) and 1 <= round(256 * rate) <= 255):
         raise ConfigError(f"{field} is {rate}, expected 0, or a rate from 1/256 to 255/256")
+
+
+_LANES = 128
+"""The width of a tile on TPUs. The keys of a window are the minor axis of the scores."""
+
+
+def block_shape(length: int, radius: int) -> tuple[int, int]:
+    """Returns the number of queries in a block of local attention, and of keys on each side of it.
+
+    The margin is the radius rounded up to half a tile, so that a window is a whole number of tiles:
+    for a radius of 64, as in ModernBERT, blocks of 128 queries with windows of 256 keys. A sequence
+    that is not longer than one window is a single block without margins.
+    """
+    half_tile = _LANES // 2
+    margin = -(-radius // half_tile) * half_tile
+    block = max(_LANES, margin)
+    return (length, 0) if length <= block + 2 * margin else (block, margin)
+
+
+def window_size(length: int, radius: int) -> int:
+    """Returns for how many keys local attention computes the scores of a query, masked or not."""
+    block, margin = block_shape(length, radius)
+    return block + 2 * margin

@@ -15,11 +15,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bert_jax.models.layers.config import block_shape
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.matmul import attention_context, attention_scores
-
-LANES = 128
-"""The width of a tile on TPUs. The keys of a window are the minor axis of the scores."""
 
 _OUTSIDE = -1
 """The segment id of positions before and after the sequence; real ids are not negative."""
@@ -36,19 +34,6 @@ class SharedKeys(NamedTuple):
     k: jax.Array
     v: jax.Array
     segment_ids: jax.Array
-
-
-def block_shape(length: int, radius: int) -> tuple[int, int]:
-    """Returns the number of queries in a block, and the number of keys on each side of it.
-
-    The margin is the radius rounded up to half a tile, so that a window is a whole number of tiles:
-    for a radius of 64, as in ModernBERT, blocks of 128 queries with windows of 256 keys. A sequence
-    that is not longer than one window is a single block without margins.
-    """
-    half_tile = LANES // 2
-    margin = -(-radius // half_tile) * half_tile
-    block = max(LANES, margin)
-    return (length, 0) if length <= block + 2 * margin else (block, margin)
 
 
 def local_attention(

@@ -22,6 +22,7 @@ from bert_jax.models.layers.config import (
     GlobalFirstToken,
     GlobalTokens,
     PaddingOffsetPositions,
+    window_size,
 )
 
 LongformerSize = Literal["base", "large"]
@@ -126,14 +127,14 @@ class LongformerConfig(TransformerConfig):
             case _:
                 return None
 
-    def encoder_flops(self, seq_length: int) -> float:
-        """Returns the forward FLOPs for one token: BERT's, with the keys of a window only.
+    def attended_keys(self, seq_length: int) -> tuple[float, ...]:
+        """Returns the number of keys of each layer's window.
 
         Global attention is not counted, because pretraining has none. In fine-tuning it adds about
-        a sixth: the global keys and values of all tokens, 4 D x D for each layer.
+        a sixth of the FLOPs: the global keys and values of all tokens, 4 D x D for each layer.
         """
-        all_keys = self.num_hidden_layers * 4 * seq_length * self.hidden_size
-        window_keys = sum(
-            4 * min(window + 1, seq_length) * self.hidden_size for window in self.attention_window
-        )
-        return super().encoder_flops(seq_length) - all_keys + window_keys
+        return tuple(min(window + 1, seq_length) for window in self.attention_window)
+
+    def scored_keys(self, seq_length: int) -> tuple[float, ...]:
+        """Returns the number of scores for a query in each layer: those of a block's window."""
+        return tuple(window_size(seq_length, window // 2) for window in self.attention_window)

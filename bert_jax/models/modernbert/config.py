@@ -21,6 +21,7 @@ from bert_jax.models.layers.config import (
     NoPositions,
     Norm,
     check_dropout,
+    window_size,
 )
 
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -73,6 +74,7 @@ class ModernBertConfig(TransformerConfig):
     multiple_choice_classifier: ClassVar[SequenceClassifier] = PredictionHeadClassifier()
     token_classifier: ClassVar[TokenClassifier] = PredictionHeadClassifier()
     norm: ClassVar[Norm] = LayerNormWithoutBias()
+    num_feed_forward_kernels: ClassVar[int] = 3
 
     vocab_size: int = 50368
     num_hidden_layers: int = 22
@@ -148,20 +150,16 @@ class ModernBertConfig(TransformerConfig):
         """Returns which vector of a sequence its heads read."""
         return self.classifier_pooling
 
-    def encoder_flops(self, seq_length: int) -> float:
-        """Returns the forward FLOPs for one token: 2 for each multiply-add, matrix products only.
+    def attended_keys(self, seq_length: int) -> tuple[float, ...]:
+        """Returns the number of keys of each layer: all tokens, or those of the window."""
+        return self._keys(seq_length, min(seq_length, 2 * self.radius + 1))
 
-        Four D x D projections, three D x F layers, and for attention 2 K D each for scores and
-        context, where K is the number of keys: L in global layers, and the window in local ones.
-        The products of a window with keys that are masked are not counted.
-        """
-        width = self.hidden_size
-        num_global = self.layer_types.count("full_attention")
-        num_local = self.num_hidden_layers - num_global
-        window = min(seq_length, 2 * self.radius + 1)
-        projections = 8 * width**2 + 6 * width * self.intermediate_size
-        num_keys = num_global * seq_length + num_local * window
-        return self.num_hidden_layers * projections + 4 * width * num_keys
+    def scored_keys(self, seq_length: int) -> tuple[float, ...]:
+        """Returns the number of scores for a query: those of a block's window in local layers."""
+        return self._keys(seq_length, window_size(seq_length, self.radius))
+
+    def _keys(self, full: int, local: int) -> tuple[float, ...]:
+        return tuple(full if kind == "full_attention" else local for kind in self.layer_types)
 
 
 def alternating_layers(num_layers: int, global_every: int = 3) -> tuple[LayerType, ...]:

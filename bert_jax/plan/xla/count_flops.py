@@ -13,7 +13,7 @@ from jax.extend import core
 
 from bert_jax.errors import UserError
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.objectives.config import ObjectiveConfig
+from bert_jax.objectives.config import ObjectiveConfig, ReplacedTokens, teacher_of
 from bert_jax.objectives.make import make_objective
 from bert_jax.plan.inputs import Inputs
 from bert_jax.train.flops import step_flops
@@ -24,7 +24,8 @@ TOLERANCE = 0.03
 def check_formula(config: ObjectiveConfig, inputs: Inputs) -> float:
     """Counts the FLOPs of a step and checks the formula against the count.
 
-    The step uses the phase's longest batch, with every parameter trainable.
+    The step uses the phase's longest batch, with every parameter trainable. Keys that attention in
+    blocks computes and then masks are not model FLOPs, so they are added to the formula here.
 
     Returns:
       The counted FLOPs.
@@ -34,6 +35,7 @@ def check_formula(config: ObjectiveConfig, inputs: Inputs) -> float:
     """
     sizes = inputs.shapes[-1]
     formula = step_flops(config, inputs.phase, sizes["L"], num_choices=sizes.get("A", 1))
+    formula += _masked_key_flops(config, inputs)
     counted = counted_flops(config, inputs)
     if abs(counted / formula - 1) > TOLERANCE:
         raise UserError(
@@ -41,6 +43,24 @@ def check_formula(config: ObjectiveConfig, inputs: Inputs) -> float:
             f"more than {TOLERANCE:.0%} apart; correct the formula in bert_jax/train/flops.py"
         )
     return counted
+
+
+def _masked_key_flops(config: ObjectiveConfig, inputs: Inputs) -> float:
+    """Returns the FLOPs of the products with masked keys, in the forward and backward pass."""
+    networks = [(config.model, 3)]
+    if isinstance(config, ReplacedTokens):
+        networks.append((config.generator, 3))
+    if teacher := teacher_of(config):
+        networks.append((teacher.model, 1))  # a teacher has no backward pass
+    length = inputs.shapes[-1]["L"]
+    flops_per_token = sum(
+        passes
+        * 4
+        * model.hidden_size
+        * (sum(model.scored_keys(length)) - sum(model.attended_keys(length)))
+        for model, passes in networks
+    )
+    return inputs.num_sequences * length * flops_per_token
 
 
 def counted_flops(config: ObjectiveConfig, inputs: Inputs) -> float:

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.models.layers.config import block_shape
 from bert_jax.models.layers.dropout import make_dropout_seeds
-from bert_jax.models.layers.local_attention import SharedKeys, block_shape, local_attention
+from bert_jax.models.layers.local_attention import SharedKeys, local_attention
 
 B, H, K = 2, 3, 8
 
