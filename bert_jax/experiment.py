@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.data.config import FineTuningData, MultiTaskData, PretrainingData
 from bert_jax.errors import ConfigError, check_range
-from bert_jax.objectives.config import ObjectiveConfig, teacher_of
+from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig, teacher_of
 from bert_jax.objectives.distillation.config import TEACHER_PARAMS
 from bert_jax.parallel.config import MeshConfig
 from bert_jax.train.config import TrainConfig
@@ -51,6 +51,25 @@ class Experiment:
                 f"{model.positions.max_position_embeddings}); shorten the sequences or enlarge it"
             )
         self._check_teacher(max_seq_length)
+        self._check_method()
+
+    def _check_method(self) -> None:
+        """Raises ConfigError if the tuning method needs something that this run does not have."""
+        tuning = self.train.tuning
+        if not tuning.trains_part_of_encoder:
+            return
+        method = type(tuning.method).__name__
+        if not isinstance(self.objective, FineTuning | MultiTask):
+            raise ConfigError(
+                f"train.tuning.method is {method}, but the objective is "
+                f"{type(self.objective).__name__}; expected FineTuning or MultiTask, or the method "
+                "FullTuning"
+            )
+        if self.init_from is None:
+            raise ConfigError(
+                f"train.tuning.method is {method}, which trains a few parameters of a pretrained "
+                "model, but init_from is null; set it to that model"
+            )
 
     def _check_teacher(self, max_seq_length: int) -> None:
         """Raises ConfigError if the objective has a teacher with which the run cannot train."""

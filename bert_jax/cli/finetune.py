@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from bert_jax.cli.arguments.method import add_method_arguments, method_flags, tuning_method
 from bert_jax.cli.arguments.recipe import (
     add_checkpoints_argument,
     add_override_arguments,
@@ -23,6 +24,7 @@ _EPILOG = """examples:
   bert-jax finetune glue/rte --glue-dir glue_data --model exported --run runs/rte --epochs 3
   bert-jax finetune glue/rte --glue-dir glue_data --teacher runs/rte --teacher-layers 0,2,5 \\
       --run runs/rte-3-layers
+  bert-jax finetune glue/mrpc --glue-dir glue_data --model exported --method lora --run runs/mrpc
   bert-jax finetune --config multi_task --run runs/four \\
       --arg model=exported glue_dir=glue_data conll=conll2003
 
@@ -32,7 +34,8 @@ Hugging Face folder. The same command resumes a run that was stopped. Exit codes
 2 usage, 75 stopped by SIGTERM or Ctrl-C after saving a checkpoint.
 
 The third command distills the first one's kind of run: a smaller model learns the labels and the
-predictions of the teacher, a model that was fine-tuned on the same task.
+predictions of the teacher, a model that was fine-tuned on the same task. The fourth one trains a
+few new parameters, and its checkpoints hold only these and the path of the model.
 
 A recipe, given with --config, replaces TASK and its flags. The recipe above trains one encoder on
 several tasks, with one head for each task.
@@ -107,13 +110,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--epochs",
         type=float,
         metavar="N",
-        help="training epochs (default: 3, or with few examples as many as give 200 updates)",
+        help="training epochs (default: 3, or with few examples as many as give 200 updates; three "
+        "times as many with --method)",
     )
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="sequences of a batch (default: 32)"
     )
     parser.add_argument(
-        "--learning-rate", type=float, metavar="RATE", help="peak learning rate (default: 5e-5)"
+        "--learning-rate",
+        type=float,
+        metavar="RATE",
+        help="peak learning rate (default: 5e-5, or that of --method)",
     )
     parser.add_argument(
         "--max-length",
@@ -130,6 +137,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="training of the head only, on features that the encoder computes once: much faster, "
         "at a lower quality (try --learning-rate 1e-3 and more epochs)",
     )
+    add_method_arguments(parser)
     add_override_arguments(parser)
     parser.epilog = _EPILOG
 
@@ -172,6 +180,7 @@ def _experiment_from_recipe(args: argparse.Namespace) -> Experiment:
         raise ConfigError(f"TASK {args.task} and --config {args.config}: expected one of them")
     flags = [f"--{name.replace('_', '-')}" for name in _given_settings(args)]
     flags += task_command(args)[1:] + ["--frozen-encoder"] * args.frozen_encoder
+    flags += method_flags(args)
     if flags:
         raise ConfigError(
             f"{flags[0]} cannot be combined with --config; set the recipe's arguments with --arg "
@@ -201,7 +210,10 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
         raise ConfigError(f"{args.task} needs --model, the pretrained model{advice}")
     if any(assignment.startswith("train.phases") for assignment in args.overrides):
         given.setdefault("epochs", DEFAULT_EPOCHS)  # --set says how long to train
-    tuning = FROZEN_ENCODER if args.frozen_encoder else TuningConfig()
+    method = tuning_method(args)
+    if args.frozen_encoder and args.method:
+        raise ConfigError(f"--frozen-encoder and --method {args.method}: expected one of them")
+    tuning = FROZEN_ENCODER if args.frozen_encoder else TuningConfig(method=method)
     given["truncation"] = make_truncation(
         given.get("truncation", "head"),
         given.pop("window_pooling", None),

@@ -37,12 +37,13 @@ def run(args: argparse.Namespace) -> None:
     from bert_jax.params import paths
     from bert_jax.train.flops import step_flops
     from bert_jax.train.optimizer import WEIGHT_DECAY
-    from bert_jax.tuning.freezing import lowest_trainable_depth
+    from bert_jax.tuning.freezing import is_frozen, lowest_trainable_depth
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", args.devices)
     mesh = make_mesh(experiment.mesh)
-    params = paths.flatten(make_objective(experiment.objective).abstract())
+    tuning = experiment.train.tuning
+    params = paths.flatten(make_objective(experiment.objective, adapter=tuning.adapter).abstract())
 
     print(json.dumps(to_json(experiment), indent=2))
     print(f"\nfingerprint {fingerprint(experiment)}")
@@ -54,11 +55,13 @@ def run(args: argparse.Namespace) -> None:
         spec = tuple(parameter_spec(path, param.shape, mesh))
         print(f"{path:<{width}}  {param.shape!s:<14}  {decay:<5}  {spec}")
     num_parameters, num_teacher_parameters = paths.count_parameters(params)
-    print(f"\n{num_parameters:,} parameters")
+    trained = {path: param for path, param in params.items() if not is_frozen(tuning, path)}
+    num_trained, _ = paths.count_parameters(trained)
+    part = f", of which {num_trained:,} ({num_trained / num_parameters:.2%}) are trained"
+    print(f"\n{num_parameters:,} parameters{part if num_trained < num_parameters else ''}")
     if num_teacher_parameters:
         print(f"{num_teacher_parameters:,} parameters of the teacher, which are not trained")
-    tuning = experiment.train.tuning
-    lowest_trainable_layer = lowest_trainable_depth(params, tuning.frozen)
+    lowest_trainable_layer = lowest_trainable_depth(params, tuning)
     for phase in experiment.train.phases:
         flops = step_flops(
             experiment.objective,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from bert_jax.models.bert.sharding import PARAMETER_AXES as BERT_AXES
 from bert_jax.models.encoder import FAMILIES, family_module
 from bert_jax.models.heads.config import WINDOW_ENCODER
-from bert_jax.params.paths import AUXILIARY_NETWORKS, PathTable
+from bert_jax.params.paths import ADAPTER, AUXILIARY_NETWORKS, PathTable
 
 LogicalAxes = tuple[str | None, ...]
 
@@ -85,10 +85,27 @@ def parameter_axes() -> PathTable[LogicalAxes]:
             family, "sharding"
         ).PARAMETER_AXES
         rows |= dict.fromkeys((f"encoder/{pattern}", axes) for pattern, axes in encoder_rows)
+    adapter_rows = [row for pattern, axes in rows for row in _adapter_rows(pattern, axes)]
     network_rows = [*rows, *_HEADS]
     auxiliary_rows = [
         (f"{network}/{pattern}", axes)
         for network in AUXILIARY_NETWORKS
         for pattern, axes in network_rows
     ]
-    return PathTable("parameter axes", [*network_rows, *auxiliary_rows])
+    return PathTable("parameter axes", [*network_rows, *adapter_rows, *auxiliary_rows])
+
+
+def _adapter_rows(pattern: str, axes: LogicalAxes) -> list[tuple[str, LogicalAxes]]:
+    """Returns the rows of an adapter's parameters from the row of the parameter that it adapts.
+
+    A matrix with an axis of the base is split as the base is; the rank is never split.
+    """
+    module, _, name = pattern.rpartition("/")
+    match name:
+        case "kernel":
+            leaves = {"lora_a": (axes[0], None), "lora_b": (None, axes[1]), "magnitude": (axes[1],)}
+        case "embedding" if module.endswith("/word_embeddings"):
+            leaves = {"lora_embedding_a": (axes[0], None), "lora_embedding_b": (None, axes[1])}
+        case _:
+            leaves: dict[str, LogicalAxes] = {}
+    return [(f"{ADAPTER}/{module}/{leaf}", leaf_axes) for leaf, leaf_axes in leaves.items()]

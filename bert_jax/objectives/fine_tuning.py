@@ -5,6 +5,8 @@ import jax.numpy as jnp
 
 from bert_jax.batch import encoder_inputs
 from bert_jax.functional import Params
+from bert_jax.models.adapters.config import Adapter
+from bert_jax.models.adapters.network import AdaptedNetwork
 from bert_jax.models.heads.config import reads_one_vector
 from bert_jax.models.model import EncoderWithHeads, build_network
 from bert_jax.objectives.base import Batch, LossOutput
@@ -16,10 +18,13 @@ from bert_jax.objectives.weighted_mean import WeightedMean, padding_fraction
 class FineTuningObjective:
     """Implements the `Objective` of a `FineTuning` config, and prediction."""
 
-    def __init__(self, config: FineTuning):
+    def __init__(self, config: FineTuning, adapter: Adapter | None = None):
+        """Builds the network; `adapter` None is a network without adapter."""
         self.config = config
         self.spec = head_spec(config.head)
         self.network = build_network(config.model, (), config.head, config.compute)
+        if adapter is not None:
+            self.network = AdaptedNetwork(self.network, adapter, config.compute)
 
     def abstract(self) -> Params:
         """Returns the parameters as shapes and dtypes."""

@@ -1,5 +1,6 @@
 """Makes the objective that a config describes."""
 
+from bert_jax.models.adapters.config import Adapter
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.causal_lm import CausalLMObjective
 from bert_jax.objectives.config import (
@@ -23,17 +24,20 @@ from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.objectives.replaced_tokens import ReplacedTokensObjective
 
 
-def make_objective(config: ObjectiveConfig, *, cached_features: bool = False) -> Objective:
+def make_objective(
+    config: ObjectiveConfig, *, cached_features: bool = False, adapter: Adapter | None = None
+) -> Objective:
     """Returns the objective that a config describes.
 
     Args:
       cached_features: for fine-tuning, whether batches hold the output of the frozen encoder.
+      adapter: the adapter of the encoder, for fine-tuning on one or several tasks.
     """
     match config:
         case Pretraining(distillation=PretrainingDistillation()):
             return PretrainingDistillationObjective(config)
         case FineTuning(distillation=TaskDistillation()):
-            return TaskDistillationObjective(config)
+            return TaskDistillationObjective(config, adapter)
         case Pretraining():
             return PretrainingObjective(config)
         case ReplacedTokens():
@@ -43,8 +47,8 @@ def make_objective(config: ObjectiveConfig, *, cached_features: bool = False) ->
         case CausalLM():
             return CausalLMObjective(config)
         case FineTuning():
-            return (
-                CachedFeaturesObjective(config) if cached_features else FineTuningObjective(config)
-            )
+            if cached_features:
+                return CachedFeaturesObjective(config)
+            return FineTuningObjective(config, adapter)
         case MultiTask():
-            return MultiTaskObjective(config)
+            return MultiTaskObjective(config, adapter)

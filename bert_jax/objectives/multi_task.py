@@ -12,18 +12,23 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.functional import Params
+from bert_jax.models.adapters.config import Adapter
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.config import MultiTask, UncertaintyWeighting, UniformWeighting
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.objectives.weighted_mean import WeightedMean, padding_fraction
+from bert_jax.params.paths import ADAPTER
 
 HEADS, LOG_VARIANCE = "heads", "log_variance"
+SHARED = ("encoder", ADAPTER)
+"""Names of what all tasks share; there is an adapter only if the run trains one."""
 
 
 def task_params(params: Params, name: str) -> Params:
-    """Returns the parameters of the model of one task: the encoder and the head of the task."""
+    """Returns the parameters of the model of one task: encoder, adapter if any, and its head."""
     head = {part: tree for part, tree in params[HEADS][name].items() if part != LOG_VARIANCE}
-    return {"encoder": params["encoder"], **head}
+    shared = {part: params[part] for part in SHARED if part in params}
+    return {**shared, **head}
 
 
 class MultiTaskObjective:
@@ -36,10 +41,10 @@ class MultiTaskObjective:
       tasks: name -> the objective of that task alone, for the parameters of `task_params`.
     """
 
-    def __init__(self, config: MultiTask):
+    def __init__(self, config: MultiTask, adapter: Adapter | None = None):
         self.config = config
         self.tasks = {
-            name: FineTuningObjective(config.for_task(name)) for name in config.task_names
+            name: FineTuningObjective(config.for_task(name), adapter) for name in config.task_names
         }
 
     def abstract(self) -> Params:
@@ -58,12 +63,12 @@ class MultiTaskObjective:
     def _merge_tasks(self, per_task_params: Iterable[Params], log_variance: Any) -> Params:
         """Returns {"encoder", "heads": {task: {"pooler", "classifier"/"span", "log_variance"}}}."""
         has_log_variance = isinstance(self.config.weighting, UncertaintyWeighting)
-        heads, encoders = {}, []
+        heads, shared = {}, []
         for name, params in zip(self.tasks, per_task_params, strict=True):
-            heads[name] = {part: tree for part, tree in params.items() if part != "encoder"}
+            heads[name] = {part: tree for part, tree in params.items() if part not in SHARED}
             heads[name] |= {LOG_VARIANCE: log_variance} if has_log_variance else {}
-            encoders.append(params["encoder"])
-        return {"encoder": encoders[0], HEADS: heads}
+            shared.append({part: params[part] for part in SHARED if part in params})
+        return {**shared[0], HEADS: heads}
 
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the batch fields of all tasks, and the task ids."""

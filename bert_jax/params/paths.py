@@ -6,12 +6,21 @@ row matches, or that two rows match, is an error, so that no parameter is treate
 """
 
 import functools
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
+
+ADAPTER = "adapter"
+"""Name under which a model has the parameters of an adapter, by path of the adapted module."""
+
+LAYER_PREFIX = re.compile(r"encoder/(?:groups/\d+/)?layers/\d+/")
+"""Matches the start of the path of a parameter of an encoder layer."""
 
 GENERATOR, TEACHER = "generator", "teacher"
 AUXILIARY_NETWORKS = (GENERATOR, TEACHER)
@@ -50,6 +59,16 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(key, {})
         node[last] = value
     return tree
+
+
+def fingerprint(params: Mapping[str, Any]) -> str:
+    """Hashes names, shapes and values of nested arrays: 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path, leaf in sorted(flatten(params).items()):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{path} {array.dtype} {array.shape} ".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def without_auxiliary_networks(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from bert_jax.experiment import Experiment
 from bert_jax.functional import Params
+from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.config import ObjectiveConfig
 from bert_jax.objectives.make import make_objective
@@ -23,7 +24,7 @@ from bert_jax.parallel.config import MeshConfig
 from bert_jax.params import paths
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import make_optimizer
-from bert_jax.tuning.freezing import lowest_trainable_depth
+from bert_jax.tuning.freezing import is_frozen, lowest_trainable_depth
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
@@ -79,7 +80,7 @@ def state_bytes(experiment: Experiment, devices: int) -> StateBytes:
 def _state_bytes(
     objective: ObjectiveConfig, train: TrainConfig, abstract_mesh: AbstractMesh
 ) -> StateBytes:
-    shapes = _abstract_params(objective)
+    shapes = _abstract_params(objective, train.tuning.adapter)
     # The sharding functions only read axis names and sizes, which an abstract mesh has.
     mesh = cast(jax.sharding.Mesh, abstract_mesh)
     optimizer = make_optimizer(train)
@@ -89,8 +90,8 @@ def _state_bytes(
         opt_state, sharding.optimizer_shardings(optimizer, shapes, mesh)
     )
     params = paths.flatten(sharded_params)
-    frozen = train.tuning.frozen
-    trainable = [leaf for path, leaf in params.items() if not paths.matches_any(frozen, path)]
+    tuning = train.tuning
+    trainable = [leaf for path, leaf in params.items() if not is_frozen(tuning, path)]
     num_parameters, num_teacher_parameters = paths.count_parameters(params)
     return StateBytes(
         num_parameters=num_parameters,
@@ -98,13 +99,13 @@ def _state_bytes(
         parameters=sum(map(bytes_on_device, params.values())),
         optimizer=sum(map(bytes_on_device, jax.tree.leaves(opt_state))),
         gradients=sum(map(bytes_on_device, trainable)),
-        lowest_trainable_layer=lowest_trainable_depth(params, frozen),
+        lowest_trainable_layer=lowest_trainable_depth(params, tuning),
     )
 
 
 @functools.lru_cache(maxsize=4)
-def _abstract_params(objective: ObjectiveConfig) -> Params:
-    return make_objective(objective).abstract()
+def _abstract_params(objective: ObjectiveConfig, adapter: Adapter | None) -> Params:
+    return make_objective(objective, adapter=adapter).abstract()
 
 
 def bytes_on_device(leaf: jax.ShapeDtypeStruct) -> int:

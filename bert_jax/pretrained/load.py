@@ -34,6 +34,7 @@ from bert_jax.models.parameters import missing_heads, validate_params
 from bert_jax.objectives.config import MultiTask
 from bert_jax.objectives.multi_task import task_params
 from bert_jax.params import paths
+from bert_jax.pretrained.base_model import complete_params
 from bert_jax.runs import run_folder
 from bert_jax.runs.run_folder import CHECKPOINTS
 from bert_jax.text.compatibility import check_embedding_rows, check_input_template
@@ -227,6 +228,7 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     best_step = info.get("best", {}).get("step")
     if step is None and best_step not in (None, loaded_step):
         params, info, loaded_step = restore_params(checkpoints, best_step)
+    params = complete_params(params, info, str(folder), _load_encoder)
     objective = info.get("config", {}).get("objective", {})
     objective_type = objective.get("type")
     if objective_type not in _OBJECTIVES_OF_MODELS:
@@ -255,6 +257,13 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
         params = task_params(params, task)
     imported = ImportedModel(paths.flatten(params), config, tokenizer, head)
     return dataclasses.replace(build_model(imported, str(folder), run_checkpoint), tasks=task_names)
+
+
+def _load_encoder(path: str) -> dict[str, Any]:
+    """Returns the encoder's parameters of the base of a run, which may be a TF1 checkpoint."""
+    from bert_jax.pretrained.initial import load_model_or_tf1  # it imports this module
+
+    return load_model_or_tf1(path).params["encoder"]
 
 
 def _describe_folder(folder: Path) -> str:

@@ -25,21 +25,28 @@ _PRETRAINING_METRICS = (
 _MAX_METRICS = 4
 
 
-def log_model(model: Any, params: Any) -> None:
-    """Logs the model's family, size and number of parameters, and the devices.
+def log_model(model: Any, params: Any, trained: Any) -> None:
+    """Logs the model's family, size and numbers of parameters, and the devices.
 
     Args:
       model: the config of the encoder.
       params: the parameters, heads included, as arrays or shapes. A teacher or a generator, which
         is not part of the model, is not counted.
+      trained: the parameters that the run trains, in the same form.
     """
-    model_params = paths.without_auxiliary_networks(params)
-    num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model_params))
+    num_params, num_trained = map(_num_parameters, (params, trained))
+    part = f", of which {num_trained:,} ({num_trained / num_params:.2%}) are trained"
     _log(
         f"model: {model.family}, {model.num_hidden_layers} layers "
-        f"of width {model.hidden_size}, {num_params:,} parameters; devices: "
+        f"of width {model.hidden_size}, {num_params:,} parameters"
+        f"{part if num_trained < num_params else ''}; devices: "
         f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     )
+
+
+def _num_parameters(params: Any) -> int:
+    leaves = jax.tree.leaves(paths.without_auxiliary_networks(params))
+    return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
 def log_phase(seq_length: int, num_steps: int, batch_size: int, examples_per_epoch: int) -> None:

@@ -22,6 +22,7 @@ from bert_jax.config_lib import to_json
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.devices import hardware_info, peak_flops
+from bert_jax.pretrained.base_model import BASE, Base
 from bert_jax.runs import run_folder
 from bert_jax.runs.hooks import Hook, LimitInFlightSteps, SpikeGuard, TrainingHalted, restart_advice
 from bert_jax.runs.messages import log_evaluation
@@ -31,7 +32,7 @@ from bert_jax.train.config import CheckpointConfig, TrainConfig
 from bert_jax.train.loop import StopReason, TrainingMeter, pause_seconds_left
 from bert_jax.train.preemption import SAVED_MESSAGE, Preemption
 from bert_jax.train.sources.base import Evaluator
-from bert_jax.train.step import State
+from bert_jax.train.step import State, checkpointed_state
 from bert_jax.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -154,8 +155,10 @@ class SaveCheckpoint:
         preemption: Preemption,
         history: EvaluationHistory,
         meter: TrainingMeter,
+        base: Base | None = None,
     ):
-        self._experiment, self._checkpointer = experiment, checkpointer
+        """Saves the complete state, or with a `base` what is trained of it and the base's name."""
+        self._experiment, self._checkpointer, self._base = experiment, checkpointer, base
         self._preemption, self._history, self._meter = preemption, history, meter
 
     def __call__(self, step: int, state: State, position: int) -> StopReason | None:
@@ -186,7 +189,7 @@ class SaveCheckpoint:
             self._check_finite(step, state)
             self._checkpointer.save(
                 step,
-                state,
+                checkpointed_state(train.tuning, state),
                 self._checkpoint_info(step, position),
                 metrics=history.metrics if is_evaluated else None,
             )
@@ -229,6 +232,7 @@ class SaveCheckpoint:
             "hardware": hardware_info(),
             "metrics": dict(self._history.metrics),
             "best": asdict(self._history.best),
+            **({} if self._base is None else {BASE: asdict(self._base)}),
         }
 
 

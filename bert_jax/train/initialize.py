@@ -6,20 +6,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from bert_jax.checkpoints import step_folder
 from bert_jax.checkpoints.checkpointer import Checkpointer
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
+from bert_jax.models.adapters.network import start_from_base
 from bert_jax.models.heads.config import TaskHead, head_param_name
 from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig, teacher_of
 from bert_jax.objectives.distillation.config import Teacher
 from bert_jax.objectives.multi_task import HEADS
 from bert_jax.params import paths
+from bert_jax.pretrained.base_model import Base, check_base
 from bert_jax.runs import run_folder
 from bert_jax.train.evaluate_and_save import BestEvaluation
-from bert_jax.train.step import State, TrainSetup, init_state
+from bert_jax.train.step import (
+    State,
+    TrainSetup,
+    checkpointed_state,
+    complete_state,
+    init_state,
+)
 from bert_jax.train.watchdog import Watchdog
 from bert_jax.tuning.config import EWC, TuningConfig
 from bert_jax.tuning.freezing import count_layers, param_depth
@@ -54,11 +64,13 @@ class StartPoint:
       step: number of updates done.
       position: position of the next training example of the current phase.
       best: the best evaluation so far.
+      base: the base of the trained parameters, if the checkpoints do not hold all parameters.
     """
 
     step: int
     position: int
     best: BestEvaluation
+    base: Base | None = None
 
 
 def restore_or_initialize(
@@ -69,13 +81,31 @@ def restore_or_initialize(
     Raises:
       UserError: there are checkpoints, but none is valid or fits the model and the optimizer.
     """
+    tuning, initial, base = setup.experiment.train.tuning, None, None
+    if tuning.trains_part_of_encoder:
+        initial = initialize_or_load(setup)
+        base = base_of_run(str(setup.experiment.init_from), initial["params"])
     if checkpointer.latest_valid_step() is None:
-        start = StartPoint(step=0, position=0, best=BestEvaluation())
-        return initialize_or_load(setup), start
+        start = StartPoint(step=0, position=0, best=BestEvaluation(), base=base)
+        return initial or initialize_or_load(setup), start
     with watchdog.watching("restore", 0):
-        state, info, step = checkpointer.restore(setup.abstract)
+        state, info, step = checkpointer.restore(checkpointed_state(tuning, setup.abstract))
+    if base is not None and initial is not None:
+        check_base(info, base.fingerprint, str(checkpointer.folder))
+        state = complete_state(state, initial)
     best = BestEvaluation(**info.get("best", {}))
-    return state, StartPoint(step=step, position=info["position"], best=best)
+    return state, StartPoint(step=step, position=info["position"], best=best, base=base)
+
+
+def base_of_run(path: str, params: dict[str, Any]) -> Base:
+    """Returns the base of a run from its parameters before the first update, on every process."""
+
+    def to_host(leaf: jax.Array) -> np.ndarray:
+        if leaf.is_fully_addressable:
+            return np.asarray(leaf)
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+    return Base(path=path, fingerprint=paths.fingerprint(jax.tree.map(to_host, params["encoder"])))
 
 
 def initialize_or_load(setup: TrainSetup) -> State:
@@ -102,6 +132,8 @@ def initialize_or_load(setup: TrainSetup) -> State:
         return jitted_init(key)
     initial_params = jax.jit(objective.init, out_shardings=shardings["params"])(key)
     params = _load_params(experiment, initial_params, teacher)
+    if tuning.adapter is not None:
+        params = start_from_base(tuning.adapter, params)
     jitted_opt_init = jax.jit(optimizer.init, out_shardings=shardings["opt_state"])
     opt_state, weight_anchor = jitted_opt_init(params), tuning.weight_anchor
     if isinstance(weight_anchor, EWC):

@@ -26,6 +26,8 @@ WEIGHT_DECAY: PathTable[bool] = PathTable(
         ("**/kernel", True),
         ("**/embedding", True),
         ("**/decoder", True),
+        ("adapter/**/lora_*", True),
+        ("adapter/**/magnitude", True),
         ("**/bias", False),
         ("**/scale", False),
         ("heads/*/log_variance", False),

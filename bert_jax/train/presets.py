@@ -40,7 +40,7 @@ from bert_jax.train.config import (
     WarmupLinear,
 )
 from bert_jax.train.sources.multi_task import MEAN_METRIC
-from bert_jax.tuning.config import TuningConfig
+from bert_jax.tuning.config import TuningConfig, default_learning_rate
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ MIN_UPDATES = 200
 """Fewest updates if the user sets no number of epochs. Three epochs of a few hundred examples are
 too few updates to fit even the training examples (Mosbach et al. 2021; Zhang et al. 2021, section
 6); `docs/results.md` has measurements. Three epochs of RTE are 234 updates."""
+PART_EPOCHS_FACTOR = 3
+"""Multiplies the default number of epochs if a part of the encoder is trained, which needs more."""
 MAX_EVALUATIONS = 10
 
 
@@ -60,7 +62,7 @@ def fine_tuning_experiment(
     teacher_layers: tuple[int, ...] = (),
     epochs: float | None = None,
     batch_size: int = 32,
-    learning_rate: float = 5e-5,
+    learning_rate: float | None = None,
     warmup_ratio: float = 0.1,
     max_length: int | None = None,
     truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
@@ -75,7 +77,9 @@ def fine_tuning_experiment(
       model: a run folder, Hugging Face folder or TF1 checkpoint; None to use `teacher_layers`.
       teacher: a model fine-tuned on this task, whose predictions are learned, too (distillation).
       teacher_layers: its layers, counted from 0, with which a smaller model starts.
-      epochs: None for 3, or for few examples as many as give MIN_UPDATES updates.
+      epochs: None for 3, or for few examples as many as give MIN_UPDATES updates. Methods that
+        train a part of the encoder have three times as many.
+      learning_rate: peak learning rate; None for that of the method of `tuning`.
       warmup_ratio: fraction of the updates during which the learning rate rises.
       max_length: maximum sequence length; None for the usual length for the kind of task.
       truncation: which tokens of a longer text are read, in training and prediction.
@@ -92,7 +96,11 @@ def fine_tuning_experiment(
     folder = str(tokenizer_folder(model or teacher or ""))
     data = FineTuningData(task=task, tokenizer=folder, truncation=truncation)
     features = training_features(labeled, tokenizer, max_length, data.window_overlap, truncation)
-    num_epochs = _default_epochs(len(features), batch_size) if epochs is None else epochs
+    if epochs is None:
+        num_epochs = _default_epochs(len(features), batch_size)
+        num_epochs *= PART_EPOCHS_FACTOR if tuning.trains_part_of_encoder else 1
+    else:
+        num_epochs = epochs
     head = make_head(labeled, truncation)
     return Experiment(
         name=labeled.name,
@@ -105,7 +113,9 @@ def fine_tuning_experiment(
             max_length,
             epochs=num_epochs,
             batch_size=batch_size,
-            learning_rate=learning_rate,
+            learning_rate=(
+                default_learning_rate(tuning.method) if learning_rate is None else learning_rate
+            ),
             warmup_ratio=warmup_ratio,
             best_metric=labeled.metrics[0] if _has_labeled_dev(labeled) else None,
             tuning=_freeze_teacher(tuning, distillation),

@@ -38,9 +38,9 @@ from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, START_MESSAGE, 
 from bert_jax.train.record_attempt import RecordedAttempt
 from bert_jax.train.sources import make_source
 from bert_jax.train.sources.base import Source
-from bert_jax.train.step import State, TrainSetup
+from bert_jax.train.step import State, TrainSetup, checkpointed_state, complete_state
 from bert_jax.train.watchdog import Watchdog
-from bert_jax.tuning.freezing import lowest_trainable_depth
+from bert_jax.tuning.freezing import lowest_trainable_depth, without_frozen
 
 logger = logging.getLogger(__name__)
 
@@ -98,11 +98,15 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
         for hook in hooks:
             stack.callback(hook.close)
         history = EvaluationHistory(best=start.best)
-        save = SaveCheckpoint(experiment, checkpointer, preemption, history, meter)
+        save = SaveCheckpoint(experiment, checkpointer, preemption, history, meter, start.base)
         loop = LoopContext(
             source=source, hooks=hooks, save=save, history=history, meter=meter, watchdog=watchdog
         )
-        log_model(experiment.objective.model, setup.abstract["params"])
+        log_model(
+            experiment.objective.model,
+            setup.abstract["params"],
+            without_frozen(train.tuning, setup.abstract["params"]),
+        )
         if start.step or jax.process_count() > 1:
             logger.info("%s step %d of %d", START_MESSAGE, start.step, train.steps)
         attempt = stack.enter_context(RecordedAttempt(setup, source, folder, start.step, started))
@@ -188,7 +192,9 @@ def _finish(
     if jax.process_index() == 0 and history.metrics:
         write_json(folder / run_folder.EVALUATION, history.metrics)
     if history.best.step is not None:
-        state, _, _ = checkpointer.restore(setup.abstract, history.best.step)
+        abstract = checkpointed_state(setup.experiment.train.tuning, setup.abstract)
+        best, _, _ = checkpointer.restore(abstract, history.best.step)
+        state = complete_state(best, state)
     source.on_train_end(setup.objective, state["params"], setup.mesh, folder, int(state["step"]))
 
 
@@ -244,5 +250,5 @@ def _make_step_flops(setup: TrainSetup, phase: Phase, num_choices: int) -> Calla
         phase,
         num_choices=num_choices,
         features=tuning.features,
-        lowest_trainable_layer=lowest_trainable_depth(params, tuning.frozen),
+        lowest_trainable_layer=lowest_trainable_depth(params, tuning),
     )

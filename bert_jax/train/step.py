@@ -18,10 +18,11 @@ from bert_jax.objectives.base import Batch, LossOutput, Objective
 from bert_jax.objectives.make import make_objective
 from bert_jax.parallel import sharding
 from bert_jax.parallel.communication import GatherParamsObjective
+from bert_jax.params import paths
 from bert_jax.train.config import Phase
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.tuning.config import CachedFeatures
-from bert_jax.tuning.freezing import FreezeParamsObjective
+from bert_jax.tuning.config import CachedFeatures, TuningConfig
+from bert_jax.tuning.freezing import mask_frozen, unmask_frozen, without_frozen
 
 State = dict[str, Any]
 """{"step": number of updates done (int32 scalar), "params": ..., "opt_state": ...}"""
@@ -41,6 +42,23 @@ def init_state(
     return {"step": jnp.int32(0), "params": params, "opt_state": optimizer.init(params)}
 
 
+def checkpointed_state(tuning: TuningConfig, state: State) -> State:
+    """Returns what a checkpoint holds of a train state, which may be abstract.
+
+    That is everything for full tuning. For other methods it is what they train; the frozen
+    parameters are those of the base, which the checkpoint names.
+    """
+    if not tuning.trains_part_of_encoder:
+        return state
+    return {**state, "params": without_frozen(tuning, state["params"])}
+
+
+def complete_state(saved: State, base: State) -> State:
+    """Returns a restored state with the parameters of `base` that its checkpoint did not hold."""
+    params = {**paths.flatten(base["params"]), **paths.flatten(saved["params"])}
+    return {**saved, "params": paths.unflatten(params)}
+
+
 def make_train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
@@ -48,8 +66,11 @@ def make_train_step(
     *,
     seed: int,
     gradient_accumulation_steps: int = 1,
+    tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """Returns the pure function (state, batch) -> (state, metrics).
+
+    Gradients, moments and updates exist for the parameters that `tuning` trains only.
 
     Args:
       schedule: the learning rate that `optimizer` applies; used only to report it as a metric.
@@ -63,11 +84,21 @@ def make_train_step(
 
     def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state["step"])
+        trained = mask_frozen(tuning, state["params"])
+
+        def compute_loss(trained: Any, *args: Any) -> LossOutput:
+            return objective.compute_loss(unmask_frozen(trained, state["params"]), *args)
+
         grads, losses = _accumulate_gradients(
-            objective, state["params"], batch, key, gradient_accumulation_steps
+            compute_loss,
+            trained,
+            batch,
+            objective.loss_denominators(batch),
+            key,
+            gradient_accumulation_steps,
         )
-        updates, opt_state = optimizer.update(grads, state["opt_state"], state["params"])
-        params = optax.apply_updates(state["params"], updates)
+        updates, opt_state = optimizer.update(grads, state["opt_state"], trained)
+        params = unmask_frozen(optax.apply_updates(trained, updates), state["params"])
         metrics = {
             "loss": losses.loss,
             "grad_norm": optax.tree.norm(grads),
@@ -83,12 +114,15 @@ def make_train_step(
 
 
 def _accumulate_gradients(
-    objective: Objective, params: Any, batch: Batch, key: jax.Array, num_microbatches: int
+    compute_loss: Callable[..., LossOutput],
+    params: Any,
+    batch: Batch,
+    loss_denominators: dict[str, jax.Array],
+    key: jax.Array,
+    num_microbatches: int,
 ) -> tuple[Any, LossOutput]:
-    loss_denominators = objective.loss_denominators(batch)
-
     def loss_fn(params: Any, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, LossOutput]:
-        losses = objective.compute_loss(params, microbatch, loss_denominators, key)
+        losses = compute_loss(params, microbatch, loss_denominators, key)
         return losses.loss, losses
 
     grad_fn = jax.grad(loss_fn, has_aux=True)
@@ -142,8 +176,12 @@ class TrainSetup:
     @classmethod
     def from_experiment(cls, experiment: Experiment, mesh: jax.sharding.Mesh) -> "TrainSetup":
         """Makes the objective, the optimizer and the abstract state that the config describes."""
-        cached_features = isinstance(experiment.train.tuning.features, CachedFeatures)
-        objective = make_objective(experiment.objective, cached_features=cached_features)
+        tuning = experiment.train.tuning
+        objective = make_objective(
+            experiment.objective,
+            cached_features=isinstance(tuning.features, CachedFeatures),
+            adapter=tuning.adapter,
+        )
         optimizer = make_optimizer(experiment.train)
         return cls(
             experiment=experiment,
@@ -220,12 +258,11 @@ class TrainSetup:
             objective = GatherParamsObjective(
                 objective, self.abstract["params"], communication_dtype
             )
-        if train.tuning.frozen:
-            objective = FreezeParamsObjective(objective, train.tuning.frozen)
         return make_train_step(
             objective,
             self.optimizer,
             learning_rate_schedule(train.schedule, train.steps),
             seed=self.experiment.seed,
             gradient_accumulation_steps=phase.gradient_accumulation_steps,
+            tuning=train.tuning,
         )

@@ -6,6 +6,7 @@ Imports no jax.
 from dataclasses import dataclass
 
 from bert_jax.errors import ConfigError, check_range
+from bert_jax.models.adapters.config import Adapter, LoRA
 
 WHOLE_ENCODER = "encoder/**"
 """The path pattern of all encoder parameters, without pooler and heads."""
@@ -65,6 +66,40 @@ class CachedFeatures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FullTuning:
+    """Trains all parameters, except those that match a pattern of `TuningConfig.frozen`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllBiases:
+    """Selects all biases of the encoder, those of its LayerNorms included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryAndIntermediateBiases:
+    """Selects the biases of the queries and of the first feed-forward layers.
+
+    This is the subset of Ben Zaken et al. 2022, section 4.2.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitFit:
+    """Trains biases of the encoder, pooler and head (Ben Zaken et al. 2022)."""
+
+    biases: AllBiases | QueryAndIntermediateBiases = AllBiases()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormTuning:
+    """Trains the scales and biases of the encoder's LayerNorms, pooler and head."""
+
+
+TuningMethod = FullTuning | BitFit | LayerNormTuning | Adapter
+"""What is trained of the encoder. All methods train pooler and heads completely."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TuningConfig:
     """Configures how a pretrained model is adapted; by default all parameters train alike.
 
@@ -73,6 +108,7 @@ class TuningConfig:
     one layer: ALBERT has the depths 0 (embeddings), 1 (all layers) and 2 (pooler and head).
 
     Attributes:
+      method: which parameters of the encoder are trained, or which new ones.
       frozen: path patterns of parameters that do not change, for example "encoder/embeddings/**".
       layerwise_lr_decay: learning rate of each depth divided by that of the depth above it.
       head_lr_multiplier: multiplies the learning rate of the head.
@@ -83,6 +119,7 @@ class TuningConfig:
       features: whether the encoder runs on every batch, or once before training.
     """
 
+    method: TuningMethod = FullTuning()
     frozen: tuple[str, ...] = ()
     layerwise_lr_decay: float = 1.0
     head_lr_multiplier: float = 1.0
@@ -96,8 +133,43 @@ class TuningConfig:
         check_range("train.tuning.head_lr_multiplier", self.head_lr_multiplier, above=0)
         for name in ("unfreeze_every", "reinit_layers"):
             check_range(f"train.tuning.{name}", getattr(self, name), at_least=0)
+        if not isinstance(self.method, FullTuning):
+            self._check_method()
         if isinstance(self.features, CachedFeatures):
             self._check_encoder_frozen()
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """Returns the method if it adds parameters to the encoder, else None."""
+        match self.method:
+            case FullTuning() | BitFit() | LayerNormTuning():
+                return None
+            case _:
+                return self.method
+
+    @property
+    def trains_part_of_encoder(self) -> bool:
+        """Returns whether a checkpoint holds only the trained parameters, and names the base."""
+        return not isinstance(self.method, FullTuning)
+
+    def _check_method(self) -> None:
+        """Raises ConfigError if the method is combined with a setting that contradicts it."""
+        method = type(self.method).__name__
+        if isinstance(self.features, CachedFeatures):
+            raise ConfigError(
+                f"train.tuning.features is CachedFeatures, but train.tuning.method {method} trains "
+                "parameters inside the encoder; set features to ComputedFeatures"
+            )
+        if self.reinit_layers:
+            raise ConfigError(
+                f"train.tuning.reinit_layers is {self.reinit_layers}, but train.tuning.method "
+                f"{method} would keep these layers at their random values; expected 0"
+            )
+        if isinstance(self.weight_anchor, EWC) and self.adapter is not None:
+            raise ConfigError(
+                f"train.tuning.weight_anchor is EWC, but train.tuning.method {method} does not "
+                "change the weights that it anchors; set one of the two to its default"
+            )
 
     def _check_encoder_frozen(self) -> None:
         """Raises ConfigError if cached features are combined with an encoder that changes."""
@@ -123,6 +195,17 @@ class TuningConfig:
                 f"{requirement}, but train.tuning.weight_anchor is {self.weight_anchor}, which has "
                 "no effect on it; expected null, or L2SP with encoder_strength 0.0 (head only)"
             )
+
+
+def default_learning_rate(method: TuningMethod) -> float:
+    """Returns the peak learning rate of a method if the user gives none."""
+    match method:
+        case FullTuning():
+            return 5e-5
+        case LoRA():
+            return 5e-4
+        case BitFit() | LayerNormTuning():
+            return 1e-3
 
 
 FROZEN_ENCODER = TuningConfig(frozen=(WHOLE_ENCODER,), features=CachedFeatures())

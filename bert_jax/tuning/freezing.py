@@ -1,4 +1,4 @@
-"""Freezes parameters of an objective, and computes how deep in the network a parameter is.
+"""Selects the parameters that are trained, and computes how deep in the network a parameter is.
 
 No gradient is computed for frozen parameters. The backward pass ends at the lowest depth that has a
 trainable parameter.
@@ -6,35 +6,78 @@ trainable parameter.
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
-import jax
+import optax
 
 from bert_jax.functional import Params
 from bert_jax.models.config import TransformerConfig
-from bert_jax.objectives.base import MapParamsObjective, Objective
 from bert_jax.params import paths
+from bert_jax.params.paths import ADAPTER
+from bert_jax.tuning.config import (
+    AllBiases,
+    BitFit,
+    FullTuning,
+    LayerNormTuning,
+    QueryAndIntermediateBiases,
+    TuningConfig,
+    TuningMethod,
+)
 
-
-class FreezeParamsObjective(MapParamsObjective):
-    """Wraps an objective; parameters that match one of `patterns` get no gradient."""
-
-    def __init__(self, objective: Objective, patterns: tuple[str, ...]):
-        super().__init__(objective)
-        self._patterns = patterns
-
-    def map_params(self, params: Params) -> Params:
-        """Stops the gradient of frozen parameters."""
-
-        def stop_gradient_if_frozen(path: str, leaf: Any) -> Any:
-            is_frozen = paths.matches_any(self._patterns, path)
-            return jax.lax.stop_gradient(leaf) if is_frozen else leaf
-
-        return paths.map_with_path(stop_gradient_if_frozen, params)
-
-
+_ENCODER_PREFIX = re.compile(rf"(?:{ADAPTER}/)?encoder/")
 # A group of ALBERT is the set of all layers that share the same parameters.
-_LAYER = re.compile(r"encoder/(?:layers|groups)/(\d+)/")
+_LAYER = re.compile(rf"(?:{ADAPTER}/)?encoder/(?:layers|groups)/(\d+)/")
+_BIASES = ("encoder/**/bias",)
+_SUBSET = ("encoder/**/attention/query/bias", "encoder/**/feed_forward/intermediate/bias")
+_NORMS = tuple(f"encoder/**/{norm}/*" for norm in ("norm", "*_norm"))
+
+
+def is_frozen(tuning: TuningConfig, path: str) -> bool:
+    """Returns whether a parameter keeps its value: by `tuning.frozen` or by the method."""
+    if paths.matches_any(tuning.frozen, path):
+        return True
+    if isinstance(tuning.method, FullTuning) or not path.startswith("encoder/"):
+        return False
+    return not paths.matches_any(trained_encoder_patterns(tuning.method), path)
+
+
+def trained_encoder_patterns(method: TuningMethod) -> tuple[str, ...]:
+    """Returns the path patterns of the parameters of the base's encoder that a method trains."""
+    match method:
+        case FullTuning():
+            return ("encoder/**",)
+        case BitFit(biases=AllBiases()):
+            return _BIASES
+        case BitFit(biases=QueryAndIntermediateBiases()):
+            return _SUBSET
+        case LayerNormTuning():
+            return _NORMS
+        case _:
+            return ()
+
+
+def mask_frozen(tuning: TuningConfig, params: Params) -> Params:
+    """Returns parameters in which `optax.MaskedNode()` replaces those that are frozen.
+
+    A masked node has no array, so gradients, moments and updates of the result have none either.
+    """
+    return paths.map_with_path(
+        lambda path, leaf: optax.MaskedNode() if is_frozen(tuning, path) else leaf, params
+    )
+
+
+def unmask_frozen(trained: Params, params: Params) -> Params:
+    """Returns `params` with the values of `trained`, the result of `mask_frozen`, inserted."""
+    values = paths.flatten(trained)
+    return paths.map_with_path(
+        lambda path, leaf: leaf if isinstance(values[path], optax.MaskedNode) else values[path],
+        params,
+    )
+
+
+def without_frozen(tuning: TuningConfig, params: Params) -> Params:
+    """Returns only the parameters that are trained, as a smaller nested dict."""
+    flat = paths.flatten(params)
+    return paths.unflatten({path: v for path, v in flat.items() if not is_frozen(tuning, path)})
 
 
 def count_layers(params: Iterable[str]) -> int:
@@ -50,14 +93,14 @@ def param_depth(path: str, num_layers: int) -> int:
     """Returns 0 for embeddings, k + 1 for layer k (from 0), num_layers + 1 for pooler and heads."""
     if match := _LAYER.match(path):
         return int(match[1]) + 1
-    return 0 if path.startswith("encoder/") else num_layers + 1
+    return 0 if _ENCODER_PREFIX.match(path) else num_layers + 1
 
 
-def lowest_trainable_depth(params: Iterable[str], frozen: Iterable[str]) -> int:
-    """Returns the smallest depth of the parameters that no pattern of `frozen` matches."""
-    params, frozen = list(params), list(frozen)
+def lowest_trainable_depth(params: Iterable[str], tuning: TuningConfig) -> int:
+    """Returns the smallest depth of the parameters that are trained."""
+    params = list(params)
     num_layers = count_layers(params)
-    trainable_paths = (path for path in params if not paths.matches_any(frozen, path))
+    trainable_paths = (path for path in params if not is_frozen(tuning, path))
     return min((param_depth(path, num_layers) for path in trainable_paths), default=num_layers + 1)
 
 

@@ -8,9 +8,9 @@ import optax
 
 from bert_jax.errors import ConfigError
 from bert_jax.params import paths
-from bert_jax.params.paths import matches, matches_any
-from bert_jax.tuning.config import TuningConfig
-from bert_jax.tuning.freezing import count_layers, param_depth
+from bert_jax.params.paths import matches
+from bert_jax.tuning.config import FullTuning, TuningConfig
+from bert_jax.tuning.freezing import count_layers, is_frozen, param_depth
 
 TRAINABLE, FROZEN = "moved", "frozen"  # these names are part of saved optimizer states
 
@@ -24,7 +24,7 @@ def freeze(
       ConfigError: at init, if a pattern of `tuning.frozen` matches no parameter, or all parameters
         are frozen.
     """
-    if not tuning.frozen:
+    if not tuning.frozen and isinstance(tuning.method, FullTuning):
         return optimizer
 
     def param_labels(params: Any) -> Any:
@@ -36,14 +36,14 @@ def freeze(
                     f"expected patterns of parameter paths such as "
                     f"{', '.join(list(flat_params)[:3])}; `bert-jax show-config` lists all of them"
                 )
-        is_frozen = {path: matches_any(tuning.frozen, path) for path in flat_params}
-        if all(is_frozen.values()):
+        frozen_by_path = {path: is_frozen(tuning, path) for path in flat_params}
+        if all(frozen_by_path.values()):
             raise ConfigError(
                 f"train.tuning.frozen is {list(tuning.frozen)}, which freezes all parameters; "
                 "remove a pattern, so that at least one parameter is trained"
             )
         return paths.unflatten(
-            {path: FROZEN if frozen else TRAINABLE for path, frozen in is_frozen.items()}
+            {path: FROZEN if frozen else TRAINABLE for path, frozen in frozen_by_path.items()}
         )
 
     return optax.partition({TRAINABLE: optimizer, FROZEN: optax.set_to_zero()}, param_labels)

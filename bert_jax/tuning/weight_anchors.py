@@ -10,6 +10,7 @@ import optax
 
 from bert_jax.errors import ConfigError
 from bert_jax.params import paths
+from bert_jax.params.paths import ADAPTER
 from bert_jax.tuning.config import EWC, L2SP
 
 
@@ -40,6 +41,8 @@ def l2_to_init(weight_anchor: L2SP | EWC) -> optax.GradientTransformation:
     def initial_strength(path: str, leaf: Any) -> Any:
         if isinstance(leaf, optax.MaskedNode):
             return leaf
+        if path.startswith(f"{ADAPTER}/"):  # its zero change of the encoder is not at zero weights
+            return jnp.zeros_like(leaf)
         match weight_anchor:
             case L2SP():
                 part_strength = (

@@ -30,7 +30,6 @@ from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
 from bert_jax.train.teacher import student_from_layers
 from bert_jax.tuning.config import TuningConfig
-from bert_jax.tuning.freezing import FreezeParamsObjective
 from tests.helpers.torch_parity import randomize_parameters
 
 torch = pytest.importorskip("torch")
@@ -136,8 +135,7 @@ def train_jax(objective: Objective, params: Any, batches: list[Any]) -> list[flo
     optimizer, schedule = make_optimizer(TRAIN), learning_rate_schedule(TRAIN.schedule, STEPS)
     params = jax.tree.map(jnp.asarray, params)
     state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(optimizer.init)(params)}
-    frozen = FreezeParamsObjective(objective, TRAIN.tuning.frozen)
-    step = jax.jit(make_train_step(frozen, optimizer, schedule, seed=0))
+    step = jax.jit(make_train_step(objective, optimizer, schedule, seed=0, tuning=TRAIN.tuning))
     losses = []
     for batch in batches:
         state, metrics = step(state, batch)

@@ -16,6 +16,7 @@ def test_model_and_phase_are_described(caplog):
     messages.log_model(
         BertConfig(vocab_size=100, num_hidden_layers=2, hidden_size=128, num_attention_heads=2),
         shapes,
+        shapes,
     )
     messages.log_phase(seq_length=64, num_steps=50, batch_size=16, examples_per_epoch=1600)
     model, phase = caplog.messages

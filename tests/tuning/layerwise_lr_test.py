@@ -67,7 +67,7 @@ def test_layers_that_share_parameters_have_one_depth():
     assert depths["encoder/groups/1/layers/0/attention/query/kernel"] == 2
     assert depths["pooler/dense/kernel"] == 3
     frozen = [(), ("encoder/emb*/**",), ("encoder/emb*/**", "encoder/groups/0/**"), ("encoder/**",)]
-    lowest = [lowest_trainable_depth(params, patterns) for patterns in frozen]
+    lowest = [lowest_trainable_depth(params, TuningConfig(frozen=each)) for each in frozen]
     assert lowest == [0, 1, 2, 3]
     # The first group is applied three times, the second one twice; both have two layers.
     assert [num_layers_with_gradients(config, depth) for depth in lowest] == [10, 10, 4, 0]

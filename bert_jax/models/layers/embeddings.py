@@ -65,7 +65,7 @@ class Embeddings(nnx.Module):
                 f"{self.positions.max_length} tokens (model.positions.max_position_embeddings is "
                 f"{self.positions.max_position_embeddings})"
             )
-        x_BLE = embedding_lookup(self.word_embeddings.embedding[...], input_ids)
+        x_BLE = self.word_embeddings(input_ids)
         if not isinstance(self.positions, NoPositions):
             x_BLE += self._position_vectors(input_ids, position_ids)
         if self.type_vocab_size:

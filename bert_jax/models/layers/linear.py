@@ -8,6 +8,7 @@ from flax import nnx
 
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers.config import ComputeConfig, LayerNormWithBias
+from bert_jax.models.layers.embedding_lookup import embedding_lookup
 from bert_jax.models.layers.matmul import dense
 
 
@@ -93,17 +94,26 @@ def layer_norm(
     )
 
 
+class EmbeddingTable(nnx.Embed):
+    """Looks up embeddings, with gradients that are summed in float32.
+
+    `nnx.Embed` with another lookup: autodiff of the stock one sums gradients in the dtype of the
+    table (see `layers/embedding_lookup.py`).
+    """
+
+    def __call__(self, ids: jax.Array) -> jax.Array:  # type: ignore[override]
+        """Maps int32 [B, L] to float32 [B, L, E]."""
+        return embedding_lookup(self.embedding[...], ids)
+
+
 def embedding(
     num_embeddings: int,
     config: TransformerConfig,
     rngs: nnx.Rngs,
     init: nnx.Initializer | None = None,
-) -> nnx.Embed:
-    """Builds a table [num_embeddings, E] in float32; `init` None is BERT's initializer.
-
-    Read it with `embedding_lookup`, whose gradient is summed in float32.
-    """
-    return nnx.Embed(
+) -> EmbeddingTable:
+    """Builds a table [num_embeddings, E] in float32; `init` None is BERT's initializer."""
+    return EmbeddingTable(
         num_embeddings,
         config.word_embedding_size,
         param_dtype=jnp.float32,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from bert_jax.batch import MASKED_LM_FIELDS
 from bert_jax.functional import Params
+from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import EncoderWithHeads, build_network, encoder_inputs
 from bert_jax.objectives.base import Batch, LossOutput
@@ -123,8 +124,8 @@ class TaskDistillationObjective(FineTuningObjective):
       teacher: the teacher's encoder with the head of the task.
     """
 
-    def __init__(self, config: FineTuning):
-        super().__init__(config)
+    def __init__(self, config: FineTuning, adapter: Adapter | None = None):
+        super().__init__(config, adapter)
         assert config.distillation is not None
         self.distillation = config.distillation
         self.teacher = build_network(

@@ -17,6 +17,8 @@ from bert_jax.objectives.config import ObjectiveConfig, ReplacedTokens, teacher_
 from bert_jax.objectives.make import make_objective
 from bert_jax.plan.inputs import Inputs
 from bert_jax.train.flops import step_flops
+from bert_jax.tuning.config import TuningConfig
+from bert_jax.tuning.freezing import mask_frozen, unmask_frozen
 
 TOLERANCE = 0.03
 
@@ -63,7 +65,11 @@ def _masked_key_flops(config: ObjectiveConfig, inputs: Inputs) -> float:
     return inputs.num_sequences * length * flops_per_token
 
 
-def counted_flops(config: ObjectiveConfig, inputs: Inputs) -> float:
+def counted_flops(
+    config: ObjectiveConfig,
+    inputs: Inputs,
+    tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
+) -> float:
     """Counts the FLOPs of all matrix products in a forward and backward pass without remat."""
     objective = make_objective(dataclasses.replace(config, compute=ComputeConfig()))
     batch = {
@@ -71,12 +77,17 @@ def counted_flops(config: ObjectiveConfig, inputs: Inputs) -> float:
         for name, (shape, dtype) in inputs.batch_spec().items()
     }
 
-    def loss(params: Any, batch: Any) -> jax.Array:
+    def loss(trained: Any, params: Any, batch: Any) -> jax.Array:
         return objective.compute_loss(
-            params, batch, objective.loss_denominators(batch), jax.random.key(0)
+            unmask_frozen(trained, params),
+            batch,
+            objective.loss_denominators(batch),
+            jax.random.key(0),
         ).loss
 
-    return _jaxpr_flops(jax.make_jaxpr(jax.grad(loss))(objective.abstract(), batch).jaxpr)
+    params = objective.abstract()
+    arguments = (mask_frozen(tuning, params), params, batch)
+    return _jaxpr_flops(jax.make_jaxpr(jax.grad(loss))(*arguments).jaxpr)
 
 
 def _jaxpr_flops(jaxpr: core.Jaxpr) -> float:

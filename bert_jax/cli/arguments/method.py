@@ -1,0 +1,101 @@
+"""Defines the flags of `bert-jax finetune` that say which part of a model is trained, and how."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from bert_jax.errors import ConfigError
+from bert_jax.models.adapters.config import DoRA, LoRA
+from bert_jax.tuning.config import (
+    BitFit,
+    FullTuning,
+    LayerNormTuning,
+    QueryAndIntermediateBiases,
+    TuningMethod,
+)
+
+
+def _bitfit_subset() -> BitFit:
+    return BitFit(biases=QueryAndIntermediateBiases())
+
+
+METHODS: dict[str, Callable[..., TuningMethod]] = {
+    "full": FullTuning,
+    "lora": LoRA,
+    "dora": DoRA,
+    "bitfit": BitFit,
+    "bitfit-subset": _bitfit_subset,
+    "layer-norm": LayerNormTuning,
+}
+"""The values of --method. The arguments of the functions are those of `_FLAGS`."""
+
+_FLAGS = {
+    "rank": ("lora", "dora"),
+    "alpha": ("lora", "dora"),
+    "dropout": ("lora", "dora"),
+    "targets": ("lora", "dora"),
+}
+"""The field of each flag, and the methods that have it."""
+
+
+def add_method_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --method and the flags of the methods; --set train.tuning.method... has the rest."""
+    parser.add_argument(
+        "--method",
+        choices=METHODS,
+        help="part of the encoder that is trained; the other methods than full train a few "
+        "parameters, and the checkpoints hold only these (default: full)",
+    )
+    parser.add_argument(
+        "--rank", type=int, metavar="N", help="rank of the matrices of lora and dora (default: 8)"
+    )
+    parser.add_argument(
+        "--alpha",
+        type=float,
+        metavar="NUMBER",
+        help="scale of lora and dora, divided by the rank (default: 16)",
+    )
+    parser.add_argument(
+        "--dropout",
+        type=float,
+        metavar="RATE",
+        help="dropout of the inputs of lora and dora (default: 0.1)",
+    )
+    parser.add_argument(
+        "--target",
+        dest="targets",
+        nargs="+",
+        metavar="LAYER",
+        help="adapted layers of lora and dora, by the end of their paths, such as attention/output "
+        "(default: query value)",
+    )
+
+
+def tuning_method(args: argparse.Namespace) -> TuningMethod:
+    """Returns the method that the flags describe.
+
+    Raises:
+      ConfigError: a flag does not belong to the method, or its value is out of range.
+    """
+    name = args.method or "full"
+    fields: dict[str, Any] = {}
+    for field, methods in _FLAGS.items():
+        value = getattr(args, field)
+        if value is None:
+            continue
+        if name not in methods:
+            raise ConfigError(
+                f"{_flag(field)} does not apply to --method {name}; expected --method "
+                f"{' or '.join(methods)}"
+            )
+        fields[field] = tuple(value) if isinstance(value, list) else value
+    return METHODS[name](**fields)
+
+
+def method_flags(args: argparse.Namespace) -> list[str]:
+    """Returns the flags of `add_method_arguments` that were given."""
+    return [_flag(name) for name in ("method", *_FLAGS) if getattr(args, name) is not None]
+
+
+def _flag(field: str) -> str:
+    return "--target" if field == "targets" else f"--{field}"

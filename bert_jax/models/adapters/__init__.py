@@ -1,0 +1,1 @@
+"""Adapters: small sets of trained parameters that change what a frozen encoder computes."""

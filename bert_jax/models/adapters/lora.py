@@ -1,0 +1,216 @@
+"""Computes LoRA and DoRA: dense layers and token embeddings with a trained low-rank product.
+
+Names and shapes of the trained parameters, under the path of the layer that they adapt:
+
+    lora_a            [in, R]     uniform in ±1/sqrt(in), as in peft
+    lora_b            [R, out]    zeros
+    magnitude         [out]       of DoRA: the norms of the columns of the base kernel
+    lora_embedding_a  [V, R]      of token embeddings: zeros
+    lora_embedding_b  [R, D]      normal
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.errors import ConfigError
+from bert_jax.models.adapters.config import DoRA, LoRA
+from bert_jax.models.layers.dropout import DropoutSeed, dropout
+from bert_jax.models.layers.embedding_lookup import embedding_lookup
+from bert_jax.models.layers.matmul import dense
+
+Leaves = Mapping[str, Any]
+"""The parameters of one layer by name, as arrays or as shapes."""
+
+
+def lora_shapes(method: LoRA, path: str, base: Leaves) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the adapter of one layer.
+
+    Args:
+      base: the parameters of the layer: `kernel` [in, out], or `embedding` [V, D].
+
+    Raises:
+      ConfigError: the rank is larger than the matrix; for DoRA, the layer is an embedding table.
+    """
+    rows, columns = base["kernel" if "kernel" in base else "embedding"].shape
+    if method.rank > min(rows, columns):
+        raise ConfigError(
+            f"train.tuning.method.rank is {method.rank}, but the matrix of {path} is "
+            f"[{rows}, {columns}]; expected at most {min(rows, columns)}"
+        )
+    if "kernel" not in base:
+        if isinstance(method, DoRA):
+            raise ConfigError(
+                f"train.tuning.method.targets selects {path}, which is an embedding table; DoRA "
+                "adapts dense layers only; remove this target, or use LoRA"
+            )
+        return {"lora_embedding_a": (rows, method.rank), "lora_embedding_b": (method.rank, columns)}
+    shapes = {"lora_a": (rows, method.rank), "lora_b": (method.rank, columns)}
+    return {**shapes, "magnitude": (columns,)} if isinstance(method, DoRA) else shapes
+
+
+def init_lora(shapes: Mapping[str, tuple[int, ...]], key: jax.Array) -> dict[str, jax.Array]:
+    """Initializes the adapter of one layer so that its product is zero.
+
+    The magnitude of DoRA is one here; `lora_from_base` replaces it.
+    """
+    values: dict[str, jax.Array] = {}
+    for name, shape in shapes.items():
+        match name:
+            case "lora_a":
+                bound = shape[0] ** -0.5
+                values[name] = jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+            case "lora_embedding_b":
+                values[name] = jax.random.normal(key, shape, jnp.float32)
+            case "magnitude":
+                values[name] = jnp.ones(shape, jnp.float32)
+            case _:
+                values[name] = jnp.zeros(shape, jnp.float32)
+    return values
+
+
+def lora_from_base(adapter: Leaves, base: Leaves) -> dict[str, Any]:
+    """Returns the adapter with what follows from the base: the magnitude of DoRA."""
+    if "magnitude" not in adapter:
+        return dict(adapter)
+    return {**adapter, "magnitude": _column_norms(base["kernel"])}
+
+
+def merge_lora(method: LoRA, adapter: Leaves, base: Leaves) -> dict[str, Any]:
+    """Returns the parameters of a layer that computes the same without the adapter."""
+    if "lora_embedding_a" in adapter:
+        product = adapter["lora_embedding_a"] @ adapter["lora_embedding_b"]
+        return {**base, "embedding": base["embedding"] + method.scale * product}
+    kernel = base["kernel"] + method.scale * (adapter["lora_a"] @ adapter["lora_b"])
+    if "magnitude" in adapter:
+        kernel = kernel * (adapter["magnitude"] / _column_norms(kernel))
+    return {**base, "kernel": kernel}
+
+
+def rowwise_dense(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Computes x [B, ..., in] times a kernel [in, out], or [B, in, out] with one for each row of B.
+
+    Returns:
+      float32 [B, ..., out], from operands in `dtype`.
+    """
+    if kernel.ndim == 2:
+        return dense(x, kernel, None, dtype)
+    return jnp.einsum(
+        "b...i,bio->b...o",
+        x.astype(dtype),
+        kernel.astype(dtype),
+        preferred_element_type=jnp.float32,
+    )
+
+
+class LoRALinear(nnx.Module):
+    """Adds the scaled low-rank product to a dense layer; see `LoRA` and `DoRA`.
+
+    Attributes:
+      dropout_seed: seed of the dropout of the input, which the block sets before it runs; None to
+        apply no dropout.
+    """
+
+    def __init__(self, base: Any, adapter: Leaves, method: LoRA):
+        self.base, self.method = base, method
+        self.lora_a, self.lora_b = nnx.Param(adapter["lora_a"]), nnx.Param(adapter["lora_b"])
+        self.has_magnitude = "magnitude" in adapter
+        if self.has_magnitude:
+            self.magnitude = nnx.Param(adapter["magnitude"])
+        # Without `nnx.data` an attribute that is None at first cannot hold an array later.
+        self.dropout_seed: DropoutSeed | None = nnx.data(None)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [..., in] to [..., out] in the compute dtype."""
+        dtype, y = jnp.dtype(self.base.dtype), self.base(x)
+        dropped = dropout(x, self.method.dropout, self.dropout_seed)
+        low_rank = rowwise_dense(dropped, self.lora_a[...], dtype).astype(dtype)
+        delta = self.method.scale * rowwise_dense(low_rank, self.lora_b[...], dtype)
+        if self.has_magnitude:
+            return self._decomposed(x, dropped, y, delta)
+        return y + delta.astype(dtype)
+
+    def _decomposed(
+        self, x: jax.Array, dropped: jax.Array, y: jax.Array, delta: jax.Array
+    ) -> jax.Array:
+        dtype, kernel = y.dtype, self.base.kernel[...]
+        a, b = (jax.lax.stop_gradient(leaf[...]) for leaf in (self.lora_a, self.lora_b))
+        norm = _column_norms(jax.lax.stop_gradient(kernel) + self.method.scale * (a @ b))
+        ratio = self.magnitude[...] / norm
+        if a.ndim == 3:  # one adapter for each row of the batch
+            ratio = ratio.reshape(ratio.shape[0], *(1,) * (delta.ndim - 2), ratio.shape[-1])
+        if dropped is x:  # the product without the bias
+            product = y if self.base.bias is None else y - self.base.bias[...].astype(dtype)
+        else:
+            product = dense(dropped, kernel, None, dtype).astype(dtype)
+        # Written as a change of the base, which is exactly zero while the ratio is 1.
+        change = (ratio - 1.0) * product.astype(jnp.float32) + ratio * delta
+        return y + change.astype(dtype)
+
+
+class LoRAEmbedding(nnx.Module):
+    """Adds the scaled low-rank product to a table of embeddings.
+
+    Only lookups are adapted, not a masked-LM decoder that is tied to the table, as in peft.
+    """
+
+    def __init__(self, base: Any, adapter: Leaves, method: LoRA):
+        self.base, self.method = base, method
+        self.lora_embedding_a = nnx.Param(adapter["lora_embedding_a"])
+        self.lora_embedding_b = nnx.Param(adapter["lora_embedding_b"])
+
+    @property
+    def embedding(self) -> nnx.Param:
+        """Returns the table of the base, [V, D]."""
+        return self.base.embedding
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Maps int32 [B, L] to float32 [B, L, D]."""
+        a, b = self.lora_embedding_a[...], self.lora_embedding_b[...]
+        if a.ndim == 3:  # one adapter for each row of the batch
+            rows = jnp.take_along_axis(a, ids[..., None], axis=1)
+        else:
+            rows = embedding_lookup(a, ids)
+        return self.base(ids) + self.method.scale * rowwise_dense(rows, b, jnp.dtype(jnp.float32))
+
+
+class LoRABlock(nnx.Module):
+    """Runs a layer of the encoder whose LoRA layers apply dropout to their inputs.
+
+    The seeds are derived from those of the layer. The layer's own dropouts do not change, so that
+    a product of zero leaves the loss of a training step as it is, to the last bit.
+    """
+
+    def __init__(self, block: Any, adapted: tuple[str, ...]):
+        """Wraps a layer; `adapted` has the paths of its `LoRALinear` modules inside it."""
+        self.block, self.adapted = block, adapted
+
+    @property
+    def kind(self) -> Any:
+        """Returns the kind of the layer, for stacks of different layers."""
+        return self.block.kind
+
+    def __call__(
+        self, x_BLD: jax.Array, inputs: Any, dropout_seeds: jax.Array | None, **options: Any
+    ) -> Any:
+        """Runs the layer; the arguments are those of the layer."""
+        for index, path in enumerate(self.adapted):
+            module = self.block
+            for name in path.split("/"):
+                module = getattr(module, name)
+            module.dropout_seed = None if dropout_seeds is None else _seed(dropout_seeds[0], index)
+        return self.block(x_BLD, inputs, dropout_seeds, **options)
+
+
+def _seed(layer_seed: DropoutSeed, index: int) -> DropoutSeed:
+    """Derives the seed of the adapter with this index in its layer from one of the layer."""
+    mask = [(index + 1) * factor % 2**32 for factor in (0x9E3779B1, 0x85EBCA77)]
+    return layer_seed ^ jnp.array(mask, jnp.uint32)
+
+
+def _column_norms(kernel: Any) -> jax.Array:
+    """Returns the Euclidean norm of each column of [..., in, out], [..., out]."""
+    return jnp.sqrt(jnp.sum(jnp.square(kernel), axis=-2))

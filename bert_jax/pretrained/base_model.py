@@ -1,0 +1,83 @@
+"""Completes the parameters of a run that saved only what it trained, with those of its base.
+
+A checkpoint of LoRA, BitFit and other methods that train a part of a model holds that part and
+names its base: the model from which training started, and the fingerprint of its encoder.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.config_lib import from_json
+from bert_jax.errors import UserError
+from bert_jax.models.adapters.network import merge_adapter
+from bert_jax.params import paths
+from bert_jax.tuning.config import TuningConfig
+
+BASE = "base"
+"""Key of the base in the metadata of a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """Identifies the model whose frozen parameters a checkpoint does not hold.
+
+    Attributes:
+      path: the model, as given by `init_from`.
+      fingerprint: `paths.fingerprint` of its encoder's parameters.
+    """
+
+    path: str
+    fingerprint: str
+
+
+def check_base(info: Mapping[str, Any], fingerprint: str, checkpoint: str) -> None:
+    """Raises UserError unless a checkpoint was trained on a base with this fingerprint.
+
+    Args:
+      info: the metadata of the checkpoint.
+      checkpoint: its folder, for the message.
+    """
+    base = Base(**info[BASE])
+    if base.fingerprint != fingerprint:
+        raise UserError(
+            f"{checkpoint} holds only the parameters that were trained on the base {base.path} "
+            f"with the fingerprint {base.fingerprint[:12]}, but the encoder there has the "
+            f"fingerprint {fingerprint[:12]} now; restore the model that was there"
+        )
+
+
+def complete_params(
+    params: Mapping[str, Any],
+    info: Mapping[str, Any],
+    checkpoint: str,
+    load_encoder: Callable[[str], dict[str, Any]],
+) -> dict[str, Any]:
+    """Returns all parameters of a model, without adapter, from those in a checkpoint.
+
+    Args:
+      params: the parameters in the checkpoint; returned as they are if it names no base.
+      info: the metadata of the checkpoint.
+      checkpoint: its folder, for messages.
+      load_encoder: returns the encoder's parameters of the model at a path.
+
+    Raises:
+      UserError: the base cannot be read or has changed.
+    """
+    if BASE not in info:
+        return dict(params)
+    path = Base(**info[BASE]).path
+    try:
+        encoder = load_encoder(path)
+    except UserError as error:
+        raise UserError(
+            f"{checkpoint} holds only the parameters that were trained on the base {path}, which "
+            f"cannot be read: {error}"
+        ) from None
+    check_base(info, paths.fingerprint(encoder), checkpoint)
+    flat = {**paths.flatten({"encoder": encoder}), **paths.flatten(params)}
+    complete = paths.unflatten(flat)
+    tuning = from_json(TuningConfig, info["config"]["train"]["tuning"], "train.tuning")
+    if tuning.adapter is None:
+        return complete
+    return merge_adapter(tuning.adapter, complete)

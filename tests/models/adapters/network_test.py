@@ -1,0 +1,212 @@
+"""Covers models/adapters/{config,lora,network}.py: zero effect, merging, counts, bad targets."""
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.errors import ConfigError
+from bert_jax.models.adapters.config import AlphaOverSqrtRank, DoRA, LoRA
+from bert_jax.models.adapters.network import AdaptedNetwork, merge_adapter
+from bert_jax.models.albert.config import AlbertConfig
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.deberta_v2.config import DebertaV2Config
+from bert_jax.models.heads.config import (
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    RegressionHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+from bert_jax.models.layers.config import ComputeConfig, FullRemat, Scanned
+from bert_jax.models.model import build_network
+from bert_jax.models.modernbert.config import ModernBertConfig
+from bert_jax.objectives.config import FineTuning
+from bert_jax.objectives.fine_tuning import FineTuningObjective
+from bert_jax.params import paths
+from bert_jax.params.paths import ADAPTER
+from bert_jax.testing.batches import fine_tuning_batch
+from bert_jax.testing.models import small_config
+from bert_jax.tuning.config import (
+    BitFit,
+    LayerNormTuning,
+    QueryAndIntermediateBiases,
+    TuningConfig,
+)
+from bert_jax.tuning.freezing import without_frozen
+
+PLAIN = ComputeConfig()
+HEAD = SequenceClassificationHead(labels=("no", "maybe", "yes"))
+SIZES: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 4}
+FAMILIES = {
+    "bert": small_config(vocab_size=50),
+    "albert": AlbertConfig(**SIZES, num_hidden_layers=3, intermediate_size=32, embedding_size=8),
+    "deberta": DebertaV2Config(**SIZES, num_hidden_layers=2, intermediate_size=32),
+    "modernbert": ModernBertConfig(**SIZES, num_hidden_layers=3, intermediate_size=32),
+}
+DENSE = ("query", "value", "attention/output", "feed_forward/*")
+BASE = build_network(BertConfig.from_size("base"), ("pooler",))
+
+
+def objectives(
+    model: Any, method: Any, head: Any = HEAD, compute: ComputeConfig = PLAIN
+) -> tuple[FineTuningObjective, FineTuningObjective]:
+    """Returns the objectives with and without the adapter."""
+    config = FineTuning(model=model, head=head, compute=compute)
+    return FineTuningObjective(config, method), FineTuningObjective(config)
+
+
+def batch_for(head: Any = HEAD, batch_size: int = 4) -> Any:
+    return fine_tuning_batch(head, batch_size=batch_size, seq_length=12, vocab_size=50)
+
+
+def randomized(params: Any, seed: int = 1) -> Any:
+    """Returns the parameters with random changes of those of the adapter."""
+    rng = np.random.default_rng(seed)
+    adapter = jax.tree.map(
+        lambda leaf: np.asarray(leaf + rng.normal(0, 0.3, leaf.shape), np.float32), params[ADAPTER]
+    )
+    return {**params, ADAPTER: adapter}
+
+
+def loss(objective: FineTuningObjective, params: Any, batch: Any) -> float:
+    def compute(params: Any, batch: Any) -> jax.Array:
+        key, denominators = jax.random.key(3), objective.loss_denominators(batch)
+        return objective.compute_loss(params, batch, denominators, key).loss
+
+    return float(jax.jit(compute)(params, batch))
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "compute"),
+    [
+        ("bert", LoRA(targets=(*DENSE, "word_embeddings")), ComputeConfig()),
+        ("bert", DoRA(targets=("query",)), ComputeConfig(layer_loop=Scanned())),
+        ("bert", LoRA(), ComputeConfig(remat=FullRemat(), dtype="bfloat16")),
+        ("albert", LoRA(), ComputeConfig(layer_loop=Scanned())),
+        ("deberta", LoRA(), ComputeConfig()),
+        ("modernbert", LoRA(targets=("query", "gate")), ComputeConfig(layer_loop=Scanned())),
+    ],
+)
+def test_an_adapter_without_effect_leaves_the_loss_bit_identical(family, method, compute):
+    adapted, plain = objectives(FAMILIES[family], method, compute=compute)
+    params, batch = jax.jit(adapted.init)(jax.random.key(0)), batch_for()
+    base = {name: tree for name, tree in params.items() if name != ADAPTER}
+    assert loss(adapted, params, batch) == loss(plain, base, batch)
+    assert loss(adapted, randomized(params), batch) != loss(plain, base, batch)
+
+
+@pytest.mark.parametrize(
+    ("method", "head"),
+    [
+        (LoRA(rank=4, targets=(*DENSE, "word_embeddings")), HEAD),
+        (LoRA(rank=4, scaling=AlphaOverSqrtRank()), RegressionHead()),
+        (DoRA(rank=4, targets=DENSE), TokenClassificationHead(labels=("O", "B-X"))),
+        (LoRA(rank=2), QuestionAnsweringHead()),
+        (DoRA(rank=2), MultipleChoiceHead()),
+    ],
+    ids=["lora", "rslora", "dora", "span", "choice"],
+)
+def test_merging_computes_the_same_outputs(method, head):
+    adapted, plain = objectives(FAMILIES["bert"], method, head)
+    params, batch = randomized(adapted.init(jax.random.key(0))), batch_for(head)
+    expected = jax.jit(adapted.predict)(params, batch)
+    found = jax.jit(plain.predict)(merge_adapter(method, params), batch)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
+
+
+def test_dropout_of_each_adapted_layer_is_different():
+    """With A = B = 1 the change of an output is the sum of the inputs that were kept."""
+    method = LoRA(rank=1, dropout=0.5, alpha=1.0, targets=("query", "key"))
+    adapted, _ = objectives(FAMILIES["bert"], method)
+    params = adapted.init(jax.random.key(0))
+    params = {**params, ADAPTER: jax.tree.map(np.ones_like, params[ADAPTER])}
+    module = adapted.network.merge(params)
+    block = module.encoder.layers[0]
+    x, seeds = np.ones((2, 5, 16), np.float32), np.arange(6, dtype=np.uint32).reshape(3, 2)
+    mask = module.encoder.make_mask(np.ones((2, 5), np.int32), None, False)
+    block(x, mask, jax.numpy.asarray(seeds))
+    query, key = block.block.attention.query, block.block.attention.key
+    change = [np.asarray(layer(x) - layer.base(x))[..., 0] for layer in (query, key)]
+    assert len(np.unique(change[0])) > 2 and not np.array_equal(*change)
+    block(x, mask, None)
+    np.testing.assert_allclose(query(x) - query.base(x), 16.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [
+        (LoRA(), 294_912),
+        (LoRA(targets=("query", "key", "value", "attention/output", "feed_forward/*")), 1_327_104),
+        (LoRA(targets=("word_embeddings",)), 250_320),
+        (DoRA(), 294_912 + 18_432),
+        (BitFit(), 102_144),
+        (BitFit(biases=QueryAndIntermediateBiases()), 46_080),
+        (LayerNormTuning(), 38_400),
+    ],
+)
+def test_trained_parameters_of_bert_base(method, count):
+    """The numbers follow from r (in + out) and similar formulas, without pooler and head."""
+    tuning = TuningConfig(method=method)
+    params = BASE.abstract()
+    if tuning.adapter is not None:
+        params = AdaptedNetwork(BASE, tuning.adapter, ComputeConfig()).abstract()
+    trained = {k: v for k, v in without_frozen(tuning, params).items() if k != "pooler"}
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(trained)) == count
+
+
+def test_rows_of_a_batch_can_have_different_adapters():
+    method = LoRA(rank=2, targets=("query", "feed_forward/output", "word_embeddings"))
+    adapted, _ = objectives(FAMILIES["bert"], method)
+    params, batch = adapted.init(jax.random.key(0)), batch_for(batch_size=3)
+    adapters = [randomized(params, seed)[ADAPTER] for seed in range(2)]
+    rows = np.array([0, 1, 0])
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves)[rows], *adapters)
+    predict = jax.jit(adapted.predict)
+    found = predict({**params, ADAPTER: stacked}, batch)["logits"]
+    one_by_one = [predict({**params, ADAPTER: each}, batch)["logits"] for each in adapters]
+    for row, adapter in enumerate(rows):
+        np.testing.assert_allclose(found[row], one_by_one[adapter][row], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (LoRA(targets=("qury",)), "contains 'qury', which matches no layer.*did you mean 'query'"),
+        (LoRA(targets=("attention/outptu",)), "did you mean 'attention/output'"),
+        (LoRA(rank=17), "rank is 17, but the matrix of .*query is [16, 16]; expected at most 16"),
+        (DoRA(targets=("word_embeddings",)), "which is an embedding table; DoRA"),
+    ],
+)
+def test_methods_that_do_not_fit_the_network_are_refused(method, message):
+    pattern = message.replace("[16, 16]", re.escape("[16, 16]"))
+    with pytest.raises(ConfigError, match=pattern):
+        objectives(FAMILIES["bert"], method)
+
+
+def test_scanned_layers_must_be_adapted_alike():
+    compute = ComputeConfig(layer_loop=Scanned())
+    method = LoRA(targets=("layers/0/attention/query",))
+    with pytest.raises(ConfigError, match="layer_loop Scanned cannot run"):
+        objectives(FAMILIES["bert"], method, compute=compute)
+    adapted, _ = objectives(FAMILIES["bert"], method)
+    flat = paths.flatten(adapted.abstract()[ADAPTER])
+    assert {path.rpartition("/")[0] for path in flat} == {"encoder/layers/0/attention/query"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rank": 0}, "method.rank is 0, expected a number at least 1"),
+        ({"dropout": 1.0}, "method.dropout is 1.0, expected a number at least 0 and below 1"),
+        ({"targets": ()}, "method.targets is empty"),
+    ],
+)
+def test_settings_out_of_range_are_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(LoRA(), **fields)

@@ -1,0 +1,142 @@
+"""Covers runs that train a part of a model: checkpoints, resuming, loading, another base.
+
+Covers train/{initialize,run,step}.py and pretrained/base_model.py with adapters.
+"""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.checkpoints.step_folder import restore_params
+from bert_jax.config_lib import override
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.export.export import export
+from bert_jax.params import paths
+from bert_jax.predict.predictor import Predictor
+from bert_jax.pretrained.load import load_model
+from bert_jax.train.run import run
+from bert_jax.tuning.config import BitFit, TuningConfig
+from bert_jax.tuning.freezing import is_frozen
+from tests.helpers.one_device import one_device_mesh
+
+
+@pytest.fixture(scope="module")
+def lora_run(task_experiment, tmp_path_factory):
+    """Returns the config and the folder of a finished run of LoRA with checkpoints on the way."""
+    folder = tmp_path_factory.mktemp("lora")
+    experiment = task_experiment("classification")
+    shutil.copytree(experiment.init_from, folder / "base")
+    experiment = dataclasses.replace(experiment, init_from=str(folder / "base"))
+    changes = [
+        'train.tuning.method={"type": "LoRA", "rank": 4, "targets": ["query", "feed_forward/*"]}',
+        "train.checkpoints.keep_last=9",
+        "train.phases.0.steps=15",
+        "train.checkpoints.save_every=5",
+    ]
+    experiment = override(experiment, changes)
+    with one_device_mesh():
+        assert run(experiment, folder / "run") == 0
+    return experiment, folder / "run"
+
+
+def test_checkpoints_hold_what_is_trained_and_name_the_base(lora_run):
+    experiment, folder = lora_run
+    params, info, _ = restore_params(folder / "checkpoints")
+    assert {path.split("/")[0] for path in paths.flatten(params)} == {
+        "adapter",
+        "pooler",
+        "classifier",
+    }
+    base = load_model(experiment.init_from)
+    assert info["base"] == {
+        "path": experiment.init_from,
+        "fingerprint": paths.fingerprint(base.params["encoder"]),
+    }
+    assert np.abs(params["adapter"]["encoder"]["layers"]["0"]["attention"]["query"]["lora_b"]).max()
+
+
+def test_a_resumed_run_is_bit_exact(lora_run, tmp_path):
+    experiment, folder = lora_run
+    shutil.copytree(folder, tmp_path / "run")
+    for step in ("10", "15"):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
+    with one_device_mesh():
+        assert run(experiment, tmp_path / "run") == 0
+    expected, found = (
+        paths.flatten(restore_params(f / "checkpoints", 15)[0]) for f in (folder, tmp_path / "run")
+    )
+    assert all(np.array_equal(expected[path], found[path]) for path in expected)
+
+
+def test_a_finished_run_predicts_and_is_exported_without_adapter(lora_run, tmp_path):
+    _, folder = lora_run
+    model = load_model(folder)
+    assert "adapter" not in model.params
+    lines = (folder / "predictions" / "dev.jsonl").read_text().splitlines()
+    evaluated = json.loads(lines[0])
+    export(model, tmp_path / "exported")
+    exported = load_model(tmp_path / "exported")
+    for path, leaf in paths.flatten(exported.params).items():
+        np.testing.assert_array_equal(leaf, paths.flatten(model.params)[path])
+    inputs = (evaluated["text"], evaluated["text_pair"])
+    found = Predictor(exported)(inputs)["probabilities"]
+    assert found == pytest.approx(evaluated["probabilities"], abs=1e-5)
+
+
+def test_the_base_must_be_there_and_unchanged(lora_run, tmp_path):
+    experiment, folder = lora_run
+    base, kept = Path(experiment.init_from), tmp_path / "kept"
+    shutil.move(base, kept)
+    try:
+        with pytest.raises(UserError, match=r"trained on the base .*, which cannot be read"):
+            load_model(folder)
+        other = load_model(kept)
+        changed = jax.tree.map(lambda leaf: leaf * np.float32(1.5), other.params)
+        export(dataclasses.replace(other, params=changed), base)
+        with pytest.raises(UserError, match=r"fingerprint [0-9a-f]{12} now; restore the model"):
+            load_model(folder)
+        with one_device_mesh(), pytest.raises(UserError, match="restore the model that was there"):
+            run(experiment, folder)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+        shutil.move(kept, base)
+
+
+def test_bitfit_changes_biases_and_heads_only(lora_run, tmp_path):
+    experiment, _ = lora_run
+    experiment = override(experiment, ["train.tuning.method=BitFit", "train.phases.0.steps=4"])
+    with one_device_mesh():
+        assert run(experiment, tmp_path / "run") == 0
+    trained, base = load_model(tmp_path / "run"), load_model(experiment.init_from)
+    before = paths.flatten(base.params)
+    changed = {
+        path
+        for path, leaf in paths.flatten(trained.params["encoder"], "encoder").items()
+        if not np.array_equal(leaf, before[path])
+    }
+    expected = {path for path in before if path.startswith("encoder/") and path.endswith("/bias")}
+    tuning = TuningConfig(method=BitFit())
+    # The softmax does not depend on the bias of the keys, whose gradient is only rounding.
+    assert {p for p in changed ^ expected if "/key/" not in p} == set()
+    assert expected == {p for p in before if p.startswith("encoder/") and not is_frozen(tuning, p)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("init_from=null", "LoRA, which trains a few parameters of a pretrained model, but init"),
+        ("train.tuning.reinit_layers=1", "reinit_layers is 1, but train.tuning.method LoRA"),
+        (
+            'train.tuning.weight_anchor={"type": "EWC", "fisher": "f"}',
+            "weight_anchor is EWC, but train.tuning.method LoRA does not change the weights",
+        ),
+    ],
+)
+def test_settings_that_contradict_the_method_are_refused(lora_run, change, message):
+    with pytest.raises(ConfigError, match=message):
+        override(lora_run[0], [change])
