@@ -98,7 +98,8 @@ def make_train_step(
             gradient_accumulation_steps,
         )
         updates, opt_state = optimizer.update(grads, state["opt_state"], trained)
-        params = unmask_frozen(optax.apply_updates(trained, updates), state["params"])
+        updated: Any = optax.apply_updates(trained, updates)
+        params = unmask_frozen(updated, state["params"])
         metrics = {
             "loss": losses.loss,
             "grad_norm": optax.tree.norm(grads),

@@ -163,7 +163,7 @@ class LoRAEmbedding(nnx.Module):
         self.lora_embedding_b = nnx.Param(adapter["lora_embedding_b"])
 
     @property
-    def embedding(self) -> nnx.Param:
+    def embedding(self) -> Any:
         """Returns the table of the base, [V, D]."""
         return self.base.embedding
 

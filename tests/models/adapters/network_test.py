@@ -127,13 +127,14 @@ def test_dropout_of_each_adapted_layer_is_different():
     params = adapted.init(jax.random.key(0))
     params = {**params, ADAPTER: jax.tree.map(np.ones_like, params[ADAPTER])}
     module = adapted.network.merge(params)
-    block = module.encoder.layers[0]
+    encoder: Any = module.encoder
+    block = encoder.layers[0]
     x, seeds = np.ones((2, 5, 16), np.float32), np.arange(6, dtype=np.uint32).reshape(3, 2)
-    mask = module.encoder.make_mask(np.ones((2, 5), np.int32), None, False)
+    mask = encoder.make_mask(np.ones((2, 5), np.int32), None, False)
     block(x, mask, jax.numpy.asarray(seeds))
     query, key = block.block.attention.query, block.block.attention.key
     change = [np.asarray(layer(x) - layer.base(x))[..., 0] for layer in (query, key)]
-    assert len(np.unique(change[0])) > 2 and not np.array_equal(*change)
+    assert len(np.unique(change[0])) > 2 and (change[0] != change[1]).any()
     block(x, mask, None)
     np.testing.assert_allclose(query(x) - query.base(x), 16.0, rtol=1e-5)
 
