@@ -14,6 +14,7 @@ import pytest
 
 from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.config_lib import override
+from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.params import paths
@@ -74,7 +75,7 @@ def test_a_resumed_run_is_bit_exact(lora_run, tmp_path):
 
 
 def test_a_finished_run_predicts_and_is_exported_without_adapter(lora_run, tmp_path):
-    _, folder = lora_run
+    experiment, folder = lora_run
     model = load_model(folder)
     assert "adapter" not in model.params
     lines = (folder / "predictions" / "dev.jsonl").read_text().splitlines()
@@ -83,8 +84,8 @@ def test_a_finished_run_predicts_and_is_exported_without_adapter(lora_run, tmp_p
     exported = load_model(tmp_path / "exported")
     for path, leaf in paths.flatten(exported.params).items():
         np.testing.assert_array_equal(leaf, paths.flatten(model.params)[path])
-    inputs = (evaluated["text"], evaluated["text_pair"])
-    found = Predictor(exported)(inputs)["probabilities"]
+    example = load_task(experiment.data.task).splits["dev"][0]
+    found = Predictor(exported)(example)["probabilities"]
     assert found == pytest.approx(evaluated["probabilities"], abs=1e-5)
 
 
