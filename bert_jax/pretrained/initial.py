@@ -58,6 +58,19 @@ def load_generator(path: str | Path) -> LoadedModel:
     )
 
 
+def require_readable_base(path: str) -> None:
+    """Raises UserError if a model is a TF1 checkpoint, which only TensorFlow can read.
+
+    The checkpoints of a run that trains a part of a model need the model whenever they are used.
+    """
+    if tf1.find_checkpoint(Path(path)) is not None:
+        raise UserError(
+            f"{path} is a TF1 checkpoint, and train.tuning.method trains only a part of it, so each "
+            "prediction would need TensorFlow to read the rest; make a Hugging Face folder of it "
+            f"with `bert-jax convert {path} --output FOLDER`, and start from that folder"
+        )
+
+
 def check_model_exists(path: str) -> None:
     """Raises UserError if there is no file or folder of a model, before it is read."""
     if not Path(path).exists() and tf1.find_checkpoint(Path(path)) is None:

@@ -260,10 +260,7 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
 
 
 def _load_encoder(path: str) -> dict[str, Any]:
-    """Returns the encoder's parameters of the base of a run, which may be a TF1 checkpoint."""
-    from bert_jax.pretrained.initial import load_model_or_tf1  # it imports this module
-
-    return load_model_or_tf1(path).params["encoder"]
+    return load_model(path).params["encoder"]
 
 
 def _describe_folder(folder: Path) -> str:

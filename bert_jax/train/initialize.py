@@ -83,8 +83,12 @@ def restore_or_initialize(
     """
     tuning, initial, base = setup.experiment.train.tuning, None, None
     if tuning.trains_part_of_encoder:
+        from bert_jax.pretrained.initial import require_readable_base
+
+        path = str(setup.experiment.init_from)
+        require_readable_base(path)
         initial = initialize_or_load(setup)
-        base = base_of_run(str(setup.experiment.init_from), initial["params"])
+        base = base_of_run(path, initial["params"])
     if checkpointer.latest_valid_step() is None:
         start = StartPoint(step=0, position=0, best=BestEvaluation(), base=base)
         return initial or initialize_or_load(setup), start
