@@ -82,7 +82,7 @@ def gradients(
     return paths.flatten(jax.device_get(found))
 
 
-@pytest.mark.parametrize("layout", ["dp", "fsdp", "fsdp_tp"])
+@pytest.mark.parametrize("layout", ["dp", pytest.param("fsdp", marks=pytest.mark.slow), "fsdp_tp"])
 def test_bfloat16_communication_rounds_only_gradients_of_matrices(layout):
     exact, rounded = gradients("dp", "float32"), gradients(layout, "bfloat16")
     distance = {

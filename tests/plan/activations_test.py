@@ -135,7 +135,12 @@ def test_batch_that_libtpu_rejects_does_not_fit():
 
 @pytest.mark.parametrize(
     ("size", "batch_size", "length", "predictions"),
-    [("tiny", 8, 128, 20), ("tiny", 32, 64, 10), ("tiny", 16, 512, 77), ("mini", 16, 128, 20)],
+    [
+        ("tiny", 8, 128, 20),
+        ("tiny", 32, 64, 10),
+        ("tiny", 16, 512, 77),
+        pytest.param("mini", 16, 128, 20, marks=pytest.mark.slow),
+    ],
 )
 def test_activation_bytes_within_20_percent_of_xla_on_cpu(size, batch_size, length, predictions):
     """Compiles the whole train step and compares its temporary memory; the state is donated.

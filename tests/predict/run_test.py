@@ -100,7 +100,10 @@ TRUNCATIONS = {"windows": Windows(pooling="max"), "hierarchical": JointWindows(n
 
 
 @pytest.mark.usefixtures("one_device")
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=[pytest.mark.slow] if x == "hierarchical" else []) for x in TASKS],
+)
 def test_run_folder_reproduces_its_saved_predictions(name, tmp_path, capsys):
     model = small_model(
         tmp_path / "vocabulary",

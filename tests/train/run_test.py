@@ -247,9 +247,10 @@ def test_masked_lm_only_with_packing(corpora, tmp_path, examples):
     assert "nsp_loss" not in json.loads((tmp_path / "run" / "evaluation.json").read_text())
 
 
+@pytest.mark.usefixtures("one_device")
 def test_causal_lm(corpora, tmp_path):
     config = dataclasses.replace(
-        experiment(corpora, input_format=SingleSegment(), masking=None),
+        short(experiment(corpora, input_format=SingleSegment(), masking=None)),
         objective=CausalLM(model=MODEL),
     )
     assert run(config, tmp_path / "run") == 0

@@ -105,7 +105,13 @@ class Opened:
 
 
 @pytest.mark.parametrize(
-    "kind", ["classification", "token_classification", "question_answering", "multiple_choice"]
+    "kind",
+    [
+        "classification",
+        "token_classification",
+        pytest.param("question_answering", marks=pytest.mark.slow),
+        pytest.param("multiple_choice", marks=pytest.mark.slow),
+    ],
 )
 def test_cached_features_give_the_same_training(kind, task_experiment, tmp_path):
     steps = 12

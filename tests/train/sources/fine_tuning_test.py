@@ -166,6 +166,7 @@ def test_fine_tuned_model_keeps_its_head_or_gets_one_for_another_task(
     assert other_model.params["classifier"]["kernel"].shape == (16, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_regression_run_learns(model, tmp_path):
     rows = [(text, str(float(text.split().count("old")))) for text, _ in texts(200, 5)]
@@ -183,6 +184,7 @@ def test_regression_run_learns(model, tmp_path):
     assert results["dev"]["pearson"] > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_token_classification_run_learns(model, tmp_path):
     for split, seed in (("train", 6), ("dev", 7)):
