@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--generator",
         action="store_true",
-        help="export the generator of an ELECTRA run, not the discriminator",
+        help="export the generator of an ELECTRA or DeBERTa run, not the discriminator",
     )
     parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder to write")
     parser.epilog = _EPILOG

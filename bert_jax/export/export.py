@@ -21,9 +21,10 @@ from bert_jax.interop import huggingface
 from bert_jax.json_io import format_json, read_json_object
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import window_encoder_of
+from bert_jax.models.heads.pretraining import HEADS
 from bert_jax.models.huggingface import format_of
 from bert_jax.models.layers.config import NoPositions, NormalInit
-from bert_jax.models.model import HEADS, run_forward
+from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import parts_in
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model, require_single_task

@@ -15,6 +15,7 @@ from bert_jax.models.heads.config import (
     OwnTransform,
     PoolerClassifier,
     Pooling,
+    ReplacedTokenDetector,
     SequenceClassifier,
     SpanClassifier,
     TaskHead,
@@ -27,6 +28,7 @@ from bert_jax.models.layers.config import (
     LayerNormWithBias,
     LearnedPositions,
     Norm,
+    PaddingOffsetPositions,
     Positions,
     check_dropout,
 )
@@ -47,10 +49,11 @@ class TransformerConfig:
       span_classifier: the layers for answering questions.
       supports_fused_attention: whether `PallasAttention` applies, which has no bias on the scores;
         without it, attention is always `XlaAttention`.
-      required_pad_token_id: the only padding id with which the family works; None for any.
       missing_masked_lm_reason: why files of the family have no masked-LM head, if they have none.
       token_classifier: the layers for labeling every token, also used for answer spans.
       masked_lm_transform: the layers between the encoder and the masked-LM logits.
+      replaced_token_detector: the layers for detecting replaced tokens; None for families that are
+        not pretrained in this way.
       norm: the norm of all layers.
       num_feed_forward_kernels: the number of D x F kernels in a feed-forward layer; 3 with a gate.
     """
@@ -61,10 +64,10 @@ class TransformerConfig:
     multiple_choice_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
     span_classifier: ClassVar[SpanClassifier] = LinearSpan()
     supports_fused_attention: ClassVar[bool] = True
-    required_pad_token_id: ClassVar[int | None] = None
     missing_masked_lm_reason: ClassVar[str] = ""
     token_classifier: ClassVar[TokenClassifier] = LinearClassifier()
     masked_lm_transform: ClassVar[MaskedLMTransform] = OwnTransform()
+    replaced_token_detector: ClassVar[ReplacedTokenDetector | None] = None
     norm: ClassVar[Norm] = LayerNormWithBias()
     num_feed_forward_kernels: ClassVar[int] = 2
 
@@ -89,6 +92,12 @@ class TransformerConfig:
     def max_length(self) -> int:
         """Returns the maximum sequence length in tokens, special tokens included."""
         return self.positions.max_length
+
+    @property
+    def required_pad_token_id(self) -> int | None:
+        """Returns the padding id from which positions are counted; None if any id will do."""
+        positions = self.positions
+        return positions.pad_token_id if isinstance(positions, PaddingOffsetPositions) else None
 
     @property
     def layers_at_depth(self) -> tuple[int, ...]:
@@ -215,6 +224,14 @@ def validate_transformer(config: TransformerConfig) -> None:
     check_dropout("model.attention_probs_dropout_prob", config.attention_probs_dropout_prob)
     for name in ("layer_norm_eps", "initializer_range"):
         check_range(f"model.{name}", getattr(config, name), at_least=0)
+
+
+def check_token_id(field: str, token_id: int, vocab_size: int) -> None:
+    """Raises a ConfigError unless a token id is one of a model's vocabulary."""
+    if not 0 <= token_id < vocab_size:
+        raise ConfigError(
+            f"{field} {token_id} is not an id below objective.model.vocab_size {vocab_size}"
+        )
 
 
 def check_size(field: str, value: object, limit: int, smallest: int = 1) -> None:

@@ -12,20 +12,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.batch import encoder_inputs
-from bert_jax.errors import ConfigError
 from bert_jax.functional import Network
-from bert_jax.models.encoder import Encoder, EncoderConfig, EncoderOutput, build_encoder
+from bert_jax.models.encoder import EncoderConfig, EncoderOutput, build_encoder
 from bert_jax.models.heads.config import (
     PredictionHeadClassifier,
     QuestionAnsweringHead,
     TaskHead,
     classifier_layers,
     head_param_name,
-    masked_lm_parts,
     reads_one_vector,
     task_parts,
     window_encoder_of,
@@ -33,47 +30,23 @@ from bert_jax.models.heads.config import (
 from bert_jax.models.heads.modules import (
     DenseClassifierModule,
     FeedForwardSpanModule,
-    LMHead,
-    Pooler,
-    PredictionHead,
-    ReplacedTokenHead,
     build_task_module,
-    gather_positions,
     pool_tokens,
 )
-from bert_jax.models.heads.span_boundary import SpanBoundaryHead
+from bert_jax.models.heads.pretraining import HEADS, PretrainingHeads
 from bert_jax.models.heads.window_encoder import WindowEncoderModule
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.global_attention import global_attention_mask
-from bert_jax.models.layers.linear import linear
-
-HEADS = (
-    "pooler",
-    "prediction_head",
-    "masked_lm",
-    "next_sentence",
-    "sentence_order",
-    "span_boundary",
-    "replaced_token",
-)
-"""Names of the heads that pretraining trains; a family or an objective has some of them."""
 
 Batch = Mapping[str, Any]
 
 
-class EncoderWithHeads(nnx.Module):
+class EncoderWithHeads(PretrainingHeads):
     """Runs an encoder and the heads on it.
 
-    Besides the attributes below, the module of the task head is `classifier` or `span`, the name
-    that `head_param_name` returns.
-
-    Attributes:
-      encoder: an `Encoder`.
-      pooler: exists if it is one of `heads`, or if the task head uses it.
-      prediction_head: exists if it is one of `heads`, or if another head uses it.
-      masked_lm, next_sentence, sentence_order, span_boundary, replaced_token: exist if they are in
-        `heads`.
+    The pretraining heads and their logits are in `heads/pretraining.py`. The module of the task
+    head is `classifier` or `span`, the name that `head_param_name` returns.
     """
 
     def __init__(
@@ -92,41 +65,18 @@ class EncoderWithHeads(nnx.Module):
           task_head: the head of a fine-tuning task, if any.
 
         Raises:
-          ConfigError: a name in `heads` is unknown, or a head that needs the pooler has none.
+          ConfigError: a name in `heads` is unknown, a head that needs the pooler has none, or the
+            family has no such head.
         """
-        self.encoder: Encoder = build_encoder(config, compute, rngs)
+        self.config, self.compute, self.heads, self.task_head = config, compute, heads, task_head
         task_part_names = task_parts(task_head, config) if task_head is not None else ()
         self.needs_pooler = "pooler" in task_part_names
-        if unknown_heads := [name for name in heads if name not in HEADS]:
-            raise ConfigError(
-                f"heads contains {unknown_heads[0]!r}; expected names from {', '.join(HEADS)}"
-            )
-        for name in ("next_sentence", "sentence_order"):
-            if name in heads and not ("pooler" in heads or self.needs_pooler):
-                raise ConfigError(
-                    f"heads is {heads}, but the head {name!r} uses the output of the pooler; "
-                    "add 'pooler'"
-                )
-        if "pooler" in heads or self.needs_pooler:
-            self.pooler = Pooler(config, compute, rngs)
-        shared_parts = masked_lm_parts(config) if "masked_lm" in heads else ()
-        if "prediction_head" in {*heads, *shared_parts, *task_part_names}:
-            self.prediction_head = PredictionHead(config, compute, rngs)
-        if "masked_lm" in heads:
-            self.masked_lm = LMHead(config, compute, rngs)
-        if "next_sentence" in heads:
-            self.next_sentence = linear(config.hidden_size, 2, config, compute, rngs)
-        if "sentence_order" in heads:
-            self.sentence_order = linear(config.hidden_size, 2, config, compute, rngs)
-        if "span_boundary" in heads:
-            self.span_boundary = SpanBoundaryHead(config, compute, rngs)
-        if "replaced_token" in heads:
-            self.replaced_token = ReplacedTokenHead(config, compute, rngs)
+        self.encoder = build_encoder(config, compute, rngs)
+        self.build_heads(heads, task_part_names, compute, rngs)
         if task_head is not None:
             if (windows := window_encoder_of(task_head)) is not None:
                 self.window_encoder = WindowEncoderModule(config, windows, compute, rngs)
             setattr(self, head_param_name(task_head), build_task_module(config, task_head, rngs))
-        self.config, self.compute, self.heads, self.task_head = config, compute, heads, task_head
         self.global_tokens = config.global_tokens(task_head)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
@@ -160,7 +110,7 @@ class EncoderWithHeads(nnx.Module):
         if "sentence_order" in self.heads:
             outputs["sentence_order"] = self.sentence_order_logits(last)
         if "replaced_token" in self.heads:
-            outputs["replaced_token"] = self.replaced_token(last)
+            outputs["replaced_token"] = self.replaced_token(last, batch.get("position_ids"))
         if self.task_head is not None:
             mask = encoder_inputs(batch)["attention_mask"]
             outputs["task"] = self.task_logits(last, mask, window_mask=batch.get("window_mask"))
@@ -190,33 +140,6 @@ class EncoderWithHeads(nnx.Module):
             dropout_key=dropout_key,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
-        )
-
-    def masked_lm_logits(self, hidden: jax.Array) -> jax.Array:
-        """Maps hidden states [..., D] to logits over the vocabulary, float32 [..., V]."""
-        if "prediction_head" in masked_lm_parts(self.config):
-            hidden = self.prediction_head(hidden)
-        return self.masked_lm(hidden, self.encoder.token_embeddings())
-
-    def next_sentence_logits(self, hidden_BLD: jax.Array) -> jax.Array:
-        """Maps hidden states [B, L, D] to logits of IsNext and NotNext, float32 [B, 2]."""
-        return self.next_sentence(self.pooler(hidden_BLD)).astype(jnp.float32)
-
-    def sentence_order_logits(self, hidden_BLD: jax.Array) -> jax.Array:
-        """Maps hidden states [B, L, D] to logits of in order and swapped, float32 [B, 2]."""
-        return self.sentence_order(self.pooler(hidden_BLD)).astype(jnp.float32)
-
-    def span_boundary_logits(self, hidden_BLD: jax.Array, batch: Batch) -> jax.Array:
-        """Maps hidden states [B, L, D] to logits of the tokens of spans, float32 [B, P, V].
-
-        Args:
-          batch: has the fields `SPAN_BOUNDARY_FIELDS` of `bert_jax/batch.py`.
-        """
-        return self.span_boundary(
-            gather_positions(hidden_BLD, batch["span_left_positions"]),
-            gather_positions(hidden_BLD, batch["span_right_positions"]),
-            batch["span_target_offsets"],
-            self.encoder.token_embeddings(),
         )
 
     def task_logits(

@@ -68,6 +68,7 @@ _HEADS: list[tuple[str, LogicalAxes]] = [
     ("span_boundary/bias", ("vocab",)),
     ("replaced_token/*/kernel", ("embed", None)),
     ("replaced_token/*/bias", (None,)),
+    ("replaced_token/norm/scale", (None,)),
     *_POOLER_AND_TASK_HEADS,
     *_WINDOW_ENCODER,
     # In a multi-task model each task has heads of its own.

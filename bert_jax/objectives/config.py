@@ -1,6 +1,6 @@
 """Defines the configs of objectives: which network is trained, and with which losses.
 
-Those of pretraining are in `pretraining_config.py`.
+Those of pretraining are in `pretraining_config.py` and `replaced_tokens/config.py`.
 """
 
 import math
@@ -24,8 +24,8 @@ from bert_jax.objectives.pretraining_config import (
     CausalLM,
     MaskedPermutedLM,
     Pretraining,
-    ReplacedTokens,
 )
+from bert_jax.objectives.replaced_tokens.config import ReplacedTokens
 
 _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 

@@ -21,7 +21,7 @@ from bert_jax.objectives.fine_tuning import CachedFeaturesObjective, FineTuningO
 from bert_jax.objectives.masked_permuted_lm import MaskedPermutedLMObjective
 from bert_jax.objectives.multi_task import MultiTaskObjective
 from bert_jax.objectives.pretraining import PretrainingObjective
-from bert_jax.objectives.replaced_tokens import ReplacedTokensObjective
+from bert_jax.objectives.replaced_tokens.objective import ReplacedTokensObjective
 
 
 def make_objective(

@@ -11,7 +11,7 @@ from bert_jax.interop import tf1
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.objectives.config import teacher_of
-from bert_jax.objectives.replaced_tokens import generator_params
+from bert_jax.objectives.replaced_tokens.objective import generator_params
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, build_model, load_model
 from bert_jax.runs import run_folder
@@ -32,7 +32,9 @@ def load_model_or_tf1(path: str | Path) -> LoadedModel:
 
 
 def load_generator(path: str | Path) -> LoadedModel:
-    """Reads the generator of an ELECTRA run or of Google's checkpoint, with its masked-LM head.
+    """Reads the generator of a `ReplacedTokens` run or of Google's ELECTRA checkpoint.
+
+    It has its masked-LM head.
 
     Raises:
       UserError: the path is neither, or the run has another objective.
@@ -45,8 +47,8 @@ def load_generator(path: str | Path) -> LoadedModel:
     objective = info["config"]["objective"]
     if objective["type"] != "ReplacedTokens":
         raise UserError(
-            f"{path}: --generator is for runs of ELECTRA, whose objective is 'ReplacedTokens'; "
-            f"the objective of this run is {objective['type']!r}"
+            f"{path}: --generator is for runs with the objective 'ReplacedTokens', as those of the "
+            f"recipes electra and deberta; the objective of this run is {objective['type']!r}"
         )
     return build_model(
         ImportedModel(
@@ -65,8 +67,8 @@ def require_readable_base(path: str) -> None:
     """
     if tf1.find_checkpoint(Path(path)) is not None:
         raise UserError(
-            f"{path} is a TF1 checkpoint, and train.tuning.method trains only a part of it, so each "
-            "prediction would need TensorFlow to read the rest; make a Hugging Face folder of it "
+            f"{path} is a TF1 checkpoint, and train.tuning.method trains only a part of it, so "
+            "each prediction would need TensorFlow to read the rest; make a Hugging Face folder of it "
             f"with `bert-jax convert {path} --output FOLDER`, and start from that folder"
         )
 

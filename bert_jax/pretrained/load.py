@@ -33,6 +33,7 @@ from bert_jax.models.model import build_network
 from bert_jax.models.parameters import missing_heads, validate_params
 from bert_jax.objectives.config import MultiTask
 from bert_jax.objectives.multi_task import task_params
+from bert_jax.objectives.replaced_tokens.objective import discriminator_params
 from bert_jax.params import paths
 from bert_jax.pretrained.base_model import complete_params
 from bert_jax.runs import run_folder
@@ -247,6 +248,8 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     task_names: tuple[str, ...] = ()
     if objective["type"] != "MultiTask":
         _require_no_task(folder, task)
+        if objective["type"] == "ReplacedTokens":
+            params = discriminator_params(params)
         params = paths.without_auxiliary_networks(params)
         head = from_json(TaskHead | None, objective.get("head"), "objective.head")
     elif task is None:

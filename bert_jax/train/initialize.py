@@ -19,6 +19,8 @@ from bert_jax.models.heads.config import TaskHead, head_param_name
 from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig, teacher_of
 from bert_jax.objectives.distillation.config import Teacher
 from bert_jax.objectives.multi_task import HEADS
+from bert_jax.objectives.replaced_tokens.config import ReplacedTokens
+from bert_jax.objectives.replaced_tokens.objective import pretrained_path
 from bert_jax.params import paths
 from bert_jax.pretrained.base_model import Base, check_base
 from bert_jax.runs import run_folder
@@ -193,7 +195,7 @@ def _load_params(
     from bert_jax.train.teacher import load_teacher, student_from_layers, teacher_params
 
     config, tuning = experiment.objective, experiment.train.tuning
-    student = paths.without_auxiliary_networks(initial_params)
+    student = {name: tree for name, tree in initial_params.items() if name != paths.TEACHER}
     if experiment.init_from:
         source = _InitialModel(
             model=load_model_or_tf1(experiment.init_from),
@@ -266,7 +268,7 @@ def _load_initial_params(
 def _single_task_head_and_path(
     objective: ObjectiveConfig, path: str
 ) -> tuple[TaskHead | None, str]:
-    """Returns the task head that a parameter is trained with, and its path in a one-task model.
+    """Returns the task head that a parameter is trained with, and its path in a pretrained model.
 
     In a multi-task model the parameters of each task are under "heads/<task name>/".
     """
@@ -276,5 +278,7 @@ def _single_task_head_and_path(
         case MultiTask() if path.startswith(f"{HEADS}/"):
             _, name, single_task_path = path.split("/", 2)
             return objective.for_task(name).head, single_task_path
+        case ReplacedTokens():
+            return None, pretrained_path(path, objective)
         case _:
             return None, path

@@ -25,6 +25,7 @@ WEIGHT_DECAY: PathTable[bool] = PathTable(
     [
         ("**/kernel", True),
         ("**/embedding", True),
+        ("**/difference", True),
         ("**/decoder", True),
         ("adapter/**/lora_*", True),
         ("adapter/**/magnitude", True),

@@ -1,4 +1,4 @@
-"""Covers bert_jax/objectives/replaced_tokens.py: sampling, replacement, losses, parameters."""
+"""Covers bert_jax/objectives/replaced_tokens/: sampling, replacement, losses, parameters."""
 
 import dataclasses
 import math
@@ -11,12 +11,20 @@ import pytest
 
 from bert_jax.data.pretraining.rng import Stream, random_bits
 from bert_jax.errors import ConfigError
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.electra.config import GENERATOR_FRACTIONS, ElectraConfig, generator_config
-from bert_jax.models.layers.config import LearnedPositions
+from bert_jax.models.layers.config import LearnedPositions, NoPositions
 from bert_jax.models.model import build_network
-from bert_jax.objectives.config import ReplacedTokens
-from bert_jax.objectives.replaced_tokens import (
+from bert_jax.models.sharding import parameter_axes
+from bert_jax.objectives.replaced_tokens.config import (
+    GradientDisentangledEmbeddings,
+    ReplacedTokens,
+    SharedEmbeddings,
+)
+from bert_jax.objectives.replaced_tokens.objective import (
     ReplacedTokensObjective,
+    discriminator_params,
     generator_params,
     replace_tokens,
     replaced_token_loss,
@@ -24,6 +32,9 @@ from bert_jax.objectives.replaced_tokens import (
 )
 from bert_jax.params import paths
 from bert_jax.testing.batches import pretraining_batch
+from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
+from bert_jax.train.optimizer import WEIGHT_DECAY, learning_rate_schedule, make_optimizer
+from bert_jax.train.step import make_train_step
 
 MODEL = ElectraConfig(
     vocab_size=60,
@@ -132,7 +143,7 @@ def gradient(**weights: float) -> dict[str, np.ndarray]:
     objective = ReplacedTokensObjective(dataclasses.replace(CONFIG, **weights))
     batch = {name: jnp.asarray(BATCH[name]) for name in objective.batch_fields()}
     denominators = objective.loss_denominators(batch)
-    params = objective.init(jax.random.key(0))
+    params = jax.jit(objective.init)(jax.random.key(0))
     grads = jax.jit(jax.grad(lambda p: objective.compute_loss(p, batch, denominators, None).loss))(
         params
     )
@@ -154,12 +165,150 @@ def test_initial_losses_are_those_of_guesses():
     denominators = objective.loss_denominators(batch)
     assert float(denominators["rtd"]) == BATCH["attention_mask"].sum()
     loss, metrics = jax.jit(objective.compute_loss)(
-        objective.init(jax.random.key(0)), batch, denominators, jax.random.key(1)
+        jax.jit(objective.init)(jax.random.key(0)), batch, denominators, jax.random.key(1)
     )
     means = {name: float(mean.total / mean.weight) for name, mean in metrics.items()}
     assert means["mlm_loss"] == pytest.approx(math.log(60), abs=0.2)
     assert means["rtd_loss"] == pytest.approx(math.log(2), abs=0.1)
     assert float(loss) == pytest.approx(means["mlm_loss"] + 50 * means["rtd_loss"], rel=1e-5)
+
+
+DEBERTA = DebertaV2Config(
+    vocab_size=60,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    positions=NoPositions(max_position_embeddings=24),
+    position_buckets=8,
+    max_relative_positions=24,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+DISENTANGLED = ReplacedTokens(
+    model=DEBERTA,
+    generator=dataclasses.replace(DEBERTA, num_attention_heads=4),
+    mask_token_id=4,
+    embedding_sharing=GradientDisentangledEmbeddings(),
+    rtd_weight=10.0,
+)
+WORDS = "encoder/embeddings/word_embeddings"
+
+
+def disentangled_params(objective: ReplacedTokensObjective) -> dict[str, Any]:
+    """Returns initial parameters as NumPy arrays by path, with differences that are not 0."""
+    flat = paths.flatten(jax.device_get(jax.jit(objective.init)(jax.random.key(0))))
+    assert not flat[f"{WORDS}/difference"].any()
+    flat[f"{WORDS}/difference"] = np.random.default_rng(1).normal(0, 0.02, (60, 16)).astype("f4")
+    return flat
+
+
+def reference_gradients(
+    flat: dict[str, np.ndarray], batch: dict[str, Any]
+) -> tuple[float, dict[str, np.ndarray]]:
+    """Computes loss and gradients network by network, each with a complete table of its own.
+
+    First the generator's loss; then the tokens are replaced one by one, and the discriminator reads
+    the sum of the generator's table, which is a constant, and its difference.
+    """
+    of_generator = {p[len("generator/") :]: v for p, v in flat.items() if p.startswith("generator")}
+    of_discriminator = {p: v for p, v in flat.items() if not p.startswith("generator")}
+    difference = of_discriminator.pop(f"{WORDS}/difference")
+    table = of_generator[f"{WORDS}/embedding"] + difference
+    of_discriminator[f"{WORDS}/embedding"] = table
+    inputs = {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+    rows, entries = np.nonzero(batch["masked_lm_weights"])
+    columns, labels = (batch[n][rows, entries] for n in ("masked_lm_positions", "masked_lm_ids"))
+
+    def generator_loss(params: dict[str, Any]) -> Any:
+        network = build_network(DISENTANGLED.generator, ("masked_lm",))
+        logits = network.merge(paths.unflatten(params))(inputs)["masked_lm"][rows, columns]
+        return -jnp.mean(jax.nn.log_softmax(logits)[np.arange(len(rows)), labels]), logits
+
+    (mlm_loss, logits), mlm_gradients = jax.jit(jax.value_and_grad(generator_loss, has_aux=True))(
+        of_generator
+    )
+    ids, is_replaced = batch["input_ids"].copy(), np.zeros(batch["input_ids"].shape)
+    seeds_P = batch["sampling_seeds"][rows, entries]
+    sampled = np.asarray(sample_tokens(logits[None], jnp.asarray(seeds_P)[None]))[0]
+    for row, column, token_id, label in zip(rows, columns, sampled, labels, strict=True):
+        ids[row, column], is_replaced[row, column] = token_id, token_id != label
+    assert is_replaced.any()
+    real = batch["attention_mask"] > 0
+
+    def discriminator_loss(params: dict[str, Any]) -> Any:
+        network = build_network(DEBERTA, ("replaced_token",))
+        logits = network.merge(paths.unflatten(params))({**inputs, "input_ids": ids})
+        probabilities = jax.nn.sigmoid(logits["replaced_token"])
+        right = jnp.where(is_replaced > 0, probabilities, 1 - probabilities)
+        return 10.0 * jnp.mean(-jnp.log(right[real]))
+
+    rtd_loss, rtd_gradients = jax.jit(jax.value_and_grad(discriminator_loss))(of_discriminator)
+    rtd_gradients[f"{WORDS}/difference"] = rtd_gradients.pop(f"{WORDS}/embedding")
+    gradients = {f"generator/{path}": g for path, g in mlm_gradients.items()} | rtd_gradients
+    return float(mlm_loss + rtd_loss), jax.device_get(gradients)
+
+
+def test_step_with_disentangled_embeddings_equals_two_separate_networks():
+    objective = ReplacedTokensObjective(DISENTANGLED)
+    flat, batch = disentangled_params(objective), dict(BATCH)
+    expected_loss, gradients = reference_gradients(flat, batch)
+    assert gradients.keys() == flat.keys()
+    config = AdamW(epsilon=1e-3, weight_decay=0.01, bias_correction=False)
+    train = TrainConfig(
+        phases=(Phase(steps=2, seq_length=20, batch_size=4, max_predictions_per_seq=4),),
+        optimizer=config,
+        schedule=WarmupLinear(peak_learning_rate=0.01, warmup_steps=1),
+        max_grad_norm=None,
+    )
+    optimizer, schedule = make_optimizer(train), learning_rate_schedule(train.schedule, 2)
+    params = jax.tree.map(jnp.asarray, paths.unflatten(flat))
+    state = {"step": jnp.int32(0), "params": params, "opt_state": jax.jit(optimizer.init)(params)}
+    step = jax.jit(make_train_step(objective, optimizer, schedule, seed=0))
+    state, metrics = step(state, {name: batch[name] for name in objective.batch_fields()})
+    assert float(metrics["loss"]) == pytest.approx(expected_loss, rel=1e-5)
+    updated = paths.flatten(state["params"])
+    for path, value in flat.items():
+        gradient = gradients[path]
+        update = (1 - config.b1) * gradient / (np.sqrt((1 - config.b2) * gradient**2) + 1e-3)
+        has_decay = path.endswith(("kernel", "embedding", "difference"))
+        expected = value - 0.01 * (update + 0.01 * value * has_decay)
+        np.testing.assert_allclose(updated[path], expected, rtol=0, atol=1e-5, err_msg=path)
+
+
+def test_discriminator_has_the_sum_of_table_and_difference():
+    objective = ReplacedTokensObjective(DISENTANGLED)
+    flat = disentangled_params(objective)
+    found = paths.flatten(discriminator_params(paths.unflatten(flat)))
+    table = flat[f"generator/{WORDS}/embedding"] + flat[f"{WORDS}/difference"]
+    np.testing.assert_array_equal(found[f"{WORDS}/embedding"], table)
+    assert found.keys() == paths.flatten(objective.network.abstract()).keys()
+
+
+@pytest.mark.parametrize(
+    ("sharing", "in_generator", "differences"),
+    [
+        (SharedEmbeddings(), set(), set()),
+        (
+            GradientDisentangledEmbeddings(),
+            {"word_embeddings", "position_embeddings", "token_type_embeddings", "norm"},
+            {"word_embeddings", "position_embeddings"},
+        ),
+        (None, {"word_embeddings", "position_embeddings", "token_type_embeddings", "norm"}, set()),
+    ],
+)
+def test_parameters_of_each_way_of_sharing(sharing, in_generator, differences):
+    config = dataclasses.replace(CONFIG, embedding_sharing=sharing)
+    params = ReplacedTokensObjective(config).abstract()
+    assert params["generator"]["encoder"].get("embeddings", {}).keys() == in_generator
+    tables = params["encoder"]["embeddings"]
+    assert {name for name, table in tables.items() if "difference" in table} == differences
+    assert all("embedding" not in tables[name] for name in differences)
+    expected = build_network(config.generator, ("masked_lm",)).abstract()
+    assert paths.flatten(generator_params(params)).keys() == paths.flatten(expected).keys()
+    for path in paths.flatten(params):
+        assert parameter_axes()[path] is not None
+        assert WEIGHT_DECAY[path] == path.endswith(("kernel", "embedding", "difference"))
 
 
 @pytest.mark.parametrize(
@@ -181,6 +330,21 @@ def test_initial_losses_are_those_of_guesses():
         (
             {"mask_token_id": 60},
             r"mask_token_id 60 is not an id below",
+        ),
+        (
+            {"model": BertConfig(vocab_size=60)},
+            r"objective\.model is BERT, which has no head that detects replaced tokens; expected",
+        ),
+        (
+            {
+                "embedding_sharing": GradientDisentangledEmbeddings(),
+                "generator": dataclasses.replace(MODEL, embedding_size=8),
+            },
+            r"objective\.generator\.embedding_size is 8, .* because the discriminator's embeddings",
+        ),
+        (
+            {"embedding_sharing": None, "generator": dataclasses.replace(MODEL, vocab_size=61)},
+            r"objective\.generator\.vocab_size is 61, .* because the discriminator reads tokens",
         ),
     ],
 )

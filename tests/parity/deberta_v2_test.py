@@ -4,6 +4,7 @@ Every parameter is random, biases and norms too; batches are padded.
 """
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.errors import UserError
+from bert_jax.export.export import export
 from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.layers.config import GeluTanh, NoPositions
+from bert_jax.models.model import run_forward
 from bert_jax.params import paths
 from bert_jax.predict.fill_mask import FillMask
 from bert_jax.pretrained.load import load_model
+from bert_jax.testing.batches import pretraining_batch
 from bert_jax.text.load_tokenizer import load_tokenizer
 from tests.helpers.folder_parity import check_folder, check_outputs
 from tests.helpers.torch_parity import HEADS, randomize_parameters
@@ -114,6 +118,24 @@ def test_task_heads_of_another_size(tmp_path, head_name):
 PUBLISHED = dataclasses.replace(SMALL, vocab_size=100)
 
 
+@functools.cache
+def detector() -> Any:
+    """Builds the layers of `LMMaskPredictionHead` in DeBERTa's code, which transformers lacks."""
+    layers = {
+        "LayerNorm": torch.nn.LayerNorm(48, eps=1e-7),
+        "dense": torch.nn.Linear(48, 48),
+        "classifier": torch.nn.Linear(48, 1),
+    }
+    return randomize_parameters(torch.nn.ModuleDict(layers), std=0.2)
+
+
+def detector_logits(states: np.ndarray) -> np.ndarray:
+    head, states_BLD = detector(), torch.from_numpy(states.copy())
+    with torch.no_grad():
+        normed = head["LayerNorm"](states_BLD[:, 0].unsqueeze(-2) + states_BLD)
+        return head["classifier"](torch.nn.functional.gelu(head["dense"](normed)))[..., 0].numpy()
+
+
 def published_folder(folder: Any, **changes: Any) -> Any:
     """Writes a folder with the fields and tensor names of the published DeBERTa-v3 models."""
     model = torch_model(PUBLISHED, "Model")
@@ -136,8 +158,8 @@ def published_folder(folder: Any, **changes: Any) -> Any:
     )  # fmt: skip
     tensors = load_file(folder / "model.safetensors")
     tensors = {f"deberta.{name}": tensor for name, tensor in tensors.items()}
-    for name in ("mask_predictions.dense", "mask_predictions.LayerNorm", "lm_predictions.lm_head"):
-        tensors[f"{name}.weight"] = np.ones((4, 4), np.float32)
+    tensors |= {f"mask_predictions.{n}": t.numpy() for n, t in detector().state_dict().items()}
+    tensors["lm_predictions.lm_head.dense.weight"] = np.ones((48, 48), np.float32)
     tensors["deberta.embeddings.position_embeddings.weight"] = np.ones((40, 48), np.float32)
     save_file(tensors, folder / "model.safetensors")
     return model
@@ -148,9 +170,46 @@ def test_published_file_is_an_encoder_that_cannot_fill_masks(tmp_path):
     write_sentencepiece(tmp_path)
     loaded = load_model(tmp_path)
     assert loaded.config == PUBLISHED and loaded.missing == ("masked_lm",)
-    check_outputs(model, loaded)
+    encoder = dataclasses.replace(loaded, params={"encoder": loaded.params["encoder"]})
+    check_outputs(model, encoder)
     with pytest.raises(UserError, match=r"no masked-LM head.*DeBERTa-v3 was pretrained to find"):
         FillMask(loaded)
+
+
+def test_head_that_detects_replaced_tokens(tmp_path):
+    published_folder(tmp_path / "published")
+    loaded = load_model(tmp_path / "published")
+    batch = pretraining_batch(batch_size=2, seq_length=40, max_predictions_per_seq=4, vocab_size=99)
+    found, real = run_forward(loaded.params, PUBLISHED, batch), batch["attention_mask"] > 0
+    expected = detector_logits(found["hidden_states"][-1])
+    assert expected[real].std() > 0.05
+    np.testing.assert_allclose(found["replaced_token"][real], expected[real], rtol=0, atol=1e-5)
+    export(loaded, tmp_path / "exported")
+    tensors = load_file(tmp_path / "exported/model.safetensors")
+    for name, tensor in detector().state_dict().items():
+        np.testing.assert_array_equal(tensors[f"mask_predictions.{name}"], tensor.numpy())
+    reopened = transformers.AutoModel.from_pretrained(tmp_path / "exported")
+    assert type(reopened) is transformers.DebertaV2Model
+    again = paths.flatten(load_model(tmp_path / "exported").params)
+    for path, leaf in paths.flatten(loaded.params).items():
+        np.testing.assert_array_equal(again[path], leaf, err_msg=path)
+
+
+def test_detector_reads_the_first_token_of_each_packed_example(tmp_path):
+    published_folder(tmp_path)
+    params = load_model(tmp_path).params
+    ids = np.random.default_rng(0).integers(5, 99, (1, 20)).astype(np.int32)
+    together = {
+        "input_ids": ids,
+        "token_type_ids": ids * 0,
+        "attention_mask": ids * 0 + 1,
+        "position_ids": np.concatenate([np.arange(12), np.arange(8)])[None].astype(np.int32),
+        "packing_ids": np.repeat([1, 2], [12, 8])[None].astype(np.int32),
+    }
+    found = run_forward(params, PUBLISHED, together)
+    states = found["hidden_states"][-1]
+    expected = [detector_logits(part) for part in (states[:, :12], states[:, 12:])]
+    np.testing.assert_allclose(found["replaced_token"], np.hstack(expected), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

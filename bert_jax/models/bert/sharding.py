@@ -3,6 +3,9 @@
 PARAMETER_AXES: list[tuple[str, tuple[str | None, ...]]] = [
     ("embeddings/word_embeddings/embedding", ("vocab", "embed")),
     ("embeddings/position_embeddings/embedding", (None, "embed")),
+    # In place of these tables; see `GradientDisentangledEmbeddings`.
+    ("embeddings/word_embeddings/difference", ("vocab", "embed")),
+    ("embeddings/position_embeddings/difference", (None, "embed")),
     ("embeddings/token_type_embeddings/embedding", (None, "embed")),
     ("embeddings/norm/*", (None,)),
     ("embedding_projection/kernel", (None, "embed")),

@@ -9,7 +9,12 @@ from typing import ClassVar, Literal, Self
 
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.heads.config import DenseClassifier, SequenceClassifier
+from bert_jax.models.heads.config import (
+    DenseClassifier,
+    FirstTokenDetector,
+    ReplacedTokenDetector,
+    SequenceClassifier,
+)
 from bert_jax.models.layers.config import Gelu, NoPositions
 
 DebertaV3Size = Literal["xsmall", "small", "base", "large"]
@@ -44,6 +49,7 @@ class DebertaV2Config(TransformerConfig):
     multiple_choice_classifier: ClassVar[SequenceClassifier] = DenseClassifier(
         activation=Gelu(), input_dropout=False
     )
+    replaced_token_detector: ClassVar[ReplacedTokenDetector | None] = FirstTokenDetector()
     supports_fused_attention: ClassVar[bool] = False  # because of the relative positions
     missing_masked_lm_reason: ClassVar[str] = (
         "DeBERTa-v3 was pretrained to find replaced tokens, and the published files have no head "

@@ -1,7 +1,8 @@
 """Describes DeBERTa's Hugging Face format: config.json fields and tensor names.
 
-The published files of DeBERTa-v3 also contain tensors of its pretraining, which are ignored: no
-class of Hugging Face uses them in the way in which they were trained.
+The published files of DeBERTa-v3 also contain tensors of its pretraining. The head that detects
+replaced tokens is read and written, although no class of Hugging Face has it. The others are
+ignored: they are remains of the generator.
 """
 
 import functools
@@ -43,6 +44,9 @@ _NAMES = [
     *dense_names("masked_lm/transform", "cls.predictions.transform.dense"),
     *norm_names("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
     NameMapping("masked_lm/bias", _LM_BIAS),
+    *norm_names("replaced_token/norm", "mask_predictions.LayerNorm"),
+    *dense_names("replaced_token/dense", "mask_predictions.dense"),
+    *dense_names("replaced_token/output", "mask_predictions.classifier"),
     *dense_names("span", "qa_outputs"),
 ]
 # The tensor "classifier.weight" is the whole head of a tagger, and the last layer of the others.
@@ -52,7 +56,6 @@ _SEQUENCE_CLASSIFIER = [
     *dense_names("classifier/out_proj", "classifier"),
 ]
 _IGNORED = [
-    Ignored("mask_predictions.**", "the head for replaced tokens of DeBERTa-v3's pretraining"),
     Ignored("lm_predictions.**", "a head for DeBERTa-v3's generator, which is not in the file"),
     Ignored(
         "deberta.embeddings.position_embeddings.weight",
@@ -140,7 +143,8 @@ def _config_fields(config: DebertaV2Config) -> dict[str, Any]:
 
 HUGGING_FACE = HuggingFaceFormat(
     class_prefixes={"deberta-v2": "DebertaV2"},
-    heads={"Model": (), "ForMaskedLM": ("masked_lm",)},
+    # These classes ignore the head that detects replaced tokens.
+    heads={"Model": ("replaced_token",), "ForMaskedLM": ("masked_lm", "replaced_token")},
     fixed_fields=FIXED,
     read_config=_read_config,
     model_type=lambda config: "deberta-v2",

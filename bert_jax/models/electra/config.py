@@ -9,7 +9,12 @@ from typing import ClassVar, Literal, Self
 
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.heads.config import DenseClassifier, SequenceClassifier
+from bert_jax.models.heads.config import (
+    DenseClassifier,
+    DenseDetector,
+    ReplacedTokenDetector,
+    SequenceClassifier,
+)
 from bert_jax.models.layers.config import Activation, Gelu, LearnedPositions
 
 ElectraSize = Literal["small", "base", "large"]
@@ -44,6 +49,7 @@ class ElectraConfig(TransformerConfig):
     multiple_choice_classifier: ClassVar[SequenceClassifier] = DenseClassifier(
         activation=Gelu(), input_dropout=False
     )
+    replaced_token_detector: ClassVar[ReplacedTokenDetector | None] = DenseDetector()
 
     vocab_size: int = 30522
     embedding_size: int = 768

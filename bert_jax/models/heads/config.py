@@ -169,6 +169,23 @@ SpanClassifier = LinearSpan | FeedForwardSpan
 """The layers that a family puts on its encoder to answer questions."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DenseDetector:
+    """Detects replaced tokens: dense, activation, linear to one logit (ELECTRA)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstTokenDetector:
+    """Detects replaced tokens: sum with the first token, norm, dense, activation, linear.
+
+    The layers of `LMMaskPredictionHead` in DeBERTa-v3's release.
+    """
+
+
+ReplacedTokenDetector = DenseDetector | FirstTokenDetector
+"""The layers that a family puts on its encoder to detect replaced tokens in pretraining."""
+
+
 class FamilyClassifiers(Protocol):
     """Tells which layers a family has for sequences and for choices; every encoder config does."""
 

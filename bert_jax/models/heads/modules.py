@@ -91,22 +91,6 @@ class LMHead(nnx.Module):
         return dense_transposed(hidden, table, self.bias[...], hidden.dtype)
 
 
-class ReplacedTokenHead(nnx.Module):
-    """Computes whether each token was replaced: dense, activation, linear to one logit (ELECTRA).
-
-    Has the layers of Hugging Face's `ElectraDiscriminatorPredictions`.
-    """
-
-    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
-        self.dense = linear(config.hidden_size, config.hidden_size, config, compute, rngs)
-        self.output = linear(config.hidden_size, 1, config, ComputeConfig(), rngs)
-        self.activation = config.hidden_act
-
-    def __call__(self, hidden_BLD: jax.Array) -> jax.Array:
-        """Maps [B, L, D] to logits, float32 [B, L]; positive means that the token was replaced."""
-        return self.output(activate(self.dense(hidden_BLD), self.activation))[..., 0]
-
-
 class DenseClassifierModule(nnx.Module):
     """Classifies the first token: dropout, dense, activation, dropout, linear.
 

@@ -1,14 +1,24 @@
-"""Computes ELECTRA's loss: replaced-token detection with a generator that is trained jointly.
+"""Computes the loss of replaced-token detection with a generator that is trained jointly.
 
-Source: Clark et al. 2020, section 2. The generator is a masked language model. At every selected
-position its prediction is sampled and replaces the token, and the discriminator decides for every
-token of the result whether it is the original one. No gradient passes through the sampling.
+Source: Clark et al. 2020, section 2 (ELECTRA); He et al. 2023, section 3 (DeBERTa-v3). The
+generator is a masked language model. At every selected position its prediction is sampled and
+replaces the token, and the discriminator decides for every token of the result whether it is the
+original one. No gradient passes through the sampling.
 
-Both networks use the embeddings of the discriminator: word, position and token-type tables and
-their LayerNorm, as in the original code (`run_pretraining.py`, `untied_generator_embeddings`
-False). The parameters of the discriminator are at the root, so that it is a model like any other,
-and those of the generator under "generator", without embeddings.
+The parameters of the discriminator are at the root, so that it is a model like any other, and those
+of the generator under "generator". Where their embeddings are depends on `embedding_sharing`:
+
+- `SharedEmbeddings`: the generator has none. It uses those of the discriminator: the word, position
+  and token-type tables and their LayerNorm, as in ELECTRA's code (`run_pretraining.py`,
+  `untied_generator_embeddings` False).
+- `GradientDisentangledEmbeddings`: the generator has embeddings. In place of each table to which it
+  adds a difference ("embedding"), the discriminator has that "difference", as in DeBERTa's code
+  (`rtd_task.py`).
+- None: both have embeddings.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +29,19 @@ from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.layers.dropout import column_keys, finalize_hash
 from bert_jax.models.model import build_network
 from bert_jax.objectives.base import Batch, LossOutput
-from bert_jax.objectives.config import ReplacedTokens
 from bert_jax.objectives.pretraining import Metrics, masked_lm_loss
+from bert_jax.objectives.replaced_tokens.config import (
+    GradientDisentangledEmbeddings,
+    ReplacedTokens,
+    SharedEmbeddings,
+)
 from bert_jax.objectives.weighted_mean import WeightedMean, padding_fraction, weighted_mean
 from bert_jax.params.paths import GENERATOR, without_auxiliary_networks
 
 _EMBEDDINGS = "embeddings"
+_TABLE, _DIFFERENCE = "embedding", "difference"
+SHARED_TABLES = ("word_embeddings", "position_embeddings")
+"""The tables to which a `GradientDisentangledEmbeddings` discriminator adds a difference."""
 
 
 class ReplacedTokensObjective:
@@ -42,14 +59,26 @@ class ReplacedTokensObjective:
 
     def abstract(self) -> Params:
         """Returns the parameters as shapes and dtypes."""
-        generator = _without_embeddings(self.generator.abstract())
-        return {**self.network.abstract(), GENERATOR: generator}
+        return self._join(self.network.abstract(), self.generator.abstract())
 
     def init(self, key: jax.Array) -> Params:
         """Returns newly initialized parameters, float32."""
         network_key, generator_key = jax.random.split(key)
-        generator = _without_embeddings(self.generator.init(generator_key))
-        return {**self.network.init(network_key), GENERATOR: generator}
+        return self._join(self.network.init(network_key), self.generator.init(generator_key))
+
+    def _join(self, discriminator: Params, generator: Params) -> Params:
+        """Joins the parameters of two complete networks; differences of embeddings are 0."""
+        match self.config.embedding_sharing:
+            case SharedEmbeddings():
+                encoder = {n: p for n, p in generator["encoder"].items() if n != _EMBEDDINGS}
+                generator = {**generator, "encoder": encoder}
+            case GradientDisentangledEmbeddings():
+                discriminator = _map_tables(
+                    discriminator, lambda _, table: {_DIFFERENCE: _zeros(table[_TABLE])}
+                )
+            case None:
+                pass
+        return {**discriminator, GENERATOR: generator}
 
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the fields of the encoder, of masked LM and of the sampling."""
@@ -80,12 +109,14 @@ class ReplacedTokensObjective:
 
         sampled_ids = sample_tokens(jax.lax.stop_gradient(logits), batch["sampling_seeds"])
         input_ids, is_replaced = replace_tokens(batch, sampled_ids)
-        discriminator = self.network.merge(without_auxiliary_networks(params))
+        discriminator = self.network.merge(discriminator_params(params))
         hidden = discriminator.encode(
             {**batch, "input_ids": input_ids}, discriminator_key
         ).last_hidden_state
         rtd_loss, rtd_metrics = replaced_token_loss(
-            discriminator.replaced_token(hidden), is_replaced, batch["attention_mask"]
+            discriminator.replaced_token(hidden, batch.get("position_ids")),
+            is_replaced,
+            batch["attention_mask"],
         )
         loss = (
             self.config.mlm_weight * mlm_loss.total / loss_denominators["mlm"]
@@ -106,13 +137,48 @@ class ReplacedTokensObjective:
 def generator_params(params: Params) -> Params:
     """Returns the parameters of the generator as those of a model with its own embeddings."""
     generator = params[GENERATOR]
+    shared = {_EMBEDDINGS: params["encoder"][_EMBEDDINGS]}
+    return {**generator, "encoder": {**shared, **generator["encoder"]}}
+
+
+def discriminator_params(params: Params) -> Params:
+    """Returns the parameters of the discriminator as those of a model with its own embeddings.
+
+    No gradient reaches the tables of the generator to which differences are added.
+    """
+
+    def add_difference(name: str, table: Params) -> Params:
+        if _DIFFERENCE not in table:
+            return table
+        base = params[GENERATOR]["encoder"][_EMBEDDINGS][name][_TABLE]
+        return {_TABLE: jax.lax.stop_gradient(base) + table[_DIFFERENCE]}
+
+    return _map_tables(without_auxiliary_networks(params), add_difference)
+
+
+def pretrained_path(path: str, config: ReplacedTokens) -> str:
+    """Returns the path, in a pretrained discriminator, of the values that a parameter starts from.
+
+    With `GradientDisentangledEmbeddings` the generator starts from the embeddings of the pretrained
+    discriminator, so that the discriminator starts from them as well: its differences are 0.
+    """
+    prefix = f"{GENERATOR}/encoder/{_EMBEDDINGS}/"
+    is_table = path in {f"{prefix}{name}/{_TABLE}" for name in SHARED_TABLES}
+    if is_table and isinstance(config.embedding_sharing, GradientDisentangledEmbeddings):
+        return path.removeprefix(f"{GENERATOR}/")
+    return path
+
+
+def _map_tables(params: Params, function: Callable[[str, Params], Params]) -> Params:
+    """Applies `function(name, parameters)` to each of `SHARED_TABLES` that a model has."""
     embeddings = params["encoder"][_EMBEDDINGS]
-    return {**generator, "encoder": {**generator["encoder"], _EMBEDDINGS: embeddings}}
+    tables = {n: function(n, embeddings[n]) for n in SHARED_TABLES if n in embeddings}
+    return {**params, "encoder": {**params["encoder"], _EMBEDDINGS: {**embeddings, **tables}}}
 
 
-def _without_embeddings(params: Params) -> Params:
-    encoder = {name: tree for name, tree in params["encoder"].items() if name != _EMBEDDINGS}
-    return {**params, "encoder": encoder}
+def _zeros(leaf: Any) -> Any:
+    """Returns zeros like an array; the same shape and dtype for a `ShapeDtypeStruct`."""
+    return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.zeros_like(leaf)
 
 
 def sample_tokens(logits_BPV: jax.Array, seeds_BP: jax.Array) -> jax.Array:
