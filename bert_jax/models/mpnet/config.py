@@ -23,7 +23,6 @@ class MPNetConfig(TransformerConfig):
     family: ClassVar[str] = "MPNet"
     pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
     sequence_classifier: ClassVar[SequenceClassifier] = DenseClassifier()
-    required_pad_token_id: ClassVar[int | None] = PAD_TOKEN_ID
     supports_fused_attention: ClassVar[bool] = False  # because of the relative bias
 
     vocab_size: int = 30527
