@@ -27,8 +27,8 @@ examples:
 
 {MODEL_WITH_HEAD}
 {TASKS_HELP}
-Prints JSON to stdout, such as {{"dev": {{"accuracy": 0.91, ...}}, ...}}; notes on the data go to
-stderr. Splits without labels, such as the test sets of GLUE, are left out; it is an error if none
+Prints JSON to stdout, such as {{"dev": {{"examples": 277, "accuracy": 0.91, ...}}, ...}}, with the
+metrics rounded to 6 decimals; notes on the data go to stderr. Splits without labels, such as the test sets of GLUE, are left out; it is an error if none
 has labels.
 """
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints one JSON object with the metrics of each split."""
+    """Prints one JSON object with the number of examples and the metrics of each split."""
     config = task_config(args)
     from tqdm import tqdm
 
@@ -67,11 +67,13 @@ def run(args: argparse.Namespace) -> None:
     task = load_task(config)
     for note in task.notes:
         logger.info("note: %s", note)
-    results: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, int | float]] = {}
     for split in [args.split] if args.split else _labeled_splits(task):
         num_examples = len(task.splits.get(split, ()))
         with tqdm(desc=split, total=num_examples, unit=" examples", disable=None) as bar:
-            results[split] = predictor.evaluate(task, split, on_progress=bar.update)
+            metrics = predictor.evaluate(task, split, on_progress=bar.update)
+        rounded = {name: round(value, 6) for name, value in metrics.items()}
+        results[split] = {"examples": num_examples, **rounded}
     print(json.dumps(results, indent=2))
 
 

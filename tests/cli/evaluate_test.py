@@ -43,7 +43,9 @@ def test_metrics_of_each_labeled_split(exported, tmp_path, capsys):
     results = json.loads(capsys.readouterr().out)
     predictions = np.array([row["label"] for row in Predictor(load_model(exported))(TEXTS)])
     for split in labels:
+        assert results[split]["examples"] == len(TEXTS)
         assert np.isclose(results[split]["accuracy"], np.mean(predictions == labels[split]))
+        assert all(value == round(value, 6) for value in results[split].values())
     assert main(["evaluate", exported, *COLUMNS, *files, "--split", "test"]) == 0
     assert json.loads(capsys.readouterr().out) == {"test": results["test"]}
 
