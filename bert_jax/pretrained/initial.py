@@ -68,8 +68,8 @@ def require_readable_base(path: str) -> None:
     if tf1.find_checkpoint(Path(path)) is not None:
         raise UserError(
             f"{path} is a TF1 checkpoint, and train.tuning.method trains only a part of it, so "
-            "each prediction would need TensorFlow to read the rest; make a Hugging Face folder of it "
-            f"with `bert-jax convert {path} --output FOLDER`, and start from that folder"
+            "each prediction would need TensorFlow to read the rest; make a Hugging Face folder of "
+            f"it with `bert-jax convert {path} --output FOLDER`, and start from that folder"
         )
 
 
