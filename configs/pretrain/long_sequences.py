@@ -150,9 +150,9 @@ def _new_config(
     seq_length: int,
 ) -> LongformerConfig | BigBirdConfig:
     if model == "longformer":
-        # Two rows of the position table belong to no token.
+        # Two rows of the position table belong to no token, and the window must fit.
         return LongformerConfig.from_size(
-            size, vocab_size=vocab_size, max_position_embeddings=seq_length + 2
+            size, vocab_size=vocab_size, max_position_embeddings=max(seq_length, 512) + 2
         )
     return BigBirdConfig.from_size(size, vocab_size=vocab_size, max_position_embeddings=seq_length)
 

@@ -1,8 +1,10 @@
 """Runs a small experiment that is killed, stopped or hung at a given step.
 
-    python training_driver.py CORPUS RUN [--steps 40] [--kill-at 17] [--kill-in-save 20]
-                              [--term-at 11] [--term-in-save 20] [--hang-at 5]
+    python training_driver.py CORPUS RUN [--recipe NAME] [--steps 40] [--kill-at 17]
+                              [--kill-in-save 20] [--term-at 11] [--term-in-save 20]
+                              [--hang-at 5]
 
+With `--recipe`, CORPUS is the folder of `prepare_recipes`, and the run that of a small recipe.
 `--kill-at N` is SIGKILL after update N, `--kill-in-save N` SIGKILL while the checkpoint of step N
 is half written, `--term-at N` SIGTERM after update N, `--term-in-save N` SIGTERM while the
 checkpoint of step N is half written, `--hang-at N` makes the last process hang after update N. The
@@ -41,6 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("corpus")
     parser.add_argument("run", type=Path)
+    parser.add_argument("--recipe")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--kill-in-save", type=int)
@@ -58,6 +61,11 @@ def main() -> int:
     from bert_jax.train.run import run
 
     try:
+        if args.recipe:
+            from tests.helpers.pretraining_recipes import small_experiment
+
+            small = small_experiment(args.recipe, Path(args.corpus), steps=args.steps)
+            return run(small, args.run)
         return run(experiment(args.corpus, args.steps), args.run)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,10 +1,7 @@
 """Covers bert_jax/train/run.py: a run that is killed, also while it saves, resumes exactly."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,59 +9,16 @@ import pytest
 
 from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.params import paths
-from bert_jax.simulate.attempt import free_port
 from bert_jax.testing.text_corpus import prepare_corpus
 from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED
+from tests.helpers.processes import drive, drive_together
 
-DRIVER = Path(__file__).parent.parent / "helpers/training_driver.py"
 KILLED = -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
     return prepare_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-def start(corpus: Path, run: Path, *flags: str, **environment: str) -> subprocess.Popen:
-    environment = {
-        "PYTHONPATH": str(DRIVER.parents[2]),
-        "JAX_PLATFORMS": "cpu",
-        "BERT_JAX_COMPILATION_CACHE": str(corpus.parent / "compiled"),
-        **environment,
-    }
-    return subprocess.Popen(
-        [sys.executable, str(DRIVER), str(corpus), str(run), *flags],
-        env={**os.environ, **environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def drive(corpus: Path, run: Path, *flags: str, expect: int) -> None:
-    process = start(corpus, run, *flags)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == expect, errors[-3000:]
-
-
-def drive_together(corpus: Path, run: Path, count: int, *flags: str, expect: int) -> None:
-    """Runs the same experiment in `count` processes of one device each, over gloo."""
-    port = free_port()
-    processes = [
-        start(
-            corpus,
-            run,
-            *flags,
-            BERT_JAX_COORDINATOR=f"localhost:{port}",
-            BERT_JAX_NUM_PROCESSES=str(count),
-            BERT_JAX_PROCESS_ID=str(index),
-            BERT_JAX_LOCAL_DEVICES="1",
-        )
-        for index in range(count)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=600)
-        assert process.returncode == expect, errors[-3000:]
 
 
 def parameters(run: Path) -> dict[str, np.ndarray]:

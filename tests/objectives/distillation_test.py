@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config_lib import from_json, to_json
-from bert_jax.data.config import PretrainingData
 from bert_jax.errors import ConfigError
-from bert_jax.experiment import Experiment
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
@@ -21,7 +19,6 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.objectives.config import FineTuning, ObjectiveConfig, Pretraining
 from bert_jax.objectives.distillation.config import (
-    TEACHER_PARAMS,
     AllTokens,
     MaskedTokens,
     PretrainingDistillation,
@@ -33,15 +30,11 @@ from bert_jax.objectives.distillation.objective import (
     TaskDistillationObjective,
 )
 from bert_jax.objectives.make import make_objective
-from bert_jax.parallel import sharding
-from bert_jax.parallel.config import Parallelism, make_mesh_config
 from bert_jax.params import paths
 from bert_jax.testing.batches import fine_tuning_batch, pretraining_batch
 from bert_jax.testing.models import random_parameters, small_config
-from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
+from bert_jax.train.config import Phase
 from bert_jax.train.flops import step_flops
-from bert_jax.train.step import TrainSetup
-from bert_jax.tuning.config import TuningConfig
 
 STUDENT = small_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 TEACHER_MODEL = small_config(num_hidden_layers=3)
@@ -200,63 +193,6 @@ def test_microbatches_add_up_to_the_batch(config):
     parts = [float(gradients(objective, params, half, denominators)[1].loss) for half in halves]
     assert sum(parts) == pytest.approx(expected, rel=1e-5)
     assert min(parts) > 0
-
-
-def train(preset: Parallelism, num_devices: int):
-    """Returns parameters and losses after two updates from random parameters."""
-    config = Experiment(
-        name="distillation",
-        objective=pretraining(),
-        data=PretrainingData(corpus="unused"),
-        train=TrainConfig(
-            phases=(PHASE,),
-            schedule=WarmupLinear(peak_learning_rate=1e-3, warmup_steps=1),
-            tuning=TuningConfig(frozen=(TEACHER_PARAMS,)),
-        ),
-        mesh=make_mesh_config(preset),
-    )
-    mesh = sharding.make_mesh(config.mesh, jax.devices()[:num_devices])
-    setup = TrainSetup.from_experiment(config, mesh)
-    fields = setup.objective.batch_fields()
-    step = setup.compile_step(PHASE, fields, [PHASE.sizes])
-    params = parameters(config.objective, scale=1.0)
-    state = {
-        "step": jnp.int32(0),
-        "params": params,
-        "opt_state": jax.jit(setup.optimizer.init)(params),
-    }
-    state = jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, setup.abstract))
-    losses = []
-    for number in range(2):
-        batch = masked_lm_batch(number)
-        rows = sharding.put_batch(
-            {name: batch[name] for name in fields}, sharding.batch_sharding(mesh)
-        )
-        state, metrics = step(state, rows)
-        losses.append(float(metrics["loss"]))
-    moments = [path for path in map(str, jax.tree.leaves_with_path(state["opt_state"]))]
-    assert not [path for path in moments if "DictKey(key='teacher')" in path]
-    return paths.flatten(jax.device_get(state["params"])), losses
-
-
-@functools.cache
-def one_device():
-    return train("dp", 1)
-
-
-@pytest.mark.parametrize(
-    "preset",
-    [
-        pytest.param("dp", marks=pytest.mark.slow),
-        "fsdp",
-        pytest.param("tp", marks=pytest.mark.slow),
-    ],
-)
-def test_eight_devices_equal_one(preset):
-    (found, losses), (expected, expected_losses) = train(preset, 8), one_device()
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    for path, leaf in expected.items():
-        np.testing.assert_allclose(found[path], leaf, atol=1e-5, err_msg=path)
 
 
 def test_teacher_adds_its_forward_flops():

@@ -1,12 +1,9 @@
-"""Covers configs/pretrain/distilbert.py: its hyperparameters, and a run on text that resumes."""
+"""Covers configs/pretrain/distilbert.py: its hyperparameters, and a run on text."""
 
-import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.config_lib import override
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.experiment import Experiment
@@ -21,7 +18,6 @@ from bert_jax.objectives.distillation.config import (
     MaskedTokens,
     PretrainingDistillation,
 )
-from bert_jax.params import paths
 from bert_jax.pretrained.load import build_model, load_model
 from bert_jax.recipes import call_recipe, load_recipe
 from bert_jax.runs.metrics import read_metrics
@@ -87,20 +83,12 @@ def test_layers_and_soft_targets_are_arguments(folder):
     assert chosen.objective.model.num_hidden_layers == 1
 
 
-def test_recipe_trains_a_distilbert_and_resumes_bit_exactly(folder, tmp_path):
+def test_recipe_trains_a_distilbert(folder, tmp_path):
     sizes = ("steps=6", "batch_size=8", "learning_rate=1e-2", "bfloat16=false")
     changes = ["train.checkpoints.save_every=3", "train.logging.log_every=1"]
     config = override(recipe(folder, 4, *sizes), changes)
     with one_device_mesh():
         assert run(config, tmp_path / "run") == 0
-        shutil.copytree(tmp_path / "run", tmp_path / "resumed")
-        shutil.rmtree(tmp_path / "resumed/checkpoints/6")
-        assert run(config, tmp_path / "resumed") == 0
-    expected = paths.flatten(restore_params(tmp_path / "run/checkpoints", 6)[0])
-    found = paths.flatten(restore_params(tmp_path / "resumed/checkpoints", 6)[0])
-    assert found.keys() == expected.keys()
-    for path, value in expected.items():
-        np.testing.assert_array_equal(found[path], value, err_msg=path)
     rows = read_metrics(tmp_path / "run/metrics.jsonl")
     for row in rows:
         total = 2 * row["mlm_loss"] + 5 * row["soft_loss"] + row["cosine_loss"]

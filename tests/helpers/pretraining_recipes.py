@@ -1,0 +1,121 @@
+"""Makes the shipped pretraining recipes small: networks of width 16 on a generated corpus.
+
+Every objective of pretraining is in one of `RECIPES`. Dropout, optimizer, schedule, masking and
+input format are those of the recipe.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config_lib import override
+from bert_jax.data.corpus.plan import PrepareConfig
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.experiment import Experiment
+from bert_jax.export.export import export
+from bert_jax.interop.huggingface import ImportedModel
+from bert_jax.models.albert.config import AlbertConfig
+from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong
+from bert_jax.models.distilbert.config import DistilBertConfig
+from bert_jax.models.electra.config import ElectraConfig, generator_config
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.layers.config import LearnedPositions, PaddingOffsetPositions
+from bert_jax.models.longformer.config import LongformerConfig
+from bert_jax.models.modernbert.config import ModernBertConfig
+from bert_jax.objectives.config import ReplacedTokens
+from bert_jax.pretrained.load import build_model
+from bert_jax.recipes import call_recipe, load_recipe
+from bert_jax.testing.models import random_parameters, small_config
+from bert_jax.testing.text_corpus import prepare_corpus
+from bert_jax.text.config import TokenizerTrainingConfig
+from bert_jax.text.learn import train_tokenizer_from_files
+
+LENGTH = 32
+BERT_CORPUS, ROBERTA_CORPUS, TEACHER = "prepared", "prepared-bpe", "teacher"
+
+# The recipe of each model, its arguments, and the corpus with the special tokens of the model.
+RECIPES: dict[str, tuple[str, list[str], str]] = {
+    "albert": ("albert", [], BERT_CORPUS),
+    "spanbert": ("spanbert", [], BERT_CORPUS),
+    "electra": ("electra", ["warmup_steps=1"], BERT_CORPUS),
+    "deberta": ("masked_lm", ["model=deberta"], BERT_CORPUS),
+    "mpnet": ("mpnet", [], ROBERTA_CORPUS),
+    "modernbert": ("modernbert", ["size=ettin-17m"], BERT_CORPUS),
+    "distilbert": ("distilbert", ["teacher_layers=[0]"], BERT_CORPUS),
+    "longformer": ("long_sequences", ["model=longformer"], ROBERTA_CORPUS),
+    "bigbird": ("long_sequences", ["model=bigbird"], BERT_CORPUS),
+}
+
+
+def prepare_recipes(folder: Path) -> Path:
+    """Writes two corpora, with BERT's and with RoBERTa's special tokens, and a teacher."""
+    prepared = prepare_corpus(folder)
+    text = str(folder / "text/*.txt")
+    train_tokenizer_from_files(
+        [text], folder / "bpe", TokenizerTrainingConfig(kind="bpe", vocab_size=280)
+    )
+    source = TextFiles(text)
+    output = str(folder / ROBERTA_CORPUS)
+    prepare(
+        PrepareConfig(source=source, tokenizer=str(folder / "bpe"), output=output), num_workers=1
+    )
+    tokenizer = PreparedCorpus(prepared).tokenizer()
+    config = small_config(
+        vocab_size=tokenizer.vocab_size,
+        positions=LearnedPositions(max_position_embeddings=LENGTH),
+    )
+    imported = ImportedModel(random_parameters(config), config, tokenizer)
+    export(build_model(imported, "teacher"), folder / TEACHER)
+    return folder
+
+
+def small_experiment(name: str, folder: Path, *, steps: int = 4) -> Experiment:
+    """Returns the run of a model in `RECIPES` for a few updates, on the data of a folder."""
+    recipe, arguments, corpus = RECIPES[name]
+    file = str(Path(__file__).parents[2] / f"configs/pretrain/{recipe}.py")
+    given = [f"corpus={folder / corpus}", f"steps={steps}", f"seq_length={LENGTH}", "batch_size=8"]
+    given += ["learning_rate=1e-3", "bfloat16=false", *arguments]
+    if name == "distilbert":
+        given.append(f"teacher={folder / TEACHER}")
+    experiment = call_recipe(load_recipe(file), given, file)
+    model = small_model(experiment.objective.model)
+    changes: dict[str, Any] = {"model": model}
+    if isinstance(experiment.objective, ReplacedTokens) and isinstance(model, ElectraConfig):
+        changes["generator"] = generator_config(model, 0.5)
+    objective: Any = dataclasses.replace(experiment.objective, **changes)
+    return override(
+        dataclasses.replace(experiment, objective=objective),
+        ["train.checkpoints.save_every=2", "train.logging.log_every=1"],
+    )
+
+
+def small_model(config: EncoderConfig) -> EncoderConfig:
+    """Returns a config of the same family with one or two layers of width 16."""
+    if isinstance(config, DistilBertConfig):
+        return config  # as small as its teacher
+    fields: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    if isinstance(config.positions, LearnedPositions):
+        fields["positions"] = LearnedPositions(max_position_embeddings=LENGTH)
+    if isinstance(config.positions, PaddingOffsetPositions):
+        fields["positions"] = PaddingOffsetPositions(max_position_embeddings=LENGTH + 2)
+    match config:
+        case AlbertConfig():
+            fields |= {"embedding_size": 8, "num_hidden_layers": 2}
+        case ElectraConfig():
+            fields |= {"embedding_size": 8}
+        case ModernBertConfig():  # a global and a local layer
+            fields |= {"num_hidden_layers": 2, "layer_types": (), "local_attention": 8}
+        case LongformerConfig():
+            fields |= {"attention_window": (8,)}
+        case BigBirdConfig():  # sparse for more than 28 tokens
+            fields["attention"] = BlockSparseWhenLong(block_size=4, num_random_blocks=1)
+        case _:
+            pass
+    return dataclasses.replace(config, **fields)
