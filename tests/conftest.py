@@ -35,7 +35,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # compile the same small programs, and since the collection itself takes seconds.
 CLEAR_ABOVE_BYTES = 1_000_000_000
 CLEAR_AFTER_GROWTH_BYTES = 200_000_000
-# Above this, they are dropped after every file: `make test` should stay below 2.5 GB a process.
+# Above this, they are dropped after every file, and after a test if they grew as much since the
+# last time: `make test` should stay below 2.5 GB a process.
 ALWAYS_CLEAR_ABOVE_BYTES = 1_700_000_000
 _bytes_after_clearing = 0
 
@@ -79,15 +80,25 @@ def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def bounded_memory() -> Iterator[None]:
     """Frees compiled programs after a test file: over a run they pile up to several gigabytes."""
-    global _bytes_after_clearing
     yield
     threshold = max(CLEAR_ABOVE_BYTES, _bytes_after_clearing + CLEAR_AFTER_GROWTH_BYTES)
-    if _resident_bytes() < min(threshold, ALWAYS_CLEAR_ABOVE_BYTES):
-        return
+    if _resident_bytes() >= min(threshold, ALWAYS_CLEAR_ABOVE_BYTES):
+        _free_compiled_programs()
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory_in_a_file() -> Iterator[None]:
+    """Frees compiled programs after a test if the file has compiled very many."""
+    yield
+    grown = _resident_bytes() - _bytes_after_clearing > CLEAR_AFTER_GROWTH_BYTES
+    if grown and _resident_bytes() >= ALWAYS_CLEAR_ABOVE_BYTES:
+        _free_compiled_programs()
+
+
+def _free_compiled_programs() -> None:
+    global _bytes_after_clearing
     jax.clear_caches()
     gc.collect()
-    # The millions of objects of imported libraries would be traversed again by every collection.
-    gc.freeze()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)  # glibc otherwise keeps the freed pages in the process
     _bytes_after_clearing = _resident_bytes()
