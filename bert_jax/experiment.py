@@ -59,6 +59,14 @@ class Experiment:
         if not tuning.trains_part_of_encoder:
             return
         method = type(tuning.method).__name__
+        model, num_virtual_tokens = self.objective.model, tuning.num_virtual_tokens
+        max_seq_length = max(phase.seq_length for phase in self.train.phases)
+        if num_virtual_tokens and max_seq_length + num_virtual_tokens > model.max_length:
+            raise ConfigError(
+                f"train.phases has seq_length {max_seq_length} and train.tuning.method.length is "
+                f"{num_virtual_tokens}, but the model has positions for {model.max_length} tokens; "
+                "shorten one of them"
+            )
         if not isinstance(self.objective, FineTuning | MultiTask):
             raise ConfigError(
                 f"train.tuning.method is {method}, but the objective is "

@@ -27,7 +27,12 @@ from bert_jax.models.layers.config import NoPositions, NormalInit
 from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import parts_in
 from bert_jax.params import paths
-from bert_jax.pretrained.load import LoadedModel, load_model, require_single_task
+from bert_jax.pretrained.load import (
+    LoadedModel,
+    load_model,
+    require_no_adapter,
+    require_single_task,
+)
 from bert_jax.text.tokenizer import TOKENIZER_CONFIG_FILE, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -81,6 +86,7 @@ def export(model: LoadedModel, output: Path) -> float:
 
 
 def _without_unknown_heads(model: LoadedModel) -> LoadedModel:
+    require_no_adapter(model, "be exported as a Hugging Face folder")
     known_heads = {head for heads in format_of(model.config).heads.values() for head in heads}
     unknown_heads = [head for head in HEADS if head in model.params and head not in known_heads]
     if unknown_heads:

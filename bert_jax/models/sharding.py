@@ -6,7 +6,7 @@ heads, which all families share, are listed here.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bert_jax.models.bert.sharding import PARAMETER_AXES as BERT_AXES
 from bert_jax.models.encoder import FAMILIES, family_module
@@ -77,6 +77,18 @@ _HEADS: list[tuple[str, LogicalAxes]] = [
 ]
 
 
+_PREFIX_ENCODER: list[tuple[str, LogicalAxes]] = [
+    (f"{ADAPTER}/encoder/prefix_encoder/{name}", axes)
+    for name, axes in (
+        ("embedding", (None, "embed")),
+        ("down/kernel", ("embed", None)),
+        ("up/kernel", (None, "heads")),
+        ("*/bias", (None,)),
+    )
+]
+"""Computes the keys and values of prefix tuning."""
+
+
 @functools.cache
 def parameter_axes() -> PathTable[LogicalAxes]:
     """Returns the table of logical axes over the parameters of all families and their heads."""
@@ -87,6 +99,7 @@ def parameter_axes() -> PathTable[LogicalAxes]:
         ).PARAMETER_AXES
         rows |= dict.fromkeys((f"encoder/{pattern}", axes) for pattern, axes in encoder_rows)
     adapter_rows = [row for pattern, axes in rows for row in _adapter_rows(pattern, axes)]
+    adapter_rows = [*dict.fromkeys(adapter_rows), *_PREFIX_ENCODER]
     network_rows = [*rows, *_HEADS]
     auxiliary_rows = [
         (f"{network}/{pattern}", axes)
@@ -104,9 +117,31 @@ def _adapter_rows(pattern: str, axes: LogicalAxes) -> list[tuple[str, LogicalAxe
     module, _, name = pattern.rpartition("/")
     match name:
         case "kernel":
-            leaves = {"lora_a": (axes[0], None), "lora_b": (None, axes[1]), "magnitude": (axes[1],)}
+            leaves = {
+                "lora_a": (axes[0], None),
+                "lora_b": (None, axes[1]),
+                "magnitude": (axes[1],),
+                "ia3": (None,),  # of the inputs or of the outputs
+            }
+            if module.endswith("attention/query"):
+                prefix = f"{ADAPTER}/{module.removesuffix('/query')}/prefix_*"
+                return [*_rows(module, leaves), (prefix, (None, axes[1]))]
         case "embedding" if module.endswith("/word_embeddings"):
-            leaves = {"lora_embedding_a": (axes[0], None), "lora_embedding_b": (None, axes[1])}
+            leaves = {
+                "lora_embedding_a": (axes[0], None),
+                "lora_embedding_b": (None, axes[1]),
+                "prompt": (None, axes[1]),
+            }
+        case "*" if module.endswith(("attention_norm", "feed_forward_norm")):
+            leaves = {
+                "down/kernel": ("embed", None),
+                "up/kernel": (None, "embed"),
+                "*/bias": (None,),
+            }
         case _:
-            leaves: dict[str, LogicalAxes] = {}
+            return []
+    return _rows(module, leaves)
+
+
+def _rows(module: str, leaves: Mapping[str, LogicalAxes]) -> list[tuple[str, LogicalAxes]]:
     return [(f"{ADAPTER}/{module}/{leaf}", leaf_axes) for leaf, leaf_axes in leaves.items()]

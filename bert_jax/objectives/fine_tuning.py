@@ -24,7 +24,7 @@ class FineTuningObjective:
         self.spec = head_spec(config.head)
         self.network = build_network(config.model, (), config.head, config.compute)
         if adapter is not None:
-            self.network = AdaptedNetwork(self.network, adapter, config.compute)
+            self.network = AdaptedNetwork(self.network, adapter, config.model, config.compute)
 
     def abstract(self) -> Params:
         """Returns the parameters as shapes and dtypes."""

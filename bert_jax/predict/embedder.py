@@ -17,7 +17,7 @@ from bert_jax.predict.batching import (
     params_to_device,
     require_tokenizer,
 )
-from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.load import LoadedModel, require_no_adapter
 
 Pooling = Literal["cls", "mean", "max"]
 """The hidden state of [CLS], or the mean or maximum over all tokens, including [CLS] and [SEP]."""
@@ -50,6 +50,7 @@ class Embedder:
           UserError: the model has no tokenizer, or the pooling or a layer does not exist.
         """
         self._tokenizer = require_tokenizer(model)
+        require_no_adapter(model, "embed")
         num_layers = model.config.num_applied_layers
         for layer in layers:
             if not -num_layers - 1 <= layer <= num_layers:

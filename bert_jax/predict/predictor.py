@@ -21,6 +21,7 @@ from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import task_parts
 from bert_jax.objectives.fine_tuning import FineTuningObjective
+from bert_jax.params.paths import ADAPTER
 from bert_jax.predict.batching import next_power_of_two, params_to_device, require_tokenizer
 from bert_jax.predict.checks import (
     check_fits_model,
@@ -111,7 +112,9 @@ class Predictor:
         self._model_path, self._reads_pairs = model.path, settings.reads_pairs
         part_names = ("encoder", *task_parts(head, model.config))
         self._params = {part: params_to_device(model, part) for part in part_names}
-        objective = FineTuningObjective(settings.objective)
+        if model.adapter is not None:
+            self._params[ADAPTER] = jax.device_put(model.adapter_params)
+        objective = FineTuningObjective(settings.objective, model.adapter)
         self._field_names = objective.input_fields()
         self._predict_batch = jax.jit(objective.predict)
 

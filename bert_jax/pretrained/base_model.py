@@ -10,7 +10,8 @@ from typing import Any
 
 from bert_jax.config_lib import from_json
 from bert_jax.errors import UserError
-from bert_jax.models.adapters.network import merge_adapter
+from bert_jax.models.adapters.config import Adapter
+from bert_jax.models.adapters.network import can_be_merged, merge_adapter
 from bert_jax.params import paths
 from bert_jax.tuning.config import TuningConfig
 
@@ -51,15 +52,17 @@ def complete_params(
     params: Mapping[str, Any],
     info: Mapping[str, Any],
     checkpoint: str,
-    load_encoder: Callable[[str], dict[str, Any]],
+    load_model: Callable[[str], Any],
 ) -> dict[str, Any]:
-    """Returns all parameters of a model, without adapter, from those in a checkpoint.
+    """Returns all parameters of a model from those in a checkpoint.
+
+    An adapter that can be merged is merged. Other ones remain under "adapter".
 
     Args:
       params: the parameters in the checkpoint; returned as they are if it names no base.
       info: the metadata of the checkpoint.
       checkpoint: its folder, for messages.
-      load_encoder: returns the encoder's parameters of the model at a path.
+      load_model: returns the model at a path, a `LoadedModel`.
 
     Raises:
       UserError: the base cannot be read or has changed.
@@ -68,7 +71,7 @@ def complete_params(
         return dict(params)
     path = Base(**info[BASE]).path
     try:
-        encoder = load_encoder(path)
+        encoder = load_model(path).params["encoder"]
     except UserError as error:
         raise UserError(
             f"{checkpoint} holds only the parameters that were trained on the base {path}, which "
@@ -78,6 +81,14 @@ def complete_params(
     flat = {**paths.flatten({"encoder": encoder}), **paths.flatten(params)}
     complete = paths.unflatten(flat)
     tuning = from_json(TuningConfig, info["config"]["train"]["tuning"], "train.tuning")
-    if tuning.adapter is None:
+    if tuning.adapter is None or not can_be_merged(tuning.adapter):
         return complete
     return merge_adapter(tuning.adapter, complete)
+
+
+def remaining_adapter(info: Mapping[str, Any]) -> Adapter | None:
+    """Returns the adapter that the result of `complete_params` has, or None."""
+    if BASE not in info:
+        return None
+    tuning = from_json(TuningConfig, info["config"]["train"]["tuning"], "train.tuning")
+    return tuning.adapter if tuning.adapter and not can_be_merged(tuning.adapter) else None

@@ -13,7 +13,7 @@ from bert_jax.models.encoder import EncoderConfig
 from bert_jax.objectives.config import teacher_of
 from bert_jax.objectives.replaced_tokens.objective import generator_params
 from bert_jax.params import paths
-from bert_jax.pretrained.load import LoadedModel, build_model, load_model
+from bert_jax.pretrained.load import LoadedModel, build_model, load_model, require_no_adapter
 from bert_jax.runs import run_folder
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
 
@@ -28,7 +28,9 @@ def load_model_or_tf1(path: str | Path) -> LoadedModel:
     """
     if tf1.find_checkpoint(Path(path)) is not None:
         return build_model(tf1.read_checkpoint(Path(path)), str(path))
-    return load_model(path)
+    model = load_model(path)
+    require_no_adapter(model, "be the start of another training")
+    return model
 
 
 def load_generator(path: str | Path) -> LoadedModel:

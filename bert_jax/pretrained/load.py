@@ -13,7 +13,7 @@ Imports no TensorFlow; `initial.py` reads Google's TF1 checkpoints, too.
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import ConfigError, UserError, require_list_of_texts
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
+from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.encoder import Encoder, EncoderConfig
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.layers.config import ComputeConfig
@@ -35,7 +36,8 @@ from bert_jax.objectives.config import MultiTask
 from bert_jax.objectives.multi_task import task_params
 from bert_jax.objectives.replaced_tokens.objective import discriminator_params
 from bert_jax.params import paths
-from bert_jax.pretrained.base_model import complete_params
+from bert_jax.params.paths import ADAPTER
+from bert_jax.pretrained.base_model import complete_params, remaining_adapter
 from bert_jax.runs import run_folder
 from bert_jax.runs.run_folder import CHECKPOINTS
 from bert_jax.text.compatibility import check_embedding_rows, check_input_template
@@ -82,6 +84,9 @@ class LoadedModel:
       run: the checkpoint of the run; None for a Hugging Face folder or a TF1 checkpoint.
       head: the head of the task for which it was fine-tuned; None for a pretrained model.
       tasks: the names of the tasks, for a multi-task run that was loaded without heads.
+      adapter: the adapter that was trained, if it cannot be merged into `params`, such as
+        `PrefixTuning`.
+      adapter_params: its parameters, which the network has under "adapter"; {} without adapter.
     """
 
     params: dict[str, Any]
@@ -92,6 +97,8 @@ class LoadedModel:
     run: RunCheckpoint | None = None
     head: TaskHead | None = None
     tasks: tuple[str, ...] = ()
+    adapter: Adapter | None = None
+    adapter_params: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def encoder(self, compute: ComputeConfig | None = None) -> Encoder:
         """Returns the encoder as a Flax NNX module that holds the loaded parameters.
@@ -101,6 +108,7 @@ class LoadedModel:
         Args:
           compute: dtypes and kernels of the module; None for float32.
         """
+        require_no_adapter(self, "be used as a Flax module")
         network = build_network(self.config, compute=compute or ComputeConfig())
         return network.merge({"encoder": jax.device_put(self.params["encoder"])}).encoder
 
@@ -204,6 +212,20 @@ def require_single_task(model: LoadedModel, flag: str = "--task") -> None:
         )
 
 
+def require_no_adapter(model: LoadedModel, purpose: str) -> None:
+    """Raises a UserError if a model has an adapter that could not be merged into its parameters.
+
+    Args:
+      purpose: what needs the parameters alone, to follow "it cannot", such as "be exported".
+    """
+    if model.adapter is not None:
+        raise UserError(
+            f"{model.path} was trained with {type(model.adapter).__name__}, which cannot be merged "
+            f"into the model, so it cannot {purpose}; it can predict and be evaluated; train with "
+            "LoRA, DoRA or IA3 for a model that can"
+        )
+
+
 def _require_no_task(path: str | Path, task: str | None) -> None:
     if task is not None:
         raise ConfigError(
@@ -229,7 +251,8 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     best_step = info.get("best", {}).get("step")
     if step is None and best_step not in (None, loaded_step):
         params, info, loaded_step = restore_params(checkpoints, best_step)
-    params = complete_params(params, info, str(folder), _load_encoder)
+    params = complete_params(params, info, str(folder), load_model)
+    adapter_params = params.pop(ADAPTER, {})
     objective = info.get("config", {}).get("objective", {})
     objective_type = objective.get("type")
     if objective_type not in _OBJECTIVES_OF_MODELS:
@@ -259,11 +282,12 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
         head = from_json(MultiTask, objective, "objective").for_task(task).head
         params = task_params(params, task)
     imported = ImportedModel(paths.flatten(params), config, tokenizer, head)
-    return dataclasses.replace(build_model(imported, str(folder), run_checkpoint), tasks=task_names)
-
-
-def _load_encoder(path: str) -> dict[str, Any]:
-    return load_model(path).params["encoder"]
+    return dataclasses.replace(
+        build_model(imported, str(folder), run_checkpoint),
+        tasks=task_names,
+        adapter=remaining_adapter(info),
+        adapter_params=adapter_params,
+    )
 
 
 def _describe_folder(folder: Path) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import masked_lm_parts
 from bert_jax.params import paths
-from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.load import LoadedModel, require_no_adapter
 from bert_jax.text.compatibility import Tokenization, check_same_tokenizer
 from bert_jax.tuning.fisher import evaluate_masked_lm, require_masked_lm
 
@@ -37,6 +37,7 @@ def measure_forgetting(
         `corpus_folder` is not a prepared corpus with the same vocabulary.
     """
     tokenizer = require_masked_lm(before, corpus_folder)
+    require_no_adapter(after, "be compared with its base weight by weight")
     if after.config != before.config:
         raise UserError(
             f"{after.path} and {before.path} have different encoder configs; expected two models "

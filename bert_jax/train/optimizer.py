@@ -28,7 +28,7 @@ WEIGHT_DECAY: PathTable[bool] = PathTable(
         ("**/difference", True),
         ("**/decoder", True),
         ("adapter/**/lora_*", True),
-        ("adapter/**/magnitude", True),
+        *((f"adapter/**/{name}", True) for name in ("magnitude", "ia3", "prompt", "prefix_*")),
         ("**/bias", False),
         ("**/scale", False),
         ("heads/*/log_variance", False),

@@ -92,7 +92,9 @@ def fine_tuning_experiment(
     config, tokenizer, distillation = _load_student(model, teacher, teacher_layers)
     labeled = _load_trainable_task(task)
     if max_length is None:
-        max_length = min(kind_of(labeled).default_seq_length, config.max_length)
+        max_length = min(
+            kind_of(labeled).default_seq_length, config.max_length - tuning.num_virtual_tokens
+        )
     folder = str(tokenizer_folder(model or teacher or ""))
     data = FineTuningData(task=task, tokenizer=folder, truncation=truncation)
     features = training_features(labeled, tokenizer, max_length, data.window_overlap, truncation)

@@ -6,7 +6,15 @@ Imports no jax.
 from dataclasses import dataclass
 
 from bert_jax.errors import ConfigError, check_range
-from bert_jax.models.adapters.config import Adapter, LoRA
+from bert_jax.models.adapters.config import (
+    IA3,
+    Adapter,
+    HoulsbyAdapter,
+    LoRA,
+    PfeifferAdapter,
+    PrefixTuning,
+    PromptTuning,
+)
 
 WHOLE_ENCODER = "encoder/**"
 """The path pattern of all encoder parameters, without pooler and heads."""
@@ -148,6 +156,15 @@ class TuningConfig:
                 return self.method
 
     @property
+    def num_virtual_tokens(self) -> int:
+        """Returns the number of positions before the text that the method takes."""
+        match self.method:
+            case PrefixTuning() | PromptTuning():
+                return self.method.length
+            case _:
+                return 0
+
+    @property
     def trains_part_of_encoder(self) -> bool:
         """Returns whether a checkpoint holds only the trained parameters, and names the base."""
         return not isinstance(self.method, FullTuning)
@@ -204,8 +221,14 @@ def default_learning_rate(method: TuningMethod) -> float:
             return 5e-5
         case LoRA():
             return 5e-4
+        case HoulsbyAdapter() | PfeifferAdapter():
+            return 3e-4
         case BitFit() | LayerNormTuning():
             return 1e-3
+        case IA3() | PrefixTuning():
+            return 5e-3
+        case PromptTuning():
+            return 3e-2
 
 
 FROZEN_ENCODER = TuningConfig(frozen=(WHOLE_ENCODER,), features=CachedFeatures())

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import optax
 
 from bert_jax.functional import Params
+from bert_jax.models.adapters.config import HoulsbyAdapter
 from bert_jax.models.config import TransformerConfig
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
@@ -49,7 +50,7 @@ def trained_encoder_patterns(method: TuningMethod) -> tuple[str, ...]:
             return _BIASES
         case BitFit(biases=QueryAndIntermediateBiases()):
             return _SUBSET
-        case LayerNormTuning():
+        case LayerNormTuning() | HoulsbyAdapter():
             return _NORMS
         case _:
             return ()

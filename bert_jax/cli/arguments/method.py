@@ -5,7 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 from bert_jax.errors import ConfigError
-from bert_jax.models.adapters.config import DoRA, LoRA
+from bert_jax.models.adapters.config import (
+    IA3,
+    DoRA,
+    HoulsbyAdapter,
+    LoRA,
+    PeftSelection,
+    PfeifferAdapter,
+    PrefixTuning,
+    PromptTuning,
+)
 from bert_jax.tuning.config import (
     BitFit,
     FullTuning,
@@ -19,6 +28,10 @@ def _bitfit_subset() -> BitFit:
     return BitFit(biases=QueryAndIntermediateBiases())
 
 
+def _peft_ia3() -> IA3:
+    return IA3(selection=PeftSelection())
+
+
 METHODS: dict[str, Callable[..., TuningMethod]] = {
     "full": FullTuning,
     "lora": LoRA,
@@ -26,6 +39,12 @@ METHODS: dict[str, Callable[..., TuningMethod]] = {
     "bitfit": BitFit,
     "bitfit-subset": _bitfit_subset,
     "layer-norm": LayerNormTuning,
+    "ia3": IA3,
+    "ia3-peft": _peft_ia3,
+    "houlsby": HoulsbyAdapter,
+    "pfeiffer": PfeifferAdapter,
+    "prefix": PrefixTuning,
+    "prompt": PromptTuning,
 }
 """The values of --method. The arguments of the functions are those of `_FLAGS`."""
 

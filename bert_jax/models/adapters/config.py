@@ -71,4 +71,95 @@ class DoRA(LoRA):
     """
 
 
-Adapter = LoRA | DoRA
+@dataclass(frozen=True, kw_only=True)
+class PaperSelection:
+    """Selects keys, values and the input of the second feed-forward layer (Liu et al. 2022)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeftSelection:
+    """Selects what peft does for BERT: also the input of the output layer of attention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IA3:
+    """Configures IA3 (Liu et al. 2022, section 3.3): trained vectors that scale activations."""
+
+    selection: PaperSelection | PeftSelection = PaperSelection()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoulsbyAdapter:
+    """Configures the bottleneck adapters of Houlsby et al. 2019: two in each layer.
+
+    As in their code, the activation is the tanh form of GELU, and LayerNorms are trained, too.
+
+    Attributes:
+      size: M, the width of the bottleneck.
+    """
+
+    size: int = 64
+
+    def __post_init__(self) -> None:
+        check_range(f"{_FIELD}.size", self.size, at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PfeifferAdapter:
+    """Configures the bottleneck adapters of Pfeiffer et al. 2021: one after each feed-forward.
+
+    The activation is ReLU, as in their code.
+
+    Attributes:
+      reduction_factor: D divided by the width of the bottleneck.
+    """
+
+    reduction_factor: int = 16
+
+    def __post_init__(self) -> None:
+        check_range(f"{_FIELD}.reduction_factor", self.reduction_factor, at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixEncoder:
+    """Computes keys and values during training with a small network of hidden width `size`."""
+
+    size: int = 512
+
+    def __post_init__(self) -> None:
+        check_range(f"{_FIELD}.reparametrization.size", self.size, at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixTuning:
+    """Configures prefix tuning (Li and Liang 2021): trained keys and values in each attention.
+
+    Attributes:
+      length: n, the number of keys and values in front of those of the text.
+      reparametrization: None trains them directly, as in P-tuning v2 (Liu et al. 2022).
+    """
+
+    length: int = 20
+    reparametrization: PrefixEncoder | None = None
+
+    def __post_init__(self) -> None:
+        check_range(f"{_FIELD}.length", self.length, at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptTuning:
+    """Configures prompt tuning (Lester et al. 2021): trained embeddings in front of the text.
+
+    As in peft, a classifier that reads the first token reads the first of these vectors.
+
+    Attributes:
+      length: n, the number of vectors.
+    """
+
+    length: int = 20
+
+    def __post_init__(self) -> None:
+        check_range(f"{_FIELD}.length", self.length, at_least=1)
+
+
+Adapter = LoRA | DoRA | IA3 | HoulsbyAdapter | PfeifferAdapter | PrefixTuning | PromptTuning

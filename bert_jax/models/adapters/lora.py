@@ -18,23 +18,33 @@ from flax import nnx
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.adapters.config import DoRA, LoRA
+from bert_jax.models.adapters.modules import (
+    Implementation,
+    Leaves,
+    Modules,
+    Shapes,
+    replace_submodule,
+    rowwise_dense,
+    rowwise_vector,
+    select_layers,
+    submodule,
+)
+from bert_jax.models.config import TransformerConfig
 from bert_jax.models.layers.dropout import DropoutSeed, dropout
 from bert_jax.models.layers.embedding_lookup import embedding_lookup
 from bert_jax.models.layers.matmul import dense
-
-Leaves = Mapping[str, Any]
-"""The parameters of one layer by name, as arrays or as shapes."""
+from bert_jax.params.paths import LAYER_PREFIX
 
 
-def lora_shapes(method: LoRA, path: str, base: Leaves) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the adapter of one layer.
+def _shapes(method: LoRA, modules: Modules, config: TransformerConfig) -> Shapes:
+    del config
+    return {
+        path: _layer_shapes(method, path, modules[path])
+        for path in select_layers(method.targets, modules)
+    }
 
-    Args:
-      base: the parameters of the layer: `kernel` [in, out], or `embedding` [V, D].
 
-    Raises:
-      ConfigError: the rank is larger than the matrix; for DoRA, the layer is an embedding table.
-    """
+def _layer_shapes(method: LoRA, path: str, base: Leaves) -> dict[str, tuple[int, ...]]:
     rows, columns = base["kernel" if "kernel" in base else "embedding"].shape
     if method.rank > min(rows, columns):
         raise ConfigError(
@@ -52,11 +62,10 @@ def lora_shapes(method: LoRA, path: str, base: Leaves) -> dict[str, tuple[int, .
     return {**shapes, "magnitude": (columns,)} if isinstance(method, DoRA) else shapes
 
 
-def init_lora(shapes: Mapping[str, tuple[int, ...]], key: jax.Array) -> dict[str, jax.Array]:
-    """Initializes the adapter of one layer so that its product is zero.
-
-    The magnitude of DoRA is one here; `lora_from_base` replaces it.
-    """
+def _init(
+    method: LoRA, shapes: Mapping[str, tuple[int, ...]], key: jax.Array
+) -> dict[str, jax.Array]:
+    del method
     values: dict[str, jax.Array] = {}
     for name, shape in shapes.items():
         match name:
@@ -65,22 +74,21 @@ def init_lora(shapes: Mapping[str, tuple[int, ...]], key: jax.Array) -> dict[str
                 values[name] = jax.random.uniform(key, shape, jnp.float32, -bound, bound)
             case "lora_embedding_b":
                 values[name] = jax.random.normal(key, shape, jnp.float32)
-            case "magnitude":
+            case "magnitude":  # `_from_base` replaces it
                 values[name] = jnp.ones(shape, jnp.float32)
             case _:
                 values[name] = jnp.zeros(shape, jnp.float32)
     return values
 
 
-def lora_from_base(adapter: Leaves, base: Leaves) -> dict[str, Any]:
-    """Returns the adapter with what follows from the base: the magnitude of DoRA."""
+def _from_base(adapter: Leaves, base: Leaves) -> dict[str, Any]:
     if "magnitude" not in adapter:
         return dict(adapter)
     return {**adapter, "magnitude": _column_norms(base["kernel"])}
 
 
-def merge_lora(method: LoRA, adapter: Leaves, base: Leaves) -> dict[str, Any]:
-    """Returns the parameters of a layer that computes the same without the adapter."""
+def _merge(method: LoRA, path: str, adapter: Leaves, base: Leaves) -> dict[str, Any]:
+    del path
     if "lora_embedding_a" in adapter:
         product = adapter["lora_embedding_a"] @ adapter["lora_embedding_b"]
         return {**base, "embedding": base["embedding"] + method.scale * product}
@@ -88,22 +96,6 @@ def merge_lora(method: LoRA, adapter: Leaves, base: Leaves) -> dict[str, Any]:
     if "magnitude" in adapter:
         kernel = kernel * (adapter["magnitude"] / _column_norms(kernel))
     return {**base, "kernel": kernel}
-
-
-def rowwise_dense(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Computes x [B, ..., in] times a kernel [in, out], or [B, in, out] with one for each row of B.
-
-    Returns:
-      float32 [B, ..., out], from operands in `dtype`.
-    """
-    if kernel.ndim == 2:
-        return dense(x, kernel, None, dtype)
-    return jnp.einsum(
-        "b...i,bio->b...o",
-        x.astype(dtype),
-        kernel.astype(dtype),
-        preferred_element_type=jnp.float32,
-    )
 
 
 class LoRALinear(nnx.Module):
@@ -139,9 +131,7 @@ class LoRALinear(nnx.Module):
         dtype, kernel = y.dtype, self.base.kernel[...]
         a, b = (jax.lax.stop_gradient(leaf[...]) for leaf in (self.lora_a, self.lora_b))
         norm = _column_norms(jax.lax.stop_gradient(kernel) + self.method.scale * (a @ b))
-        ratio = self.magnitude[...] / norm
-        if a.ndim == 3:  # one adapter for each row of the batch
-            ratio = ratio.reshape(ratio.shape[0], *(1,) * (delta.ndim - 2), ratio.shape[-1])
+        ratio = rowwise_vector(self.magnitude[...] / norm, delta)
         if dropped is x:  # the product without the bias
             product = y if self.base.bias is None else y - self.base.bias[...].astype(dtype)
         else:
@@ -198,9 +188,7 @@ class LoRABlock(nnx.Module):
     ) -> Any:
         """Runs the layer; the arguments are those of the layer."""
         for index, path in enumerate(self.adapted):
-            module = self.block
-            for name in path.split("/"):
-                module = getattr(module, name)
+            module = submodule(self.block, path)
             module.dropout_seed = None if dropout_seeds is None else _seed(dropout_seeds[0], index)
         return self.block(x_BLD, inputs, dropout_seeds, **options)
 
@@ -211,6 +199,22 @@ def _seed(layer_seed: DropoutSeed, index: int) -> DropoutSeed:
     return layer_seed ^ jnp.array(mask, jnp.uint32)
 
 
+def _install(method: LoRA, network: Any, adapter: Modules) -> None:
+    blocks: dict[str, list[str]] = {}
+    for path, leaves in adapter.items():
+        base = submodule(network, path)
+        is_dense = "lora_a" in leaves
+        new = LoRALinear(base, leaves, method) if is_dense else LoRAEmbedding(base, leaves, method)
+        replace_submodule(network, path, new)
+        if method.dropout and (match := LAYER_PREFIX.match(path)):
+            blocks.setdefault(match[0].rstrip("/"), []).append(path[match.end() :])
+    for path, adapted in blocks.items():
+        replace_submodule(network, path, LoRABlock(submodule(network, path), tuple(adapted)))
+
+
 def _column_norms(kernel: Any) -> jax.Array:
     """Returns the Euclidean norm of each column of [..., in, out], [..., out]."""
     return jnp.sqrt(jnp.sum(jnp.square(kernel), axis=-2))
+
+
+IMPLEMENTATION = Implementation(_shapes, _init, _install, _merge, _from_base)

@@ -81,6 +81,10 @@ class LayerNorm(nnx.Module):
         scaled = normalized * self.scale[...]
         return (scaled + self.bias[...] if self.use_bias else scaled).astype(self.dtype)
 
+    def add(self, residual: jax.Array, y: jax.Array) -> jax.Array:
+        """Normalizes the sum of a residual and the output of a sublayer; adapters replace this."""
+        return self(residual + y)
+
 
 def layer_norm(
     config: TransformerConfig, compute: ComputeConfig, num_features: int | None = None

@@ -118,10 +118,10 @@ class PostNormBlock(nnx.Module):
         attn_out, attention_weights = self.attention(
             x_BLD, mask, attn_seed, return_attention_weights=return_attention_weights
         )
-        x_BLD = self.attention_norm(x_BLD + dropout(attn_out, self.dropout_rate, residual_seed))
+        x_BLD = self.attention_norm.add(x_BLD, dropout(attn_out, self.dropout_rate, residual_seed))
         ffn_out = self.feed_forward(x_BLD)
-        return self.feed_forward_norm(
-            x_BLD + dropout(ffn_out, self.dropout_rate, ffn_seed)
+        return self.feed_forward_norm.add(
+            x_BLD, dropout(ffn_out, self.dropout_rate, ffn_seed)
         ), attention_weights
 
 

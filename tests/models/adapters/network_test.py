@@ -1,4 +1,4 @@
-"""Covers models/adapters/{config,lora,network}.py: zero effect, merging, counts, bad targets."""
+"""Covers models/adapters/*.py: zero effect, merging, counts, rows of a batch, bad settings."""
 
 import dataclasses
 import math
@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import ConfigError
-from bert_jax.models.adapters.config import AlphaOverSqrtRank, DoRA, LoRA
+from bert_jax.models.adapters.config import (
+    IA3,
+    AlphaOverSqrtRank,
+    DoRA,
+    HoulsbyAdapter,
+    LoRA,
+    PeftSelection,
+    PfeifferAdapter,
+    PrefixEncoder,
+    PrefixTuning,
+    PromptTuning,
+)
 from bert_jax.models.adapters.network import AdaptedNetwork, merge_adapter
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.bert.config import BertConfig
@@ -49,7 +60,8 @@ FAMILIES = {
     "modernbert": ModernBertConfig(**SIZES, num_hidden_layers=3, intermediate_size=32),
 }
 DENSE = ("query", "value", "attention/output", "feed_forward/*")
-BASE = build_network(BertConfig.from_size("base"), ("pooler",))
+BERT_BASE = BertConfig.from_size("base")
+BASE = build_network(BERT_BASE, ("pooler",))
 
 
 def objectives(
@@ -90,6 +102,8 @@ def loss(objective: FineTuningObjective, params: Any, batch: Any) -> float:
         ("albert", LoRA(), ComputeConfig(layer_loop=Scanned())),
         ("deberta", LoRA(), ComputeConfig()),
         ("modernbert", LoRA(targets=("query", "gate")), ComputeConfig(layer_loop=Scanned())),
+        ("modernbert", IA3(selection=PeftSelection()), PLAIN),
+        ("albert", IA3(), ComputeConfig(layer_loop=Scanned())),
     ],
 )
 def test_an_adapter_without_effect_leaves_the_loss_bit_identical(family, method, compute):
@@ -108,8 +122,9 @@ def test_an_adapter_without_effect_leaves_the_loss_bit_identical(family, method,
         (DoRA(rank=4, targets=DENSE), TokenClassificationHead(labels=("O", "B-X"))),
         (LoRA(rank=2), QuestionAnsweringHead()),
         (DoRA(rank=2), MultipleChoiceHead()),
+        (IA3(selection=PeftSelection()), HEAD),
     ],
-    ids=["lora", "rslora", "dora", "span", "choice"],
+    ids=["lora", "rslora", "dora", "span", "choice", "ia3"],
 )
 def test_merging_computes_the_same_outputs(method, head):
     adapted, plain = objectives(FAMILIES["bert"], method, head)
@@ -146,6 +161,13 @@ def test_dropout_of_each_adapted_layer_is_different():
         (LoRA(targets=("query", "key", "value", "attention/output", "feed_forward/*")), 1_327_104),
         (LoRA(targets=("word_embeddings",)), 250_320),
         (DoRA(), 294_912 + 18_432),
+        (IA3(), 55_296),
+        (IA3(selection=PeftSelection()), 64_512),
+        (HoulsbyAdapter(), 2_379_264 + 38_400),
+        (PfeifferAdapter(), 894_528),
+        (PrefixTuning(), 368_640),
+        (PrefixTuning(length=30, reparametrization=PrefixEncoder()), 9_872_384),
+        (PromptTuning(), 15_360),
         (BitFit(), 102_144),
         (BitFit(biases=QueryAndIntermediateBiases()), 46_080),
         (LayerNormTuning(), 38_400),
@@ -156,13 +178,24 @@ def test_trained_parameters_of_bert_base(method, count):
     tuning = TuningConfig(method=method)
     params = BASE.abstract()
     if tuning.adapter is not None:
-        params = AdaptedNetwork(BASE, tuning.adapter, ComputeConfig()).abstract()
+        params = AdaptedNetwork(BASE, tuning.adapter, BERT_BASE, PLAIN).abstract()
     trained = {k: v for k, v in without_frozen(tuning, params).items() if k != "pooler"}
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(trained)) == count
 
 
-def test_rows_of_a_batch_can_have_different_adapters():
-    method = LoRA(rank=2, targets=("query", "feed_forward/output", "word_embeddings"))
+@pytest.mark.parametrize(
+    "method",
+    [
+        DoRA(rank=2, targets=("query", "feed_forward/output")),
+        LoRA(rank=2, targets=("word_embeddings", "value")),
+        IA3(),
+        HoulsbyAdapter(size=3),
+        PrefixTuning(length=3),
+        PromptTuning(length=3),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_rows_of_a_batch_can_have_different_adapters(method):
     adapted, _ = objectives(FAMILIES["bert"], method)
     params, batch = adapted.init(jax.random.key(0)), batch_for(batch_size=3)
     adapters = [randomized(params, seed)[ADAPTER] for seed in range(2)]
@@ -182,12 +215,29 @@ def test_rows_of_a_batch_can_have_different_adapters():
         (LoRA(targets=("attention/outptu",)), "did you mean 'attention/output'"),
         (LoRA(rank=17), "rank is 17, but the matrix of .*query is [16, 16]; expected at most 16"),
         (DoRA(targets=("word_embeddings",)), "which is an embedding table; DoRA"),
+        (PfeifferAdapter(reduction_factor=17), "reduction_factor is 17, but the encoder has width"),
+        (PromptTuning(length=18), "length is 18, which leaves no room for text.*at most 17"),
+        (PrefixTuning(length=18), "length is 18, which leaves no room for text.*at most 17"),
     ],
 )
 def test_methods_that_do_not_fit_the_network_are_refused(method, message):
     pattern = message.replace("[16, 16]", re.escape("[16, 16]"))
     with pytest.raises(ConfigError, match=pattern):
         objectives(FAMILIES["bert"], method)
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "message"),
+    [
+        ("modernbert", HoulsbyAdapter(), "but those of ModernBertEncoder have it before"),
+        ("modernbert", PrefixTuning(length=2), "the attention of ModernBertEncoder is Rotary"),
+        ("deberta", PrefixTuning(length=2), "the attention of .* is DisentangledAttention"),
+    ],
+)
+def test_methods_that_do_not_fit_the_family_are_refused(family, method, message):
+    adapted, _ = objectives(FAMILIES[family], method)
+    with pytest.raises(ConfigError, match=message):
+        jax.eval_shape(adapted.predict, adapted.abstract(), batch_for())
 
 
 def test_scanned_layers_must_be_adapted_alike():
