@@ -6,13 +6,17 @@ names its base: the model from which training started, and the fingerprint of it
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bert_jax.config_lib import from_json
 from bert_jax.errors import UserError
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.adapters.network import can_be_merged, merge_adapter
+from bert_jax.models.heads.config import TaskHead
 from bert_jax.params import paths
+from bert_jax.params.paths import ADAPTER
+from bert_jax.runs import run_folder
 from bert_jax.tuning.config import TuningConfig
 
 BASE = "base"
@@ -30,6 +34,70 @@ class Base:
 
     path: str
     fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedAdapter:
+    """Holds an adapter without its base, as a run has saved it.
+
+    Attributes:
+      method: how the adapter changes the base.
+      params: its parameters, which a network has under "adapter"; NumPy arrays.
+      head: the head of the task.
+      head_params: the parameters of the head, and of the pooler if the head uses it.
+      base: the model that it was trained on.
+      path: the run folder.
+    """
+
+    method: Adapter
+    params: dict[str, Any]
+    head: TaskHead
+    head_params: dict[str, Any]
+    base: Base
+    path: str
+
+
+def read_adapter(folder: str | Path) -> TrainedAdapter:
+    """Reads the adapter and the head of a fine-tuning run, without reading the base.
+
+    The parameters are those of the best step, or of the newest one if none was evaluated.
+
+    Raises:
+      UserError: the folder is no run that trained an adapter on one task.
+    """
+    params, info, _ = restore_run(Path(folder), None)
+    config = info.get("config", {})
+    tuning = from_json(TuningConfig, config["train"]["tuning"], "train.tuning")
+    objective = config["objective"]["type"]
+    if tuning.adapter is None or objective != "FineTuning":
+        raise UserError(
+            f"{folder} is a run of {objective} with the method {type(tuning.method).__name__}; "
+            "expected fine-tuning on one task with an adapter, such as --method lora"
+        )
+    return TrainedAdapter(
+        method=tuning.adapter,
+        params=params[ADAPTER],
+        head=from_json(TaskHead, config["objective"]["head"], "objective.head"),
+        head_params={part: tree for part, tree in params.items() if part != ADAPTER},
+        base=Base(**info[BASE]),
+        path=str(folder),
+    )
+
+
+def restore_run(folder: Path, step: int | None) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Reads the parameters of a run: those of `step`, or None for the best or the newest step.
+
+    Returns:
+      (parameters, metadata of the checkpoint, step).
+    """
+    from bert_jax.checkpoints.step_folder import restore_params  # orbax takes seconds to import
+
+    checkpoints = run_folder.checkpoint_dir(folder)
+    params, info, loaded_step = restore_params(checkpoints, step)
+    best_step = info.get("best", {}).get("step")
+    if step is None and best_step not in (None, loaded_step):
+        params, info, loaded_step = restore_params(checkpoints, best_step)
+    return params, info, loaded_step
 
 
 def check_base(info: Mapping[str, Any], fingerprint: str, checkpoint: str) -> None:

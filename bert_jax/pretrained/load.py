@@ -37,7 +37,7 @@ from bert_jax.objectives.multi_task import task_params
 from bert_jax.objectives.replaced_tokens.objective import discriminator_params
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
-from bert_jax.pretrained.base_model import complete_params, remaining_adapter
+from bert_jax.pretrained.base_model import complete_params, remaining_adapter, restore_run
 from bert_jax.runs import run_folder
 from bert_jax.runs.run_folder import CHECKPOINTS
 from bert_jax.text.compatibility import check_embedding_rows, check_input_template
@@ -244,13 +244,7 @@ _OBJECTIVES_OF_MODELS = (
 
 
 def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
-    from bert_jax.checkpoints.step_folder import restore_params  # orbax takes seconds to import
-
-    checkpoints = run_folder.checkpoint_dir(folder)
-    params, info, loaded_step = restore_params(checkpoints, step)
-    best_step = info.get("best", {}).get("step")
-    if step is None and best_step not in (None, loaded_step):
-        params, info, loaded_step = restore_params(checkpoints, best_step)
+    params, info, loaded_step = restore_run(folder, step)
     params = complete_params(params, info, str(folder), load_model)
     adapter_params = params.pop(ADAPTER, {})
     objective = info.get("config", {}).get("objective", {})

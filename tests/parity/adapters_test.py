@@ -1,7 +1,8 @@
 """Compares adapters with peft on Hugging Face's PyTorch models, and bottlenecks with formulas.
 
 Every parameter is random, biases, norms and adapters too. Prefix tuning of RoBERTa is not compared:
-peft passes the states of all tokens to the pooled classifier there, and raises an error.
+peft passes the states of all tokens to the classifier there. For question answering with prefix or
+prompt, peft drops `token_type_ids`, so all are 0 here.
 """
 
 import functools
@@ -40,6 +41,9 @@ from tests.helpers.torch_parity import HEADS, randomize_parameters, torch_head_o
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
+
+# peft uses a property that this version of transformers deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 TOLERANCE, PREFIX_LENGTH = 1e-5, 3
 SIZES: dict[str, Any] = {
@@ -190,6 +194,7 @@ def test_outputs_are_those_of_peft(family, kind, name):
         batch["input_ids"] = np.where(
             batch["attention_mask"] > 0, np.maximum(batch["input_ids"], 5), 1
         )
+    if family == "Roberta" or kind == "span":
         batch["token_type_ids"] = np.zeros_like(batch["token_type_ids"])
     inputs = {field: torch.from_numpy(batch[field]).long() for field in ENCODER_FIELDS}
     expected = torch_head_outputs(model, inputs)

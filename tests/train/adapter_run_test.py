@@ -1,6 +1,6 @@
 """Covers runs that train a part of a model: checkpoints, resuming, loading, another base.
 
-Covers train/{initialize,run,step}.py and pretrained/base_model.py with adapters.
+Covers train/{initialize,run,step}.py, pretrained/base_model.py and predict/adapter_set.py.
 """
 
 import dataclasses
@@ -17,9 +17,16 @@ from bert_jax.config_lib import override
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
+from bert_jax.models.adapters.config import LoRA
+from bert_jax.objectives.config import FineTuning
+from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
+from bert_jax.predict.adapter_set import AdapterSet
+from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.predictor import Predictor
+from bert_jax.pretrained.base_model import Base, TrainedAdapter, read_adapter
 from bert_jax.pretrained.load import load_model
+from bert_jax.testing.batches import fine_tuning_batch
 from bert_jax.train.run import run
 from bert_jax.tuning.config import BitFit, TuningConfig
 from bert_jax.tuning.freezing import is_frozen
@@ -125,6 +132,68 @@ def test_bitfit_changes_biases_and_heads_only(lora_run, tmp_path):
     # The softmax does not depend on the bias of the keys, whose gradient is only rounding.
     assert {p for p in changed ^ expected if "/key/" not in p} == set()
     assert expected == {p for p in before if p.startswith("encoder/") and not is_frozen(tuning, p)}
+
+
+def test_a_run_whose_adapter_cannot_be_merged_predicts_and_is_not_exported(lora_run, tmp_path):
+    experiment, _ = lora_run
+    method = {
+        "type": "PrefixTuning",
+        "length": 3,
+        "reparametrization": {"type": "PrefixEncoder", "size": 5},
+    }
+    changes = [f"train.tuning.method={json.dumps(method)}", "train.phases.0.seq_length=37"]
+    experiment = override(experiment, [changes[1], changes[0], "train.phases.0.steps=4"])
+    with one_device_mesh():
+        assert run(experiment, tmp_path / "run") == 0
+    model = load_model(tmp_path / "run")
+    lines = (tmp_path / "run" / "predictions" / "dev.jsonl").read_text().splitlines()
+    example = load_task(experiment.data.task).splits["dev"][0]
+    expected = json.loads(lines[0])["probabilities"]
+    assert Predictor(model)(example)["probabilities"] == pytest.approx(expected, abs=1e-5)
+    for use in (lambda: export(model, tmp_path / "new"), model.encoder, lambda: Embedder(model)):
+        with pytest.raises(UserError, match="PrefixTuning, which cannot be merged"):
+            use()
+    with pytest.raises(ConfigError, match="seq_length 38 and train.tuning.method.length is 3, but"):
+        override(experiment, ["train.phases.0.seq_length=38"])
+
+
+def test_a_set_of_adapters_computes_each_row_with_its_own(lora_run, tmp_path):
+    experiment, folder = lora_run
+    base, trained = load_model(experiment.init_from), read_adapter(folder)
+    small = LoRA(rank=2, alpha=3.0, targets=("query",))
+    query = trained.params["encoder"]["layers"]["0"]["attention"]["query"]
+    cut = {"lora_a": query["lora_a"][:, :2], "lora_b": query["lora_b"][:2]}
+    second = dataclasses.replace(
+        trained,
+        method=small,
+        params={"encoder": {"layers": {"0": {"attention": {"query": cut}}}}},
+        head_params=jax.tree.map(lambda leaf: leaf * np.float32(0.5), trained.head_params),
+    )
+    adapters = {"first": trained, "second": second}
+    adapter_set = AdapterSet(base, adapters)
+    batch = fine_tuning_batch(trained.head, batch_size=4, seq_length=12, vocab_size=18)
+
+    def one_by_one(adapter: TrainedAdapter) -> np.ndarray:
+        config = FineTuning(model=base.config, head=adapter.head)
+        objective = FineTuningObjective(config, adapter.method)
+        params = {"encoder": base.params["encoder"], "adapter": adapter.params}
+        return objective.predict({**params, **adapter.head_params}, batch)["logits"]
+
+    names = ["second", "first", "first", "second"]
+    expected = {name: one_by_one(adapter) for name, adapter in adapters.items()}
+    found = adapter_set(batch, names)["logits"]
+    for row, name in enumerate(names):
+        np.testing.assert_allclose(found[row], expected[name][row], atol=1e-5)
+    assert np.abs(expected["first"] - expected["second"]).max() > 1e-3
+    adapter_set.replace("second", trained)
+    swapped = adapter_set(batch, names)["logits"]
+    np.testing.assert_allclose(swapped, expected["first"], atol=1e-5)
+    assert adapter_set.compute._cache_size() == 1  # nothing was compiled for the new adapter
+    with pytest.raises(UserError, match="no adapter 'secnd' in the set; did you mean 'second'"):
+        adapter_set(batch, ["secnd"] * 4)
+    other = dataclasses.replace(trained, base=Base(path="other", fingerprint="0" * 32))
+    with pytest.raises(UserError, match="trained on the base other with the fingerprint 0000"):
+        adapter_set.replace("second", other)
 
 
 @pytest.mark.parametrize(

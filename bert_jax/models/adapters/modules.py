@@ -46,6 +46,7 @@ class Implementation(NamedTuple):
         A parameter with one more axis in front has a value for each row of the batch.
       merge: (method, path of a module, its adapter's parameters, those of the base) -> parameters
         of a base that computes the same; None if there is no such base.
+      unmerge: the inverse of `merge` in the last argument.
       from_base: (parameters of one module, those of the base) -> parameters with what follows from
         the values of the base.
       prepare: (parameters by module, modules of the base) -> the parameters that `install` needs,
@@ -56,6 +57,7 @@ class Implementation(NamedTuple):
     init: Callable[[Any, Mapping[str, tuple[int, ...]], jax.Array], dict[str, jax.Array]]
     install: Callable[[Any, Any, Modules], None]
     merge: Callable[[Any, str, Leaves, Leaves], dict[str, Any]] | None = None
+    unmerge: Callable[[Any, str, Leaves, Leaves], dict[str, Any]] | None = None
     from_base: Callable[[Leaves, Leaves], dict[str, Any]] = keep_adapter
     prepare: Callable[[Modules, Modules], Modules] = keep_modules
 
