@@ -7,6 +7,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -153,7 +154,7 @@ def test_a_run_whose_adapter_cannot_be_merged_predicts_and_is_not_exported(lora_
     for use in (lambda: export(model, tmp_path / "new"), model.encoder, lambda: Embedder(model)):
         with pytest.raises(UserError, match="PrefixTuning, which cannot be merged"):
             use()
-    with pytest.raises(ConfigError, match="seq_length 38 and train.tuning.method.length is 3, but"):
+    with pytest.raises(ConfigError, match=r"seq_length 38 and .*length is 3, but"):
         override(experiment, ["train.phases.0.seq_length=38"])
 
 
@@ -171,9 +172,9 @@ def test_a_set_of_adapters_computes_each_row_with_its_own(lora_run, tmp_path):
     )
     adapters = {"first": trained, "second": second}
     adapter_set = AdapterSet(base, adapters)
-    batch = fine_tuning_batch(trained.head, batch_size=4, seq_length=12, vocab_size=18)
+    batch: Any = fine_tuning_batch(trained.head, batch_size=4, seq_length=12, vocab_size=18)
 
-    def one_by_one(adapter: TrainedAdapter) -> np.ndarray:
+    def one_by_one(adapter: TrainedAdapter) -> Any:
         config = FineTuning(model=base.config, head=adapter.head)
         objective = FineTuningObjective(config, adapter.method)
         params = {"encoder": base.params["encoder"], "adapter": adapter.params}
@@ -188,8 +189,9 @@ def test_a_set_of_adapters_computes_each_row_with_its_own(lora_run, tmp_path):
     adapter_set.replace("second", trained)
     swapped = adapter_set(batch, names)["logits"]
     np.testing.assert_allclose(swapped, expected["first"], atol=1e-5)
-    assert adapter_set.compute._cache_size() == 1  # nothing was compiled for the new adapter
-    with pytest.raises(UserError, match="no adapter 'secnd' in the set; did you mean 'second'"):
+    compute: Any = adapter_set.compute
+    assert compute._cache_size() == 1  # nothing was compiled for the new adapter
+    with pytest.raises(UserError, match=r"no adapter 'secnd' in the set; did you mean 'second'"):
         adapter_set(batch, ["secnd"] * 4)
     other = dataclasses.replace(trained, base=Base(path="other", fingerprint="0" * 32))
     with pytest.raises(UserError, match="trained on the base other with the fingerprint 0000"):

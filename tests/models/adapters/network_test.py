@@ -22,7 +22,7 @@ from bert_jax.models.adapters.config import (
     PrefixTuning,
     PromptTuning,
 )
-from bert_jax.models.adapters.network import AdaptedNetwork, merge_adapter
+from bert_jax.models.adapters.network import AdaptedNetwork, merge_adapter, unmerge_adapter
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.deberta_v2.config import DebertaV2Config
@@ -130,9 +130,18 @@ def test_merging_computes_the_same_outputs(method, head):
     adapted, plain = objectives(FAMILIES["bert"], method, head)
     params, batch = randomized(adapted.init(jax.random.key(0))), batch_for(head)
     expected = jax.jit(adapted.predict)(params, batch)
-    found = jax.jit(plain.predict)(merge_adapter(method, params), batch)
+    merged = merge_adapter(method, params)
+    found = jax.jit(plain.predict)(merged, batch)
     for name in expected:
         np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
+    both = {**merged, ADAPTER: params[ADAPTER]}
+    if isinstance(method, DoRA):
+        with pytest.raises(ConfigError, match="DoRA cannot be unmerged"):
+            unmerge_adapter(method, both)
+        return
+    unmerged = paths.flatten(unmerge_adapter(method, both))
+    for path, leaf in unmerged.items():
+        np.testing.assert_allclose(leaf, paths.flatten(params)[path], atol=1e-6)
 
 
 def test_dropout_of_each_adapted_layer_is_different():
