@@ -117,7 +117,7 @@ def check_batch(batch: Mapping[str, np.ndarray], expected: BatchSpec) -> None:
         raise UserError(f"batch lacks the field {name!r}; expected {sorted(expected)}")
     for name, array in batch.items():
         if name not in expected:
-            raise UserError(f"batch holds {name!r}, which this program does not read")
+            raise UserError(f"batch has the field {name!r}; expected only {sorted(expected)}")
         shape, dtype = expected[name]
         if tuple(array.shape) != shape or str(array.dtype) != dtype:
             raise UserError(

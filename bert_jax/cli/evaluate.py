@@ -28,8 +28,8 @@ examples:
 {MODEL_WITH_HEAD}
 {TASKS_HELP}
 Prints JSON to stdout, such as {{"dev": {{"examples": 277, "accuracy": 0.91, ...}}, ...}}, with the
-metrics rounded to 6 decimals; notes on the data go to stderr. Splits without labels, such as the test sets of GLUE, are left out; it is an error if none
-has labels.
+metrics rounded to 6 decimals; notes on the data go to stderr. Splits without labels, such as the
+test sets of GLUE, are left out; it is an error if none has labels.
 """
 
 logger = logging.getLogger(__name__)

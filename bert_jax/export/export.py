@@ -136,7 +136,10 @@ def _verify_export(model: LoadedModel, folder: Path) -> float:
         _forward_outputs(model, batch), _forward_outputs(reloaded, batch), strict=True
     ):
         if not np.isfinite(expected).all():
-            raise UserError(f"{model.path} is broken: the {name} are not finite")
+            raise UserError(
+                f"{model.path} is broken: the {name} are not finite; export an earlier checkpoint, "
+                "or train again with a lower learning rate"
+            )
         max_difference = float(np.abs(expected - actual).max())
         # `not <=` and not `>`: a difference of NaN is an error, too.
         if not max_difference <= TOLERANCE:

@@ -60,7 +60,7 @@ class FineTuning:
         if self.label_smoothing and isinstance(self.head, RegressionHead | QuestionAnsweringHead):
             raise ConfigError(
                 f"objective.label_smoothing is {self.label_smoothing}, but a {head_type} has no "
-                "classes; expected 0"
+                "classes to smooth over; set it to 0"
             )
         if self.class_weights:
             _check_class_weights(self.class_weights, self.head)

@@ -124,7 +124,9 @@ class LoadedModel:
         """
         require_list_of_texts(texts)
         if self.tokenizer is None:
-            raise UserError(f"{self.path} has no tokenizer files")
+            raise UserError(
+                f"{self.path} has no tokenizer files; copy its tokenizer.json or vocab.txt into it"
+            )
         add_special_tokens = self.tokenizer.build_inputs_with_special_tokens
         max_tokens = self.config.max_length - len(add_special_tokens([]))
         rows = [add_special_tokens(e.ids[:max_tokens]) for e in self.tokenizer.encode_batch(texts)]

@@ -20,7 +20,7 @@ from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig, t
 from bert_jax.objectives.distillation.config import Teacher
 from bert_jax.objectives.multi_task import HEADS
 from bert_jax.objectives.replaced_tokens.config import ReplacedTokens
-from bert_jax.objectives.replaced_tokens.objective import pretrained_path
+from bert_jax.objectives.replaced_tokens.objective import source_path
 from bert_jax.params import paths
 from bert_jax.pretrained.base_model import Base, check_base
 from bert_jax.runs import run_folder
@@ -279,6 +279,6 @@ def _single_task_head_and_path(
             _, name, single_task_path = path.split("/", 2)
             return objective.for_task(name).head, single_task_path
         case ReplacedTokens():
-            return None, pretrained_path(path, objective)
+            return None, source_path(path, objective)
         case _:
             return None, path

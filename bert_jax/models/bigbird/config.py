@@ -71,8 +71,8 @@ class BigBirdConfig(TransformerConfig):
         super().__post_init__()
         if self.hidden_act != GeluTanh():
             raise ConfigError(
-                f"model.hidden_act is {self.hidden_act}, but BigBird has GeluTanh() everywhere, in "
-                "the classifier of sequences, too"
+                f"model.hidden_act is {self.hidden_act}; expected GeluTanh(), which BigBird uses "
+                "in its layers and in its classifier"
             )
 
     @classmethod

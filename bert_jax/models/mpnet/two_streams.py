@@ -1,17 +1,18 @@
 """Computes what the two streams of MPNet's pretraining attend to (Song et al. 2020, section 2).
 
 The predicted tokens of a sequence have a random order. A prediction depends on the tokens that are
-not predicted and on the predicted ones before it in the order (permuted language modeling), and on
-the positions of all others, whose mask tokens it attends to (masked language modeling). So every
+not predicted and on the predicted ones before it in the order (permuted language modeling). It also
+attends to [MASK] at its own position and at all later ones (masked language modeling). So every
 query attends to each position of the sequence exactly once: to its token or to its mask ("position
 compensation").
 
-The content stream has the L tokens of the text and the P mask tokens, the query stream the P mask
-tokens once more. Both attend to the content stream. The original code (`masked_permutation_net.py`)
-permutes the tokens: first those that are not predicted, then the others in their order. Attention
-does not depend on the order of its keys, so here all tokens remain where they are in the text, and
-the order is a matter of the mask alone. The query stream is part of the same sequence of
-S = L + 2P tokens, but nothing attends to it; so the layers are those of every other encoder.
+The content stream has the L tokens of the text and the P mask tokens; the query stream has a second
+copy of the P mask tokens. Both attend to the content stream. The original code
+(`masked_permutation_net.py`) permutes the tokens: first those that are not predicted, then the
+others in their order. Attention does not depend on the order of its keys, so here all tokens remain
+where they are in the text, and only the attention mask depends on the order. The query stream is
+part of the same sequence of S = L + 2P tokens, but nothing attends to it; so the layers are those
+of every other encoder.
 """
 
 from typing import NamedTuple
@@ -37,14 +38,14 @@ class Predictions(NamedTuple):
 
 
 def permutation_ranks(seeds_BP: jax.Array, is_used: jax.Array) -> jax.Array:
-    """Returns the place of each prediction in a random order of a sequence's predictions.
+    """Returns the rank of each prediction in a random order of a sequence's predictions.
 
     Args:
       seeds_BP: int32 random numbers, independent of each other.
-      is_used: bool [B, P]; unused entries come last.
+      is_used: bool [B, P].
 
     Returns:
-      int32 [B, P], from 0.
+      int32 [B, P], from 0; the rank of all unused entries is the number of used ones.
     """
     index = jnp.arange(seeds_BP.shape[1])
     first, second = seeds_BP[:, :, None], seeds_BP[:, None, :]
@@ -56,23 +57,27 @@ def permutation_ranks(seeds_BP: jax.Array, is_used: jax.Array) -> jax.Array:
 def visible_keys(predictions: Predictions, length: int) -> jax.Array:
     """Returns which keys each query may attend to, bool [B, S, S]; padding is not considered.
 
-    As `make_query_and_content_mask` of the original code. It follows from one number for each
-    query, the rank of the last prediction whose token it may see: -1 for a token that is not
-    predicted and for a mask token, its own rank for a predicted token, and the rank before its own
-    for a query. It sees the tokens up to there and the masks of all later ones.
+    Equals `make_query_and_content_mask` of the original code. It follows from one number for each
+    of the S tokens, the largest rank of a prediction whose token it may attend to: -1 for a token
+    that is not predicted and for a mask token, its own rank for a predicted token, and the rank
+    before its own for a token of the query stream. It attends to the tokens up to that rank and to
+    the masks of all later predictions.
     """
     ranks = jnp.where(predictions.is_used, predictions.ranks, 0)
     is_here = predictions.positions[..., None] == jnp.arange(length)  # [B, P, L]
     is_here &= predictions.is_used[..., None]
     token_ranks = jnp.sum(jnp.where(is_here, ranks[..., None] + 1, 0), axis=1) - 1
-    last_seen = jnp.concatenate([token_ranks, jnp.full_like(ranks, -1), ranks - 1], axis=1)
-    sees_token = token_ranks[:, None, :] <= last_seen[..., None]
-    sees_mask = ranks[:, None, :] > last_seen[..., None]
+    max_rank = jnp.concatenate([token_ranks, jnp.full_like(ranks, -1), ranks - 1], axis=1)
+    sees_token = token_ranks[:, None, :] <= max_rank[..., None]
+    sees_mask = ranks[:, None, :] > max_rank[..., None]
     return jnp.concatenate([sees_token, sees_mask, jnp.zeros_like(sees_mask)], axis=2)
 
 
 def add_streams_to_bias(bias_HLL: jax.Array, positions_BP: jax.Array) -> jax.Array:
-    """Extends a bias of the text's positions to the masks and the queries, float32 [B, H, S, S]."""
+    """Extends a bias between positions of the text to both streams, float32 [B, H, S, S].
+
+    It differs between sequences, so that its memory grows with the batch.
+    """
     batch_size = len(positions_BP)
     is_here = jax.nn.one_hot(positions_BP, bias_HLL.shape[-1], dtype=jnp.float32)
     # Products instead of gathers, whose gradients would be slow scatters on TPUs.

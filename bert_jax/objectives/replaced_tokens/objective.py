@@ -11,9 +11,9 @@ of the generator under "generator". Where their embeddings are depends on `embed
 - `SharedEmbeddings`: the generator has none. It uses those of the discriminator: the word, position
   and token-type tables and their LayerNorm, as in ELECTRA's code (`run_pretraining.py`,
   `untied_generator_embeddings` False).
-- `GradientDisentangledEmbeddings`: the generator has embeddings. In place of each table to which it
-  adds a difference ("embedding"), the discriminator has that "difference", as in DeBERTa's code
-  (`rtd_task.py`).
+- `GradientDisentangledEmbeddings`: the word and position tables are stored once, in the generator.
+  The discriminator stores a "difference" for each, which is added to the generator's table without
+  a gradient for it, as in DeBERTa's code (`rtd_task.py`).
 - None: both have embeddings.
 """
 
@@ -40,7 +40,7 @@ from bert_jax.params.paths import GENERATOR, without_auxiliary_networks
 
 _EMBEDDINGS = "embeddings"
 _TABLE, _DIFFERENCE = "embedding", "difference"
-SHARED_TABLES = ("word_embeddings", "position_embeddings")
+DIFFERENCE_TABLES = ("word_embeddings", "position_embeddings")
 """The tables to which a `GradientDisentangledEmbeddings` discriminator adds a difference."""
 
 
@@ -85,7 +85,7 @@ class ReplacedTokensObjective:
         return ENCODER_FIELDS + MASKED_LM_FIELDS + SAMPLING_FIELDS
 
     def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the number of selected positions for masked LM, and that of all real tokens."""
+        """Returns the number of selected positions for masked LM, and of all real tokens."""
         return {
             "mlm": jnp.maximum(jnp.sum(batch["masked_lm_weights"]), 1.0),
             "rtd": jnp.maximum(jnp.sum(batch["attention_mask"].astype(jnp.float32)), 1.0),
@@ -135,14 +135,14 @@ class ReplacedTokensObjective:
 
 
 def generator_params(params: Params) -> Params:
-    """Returns the parameters of the generator as those of a model with its own embeddings."""
+    """Returns the complete parameters of the generator, embeddings included."""
     generator = params[GENERATOR]
     shared = {_EMBEDDINGS: params["encoder"][_EMBEDDINGS]}
     return {**generator, "encoder": {**shared, **generator["encoder"]}}
 
 
 def discriminator_params(params: Params) -> Params:
-    """Returns the parameters of the discriminator as those of a model with its own embeddings.
+    """Returns the complete parameters of the discriminator, embeddings included.
 
     No gradient reaches the tables of the generator to which differences are added.
     """
@@ -156,23 +156,23 @@ def discriminator_params(params: Params) -> Params:
     return _map_tables(without_auxiliary_networks(params), add_difference)
 
 
-def pretrained_path(path: str, config: ReplacedTokens) -> str:
-    """Returns the path, in a pretrained discriminator, of the values that a parameter starts from.
+def source_path(path: str, config: ReplacedTokens) -> str:
+    """Returns the path in a pretrained discriminator from which to initialize a parameter.
 
     With `GradientDisentangledEmbeddings` the generator starts from the embeddings of the pretrained
     discriminator, so that the discriminator starts from them as well: its differences are 0.
     """
     prefix = f"{GENERATOR}/encoder/{_EMBEDDINGS}/"
-    is_table = path in {f"{prefix}{name}/{_TABLE}" for name in SHARED_TABLES}
+    is_table = path in {f"{prefix}{name}/{_TABLE}" for name in DIFFERENCE_TABLES}
     if is_table and isinstance(config.embedding_sharing, GradientDisentangledEmbeddings):
         return path.removeprefix(f"{GENERATOR}/")
     return path
 
 
 def _map_tables(params: Params, function: Callable[[str, Params], Params]) -> Params:
-    """Applies `function(name, parameters)` to each of `SHARED_TABLES` that a model has."""
+    """Applies `function(name, parameters)` to each of `DIFFERENCE_TABLES` in the parameters."""
     embeddings = params["encoder"][_EMBEDDINGS]
-    tables = {n: function(n, embeddings[n]) for n in SHARED_TABLES if n in embeddings}
+    tables = {n: function(n, embeddings[n]) for n in DIFFERENCE_TABLES if n in embeddings}
     return {**params, "encoder": {**params["encoder"], _EMBEDDINGS: {**embeddings, **tables}}}
 
 
@@ -209,6 +209,7 @@ def gumbel_noise(seeds_BP: jax.Array, vocab_size: int) -> jax.Array:
     uniform = (bits >> jnp.uint32(1)).astype(jnp.int32).astype(jnp.float32) * 2.0**-31 + 2.0**-32
     # A large Gumbel number needs a small `uniform`, which float32 resolves well; the usual formula
     # -log(-log(u)) needs one next to 1, and would cut off tokens with probabilities below 1e-7.
+    # One number in 30 million rounds to 1: its noise is -inf, so that token is not sampled.
     return -jnp.log(-jnp.log1p(-uniform))
 
 
@@ -219,7 +220,7 @@ def replace_tokens(batch: Batch, sampled_ids: jax.Array) -> tuple[jax.Array, jax
       sampled_ids: int32 [B, P].
 
     Returns:
-      Token ids, int32 [B, L], and whether the token is another one than in the text, bool [B, L]. A
+      Token ids, int32 [B, L], and whether a token differs from the original, bool [B, L]. A
       position where the original token was sampled counts as not replaced.
     """
     length = batch["input_ids"].shape[1]
@@ -238,8 +239,8 @@ def replaced_token_loss(
 ) -> tuple[WeightedMean, Metrics]:
     """Computes the sigmoid cross-entropy over all real tokens, [CLS] and [SEP] included.
 
-    The metrics are loss and accuracy over all real tokens, precision over those that the
-    discriminator takes for replaced, and recall over those that are.
+    The metrics are loss and accuracy over all real tokens, precision over the tokens that are
+    predicted as replaced, and recall over the tokens that are replaced.
     """
     weights = attention_mask.astype(jnp.float32)
     labels = is_replaced.astype(jnp.float32)

@@ -123,7 +123,7 @@ def test_dropout_comes_before_the_norm_of_the_embeddings():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_act": Gelu()}, "BigBird has GeluTanh"),
+        ({"hidden_act": Gelu()}, "expected GeluTanh"),
         ({"positions": LearnedPositions(max_position_embeddings=0)}, "expected an integer from 1"),
     ],
 )
