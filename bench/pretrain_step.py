@@ -2,6 +2,7 @@
 
     python bench/pretrain_step.py --output bench/results            # all rows, about 15 minutes
     python bench/pretrain_step.py --sizes tiny --lengths 128        # one row per dtype
+    python bench/pretrain_step.py --sizes albert electra modernbert --dtypes float32
 
 A step is a forward and backward pass, clipping to norm 1, and an AdamW update, with dropout, on the
 same model sizes, batches, and masked positions for all implementations:
@@ -15,8 +16,10 @@ same model sizes, batches, and masked positions for all implementations:
                  in bert_jax
 
 bfloat16 is torch.autocast in PyTorch and ComputeConfig(dtype="bfloat16") in bert_jax; both have
-float32 parameters. Each implementation runs in its own process. They take turns, so that load on
-the machine affects all of them. It needs `make install-parity`.
+float32 parameters. The other families are those of `pretrain_step_families.py`, with the same
+batches, without plain-jax and hf-compile. Each implementation runs in its own process. They take
+turns, so that load on the machine affects all of them. If they are pinned to one core (`taskset`),
+their seconds are CPU seconds. It needs `make install-parity`.
 """
 
 import argparse
@@ -36,9 +39,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pretrain_step_families import FAMILIES
 from pretrain_step_implementations import IMPLEMENTATIONS, BenchmarkCase, make_step
 
 SIZES, LENGTHS, DTYPES = ("tiny", "small", "base"), (128, 512), ("float32", "bfloat16")
+OTHER_FAMILIES_IMPLEMENTATIONS = ("bert_jax", "hf-eager", "hf-gathered")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
+    parser.add_argument("--sizes", nargs="+", choices=(*SIZES, *FAMILIES), default=SIZES)
     parser.add_argument("--lengths", nargs="+", type=int, choices=LENGTHS, default=LENGTHS)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument(
@@ -71,7 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 case = BenchmarkCase(size, length, dtype)
                 if any(dataclasses.asdict(case).items() <= result.items() for result in results):
                     continue
-                measured = measure(case, args.implementations, args.rounds, args.seconds)
+                names = [
+                    name
+                    for name in args.implementations
+                    if size not in FAMILIES or name in OTHER_FAMILIES_IMPLEMENTATIONS
+                ]
+                measured = measure(case, names, args.rounds, args.seconds)
                 results.append({**measured, "environment": environment()})
                 print(markdown_row(measured), file=sys.stderr, flush=True)
                 write_results(args.output, results)
@@ -154,6 +164,8 @@ def run_worker(implementation: str, case: BenchmarkCase) -> int:
     """Reads durations from standard input and runs steps for each, printing their milliseconds."""
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keeps messages of libraries out of the results
+    # CPU time of one thread depends less on the load of the machine than elapsed time.
+    clock = time.process_time if len(os.sched_getaffinity(0)) == 1 else time.perf_counter
     step = make_step(implementation, case)
     step()
     step()
@@ -161,9 +173,9 @@ def run_worker(implementation: str, case: BenchmarkCase) -> int:
         step()  # not timed: after the other processes' turns, caches are cold and pages are lost
         end, step_times = time.perf_counter() + float(line), []
         while len(step_times) < 2 or time.perf_counter() < end:
-            start_time = time.perf_counter()
+            start_time = clock()
             step()
-            step_times.append(1e3 * (time.perf_counter() - start_time))
+            step_times.append(1e3 * (clock() - start_time))
         output.write(json.dumps(step_times) + "\n")
         output.flush()
     return 0

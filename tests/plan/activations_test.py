@@ -107,6 +107,31 @@ PEAKS = {
 }
 
 
+SCANNED = 'objective.compute.layer_loop={"type": "Scanned"}'
+LONG = ("model=longformer", "parallelism=fsdp", "batch_size=32")
+# Peaks of a device of v5e-16 in GiB; docs/tpu.md has the table.
+FAMILY_PEAKS = [
+    ("albert", ("tpu=true", "parallelism=fsdp", "batch_size=256"), (), 30000, 1.46),
+    ("masked_lm", ("model=mpnet", "parallelism=fsdp", "batch_size=256"), (), 30527, 5.30),
+    ("masked_lm", ("parallelism=fsdp", "batch_size=256"), (SCANNED,), 128100, 12.14),
+    ("long_sequences", LONG, (SCANNED, "mesh.communication_dtype=bfloat16"), 50265, 14.17),
+]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments", "overrides", "vocab_size", "peak"),
+    FAMILY_PEAKS,
+    ids=["albert", "mpnet", "deberta", "longformer"],
+)
+def test_memory_of_families_matches_libtpu_peak(recipe, arguments, overrides, vocab_size, peak):
+    """Covers shared layers, a relative bias, disentangled attention, and local attention."""
+    config, _ = planned_experiment(
+        f"configs/pretrain/{recipe}.py", arguments, overrides, vocab_size
+    )
+    plan = make_plan(config, find_slice("v5e-16"))
+    assert plan.memory.total == pytest.approx(peak * 2**30, rel=0.05)
+
+
 def test_plain_attention_saves_its_scores():
     """BERT-base by the recipe without tpu=true: 6.29 GiB per libtpu, of which 1.23 are state."""
     config, _ = planned_experiment("configs/pretrain/bert.py", ["size=base"], [], 30522)
