@@ -170,6 +170,11 @@ class TransformerConfig:
         """Returns the activation of the masked-LM head: that of the feed-forward layers."""
         return self.hidden_act
 
+    @property
+    def global_token_limit(self) -> int | None:
+        """Returns how many tokens of a sequence can be global; None without such a limit."""
+        return None
+
     def global_tokens(self, head: TaskHead | None) -> GlobalTokens | None:
         """Returns the tokens with global attention for a task head, or for pretraining if None.
 

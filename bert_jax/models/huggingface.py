@@ -7,8 +7,9 @@ folders with it. Hugging Face's linear weights are [out, in], the kernels here a
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
+from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import FAMILIES, EncoderConfig, family_module
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.layers.config import Activation, Gelu, GeluTanh, Relu, Silu
@@ -231,7 +232,24 @@ def bert_encoder_names(prefix: str) -> list[NameMapping]:
     ]
 
 
-def tied_and_untied_tables(
+class TyingTables(NamedTuple):
+    """Holds the tables of tensor names of a family, with and without tied token embeddings.
+
+    Attributes:
+      tied: the masked-LM head uses the token embeddings; a file has a copy of them at most.
+      untied: the masked-LM head has a table of its own.
+    """
+
+    tied: NameTable
+    untied: NameTable
+
+    def names(self, config: TransformerConfig, head: TaskHead | None = None) -> NameTable:
+        """Returns the table of a config, which is the same for all task heads."""
+        del head
+        return self.tied if config.tie_word_embeddings else self.untied
+
+
+def tying_tables(
     title: str,
     prefix: str,
     names: Sequence[NameMapping],
@@ -240,8 +258,8 @@ def tied_and_untied_tables(
     decoder_bias: str,
     lm_bias: str,
     ignored: Sequence[Ignored] = (),
-) -> tuple[NameTable, NameTable]:
-    """Returns the tables of a family, with and without tied token embeddings.
+) -> TyingTables:
+    """Makes the tables of a family, with and without tied token embeddings.
 
     Args:
       title: name of the tables in messages.
@@ -262,9 +280,9 @@ def tied_and_untied_tables(
         ignored.append(Ignored(decoder_bias, f"a second copy of {lm_bias}"))
     tied_ignored = [*ignored, Ignored(decoder, f"a second copy of {token_embeddings}")]
     untied_names = [*names, NameMapping("masked_lm/decoder", decoder)]
-    return (
-        NameTable(title, names, tied_ignored, separator="."),
-        NameTable(f"{title}, untied", untied_names, ignored, separator="."),
+    return TyingTables(
+        tied=NameTable(title, names, tied_ignored, separator="."),
+        untied=NameTable(f"{title}, untied", untied_names, ignored, separator="."),
     )
 
 

@@ -40,7 +40,11 @@ from bert_jax.params.paths import ADAPTER
 from bert_jax.pretrained.base_model import complete_params, remaining_adapter, restore_run
 from bert_jax.runs import run_folder
 from bert_jax.runs.run_folder import CHECKPOINTS
-from bert_jax.text.compatibility import check_embedding_rows, check_input_template
+from bert_jax.text.compatibility import (
+    check_embedding_rows,
+    check_input_template,
+    check_pad_token_id,
+)
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -189,6 +193,8 @@ def build_model(
         advice = "use the vocabulary that the model was trained with"
         check_embedding_rows(tokenizer.vocab_size, config.vocab_size, path, advice)
         check_input_template(tokenizer, config.type_vocab_size, path)
+        if run is None:  # runs of earlier versions may have such a tokenizer
+            check_pad_token_id(tokenizer, config.required_pad_token_id, path)
     return LoadedModel(
         params=paths.unflatten(flat_params),
         config=config,
@@ -268,7 +274,7 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     if objective["type"] != "MultiTask":
         _require_no_task(folder, task)
         if objective["type"] == "ReplacedTokens":
-            params = discriminator_params(params)
+            params = jax.device_get(discriminator_params(params))
         params = paths.without_auxiliary_networks(params)
         head = from_json(TaskHead | None, objective.get("head"), "objective.head")
     elif task is None:

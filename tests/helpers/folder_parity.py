@@ -1,6 +1,7 @@
 """Compares a PyTorch model of Hugging Face with what this project makes of its folder."""
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,80 @@ from bert_jax.batch import CHOICE_FIELDS
 from bert_jax.export.export import export
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.layers.config import GeluTanh
 from bert_jax.models.model import run_forward
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, load_model
 from bert_jax.testing.batches import fine_tuning_batch, pretraining_batch
-from tests.helpers.torch_parity import load_exported
+from tests.helpers.torch_parity import HEADS, load_exported
 
 torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 TOLERANCE = 1e-5
+
+
+def config_fields(config: Any) -> dict[str, Any]:
+    """Returns the fields that most configs of transformers have; written out, not exported."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.positions.max_position_embeddings,
+        "layer_norm_eps": config.layer_norm_eps,
+        "hidden_act": "gelu_new" if config.hidden_act == GeluTanh() else "gelu",
+        "hidden_dropout_prob": config.hidden_dropout_prob,
+        "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
+        "attn_implementation": "eager",
+    }
+
+
+def check_head_folder(
+    torch_model: Callable[..., Any],
+    config: EncoderConfig,
+    head_name: str,
+    folder: Path,
+    **options: Any,
+) -> None:
+    """Calls `check_folder` for a task head of `HEADS`, with its model and class of transformers.
+
+    Args:
+      torch_model: builds a model from a config, the end of its class name and further fields.
+    """
+    head, name, fields = HEADS[head_name]
+    check_folder(
+        torch_model(config, f"For{name}", **fields),
+        folder,
+        auto_class=getattr(transformers, f"AutoModelFor{name}"),
+        config=config,
+        head=head,
+        **options,
+    )
+
+
+def check_head_outputs(
+    torch_model: Callable[..., Any],
+    config: EncoderConfig,
+    head_name: str,
+    folder: Path,
+    **options: Any,
+) -> None:
+    """Compares the outputs of a model with a task head of `HEADS`, which is read from a folder."""
+    head, name, fields = HEADS[head_name]
+    model = torch_model(config, f"For{name}", **fields)
+    model.save_pretrained(folder)
+    loaded = load_model(folder)
+    assert loaded.config == config and loaded.head == head
+    check_outputs(model, loaded, **options)
+
+
+def assert_same_tensors(model: Any, other: Any) -> None:
+    """Checks that two PyTorch models have the same class, and tensors that are bit-identical."""
+    state, again = model.state_dict(), other.state_dict()
+    assert type(model) is type(other) and state.keys() == again.keys()
+    assert all(torch.equal(state[key], again[key]) for key in state)
 
 
 def check_folder(
@@ -30,7 +96,7 @@ def check_folder(
     config: EncoderConfig,
     head: TaskHead | None = None,
     parts: tuple[str, ...] = (),
-    seq_length: int = 24,
+    seq_length: int | None = None,
     pad_token_id: int = 0,
 ) -> LoadedModel:
     """Checks import, outputs, export and the import of the export; returns the imported model.
@@ -43,7 +109,8 @@ def check_folder(
     Args:
       auto_class: the class of transformers that opens the export.
       parts: what the weights have besides the encoder and the task head.
-      seq_length, pad_token_id: the length of the sequences that are compared, and their padding.
+      seq_length: the length of the sequences that are compared; None for the longest of the model.
+      pad_token_id: their padding.
     """
     model.save_pretrained(folder / "torch")
     loaded = load_model(folder / "torch")
@@ -53,10 +120,7 @@ def check_folder(
     check_outputs(model, loaded, seq_length, pad_token_id)
     assert export(loaded, folder / "exported") == 0.0
     reopened = load_exported(auto_class, folder / "exported")
-    assert type(reopened) is type(model)
-    state, again = model.state_dict(), reopened.state_dict()
-    assert state.keys() == again.keys()
-    assert all(torch.equal(state[key], again[key]) for key in state)
+    assert_same_tensors(model, reopened)
     imported = load_model(folder / "exported")
     assert imported.config == config and imported.head == head
     expected, found = paths.flatten(loaded.params), paths.flatten(imported.params)
@@ -67,22 +131,27 @@ def check_folder(
 
 
 def check_outputs(
-    model: Any, loaded: LoadedModel, seq_length: int = 24, pad_token_id: int = 0
+    model: Any, loaded: LoadedModel, seq_length: int | None = None, pad_token_id: int = 0
 ) -> None:
     """Compares hidden states and logits at real tokens; batches are padded."""
     config, head = loaded.config, loaded.head
-    if head is None:
-        batch = pretraining_batch(
-            batch_size=4,
-            seq_length=seq_length,
-            max_predictions_per_seq=4,
-            vocab_size=config.vocab_size,
-        )
-    else:
-        batch = fine_tuning_batch(
-            head, batch_size=4, seq_length=seq_length, vocab_size=config.vocab_size
-        )
+    # The shape and the fields of the batch of `export`, which then compiles nothing new.
+    seq_length = seq_length or config.max_length
+    sizes: dict[str, Any] = {
+        "batch_size": 2,
+        "seq_length": seq_length,
+        "vocab_size": config.vocab_size,
+    }
+    batch = (
+        pretraining_batch(**sizes, max_predictions_per_seq=4)
+        if head is None
+        else fine_tuning_batch(head, **sizes)
+    )
     prefix = "choice_" if CHOICE_FIELDS[0] in batch else ""
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    batch = {f"{prefix}{name}": batch[f"{prefix}{name}"] for name in names}
+    types = np.minimum(batch[f"{prefix}token_type_ids"], max(0, config.type_vocab_size - 1))
+    batch[f"{prefix}token_type_ids"] = types
     is_real = batch[f"{prefix}attention_mask"].reshape(-1, seq_length) > 0
     assert 0.5 < is_real.mean() < 1
     ids, mask = batch[f"{prefix}input_ids"], batch[f"{prefix}attention_mask"]

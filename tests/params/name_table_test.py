@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.models.bert.huggingface import HUGGING_FACE, TIED, UNTIED
+from bert_jax.models.bert.huggingface import HUGGING_FACE, TABLES
 from bert_jax.models.bert.tf1 import TF1
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
@@ -13,7 +13,7 @@ from bert_jax.params.name_table import Ignored, NameMapping, NameTable, Packed
 from bert_jax.testing.models import random_parameters, small_config
 
 
-@pytest.mark.parametrize("table, tied", [(TIED, True), (UNTIED, False), (TF1, True)])
+@pytest.mark.parametrize("table, tied", [(TABLES.tied, True), (TABLES.untied, False), (TF1, True)])
 def test_round_trip_of_every_parameter_is_bit_identical(table, tied):
     config = small_config(tie_word_embeddings=tied)
     program = PretrainingObjective(Pretraining(model=config, mask_token_id=4))
@@ -29,7 +29,7 @@ def test_round_trip_of_every_parameter_is_bit_identical(table, tied):
 
 def test_names_and_transposition_of_some_tensors():
     flat = random_parameters(small_config())
-    external = TIED.to_external(flat)
+    external = TABLES.tied.to_external(flat)
     kernel = flat["encoder/layers/1/feed_forward/intermediate/kernel"]
     np.testing.assert_array_equal(
         external["bert.encoder.layer.1.intermediate.dense.weight"], kernel.T
@@ -45,7 +45,7 @@ def test_names_and_transposition_of_some_tensors():
 
 def test_unknown_tensor_is_named():
     with pytest.raises(UserError, match=r"model\.bin: unknown tensor 'lm_head.weight'"):
-        TIED.from_external({"lm_head.weight": np.zeros(2)}, "model.bin")
+        TABLES.tied.from_external({"lm_head.weight": np.zeros(2)}, "model.bin")
 
 
 def test_only_ignored_tensors_are_left_out():

@@ -5,7 +5,6 @@ tokens are compared: the hidden states of padding have no meaning.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -13,14 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.batch import CHOICE_FIELDS
 from bert_jax.export.export import export
 from bert_jax.models.albert.config import AlbertConfig
-from bert_jax.models.albert.huggingface import TIED
+from bert_jax.models.albert.huggingface import TABLES
 from bert_jax.models.layers.config import (
     ComputeConfig,
     Gelu,
-    GeluTanh,
     LearnedPositions,
     Scanned,
 )
@@ -29,16 +26,20 @@ from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.batches import fine_tuning_batch, pretraining_batch
+from bert_jax.testing.batches import pretraining_batch
 from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
+from tests.helpers.folder_parity import (
+    assert_same_tensors,
+    check_head_folder,
+    check_head_outputs,
+    config_fields,
+)
 from tests.helpers.torch_parity import (
     HEADS,
-    jax_head_outputs,
     load_exported,
     randomize_parameters,
-    torch_head_outputs,
 )
 
 torch = pytest.importorskip("torch")
@@ -61,7 +62,7 @@ EQUAL_WIDTHS = AlbertConfig(
     vocab_size=300,
     embedding_size=128,
     hidden_size=128,
-    num_hidden_layers=4,
+    num_hidden_layers=2,
     num_attention_heads=4,
     intermediate_size=512,
     hidden_act=Gelu(),
@@ -74,34 +75,19 @@ each_head = pytest.mark.parametrize("head_name", HEADS)
 def torch_model(config: AlbertConfig, name: str, seed: int = 0, **fields: Any) -> Any:
     """Builds a model with random parameters; its config is written out, not exported."""
     hf_config = transformers.AlbertConfig(
-        vocab_size=config.vocab_size,
+        **config_fields(config),
         embedding_size=config.embedding_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
         num_hidden_groups=config.num_hidden_groups,
         inner_group_num=config.inner_group_num,
-        num_attention_heads=config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.positions.max_position_embeddings,
-        hidden_act="gelu_new" if config.hidden_act == GeluTanh() else "gelu",
-        hidden_dropout_prob=config.hidden_dropout_prob,
-        attention_probs_dropout_prob=config.attention_probs_dropout_prob,
-        attn_implementation="eager",
         **fields,
     )
     model = getattr(transformers, f"Albert{name}")(hf_config)
     return randomize_parameters(model, std=0.05, seed=seed)
 
 
-@functools.cache
-def head_model(config: AlbertConfig, head_name: str) -> Any:
-    _, name, fields = HEADS[head_name]
-    return torch_model(config, f"For{name}", **fields)
-
-
 def params_of(model: Any) -> dict[str, Any]:
     state = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
-    return paths.unflatten(TIED.from_external(state, "torch"))
+    return paths.unflatten(TABLES.tied.from_external(state, "torch"))
 
 
 def random_batch(config: AlbertConfig, seq_length: int = 24, **changes: Any) -> Any:
@@ -137,51 +123,20 @@ def test_pooler_and_the_longest_sequence():
     with torch.no_grad():
         expected = model(**torch_fields(batch)).pooler_output.numpy()
     state = {f"albert.{name}": tensor.numpy() for name, tensor in model.state_dict().items()}
-    params = paths.unflatten(TIED.from_external(state, "torch"))
+    params = paths.unflatten(TABLES.tied.from_external(state, "torch"))
     found = run_forward(params, GROUPS, batch)["pooled"]
     np.testing.assert_allclose(found, expected, atol=TOLERANCE)
 
 
-def head_outputs(params: Any, model: Any, config: AlbertConfig, head: Any) -> tuple[Any, Any]:
-    batch = fine_tuning_batch(head, batch_size=4, seq_length=20, vocab_size=config.vocab_size)
-    prefix = "choice_" if CHOICE_FIELDS[0] in batch else ""
-    return (
-        jax_head_outputs(params, config, head, batch),
-        torch_head_outputs(model, torch_fields(batch, prefix)),
-    )
-
-
-def assert_same_outputs(found: Any, expected: Any) -> None:
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        assert values.std() > 0.005
-        np.testing.assert_allclose(found[name], values, rtol=0, atol=TOLERANCE, err_msg=name)
-
-
-@both_sizes
 @each_head
-def test_task_head_logits(config, head_name):
-    head, model = HEADS[head_name][0], head_model(config, head_name)
-    assert_same_outputs(*head_outputs(params_of(model), model, config, head))
-
-
-def assert_same_tensors(model: Any, other: Any) -> None:
-    state, again = model.state_dict(), other.state_dict()
-    assert type(model) is type(other) and state.keys() == again.keys()
-    assert all(torch.equal(state[key], again[key]) for key in state)
+def test_task_heads_and_their_folders(tmp_path, head_name):
+    config = dataclasses.replace(GROUPS, num_hidden_layers=2)  # compiles faster
+    check_head_folder(torch_model, config, head_name, tmp_path)
 
 
 @each_head
-def test_task_head_folders_both_ways(tmp_path, head_name):
-    head, name, _ = HEADS[head_name]
-    model = head_model(GROUPS, head_name)
-    model.save_pretrained(tmp_path / "torch")
-    loaded = load_model(tmp_path / "torch")
-    assert loaded.head == head and loaded.config == GROUPS
-    assert_same_outputs(*head_outputs(loaded.params, model, GROUPS, head))
-    assert export(loaded, tmp_path / "exported") <= TOLERANCE
-    auto_class = getattr(transformers, f"AutoModelFor{name}")
-    assert_same_tensors(model, load_exported(auto_class, tmp_path / "exported"))
+def test_task_heads_with_equal_widths(tmp_path, head_name):
+    check_head_outputs(torch_model, EQUAL_WIDTHS, head_name, tmp_path)
 
 
 @pytest.mark.parametrize(

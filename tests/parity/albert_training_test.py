@@ -15,7 +15,7 @@ from bert_jax.data.config import NGramMasking, PretrainingData, SentenceOrderPai
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import BatchBuilder
 from bert_jax.models.albert.config import AlbertConfig
-from bert_jax.models.albert.huggingface import TIED
+from bert_jax.models.albert.huggingface import TABLES
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
@@ -89,7 +89,7 @@ def torch_model() -> Any:
 
 def train_jax(model: Any, batches: list[dict[str, np.ndarray]]) -> list[float]:
     state_dict = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
-    flat = TIED.from_external(state_dict, "torch")
+    flat = TABLES.tied.from_external(state_dict, "torch")
     params = jax.tree.map(jnp.asarray, paths.unflatten(flat))
     objective = PretrainingObjective(
         Pretraining(model=MODEL, mask_token_id=MASK, nsp_weight=0.0, sop_weight=1.0)

@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.export.export import export
 from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.bert.huggingface import TIED
+from bert_jax.models.bert.huggingface import TABLES
 from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.layers.config import GeluTanh
 from bert_jax.objectives.config import Pretraining
@@ -92,7 +92,7 @@ def test_published_sizes(size):
     model = transformers.BertForPreTraining(torch_config(config))
     randomize_parameters(model, std=0.04, seed=0)
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    params = paths.unflatten(TIED.from_external(state, size))
+    params = paths.unflatten(TABLES.tied.from_external(state, size))
     batch = pretraining_batch(
         batch_size=3, seq_length=24, max_predictions_per_seq=4, vocab_size=config.vocab_size
     )
@@ -108,7 +108,7 @@ def test_tanh_gelu_and_maximum_length():
     model = transformers.BertForPreTraining(torch_config(config))
     randomize_parameters(model, std=0.04, seed=1)
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    params = paths.unflatten(TIED.from_external(state, "tanh"))
+    params = paths.unflatten(TABLES.tied.from_external(state, "tanh"))
     batch = pretraining_batch(
         batch_size=2, seq_length=512, max_predictions_per_seq=4, vocab_size=200
     )

@@ -22,9 +22,8 @@ from bert_jax.models.layers.random_blocks import random_blocks
 from bert_jax.models.model import build_network, run_forward
 from bert_jax.pretrained.load import load_model
 from bert_jax.testing.batches import pretraining_batch
-from tests.helpers.folder_parity import check_folder
+from tests.helpers.folder_parity import assert_same_tensors, check_folder, check_head_folder
 from tests.helpers.torch_parity import (
-    HEADS,
     jax_head_outputs,
     load_exported,
     randomize_parameters,
@@ -37,7 +36,7 @@ transformers = pytest.importorskip("transformers")
 SMALL = BigBirdConfig(
     vocab_size=103,
     hidden_size=48,
-    num_hidden_layers=3,
+    num_hidden_layers=2,
     num_attention_heads=3,
     intermediate_size=70,
     positions=LearnedPositions(max_position_embeddings=128),
@@ -99,21 +98,12 @@ def test_pretraining_heads_both_ways(tmp_path):
         np.testing.assert_allclose(logits[rows], expected[name].numpy()[rows], rtol=0, atol=1e-5)
     export(loaded, tmp_path / "exported")
     reopened = load_exported(transformers.AutoModelForPreTraining, tmp_path / "exported")
-    state, again = model.state_dict(), reopened.state_dict()
-    assert state.keys() == again.keys()
-    assert all(torch.equal(state[key], again[key]) for key in state)
+    assert_same_tensors(model, reopened)
 
 
 @pytest.mark.parametrize("head_name", ["sequence", "regression", "token", "choice"])
 def test_task_head_folders_both_ways(tmp_path, head_name):
-    head, name, fields = HEADS[head_name]
-    check_folder(
-        torch_model(SMALL, f"For{name}", **fields),
-        tmp_path,
-        auto_class=getattr(transformers, f"AutoModelFor{name}"),
-        config=SMALL,
-        head=head,
-    )
+    check_head_folder(torch_model, SMALL, head_name, tmp_path)
 
 
 @pytest.mark.parametrize("length", [12, 22, 23, 101])
@@ -145,16 +135,15 @@ def test_question_answering_folders_both_ways(tmp_path):
         np.testing.assert_allclose(found[name][context], logits[context], rtol=0, atol=1e-5)
     assert export(loaded, tmp_path / "exported") == 0.0
     auto_class = transformers.AutoModelForQuestionAnswering
-    state, again = model.state_dict(), load_exported(auto_class, tmp_path / "exported").state_dict()
-    assert state.keys() == again.keys()
-    assert all(torch.equal(state[key], again[key]) for key in state)
+    assert_same_tensors(model, load_exported(auto_class, tmp_path / "exported"))
 
 
 def test_model_with_full_attention(tmp_path):
     config = dataclasses.replace(SMALL, attention=FullAttention())
     model = torch_model(config, "ForMaskedLM")
     auto = transformers.AutoModelForMaskedLM
-    check_folder(model, tmp_path, auto_class=auto, config=config, parts=("pooler", "masked_lm"))
+    parts = ("pooler", "masked_lm")
+    check_folder(model, tmp_path, auto_class=auto, config=config, parts=parts)
 
 
 def test_training_attends_to_the_random_blocks_of_each_layer_and_head(tmp_path):

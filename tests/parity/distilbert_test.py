@@ -13,7 +13,12 @@ from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.layers.config import GeluTanh, LearnedPositions, Relu
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
-from tests.helpers.folder_parity import check_folder, check_outputs
+from tests.helpers.folder_parity import (
+    check_folder,
+    check_head_folder,
+    check_head_outputs,
+    check_outputs,
+)
 from tests.helpers.torch_parity import HEADS, load_exported, randomize_parameters
 
 torch = pytest.importorskip("torch")
@@ -22,7 +27,7 @@ transformers = pytest.importorskip("transformers")
 SMALL = DistilBertConfig(
     vocab_size=103,
     hidden_size=48,
-    num_hidden_layers=3,
+    num_hidden_layers=2,
     num_attention_heads=3,
     intermediate_size=70,
     positions=LearnedPositions(max_position_embeddings=40),
@@ -30,7 +35,7 @@ SMALL = DistilBertConfig(
 MEDIUM = DistilBertConfig(
     vocab_size=300,
     hidden_size=128,
-    num_hidden_layers=4,
+    num_hidden_layers=2,
     num_attention_heads=4,
     intermediate_size=512,
     positions=LearnedPositions(max_position_embeddings=64),
@@ -69,24 +74,12 @@ def test_pretrained_models(tmp_path, config, name, parts):
 
 @pytest.mark.parametrize("head_name", HEADS)
 def test_task_heads_and_their_folders(tmp_path, head_name):
-    head, name, fields = HEADS[head_name]
-    check_folder(
-        torch_model(SMALL, f"For{name}", **fields),
-        tmp_path,
-        auto_class=getattr(transformers, f"AutoModelFor{name}"),
-        config=SMALL,
-        head=head,
-    )
+    check_head_folder(torch_model, SMALL, head_name, tmp_path)
 
 
 @pytest.mark.parametrize("head_name", HEADS)
 def test_task_heads_of_another_size(tmp_path, head_name):
-    head, name, fields = HEADS[head_name]
-    model = torch_model(MEDIUM, f"For{name}", **fields)
-    model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
-    assert loaded.config == MEDIUM and loaded.head == head
-    check_outputs(model, loaded)
+    check_head_outputs(torch_model, MEDIUM, head_name, tmp_path)
 
 
 def test_untied_head_has_its_own_table(tmp_path):

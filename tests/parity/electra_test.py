@@ -15,7 +15,13 @@ from bert_jax.interop.huggingface_config import read_config
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.layers.config import GeluTanh, LearnedPositions
 from bert_jax.pretrained.load import load_model
-from tests.helpers.folder_parity import check_folder, check_outputs
+from tests.helpers.folder_parity import (
+    check_folder,
+    check_head_folder,
+    check_head_outputs,
+    check_outputs,
+    config_fields,
+)
 from tests.helpers.torch_parity import HEADS, randomize_parameters
 
 torch = pytest.importorskip("torch")
@@ -25,7 +31,7 @@ SMALL = ElectraConfig(
     vocab_size=103,
     embedding_size=20,
     hidden_size=48,
-    num_hidden_layers=3,
+    num_hidden_layers=2,
     num_attention_heads=3,
     intermediate_size=70,
     positions=LearnedPositions(max_position_embeddings=40),
@@ -34,7 +40,7 @@ MEDIUM = ElectraConfig(
     vocab_size=300,
     embedding_size=128,
     hidden_size=128,
-    num_hidden_layers=4,
+    num_hidden_layers=2,
     num_attention_heads=4,
     intermediate_size=512,
     positions=LearnedPositions(max_position_embeddings=64),
@@ -46,15 +52,8 @@ both_sizes = pytest.mark.parametrize("config", [SMALL, MEDIUM], ids=["small", "m
 def torch_model(config: ElectraConfig, name: str, **fields: Any) -> Any:
     """Builds a model with random parameters; its config is written out, not exported."""
     hf_config = transformers.ElectraConfig(
-        vocab_size=config.vocab_size,
+        **config_fields(config),
         embedding_size=config.embedding_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.positions.max_position_embeddings,
-        hidden_act="gelu_new" if config.hidden_act == GeluTanh() else "gelu",
-        attn_implementation="eager",
         **fields,
     )
     model = getattr(transformers, f"Electra{name}")(hf_config)
@@ -79,24 +78,12 @@ def test_pretrained_models(tmp_path, config, name, parts):
 
 @pytest.mark.parametrize("head_name", HEADS)
 def test_task_heads_and_their_folders(tmp_path, head_name):
-    head, name, fields = HEADS[head_name]
-    check_folder(
-        torch_model(SMALL, f"For{name}", **fields),
-        tmp_path,
-        auto_class=getattr(transformers, f"AutoModelFor{name}"),
-        config=SMALL,
-        head=head,
-    )
+    check_head_folder(torch_model, SMALL, head_name, tmp_path)
 
 
 @pytest.mark.parametrize("head_name", HEADS)
 def test_task_heads_of_another_size(tmp_path, head_name):
-    head, name, fields = HEADS[head_name]
-    model = torch_model(MEDIUM, f"For{name}", **fields)
-    model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
-    assert loaded.config == MEDIUM and loaded.head == head
-    check_outputs(model, loaded)
+    check_head_outputs(torch_model, MEDIUM, head_name, tmp_path)
 
 
 def test_untied_head_has_its_own_table(tmp_path):

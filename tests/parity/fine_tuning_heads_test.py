@@ -13,7 +13,7 @@ import pytest
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
 from bert_jax.export.export import export
 from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.bert.huggingface import TIED
+from bert_jax.models.bert.huggingface import TABLES
 from bert_jax.models.heads.config import (
     RegressionHead,
     SequenceClassificationHead,
@@ -62,7 +62,7 @@ def torch_model(kind: str):
 
 def jax_params(kind: str):
     state = {name: tensor.numpy() for name, tensor in torch_model(kind).state_dict().items()}
-    return paths.unflatten(TIED.from_external(state, kind))
+    return paths.unflatten(TABLES.tied.from_external(state, kind))
 
 
 def make_batch(kind: str, vocab_size: int = 300, length: int = 24) -> Any:
@@ -153,7 +153,7 @@ def test_loss_and_gradients(kind):
     loss, gradient = jax_loss(params)
     assert float(loss) == pytest.approx(expected.item(), rel=1e-6)
     flat = jax.tree.map(np.array, paths.flatten(gradient))
-    jax_gradient = TIED.to_external(flat)
+    jax_gradient = TABLES.tied.to_external(flat)
     torch_gradient = {name: p.grad.numpy() for name, p in model.named_parameters()}
     assert jax_gradient.keys() == torch_gradient.keys()
     # Span scores include padding, where PyTorch's embedding has no gradient for [PAD].

@@ -19,7 +19,12 @@ from bert_jax.objectives.masked_permuted_lm import MaskedPermutedLMObjective, pr
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
 from bert_jax.testing.batches import pretraining_batch
-from tests.helpers.folder_parity import check_folder, check_outputs
+from tests.helpers.folder_parity import (
+    check_folder,
+    check_head_folder,
+    check_head_outputs,
+    config_fields,
+)
 from tests.helpers.torch_parity import HEADS, load_exported, randomize_parameters
 
 torch = pytest.importorskip("torch")
@@ -28,7 +33,7 @@ transformers = pytest.importorskip("transformers")
 SMALL = MPNetConfig(
     vocab_size=103,
     hidden_size=48,
-    num_hidden_layers=3,
+    num_hidden_layers=2,
     num_attention_heads=3,
     intermediate_size=70,
     positions=PaddingOffsetPositions(max_position_embeddings=42),
@@ -54,17 +59,7 @@ sizes = pytest.mark.parametrize(
 def torch_model(config: MPNetConfig, name: str, **fields: Any) -> Any:
     """Builds a model with random parameters; its config is written out, not exported."""
     hf_config = transformers.MPNetConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.positions.max_position_embeddings,
-        layer_norm_eps=config.layer_norm_eps,
-        hidden_act="gelu_new" if config.hidden_act == GeluTanh() else "gelu",
-        hidden_dropout_prob=config.hidden_dropout_prob,
-        attention_probs_dropout_prob=config.attention_probs_dropout_prob,
-        attn_implementation="eager",
+        **config_fields(config),
         **fields,
     )
     model = getattr(transformers, f"MPNet{name}")(hf_config)
@@ -93,25 +88,12 @@ def test_pretrained_models(tmp_path, config, seq_length, name, parts):
 
 @pytest.mark.parametrize("head_name", HEADS)
 def test_task_heads_and_their_folders(tmp_path, head_name):
-    head, name, fields = HEADS[head_name]
-    check_folder(
-        torch_model(SMALL, f"For{name}", **fields),
-        tmp_path,
-        auto_class=getattr(transformers, f"AutoModelFor{name}"),
-        config=SMALL,
-        head=head,
-        pad_token_id=1,
-    )
+    check_head_folder(torch_model, SMALL, head_name, tmp_path, pad_token_id=1)
 
 
 @pytest.mark.parametrize("head_name", HEADS)
 def test_task_heads_on_long_texts(tmp_path, head_name):
-    head, name, fields = HEADS[head_name]
-    model = torch_model(MEDIUM, f"For{name}", **fields)
-    model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
-    assert loaded.config == MEDIUM and loaded.head == head
-    check_outputs(model, loaded, seq_length=160, pad_token_id=1)
+    check_head_outputs(torch_model, MEDIUM, head_name, tmp_path, seq_length=160, pad_token_id=1)
 
 
 def test_tokenizer_and_texts(tmp_path):

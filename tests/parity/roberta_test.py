@@ -5,7 +5,6 @@ the hidden states of padding have no meaning.
 """
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,29 @@ import numpy as np
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-from bert_jax.batch import CHOICE_FIELDS
 from bert_jax.export.export import export
-from bert_jax.models.heads.config import (
-    TaskHead,
-)
 from bert_jax.models.layers.config import GeluTanh, PaddingOffsetPositions
 from bert_jax.models.model import forward, run_forward
 from bert_jax.models.roberta.config import RobertaConfig
-from bert_jax.models.roberta.huggingface import TIED
+from bert_jax.models.roberta.huggingface import TABLES
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.pretrained.load import load_model
-from bert_jax.testing.batches import fine_tuning_batch, pretraining_batch
+from bert_jax.testing.batches import pretraining_batch
 from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import make_train_step
+from tests.helpers.folder_parity import (
+    assert_same_tensors,
+    check_head_folder,
+    check_head_outputs,
+    config_fields,
+)
 from tests.helpers.torch_parity import (
     HEADS,
-    jax_head_outputs,
     load_exported,
     randomize_parameters,
-    torch_head_outputs,
 )
 
 torch = pytest.importorskip("torch")
@@ -48,7 +47,7 @@ PAD = 1
 SMALL = RobertaConfig(
     vocab_size=103,
     hidden_size=48,
-    num_hidden_layers=3,
+    num_hidden_layers=2,
     num_attention_heads=3,
     intermediate_size=70,
     positions=PaddingOffsetPositions(max_position_embeddings=42),
@@ -56,7 +55,7 @@ SMALL = RobertaConfig(
 MEDIUM = RobertaConfig(
     vocab_size=300,
     hidden_size=128,
-    num_hidden_layers=4,
+    num_hidden_layers=2,
     num_attention_heads=4,
     intermediate_size=512,
     positions=PaddingOffsetPositions(max_position_embeddings=66),
@@ -72,28 +71,12 @@ def torch_model(config: RobertaConfig, name: str, seed: int = 0, **fields: Any) 
         config.model_type
     ]
     hf_config = getattr(transformers, f"{prefix}Config")(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.positions.max_position_embeddings,
+        **config_fields(config),
         type_vocab_size=config.type_vocab_size,
-        layer_norm_eps=config.layer_norm_eps,
-        hidden_act="gelu_new" if config.hidden_act == GeluTanh() else "gelu",
-        hidden_dropout_prob=config.hidden_dropout_prob,
-        attention_probs_dropout_prob=config.attention_probs_dropout_prob,
-        attn_implementation="eager",
         **fields,
     )
     model = getattr(transformers, f"{prefix}{name}")(hf_config)
     return randomize_parameters(model, std=0.05, seed=seed)
-
-
-@functools.cache
-def head_model(config: RobertaConfig, head_name: str) -> Any:
-    _, name, fields = HEADS[head_name]
-    return torch_model(config, f"For{name}", **fields)
 
 
 def params_of(model: Any) -> dict[str, Any]:
@@ -104,7 +87,7 @@ def params_of(model: Any) -> dict[str, Any]:
         f"roberta.{name}": tensor
         for name, tensor in state.items()
     }  # fmt: skip
-    return paths.unflatten(TIED.from_external(state, "torch"))
+    return paths.unflatten(TABLES.tied.from_external(state, "torch"))
 
 
 def masked_lm_batch(config: RobertaConfig, seq_length: int = 24, **sizes: Any) -> Any:
@@ -200,61 +183,14 @@ def test_packed_examples_are_computed_as_if_alone():
     np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-6)
 
 
-def head_batch(config: RobertaConfig, head: TaskHead, vocab_size: int | None = None) -> Any:
-    batch = fine_tuning_batch(
-        head, batch_size=4, seq_length=20, vocab_size=vocab_size or config.vocab_size
-    )
-    for prefix in ("", "choice_"):
-        if f"{prefix}input_ids" in batch:
-            ids, mask = batch[f"{prefix}input_ids"], batch[f"{prefix}attention_mask"]
-            batch[f"{prefix}input_ids"] = np.where(mask > 0, ids, PAD).astype(np.int32)
-            batch[f"{prefix}token_type_ids"] = np.zeros_like(ids)
-    return batch
-
-
-def torch_outputs(model: Any, batch: Any) -> dict[str, np.ndarray]:
-    prefix = "choice_" if CHOICE_FIELDS[0] in batch else ""
-    return torch_head_outputs(
-        model,
-        {
-            name: torch.from_numpy(batch[f"{prefix}{name}"]).long()
-            for name in ("input_ids", "attention_mask")
-        },
-    )
-
-
-def assert_same_outputs(found: Any, expected: Any) -> None:
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        assert values.std() > 0.005
-        np.testing.assert_allclose(found[name], values, rtol=0, atol=TOLERANCE, err_msg=name)
-
-
-@both_sizes
 @each_head
-def test_task_head_logits(config, head_name):
-    head, model = HEADS[head_name][0], head_model(config, head_name)
-    batch = head_batch(config, head)
-    assert_same_outputs(
-        jax_head_outputs(params_of(model), config, head, batch), torch_outputs(model, batch)
-    )
+def test_task_heads_and_their_folders(tmp_path, head_name):
+    check_head_folder(torch_model, SMALL, head_name, tmp_path, pad_token_id=PAD)
 
 
 @each_head
-def test_task_head_folders_both_ways(tmp_path, head_name):
-    head, name, _ = HEADS[head_name]
-    model, batch = head_model(SMALL, head_name), head_batch(SMALL, head)
-    model.save_pretrained(tmp_path / "torch")
-    loaded = load_model(tmp_path / "torch")
-    assert loaded.head == head and loaded.config == SMALL
-    assert_same_outputs(
-        jax_head_outputs(loaded.params, SMALL, head, batch), torch_outputs(model, batch)
-    )
-    assert export(loaded, tmp_path / "exported") <= TOLERANCE
-    reopened = load_exported(getattr(transformers, f"AutoModelFor{name}"), tmp_path / "exported")
-    state, again = model.state_dict(), reopened.state_dict()
-    assert state.keys() == again.keys()
-    assert all(torch.equal(state[key], again[key]) for key in state)
+def test_task_heads_of_another_size(tmp_path, head_name):
+    check_head_outputs(torch_model, MEDIUM, head_name, tmp_path, pad_token_id=PAD)
 
 
 @pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta", "camembert"])
@@ -269,9 +205,7 @@ def test_pretrained_folders_come_back_bit_identical(tmp_path, model_type, name):
     export(loaded, tmp_path / "exported")
     auto = transformers.AutoModel if name == "Model" else transformers.AutoModelForMaskedLM
     reopened = load_exported(auto, tmp_path / "exported")
-    assert type(reopened) is type(model)
-    state, again = model.state_dict(), reopened.state_dict()
-    assert all(torch.equal(state[key], again[key]) for key in state)
+    assert_same_tensors(model, reopened)
     third = paths.flatten(load_model(tmp_path / "exported").params)
     for path, leaf in paths.flatten(loaded.params).items():
         np.testing.assert_array_equal(third[path], leaf)
@@ -331,7 +265,9 @@ TRAIN = TrainConfig(
 
 
 def test_twenty_training_steps():
-    config = dataclasses.replace(MEDIUM, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = dataclasses.replace(
+        MEDIUM, num_hidden_layers=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
     model = torch_model(config, "ForMaskedLM", seed=3)
     params = jax.tree.map(jnp.asarray, params_of(model))
     batches = [masked_lm_batch(config, seed=seed) for seed in range(STEPS)]

@@ -15,7 +15,7 @@ import pytest
 from bert_jax.data.config import SpanMasking
 from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.rng import example_keys
-from bert_jax.models.bert.huggingface import TIED
+from bert_jax.models.bert.huggingface import TABLES
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
@@ -98,9 +98,9 @@ def test_loss_and_gradient_equal_the_original_code() -> None:
     )
     model = randomize_parameters(transformers.BertForPreTraining(hf_config), std=0.1)
     head = randomize_parameters(PairTargetHead(), std=0.3, seed=1)
-    names = TIED.parameter_names(model.state_dict(), "model")
+    names = TABLES.tied.parameter_names(model.state_dict(), "model")
     tensors = {name: model.state_dict()[name].numpy() for name in names}
-    flat = TIED.from_external(tensors, "model") | head.flat_params()
+    flat = TABLES.tied.from_external(tensors, "model") | head.flat_params()
     objective = PretrainingObjective(
         Pretraining(model=CONFIG, mask_token_id=MASK, nsp_weight=0.0, sbo_weight=0.5)
     )

@@ -16,7 +16,7 @@ from bert_jax.data.config import PretrainingData
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.bert.huggingface import TIED
+from bert_jax.models.bert.huggingface import TABLES
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
@@ -116,7 +116,7 @@ def assert_same_training(config: BertConfig, mask_id: int, batches) -> list[floa
         )
     )
     state = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
-    losses, norms = train_jax(config, mask_id, TIED.from_external(state, "torch"), batches)
+    losses, norms = train_jax(config, mask_id, TABLES.tied.from_external(state, "torch"), batches)
     torch_losses, torch_norms = train_torch(model, batches)
     np.testing.assert_allclose(losses, torch_losses, rtol=0, atol=1e-4)
     np.testing.assert_allclose(norms, torch_norms, rtol=1e-3)

@@ -16,13 +16,14 @@ from bert_jax.models.huggingface import (
     HuggingFaceFormat,
     ReadField,
     SupportedValues,
+    TyingTables,
     block_names,
     canonical_name,
     dense_names,
     embedding_names,
     norm_names,
     read_transformer_fields,
-    tied_and_untied_tables,
+    tying_tables,
 )
 from bert_jax.models.layers.config import Activation, NoPositions
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable
@@ -84,8 +85,8 @@ _FIELD_NAMES: dict[str, str | None] = {"type_vocab_size": None}
 
 
 @functools.cache
-def _tables(*, dense_classifier: bool) -> tuple[NameTable, NameTable]:
-    return tied_and_untied_tables(
+def _tables(*, dense_classifier: bool) -> TyingTables:
+    return tying_tables(
         "Hugging Face DeBERTa",
         "deberta",
         [*_NAMES, *(_SEQUENCE_CLASSIFIER if dense_classifier else _TOKEN_CLASSIFIER)],
@@ -99,8 +100,7 @@ def _tables(*, dense_classifier: bool) -> tuple[NameTable, NameTable]:
 def names(config: DebertaV2Config, head: TaskHead | None) -> NameTable:
     """Returns the table of tensor names of a model with a task head, or without one."""
     layers = None if head is None else classifier_layers(head, config)
-    tied, untied = _tables(dense_classifier=isinstance(layers, DenseClassifier))
-    return tied if config.tie_word_embeddings else untied
+    return _tables(dense_classifier=isinstance(layers, DenseClassifier)).names(config)
 
 
 def _canonical(name: str) -> str:

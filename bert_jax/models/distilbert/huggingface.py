@@ -12,13 +12,14 @@ from bert_jax.models.huggingface import (
     BlockNames,
     HuggingFaceFormat,
     ReadField,
+    TyingTables,
     block_names,
     canonical_name,
     dense_names,
     embedding_names,
     norm_names,
     read_transformer_fields,
-    tied_and_untied_tables,
+    tying_tables,
 )
 from bert_jax.models.layers.config import Activation, LearnedPositions
 from bert_jax.params.name_table import NameMapping, NameTable
@@ -64,8 +65,8 @@ _SEQUENCE_CLASSIFIER = [
 
 
 @functools.cache
-def _tables(*, token_classifier: bool) -> tuple[NameTable, NameTable]:
-    return tied_and_untied_tables(
+def _tables(*, token_classifier: bool) -> TyingTables:
+    return tying_tables(
         "Hugging Face DistilBERT",
         "distilbert",
         [*_NAMES, *(_TOKEN_CLASSIFIER if token_classifier else _SEQUENCE_CLASSIFIER)],
@@ -77,8 +78,7 @@ def _tables(*, token_classifier: bool) -> tuple[NameTable, NameTable]:
 
 def names(config: DistilBertConfig, head: TaskHead | None) -> NameTable:
     """Returns the table of tensor names of a model with a task head, or without one."""
-    tied, untied = _tables(token_classifier=isinstance(head, TokenClassificationHead))
-    return tied if config.tie_word_embeddings else untied
+    return _tables(token_classifier=isinstance(head, TokenClassificationHead)).names(config)
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> DistilBertConfig:

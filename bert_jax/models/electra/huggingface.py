@@ -11,13 +11,14 @@ from bert_jax.models.huggingface import (
     FIXED_FIELDS,
     HuggingFaceFormat,
     ReadField,
+    TyingTables,
     block_names,
     canonical_name,
     dense_names,
     embedding_names,
     norm_names,
     read_transformer_fields,
-    tied_and_untied_tables,
+    tying_tables,
 )
 from bert_jax.models.layers.config import Activation, LearnedPositions
 from bert_jax.params.name_table import NameMapping, NameTable
@@ -48,8 +49,8 @@ _CHOICE_CLASSIFIER = [
 
 
 @functools.cache
-def _tables(*, multiple_choice: bool) -> tuple[NameTable, NameTable]:
-    return tied_and_untied_tables(
+def _tables(*, multiple_choice: bool) -> TyingTables:
+    return tying_tables(
         "Hugging Face ELECTRA",
         "electra",
         [*_NAMES, *(_CHOICE_CLASSIFIER if multiple_choice else _CLASSIFIERS)],
@@ -61,8 +62,7 @@ def _tables(*, multiple_choice: bool) -> tuple[NameTable, NameTable]:
 
 def names(config: ElectraConfig, head: TaskHead | None) -> NameTable:
     """Returns the table of tensor names of a model with a task head, or without one."""
-    tied, untied = _tables(multiple_choice=isinstance(head, MultipleChoiceHead))
-    return tied if config.tie_word_embeddings else untied
+    return _tables(multiple_choice=isinstance(head, MultipleChoiceHead)).names(config)
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> ElectraConfig:

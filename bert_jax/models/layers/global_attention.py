@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from bert_jax.models.config import TransformerConfig
@@ -48,6 +49,18 @@ def global_attention_mask(
         case GlobalAfterSeparator():  # a pair has two separators in the middle
             is_global = column > _first_column(input_ids == tokens.sep_token_id) + 1
     return jnp.broadcast_to(is_global, input_ids.shape).astype(jnp.int32)
+
+
+def count_global_tokens(tokens: GlobalTokens, input_ids: np.ndarray) -> int:
+    """Returns how many tokens of one sequence without padding `global_attention_mask` marks."""
+    match tokens:
+        case GlobalFirstToken():
+            return 1
+        case GlobalBeforeSeparator():
+            return int(np.argmax(input_ids == tokens.sep_token_id))
+        case GlobalAfterSeparator():
+            after = int(np.argmax(input_ids == tokens.sep_token_id)) + 2
+            return max(0, len(input_ids) - after)
 
 
 def _first_column(is_separator: jax.Array) -> jax.Array:

@@ -115,6 +115,11 @@ class LongformerConfig(TransformerConfig):
         """Returns the exact GELU whatever `hidden_act` is, as in RoBERTa's masked-LM head."""
         return Gelu()
 
+    @property
+    def global_token_limit(self) -> int:
+        """Returns `max_global_tokens`."""
+        return self.max_global_tokens
+
     def global_tokens(self, head: TaskHead | None) -> GlobalTokens | None:
         """Returns the tokens that Hugging Face's classes give global attention for each task."""
         match head:

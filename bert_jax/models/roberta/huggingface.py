@@ -15,7 +15,7 @@ from bert_jax.models.huggingface import (
     dense_names,
     norm_names,
     read_transformer_fields,
-    tied_and_untied_tables,
+    tying_tables,
 )
 from bert_jax.models.layers.config import Activation, PaddingOffsetPositions
 from bert_jax.models.roberta.config import RobertaConfig, RobertaModelType
@@ -35,7 +35,7 @@ _NAMES = [
     *dense_names("span", "qa_outputs"),
 ]
 
-TIED, UNTIED = tied_and_untied_tables(
+TABLES = tying_tables(
     "Hugging Face RoBERTa",
     "roberta",
     _NAMES,
@@ -43,7 +43,6 @@ TIED, UNTIED = tied_and_untied_tables(
     decoder_bias=_DECODER_BIAS,
     lm_bias=_LM_BIAS,
 )
-"""Tensor names of models whose masked-LM head uses the token embeddings, or a table of its own."""
 
 
 def _read_config(model_type: str, activation: Activation, read: ReadField) -> RobertaConfig:
@@ -71,7 +70,7 @@ HUGGING_FACE = HuggingFaceFormat(
     read_config=_read_config,
     model_type=lambda config: config.model_type,
     config_fields=_config_fields,
-    names=lambda config, head: TIED if config.tie_word_embeddings else UNTIED,
+    names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="roberta"),
     tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},
     decoder_bias=_DECODER_BIAS,

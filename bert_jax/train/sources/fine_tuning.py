@@ -4,11 +4,13 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Generator
+import logging
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from bert_jax.atomic_io import atomic_path, atomic_write, write_json
 from bert_jax.data.config import FineTuningData
@@ -19,7 +21,9 @@ from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
+from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import TaskHead, WindowEncoder, window_encoder_of
+from bert_jax.models.layers.global_attention import count_global_tokens
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
@@ -40,6 +44,8 @@ from bert_jax.train.config import LabeledEval
 from bert_jax.train.sources.feature_cache import ENCODER_FEATURES, FeatureExtractor, cache_features
 from bert_jax.train.sources.task_evaluator import TaskEvaluator
 from bert_jax.tuning.config import CachedFeatures
+
+logger = logging.getLogger(__name__)
 
 
 class FineTuningSource:
@@ -214,6 +220,8 @@ class FineTuningSource:
         num_examples = len(self._task.splits[split])
         name = f"{self._task.name} {split}"
         log_truncation(name, features.num_truncated, num_examples, seq_length)
+        objective = self._objective_config
+        warn_of_local_tokens(name, objective.model, objective.head, features.input_ids)
         return features
 
     def _loader(self, phase_index: int, position: int) -> FineTuningLoader:
@@ -258,3 +266,27 @@ def _without_num_layers(head: TaskHead) -> TaskHead:
     if windows is None:
         return head
     return dataclasses.replace(head, window_encoder=WindowEncoder(num_windows=windows.num_windows))
+
+
+def warn_of_local_tokens(
+    split: str, model: TransformerConfig, head: TaskHead, input_ids: Sequence[np.ndarray]
+) -> None:
+    """Warns of sequences with more tokens to attend globally than the model allows, if any has.
+
+    Args:
+      split: the task and its split, such as "squad train".
+      input_ids: the token ids of each sequence, without padding.
+    """
+    tokens, limit = model.global_tokens(head), model.global_token_limit
+    if tokens is None or limit is None or jax.process_index() != 0:
+        return
+    counts = np.array([count_global_tokens(tokens, ids) for ids in input_ids], np.int64)
+    if num_sequences := int((counts > limit).sum()):
+        logger.warning(
+            "%s: %s sequences have up to %s tokens that should have global attention; those after "
+            "the first %s have local attention; set model.max_global_tokens to change that number",
+            split,
+            f"{num_sequences:,}",
+            f"{counts.max():,}",
+            f"{limit:,}",
+        )

@@ -22,12 +22,17 @@ from bert_jax.models.layers.config import (
     PaddingOffsetPositions,
     Scanned,
 )
-from bert_jax.models.layers.global_attention import global_attention_mask, make_global_mask
+from bert_jax.models.layers.global_attention import (
+    count_global_tokens,
+    global_attention_mask,
+    make_global_mask,
+)
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.model import build_network
 from bert_jax.models.sharding import parameter_axes
 from bert_jax.objectives.config import MultiTask, NamedHead
 from bert_jax.params import paths
+from bert_jax.train.sources.fine_tuning import warn_of_local_tokens
 
 SMALL = LongformerConfig(
     vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
@@ -62,6 +67,26 @@ def test_each_task_marks_its_global_tokens():
     ]
     assert SMALL.global_tokens(None) is None
     assert SMALL.global_tokens(TokenClassificationHead(labels=("a", "b"))) is None
+
+
+@pytest.mark.parametrize(
+    "head", [RegressionHead(), QuestionAnsweringHead(), MultipleChoiceHead()], ids=str
+)
+def test_global_tokens_of_one_sequence_are_counted(head):
+    tokens: Any = SMALL.global_tokens(head)
+    ids = np.array([0, 5, 6, 7, 2, 2, 8, 9, 2])
+    expected = int(global_attention_mask(tokens, jnp.asarray(ids)[None]).sum())
+    assert count_global_tokens(tokens, ids) == expected
+
+
+def test_questions_beyond_the_largest_number_of_global_tokens_are_reported(caplog):
+    model, head = dataclasses.replace(SMALL, max_global_tokens=4), QuestionAnsweringHead()
+    texts = [np.array([0, *[5] * length, 2, 2, 8, 2]) for length in (3, 4, 6)]
+    warn_of_local_tokens("squad dev", model, head, texts[:1])
+    assert not caplog.records
+    warn_of_local_tokens("squad dev", model, head, texts)
+    assert "squad dev: 2 sequences have up to 7 tokens" in caplog.text
+    assert "after the first 4 have local attention; set model.max_global_tokens" in caplog.text
 
 
 def test_first_token_of_every_packed_example_is_global():
