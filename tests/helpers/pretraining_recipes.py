@@ -40,7 +40,7 @@ RECIPES: dict[str, tuple[str, list[str], str]] = {
     "albert": ("albert", [], BERT_CORPUS),
     "spanbert": ("spanbert", [], BERT_CORPUS),
     "electra": ("electra", ["warmup_steps=1"], BERT_CORPUS),
-    "deberta": ("masked_lm", ["model=deberta"], BERT_CORPUS),
+    "deberta": ("deberta", ["warmup_steps=1"], BERT_CORPUS),
     "mpnet": ("mpnet", [], ROBERTA_CORPUS),
     "modernbert": ("modernbert", ["size=ettin-17m"], BERT_CORPUS),
     "distilbert": ("distilbert", ["teacher_layers=[0]"], BERT_CORPUS),
@@ -82,8 +82,9 @@ def small_experiment(name: str, folder: Path, *, steps: int = 4) -> Experiment:
     experiment = call_recipe(load_recipe(file), given, file)
     model = small_model(experiment.objective.model)
     changes: dict[str, Any] = {"model": model}
-    if isinstance(experiment.objective, ReplacedTokens) and isinstance(model, ElectraConfig):
-        changes["generator"] = generator_config(model, 0.5)
+    if isinstance(experiment.objective, ReplacedTokens):
+        is_electra = isinstance(model, ElectraConfig)
+        changes["generator"] = generator_config(model, 0.5) if is_electra else model
     objective: Any = dataclasses.replace(experiment.objective, **changes)
     return override(
         dataclasses.replace(experiment, objective=objective),
