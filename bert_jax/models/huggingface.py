@@ -233,11 +233,9 @@ def bert_encoder_names(prefix: str) -> list[NameMapping]:
 
 
 class TyingTables(NamedTuple):
-    """Holds the tables of tensor names of a family, with and without tied token embeddings.
+    """Holds the tables of tensor names of a family, for tied and for untied token embeddings.
 
-    Attributes:
-      tied: the masked-LM head uses the token embeddings; a file has a copy of them at most.
-      untied: the masked-LM head has a table of its own.
+    With tied ones, a file has a copy of them for the masked-LM head at most.
     """
 
     tied: NameTable

@@ -40,11 +40,7 @@ from bert_jax.params.paths import ADAPTER
 from bert_jax.pretrained.base_model import complete_params, remaining_adapter, restore_run
 from bert_jax.runs import run_folder
 from bert_jax.runs.run_folder import CHECKPOINTS
-from bert_jax.text.compatibility import (
-    check_embedding_rows,
-    check_input_template,
-    check_pad_token_id,
-)
+from bert_jax.text import compatibility
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -191,10 +187,10 @@ def build_model(
             )
     if tokenizer is not None:
         advice = "use the vocabulary that the model was trained with"
-        check_embedding_rows(tokenizer.vocab_size, config.vocab_size, path, advice)
-        check_input_template(tokenizer, config.type_vocab_size, path)
+        compatibility.check_embedding_rows(tokenizer.vocab_size, config.vocab_size, path, advice)
+        compatibility.check_input_template(tokenizer, config.type_vocab_size, path)
         if run is None:  # runs of earlier versions may have such a tokenizer
-            check_pad_token_id(tokenizer, config.required_pad_token_id, path)
+            compatibility.check_pad_token_id(tokenizer, config.required_pad_token_id, path)
     return LoadedModel(
         params=paths.unflatten(flat_params),
         config=config,
