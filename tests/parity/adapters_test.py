@@ -5,6 +5,7 @@ peft passes the states of all tokens to the classifier there. For question answe
 prompt, peft drops `token_type_ids`, so all are 0 here.
 """
 
+import dataclasses
 import functools
 import re
 from typing import Any
@@ -36,6 +37,10 @@ from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
 from bert_jax.testing.batches import fine_tuning_batch
+from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
+from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.train.step import make_train_step
+from bert_jax.tuning.config import TuningConfig
 from tests.helpers.torch_parity import HEADS, randomize_parameters, torch_head_outputs
 
 torch = pytest.importorskip("torch")
@@ -154,20 +159,9 @@ def base_parameters(model: Any, family: str) -> dict[str, Any]:
     return paths.unflatten(table.from_external(state, family))
 
 
-@pytest.mark.parametrize(
-    ("family", "kind", "name"),
-    [
-        *(("Bert", "sequence", name) for name in CASES),
-        *(("Roberta", "sequence", name) for name in ("lora", "ia3", "prompt")),
-        *(("Bert", "token", name) for name in ("prompt", "prefix")),
-        ("Bert", "span", "prefix"),
-        ("Roberta", "token", "dora"),
-    ],
-)
-def test_outputs_are_those_of_peft(family, kind, name):
-    method, config_class, fields = CASES[name]
-    head, base = HEADS[kind][0], torch_model(family, kind)
-    params = base_parameters(base, family)
+def peft_model(family: str, kind: str, name: str) -> Any:
+    """Returns peft's model over the base `torch_model`, without dropout; its adapter is random."""
+    base, (_, config_class, fields) = torch_model(family, kind), CASES[name]
     model = peft.get_peft_model(
         type(base)(base.config).eval(),
         getattr(peft, config_class)(task_type=TASKS[kind], **fields),
@@ -188,7 +182,25 @@ def test_outputs_are_those_of_peft(family, kind, name):
                 tensor.mul_(1.3)
             elif any(word in key for word in ("lora_", "ia3_", "prompt_encoder")):
                 tensor.normal_(0.5, 0.3, generator=generator)
-    model.eval()
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "name"),
+    [
+        *(("Bert", "sequence", name) for name in CASES),
+        *(("Roberta", "sequence", name) for name in ("lora", "ia3", "prompt")),
+        *(("Bert", "token", name) for name in ("prompt", "prefix")),
+        ("Bert", "span", "prefix"),
+        ("Roberta", "token", "dora"),
+    ],
+)
+def test_outputs_are_those_of_peft(family, kind, name):
+    method, head = CASES[name][0], HEADS[kind][0]
+    params, model = (
+        base_parameters(torch_model(family, kind), family),
+        peft_model(family, kind, name),
+    )
     batch = fine_tuning_batch(head, batch_size=4, seq_length=12, vocab_size=60)
     if family == "Roberta":
         batch["input_ids"] = np.where(
@@ -208,6 +220,66 @@ def test_outputs_are_those_of_peft(family, kind, name):
             values, found[output] = values[real], found[output][real]
         np.testing.assert_allclose(found[output], values, atol=TOLERANCE)
         assert np.abs(values).max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["lora", "prompt"])
+def test_losses_of_20_steps_are_those_of_peft(name):
+    """peft does not train the pooler, so it is frozen here, too."""
+    steps, peak, (method, _, _) = 20, 3e-3, CASES[name]
+    base, model = torch_model("Bert", "sequence"), peft_model("Bert", "sequence", name)
+    batches = [
+        fine_tuning_batch(
+            HEADS["sequence"][0], batch_size=8, seq_length=12, vocab_size=60, seed=seed
+        )
+        for seed in range(steps)
+    ]
+    adapter = jax.tree.map(np.copy, adapter_parameters(model, "Bert"))
+    trained = [(key, p) for key, p in model.named_parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for key, p in trained if key.endswith("bias")], "weight_decay": 0.0},
+            {"params": [p for key, p in trained if not key.endswith("bias")], "weight_decay": 0.01},
+        ],
+        eps=1e-6,
+    )
+    expected = []
+    for update, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = peak * (1 - update / steps)
+        optimizer.zero_grad()
+        names = {**{field: field for field in ENCODER_FIELDS}, "labels": "labels"}
+        loss = model(**{key: torch.from_numpy(batch[f]).long() for f, key in names.items()}).loss
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    quiet = dataclasses.replace(
+        MODELS["Bert"], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    if isinstance(method, LoRA):
+        method = dataclasses.replace(method, dropout=0.0)
+    train = TrainConfig(
+        phases=(Phase(steps=steps, seq_length=12, batch_size=8),),
+        optimizer=AdamW(b1=0.9, b2=0.999, epsilon=1e-6, weight_decay=0.01),
+        schedule=WarmupLinear(peak_learning_rate=peak, warmup_steps=0),
+        max_grad_norm=None,
+        tuning=TuningConfig(method=method, frozen=("pooler/**",)),
+    )
+    task = FineTuning(model=quiet, head=HEADS["sequence"][0], classifier_dropout=0.0)
+    optax_optimizer, schedule = make_optimizer(train), learning_rate_schedule(train.schedule, steps)
+    params: Any = {**base_parameters(base, "Bert"), ADAPTER: adapter}
+    params = jax.tree.map(jax.numpy.asarray, params)
+    state: Any = {"step": jax.numpy.int32(0), "params": params}
+    state["opt_state"] = jax.jit(optax_optimizer.init)(params)
+    objective = FineTuningObjective(task, method)
+    step = jax.jit(
+        make_train_step(objective, optax_optimizer, schedule, seed=0, tuning=train.tuning)
+    )
+    losses = []
+    for batch in batches:
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["loss"]))
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-4)
+    assert np.ptp(losses) > 0.05
 
 
 @pytest.mark.parametrize("method", [HoulsbyAdapter(size=5), PfeifferAdapter(reduction_factor=4)])

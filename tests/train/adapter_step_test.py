@@ -1,0 +1,136 @@
+"""Covers train/step.py with adapters: meshes, microbatches, several tasks, memory of the state."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.batch import ENCODER_FIELDS
+from bert_jax.config_lib import override
+from bert_jax.data.config import FineTuningData
+from bert_jax.data.finetuning.config import Glue
+from bert_jax.experiment import Experiment
+from bert_jax.models.adapters.config import DoRA, HoulsbyAdapter, LoRA, PrefixTuning
+from bert_jax.models.bert.config import BertConfig
+from bert_jax.models.heads.config import RegressionHead, SequenceClassificationHead
+from bert_jax.objectives.config import FineTuning, MultiTask, NamedHead
+from bert_jax.objectives.multi_task import MultiTaskObjective
+from bert_jax.parallel import sharding
+from bert_jax.parallel.config import make_mesh_config
+from bert_jax.params import paths
+from bert_jax.plan.state_bytes import state_bytes
+from bert_jax.testing.batches import fine_tuning_batch
+from bert_jax.testing.models import small_config
+from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
+from bert_jax.train.step import TrainSetup, init_state
+from bert_jax.tuning.config import TuningConfig
+
+HEAD = SequenceClassificationHead(labels=("no", "yes"))
+LORA = LoRA(rank=4, targets=("query", "feed_forward/*", "word_embeddings"))
+
+
+def experiment(
+    method: Any, preset: Any = "dp", microbatches: int = 1, model: Any = None
+) -> Experiment:
+    phase = Phase(steps=4, seq_length=12, batch_size=16, gradient_accumulation_steps=microbatches)
+    return Experiment(
+        name="test",
+        objective=FineTuning(model=model or small_config(vocab_size=48), head=HEAD),
+        data=FineTuningData(task=Glue(task="rte", folder="unused"), tokenizer="unused"),
+        train=TrainConfig(
+            phases=(phase,),
+            schedule=WarmupLinear(peak_learning_rate=1e-2, warmup_steps=1),
+            tuning=TuningConfig(method=method),
+        ),
+        mesh=make_mesh_config(preset),
+        init_from="base",
+    )
+
+
+def train(config: Experiment, devices: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the parameters before and after three steps."""
+    mesh = sharding.make_mesh(config.mesh, jax.devices()[:devices])
+    setup, phase = TrainSetup.from_experiment(config, mesh), config.train.phases[0]
+    fields = setup.objective.batch_fields()
+    with jax.set_mesh(mesh):
+        step = setup.compile_step(phase, fields, [{"B": 16, "L": 12}])
+        one = init_state(setup.objective, setup.optimizer, jax.random.key(0))
+        before = paths.flatten(jax.device_get(one["params"]))
+        state = jax.device_put(one, jax.tree.map(lambda leaf: leaf.sharding, setup.abstract))
+        for seed in range(3):
+            batch = fine_tuning_batch(HEAD, batch_size=16, seq_length=12, vocab_size=48, seed=seed)
+            placed = {name: batch[name] for name in fields}
+            state, _ = step(state, sharding.put_batch(placed, sharding.batch_sharding(mesh)))
+    return before, paths.flatten(jax.device_get(state["params"]))
+
+
+@pytest.fixture(scope="module")
+def on_one_device() -> Any:
+    return train(experiment(LORA), 1)
+
+
+def test_only_the_adapter_pooler_and_head_change(on_one_device):
+    before, after = on_one_device
+    changed = {p for p in after if not np.array_equal(before[p], after[p])}
+    assert {path.split("/")[0] for path in changed} == {"adapter", "pooler", "classifier"}
+    assert {path for path in after if path.startswith("adapter/")} <= changed
+
+
+@pytest.mark.parametrize(("preset", "microbatches"), [("fsdp_tp", 1), ("dp", 2)])
+def test_eight_devices_equal_one(on_one_device, preset, microbatches):
+    """Dropout is on, so its masks are the same; microbatches have other ones."""
+    if microbatches > 1:
+        quiet = ["train.tuning.method.dropout=0.0", "objective.classifier_dropout=0.0"]
+        quiet += [f"objective.model.{n}_dropout_prob=0.0" for n in ("hidden", "attention_probs")]
+        one, many = (override(experiment(LORA, "dp", n), quiet) for n in (1, microbatches))
+        expected, found = train(one, 1)[1], train(many, 8)[1]
+    else:
+        expected, found = on_one_device[1], train(experiment(LORA, preset), 8)[1]
+    for path, leaf in expected.items():
+        np.testing.assert_allclose(found[path], leaf, atol=1e-5, err_msg=path)
+
+
+def test_every_adapter_parameter_is_sharded_like_its_base():
+    mesh = sharding.make_mesh(make_mesh_config("fsdp_tp"), jax.devices())
+    for method in (DoRA(rank=4), HoulsbyAdapter(size=4), PrefixTuning(length=2), LORA):
+        setup = TrainSetup.from_experiment(experiment(method, "fsdp_tp"), mesh)
+        for path, leaf in paths.flatten(setup.abstract["params"]["adapter"]).items():
+            assert leaf.sharding.spec is not None, path
+    query = setup.abstract["params"]["adapter"]["encoder"]["layers"]["0"]["attention"]["query"]
+    assert tuple(query["lora_a"].sharding.spec) == ("fsdp", None)
+    assert tuple(query["lora_b"].sharding.spec) == (None, "tensor")
+
+
+def test_gradients_and_moments_exist_for_trained_parameters_only():
+    """BERT-base with LoRA of rank 8: 3 x 1.2 MB besides pooler, head and the base."""
+    planned = state_bytes(experiment(LoRA(), model=BertConfig.from_size("base")), 1)
+    num_trained = 294_912 + 768 * 768 + 768 + 2 * 768 + 2
+    assert planned.gradients == 4 * num_trained
+    assert planned.optimizer == pytest.approx(2 * 4 * num_trained, abs=64)
+    assert planned.parameters == 4 * (109_482_240 + 294_912 + 2 * 768 + 2)
+
+
+def test_tasks_share_one_adapter():
+    heads = (NamedHead(name="a", head=HEAD), NamedHead(name="b", head=RegressionHead()))
+    config = MultiTask(model=small_config(vocab_size=48), heads=heads)
+    adapted, plain = MultiTaskObjective(config, LORA), MultiTaskObjective(config)
+    params = adapted.init(jax.random.key(0))
+    assert set(params) == {"encoder", "adapter", "heads"}
+    batch = fine_tuning_batch(HEAD, batch_size=4, seq_length=12, vocab_size=48)
+    batch |= fine_tuning_batch(RegressionHead(), batch_size=4, seq_length=12, vocab_size=48)
+    batch["task_ids"] = np.array([0, 1, 1, 0], np.int32)
+    assert set(ENCODER_FIELDS) <= set(batch)
+
+    def losses(objective: MultiTaskObjective, params: Any) -> Any:
+        def compute(params: Any, batch: Any) -> Any:
+            denominators = objective.loss_denominators(batch)
+            return objective.compute_loss(params, batch, denominators, jax.random.key(1)).loss
+
+        return jax.jit(jax.value_and_grad(compute))(params, batch)
+
+    loss, gradients = losses(adapted, params)
+    base = {name: tree for name, tree in params.items() if name != "adapter"}
+    assert float(loss) == float(losses(plain, base)[0])
+    layer = gradients["adapter"]["encoder"]["layers"]["0"]["attention"]["query"]
+    assert np.abs(layer["lora_b"]).max() > 0
