@@ -131,12 +131,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_long_text_arguments(parser)
     parser.add_argument("--seed", type=int, help="random seed (default: 0)")
-    parser.add_argument(
-        "--frozen-encoder",
-        action="store_true",
-        help="training of the head only, on features that the encoder computes once: much faster, "
-        "at a lower quality (try --learning-rate 1e-3 and more epochs)",
-    )
     add_method_arguments(parser)
     add_override_arguments(parser)
     parser.epilog = _EPILOG

@@ -112,8 +112,7 @@ class Predictor:
         self._model_path, self._reads_pairs = model.path, settings.reads_pairs
         part_names = ("encoder", *task_parts(head, model.config))
         self._params = {part: params_to_device(model, part) for part in part_names}
-        if model.adapter is not None:
-            self._params[ADAPTER] = jax.device_put(model.adapter_params)
+        self._params |= {ADAPTER: jax.device_put(model.adapter_params)} if model.adapter else {}
         objective = FineTuningObjective(settings.objective, model.adapter)
         self._field_names = objective.input_fields()
         self._predict_batch = jax.jit(objective.predict)

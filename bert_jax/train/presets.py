@@ -77,10 +77,8 @@ def fine_tuning_experiment(
       model: a run folder, Hugging Face folder or TF1 checkpoint; None to use `teacher_layers`.
       teacher: a model fine-tuned on this task, whose predictions are learned, too (distillation).
       teacher_layers: its layers, counted from 0, with which a smaller model starts.
-      epochs: None for 3, or for few examples as many as give MIN_UPDATES updates. Methods that
-        train a part of the encoder have three times as many.
-      learning_rate: peak learning rate; None for that of the method of `tuning`.
-      warmup_ratio: fraction of the updates during which the learning rate rises.
+      epochs: None for the number of `_default_epochs`, which is 3 for many examples.
+      learning_rate: the peak, reached after `warmup_ratio` of the updates; None: by `tuning.method`.
       max_length: maximum sequence length; None for the usual length for the kind of task.
       truncation: which tokens of a longer text are read, in training and prediction.
 
@@ -92,17 +90,11 @@ def fine_tuning_experiment(
     config, tokenizer, distillation = _load_student(model, teacher, teacher_layers)
     labeled = _load_trainable_task(task)
     if max_length is None:
-        max_length = min(
-            kind_of(labeled).default_seq_length, config.max_length - tuning.num_virtual_tokens
-        )
+        max_length = _default_length(labeled, config, tuning)
     folder = str(tokenizer_folder(model or teacher or ""))
     data = FineTuningData(task=task, tokenizer=folder, truncation=truncation)
     features = training_features(labeled, tokenizer, max_length, data.window_overlap, truncation)
-    if epochs is None:
-        num_epochs = _default_epochs(len(features), batch_size)
-        num_epochs *= PART_EPOCHS_FACTOR if tuning.trains_part_of_encoder else 1
-    else:
-        num_epochs = epochs
+    num_epochs = epochs or _default_epochs(len(features), batch_size, tuning)
     head = make_head(labeled, truncation)
     return Experiment(
         name=labeled.name,
@@ -115,9 +107,7 @@ def fine_tuning_experiment(
             max_length,
             epochs=num_epochs,
             batch_size=batch_size,
-            learning_rate=(
-                default_learning_rate(tuning.method) if learning_rate is None else learning_rate
-            ),
+            learning_rate=learning_rate,
             warmup_ratio=warmup_ratio,
             best_metric=labeled.metrics[0] if _has_labeled_dev(labeled) else None,
             tuning=_freeze_teacher(tuning, distillation),
@@ -190,7 +180,7 @@ def _train_config(
     *,
     epochs: float,
     batch_size: int,
-    learning_rate: float,
+    learning_rate: float | None,
     warmup_ratio: float,
     best_metric: str | None,
     tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
@@ -208,7 +198,9 @@ def _train_config(
     return TrainConfig(
         phases=(Phase(steps=steps, seq_length=seq_length, batch_size=batch_size),),
         schedule=WarmupLinear(
-            peak_learning_rate=learning_rate,
+            peak_learning_rate=(
+                default_learning_rate(tuning.method) if learning_rate is None else learning_rate
+            ),
             warmup_steps=min(round(warmup_ratio * steps), steps - 1),
         ),
         logging=LoggingConfig(log_every=max(1, min(50, steps_per_epoch // 4))),
@@ -223,8 +215,19 @@ def _train_config(
     )
 
 
-def _default_epochs(num_sequences: int, batch_size: int) -> float:
-    """Returns 3, or for few sequences the number of epochs that gives MIN_UPDATES updates."""
+def _default_length(task: Task, config: EncoderConfig, tuning: TuningConfig) -> int:
+    """Returns the usual length for the kind of task, or the most tokens that the model allows."""
+    max_length = config.max_length - tuning.num_virtual_tokens
+    return min(kind_of(task).default_seq_length, max_length)
+
+
+def _default_epochs(num_sequences: int, batch_size: int, tuning: TuningConfig) -> float:
+    """Returns 3, or for few sequences the number of epochs that gives MIN_UPDATES updates.
+
+    It is multiplied by PART_EPOCHS_FACTOR for methods that train a part of the encoder.
+    """
+    if tuning.trains_part_of_encoder:
+        return PART_EPOCHS_FACTOR * _default_epochs(num_sequences, batch_size, TuningConfig())
     steps_per_epoch = -(-num_sequences // batch_size)
     if DEFAULT_EPOCHS * steps_per_epoch >= MIN_UPDATES:
         return DEFAULT_EPOCHS

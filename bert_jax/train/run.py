@@ -102,11 +102,8 @@ def run(experiment: Experiment, folder: Path, requested_checkpoint_dir: str | No
         loop = LoopContext(
             source=source, hooks=hooks, save=save, history=history, meter=meter, watchdog=watchdog
         )
-        log_model(
-            experiment.objective.model,
-            setup.abstract["params"],
-            without_frozen(train.tuning, setup.abstract["params"]),
-        )
+        params = setup.abstract["params"]
+        log_model(experiment.objective.model, params, without_frozen(train.tuning, params))
         if start.step or jax.process_count() > 1:
             logger.info("%s step %d of %d", START_MESSAGE, start.step, train.steps)
         attempt = stack.enter_context(RecordedAttempt(setup, source, folder, start.step, started))

@@ -1,6 +1,7 @@
 """Covers runs that train a part of a model: checkpoints, resuming, loading, another base.
 
-Covers train/{initialize,run,step}.py, pretrained/base_model.py and predict/adapter_set.py.
+Covers bert_jax/train/initialize.py, bert_jax/pretrained/base_model.py and
+bert_jax/predict/adapter_set.py.
 """
 
 import dataclasses
@@ -99,12 +100,12 @@ def test_a_finished_run_predicts_and_is_exported_without_adapter(lora_run, tmp_p
 
 def test_the_base_must_be_there_and_unchanged(lora_run, tmp_path):
     experiment, folder = lora_run
-    base, kept = Path(experiment.init_from), tmp_path / "kept"
-    shutil.move(base, kept)
+    base, moved = Path(experiment.init_from), tmp_path / "moved"
+    shutil.move(base, moved)
     try:
         with pytest.raises(UserError, match=r"trained on the base .*, which cannot be read"):
             load_model(folder)
-        other = load_model(kept)
+        other = load_model(moved)
         changed = jax.tree.map(lambda leaf: leaf * np.float32(1.5), other.params)
         export(dataclasses.replace(other, params=changed), base)
         with pytest.raises(UserError, match=r"fingerprint [0-9a-f]{12} now; restore the model"):
@@ -113,7 +114,7 @@ def test_the_base_must_be_there_and_unchanged(lora_run, tmp_path):
             run(experiment, folder)
     finally:
         shutil.rmtree(base, ignore_errors=True)
-        shutil.move(kept, base)
+        shutil.move(moved, base)
 
 
 def test_bitfit_changes_biases_and_heads_only(lora_run, tmp_path):

@@ -1,4 +1,7 @@
-"""Covers train/step.py with adapters: meshes, microbatches, several tasks, memory of the state."""
+"""Tests training steps with adapters: meshes, microbatches, several tasks, memory of the state.
+
+Covers bert_jax/train/step.py, bert_jax/tuning/freezing.py and bert_jax/plan/state_bytes.py.
+"""
 
 from typing import Any
 

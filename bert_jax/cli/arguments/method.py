@@ -58,7 +58,13 @@ _FLAGS = {
 
 
 def add_method_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --method and the flags of the methods; --set train.tuning.method... has the rest."""
+    """Adds --frozen-encoder, --method and its flags; --set train.tuning.method... has the rest."""
+    parser.add_argument(
+        "--frozen-encoder",
+        action="store_true",
+        help="training of the head only, on features that the encoder computes once: much faster, "
+        "at a lower quality (try --learning-rate 1e-3 and more epochs)",
+    )
     parser.add_argument(
         "--method",
         choices=METHODS,

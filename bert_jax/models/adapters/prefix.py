@@ -23,7 +23,7 @@ from bert_jax.models.adapters.modules import (
     replace_submodule,
     submodule,
 )
-from bert_jax.models.adapters.prompt import check_room, refuse_packing
+from bert_jax.models.adapters.prompt import check_prompt_length, refuse_packing
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.attention import AttentionMask, SelfAttention
@@ -35,7 +35,7 @@ _PREFIX_ENCODER = "encoder/prefix_encoder"
 
 
 def _prefix_shapes(method: PrefixTuning, modules: Modules, config: TransformerConfig) -> Shapes:
-    check_room(method.length, config)
+    check_prompt_length(method.length, config)
     attentions = _attentions(modules)
     width = config.hidden_size
     if isinstance(method.reparametrization, PrefixEncoder):

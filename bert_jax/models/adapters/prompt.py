@@ -28,7 +28,7 @@ from bert_jax.models.heads.config import FirstTokenPooling, reads_one_vector
 
 def _prompt_shapes(method: PromptTuning, modules: Modules, config: TransformerConfig) -> Shapes:
     del modules
-    check_room(method.length, config)
+    check_prompt_length(method.length, config)
     return {WORD_EMBEDDINGS: {"prompt": (method.length, config.word_embedding_size)}}
 
 
@@ -125,7 +125,7 @@ class PromptEncoder(nnx.Module):
 IMPLEMENTATION = Implementation(_prompt_shapes, _init_prompt, _install_prompt)
 
 
-def check_room(length: int, config: TransformerConfig) -> None:
+def check_prompt_length(length: int, config: TransformerConfig) -> None:
     """Raises ConfigError if the trained vectors leave no position for a text."""
     # A text has at least two special tokens and one token.
     if length + 3 > config.max_length:
