@@ -78,7 +78,7 @@ def fine_tuning_experiment(
       teacher: a model fine-tuned on this task, whose predictions are learned, too (distillation).
       teacher_layers: its layers, counted from 0, with which a smaller model starts.
       epochs: None for the number of `_default_epochs`, which is 3 for many examples.
-      learning_rate: the peak, reached after `warmup_ratio` of the updates; None: by `tuning.method`.
+      learning_rate: the peak, reached after `warmup_ratio` of the updates; None: by the method.
       max_length: maximum sequence length; None for the usual length for the kind of task.
       truncation: which tokens of a longer text are read, in training and prediction.
 
@@ -217,15 +217,11 @@ def _train_config(
 
 def _default_length(task: Task, config: EncoderConfig, tuning: TuningConfig) -> int:
     """Returns the usual length for the kind of task, or the most tokens that the model allows."""
-    max_length = config.max_length - tuning.num_virtual_tokens
-    return min(kind_of(task).default_seq_length, max_length)
+    return min(kind_of(task).default_seq_length, config.max_length - tuning.num_virtual_tokens)
 
 
 def _default_epochs(num_sequences: int, batch_size: int, tuning: TuningConfig) -> float:
-    """Returns 3, or for few sequences the number of epochs that gives MIN_UPDATES updates.
-
-    It is multiplied by PART_EPOCHS_FACTOR for methods that train a part of the encoder.
-    """
+    """Returns 3, or more for few sequences (MIN_UPDATES) or a part (PART_EPOCHS_FACTOR)."""
     if tuning.trains_part_of_encoder:
         return PART_EPOCHS_FACTOR * _default_epochs(num_sequences, batch_size, TuningConfig())
     steps_per_epoch = -(-num_sequences // batch_size)
