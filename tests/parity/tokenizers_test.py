@@ -7,7 +7,9 @@ are opened with AutoTokenizer, like users of an export do.
 """
 
 import gzip
+import io
 import random
+import shutil
 
 import pytest
 
@@ -192,6 +194,68 @@ def test_sentencepiece_equals_t5_tokenizer(lines, real_lines, shared):
             assert scores[0] == pytest.approx(scores[1], abs=1e-3), repr(text)
             different += 1
     assert different < 0.01 * len(fuzzed)
+
+
+def assert_same_inputs(tokenizer, reference, texts: list[str]) -> None:
+    """Compares the ids of texts and pairs, special tokens included."""
+    ids, build = tokenizer.encode_ids(texts), tokenizer.build_inputs_with_special_tokens
+    for n, expected in enumerate(reference(texts)["input_ids"]):
+        assert build(ids[n]).tolist() == expected, repr(texts[n])
+    for n, expected in enumerate(reference(texts[:-1], texts[1:])["input_ids"]):
+        assert build(ids[n], ids[n + 1]).tolist() == expected, repr(texts[n : n + 2])
+
+
+def test_sentencepiece_of_bigbird_equals_its_tokenizer(real_lines, tmp_path):
+    """Trains a model with the special ids of the published one: [CLS] 65, [SEP] 66, [MASK] 67.
+
+    Only single spaces are compared: Hugging Face's class encodes a space at the end of a text or
+    before [MASK] as a token of its own; the SentencePiece library, as in Google's code, does not.
+    """
+    sentencepiece = pytest.importorskip("sentencepiece")
+    texts = [" ".join(line.split()) for line in real_lines[:600]]
+    texts = [text for text in texts if text and "<unk>" not in text]
+    control = [f"<unused{n}>" for n in range(62)] + ["[CLS]", "[SEP]", "[MASK]"]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, vocab_size=500, pad_id=0, eos_id=1,
+        bos_id=2, unk_id=100, control_symbols=[*control, *(f"<other{n}>" for n in range(32))],
+        character_coverage=0.99, minloglevel=2,
+    )  # fmt: skip
+    (tmp_path / "spiece.model").write_bytes(model.getvalue())
+    (tmp_path / "config.json").write_text('{"model_type": "big_bird"}')
+    reference = transformers.BigBirdTokenizer.from_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    roles = ("pad", "unk", "cls", "sep", "mask")
+    assert [getattr(tokenizer, f"{role}_id") for role in roles] == [0, 100, 65, 66, 67]
+    assert [getattr(reference, f"{role}_token_id") for role in roles] == [0, 100, 65, 66, 67]
+    assert len(reference) == tokenizer.vocab_size == 500
+    texts += ["a[MASK] of", "[MASK] of"]
+    assert_same_inputs(tokenizer, reference, texts)
+    assert tokenizer.encode("The [MASK] of").count(67) == 1
+    tokenizer.save(tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").fingerprint == tokenizer.fingerprint
+    opened = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert_same_inputs(tokenizer, opened, [*texts, "The [MASK] of", "Two."])
+
+
+def test_byte_level_bpe_of_longformer_equals_its_tokenizer(real_lines, tmp_path):
+    config = TokenizerTrainingConfig(kind="bpe", vocab_size=600)
+    train_tokenizer(real_lines[:600], config)[0].save(tmp_path / "trained")
+    folder = tmp_path / "longformer"  # with the files of a published model only
+    folder.mkdir()
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(tmp_path / "trained" / name, folder)
+    (folder / "config.json").write_text('{"model_type": "longformer"}')
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LongformerTokenizer"}')
+    mask = transformers.AddedToken("<mask>", lstrip=True, special=True)
+    reference = transformers.LongformerTokenizer.from_pretrained(folder, mask_token=mask)
+    tokenizer = load_tokenizer(folder)
+    texts = [*real_lines[:600], "The <mask> of", "a<mask>b <s>"]
+    assert_same_inputs(tokenizer, reference, texts)
+    tokenizer.save(tmp_path / "saved")
+    opened = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert_same_inputs(load_tokenizer(tmp_path / "saved"), opened, texts)
+    assert opened.mask_token_id == reference.mask_token_id == tokenizer.mask_id
 
 
 @pytest.mark.parametrize(
