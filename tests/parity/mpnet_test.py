@@ -13,7 +13,7 @@ import pytest
 
 from bert_jax.models.layers.config import GeluTanh, PaddingOffsetPositions
 from bert_jax.models.mpnet.config import MPNetConfig
-from bert_jax.models.mpnet.two_streams import visible_keys
+from bert_jax.models.mpnet.two_streams import two_stream_mask
 from bert_jax.objectives.config import MaskedPermutedLM
 from bert_jax.objectives.masked_permuted_lm import MaskedPermutedLMObjective, predictions_of
 from bert_jax.params import paths
@@ -202,18 +202,18 @@ def permuted_batch() -> dict[str, np.ndarray]:
 def test_masks_of_both_streams_are_those_of_the_original_code(permuted_batch):
     batch, length = permuted_batch, permuted_batch["input_ids"].shape[1]
     predictions = predictions_of({k: jax.numpy.asarray(v) for k, v in batch.items()})
-    visible = np.asarray(visible_keys(predictions, length))
-    for row in range(len(visible)):
+    mask = np.asarray(two_stream_mask(predictions, length))
+    for row in range(len(mask)):
         others, predicted = original_order(batch, row)
         entries = np.argsort(np.asarray(predictions.ranks[row]))[: len(predicted)]
         content = np.concatenate([others, predicted, length + entries])
         queries = length + batch["masked_lm_positions"].shape[1] + entries
         query_mask, content_mask = original_masks(len(others) + len(predicted), len(predicted))
-        np.testing.assert_array_equal(visible[row][np.ix_(queries, content)], ~query_mask)
-        np.testing.assert_array_equal(visible[row][np.ix_(content, content)], ~content_mask)
-        assert not visible[row][:, queries].any()
-        # Position compensation: every row sees each position once, as a token or as a mask.
-        assert (visible[row][np.ix_(queries, content)].sum(1) == len(others) + len(predicted)).all()
+        np.testing.assert_array_equal(mask[row][np.ix_(queries, content)], ~query_mask)
+        np.testing.assert_array_equal(mask[row][np.ix_(content, content)], ~content_mask)
+        assert not mask[row][:, queries].any()
+        # Position compensation: a query attends to each position once, as a token or as a mask.
+        assert (mask[row][np.ix_(queries, content)].sum(1) == len(others) + len(predicted)).all()
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

@@ -19,7 +19,7 @@ from bert_jax.models.layers.dropout import make_dropout_seeds
 from bert_jax.models.layers.relative_bias import RelativePositionBias
 from bert_jax.models.layers.transformer import NUM_DROPOUT_SITES
 from bert_jax.models.mpnet.config import MPNetConfig
-from bert_jax.models.mpnet.two_streams import Predictions, add_streams_to_bias, visible_keys
+from bert_jax.models.mpnet.two_streams import Predictions, add_streams_to_bias, two_stream_mask
 
 
 class MPNetEncoder(BertEncoder):
@@ -84,19 +84,21 @@ class MPNetEncoder(BertEncoder):
         segment_ids = attention_mask if packing_ids is None else packing_ids
         output = self.run_layers(
             jnp.concatenate(embedded, axis=1),
-            self._two_stream_mask(segment_ids, predictions),
+            self._make_two_stream_mask(segment_ids, predictions),
             None if seeds is None else seeds[:num_layers],
             output_hidden_states=False,
             output_attentions=False,
         )
         return output[0][:, length + predictions.positions.shape[1] :]
 
-    def _two_stream_mask(self, segment_ids: jax.Array, predictions: Predictions) -> AttentionMask:
+    def _make_two_stream_mask(
+        self, segment_ids: jax.Array, predictions: Predictions
+    ) -> AttentionMask:
         """Returns the mask of the L tokens, the P masks and the P queries: S = L + 2P of each."""
         positions, length = predictions.positions, segment_ids.shape[1]
         bias_HLL = self.relative_attention_bias(length)[0]
         bias_BHSS = add_streams_to_bias(bias_HLL, positions)
-        visible_BSS = visible_keys(predictions, length)
+        mask_BSS = two_stream_mask(predictions, length)
         # Keys of the query stream, and those of unused entries, are in a segment of their own.
         prediction_segments = jnp.take_along_axis(segment_ids, positions, axis=1)
         mask_segments = jnp.where(predictions.is_used, prediction_segments, -1)
@@ -106,7 +108,7 @@ class MPNetEncoder(BertEncoder):
                 [segment_ids, mask_segments, jnp.full_like(mask_segments, -1)], axis=1
             ),
             causal=False,
-            bias=jnp.where(visible_BSS[:, None], bias_BHSS, jnp.finfo(jnp.float32).min),
+            bias=jnp.where(mask_BSS[:, None], bias_BHSS, jnp.finfo(jnp.float32).min),
         )
 
 

@@ -54,23 +54,23 @@ def permutation_ranks(seeds_BP: jax.Array, is_used: jax.Array) -> jax.Array:
     return jnp.sum(is_before, axis=2, dtype=jnp.int32)
 
 
-def visible_keys(predictions: Predictions, length: int) -> jax.Array:
-    """Returns which keys each query may attend to, bool [B, S, S]; padding is not considered.
+def two_stream_mask(predictions: Predictions, length: int) -> jax.Array:
+    """Returns which keys each query attends to, bool [B, S, S]; padding is not considered.
 
-    Equals `make_query_and_content_mask` of the original code. It follows from one number for each
-    of the S tokens, the largest rank of a prediction whose token it may attend to: -1 for a token
-    that is not predicted and for a mask token, its own rank for a predicted token, and the rank
-    before its own for a token of the query stream. It attends to the tokens up to that rank and to
-    the masks of all later predictions.
+    It is the mask of `make_query_and_content_mask` of the original code, and follows from one
+    number for each query: the rank of the last prediction whose token it attends to. That is -1 for
+    a token that is not predicted and for a mask token, its own rank for a predicted token, and the
+    rank before its own for a query. A query attends to the tokens up to that rank, and to the masks
+    of all later predictions.
     """
     ranks = jnp.where(predictions.is_used, predictions.ranks, 0)
     is_here = predictions.positions[..., None] == jnp.arange(length)  # [B, P, L]
     is_here &= predictions.is_used[..., None]
     token_ranks = jnp.sum(jnp.where(is_here, ranks[..., None] + 1, 0), axis=1) - 1
-    max_rank = jnp.concatenate([token_ranks, jnp.full_like(ranks, -1), ranks - 1], axis=1)
-    sees_token = token_ranks[:, None, :] <= max_rank[..., None]
-    sees_mask = ranks[:, None, :] > max_rank[..., None]
-    return jnp.concatenate([sees_token, sees_mask, jnp.zeros_like(sees_mask)], axis=2)
+    last_ranks = jnp.concatenate([token_ranks, jnp.full_like(ranks, -1), ranks - 1], axis=1)
+    to_tokens = token_ranks[:, None, :] <= last_ranks[..., None]
+    to_masks = ranks[:, None, :] > last_ranks[..., None]
+    return jnp.concatenate([to_tokens, to_masks, jnp.zeros_like(to_masks)], axis=2)
 
 
 def add_streams_to_bias(bias_HLL: jax.Array, positions_BP: jax.Array) -> jax.Array:
