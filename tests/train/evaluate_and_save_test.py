@@ -26,12 +26,14 @@ from bert_jax.train.evaluate_and_save import (
     find_non_finite,
 )
 from bert_jax.train.loop import TrainingMeter, pause_seconds_left
+from bert_jax.tuning.config import TuningConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
     steps: int = 10
     checkpoints: CheckpointConfig = CheckpointConfig(save_every=1)  # noqa: RUF009 (frozen)
+    tuning: TuningConfig = TuningConfig()  # noqa: RUF009 (frozen)
 
 
 @dataclasses.dataclass(frozen=True)
