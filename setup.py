@@ -94,7 +94,14 @@ EXTRAS = {
     "test": TEST,
     # Comparisons with the PyTorch originals. Install torch first: see the Makefile.
     # 5: the generation whose models are the reference here.
-    "parity": ["torch>=2.6,<3", "transformers>=5.0,<6"],
+    "parity": [
+        "torch>=2.6,<3",
+        "transformers>=5.0,<6",
+        # Opens and writes adapter folders. 0.21: the release whose format is written here.
+        "peft>=0.21,<0.22",
+        # peft imports it.
+        "accelerate>=0.21,<2",
+    ],
     # The documentation site: make docs.
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2"],
 }

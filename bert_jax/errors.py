@@ -8,6 +8,7 @@ import difflib
 import math
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -86,6 +87,16 @@ def near_files(path: str | os.PathLike[str]) -> str:
     except OSError:  # there is no such folder, or it cannot be listed
         return ""
     return did_you_mean(name, closest_names(name, names, cutoff=0.75))
+
+
+def describe_folder(folder: Path) -> str:
+    """Returns what is at a path where a folder with certain files is expected."""
+    if not folder.exists():
+        return "no such folder"
+    if folder.is_file():
+        return "a file, not a folder"
+    names = sorted(path.name for path in folder.iterdir())
+    return "the folder has " + (", ".join(names[:8]) or "nothing")
 
 
 def require_list_of_texts(texts: object) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bert_jax.cli.arguments.prediction import (
     MODEL_WITH_HEAD,
+    add_base_argument,
     add_batch_size_argument,
     add_max_length_argument,
     add_model_argument,
@@ -36,8 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, TASK with its flags, --split, --model-task, --max-length and --batch-size."""
+    """Adds MODEL, --base, TASK with its flags, --split, --model-task and the sizes."""
     add_model_argument(parser)
+    add_base_argument(parser)
     add_task_arguments(parser)
     parser.add_argument(
         "--split",
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     from bert_jax.predict.predictor import Predictor
     from bert_jax.pretrained.load import load_model, require_single_task
 
-    model = load_model(args.model, args.model_task)
+    model = load_model(args.model, args.model_task, args.base)
     require_single_task(model, "--model-task")
     predictor = Predictor(model, max_length=args.max_length, batch_size=args.batch_size)
     task = load_task(config)

@@ -4,22 +4,30 @@ import argparse
 import logging
 from pathlib import Path
 
+from bert_jax.cli.arguments.prediction import add_base_argument
+from bert_jax.errors import ConfigError
+
 logger = logging.getLogger(__name__)
 
-HELP = "write the model of a run as a folder that Hugging Face Transformers opens"
+HELP = "write the model or adapter of a run as a folder that Hugging Face's libraries open"
 
 _EPILOG = """examples:
   bert-jax export runs/tiny --output exported
   python -c "from transformers import AutoModel; AutoModel.from_pretrained('exported')"
+  bert-jax export runs/lora --adapter --output rte-lora
 
 RUN is a run folder, whose newest valid checkpoint is exported, or one checkpoint, as in
-runs/tiny/checkpoints/1000. For a run with several tasks, --task selects the task whose head is
-exported: bert-jax export runs/all --task rte --output rte
+runs/tiny/checkpoints/1000, or an adapter folder, which is merged into its base. For a run with
+several tasks, --task selects the task whose head is exported:
+bert-jax export runs/all --task rte --output rte
+
+--adapter writes only what a run of bert-jax finetune --method trained, in the format of the peft
+library. Without it, the adapter is merged into the model.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds RUN, --task, --generator and --output."""
+    """Adds RUN, --task, --generator, --adapter, --base and --output."""
     parser.add_argument("run_folder", metavar="RUN", help="run folder or one of its checkpoints")
     parser.add_argument("--task", metavar="NAME", help="task to export, for a run with several")
     parser.add_argument(
@@ -27,22 +35,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="export the generator of an ELECTRA or DeBERTa run, not the discriminator",
     )
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="export the adapter and the head alone, in the format of the peft library",
+    )
+    add_base_argument(parser)
     parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder to write")
     parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
     """Exports the model and prints how far the model read back from the folder differs."""
+    from bert_jax.export.adapter import export_adapter
     from bert_jax.export.export import check_new_folder, export
     from bert_jax.pretrained.initial import load_generator
     from bert_jax.pretrained.load import load_model
 
     # Before the model is loaded, which takes seconds.
     check_new_folder(Path(args.output))
+    if args.adapter:
+        if args.generator or args.task:
+            raise ConfigError(
+                "--adapter exports what a run of one task trained; remove --task and --generator"
+            )
+        difference = export_adapter(Path(args.run_folder), Path(args.output), args.base)
+        logger.info(
+            "exported the adapter of %s to %s; read back with its base, no parameter differs by "
+            "more than %.1e",
+            args.run_folder,
+            args.output,
+            difference,
+        )
+        return 0
     if args.generator:
         model = load_generator(args.run_folder)
     else:
-        model = load_model(args.run_folder, args.task)
+        model = load_model(args.run_folder, args.task, args.base)
     difference = export(model, Path(args.output))
     step = f"step {model.run.step} of " if model.run else ""
     logger.info(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from bert_jax.atomic_io import atomic_path, check_writable
 from bert_jax.cli.arguments.prediction import (
     MODEL_WITH_HEAD,
+    add_base_argument,
     add_batch_size_argument,
     add_max_length_argument,
     add_model_argument,
@@ -56,8 +57,9 @@ _GROUP_SIZE = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, --task, the texts or files, the options for long texts, and --output."""
+    """Adds MODEL, --base, --task, the texts or files, the options for long texts, and --output."""
     add_model_argument(parser)
+    add_base_argument(parser)
     parser.add_argument("--task", metavar="NAME", help="task to predict, for a run with several")
     parser.add_argument(
         "texts", metavar="TEXT", nargs="*", default=[], help="text to predict for; see the examples"
@@ -144,7 +146,7 @@ def run(args: argparse.Namespace) -> None:
     if args.output:
         check_writable(Path(args.output))
     predictor = Predictor(
-        load_model(args.model, args.task),
+        load_model(args.model, args.task, args.base),
         truncation=args.truncation,
         window_pooling=args.window_pooling,
         max_length=args.max_length,

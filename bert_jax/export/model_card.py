@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bert_jax.export.model_card_task import (
     table,
 )
 from bert_jax.json_io import read_json_object
-from bert_jax.models.heads.config import TaskHead
+from bert_jax.models.heads.config import RegressionHead, TaskHead
 from bert_jax.models.huggingface import format_of
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, RunCheckpoint
@@ -29,6 +30,16 @@ from transformers import {auto}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 model = {auto}.from_pretrained("{name}")
+```
+"""
+_PEFT_USAGE = """\
+```python
+from peft import PeftModel
+from transformers import {auto}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = {auto}.from_pretrained("{base}"{labels})
+model = PeftModel.from_pretrained(model, "{name}")
 ```
 """
 _BERT_JAX_USAGE = """\
@@ -46,20 +57,41 @@ predict = bert_jax.Predictor(bert_jax.load_model("{name}"))
 """
 
 
-def model_card(model: LoadedModel, name: str, difference: float) -> str:
+@dataclass(frozen=True, kw_only=True)
+class AdapterFacts:
+    """Holds what the card of an adapter folder says about it.
+
+    Attributes:
+      method: the name of the method, such as "LoRA".
+      base: the model that it was trained on.
+      num_parameters: the number of parameters in the folder, the head included.
+      num_bytes: the size of their file.
+    """
+
+    method: str
+    base: str
+    num_parameters: int
+    num_bytes: int
+
+
+def model_card(
+    model: LoadedModel, name: str, difference: float, adapter: AdapterFacts | None = None
+) -> str:
     """Returns the card of an export as Markdown, with the front matter that model hubs read.
 
     Args:
       model: the exported model.
       name: the name of the export, which is that of its folder.
-      difference: the largest difference between the outputs of the model and of its export.
+      difference: the largest difference between the outputs of the model and of its export; for
+        an adapter, between their parameters.
+      adapter: facts of an adapter folder; None for the export of a whole model.
     """
-    sections = ["\n".join(_front_matter(model)), f"# {name}", _summary(model)]
+    sections = ["\n".join(_front_matter(model, adapter)), f"# {name}", _summary(model, adapter)]
     if model.head is not None:
         sections += ["## Task", _task_section(model.head)]
     if model.tokenizer:
         auto_class = kind_of_head(model.head).description.auto_class if model.head else "AutoModel"
-        sections += ["## Use", _USAGE.format(name=name, auto=auto_class)]
+        sections += ["## Use", _usage(model, name, auto_class, adapter)]
     if model.tokenizer and model.head:
         task = kind_of_head(model.head).description
         usage = _BERT_JAX_USAGE.format(
@@ -68,14 +100,32 @@ def model_card(model: LoadedModel, name: str, difference: float) -> str:
         sections.append(usage)
     if model.run is not None:
         sections += _run_sections(model.run)
-    sections += ["## How this folder was made", "\n".join(_provenance_lines(model, difference))]
+    sections += [
+        "## How this folder was made",
+        "\n".join(_provenance_lines(model, difference, adapter)),
+    ]
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
-def _front_matter(model: LoadedModel) -> list[str]:
+def _usage(model: LoadedModel, name: str, auto_class: str, adapter: AdapterFacts | None) -> str:
+    if adapter is None:
+        return _USAGE.format(name=name, auto=auto_class)
+    num_labels = len(getattr(model.head, "labels", ())) or int(
+        isinstance(model.head, RegressionHead)
+    )
+    labels = f", num_labels={num_labels}" if num_labels else ""
+    return _PEFT_USAGE.format(name=name, auto=auto_class, base=adapter.base, labels=labels)
+
+
+def _front_matter(model: LoadedModel, adapter: AdapterFacts | None) -> list[str]:
+    library = (
+        ["library_name: transformers"]
+        if adapter is None
+        else ["library_name: peft", f"base_model: {adapter.base}"]
+    )
     lines = [
         "---",
-        "library_name: transformers",
+        *library,
         "tags:",
         f"- {format_of(model.config).model_type(model.config)}",
         "- bert_jax",
@@ -87,8 +137,14 @@ def _front_matter(model: LoadedModel) -> list[str]:
     return [*lines, "---"]
 
 
-def _summary(model: LoadedModel) -> str:
+def _summary(model: LoadedModel, adapter: AdapterFacts | None) -> str:
     config = model.config
+    if adapter is not None:
+        return (
+            f"What {adapter.method} trained on the {config.family} encoder `{adapter.base}`: "
+            f"{adapter.num_parameters:,} parameters with the head, {adapter.num_bytes:,} bytes. "
+            "The base is needed to use it; `bert_jax_adapter.json` has its fingerprint."
+        )
     count = sum(leaf.size for leaf in paths.flatten(model.params).values())
     missing_heads = ""
     if model.missing and model.head is None:
@@ -184,12 +240,20 @@ def _last_training_row(run: RunCheckpoint) -> dict[str, Any] | None:
     return rows[-1] if rows else None
 
 
-def _provenance_lines(model: LoadedModel, difference: float) -> list[str]:
+def _provenance_lines(
+    model: LoadedModel, difference: float, adapter: AdapterFacts | None
+) -> list[str]:
     written_by = f"Written by bert_jax {bert_jax.__version__}"
     commit = _commit()
     lines = [f"{written_by} (commit `{commit}`)." if commit else f"{written_by}."]
     if model.run is None:
         lines.append(f"Converted from `{Path(model.path).name}`.")
+    if adapter is not None:
+        return [
+            *lines,
+            "The folder was read back with its base after writing: no parameter of the model "
+            f"differs by more than {difference:.1e}.",
+        ]
     lines.append(
         "The folder was read back after writing: all parameters are identical bit for bit, and "
         f"the hidden states{' and outputs of the head' if model.head else ''} differ by at most "

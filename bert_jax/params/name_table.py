@@ -136,6 +136,20 @@ class NameTable:
                     found[name] = row.pack([flat[each] for each in packed_paths])
         return {name.replace("/", self._separator): tensor for name, tensor in found.items()}
 
+    def external_name(self, path: str) -> str:
+        """Returns the name of the tensor that has a parameter, or has it among others."""
+        pattern, row = self._by_internal[path]
+        name = _fill_wildcards(self._path(row.external), pattern, path)
+        return name.replace("/", self._separator)
+
+    def internal_paths(self, name: str) -> list[str]:
+        """Returns the parameters that a tensor has, in their order in it; KeyError if unknown."""
+        row = self._by_external[self._path(name)]
+        if isinstance(row, Ignored):
+            return []
+        external, path = self._path(row.external), self._path(name)
+        return [_fill_wildcards(pattern, external, path) for pattern in _internals(row)]
+
     def parameter_names(self, names: Iterable[str], source: str) -> list[str]:
         """Returns the names that are parameters, sorted; UserError for a name without a row."""
         return sorted(n for n in names if not isinstance(self._find_row(n, source), Ignored))

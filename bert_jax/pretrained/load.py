@@ -5,6 +5,7 @@
     one step of a run        <run>/checkpoints/<step>
     a Hugging Face folder    config.json, model.safetensors (also as shards) or pytorch_model.bin;
                              also an export
+    an adapter folder        adapter_config.json of the peft library; its base is loaded, too
 
 A multi-task run is loaded as the model of one of its tasks, or without heads.
 
@@ -23,9 +24,10 @@ import numpy as np
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.data.config import MultiTaskData
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
-from bert_jax.errors import ConfigError, UserError, require_list_of_texts
+from bert_jax.errors import ConfigError, UserError, describe_folder, require_list_of_texts
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
+from bert_jax.interop.peft.adapter_config import is_adapter_folder
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.encoder import Encoder, EncoderConfig
 from bert_jax.models.heads.config import TaskHead
@@ -36,7 +38,7 @@ from bert_jax.objectives.config import MultiTask
 from bert_jax.objectives.multi_task import task_params
 from bert_jax.objectives.replaced_tokens.objective import discriminator_params
 from bert_jax.params import paths
-from bert_jax.params.paths import ADAPTER
+from bert_jax.pretrained.adapter_folder import read_with_base
 from bert_jax.pretrained.base_model import complete_params, remaining_adapter, restore_run
 from bert_jax.runs import run_folder
 from bert_jax.runs.run_folder import CHECKPOINTS
@@ -143,18 +145,28 @@ class LoadedModel:
         }
 
 
-def load_model(path: str | Path, task: str | None = None) -> LoadedModel:
-    """Reads a run folder, one step of a run, or a Hugging Face folder.
+def load_model(
+    path: str | Path, task: str | None = None, base: str | Path | None = None
+) -> LoadedModel:
+    """Reads a run folder, one step of a run, a Hugging Face folder or an adapter folder of peft.
 
     Args:
       task: the task of a multi-task run whose head is loaded; None loads no head.
+      base: the model that an adapter folder was trained on; None for that in its config.
 
     Raises:
-      ConfigError: the run has no such task, or it is not a multi-task run.
+      ConfigError: there is no such task; or there is a base, but no adapter folder.
       UserError: the path has no model; a file is damaged; the model's family is not supported; or
         the tokenizer has more tokens than the model.
     """
     folder = Path(path)
+    if is_adapter_folder(folder):
+        _require_no_task(path, task)
+        imported, adapter, adapter_params = read_with_base(folder, base, load_model)
+        model = build_model(imported, str(path))
+        return dataclasses.replace(model, adapter=adapter, adapter_params=adapter_params)
+    if base is not None:
+        raise ConfigError(f"--base {base}: {path} is not an adapter folder, so it has no base")
     if run_folder.is_run_folder(folder):
         return _load_run(folder, None, task)
     if folder.name.isdigit() and folder.parent.name == CHECKPOINTS:
@@ -163,7 +175,7 @@ def load_model(path: str | Path, task: str | None = None) -> LoadedModel:
         _require_no_task(path, task)
         return build_model(huggingface.read_folder(folder), str(path))
     raise UserError(
-        f"{path}: {_describe_folder(folder)}; expected a run folder with {CHECKPOINTS}/, or a "
+        f"{path}: {describe_folder(folder)}; expected a run folder with {CHECKPOINTS}/, or a "
         f"Hugging Face folder with {huggingface.CONFIG} and {huggingface.WEIGHTS} "
         "(`bert-jax convert` makes one from a Google TF1 checkpoint)"
     )
@@ -250,7 +262,7 @@ _OBJECTIVES_OF_MODELS = (
 def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     params, info, loaded_step = restore_run(folder, step)
     params = complete_params(params, info, str(folder), load_model)
-    adapter_params = params.pop(ADAPTER, {})
+    adapter_params = params.pop(paths.ADAPTER, {})
     objective = info.get("config", {}).get("objective", {})
     objective_type = objective.get("type")
     if objective_type not in _OBJECTIVES_OF_MODELS:
@@ -286,12 +298,3 @@ def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
         adapter=remaining_adapter(info),
         adapter_params=adapter_params,
     )
-
-
-def _describe_folder(folder: Path) -> str:
-    if not folder.exists():
-        return "no such folder"
-    if folder.is_file():
-        return "a file, not a folder"
-    names = sorted(path.name for path in folder.iterdir())
-    return "the folder has " + (", ".join(names[:8]) or "nothing")

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from bert_jax.checkpoints.step_folder import restore_params
+from bert_jax.cli import main
 from bert_jax.config_lib import override
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.export.adapter import export_adapter
 from bert_jax.export.export import export
 from bert_jax.models.adapters.config import LoRA
 from bert_jax.objectives.config import FineTuning
@@ -26,6 +28,7 @@ from bert_jax.params import paths
 from bert_jax.predict.adapter_set import AdapterSet
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.predictor import Predictor
+from bert_jax.pretrained.adapter_folder import read_peft_adapter
 from bert_jax.pretrained.base_model import Base, TrainedAdapter, read_adapter
 from bert_jax.pretrained.load import load_model
 from bert_jax.testing.batches import fine_tuning_batch
@@ -98,6 +101,29 @@ def test_a_finished_run_predicts_and_is_exported_without_adapter(lora_run, tmp_p
     assert found == pytest.approx(evaluated["probabilities"], abs=1e-5)
 
 
+def test_a_finished_run_is_exported_as_an_adapter_folder(lora_run, tmp_path):
+    experiment, folder = lora_run
+    output = tmp_path / "adapter"
+    assert main(["export", str(folder), "--adapter", "--output", str(output)]) == 0
+    expected, found = load_model(folder), load_model(output)
+    assert found.head == expected.head and found.tokenizer is not None
+    for path, leaf in paths.flatten(expected.params).items():
+        np.testing.assert_array_equal(paths.flatten(found.params)[path], leaf)
+    card = (output / "README.md").read_text()
+    assert "library_name: peft" in card and str(experiment.init_from) in card
+    example = load_task(experiment.data.task).splits["dev"][0]
+    assert (
+        Predictor(found)(example)["probabilities"] == Predictor(expected)(example)["probabilities"]
+    )
+    base = load_model(experiment.init_from)
+    peft_adapter, adapter = read_peft_adapter(output, base), read_adapter(folder)
+    assert peft_adapter.base == adapter.base
+    for path, leaf in paths.flatten(adapter.params).items():
+        np.testing.assert_array_equal(paths.flatten(peft_adapter.params)[path], leaf)
+    with pytest.raises(UserError, match="is not a run folder; --adapter exports what a run"):
+        export_adapter(Path(experiment.init_from), tmp_path / "other")
+
+
 def test_the_base_must_be_there_and_unchanged(lora_run, tmp_path):
     experiment, folder = lora_run
     base, moved = Path(experiment.init_from), tmp_path / "moved"
@@ -122,6 +148,9 @@ def test_bitfit_changes_biases_and_heads_only(lora_run, tmp_path):
     experiment = override(experiment, ["train.tuning.method=BitFit", "train.phases.0.steps=4"])
     with one_device_mesh():
         assert run(experiment, tmp_path / "run") == 0
+    with pytest.raises(UserError, match=r"was trained, which peft has no format for.*\(BitFit\)"):
+        export_adapter(tmp_path / "run", tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
     trained, base = load_model(tmp_path / "run"), load_model(experiment.init_from)
     before = paths.flatten(base.params)
     changed = {

@@ -4,8 +4,8 @@ import argparse
 from typing import Any
 
 MODEL_WITH_HEAD = (
-    "MODEL is a run folder, an export, or another Hugging Face folder of a BERT or RoBERTa model\n"
-    "with a head."
+    "MODEL is a run folder, an export, another Hugging Face folder of a model with a head, or an\n"
+    "adapter folder of the peft library."
 )
 """Describes MODEL in the epilog of verbs that need the head of a task."""
 
@@ -19,6 +19,16 @@ MODEL_WITHOUT_HEAD = (
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL."""
     parser.add_argument("model", metavar="MODEL", help="run folder or exported model")
+
+
+def add_base_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds --base."""
+    parser.add_argument(
+        "--base",
+        metavar="FOLDER",
+        help="copy of the model that an adapter was trained on (default: that in the adapter's "
+        "config)",
+    )
 
 
 def add_max_length_argument(parser: Any) -> None:

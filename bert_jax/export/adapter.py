@@ -1,0 +1,153 @@
+"""Exports what a run trained of a model as an adapter folder that the peft library opens.
+
+The folder gets its name only when it is complete and was read back.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError
+
+import bert_jax
+from bert_jax.atomic_io import atomic_path
+from bert_jax.config_lib import from_json
+from bert_jax.errors import UserError
+from bert_jax.export.export import TOLERANCE, check_new_folder
+from bert_jax.export.model_card import AdapterFacts, model_card
+from bert_jax.interop.peft.adapter_config import ADAPTER_WEIGHTS, PeftAdapter
+from bert_jax.interop.peft.folder import write_adapter_folder
+from bert_jax.models.adapters.config import PrefixTuning
+from bert_jax.models.adapters.modules import group_adapter, group_by_module
+from bert_jax.models.adapters.network import implementation
+from bert_jax.models.heads.config import TaskHead
+from bert_jax.params import paths
+from bert_jax.params.paths import ADAPTER
+from bert_jax.pretrained.base_model import BASE, Base, restore_run
+from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.runs import run_folder
+from bert_jax.tuning.config import TuningConfig
+
+
+def export_adapter(run: Path, output: Path, base_path: str | None = None) -> float:
+    """Writes the adapter, the head and the tokenizer of a run to the new folder `output`.
+
+    Args:
+      run: a run folder, or one of its checkpoints.
+      base_path: another copy of the base, to which the folder will refer; None for the model that
+        the run started from.
+
+    Returns:
+      The largest difference of a parameter between the run and the folder that was read back.
+
+    Raises:
+      UserError: `output` is not empty or cannot be written; the run trained the whole model, or
+        in a way for which peft has no format; or the folder is not the same when read back
+        (nothing is left at `output` then).
+    """
+    check_new_folder(output)
+    adapter = read_trained_parameters(run)
+    if base_path is not None:
+        adapter = replace(adapter, base=base_path)
+    model = load_model(run)
+    try:
+        with atomic_path(output) as partial_folder:
+            partial_folder.mkdir(parents=True)
+            write_adapter_folder(partial_folder, adapter, model.config, bert_jax.__version__)
+            if model.tokenizer is not None:
+                model.tokenizer.save(partial_folder)
+            difference = _verify(model, partial_folder)
+            facts = AdapterFacts(
+                method=type(adapter.method).__name__ if adapter.method else "LayerNormTuning",
+                base=adapter.base,
+                num_parameters=sum(
+                    leaf.size for leaf in (*adapter.adapter.values(), *adapter.params.values())
+                ),
+                num_bytes=(partial_folder / ADAPTER_WEIGHTS).stat().st_size,
+            )
+            card = model_card(model, output.name, difference, facts)
+            (partial_folder / "README.md").write_text(card, "utf-8")
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{output} cannot be written: {reason}; nothing was left there") from None
+    return difference
+
+
+def read_trained_parameters(run: Path) -> PeftAdapter:
+    """Reads the parameters that a run trained, from its best or newest checkpoint.
+
+    Args:
+      run: a run folder, or one of its checkpoints.
+
+    Raises:
+      UserError: it is no run, or it trained the whole model, or several tasks.
+    """
+    is_step = run.name.isdigit() and run.parent.name == run_folder.CHECKPOINTS
+    folder = run.parent.parent if is_step else run
+    if not run_folder.is_run_folder(folder):
+        raise UserError(
+            f"{run} is not a run folder; --adapter exports what a run of `bert-jax finetune "
+            "--method` trained"
+        )
+    params, info, _ = restore_run(folder, int(run.name) if is_step else None)
+    config = info.get("config", {})
+    objective = config["objective"]["type"]
+    if BASE not in info:
+        raise UserError(
+            f"{run} trained the whole model ({objective}), so it has no adapter; export it without "
+            "--adapter, or train it with bert-jax finetune --method lora"
+        )
+    if objective != "FineTuning":
+        raise UserError(
+            f"{run} is a run of {objective}, whose adapter has several heads, for which peft has "
+            "no format; export the merged model of each task, with --task and without --adapter"
+        )
+    tuning = from_json(TuningConfig, config["train"]["tuning"], "train.tuning")
+    base = Base(**info[BASE])
+    others = {part: tree for part, tree in params.items() if part != ADAPTER}
+    return PeftAdapter(
+        method=tuning.adapter,
+        adapter=_to_numpy(params.get(ADAPTER, {})),
+        params=_to_numpy(others),
+        head=from_json(TaskHead, config["objective"]["head"], "objective.head"),
+        base=base.path,
+        fingerprint=base.fingerprint,
+    )
+
+
+def _to_numpy(params: Any) -> dict[str, np.ndarray]:
+    return {path: np.asarray(leaf) for path, leaf in paths.flatten(params).items()}
+
+
+def _verify(model: LoadedModel, folder: Path) -> float:
+    """Compares the folder with the model of the run; returns the largest difference."""
+    reloaded = load_model(folder)
+    if reloaded.head != model.head:
+        raise UserError(f"the export describes another head: {reloaded.head}, not {model.head}")
+    expected, found = (_comparable(each) for each in (model, reloaded))
+    difference = 0.0
+    for path in sorted(expected.keys() | found.keys()):
+        if path not in expected or path not in found or expected[path].shape != found[path].shape:
+            raise UserError(f"the export was not written: {path} is not the same when read back")
+        max_difference = float(np.abs(expected[path] - found[path]).max(initial=0.0))
+        # `not <=` and not `>`: a difference of NaN is an error, too.
+        if not max_difference <= TOLERANCE:
+            raise UserError(
+                f"the export was not written: {path} differs by {max_difference:.1e} when read "
+                f"back (at most {TOLERANCE} is allowed)"
+            )
+        difference = max(difference, max_difference)
+    return difference
+
+
+def _comparable(model: LoadedModel) -> dict[str, np.ndarray]:
+    """Returns the parameters of a model by path, with keys and values that an MLP computes."""
+    params = dict(model.params)
+    if isinstance(model.adapter, PrefixTuning):
+        prepare, base = implementation(model.adapter).prepare, group_by_module(model.params)
+        params[ADAPTER] = dict(prepare(group_adapter(model.adapter_params), base))
+    elif model.adapter is not None:
+        params[ADAPTER] = model.adapter_params
+    return _to_numpy(jax.device_get(params))

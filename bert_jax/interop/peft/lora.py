@@ -1,0 +1,277 @@
+"""Converts LoRA and DoRA to peft's tensors and config, and back.
+
+peft's matrices are those of PyTorch: lora_A is [R, in] and lora_B [out, R]. One tensor of Hugging
+Face may have several of our layers, such as ModernBERT's query, key and value. Then lora_A has the
+matrices A of all of them, and lora_B has zeros where an A does not belong to an output.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.interop.peft.adapter_config import AdapterConfig
+from bert_jax.interop.peft.names import ModuleNames, distinct_suffixes, select_modules
+from bert_jax.models.adapters.config import AlphaOverRank, AlphaOverSqrtRank, DoRA, LoRA
+from bert_jax.models.adapters.modules import WORD_EMBEDDINGS
+from bert_jax.params.paths import LAYER_PREFIX
+
+Modules = Mapping[str, Mapping[str, np.ndarray]]
+"""Parameters of several modules: by the path or name of the module, and by their own name."""
+
+MATRICES = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+EMBEDDING_MATRICES = ("lora_embedding_A", "lora_embedding_B")
+
+_UNSUPPORTED = (
+    *("bias", "lora_bias", "use_qalora", "use_bdlora", "layer_replication", "target_parameters"),
+    *("trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config"),
+    *("monteclora_config", "megatron_config"),
+)
+"""Fields that change what is computed, and are not supported unless they have no value."""
+_INITIALIZATIONS = (True, False, None, "gaussian", "orthogonal", "eva")
+"""Ways of initializing the matrices that do not change the base, unlike PiSSA, OLoRA or LoftQ."""
+
+
+def lora_to_peft(
+    method: LoRA, adapter: Modules, names: ModuleNames
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns the fields of adapter_config.json and the tensors without their prefix.
+
+    Raises:
+      UserError: DoRA adapts only a part of a layer that Hugging Face has as one.
+    """
+    tensors: dict[str, np.ndarray] = {}
+    by_module: dict[str, list[str]] = {}
+    for path in adapter:
+        by_module.setdefault(names.module(path), []).append(path)
+    num_joined = {module: len(paths) for module, paths in by_module.items()}
+    for module, paths in by_module.items():
+        for name, tensor in _module_to_peft(module, paths, adapter, names).items():
+            tensors[f"{module}.{name}"] = tensor
+    fields: dict[str, Any] = {
+        "r": method.rank,
+        "lora_alpha": _whole(method.alpha),
+        "lora_dropout": method.dropout,
+        "target_modules": distinct_suffixes(by_module, names.modules, "."),
+        "use_rslora": isinstance(method.scaling, AlphaOverSqrtRank),
+        "use_dora": isinstance(method, DoRA),
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+    }
+    for module, count in num_joined.items():
+        if count > 1:
+            factor = count**0.5 if fields["use_rslora"] else count
+            fields["rank_pattern"][re.escape(module)] = method.rank * count
+            fields["alpha_pattern"][re.escape(module)] = _whole(method.alpha * factor)
+    return fields, tensors
+
+
+def _whole(number: float) -> float:
+    """Returns an int where a number has no fraction, as peft writes it."""
+    return int(number) if number == int(number) else number
+
+
+def _module_to_peft(
+    module: str, adapted: Sequence[str], adapter: Modules, names: ModuleNames
+) -> dict[str, np.ndarray]:
+    first = adapter[adapted[0]]
+    if "lora_embedding_a" in first:
+        matrices = (first["lora_embedding_a"].T, first["lora_embedding_b"].T)
+        return dict(zip(EMBEDDING_MATRICES, matrices, strict=True))
+    paths = names.paths(module)  # all layers that the tensor has, in order
+    rank, start, rows = first["lora_a"].shape[1], 0, list[np.ndarray]()
+    for path in paths:
+        outputs = names.shapes[f"{path}/kernel"].shape[1]
+        row = np.zeros((outputs, rank * len(adapted)), np.float32)
+        if path in adapted:
+            row[:, start : start + rank] = adapter[path]["lora_b"].T
+            start += rank
+        rows.append(row)
+    tensors = [
+        np.concatenate([adapter[path]["lora_a"].T for path in paths if path in adapted]),
+        np.concatenate(rows),
+    ]
+    if "magnitude" in first:
+        if len(adapted) < len(paths):
+            raise UserError(
+                f"DoRA adapts {', '.join(adapted)}, but Hugging Face's {module} also has "
+                f"{', '.join(path for path in paths if path not in adapted)}, and peft adapts it "
+                "as a whole; export the merged model instead, without --adapter"
+            )
+        tensors.append(np.concatenate([adapter[path]["magnitude"] for path in paths]))
+    return dict(zip(MATRICES, tensors, strict=False))
+
+
+def lora_from_peft(
+    config: AdapterConfig, tensors: Modules, names: ModuleNames
+) -> tuple[LoRA, dict[str, np.ndarray]]:
+    """Returns the method, and the adapter's parameters by path.
+
+    Matrices of different ranks or scales are brought to the largest rank and one scale, by zeros
+    and by scaling B, which does not change their product.
+
+    Args:
+      tensors: by name of the module, and by their own name.
+
+    Raises:
+      UserError: a setting is not supported; matrices are missing or have another shape.
+    """
+    data, file = config.data, config.file
+    _check_supported(data, file)
+    _check_complete(config, tensors, names)
+    ranks = {m: _setting(data, "r", "rank_pattern", m, file) for m in tensors}
+    alphas = {m: _setting(data, "lora_alpha", "alpha_pattern", m, file) for m in tensors}
+    largest = max(ranks, key=lambda module: ranks[module])
+    is_dora = bool(data.get("use_dora"))
+    paths = [path for module in tensors for path in names.paths(module)]
+    try:
+        method = (DoRA if is_dora else LoRA)(
+            rank=int(ranks[largest]),
+            alpha=float(alphas[largest]),
+            dropout=data.get("lora_dropout", 0.0),
+            targets=_targets(paths, names),
+            scaling=AlphaOverSqrtRank() if data.get("use_rslora") else AlphaOverRank(),
+        )
+    except (ConfigError, TypeError) as error:
+        raise UserError(f"{file}: {error}") from None
+    adapter: dict[str, np.ndarray] = {}
+    for module, leaves in tensors.items():
+        power = 0.5 if data.get("use_rslora") else 1.0
+        factor = alphas[module] / ranks[module] ** power / method.scale
+        adapter |= _module_from_peft(module, leaves, int(ranks[module]), names, file, is_dora)
+        for path in names.paths(module):
+            for name in ("lora_a", "lora_b", "lora_embedding_a", "lora_embedding_b"):
+                if (matrix := adapter.get(f"{path}/{name}")) is not None:
+                    axis = 1 if name.endswith("_a") else 0
+                    padding = [(0, 0), (0, 0)]
+                    padding[axis] = (0, method.rank - matrix.shape[axis])
+                    if name.endswith("_b") and factor != 1.0:
+                        matrix = matrix * np.float32(factor)
+                    adapter[f"{path}/{name}"] = np.pad(matrix, padding)
+    return method, adapter
+
+
+def _check_supported(data: Mapping[str, Any], file: str) -> None:
+    for field in _UNSUPPORTED:
+        if data.get(field) not in (None, False, "none", [], {}):
+            raise UserError(
+                f"{file}: {field} is {data[field]!r}, which is not supported; expected an adapter "
+                "trained without it, or merge it with peft's merge_and_unload and give the merged "
+                "model"
+            )
+    if data.get("init_lora_weights", True) not in _INITIALIZATIONS:
+        raise UserError(
+            f"{file}: init_lora_weights is {data['init_lora_weights']!r}, which changes the "
+            "weights of the base; convert it with save_pretrained(..., "
+            "path_initial_model_for_weight_conversion=...) of peft"
+        )
+
+
+def _check_complete(config: AdapterConfig, tensors: Modules, names: ModuleNames) -> None:
+    """Raises UserError unless every selected layer has its matrices, and no other layer has any."""
+    tables = {names.module(WORD_EMBEDDINGS)}
+    dense = [m for m in names.modules if all(names.has(p, "kernel") for p in names.paths(m))]
+    candidates = [*dense, *tables]
+    if config.data.get("target_modules") == "all-linear":
+        config.data["target_modules"] = dense
+    selected = select_modules(config.data, candidates, config.file)
+    if not tensors:
+        raise UserError(f"{config.file}: there are no tensors lora_A and lora_B in the folder")
+    for module in selected:
+        expected = EMBEDDING_MATRICES if module in tables else MATRICES[:2]
+        if config.data.get("use_dora"):
+            expected = (*expected[:2], MATRICES[2])
+        for name in expected:
+            if name not in tensors.get(module, {}):
+                raise UserError(
+                    f"{config.file}: target_modules selects {module}, but the tensor "
+                    f"{module}.{name} is missing; save the adapter again"
+                )
+    for module, leaves in tensors.items():
+        expected = EMBEDDING_MATRICES if module in tables else MATRICES
+        known = expected if config.data.get("use_dora") else expected[:2]
+        if unused := sorted(leaves.keys() - set(known) if module in selected else leaves):
+            raise UserError(
+                f"{config.file}: the tensor {module}.{unused[0]} is not used: target_modules is "
+                f"{config.data['target_modules']!r} and use_dora is "
+                f"{bool(config.data.get('use_dora'))}; use the config that was saved with it"
+            )
+
+
+def _setting(
+    data: Mapping[str, Any], field: str, pattern_field: str, module: str, file: str
+) -> float:
+    """Returns the rank or alpha of one layer, as peft finds it in the pattern of the field."""
+    default, patterns = data.get(field, 8), data.get(pattern_field) or {}
+    try:
+        value = next(
+            (v for key, v in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default
+        )
+    except re.error as error:
+        raise UserError(f"{file}: {pattern_field} has {error.pattern!r}: {error}") from None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise UserError(
+            f"{file}: {field} of {module} is {value!r}; expected a number above 0 (see {field} and "
+            f"{pattern_field})"
+        )
+    return value
+
+
+def _module_from_peft(
+    module: str,
+    leaves: Mapping[str, np.ndarray],
+    rank: int,
+    names: ModuleNames,
+    file: str,
+    is_dora: bool,
+) -> dict[str, np.ndarray]:
+    """Returns the parameters of the adapter of one module by path; checks their shapes."""
+    paths = names.paths(module)
+    expected: dict[str, tuple[int, ...]]
+    if EMBEDDING_MATRICES[0] in leaves:
+        rows, columns = names.shapes[f"{paths[0]}/embedding"].shape
+        expected = {EMBEDDING_MATRICES[0]: (rank, rows), EMBEDDING_MATRICES[1]: (columns, rank)}
+    else:
+        rows = names.shapes[f"{paths[0]}/kernel"].shape[0]
+        sizes = [names.shapes[f"{path}/kernel"].shape[1] for path in paths]
+        columns = sum(sizes)
+        expected = {MATRICES[0]: (rank, rows), MATRICES[1]: (columns, rank)}
+        if is_dora:
+            expected[MATRICES[2]] = (columns,)
+    for name, shape in expected.items():
+        if leaves[name].shape != shape:
+            raise UserError(
+                f"{file}: the tensor {module}.{name} has shape {list(leaves[name].shape)}, but the "
+                f"rank in the config and the layer of the base need {list(shape)}; give the base "
+                "that the adapter was trained on"
+            )
+    if EMBEDDING_MATRICES[0] in leaves:
+        a, b = (leaves[name].T for name in EMBEDDING_MATRICES)
+        return {f"{paths[0]}/lora_embedding_a": a, f"{paths[0]}/lora_embedding_b": b}
+    ends = np.cumsum([names.shapes[f"{path}/kernel"].shape[1] for path in paths])[:-1]
+    found: dict[str, np.ndarray] = {}
+    for path, b in zip(paths, np.split(leaves[MATRICES[1]].T, ends, axis=1), strict=True):
+        found |= {f"{path}/lora_a": leaves[MATRICES[0]].T, f"{path}/lora_b": b}
+    if is_dora:
+        for path, part in zip(paths, np.split(leaves[MATRICES[2]], ends), strict=True):
+            found[f"{path}/magnitude"] = part
+    return found
+
+
+def _targets(paths: Sequence[str], names: ModuleNames) -> tuple[str, ...]:
+    """Returns the targets of `LoRA` that select these layers of the encoder."""
+    modules = dict.fromkeys(path.rpartition("/")[0] for path in names.shapes)
+    candidates = [
+        path
+        for path in modules
+        if path == WORD_EMBEDDINGS or (LAYER_PREFIX.match(path) and names.has(path, "kernel"))
+    ]
+    selected = [path for path in paths if path in candidates]
+    return tuple(distinct_suffixes(selected, candidates, "/")) or ("query",)

@@ -1,0 +1,421 @@
+"""Exchanges adapter folders with the peft library, in both directions, and compares training.
+
+Covers interop/peft/*.py, pretrained/adapter_folder.py and export/adapter.py. Every parameter is
+random, those of adapters too.
+"""
+
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.interop.peft.adapter_config import PeftAdapter
+from bert_jax.interop.peft.folder import read_adapter_folder, write_adapter_folder
+from bert_jax.models.adapters.config import (
+    IA3,
+    AlphaOverSqrtRank,
+    DoRA,
+    LoRA,
+    PeftSelection,
+    PrefixEncoder,
+    PrefixTuning,
+    PromptTuning,
+)
+from bert_jax.models.huggingface import format_of
+from bert_jax.objectives.config import FineTuning
+from bert_jax.objectives.fine_tuning import FineTuningObjective
+from bert_jax.params import paths
+from bert_jax.params.paths import ADAPTER
+from bert_jax.pretrained.load import LoadedModel, load_model
+from bert_jax.testing.batches import fine_tuning_batch
+from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
+from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.train.step import init_state, make_train_step
+from bert_jax.tuning.config import LayerNormTuning, TuningConfig
+from bert_jax.tuning.freezing import is_frozen
+from tests.helpers.torch_parity import HEADS, randomize_parameters, torch_head_outputs
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+# peft uses a property that this version of transformers deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+TOLERANCE = 1e-5
+SIZES: dict[str, Any] = {
+    "vocab_size": 60,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 24,
+}
+MORE_FIELDS: dict[str, dict[str, Any]] = {
+    "Bert": {},
+    "Roberta": {"max_position_embeddings": 26, "pad_token_id": 1, "type_vocab_size": 1},
+    "Electra": {"embedding_size": 8},
+    "ModernBert": {"local_attention": 8, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
+}
+DENSE = ("query", "attention/output", "feed_forward/output")
+CASES: dict[str, tuple[str, str, Any]] = {
+    "lora": ("Bert", "sequence", LoRA(rank=4, alpha=6.0, targets=(*DENSE, "word_embeddings"))),
+    "rslora": (
+        "Roberta",
+        "token",
+        LoRA(rank=3, alpha=5.0, targets=("feed_forward/output",), scaling=AlphaOverSqrtRank()),
+    ),
+    "span": ("Roberta", "span", LoRA(rank=2)),
+    "electra": ("Electra", "regression", LoRA(rank=2, targets=("layers/1/attention/query",))),
+    "joined": ("ModernBert", "sequence", LoRA(rank=2, targets=("query", "value", "output"))),
+    "choice": ("Bert", "choice", LoRA(rank=2)),
+    "dora": ("Bert", "span", DoRA(rank=4, targets=("query", "feed_forward/*"))),
+    "ia3": ("Roberta", "sequence", IA3()),
+    "ia3_peft": ("Bert", "token", IA3(selection=PeftSelection())),
+    "norms": ("Roberta", "sequence", LayerNormTuning()),
+    "prompt": ("Bert", "sequence", PromptTuning(length=3)),
+    "prefix": ("Bert", "sequence", PrefixTuning(length=3, reparametrization=PrefixEncoder(size=5))),
+}
+PEFT_TYPES = {"norms": "LN_TUNING", "prompt": "PROMPT_TUNING", "prefix": "PREFIX_TUNING"}
+
+
+def save_base(folder: Path, family: str, kind: str, head: bool = True) -> None:
+    """Writes a model of Hugging Face with random parameters."""
+    _, name, fields = HEADS[kind]
+    config = getattr(transformers, f"{family}Config")(
+        **SIZES | MORE_FIELDS[family], attn_implementation="eager", **fields if head else {}
+    )
+    model = getattr(transformers, f"{family}For{name}" if head else f"{family}Model")(config)
+    randomize_parameters(model, std=0.2).save_pretrained(folder)
+
+
+def random_adapter(base: LoadedModel, method: Any, kind: str) -> PeftAdapter:
+    """Returns an adapter of a base with random parameters, and with a random head."""
+    adapter_method = None if isinstance(method, LayerNormTuning) else method
+    objective = FineTuningObjective(
+        FineTuning(model=base.config, head=HEADS[kind][0]), adapter_method
+    )
+    flat, rng = paths.flatten(jax.device_get(objective.init(jax.random.key(0)))), {}
+    generator = np.random.default_rng(4)
+    tuning = TuningConfig(method=method)
+    for path, leaf in flat.items():
+        if not is_frozen(tuning, path):
+            start = 1.0 if path.endswith(("ia3", "magnitude", "scale")) else 0.0
+            noise = generator.normal(start, 0.3, leaf.shape)
+            rng[path] = noise.astype(np.float32)
+    prefix = f"{ADAPTER}/"
+    return PeftAdapter(
+        method=adapter_method,
+        adapter={p.removeprefix(prefix): v for p, v in rng.items() if p.startswith(prefix)},
+        params={path: leaf for path, leaf in rng.items() if not path.startswith(prefix)},
+        head=HEADS[kind][0],
+        base=base.path,
+        fingerprint=paths.fingerprint(base.params["encoder"]),
+    )
+
+
+@pytest.fixture(scope="module")
+def exchanged(tmp_path_factory):
+    """Returns a function from a case to (adapter, its folder, our base)."""
+    made: dict[str, tuple[PeftAdapter, Path, LoadedModel]] = {}
+
+    def make(name: str) -> tuple[PeftAdapter, Path, LoadedModel]:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            family, kind, method = CASES[name]
+            save_base(folder / "base", family, kind)
+            base = load_model(folder / "base")
+            adapter = random_adapter(base, method, kind)
+            (folder / "adapter").mkdir()
+            write_adapter_folder(folder / "adapter", adapter, base.config, "1.0")
+            made[name] = adapter, folder / "adapter", base
+        return made[name]
+
+    return make
+
+
+def open_with_peft(name: str, folder: Path) -> Any:
+    """Opens an adapter with the classes of transformers and peft, and checks that all is read."""
+    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    auto_class = getattr(transformers, f"AutoModelFor{HEADS[CASES[name][1]][1]}")
+    model = auto_class.from_pretrained(base, attn_implementation="eager")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = peft.PeftModel.from_pretrained(model, folder)
+    assert not [w for w in caught if "missing" in str(w.message) or "unexpected" in str(w.message)]
+    return model.eval()
+
+
+def batch_of(name: str) -> Any:
+    family, kind, _ = CASES[name]
+    batch = fine_tuning_batch(HEADS[kind][0], batch_size=4, seq_length=12, vocab_size=60)
+    if family == "Roberta":
+        real = batch["attention_mask"] > 0
+        batch["input_ids"] = np.where(real, np.maximum(batch["input_ids"], 5), 1)
+    if family == "Roberta" or kind == "span":  # peft drops the token types in question answering
+        batch["token_type_ids"] = np.zeros_like(batch["token_type_ids"])
+    return batch
+
+
+def torch_outputs(name: str, model: Any, batch: Any) -> dict[str, np.ndarray]:
+    is_choice = CASES[name][1] == "choice"
+    fields = dict(zip(ENCODER_FIELDS, CHOICE_FIELDS if is_choice else ENCODER_FIELDS, strict=True))
+    inputs = {to: torch.from_numpy(batch[field]).long() for to, field in fields.items()}
+    if CASES[name][0] == "ModernBert":
+        del inputs["token_type_ids"]
+    return torch_head_outputs(model, inputs)
+
+
+def our_outputs(model: LoadedModel, batch: Any) -> dict[str, np.ndarray]:
+    assert model.head is not None
+    objective = FineTuningObjective(FineTuning(model=model.config, head=model.head), model.adapter)
+    params = {**model.params, **({ADAPTER: model.adapter_params} if model.adapter else {})}
+    outputs = jax.device_get(jax.jit(objective.predict)(params, batch))
+    return {"logits": outputs["values"][:, None]} if "values" in outputs else outputs
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_peft_computes_the_outputs_of_our_folder(name, exchanged):
+    adapter, folder, base = exchanged(name)
+    model, batch = load_model(folder), batch_of(name)
+    assert model.head == adapter.head
+    peft_model = open_with_peft(name, folder)
+    expected, found = torch_outputs(name, peft_model, batch), our_outputs(model, batch)
+    for output, values in expected.items():
+        real = slice(None)
+        if CASES[name][1] in ("token", "span"):
+            real = batch["attention_mask"] > 0
+        np.testing.assert_allclose(found[output][real], values[real], atol=TOLERANCE)
+        assert np.abs(values).max() > 0.01
+    # peft raises an AttributeError when it merges IA3 into a model with RoBERTa's classifier.
+    if isinstance(adapter.method, LoRA) or name == "ia3_peft":
+        merged = peft_model.merge_and_unload().state_dict()
+        table = format_of(base.config).names(base.config, model.head)
+        for tensor, value in table.to_external(paths.flatten(model.params)).items():
+            np.testing.assert_allclose(value, merged[tensor].numpy(), atol=1e-6, err_msg=tensor)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_folders_of_peft_are_read_and_written_alike(name, exchanged, tmp_path):
+    _, folder, base = exchanged(name)
+    open_with_peft(name, folder).save_pretrained(tmp_path / "peft")
+    saved = {
+        tensor: value
+        for tensor, value in load_file(tmp_path / "peft" / "adapter_model.safetensors").items()
+        if not tensor.endswith("base_layer.weight")  # a copy of the base's table
+    }
+    adapter = read_adapter_folder(tmp_path / "peft", base.config, base.head)
+    assert adapter.fingerprint is None and adapter.head == HEADS[CASES[name][1]][0]
+    (tmp_path / "again").mkdir()
+    params = {p: v for p, v in adapter.params.items() if "word_embeddings" not in p}
+    adapter = dataclasses.replace(adapter, params=params, fingerprint="")
+    write_adapter_folder(tmp_path / "again", adapter, base.config, "1.0")
+    again = load_file(tmp_path / "again" / "adapter_model.safetensors")
+    assert again.keys() == saved.keys()
+    if name != "joined":  # a joined layer gets one matrix A for each of its parts
+        for tensor, value in saved.items():
+            np.testing.assert_array_equal(again[tensor], value, err_msg=tensor)
+    expected, found = (
+        json.loads((each / "adapter_config.json").read_text())
+        for each in (tmp_path / "peft", tmp_path / "again")
+    )
+    assert found["peft_type"] == PEFT_TYPES.get(name, "IA3" if "ia3" in name else "LORA")
+    for field, value in found.items():
+        if field == "modules_to_save":
+            assert (
+                set(value) <= set(expected[field]) <= {*value, "classifier", "score", "qa_outputs"}
+            )
+        elif isinstance(value, list):
+            assert sorted(value) == sorted(expected[field]), field
+        elif name != "joined" or ("pattern" not in field and field not in ("r", "lora_alpha")):
+            assert value == expected[field], field
+
+
+def test_an_adapter_without_effect_is_the_base(exchanged, tmp_path):
+    adapter, _, base = exchanged("lora")
+    zeros = {p: np.zeros_like(v) if "_b" in p else v for p, v in adapter.adapter.items()}
+    adapter = dataclasses.replace(adapter, adapter=zeros)
+    write_adapter_folder(tmp_path, adapter, base.config, "1.0")
+    flat = paths.flatten(load_model(tmp_path).params["encoder"])
+    for path, leaf in paths.flatten(base.params["encoder"]).items():
+        np.testing.assert_array_equal(flat[path], leaf)
+
+
+def test_ranks_and_alphas_of_single_layers_are_read(exchanged, tmp_path):
+    _, _, base = exchanged("span")
+    config = peft.LoraConfig(
+        task_type="QUESTION_ANS",
+        r=2,
+        rank_pattern={"0.attention.self.query": 4},
+        alpha_pattern={"value": 3},
+        layers_to_transform=[0, 1],
+        target_modules=["query", "value"],
+    )
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(
+        base.path, attn_implementation="eager"
+    )
+    model = peft.get_peft_model(model, config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0.0, 0.4, generator=torch.Generator().manual_seed(len(name)))
+    model.save_pretrained(tmp_path)
+    batch = batch_of("span")
+    expected, found = torch_outputs("span", model, batch), our_outputs(load_model(tmp_path), batch)
+    real = batch["attention_mask"] > 0
+    for output, values in expected.items():
+        np.testing.assert_allclose(found[output][real], values[real], atol=TOLERANCE)
+
+
+def changed_folder(folder: Path, tmp_path: Path, change: Any) -> Path:
+    """Copies an adapter folder; `change` edits its config and its tensors in place."""
+    data = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / "adapter_model.safetensors")
+    change(data, tensors)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(data))
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    return tmp_path
+
+
+LORA_A = "base_model.model.bert.encoder.layer.0.attention.self.query.lora_A.weight"
+PEFT_MODULE = LORA_A.removesuffix(".lora_A.weight")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d, t: d.update(peft_type="BOFT"), "peft_type is 'BOFT'; supported are LORA, IA3"),
+        (lambda d, t: d.update(task_type="CAUSAL_LM"), "task_type is 'CAUSAL_LM'.*SEQ_CLS, TOKEN"),
+        (lambda d, t: d.update(bias="all"), "bias is 'all', which is not supported"),
+        (lambda d, t: d.update(init_lora_weights="pissa"), "changes the weights of the base"),
+        (lambda d, t: d.update(r=9), "lora_embedding_A has shape .4, 60., but the rank"),
+        (lambda d, t: d.update(rank_pattern={"query": 0}), "r of .*query is 0; expected a number"),
+        (lambda d, t: d.update(target_modules=None), "target_modules is None; expected a list"),
+        (lambda d, t: d.update(target_modules="("), "'.' is not a regular expression"),
+        (lambda d, t: d.update(use_dora=True), "lora_magnitude_vector is missing"),
+        (lambda d, t: t.pop(LORA_A), "selects bert.*query, but the tensor .*lora_A.weight is miss"),
+        (
+            lambda d, t: t.pop("base_model.model.classifier.bias"),
+            "classifier.bias is missing, alth",
+        ),
+        (
+            lambda d, t: t.update({f"{PEFT_MODULE}.ia3_l": np.ones((16, 1), np.float32)}),
+            "query.ia3_l is not one of the method LORA",
+        ),
+        (
+            lambda d, t: t.update({LORA_A.replace("query", "key"): t[LORA_A]}),
+            "self.key.lora_A.weight is not used: target_modules is",
+        ),
+        (
+            lambda d, t: t.update({LORA_A.replace("bert", "roberta"): t.pop(LORA_A)}),
+            "roberta.encoder.*belongs to no layer of the base, whose layers are called",
+        ),
+        (lambda d, t: d.update(base_model_name_or_path="org/x"), "is org/x, and there is no such"),
+        (lambda d, t: d.update(base_model_name_or_path=None), "null in its config; give the model"),
+    ],
+)
+def test_folders_that_do_not_fit_are_refused(exchanged, tmp_path, change, message):
+    _, folder, _ = exchanged("lora")
+    with pytest.raises(UserError, match=message):
+        load_model(changed_folder(folder, tmp_path, change))
+
+
+def test_an_adapter_needs_the_base_that_it_was_trained_on(exchanged, tmp_path):
+    _, folder, base = exchanged("lora")
+    save_base(tmp_path / "roberta", "Roberta", "sequence")
+    with pytest.raises(UserError, match="belongs to no layer of the base"):
+        load_model(folder, base=tmp_path / "roberta")
+    changed = transformers.AutoModelForSequenceClassification.from_pretrained(base.path)
+    with torch.no_grad():
+        changed.bert.embeddings.LayerNorm.bias.add_(0.1)
+    changed.save_pretrained(tmp_path / "changed")
+    with pytest.raises(UserError, match=r"trained on the base .* with the fingerprint"):
+        load_model(folder, base=tmp_path / "changed")
+    with pytest.raises(ConfigError, match="is not an adapter folder, so it has no base"):
+        load_model(base.path, base=base.path)
+    # The labels are those of our file, not of the base.
+    save_base(tmp_path / "bare", "Bert", "sequence", head=False)
+    assert load_model(folder, base=tmp_path / "bare").head == HEADS["sequence"][0]
+
+
+STEPS, WARMUP, PEAK = 20, 5, 5e-3
+TRAIN = TrainConfig(
+    phases=(Phase(steps=STEPS, seq_length=12, batch_size=4, max_predictions_per_seq=1),),
+    optimizer=AdamW(weight_decay=0.0),
+    tuning=TuningConfig(method=LoRA(rank=4, alpha=8.0, dropout=0.0)),
+    schedule=WarmupLinear(peak_learning_rate=PEAK, warmup_steps=WARMUP),
+    max_grad_norm=1.0,
+)
+
+
+def test_twenty_training_steps_of_lora_are_those_of_peft(tmp_path):
+    head, _, fields = HEADS["sequence"]
+    config = transformers.BertConfig(
+        **SIZES,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        attn_implementation="eager",
+        **fields,
+    )
+    model = transformers.BertForSequenceClassification(config)
+    randomize_parameters(model, std=0.1).save_pretrained(tmp_path / "base")
+    peft_config = peft.LoraConfig(
+        task_type="SEQ_CLS", r=4, lora_alpha=8, modules_to_save=["pooler"]
+    )
+    model = peft.get_peft_model(model, peft_config)
+    model.save_pretrained(tmp_path / "start")
+    base = load_model(tmp_path / "base")
+    start = read_adapter_folder(tmp_path / "start", base.config, None)
+    objective = FineTuningObjective(
+        FineTuning(model=base.config, head=head, classifier_dropout=0.0), TRAIN.tuning.adapter
+    )
+    optimizer = make_optimizer(TRAIN)
+    state = init_state(objective, optimizer, jax.random.key(0))
+    params = {
+        **paths.flatten(base.params),
+        **start.params,
+        **{f"{ADAPTER}/{path}": leaf for path, leaf in start.adapter.items()},
+    }
+    state["params"] = paths.unflatten({p: jnp.asarray(v) for p, v in params.items()})
+    schedule = learning_rate_schedule(TRAIN.schedule, STEPS)
+    train_step = make_train_step(objective, optimizer, schedule, seed=0, tuning=TRAIN.tuning)
+    step = jax.jit(train_step)
+    batches = [
+        fine_tuning_batch(head, batch_size=4, seq_length=12, vocab_size=60, seed=seed)
+        for seed in range(STEPS)
+    ]
+    losses = []
+    for batch in batches:
+        state, metrics = step(state, {name: batch[name] for name in objective.batch_fields()})
+        losses.append(float(metrics["loss"]))
+    expected = torch_losses(model, batches)
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-4)
+    assert np.ptp(losses) > 0.05
+
+
+def torch_losses(model: Any, batches: list[Any]) -> list[float]:
+    model.train()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0)
+    losses = []
+    for update, batch in enumerate(batches, start=1):
+        up, down = update / WARMUP, (STEPS + 1 - update) / (STEPS - WARMUP)
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK * (up if update <= WARMUP else down)
+        inputs = {field: torch.from_numpy(batch[field]).long() for field in ENCODER_FIELDS}
+        optimizer.zero_grad()
+        loss = model(**inputs, labels=torch.from_numpy(batch["labels"]).long()).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
