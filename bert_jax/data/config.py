@@ -13,6 +13,7 @@ from bert_jax.data.finetuning.config import (
     TaskConfig,
     Truncation,
 )
+from bert_jax.data.finetuning.prompt import Prompt
 from bert_jax.errors import ConfigError, check_range
 
 
@@ -190,7 +191,7 @@ class FineTuningData:
     A batch contains examples of similar length. `bucket_lengths` are the sequence lengths that
     batches may have below that of the phase. Each one costs a compilation and saves padding.
     `truncation` is for classification and regression; words to tag and contexts of questions are
-    always read in windows.
+    always read in windows. With `prompt`, the objective's head has `LabelTokens`.
     """
 
     task: TaskConfig
@@ -198,8 +199,14 @@ class FineTuningData:
     bucket_lengths: tuple[int, ...] = (16, 32, 64, 128, 256)
     window_overlap: int = 128  # number of tokens that two windows of one long example share
     truncation: Truncation = HeadTruncation()  # noqa: RUF009 (frozen)
+    prompt: Prompt | None = None  # classification with label words at a mask
 
     def __post_init__(self) -> None:
+        if self.prompt is not None and not isinstance(self.truncation, HeadTruncation):
+            raise ConfigError(
+                f"data.truncation is {self.truncation} and data.prompt is set; expected "
+                "HeadTruncation, because a prompt is one sequence with one mask"
+            )
         if (
             list(self.bucket_lengths) != sorted(set(self.bucket_lengths))
             or min(self.bucket_lengths, default=4) < 4

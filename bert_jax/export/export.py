@@ -20,7 +20,7 @@ from bert_jax.export.model_card import model_card
 from bert_jax.interop import huggingface
 from bert_jax.json_io import format_json, read_json_object
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.heads.config import window_encoder_of
+from bert_jax.models.heads.config import label_tokens_of, window_encoder_of
 from bert_jax.models.heads.pretraining import HEADS
 from bert_jax.models.huggingface import format_of
 from bert_jax.models.layers.config import NoPositions, NormalInit
@@ -67,6 +67,12 @@ def export(model: LoadedModel, output: Path) -> float:
         raise UserError(
             f"{model.path} has a hierarchical head, for which Hugging Face has no class, so it "
             "cannot be exported; use the run folder itself, as in bert-jax predict "
+            f"{model.path}"
+        )
+    if label_tokens_of(model.head) is not None:
+        raise UserError(
+            f"{model.path} was fine-tuned with a prompt, for which Hugging Face has no class, so "
+            "it cannot be exported; use the run folder itself, as in bert-jax predict "
             f"{model.path}"
         )
     check_new_folder(output)

@@ -23,6 +23,7 @@ from bert_jax.models.heads.config import (
     TaskHead,
     classifier_layers,
     head_param_name,
+    label_tokens_of,
     reads_one_vector,
     task_parts,
     window_encoder_of,
@@ -76,7 +77,9 @@ class EncoderWithHeads(PretrainingHeads):
         if task_head is not None:
             if (windows := window_encoder_of(task_head)) is not None:
                 self.window_encoder = WindowEncoderModule(config, windows, compute, rngs)
-            setattr(self, head_param_name(task_head), build_task_module(config, task_head, rngs))
+            if label_tokens_of(task_head) is None:
+                module = build_task_module(config, task_head, rngs)
+                setattr(self, head_param_name(task_head), module)
         self.global_tokens = config.global_tokens(task_head)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
@@ -112,8 +115,13 @@ class EncoderWithHeads(PretrainingHeads):
         if "replaced_token" in self.heads:
             outputs["replaced_token"] = self.replaced_token(last, batch.get("position_ids"))
         if self.task_head is not None:
-            mask = encoder_inputs(batch)["attention_mask"]
-            outputs["task"] = self.task_logits(last, mask, window_mask=batch.get("window_mask"))
+            inputs = encoder_inputs(batch)
+            outputs["task"] = self.task_logits(
+                last,
+                inputs["attention_mask"],
+                window_mask=batch.get("window_mask"),
+                input_ids=inputs["input_ids"],
+            )
         return outputs
 
     def encode(
@@ -149,15 +157,20 @@ class EncoderWithHeads(PretrainingHeads):
         dropout_rate: float = 0.0,
         dropout_key: jax.Array | None = None,
         window_mask: jax.Array | None = None,
+        input_ids: jax.Array | None = None,
     ) -> jax.Array:
         """Maps hidden states [B, L, D] to float32 logits [B, outputs], or [B, L, outputs] by token.
 
         `attention_mask` is int32 [B, L], 1 = real token. A head that `reads_one_vector` accepts the
         result of `sequence_vectors` as well. `window_mask` is int32 [B, A], 1 = a window, for a
         head with a `WindowEncoder`, whose hidden states are those of all windows, [B x A, L, D].
+        `input_ids` is int32 [B, L], for a head with `LabelTokens`, which reads the mask only.
         """
         head = self.task_head
         assert head is not None, "this model was built without a task head"
+        if (label_tokens := label_tokens_of(head)) is not None:
+            assert input_ids is not None, "the mask cannot be found without input_ids"
+            return self.label_logits(hidden_BLD, input_ids, label_tokens)
         if window_mask is not None:
             vectors = self.sequence_vectors(hidden_BLD, attention_mask)
             hidden_BLD, attention_mask = self.window_encoder(vectors, window_mask, dropout_key)

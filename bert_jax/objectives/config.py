@@ -16,6 +16,7 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TaskHead,
     TokenClassificationHead,
+    label_tokens_of,
     window_encoder_of,
 )
 from bert_jax.models.layers.config import ComputeConfig, check_dropout
@@ -50,6 +51,11 @@ class FineTuning:
     def __post_init__(self) -> None:
         if self.distillation is not None:
             self.distillation.check_student(self.model)
+            if label_tokens_of(self.head) is not None:
+                raise ConfigError(
+                    "objective.head has label_tokens, so the task is trained with a prompt, and "
+                    "objective.distillation is set; expected one of them"
+                )
         check_dropout("objective.classifier_dropout", self.classifier_dropout)
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(
@@ -152,6 +158,11 @@ class MultiTask:
                     f"objective.heads: {named_head.name!r} has a window_encoder, whose examples "
                     "have several windows and cannot be in a batch with other tasks; fine-tune it "
                     "in a run of its own"
+                )
+            if label_tokens_of(named_head.head) is not None:
+                raise ConfigError(
+                    f"objective.heads: {named_head.name!r} has label_tokens, which read a prompt; "
+                    "fine-tune it in a run of its own"
                 )
             self.for_task(named_head.name)
         by_global_tokens = {self.model.global_tokens(each.head): each.name for each in self.heads}

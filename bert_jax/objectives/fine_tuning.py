@@ -75,6 +75,7 @@ class FineTuningObjective:
             self.config.classifier_dropout,
             head_key,
             batch.get("window_mask"),
+            encoder_inputs(batch)["input_ids"],
         )
         return self.spec.make_outputs(logits, batch)
 

@@ -18,7 +18,12 @@ from bert_jax.data.finetuning.example import (
     is_labeled,
 )
 from bert_jax.errors import ConfigError, UserError, check_range
-from bert_jax.models.heads.config import QuestionAnsweringHead, TaskHead, window_encoder_of
+from bert_jax.models.heads.config import (
+    QuestionAnsweringHead,
+    TaskHead,
+    label_tokens_of,
+    window_encoder_of,
+)
 from bert_jax.tasks import check_truncation, kind_of_head
 from bert_jax.tasks.base import AnyTaskKind, ModelInput
 from bert_jax.train.config import LARGEST_BATCH_SIZE
@@ -65,6 +70,11 @@ def choose_truncation(
         return JointWindows(num_windows=windows.num_windows)
     if name is None and window_pooling is None:
         return trained
+    if label_tokens_of(head) is not None:
+        raise ConfigError(
+            f"truncation is {name!r} and window_pooling {window_pooling!r}, but this model reads "
+            "texts in a prompt, which is one sequence; leave both out"
+        )
     if name is not None and TRUNCATIONS.get(name) is JointWindows:
         raise ConfigError(
             f"truncation is {name!r}, but the head of this model has no window_encoder; fine-tune "

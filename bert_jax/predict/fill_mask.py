@@ -20,6 +20,7 @@ from bert_jax.predict.batching import (
     params_to_device,
     require_tokenizer,
 )
+from bert_jax.pretrained.initial import require_masked_lm
 from bert_jax.pretrained.load import LoadedModel
 
 
@@ -37,12 +38,7 @@ class FillMask:
           UserError: the model has no masked-LM head or no tokenizer, or `top_k` is out of range.
         """
         self._tokenizer = require_tokenizer(model)
-        if "masked_lm" in model.missing:
-            reason = model.config.missing_masked_lm_reason
-            raise UserError(
-                f"{model.path} has no masked-LM head, so it cannot fill masks"
-                + (f": {reason}" if reason else "")
-            )
+        require_masked_lm(model, "fill masks")
         if not 1 <= top_k <= self._tokenizer.vocab_size:
             raise UserError(
                 f"top_k is {top_k}; expected 1 to {self._tokenizer.vocab_size}, the vocabulary"

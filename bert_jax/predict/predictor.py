@@ -104,6 +104,7 @@ class Predictor:
             )
         check_no_answer(self.kind, allow_no_answer)
         self._truncation = choose_truncation(head, settings.truncation, truncation, window_pooling)
+        self._prompt = settings.prompt
         shorter_lengths = [length for length in settings.bucket_lengths if length < self.max_length]
         self._bucket_lengths, self._batch_size = (*shorter_lengths, self.max_length), batch_size
         self._allow_no_answer = (
@@ -249,6 +250,7 @@ class Predictor:
             self.max_length,
             self._window_overlap,
             self._truncation,
+            self._prompt,
         )
 
     def _run_model(

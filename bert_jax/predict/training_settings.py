@@ -13,6 +13,7 @@ from bert_jax.data.finetuning.config import (
     TaskConfig,
     Truncation,
 )
+from bert_jax.data.finetuning.prompt import Prompt
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import TaskHead
@@ -30,6 +31,7 @@ class TrainedSettings:
       max_length: maximum number of tokens in a sequence.
       window_overlap: number of tokens that neighboring windows share.
       truncation: which tokens of a long text are read.
+      prompt: the template and the label words that the model was trained with, if any.
       bucket_lengths: lengths of batches.
       allow_no_answer: whether there were questions without an answer (SQuAD 2.0).
       reads_pairs: whether the classifier was trained on pairs of texts; None if that is unknown.
@@ -39,6 +41,7 @@ class TrainedSettings:
     max_length: int
     window_overlap: int = FineTuningData.window_overlap
     truncation: Truncation = HeadTruncation()  # noqa: RUF009 (frozen)
+    prompt: Prompt | None = None
     bucket_lengths: tuple[int, ...] = FineTuningData.bucket_lengths
     allow_no_answer: bool = False
     reads_pairs: bool | None = None
@@ -69,6 +72,7 @@ def trained_settings(model: LoadedModel) -> TrainedSettings:
         max_length=config["train"]["phases"][-1]["seq_length"],
         window_overlap=fine_tuning_data.window_overlap,
         truncation=fine_tuning_data.truncation,
+        prompt=fine_tuning_data.prompt,
         bucket_lengths=fine_tuning_data.bucket_lengths,
         allow_no_answer=isinstance(task, Squad) and task.version == "2.0",
         reads_pairs=_reads_pairs(task),

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from bert_jax.data.config import FineTuningData
 from bert_jax.data.finetuning.config import (
     HeadTruncation,
     JointWindows,
@@ -18,6 +19,7 @@ from bert_jax.data.finetuning.config import (
 )
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
+from bert_jax.data.finetuning.prompt import Prompt
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import (
     RegressionHead,
@@ -27,6 +29,7 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.tasks.base import AnyTaskKind, TaskKind
 from bert_jax.tasks.multiple_choice import MultipleChoice
+from bert_jax.tasks.prompt_features import find_label_tokens
 from bert_jax.tasks.question_answering import QuestionAnswering
 from bert_jax.tasks.regression import Regression
 from bert_jax.tasks.sequence_classification import SequenceClassification
@@ -40,11 +43,13 @@ __all__ = [
     "TaskKind",
     "check_truncation",
     "compute_metrics",
+    "head_for_data",
     "kind_named",
     "kind_of",
     "kind_of_head",
     "make_features",
     "make_head",
+    "make_prompt_head",
     "training_features",
 ]
 
@@ -100,6 +105,36 @@ def make_head(task: Task, truncation: Truncation = HeadTruncation()) -> TaskHead
     )
 
 
+def head_for_data(task: Task, data: FineTuningData, tokenizer: Tokenizer) -> TaskHead:
+    """Returns the config of the head that a task needs with these settings of the data.
+
+    Raises:
+      UserError: as `make_head` and `make_prompt_head`.
+    """
+    if data.prompt is None:
+        return make_head(task, data.truncation)
+    return make_prompt_head(task, data.prompt, tokenizer)
+
+
+def make_prompt_head(
+    task: Task, prompt: Prompt, tokenizer: Tokenizer
+) -> SequenceClassificationHead:
+    """Returns the head that scores the label words of a prompt for the classes of a task.
+
+    Raises:
+      ConfigError: the task is not a classification, or the prompt has other labels.
+      UserError: a label word is not a token; see `find_label_tokens`.
+    """
+    kind = kind_of(task)
+    if not isinstance(kind, SequenceClassification):
+        raise ConfigError(
+            f"a prompt is given for {task.name}, whose kind of task is {kind.name}; expected a "
+            "classification, whose classes have label words"
+        )
+    tokens = find_label_tokens(prompt, task.labels, tokenizer)
+    return dataclasses.replace(kind.make_head(task.labels), label_tokens=tokens)
+
+
 def make_features(
     task: Task,
     split: str,
@@ -107,12 +142,14 @@ def make_features(
     max_length: int,
     window_overlap: int = 128,
     truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
+    prompt: Prompt | None = None,
 ) -> Features:
     """Tokenizes a split into sequences of at most `max_length` tokens, with their targets.
 
     Args:
       window_overlap: number of tokens that neighboring windows of a long example share.
       truncation: which tokens of a long text are read, in classification and regression.
+      prompt: the template into which texts are put, in classification.
 
     Raises:
       ConfigError: `max_length` leaves no room for text, or the kind of task has no such truncation.
@@ -127,6 +164,9 @@ def make_features(
     check_truncation(kind, truncation)
     examples: Any = task.splits[split]  # of the type that the kind reads
     arguments = examples, task.labels, tokenizer, max_length, window_overlap
+    if prompt is not None:
+        assert isinstance(kind, TextPairKind)  # checked by `make_prompt_head`
+        return kind.make_prompt_features(examples, task.labels, tokenizer, max_length, prompt)
     if isinstance(kind, TextPairKind):
         return kind.make_features(*arguments, truncation)
     return kind.make_features(*arguments)
@@ -159,6 +199,7 @@ def training_features(
     max_length: int,
     window_overlap: int = 128,
     truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
+    prompt: Prompt | None = None,
 ) -> Features:
     """Tokenizes the split "train", only once in a process for equal examples and settings.
 
@@ -173,12 +214,13 @@ def training_features(
         max_length,
         window_overlap,
         truncation,
+        prompt,
     )
     if key not in _training_features:
         if len(_training_features) == _MAX_CACHED_SPLITS:
             del _training_features[next(iter(_training_features))]
         _training_features[key] = make_features(
-            task, "train", tokenizer, max_length, window_overlap, truncation
+            task, "train", tokenizer, max_length, window_overlap, truncation, prompt
         )
     # A copy, because a run adds encoder features to its own.
     return dataclasses.replace(_training_features[key])

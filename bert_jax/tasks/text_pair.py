@@ -10,9 +10,11 @@ import numpy as np
 from bert_jax.data.finetuning.config import HeadTruncation, Truncation
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features, TargetValues, all_labeled
+from bert_jax.data.finetuning.prompt import Prompt
 from bert_jax.tasks.base import ModelInput, TaskKind
 from bert_jax.tasks.descriptions import UNLABELED, Json, excerpt
 from bert_jax.tasks.long_texts import text_features
+from bert_jax.tasks.prompt_features import make_prompt_features
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -49,6 +51,23 @@ class TextPairKind(TaskKind[TextExample, np.ndarray, np.ndarray]):
     ) -> Features:
         """Tokenizes texts and pairs; every window of a long text has the target of the text."""
         features = text_features(examples, tokenizer, max_length, truncation, window_overlap)
+        return self._add_targets(features, examples, labels)
+
+    def make_prompt_features(
+        self,
+        examples: Sequence[TextExample],
+        labels: Sequence[str],
+        tokenizer: Tokenizer,
+        max_length: int,
+        prompt: Prompt,
+    ) -> Features:
+        """Tokenizes texts and pairs in the template of a prompt."""
+        features = make_prompt_features(examples, prompt, tokenizer, max_length)
+        return self._add_targets(features, examples, labels)
+
+    def _add_targets(
+        self, features: Features, examples: Sequence[TextExample], labels: Sequence[str]
+    ) -> Features:
         if all_labeled(examples):
             targets = self.make_targets(examples, labels)
             features.targets = {

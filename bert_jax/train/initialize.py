@@ -15,7 +15,7 @@ from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.models.adapters.network import start_from_base
-from bert_jax.models.heads.config import TaskHead, head_param_name
+from bert_jax.models.heads.config import TaskHead, head_param_name, label_tokens_of
 from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig, teacher_of
 from bert_jax.objectives.distillation.config import Teacher
 from bert_jax.objectives.multi_task import HEADS
@@ -191,7 +191,7 @@ def _load_params(
 ) -> dict[str, Any]:
     """Replaces initial parameters by those of `init_from` and of the teacher."""
     # Imported here, so that a run that starts from random values loads no model readers.
-    from bert_jax.pretrained.initial import load_model_or_tf1
+    from bert_jax.pretrained.initial import load_model_or_tf1, require_masked_lm
     from bert_jax.train.teacher import load_teacher, student_from_layers, teacher_params
 
     config, tuning = experiment.objective, experiment.train.tuning
@@ -202,6 +202,8 @@ def _load_params(
             name=f"--init-from {experiment.init_from}",
             advice="set objective.model to the config of that model",
         )
+        if isinstance(config, FineTuning) and label_tokens_of(config.head) is not None:
+            require_masked_lm(source.model, "score label words")
         student = _load_initial_params(config, student, source, tuning)
     if teacher is None:
         return student

@@ -14,6 +14,7 @@ from bert_jax.data.finetuning.config import (
     Truncation,
 )
 from bert_jax.data.finetuning.example import Task, is_labeled
+from bert_jax.data.finetuning.prompt import Prompt
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.experiment import Experiment
@@ -28,7 +29,7 @@ from bert_jax.objectives.config import (
 from bert_jax.objectives.distillation.config import TEACHER_PARAMS, TaskDistillation, Teacher
 from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
 from bert_jax.pretrained.load import LoadedModel
-from bert_jax.tasks import kind_of, make_head, training_features
+from bert_jax.tasks import head_for_data, kind_of, make_head, training_features
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.train.config import (
     LARGEST_BATCH_SIZE,
@@ -66,6 +67,7 @@ def fine_tuning_experiment(
     warmup_ratio: float = 0.1,
     max_length: int | None = None,
     truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
+    prompt: Prompt | None = None,
     seed: int = 0,
     tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
 ) -> Experiment:
@@ -74,17 +76,17 @@ def fine_tuning_experiment(
     After every epoch (see `epochs`) dev is evaluated; the best checkpoint by first metric is kept.
 
     Args:
-      model: a run folder, Hugging Face folder or TF1 checkpoint; None to use `teacher_layers`.
+      model: a run, Hugging Face folder or TF1 checkpoint; None to use `teacher_layers`.
       teacher: a model fine-tuned on this task, whose predictions are learned, too (distillation).
       teacher_layers: its layers, counted from 0, with which a smaller model starts.
       epochs: None for the number of `_default_epochs`, which is 3 for many examples.
       learning_rate: the peak, reached after `warmup_ratio` of the updates; None: by the method.
       max_length: maximum sequence length; None for the usual length for the kind of task.
       truncation: which tokens of a longer text are read, in training and prediction.
+      prompt: trains the masked-LM head on label words at a mask, in place of a new classifier.
 
     Raises:
-      UserError: task or model cannot be read, or the model has no vocabulary.
-      ConfigError: a number is out of range.
+      UserError: task or model cannot be read, a number is out of range, or there is no vocabulary.
     """
     _check_hyperparameters(DEFAULT_EPOCHS if epochs is None else epochs, batch_size, warmup_ratio)
     config, tokenizer, distillation = _load_student(model, teacher, teacher_layers)
@@ -92,10 +94,11 @@ def fine_tuning_experiment(
     if max_length is None:
         max_length = _default_length(labeled, config, tuning)
     folder = str(tokenizer_folder(model or teacher or ""))
-    data = FineTuningData(task=task, tokenizer=folder, truncation=truncation)
-    features = training_features(labeled, tokenizer, max_length, data.window_overlap, truncation)
+    data = FineTuningData(task=task, tokenizer=folder, truncation=truncation, prompt=prompt)
+    head = head_for_data(labeled, data, tokenizer)
+    arguments = labeled, tokenizer, max_length, data.window_overlap, truncation
+    features = training_features(*arguments, prompt)
     num_epochs = epochs or _default_epochs(len(features), batch_size, tuning)
-    head = make_head(labeled, truncation)
     return Experiment(
         name=labeled.name,
         seed=seed,
@@ -294,5 +297,4 @@ def _load_trainable_task(task: TaskConfig) -> Task:
 
 
 def _has_labeled_dev(task: Task) -> bool:
-    dev_examples = task.splits.get("dev", ())
-    return bool(dev_examples) and all(is_labeled(example) for example in dev_examples)
+    return all(map(is_labeled, task.splits.get("dev", ()))) and "dev" in task.splits

@@ -39,14 +39,35 @@ class WindowEncoder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LabelTokens:
+    """Lists the tokens whose masked-LM logits at the mask score the classes of a task.
+
+    The logit of a class is the mean over its words of the mean over the tokens of a word.
+    """
+
+    mask_token_id: int
+    token_ids: tuple[tuple[tuple[int, ...], ...], ...]  # class -> words -> tokens
+
+
+@dataclass(frozen=True, kw_only=True)
 class SequenceClassificationHead:
-    """Predicts one of C labels for a text or a pair of texts."""
+    """Predicts one of C labels for a text or a pair of texts.
+
+    With `label_tokens`, the pretrained masked-LM head scores label words at the mask of a prompt.
+    """
 
     labels: tuple[str, ...]  # label i is class i
     window_encoder: WindowEncoder | None = None  # None: a text is one sequence
+    label_tokens: LabelTokens | None = None  # None: a new classifier is trained
 
     def __post_init__(self) -> None:
         _check_labels(self.labels)
+        words = self.label_tokens.token_ids if self.label_tokens else ()
+        if words and (self.window_encoder or len(words) != len(self.labels)):
+            raise ConfigError(
+                f"objective.head.label_tokens has tokens for {len(words)} labels; expected all "
+                f"{len(self.labels)} labels, and no window_encoder"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +230,11 @@ def window_encoder_of(head: TaskHead) -> WindowEncoder | None:
             return None
 
 
+def label_tokens_of(head: TaskHead | None) -> LabelTokens | None:
+    """Returns the label tokens of a head that scores label words at a mask; None for others."""
+    return head.label_tokens if isinstance(head, SequenceClassificationHead) else None
+
+
 def num_outputs(head: TaskHead) -> int:
     """Returns the number of outputs of a head's last linear layer."""
     match head:
@@ -240,6 +266,8 @@ def reads_one_vector(head: TaskHead) -> bool:
 
 def task_parts(head: TaskHead, family: FamilyClassifiers) -> tuple[str, ...]:
     """Returns the parts that a head needs besides the encoder, as ("classifier", "pooler")."""
+    if label_tokens_of(head) is not None:
+        return masked_lm_parts(family)
     windows = () if window_encoder_of(head) is None else (WINDOW_ENCODER,)
     match classifier_layers(head, family):
         case PoolerClassifier():

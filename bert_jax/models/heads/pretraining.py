@@ -9,12 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from bert_jax.errors import ConfigError
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import Encoder, EncoderConfig
-from bert_jax.models.heads.config import FirstTokenDetector, masked_lm_parts
+from bert_jax.models.heads.config import FirstTokenDetector, LabelTokens, masked_lm_parts
 from bert_jax.models.heads.modules import LMHead, Pooler, PredictionHead, gather_positions
 from bert_jax.models.heads.span_boundary import SpanBoundaryHead
 from bert_jax.models.layers.config import ComputeConfig
@@ -134,6 +135,23 @@ class PretrainingHeads(nnx.Module):
         if "prediction_head" in masked_lm_parts(self.config):
             hidden = self.prediction_head(hidden)
         return self.masked_lm(hidden, self.encoder.token_embeddings())
+
+    def label_logits(
+        self, hidden_BLD: jax.Array, input_ids: jax.Array, label_tokens: LabelTokens
+    ) -> jax.Array:
+        """Maps hidden states [B, L, D] to the logits of classes at the first mask, float32 [B, C].
+
+        Each class has the mean of the masked-LM logits of its label words; see `LabelTokens`.
+        """
+        positions = jnp.argmax(input_ids == label_tokens.mask_token_id, axis=1)
+        logits_BV = self.masked_lm_logits(gather_positions(hidden_BLD, positions[:, None])[:, 0])
+        return jnp.stack(
+            [
+                sum(jnp.mean(logits_BV[:, np.array(word)], axis=1) for word in words) / len(words)
+                for words in label_tokens.token_ids
+            ],
+            axis=1,
+        )
 
     def next_sentence_logits(self, hidden_BLD: jax.Array) -> jax.Array:
         """Maps hidden states [B, L, D] to logits of IsNext and NotNext, float32 [B, 2]."""

@@ -31,7 +31,7 @@ from bert_jax.parallel import sharding
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
-from bert_jax.tasks import make_features, make_head, training_features
+from bert_jax.tasks import head_for_data, make_features, training_features
 from bert_jax.tasks.analysis import analyze, describe_task
 from bert_jax.text.compatibility import (
     Tokenization,
@@ -76,11 +76,18 @@ class FineTuningSource:
                 "the split train"
             )
         head = self._objective_config.head
-        required_head = make_head(self._task, data.truncation)
+        required_head = head_for_data(self._task, data, self._tokenizer)
         if _without_num_layers(required_head) != _without_num_layers(head):
             raise ConfigError(
                 f"objective.head is {head}, but the task {self._task.name} with data.truncation "
-                f"{data.truncation} needs {required_head}"
+                f"{data.truncation} and data.prompt {data.prompt} needs {required_head}"
+            )
+        tuning = experiment.train.tuning
+        if data.prompt and (tuning.num_virtual_tokens or tuning.features == CachedFeatures()):
+            raise ConfigError(
+                f"data.prompt is set, and train.tuning has the method {tuning.method} and the "
+                f"features {tuning.features}; expected no virtual tokens, which would move the "
+                "mask, and ComputedFeatures, because the cached ones are not those of the mask"
             )
 
     def prepare_run_folder(self, folder: Path) -> None:
@@ -212,7 +219,7 @@ class FineTuningSource:
 
     def _make_features(self, split: str, seq_length: int) -> Features:
         data = self._data
-        arguments = self._tokenizer, seq_length, data.window_overlap, data.truncation
+        arguments = self._tokenizer, seq_length, data.window_overlap, data.truncation, data.prompt
         if split == "train":
             features = training_features(self._task, *arguments)
         else:
