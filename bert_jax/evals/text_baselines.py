@@ -1,7 +1,9 @@
-"""Computes baselines for text classification: the most common class, and TF-IDF features."""
+"""Computes baselines for text classification: the most common class, TF-IDF, fixed vectors."""
 
 from collections import Counter
 from collections.abc import Sequence
+
+import numpy as np
 
 
 def majority_accuracy(train: Sequence[str], dev: Sequence[str]) -> float:
@@ -10,13 +12,17 @@ def majority_accuracy(train: Sequence[str], dev: Sequence[str]) -> float:
     return sum(label == most_common_label for label in dev) / len(dev)
 
 
-def tfidf_accuracy(
-    train: tuple[Sequence[str], Sequence[str]], dev: tuple[Sequence[str], Sequence[str]]
-) -> float:
-    """Computes the accuracy on dev of logistic regression on TF-IDF features of words and bigrams.
+def tfidf_predictions(
+    train: tuple[Sequence[str], Sequence[str]], texts: Sequence[str]
+) -> list[str]:
+    """Predicts labels by logistic regression on TF-IDF features of words and bigrams.
 
-    Each argument is (texts, labels). Settings are scikit-learn's defaults except for sublinear
-    counts, C = 10 and the number of iterations.
+    Settings are scikit-learn's defaults except for sublinear counts, C = 10 and the number of
+    iterations.
+
+    Args:
+      train: (texts, labels) to fit.
+      texts: the texts whose labels are predicted.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -25,4 +31,47 @@ def tfidf_accuracy(
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     classifier = make_pipeline(vectorizer, LogisticRegression(C=10.0, max_iter=1000))
     classifier.fit(*train)
-    return float(classifier.score(*dev))
+    return [str(label) for label in classifier.predict(texts)]
+
+
+def tfidf_accuracy(
+    train: tuple[Sequence[str], Sequence[str]], dev: tuple[Sequence[str], Sequence[str]]
+) -> float:
+    """Computes the accuracy on dev of `tfidf_predictions`; each argument is (texts, labels)."""
+    texts, labels = dev
+    predicted = tfidf_predictions(train, texts)
+    return sum(a == b for a, b in zip(predicted, labels, strict=True)) / len(labels)
+
+
+def pair_features(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns features [n, 4 D] of pairs of vectors [n, D]: u, v, |u - v|, u * v (SentEval)."""
+    return np.concatenate([first, second, np.abs(first - second), first * second], axis=1)
+
+
+def nearest_class_mean(
+    train_vectors: np.ndarray, train_labels: Sequence[str], vectors: np.ndarray
+) -> list[str]:
+    """Predicts the class whose mean training vector has the largest cosine with each vector."""
+    labels = sorted(set(train_labels))
+    owners = np.array(train_labels)
+    means = np.stack([_normalized(train_vectors)[owners == label].mean(axis=0) for label in labels])
+    scores = _normalized(vectors) @ _normalized(means).T
+    return [labels[index] for index in scores.argmax(axis=1)]
+
+
+def logistic_regression(
+    train_vectors: np.ndarray, train_labels: Sequence[str], vectors: np.ndarray
+) -> list[str]:
+    """Predicts with logistic regression on standardized features (scikit-learn's defaults)."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    classifier.fit(train_vectors, list(train_labels))
+    return [str(label) for label in classifier.predict(vectors)]
+
+
+def _normalized(vectors: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.maximum(norms, np.finfo(vectors.dtype).tiny)

@@ -6,6 +6,7 @@ from bert_jax.config_lib import from_json
 from bert_jax.data.config import FineTuningData
 from bert_jax.data.finetuning.config import (
     Columns,
+    FewShot,
     Glue,
     HeadTruncation,
     Snli,
@@ -87,6 +88,8 @@ def _reads_pairs(task: TaskConfig) -> bool | None:
             return GLUE_TASKS[task.task].text_pair is not None
         case Snli():
             return True
+        case FewShot():
+            return _reads_pairs(task.task)
         case _:
             return None
 

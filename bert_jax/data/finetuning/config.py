@@ -122,7 +122,23 @@ class Columns:
             )
 
 
-TaskConfig = Glue | Snli | Squad | Conll | Swag | Columns
+@dataclass(frozen=True, kw_only=True)
+class FewShot:
+    """Configures few-shot learning: some examples of each class of a classification task.
+
+    Dev has as many as training; the test split is the dev split of the task.
+    """
+
+    task: Glue | Snli | Columns
+    shots: int = 16  # K, the number of training examples of each class
+    seed: int = 13  # of the sample
+
+    def __post_init__(self) -> None:
+        check_range("FewShot.shots", self.shots, at_least=1)
+        check_range("FewShot.seed", self.seed, at_least=0, at_most=2**32 - 1)
+
+
+TaskConfig = Glue | Snli | Squad | Conll | Swag | Columns | FewShot
 
 
 WindowPooling = Literal["mean", "max", "first"]

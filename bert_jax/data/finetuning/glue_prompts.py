@@ -6,7 +6,9 @@ LM-BFF always removes the last character of the first text of an entailment task
 removed only if it is punctuation.
 """
 
-from bert_jax.data.finetuning.prompt import LabelWords, Prompt
+from pathlib import Path
+
+from bert_jax.data.finetuning.prompt import LabelWords, Prompt, read_prompt
 from bert_jax.errors import ConfigError, did_you_mean
 
 LM_BFF = "lm-bff"
@@ -30,6 +32,17 @@ def glue_prompt(task: str, name: str = LM_BFF) -> Prompt:
             f"prompts: {', '.join(GLUE_PROMPTS[task])}"
         )
     return GLUE_PROMPTS[task][name]
+
+
+def load_prompt(task: str, name_or_file: str) -> Prompt:
+    """Returns a published prompt of a GLUE task by its name, or reads one from a .json file.
+
+    Args:
+      task: a task as in "glue/rte"; tasks that are not of GLUE have no published prompts.
+    """
+    if name_or_file.endswith(".json"):
+        return read_prompt(Path(name_or_file))
+    return glue_prompt(task.removeprefix("glue/"), name_or_file)
 
 
 def _prompt(template: str, **words: str) -> Prompt:

@@ -1,9 +1,19 @@
 """Reads the task that a config describes, with the reader of its format."""
 
-from bert_jax.data.finetuning.config import Columns, Conll, Glue, Snli, Squad, Swag, TaskConfig
+from bert_jax.data.finetuning.config import (
+    Columns,
+    Conll,
+    FewShot,
+    Glue,
+    Snli,
+    Squad,
+    Swag,
+    TaskConfig,
+)
 from bert_jax.data.finetuning.example import Task, class_labels
 from bert_jax.data.finetuning.readers.columns import read_columns
 from bert_jax.data.finetuning.readers.conll import read_conll
+from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
 from bert_jax.data.finetuning.readers.glue import read_glue
 from bert_jax.data.finetuning.readers.snli import read_snli
 from bert_jax.data.finetuning.readers.squad import read_squad
@@ -46,6 +56,8 @@ def _load(config: TaskConfig) -> Task:
             return read_swag(config)
         case Columns():
             return read_columns(config)
+        case FewShot():
+            return sample_few_shot(config, _load(config.task))
 
 
 def _require_two_labels(task: Task) -> None:

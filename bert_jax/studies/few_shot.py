@@ -1,0 +1,287 @@
+"""Compares ways to learn a classification task from K examples of each class (Gao et al. 2021).
+
+<output>/<method>/seed-<n>/   a run folder of a method that trains the encoder (see job_runner.py),
+                              or result.json of one that does not; seed n is that of the sample, too
+         results.json         mean, standard deviation and values over the seeds of each method
+         table.md, table.html the same as a table
+
+Each seed samples K training examples of each class and K for dev, which selects the checkpoint.
+All numbers are on the dev split of the task, which is not used otherwise.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.atomic_io import write_json
+from bert_jax.data.finetuning.config import FewShot, Glue
+from bert_jax.data.finetuning.example import Task, TextExample
+from bert_jax.data.finetuning.glue_prompts import load_prompt
+from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.errors import ConfigError, UserError, check_range
+from bert_jax.evals.text_baselines import (
+    logistic_regression,
+    nearest_class_mean,
+    pair_features,
+    tfidf_predictions,
+)
+from bert_jax.predict.embedder import Embedder
+from bert_jax.predict.prompt_classifier import PromptClassifier
+from bert_jax.pretrained.load import load_model
+from bert_jax.runs import run_folder
+from bert_jax.studies.job_runner import Job, JobRunner, is_finished
+from bert_jax.studies.result_page import ResultTable, write_pages
+from bert_jax.studies.sweep_trials import seed_statistics
+from bert_jax.tasks import compute_metrics
+
+LM_BFF_SEEDS = (13, 21, 42, 87, 100)
+"""The seeds of LM-BFF's five samples."""
+
+RESULT_FILE = "result.json"
+_TEST = "test"
+_ZERO_SHOT = ("zero-shot", "zero-shot-calibrated")
+_FEATURES = ("nearest-class-mean", "logistic-regression")
+_TFIDF = "tf-idf"
+_TRAINED: dict[str, tuple[str, ...]] = {
+    "fine-tuning": (),
+    "lora": ("--method", "lora"),
+    "prompt-tuning": (),  # with --prompt
+}
+METHODS = (_TFIDF, *_FEATURES, *_ZERO_SHOT, *_TRAINED)
+"""The methods by the names that users type, from the cheapest on; `--help` describes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShotConfig:
+    """Configures the comparison; `shots` 0 is zero-shot only.
+
+    Attributes:
+      prompt: name of a published prompt, or a .json file.
+      epochs: training epochs of all methods that train; None for the default of `finetune`.
+      learning_rate: peak learning rate of all of them; None for the default of each method.
+      max_length: maximum number of tokens in a sequence.
+    """
+
+    task: Glue
+    model: str
+    shots: int
+    seeds: tuple[int, ...]
+    methods: tuple[str, ...]
+    prompt: str
+    epochs: float | None = None
+    batch_size: int = 8
+    learning_rate: float | None = None
+    max_length: int = 128
+
+    def __post_init__(self) -> None:
+        check_range("--shots", self.shots, at_least=0)
+        if self.shots == 0 and not set(self.methods) <= set(_ZERO_SHOT):
+            raise ConfigError(
+                f"--shots 0 and --methods {' '.join(self.methods)}; expected only "
+                f"{' or '.join(_ZERO_SHOT)}, which need no examples"
+            )
+
+
+class FewShotStudy:
+    """Runs all methods with all seeds; finished ones are not repeated."""
+
+    def __init__(self, config: FewShotConfig, output: Path):
+        """Reads the task and samples the examples of every seed.
+
+        Raises:
+          UserError: a class has fewer than 2 K examples, or the task or the prompt cannot be read.
+        """
+        self._config, self._output = config, output
+        self._task = load_task(config.task)
+        self._prompt = load_prompt(self._task.name, config.prompt)
+        self._prompt.words_of(self._task.labels)
+        self._samples = {
+            seed: sample_few_shot(
+                FewShot(task=config.task, shots=config.shots, seed=seed), self._task
+            )
+            for seed in (config.seeds if config.shots else ())
+        }
+        dev = self._task.splits.get("dev", ())
+        self._test = tuple(example for example in dev if isinstance(example, TextExample))
+        if not self._test:
+            raise UserError(
+                f"{self._task.name} has no dev split, on which the methods are compared; add its "
+                "file to --glue-dir"
+            )
+
+    def run(self, runner: JobRunner) -> dict[str, str]:
+        """Runs what is not finished: first the methods that train nothing.
+
+        Returns:
+          {name of a failed job: reason}.
+
+        Raises:
+          UserError: the model has no masked-LM head, or a label word is not a token of it.
+          Interrupted: a signal asked to stop.
+        """
+        self._run_zero_shot()
+        self._run_features()
+        if _TFIDF in self._config.methods:
+            for seed, sample in self._samples.items():
+                self._save_if_new(_TFIDF, seed, lambda sample=sample: _predict_tfidf(sample))
+        return runner.run([job for method in self._trained() for job in self._jobs(method)])
+
+    def results(self, failed: Mapping[str, str]) -> dict[str, Any]:
+        """Returns all numbers of the finished runs as JSON values."""
+        methods: dict[str, Any] = {}
+        for method in self._config.methods:
+            found = self._metrics_by_seed(method)
+            metrics = {
+                name: seed_statistics({seed: values[name] for seed, values in found.items()})
+                for name in self._task.metrics
+                if found
+            }
+            if metrics:
+                methods[method] = metrics
+        return {"config": asdict(self._config), "methods": methods, "failed": dict(failed)}
+
+    def write_table(self, results: dict[str, Any]) -> ResultTable:
+        """Writes table.md and table.html from `results`; returns the table."""
+        config, metrics = self._config, self._task.metrics
+        rows = []
+        for method, found in results["methods"].items():
+            cells = [
+                f"{found[name]['mean']:.4f}"
+                + (f" ({found[name]['std']:.4f})" if found[name]["runs"] > 1 else "")
+                for name in metrics
+            ]
+            rows.append([method, str(found[metrics[0]]["runs"]), *cells])
+        columns = ("method", "samples", *(f"{name}, mean (std)" for name in metrics))
+        table = ResultTable(columns=columns, rows=rows)
+        notes = [
+            f"{config.shots} training examples of each class and as many for dev, sampled with the "
+            f"seeds {', '.join(map(str, config.seeds))}; the model is {config.model}.",
+            f"All numbers are on the {len(self._test):,} examples of the dev split of the task.",
+            f"The prompt is {self._prompt.template!r} ({config.prompt}).",
+            *(f"{job} failed: {reason}" for job, reason in results["failed"].items()),
+        ]
+        write_pages(self._output, f"{self._task.name}, {config.shots} shots", table, notes)
+        return table
+
+    def _trained(self) -> list[str]:
+        return [method for method in self._config.methods if method in _TRAINED]
+
+    def _jobs(self, method: str) -> list[Job]:
+        """Returns the jobs of a method that trains, one for each seed."""
+        config = self._config
+        arguments = [self._task.name, "--model", config.model, "--shots", str(config.shots)]
+        arguments += ["--batch-size", str(config.batch_size)]
+        arguments += ["--max-length", str(config.max_length), *_TRAINED[method]]
+        if config.task.folder is not None:
+            arguments += ["--glue-dir", config.task.folder]
+        for flag, value in (("epochs", config.epochs), ("learning-rate", config.learning_rate)):
+            arguments += [] if value is None else [f"--{flag}", str(value)]
+        if method == "prompt-tuning":
+            arguments += ["--prompt", config.prompt]
+        return [
+            Job(
+                name=f"{method}/seed-{seed}",
+                arguments=(*arguments, "--seed", str(seed), "--split-seed", str(seed)),
+            )
+            for seed in config.seeds
+        ]
+
+    def _metrics_by_seed(self, method: str) -> dict[int, dict[str, float]]:
+        found = {}
+        if method in _TRAINED:
+            for seed, job in zip(self._config.seeds, self._jobs(method), strict=True):
+                if is_finished(self._output, job):
+                    file = self._output / job.name / run_folder.EVALUATION
+                    found[seed] = run_folder.read_run_json(file)[_TEST]
+            return found
+        # The result of a zero-shot method is the same for all samples.
+        for seed in (0,) if method in _ZERO_SHOT else self._config.seeds:
+            file = self._result_file(method, seed)
+            if file.exists():
+                found[seed] = run_folder.read_run_json(file)
+        return found
+
+    def _result_file(self, method: str, seed: int) -> Path:
+        folder = self._output / method
+        return (folder if method in _ZERO_SHOT else folder / f"seed-{seed}") / RESULT_FILE
+
+    def _is_saved(self, methods: Sequence[str], seeds: Sequence[int]) -> bool:
+        wanted = [method for method in methods if method in self._config.methods]
+        return all(self._result_file(m, seed).exists() for m in wanted for seed in seeds)
+
+    def _save_if_new(self, method: str, seed: int, predict: Callable[[], list[str]]) -> None:
+        """Computes and saves the metrics of predicted labels, unless they are saved already."""
+        file = self._result_file(method, seed)
+        if method not in self._config.methods or file.exists():
+            return
+        class_ids = [self._task.labels.index(label) for label in predict()]
+        one_hot = np.eye(len(self._task.labels), dtype=np.float32)[class_ids]
+        metrics = compute_metrics(self._task, self._test, one_hot)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # The loss of one-hot predictions has no meaning, so only the task's metrics are saved.
+        write_json(file, {name: metrics[name] for name in self._task.metrics})
+
+    def _run_zero_shot(self) -> None:
+        if self._is_saved(_ZERO_SHOT, (0,)):
+            return
+        config, labels = self._config, self._task.labels
+        classifier = PromptClassifier(
+            load_model(config.model), self._prompt, labels, max_length=config.max_length
+        )
+        for method, score in zip(
+            _ZERO_SHOT, (classifier.logits, classifier.calibrated_logits), strict=True
+        ):
+            self._save_if_new(
+                method,
+                0,
+                lambda score=score: [labels[i] for i in score(self._test).argmax(axis=1)],
+            )
+
+    def _run_features(self) -> None:
+        """Classifies the frozen features of the model, the mean of its last hidden states."""
+        if self._is_saved(_FEATURES, self._config.seeds):
+            return
+        embedder = Embedder(load_model(self._config.model))
+        test_vectors = _embed(embedder, self._test)
+        for seed, sample in self._samples.items():
+            train, labels = _train_examples(sample)
+            vectors = _embed(embedder, train)
+            for method, predict in zip(
+                _FEATURES, (nearest_class_mean, logistic_regression), strict=True
+            ):
+                arguments = vectors, labels, test_vectors
+                self._save_if_new(method, seed, lambda f=predict, a=arguments: f(*a))
+
+
+def _train_examples(sample: Task) -> tuple[list[TextExample], list[str]]:
+    examples = [each for each in sample.splits["train"] if isinstance(each, TextExample)]
+    return examples, [str(example.label) for example in examples]
+
+
+def _embed(embedder: Embedder, examples: Sequence[TextExample]) -> np.ndarray:
+    first = np.stack([each.vector for each in embedder([e.text for e in examples])])
+    pairs = [e.text_pair for e in examples if e.text_pair is not None]
+    if not pairs:
+        return first
+    return pair_features(first, np.stack([each.vector for each in embedder(pairs)]))
+
+
+def _predict_tfidf(sample: Task) -> list[str]:
+    train, labels = _train_examples(sample)
+    texts = [
+        f"{each.text} {each.text_pair or ''}"
+        for each in (*train, *sample.splits[_TEST])
+        if isinstance(each, TextExample)
+    ]
+    return tfidf_predictions((texts[: len(train)], labels), texts[len(train) :])
+
+
+def settings_json(config: FewShotConfig) -> dict[str, Any]:
+    """Returns the settings that may not change when a study is resumed: all but seeds, methods."""
+    fields = asdict(dataclasses.replace(config, methods=_ZERO_SHOT))
+    return {name: value for name, value in fields.items() if name not in ("seeds", "methods")}
