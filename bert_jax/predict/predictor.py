@@ -104,13 +104,12 @@ class Predictor:
             )
         check_no_answer(self.kind, allow_no_answer)
         self._truncation = choose_truncation(head, settings.truncation, truncation, window_pooling)
-        self._prompt = settings.prompt
         shorter_lengths = [length for length in settings.bucket_lengths if length < self.max_length]
         self._bucket_lengths, self._batch_size = (*shorter_lengths, self.max_length), batch_size
         self._allow_no_answer = (
             settings.allow_no_answer if allow_no_answer is None else allow_no_answer
         )
-        self._model_path, self._reads_pairs = model.path, settings.reads_pairs
+        self._model_path, self._settings = model.path, settings
         part_names = ("encoder", *task_parts(head, model.config))
         self._params = {part: params_to_device(model, part) for part in part_names}
         self._params |= {ADAPTER: jax.device_put(model.adapter_params)} if model.adapter else {}
@@ -227,7 +226,7 @@ class Predictor:
         self, examples: tuple[Example, ...], on_progress: Callable[[int], object] | None
     ) -> Any:
         """Returns the result of `TaskKind.decode` for these examples."""
-        check_pairs(examples, self._reads_pairs, self._model_path)
+        check_pairs(examples, self._settings.reads_pairs, self._model_path)
         features, decode = self._make_features(examples), self.kind.decode
         self.num_truncated += features.num_truncated
         outputs: Mapping[str, Sequence[np.ndarray]] = self._run_model(features, on_progress)
@@ -250,7 +249,7 @@ class Predictor:
             self.max_length,
             self._window_overlap,
             self._truncation,
-            self._prompt,
+            self._settings.prompt,
         )
 
     def _run_model(

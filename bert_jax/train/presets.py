@@ -77,16 +77,14 @@ def fine_tuning_experiment(
 
     Args:
       model: a run, Hugging Face folder or TF1 checkpoint; None to use `teacher_layers`.
-      teacher: a model fine-tuned on this task, whose predictions are learned, too (distillation).
-      teacher_layers: its layers, counted from 0, with which a smaller model starts.
+      teacher, teacher_layers: a model of this task to distill; its layers to start from, from 0.
       epochs: None for the number of `_default_epochs`, which is 3 for many examples.
       learning_rate: the peak, reached after `warmup_ratio` of the updates; None: by the method.
-      max_length: maximum sequence length; None for the usual length for the kind of task.
-      truncation: which tokens of a longer text are read, in training and prediction.
-      prompt: trains the masked-LM head on label words at a mask, in place of a new classifier.
+      max_length, truncation: how much of a text is read; None: the usual length for the task.
+      prompt: trains the masked-LM head on label words at a mask.
 
     Raises:
-      UserError: task or model cannot be read, a number is out of range, or there is no vocabulary.
+      UserError: task or model cannot be read, or a number is out of range.
     """
     _check_hyperparameters(DEFAULT_EPOCHS if epochs is None else epochs, batch_size, warmup_ratio)
     config, tokenizer, distillation = _load_student(model, teacher, teacher_layers)

@@ -1,5 +1,6 @@
 """Tests zero-shot classification with prompts: parity with Hugging Face, and calibration."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -104,8 +105,6 @@ def test_calibration_gives_inputs_without_content_equal_scores(bert, monkeypatch
 
 def test_models_without_masked_lm_head_are_refused(bert, tmp_path):
     params = {name: tree for name, tree in bert.params.items() if name != "masked_lm"}
-    from dataclasses import replace
-
-    without = replace(bert, params=params, missing=("masked_lm",))
+    without = dataclasses.replace(bert, params=params, missing=("masked_lm",))
     with pytest.raises(UserError, match="no masked-LM head, so it cannot score label words"):
         PromptClassifier(without, PROMPT, LABELS, max_length=20)

@@ -1,0 +1,190 @@
+"""Tests few-shot learning: samples, fine-tuning with a prompt, and the table of methods.
+
+Covers bert_jax/studies/few_shot.py, bert_jax/data/finetuning/readers/few_shot.py and what
+fine-tuning and prediction do with a prompt.
+"""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import cli
+from bert_jax.cli import finetune
+from bert_jax.data.finetuning.config import Columns, FewShot, Glue
+from bert_jax.data.finetuning.example import Task, TextExample
+from bert_jax.data.finetuning.prompt import LabelWords, Prompt, read_prompt
+from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.export.export import export
+from bert_jax.params import paths
+from bert_jax.predict.predictor import Predictor
+from bert_jax.pretrained.load import load_model
+from bert_jax.studies.few_shot import METHODS, FewShotConfig, FewShotStudy
+from bert_jax.studies.job_runner import JobRunner
+from bert_jax.testing.models import small_model
+from bert_jax.train.presets import fine_tuning_experiment
+from bert_jax.train.run import run
+from tests.helpers.one_device import one_device_mesh
+
+TEMPLATE = "{text} by the {mask}."
+WORDS = {"negative": ["sea"], "positive": ["net", "man"]}
+PROMPT = Prompt(
+    template=TEMPLATE,
+    label_words=tuple(LabelWords(label=k, words=tuple(v)) for k, v in WORDS.items()),
+)
+
+
+def make_examples(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    """Returns (text, label): positive texts have the word "sings", negative ones have "old"."""
+    rng = random.Random(seed)
+    words = ("the", "man", "a", "and", "mend")
+    made = []
+    for index in range(count):
+        label = ("negative", "positive")[index % 2]
+        text = [*rng.choices(words, k=3), "sings" if label == "positive" else "old"]
+        made.append((" ".join(rng.sample(text, len(text))), label))
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with SST-2 in GLUE's format, a pretrained model and a prompt."""
+    folder = tmp_path_factory.mktemp("few_shot")
+    sst2 = folder / "glue" / "SST-2"
+    sst2.mkdir(parents=True)
+    for split, count in (("train", 24), ("dev", 10)):
+        lines = [f"{t}\t{int(x == 'positive')}" for t, x in make_examples(count, seed=count)]
+        (sst2 / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
+    export(small_model(folder / "vocabulary", num_hidden_layers=1), folder / "model")
+    (folder / "prompt.json").write_text(json.dumps({"template": TEMPLATE, "label_words": WORDS}))
+    return folder
+
+
+def make_task(num_train: int) -> Task:
+    train = tuple(
+        TextExample(id=str(i), text=text, label=label)
+        for i, (text, label) in enumerate(make_examples(num_train))
+    )
+    splits = {"train": train, "dev": train[:3]}
+    labels = ("negative", "positive")
+    return Task(name="t", kind="classification", labels=labels, metrics=(), splits=splits)
+
+
+def test_samples_are_those_of_the_script_of_lm_bff():
+    task, shots = make_task(20), 3
+    config = FewShot(task=Glue(task="sst2", folder="glue"), shots=shots, seed=42)
+    # tools/generate_k_shot_data.py: seed, shuffle the lines, group them by label.
+    np.random.seed(42)
+    lines = list(task.splits["train"])
+    np.random.shuffle(lines)
+    groups = [[line for line in lines if line.label == label] for label in task.labels]
+    found = sample_few_shot(config, task).splits
+    assert list(found["train"]) == [line for group in groups for line in group[:shots]]
+    assert list(found["dev"]) == [line for group in groups for line in group[shots : 2 * shots]]
+    assert found["test"] == task.splits["dev"]
+
+
+def test_a_class_with_too_few_examples_is_refused():
+    config = FewShot(task=Glue(task="sst2", folder="glue"), shots=6, seed=42)
+    with pytest.raises(UserError, match="11 training examples with the label 'positive'; expected"):
+        sample_few_shot(config, make_task(23))
+
+
+def test_fine_tuning_with_a_prompt_trains_the_masked_lm_head(folder, tmp_path):
+    task = FewShot(task=Glue(task="sst2", folder=str(folder / "glue")), shots=4)
+    experiment = fine_tuning_experiment(
+        task,
+        str(folder / "model"),
+        epochs=10,
+        batch_size=8,
+        learning_rate=1e-2,
+        max_length=16,
+        prompt=PROMPT,
+    )
+    with one_device_mesh():
+        assert run(experiment, tmp_path / "run") == 0
+    before, model = load_model(folder / "model"), load_model(tmp_path / "run")
+    assert set(model.params) == {"encoder", "masked_lm"}
+    old, new = (paths.flatten(each.params["masked_lm"]) for each in (before, model))
+    assert not any(np.array_equal(old[path], new[path]) for path in old)
+    metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert metrics["dev"]["accuracy"] == metrics["test"]["accuracy"] == 1
+    lines = (tmp_path / "run" / "predictions" / "test.jsonl").read_text().splitlines()
+    expected = [json.loads(line)["probabilities"]["positive"] for line in lines]
+    found = Predictor(model)(load_task(task).splits["test"])
+    assert [p["probabilities"]["positive"] for p in found] == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(UserError, match="fine-tuned with a prompt, for which Hugging Face has no"):
+        export(model, tmp_path / "exported")
+
+
+def test_prompts_fit_neither_other_tasks_nor_other_labels(folder):
+    model, data = str(folder / "model"), tuple(folder.glob("glue/*/dev.tsv"))
+    columns = Columns(train=str(data[0]), text="sentence", label="label", kind="regression")
+    with pytest.raises(ConfigError, match="kind of task is regression; expected a classification"):
+        fine_tuning_experiment(columns, model, max_length=16, prompt=PROMPT)
+    columns = Columns(train=str(data[0]), text="sentence", label="label")
+    with pytest.raises(ConfigError, match=r"label 'negative'; .*the task are 0, 1"):
+        fine_tuning_experiment(columns, model, max_length=16, prompt=PROMPT)
+
+
+def test_prompt_files_are_strict(folder, tmp_path):
+    assert read_prompt(folder / "prompt.json") == PROMPT
+    (tmp_path / "prompt.json").write_text('{"tempalte": ""}')
+    with pytest.raises(UserError, match="unknown key 'tempalte'; did you mean 'template'"):
+        read_prompt(tmp_path / "prompt.json")
+    invalid = {"template": TEMPLATE, "label_words": {"negative": "sea"}}
+    (tmp_path / "prompt.json").write_text(json.dumps(invalid))
+    with pytest.raises(UserError, match="an object with a list of words for each label"):
+        read_prompt(tmp_path / "prompt.json")
+
+
+def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monkeypatch, capsys):
+    trained: list[str] = []
+
+    def run_jobs(runner, jobs):
+        """Parses the command of each job as `bert-jax finetune` would, and writes its results."""
+        for job in jobs:
+            args = cli.build_parser().parse_args(["finetune", *job.arguments, "--run", "r"])
+            data = finetune._experiment_from_flags(args).data
+            assert isinstance(data.task, FewShot) and data.task.shots == 2
+            assert (data.prompt is not None) == job.name.startswith("prompt-tuning")
+            trained.append(job.name)
+            run_folder = tmp_path / "out" / job.name
+            run_folder.mkdir(parents=True, exist_ok=True)
+            score = data.task.seed / 100
+            (run_folder / "evaluation.json").write_text(
+                json.dumps({"dev": {"accuracy": 0.0}, "test": {"accuracy": score}})
+            )
+            (run_folder / "finished.json").write_text(json.dumps({"arguments": job.arguments}))
+        return {}
+
+    monkeypatch.setattr(JobRunner, "run", run_jobs)
+    command = ["few-shot", "sst2", str(folder / "model"), "--glue-dir", str(folder / "glue")]
+    command += ["--output", str(tmp_path / "out"), "--shots", "2", "--seeds", "13", "21"]
+    command += ["--prompt", str(folder / "prompt.json"), "--max-length", "16"]
+    assert cli.main(command) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
+    assert list(results) == list(METHODS)
+    assert results["lora"]["accuracy"]["mean"] == pytest.approx(0.17)
+    assert results["zero-shot"]["accuracy"]["runs"] == 1
+    assert all(0 <= results[method]["accuracy"]["mean"] <= 1 for method in METHODS)
+    assert len(trained) == 6
+    table = capsys.readouterr().out
+    monkeypatch.setattr("bert_jax.studies.few_shot.load_model", None)  # nothing is computed again
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out == table
+    assert cli.main([*command[:-2], "--max-length", "18"]) == 1
+
+
+def test_zero_shots_allow_zero_shot_methods_only(folder):
+    task, model = Glue(task="sst2", folder=str(folder / "glue")), str(folder / "model")
+    fields = {"task": task, "model": model, "prompt": str(folder / "prompt.json")}
+    fields |= {"shots": 0, "seeds": (13,), "max_length": 16}
+    with pytest.raises(ConfigError, match="--shots 0 and --methods lora; expected only zero-shot"):
+        FewShotConfig(**fields, methods=("lora",))
+    study = FewShotStudy(FewShotConfig(**fields, methods=("zero-shot",)), folder)
+    assert list(study.results({})["methods"]) == []
