@@ -142,7 +142,7 @@ def parse_template(template: str) -> Segments:
         there is no mask, no text, or an empty segment.
     """
     segments: list[list[Part]] = [[]]
-    counts = dict.fromkeys(_FIELD_NAMES, 0)
+    counts: dict[str, int] = dict.fromkeys(_FIELD_NAMES, 0)
     for match in _TOKEN.finditer(template):
         token, field = match.group(), match.group(1)
         if field is not None:
