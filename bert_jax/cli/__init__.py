@@ -25,12 +25,10 @@ from bert_jax.cli import (
     embed,
     evaluate,
     export,
-    few_shot,
     fill_mask,
     finetune,
     fisher,
     forgetting,
-    glue,
     inspect_data,
     plan,
     predict,
@@ -39,12 +37,12 @@ from bert_jax.cli import (
     quickstart,
     show_config,
     simulate,
-    sweep,
     train_tokenizer,
 )
 from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
 from bert_jax.cli.arguments.renamed import renamed_message
 from bert_jax.cli.shipped import recipes, tpu
+from bert_jax.cli.studies import few_shot, glue, sweep
 from bert_jax.errors import UserError, closest_names, did_you_mean
 from bert_jax.log_handler import set_up_logging
 from bert_jax.parent_process import exit_with_parent

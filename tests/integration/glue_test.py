@@ -1,4 +1,4 @@
-"""Covers bert_jax/cli/glue.py: an interrupted benchmark ends with the same results."""
+"""Covers bert_jax/cli/studies/glue.py: an interrupted benchmark ends with the same results."""
 
 import json
 import os

@@ -2,7 +2,7 @@
 
 Covers bert_jax/studies/benchmark.py, bert_jax/studies/benchmark_table.py,
 bert_jax/studies/finished_run.py, bert_jax/studies/leaderboard.py,
-bert_jax/studies/result_page.py, and bert_jax/cli/glue.py.
+bert_jax/studies/result_page.py, and bert_jax/cli/studies/glue.py.
 """
 
 import csv

@@ -1,7 +1,7 @@
 """Tests few-shot learning: samples, fine-tuning with a prompt, and the table of methods.
 
-Covers bert_jax/studies/few_shot.py, bert_jax/data/finetuning/readers/few_shot.py and what
-fine-tuning and prediction do with a prompt.
+Covers bert_jax/studies/few_shot.py, bert_jax/cli/studies/few_shot.py and
+bert_jax/data/finetuning/readers/few_shot.py, and what fine-tuning and prediction do with a prompt.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Runs sweeps with fake runs and checks the settings that are tried, the table, and the charts.
 
 Covers bert_jax/studies/sweep.py, bert_jax/studies/sweep_trials.py,
-bert_jax/studies/sweep_chart.py, and bert_jax/cli/sweep.py.
+bert_jax/studies/sweep_chart.py, and bert_jax/cli/studies/sweep.py.
 """
 
 import json
