@@ -139,7 +139,7 @@ def test_published_prompts_have_the_labels_and_texts_of_their_tasks():
             assert prompt.words_of(task.labels)
             assert ("{text_pair" in prompt.template) == (task.text_pair is not None)
             assert from_json(Prompt, to_json(prompt), "prompt") == prompt
-    with pytest.raises(ConfigError, match="no prompt 'pet-9' for rte; did you mean 'pet-0'"):
-        glue_prompt("rte", "pet-9")
+    with pytest.raises(ConfigError, match="no prompt 'lm-bf' for rte; did you mean 'lm-bff'"):
+        glue_prompt("rte", "lm-bf")
     with pytest.raises(ConfigError, match="no prompt for the task 'stsb'"):
         glue_prompt("stsb")
