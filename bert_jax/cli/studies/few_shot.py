@@ -90,6 +90,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="published prompt, or a .json file (default: lm-bff)",
     )
+    _add_training_arguments(parser)
+    parser.epilog = _EPILOG
+
+
+def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the hyperparameters of all methods that train."""
     parser.add_argument(
         "--epochs",
         type=float,
@@ -117,7 +123,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="maximum length of a sequence (default: 128)",
     )
-    parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
