@@ -20,7 +20,7 @@ from bert_jax.data.finetuning.config import (
     TaskConfig,
     make_truncation,
 )
-from bert_jax.data.finetuning.glue_prompts import load_prompt
+from bert_jax.data.finetuning.prompts.glue_prompts import load_prompt
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 

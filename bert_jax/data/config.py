@@ -13,7 +13,7 @@ from bert_jax.data.finetuning.config import (
     TaskConfig,
     Truncation,
 )
-from bert_jax.data.finetuning.prompt import Prompt
+from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.errors import ConfigError, check_range
 
 

@@ -10,7 +10,7 @@ from bert_jax.data.finetuning.config import HeadTruncation
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
-from bert_jax.data.finetuning.prompt import Prompt, parse_template, text_names
+from bert_jax.data.finetuning.prompts.config import Prompt, parse_template, text_names
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import task_parts
 from bert_jax.objectives.config import FineTuning

@@ -14,7 +14,7 @@ from bert_jax.data.finetuning.config import (
     TaskConfig,
     Truncation,
 )
-from bert_jax.data.finetuning.prompt import Prompt
+from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import TaskHead

@@ -20,7 +20,7 @@ import numpy as np
 from bert_jax.atomic_io import write_json
 from bert_jax.data.finetuning.config import FewShot, Glue
 from bert_jax.data.finetuning.example import Task, TextExample
-from bert_jax.data.finetuning.glue_prompts import load_prompt
+from bert_jax.data.finetuning.prompts.glue_prompts import load_prompt
 from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError, check_range

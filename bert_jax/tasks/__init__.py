@@ -19,7 +19,7 @@ from bert_jax.data.finetuning.config import (
 )
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
-from bert_jax.data.finetuning.prompt import Prompt
+from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import (
     RegressionHead,

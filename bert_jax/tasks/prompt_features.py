@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features, longest_first_lengths
-from bert_jax.data.finetuning.prompt import (
+from bert_jax.data.finetuning.prompts.config import (
     LiteralPart,
     MaskPart,
     Part,

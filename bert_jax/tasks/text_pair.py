@@ -10,7 +10,7 @@ import numpy as np
 from bert_jax.data.finetuning.config import HeadTruncation, Truncation
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features, TargetValues, all_labeled
-from bert_jax.data.finetuning.prompt import Prompt
+from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.tasks.base import ModelInput, TaskKind
 from bert_jax.tasks.descriptions import UNLABELED, Json, excerpt
 from bert_jax.tasks.long_texts import text_features

@@ -14,7 +14,7 @@ from bert_jax.data.finetuning.config import (
     Truncation,
 )
 from bert_jax.data.finetuning.example import Task, is_labeled
-from bert_jax.data.finetuning.prompt import Prompt
+from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.experiment import Experiment

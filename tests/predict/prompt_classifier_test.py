@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.prompt import AveragedTokens, LabelWords, Prompt
+from bert_jax.data.finetuning.prompts.config import AveragedTokens, LabelWords, Prompt
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.interop.huggingface import ImportedModel

@@ -16,7 +16,8 @@ from bert_jax.cli import finetune
 from bert_jax.config_lib import override
 from bert_jax.data.finetuning.config import Columns, FewShot, Glue
 from bert_jax.data.finetuning.example import Task, TextExample
-from bert_jax.data.finetuning.prompt import LabelWords, Prompt, read_prompt
+from bert_jax.data.finetuning.prompts.config import LabelWords, Prompt
+from bert_jax.data.finetuning.prompts.glue_prompts import read_prompt
 from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError

@@ -1,6 +1,6 @@
 """Tests templates, label words and truncation of prompts.
 
-Covers bert_jax/data/finetuning/prompt.py and glue_prompts.py and bert_jax/tasks/prompt_features.py.
+Covers bert_jax/data/finetuning/prompts/ and bert_jax/tasks/prompt_features.py.
 """
 
 import json
@@ -10,8 +10,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.glue_prompts import GLUE_PROMPTS, glue_prompt
-from bert_jax.data.finetuning.prompt import AveragedTokens, LabelWords, Prompt, parse_template
+from bert_jax.data.finetuning.prompts.config import (
+    AveragedTokens,
+    LabelWords,
+    Prompt,
+    parse_template,
+)
+from bert_jax.data.finetuning.prompts.glue_prompts import GLUE_PROMPTS, glue_prompt
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.tasks.prompt_features import find_label_tokens, make_prompt_features

@@ -22,11 +22,9 @@ import re
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from bert_jax.errors import ConfigError, UserError, did_you_mean
-from bert_jax.json_io import read_json
+from bert_jax.errors import ConfigError, did_you_mean
 
 TextName = Literal["text", "text_pair"]
 _TEXT_NAMES: tuple[TextName, ...] = ("text", "text_pair")
@@ -168,45 +166,6 @@ def parse_template(template: str) -> Segments:
             "field or the mask on both"
         )
     return tuple(tuple(segment) for segment in segments)
-
-
-def read_prompt(path: Path) -> Prompt:
-    """Reads a prompt from a JSON file: {"template": "...", "label_words": {label: [word, ...]}}.
-
-    With "average_tokens": true, label words may be several tokens.
-
-    Raises:
-      UserError: the file cannot be read, or a key is missing, unknown or has another type.
-      ConfigError: the prompt is invalid; see `Prompt`.
-    """
-    data = read_json(path)
-    keys = ("template", "label_words", "average_tokens")
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: expected a JSON object with the keys template and label_words")
-    for key in data:
-        if key not in keys:
-            raise UserError(
-                f"{path}: unknown key {key!r}; {did_you_mean(key, keys)}the keys are "
-                f"{', '.join(keys)}"
-            )
-    template, words = data.get("template"), data.get("label_words")
-    average = data.get("average_tokens", False)
-    if (
-        not isinstance(template, str)
-        or not isinstance(words, dict)
-        or not all(isinstance(each, list) for each in words.values())
-        or not all(isinstance(word, str) for each in words.values() for word in each)
-        or not isinstance(average, bool)
-    ):
-        raise UserError(
-            f'{path}: expected "template", a string, and "label_words", an object with a list of '
-            'words for each label; "average_tokens" is true or false'
-        )
-    return Prompt(
-        template=template,
-        label_words=tuple(LabelWords(label=k, words=tuple(v)) for k, v in words.items()),
-        tokens_of_words=AveragedTokens() if average else SingleTokenWords(),
-    )
 
 
 def text_names(segments: Segments) -> set[TextName]:

@@ -1,4 +1,4 @@
-"""Lists published prompts for GLUE's classification tasks: LM-BFF's templates and PET's patterns.
+"""Lists published prompts for GLUE's tasks, LM-BFF's and PET's, and reads prompts from files.
 
 Sources: LM-BFF, table 1 and `run_experiment.sh` of its release (Gao et al. 2021); PET, section 4
 and `pet/pvp.py` of its release (Schick and Schütze 2021), which has patterns for MNLI and RTE only.
@@ -8,8 +8,14 @@ removed only if it is punctuation.
 
 from pathlib import Path
 
-from bert_jax.data.finetuning.prompt import LabelWords, Prompt, read_prompt
-from bert_jax.errors import ConfigError, did_you_mean
+from bert_jax.data.finetuning.prompts.config import (
+    AveragedTokens,
+    LabelWords,
+    Prompt,
+    SingleTokenWords,
+)
+from bert_jax.errors import ConfigError, UserError, did_you_mean
+from bert_jax.json_io import read_json
 
 LM_BFF = "lm-bff"
 """The name of LM-BFF's manual template, which every task in the table has."""
@@ -43,6 +49,45 @@ def load_prompt(task: str, name_or_file: str) -> Prompt:
     if name_or_file.endswith(".json"):
         return read_prompt(Path(name_or_file))
     return glue_prompt(task.removeprefix("glue/"), name_or_file)
+
+
+def read_prompt(path: Path) -> Prompt:
+    """Reads a prompt from a JSON file: {"template": "...", "label_words": {label: [word, ...]}}.
+
+    With "average_tokens": true, label words may be several tokens.
+
+    Raises:
+      UserError: the file cannot be read, or a key is missing, unknown or has another type.
+      ConfigError: the prompt is invalid; see `Prompt`.
+    """
+    data = read_json(path)
+    keys = ("template", "label_words", "average_tokens")
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: expected a JSON object with the keys template and label_words")
+    for key in data:
+        if key not in keys:
+            raise UserError(
+                f"{path}: unknown key {key!r}; {did_you_mean(key, keys)}the keys are "
+                f"{', '.join(keys)}"
+            )
+    template, words = data.get("template"), data.get("label_words")
+    average = data.get("average_tokens", False)
+    if (
+        not isinstance(template, str)
+        or not isinstance(words, dict)
+        or not all(isinstance(each, list) for each in words.values())
+        or not all(isinstance(word, str) for each in words.values() for word in each)
+        or not isinstance(average, bool)
+    ):
+        raise UserError(
+            f'{path}: expected "template", a string, and "label_words", an object with a list of '
+            'words for each label; "average_tokens" is true or false'
+        )
+    return Prompt(
+        template=template,
+        label_words=tuple(LabelWords(label=k, words=tuple(v)) for k, v in words.items()),
+        tokens_of_words=AveragedTokens() if average else SingleTokenWords(),
+    )
 
 
 def _prompt(template: str, **words: str) -> Prompt:

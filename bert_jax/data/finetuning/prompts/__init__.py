@@ -1,0 +1,1 @@
+"""Defines prompts for classification, reads them from files, and lists published ones."""
