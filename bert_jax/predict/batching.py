@@ -27,6 +27,20 @@ def require_tokenizer(model: LoadedModel) -> Tokenizer:
     return model.tokenizer
 
 
+def require_masked_lm(model: LoadedModel, purpose: str) -> None:
+    """Raises a UserError if a model has no masked-LM head.
+
+    Args:
+      purpose: what it is needed for, such as "fill masks".
+    """
+    if "masked_lm" in model.missing:
+        reason = model.config.missing_masked_lm_reason
+        raise UserError(
+            f"{model.path} has no masked-LM head, so it cannot {purpose}"
+            + (f": {reason}" if reason else "")
+        )
+
+
 def params_to_device(model: LoadedModel, part: str) -> dict[str, jax.Array]:
     """Copies the parameters of one part of a model, such as "encoder", to the device."""
     return jax.device_put(model.params[part])

@@ -18,9 +18,9 @@ from bert_jax.predict.batching import (
     next_power_of_two,
     padded_batches,
     params_to_device,
+    require_masked_lm,
     require_tokenizer,
 )
-from bert_jax.pretrained.initial import require_masked_lm
 from bert_jax.pretrained.load import LoadedModel
 
 

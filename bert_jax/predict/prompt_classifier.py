@@ -15,9 +15,13 @@ from bert_jax.errors import ConfigError
 from bert_jax.models.heads.config import task_parts
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
-from bert_jax.predict.batching import next_power_of_two, params_to_device, require_tokenizer
+from bert_jax.predict.batching import (
+    next_power_of_two,
+    params_to_device,
+    require_masked_lm,
+    require_tokenizer,
+)
 from bert_jax.predict.checks import check_sizes
-from bert_jax.pretrained.initial import require_masked_lm
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks import make_features, make_prompt_head
 

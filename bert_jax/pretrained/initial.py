@@ -84,20 +84,6 @@ def check_model_exists(path: str) -> None:
         )
 
 
-def require_masked_lm(model: LoadedModel, purpose: str) -> None:
-    """Raises a UserError if a model has no masked-LM head.
-
-    Args:
-      purpose: what it is needed for, such as "fill masks".
-    """
-    if "masked_lm" in model.missing:
-        reason = model.config.missing_masked_lm_reason
-        raise UserError(
-            f"{model.path} has no masked-LM head, so it cannot {purpose}"
-            + (f": {reason}" if reason else "")
-        )
-
-
 def tokenizer_folder(model: str) -> Path:
     """Returns the folder with the tokenizer files of a model that `load_model_or_tf1` reads."""
     path = Path(model)

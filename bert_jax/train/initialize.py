@@ -191,7 +191,8 @@ def _load_params(
 ) -> dict[str, Any]:
     """Replaces initial parameters by those of `init_from` and of the teacher."""
     # Imported here, so that a run that starts from random values loads no model readers.
-    from bert_jax.pretrained.initial import load_model_or_tf1, require_masked_lm
+    from bert_jax.predict.batching import require_masked_lm
+    from bert_jax.pretrained.initial import load_model_or_tf1
     from bert_jax.train.teacher import load_teacher, student_from_layers, teacher_params
 
     config, tuning = experiment.objective, experiment.train.tuning
