@@ -41,9 +41,9 @@ test.jsonl, evaluation.json and report.html. `bert-jax export runs/rte --output 
 Hugging Face folder. The same command resumes a run that was stopped. Exit codes: 0 done, 1 failure,
 2 usage, 75 stopped by SIGTERM or Ctrl-C after saving a checkpoint.
 
-The third command distills the first one's kind of run: a smaller model learns the labels and the
-predictions of the teacher, a model that was fine-tuned on the same task. The fourth one trains a
-few new parameters, and its checkpoints hold only these and the path of the model.
+The third command distills the run of the second: a smaller model learns from the labels and from
+the predictions of a teacher, a model that was fine-tuned on the same task. The fourth command trains
+a few new parameters (LoRA); its checkpoints hold only these and the path of the model.
 
 A recipe, given with --config, replaces TASK and its flags. The recipe above trains one encoder on
 several tasks, with one head for each task.
@@ -101,14 +101,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--teacher",
         metavar="MODEL",
-        help="model that was fine-tuned on this task and from whose predictions to learn, too "
-        "(distillation)",
+        help="teacher for distillation: a model that was fine-tuned on this task",
     )
     parser.add_argument(
         "--teacher-layers",
         type=_layer_numbers,
         metavar="N,N,...",
-        help="layers of the teacher, counted from 0, for a smaller model to start from, instead of "
+        help="layers of the teacher, counted from 0, that initialize a smaller model; instead of "
         "--model",
     )
     parser.add_argument(
@@ -120,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="N",
         help="training epochs (default: 3, or with few examples as many as give 200 updates; three "
-        "times as many with --method)",
+        "times as many with a --method other than full)",
     )
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="sequences of a batch (default: 32)"
@@ -179,7 +178,7 @@ def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--window-pooling",
         choices=("mean", "max", "first"),
-        help="combination of the predictions for the windows of a text (default: mean)",
+        help="how to combine the predictions for the windows of a text (default: mean)",
     )
     parser.add_argument(
         "--num-windows",

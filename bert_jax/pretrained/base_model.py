@@ -1,4 +1,4 @@
-"""Completes the parameters of a run that saved only what it trained, with those of its base.
+"""Rebuilds all parameters of a run that saved only what it trained, from those and its base.
 
 A checkpoint of LoRA, BitFit and other methods that train a part of a model holds that part and
 names its base: the model from which training started, and the fingerprint of its encoder.
@@ -28,7 +28,7 @@ class Base:
     """Identifies the model whose frozen parameters a checkpoint does not hold.
 
     Attributes:
-      path: the model, as given by `init_from`.
+      path: the model given by `init_from`; absolute if it is a folder.
       fingerprint: `paths.fingerprint` of its encoder's parameters.
     """
 
@@ -112,7 +112,7 @@ def check_base(info: Mapping[str, Any], fingerprint: str, checkpoint: str) -> No
         raise UserError(
             f"{checkpoint} holds only the parameters that were trained on the base {base.path} "
             f"with the fingerprint {base.fingerprint[:12]}, but the encoder there has the "
-            f"fingerprint {fingerprint[:12]} now; restore the model that was there"
+            f"fingerprint {fingerprint[:12]} now; put the original model back, or train again"
         )
 
 
@@ -143,7 +143,7 @@ def complete_params(
     except UserError as error:
         raise UserError(
             f"{checkpoint} holds only the parameters that were trained on the base {path}, which "
-            f"cannot be read: {error}"
+            f"cannot be read: {error}; put the base back there"
         ) from None
     check_base(info, paths.fingerprint(encoder), checkpoint)
     flat = {**paths.flatten({"encoder": encoder}), **paths.flatten(params)}

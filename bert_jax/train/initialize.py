@@ -111,6 +111,8 @@ def base_of_run(path: str, params: dict[str, Any]) -> Base:
             return np.asarray(leaf)
         return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
 
+    # Absolute, because the run may be read from another working directory.
+    path = str(Path(path).absolute()) if Path(path).exists() else path
     return Base(path=path, fingerprint=paths.fingerprint(jax.tree.map(to_host, params["encoder"])))
 
 

@@ -28,10 +28,10 @@ from bert_jax.models.adapters.config import (
 )
 from bert_jax.models.adapters.modules import submodule
 from bert_jax.models.bert.config import BertConfig
-from bert_jax.models.bert.huggingface import TIED as BERT_TABLE
+from bert_jax.models.bert.huggingface import TABLES as BERT_TABLES
 from bert_jax.models.layers.config import LearnedPositions, PaddingOffsetPositions
 from bert_jax.models.roberta.config import RobertaConfig
-from bert_jax.models.roberta.huggingface import TIED as ROBERTA_TABLE
+from bert_jax.models.roberta.huggingface import TABLES as ROBERTA_TABLES
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params import paths
@@ -155,8 +155,8 @@ def adapter_parameters(model: Any, family: str) -> dict[str, Any]:
 
 def base_parameters(model: Any, family: str) -> dict[str, Any]:
     state = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
-    table = {"Bert": BERT_TABLE, "Roberta": ROBERTA_TABLE}[family]
-    return paths.unflatten(table.from_external(state, family))
+    tables = {"Bert": BERT_TABLES, "Roberta": ROBERTA_TABLES}[family]
+    return paths.unflatten(tables.tied.from_external(state, family))
 
 
 def peft_model(family: str, kind: str, name: str) -> Any:

@@ -136,7 +136,7 @@ def test_the_base_must_be_there_and_unchanged(lora_run, tmp_path):
         export(dataclasses.replace(other, params=changed), base)
         with pytest.raises(UserError, match=r"fingerprint [0-9a-f]{12} now; restore the model"):
             load_model(folder)
-        with one_device_mesh(), pytest.raises(UserError, match="restore the model that was there"):
+        with one_device_mesh(), pytest.raises(UserError, match="put the original model back"):
             run(experiment, folder)
     finally:
         shutil.rmtree(base, ignore_errors=True)

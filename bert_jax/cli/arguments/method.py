@@ -62,14 +62,14 @@ def add_method_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frozen-encoder",
         action="store_true",
-        help="training of the head only, on features that the encoder computes once: much faster, "
+        help="train only the head, on features that the encoder computes once: much faster, "
         "at a lower quality (try --learning-rate 1e-3 and more epochs)",
     )
     parser.add_argument(
         "--method",
         choices=METHODS,
-        help="part of the encoder that is trained; the other methods than full train a few "
-        "parameters, and the checkpoints hold only these (default: full)",
+        help="part of the encoder that is trained; all methods except full train a few parameters "
+        "besides the head, and their checkpoints need the model at its path (default: full)",
     )
     parser.add_argument(
         "--rank", type=int, metavar="N", help="rank of the matrices of lora and dora (default: 8)"
@@ -78,13 +78,13 @@ def add_method_arguments(parser: argparse.ArgumentParser) -> None:
         "--alpha",
         type=float,
         metavar="NUMBER",
-        help="scale of lora and dora, divided by the rank (default: 16)",
+        help="numerator of the scale alpha / rank of lora and dora (default: 16)",
     )
     parser.add_argument(
         "--dropout",
         type=float,
         metavar="RATE",
-        help="dropout of the inputs of lora and dora (default: 0.1)",
+        help="dropout before the matrices of lora and dora (default: 0.1)",
     )
     parser.add_argument(
         "--target",

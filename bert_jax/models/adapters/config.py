@@ -1,4 +1,4 @@
-"""Defines the configs of adapters, which train a few new parameters beside a frozen encoder.
+"""Defines the configs of adapters: a few new parameters that are trained in a frozen encoder.
 
 Imports no jax.
 """
@@ -6,6 +6,7 @@ Imports no jax.
 from dataclasses import dataclass
 
 from bert_jax.errors import ConfigError, check_range
+from bert_jax.models.layers.config import check_dropout
 
 _FIELD = "train.tuning.method"
 
@@ -24,16 +25,16 @@ class AlphaOverSqrtRank:
 class LoRA:
     """Configures low-rank adaptation (Hu et al. 2021): y = x W + bias + scale * dropout(x) A B.
 
-    Only A [in, R] and B [R, out] are trained. B starts at zero, so training starts from the base.
+    Of the encoder, only A [in, R] and B [R, out] are trained. B starts at zero, so that training
+    starts from the base.
 
     Attributes:
-      rank: R, the number of columns of A and rows of B.
+      rank: R, the inner dimension of the product A B.
       alpha: numerator of the scale.
-      dropout: rate of the dropout of x before A.
-      targets: dense layers to adapt: the end of their paths in the encoder, such as "query",
-        "attention/output" or "feed_forward/intermediate". A `*` stands for any name, and
-        "layers/0/attention/query" for one layer only. "word_embeddings" adapts the token
-        embeddings.
+      dropout: rate of the dropout of x before A; it does not apply to token embeddings.
+      targets: ends of the paths of the dense layers to adapt, such as "query", "attention/output"
+        or "feed_forward/intermediate". A `*` matches one name in a path, and
+        "layers/0/attention/query" selects one layer. "word_embeddings" adapts the token embeddings.
       scaling: how the scale follows from alpha and rank.
     """
 
@@ -45,7 +46,8 @@ class LoRA:
 
     def __post_init__(self) -> None:
         check_range(f"{_FIELD}.rank", self.rank, at_least=1)
-        check_range(f"{_FIELD}.dropout", self.dropout, at_least=0, below=1)
+        check_range(f"{_FIELD}.alpha", self.alpha, above=0)
+        check_dropout(f"{_FIELD}.dropout", self.dropout)
         if not self.targets:
             raise ConfigError(
                 f"{_FIELD}.targets is empty; expected the names of layers, such as query and value"
@@ -65,9 +67,9 @@ class LoRA:
 class DoRA(LoRA):
     """Configures weight-decomposed LoRA (Liu et al. 2024): W' = magnitude * V / ||V||.
 
-    V is W + scale * A B, and ||V|| the norm of each of its columns. The magnitude [out] is trained,
-    too, and starts at ||W||. As in peft, the norm counts as a constant in gradients, and dropout
-    applies to the input of the scaled W as well.
+    V is W + scale * A B, and ||V|| the norm of each of its columns. The magnitude [out] is also
+    trained, and starts at ||W||. As in peft, no gradient passes through the norm, and dropout
+    applies to the input of the scaled W, too.
     """
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from bert_jax.errors import ConfigError
@@ -225,9 +226,10 @@ def _install(method: LoRA, network: Any, adapter: Modules) -> None:
         replace_submodule(network, path, LoRABlock(submodule(network, path), tuple(adapted)))
 
 
-def _column_norms(kernel: Any) -> jax.Array:
-    """Returns the Euclidean norm of each column of [..., in, out], [..., out]."""
-    return jnp.sqrt(jnp.sum(jnp.square(kernel), axis=-2))
+def _column_norms(kernel: Any) -> Any:
+    """Returns the Euclidean norm of each column of [..., in, out], [..., out]; NumPy for NumPy."""
+    numpy = np if isinstance(kernel, np.ndarray) else jnp
+    return numpy.sqrt(numpy.sum(numpy.square(kernel), axis=-2))
 
 
 IMPLEMENTATION = Implementation(_shapes, _init, _install, _merge, _unmerge, _from_base)

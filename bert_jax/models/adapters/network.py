@@ -159,7 +159,7 @@ def _change_base(
 
 
 def _check_equal_layers(adapter: Mapping[str, Any], modules: Mapping[str, Any]) -> None:
-    """Raises ConfigError unless all layers are adapted alike, which one loop over them needs."""
+    """Raises ConfigError unless all layers are adapted alike, as one loop over them requires."""
     adapted: dict[str, set[str]] = {}
     for path in modules:
         if match := LAYER_PREFIX.match(path):
@@ -168,7 +168,7 @@ def _check_equal_layers(adapter: Mapping[str, Any], modules: Mapping[str, Any]) 
                 names.add(path[match.end() :])
     if len({frozenset(names) for names in adapted.values()}) > 1:
         raise ConfigError(
-            "train.tuning.method.targets selects different layers of different depths, which "
-            "objective.compute.layer_loop Scanned cannot run; expected targets without a number of "
-            "a layer, or the layer loop Unrolled"
+            "train.tuning.method.targets selects some layers only, which objective.compute."
+            "layer_loop Scanned cannot run; remove the number of the layer from the targets, or "
+            "set the layer loop to Unrolled"
         )

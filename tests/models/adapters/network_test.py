@@ -263,7 +263,10 @@ def test_scanned_layers_must_be_adapted_alike():
     ("fields", "message"),
     [
         ({"rank": 0}, "method.rank is 0, expected a number at least 1"),
-        ({"dropout": 1.0}, "method.dropout is 1.0, expected a number at least 0 and below 1"),
+        ({"dropout": 1.0}, "method.dropout is 1.0, expected 0, or a rate from 1/256 to 255/256"),
+        ({"dropout": 0.001}, "method.dropout is 0.001, expected 0, or a rate from 1/256"),
+        ({"alpha": 0.0}, "method.alpha is 0.0, expected a number above 0"),
+        ({"alpha": float("nan")}, "method.alpha is nan"),
         ({"targets": ()}, "method.targets is empty"),
     ],
 )
