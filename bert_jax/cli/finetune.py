@@ -42,8 +42,8 @@ Hugging Face folder. The same command resumes a run that was stopped. Exit codes
 2 usage, 75 stopped by SIGTERM or Ctrl-C after saving a checkpoint.
 
 The third command distills the run of the second: a smaller model learns from the labels and from
-the predictions of a teacher, a model that was fine-tuned on the same task. The fourth command trains
-a few new parameters (LoRA); its checkpoints hold only these and the path of the model.
+the predictions of a teacher, a model that was fine-tuned on the same task. The fourth command
+trains a few new parameters (LoRA); its checkpoints hold only these and the path of the model.
 
 A recipe, given with --config, replaces TASK and its flags. The recipe above trains one encoder on
 several tasks, with one head for each task.

@@ -127,6 +127,11 @@ def test_seqio_guide(folder, capsys, monkeypatch):
     assert "masked_lm_positions" in capsys.readouterr().out
 
 
+def test_adapters_guide(exported):
+    assert len(run_page(DOCS / "how_to/adapters.md", make_short)) == 6
+    assert (exported.parent / "reviews-lora/adapter_model.safetensors").is_file()
+
+
 def test_api_page(exported):
     import jax
 

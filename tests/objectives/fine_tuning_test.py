@@ -267,7 +267,7 @@ def test_configs_round_trip_through_json(head):
         (HEADS[0], {"class_weights": (1.0, -2.0, 1.0)}, "expected numbers >= 0"),
         (HEADS[0], {"class_weights": (0.0, 0.0, 0.0)}, "one of them > 0"),
         (HEADS[1], {"class_weights": (1.0,)}, "a RegressionHead has no classes"),
-        (HEADS[3], {"label_smoothing": 0.1}, "a QuestionAnsweringHead has no classes; expected 0"),
+        (HEADS[3], {"label_smoothing": 0.1}, "a QuestionAnsweringHead has no classes to smooth"),
         (HEADS[0], {"label_smoothing": 1.0}, "expected 0 <= label_smoothing < 1"),
         (HEADS[0], {"classifier_dropout": -0.1}, "expected 0, or a rate"),
     ],

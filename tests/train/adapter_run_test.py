@@ -134,7 +134,9 @@ def test_the_base_must_be_there_and_unchanged(lora_run, tmp_path):
         other = load_model(moved)
         changed = jax.tree.map(lambda leaf: leaf * np.float32(1.5), other.params)
         export(dataclasses.replace(other, params=changed), base)
-        with pytest.raises(UserError, match=r"fingerprint [0-9a-f]{12} now; restore the model"):
+        with pytest.raises(
+            UserError, match=r"fingerprint [0-9a-f]{12} now; put the original model"
+        ):
             load_model(folder)
         with one_device_mesh(), pytest.raises(UserError, match="put the original model back"):
             run(experiment, folder)
