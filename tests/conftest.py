@@ -78,9 +78,15 @@ def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def bounded_memory() -> Iterator[None]:
-    """Frees compiled programs after a test file: over a run they pile up to several gigabytes."""
+def bounded_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Frees compiled programs after a test file: over a run they pile up to several gigabytes.
+
+    Values that functions of the file have cached, such as models, are freed as well.
+    """
     yield
+    for value in vars(request.module).values():
+        if getattr(value, "__module__", "") == request.module.__name__:
+            getattr(value, "cache_clear", lambda: None)()
     threshold = max(CLEAR_ABOVE_BYTES, _bytes_after_clearing + CLEAR_AFTER_GROWTH_BYTES)
     if _resident_bytes() >= min(threshold, ALWAYS_CLEAR_ABOVE_BYTES):
         _free_compiled_programs()

@@ -106,11 +106,16 @@ def test_run_continued_from_a_checkpoint_is_bit_identical(name, folder, tmp_path
         np.testing.assert_array_equal(found[path], leaf, err_msg=path)
 
 
+# The fast tests have shared layers, a generator and a teacher; all others are slow.
 @pytest.mark.parametrize(
-    "preset",
-    ["fsdp_tp", *(pytest.param(each, marks=pytest.mark.slow) for each in ("dp", "fsdp", "tp"))],
+    ("name", "preset"),
+    [
+        pytest.param(name, preset, marks=[] if is_fast else [pytest.mark.slow])
+        for name in RECIPES
+        for preset in ("fsdp_tp", "dp", "fsdp", "tp")
+        for is_fast in [preset == "fsdp_tp" and name in ("albert", "electra", "distilbert")]
+    ],
 )
-@pytest.mark.parametrize("name", RECIPES)
 def test_eight_devices_equal_one(name, preset, folder):
     expected, expected_losses = trained_on_one_device(name, folder)
     trainer = Trainer(name, folder, preset, 8)

@@ -161,7 +161,7 @@ def test_batch_that_libtpu_rejects_does_not_fit():
 @pytest.mark.parametrize(
     ("size", "batch_size", "length", "predictions"),
     [
-        ("tiny", 8, 128, 20),
+        pytest.param("tiny", 8, 128, 20, marks=pytest.mark.slow),
         ("tiny", 32, 64, 10),
         ("tiny", 16, 512, 77),
         pytest.param("mini", 16, 128, 20, marks=pytest.mark.slow),

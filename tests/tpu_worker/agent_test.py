@@ -127,7 +127,9 @@ def test_missing_resources_are_reported_with_numbers(make):
     ("script", "check"),
     [
         ({}, "data wiki"),
-        ({"deny_storage": [["read", "gs://bucket/data"]]}, "data wiki"),
+        pytest.param(
+            {"deny_storage": [["read", "gs://bucket/data"]]}, "data wiki", marks=pytest.mark.slow
+        ),
         ({"deny_storage": [["write", "gs://bucket/runs/try/attempts/0/host-0.probe"]]},
          "bucket"),
         ({}, "secret HF_TOKEN"),
@@ -219,7 +221,13 @@ def test_attempt_with_a_successful_trainer(make):
 
 
 @pytest.mark.parametrize(
-    "word, code", [("end=2", 2), ("end=1", 1), ("end=70", 70), ("die=yes", 137)]
+    "word, code",
+    [
+        ("end=2", 2),
+        pytest.param("end=1", 1, marks=pytest.mark.slow),
+        pytest.param("end=70", 70, marks=pytest.mark.slow),
+        ("die=yes", 137),
+    ],
 )
 def test_trainer_exit_code_is_reported(make, word, code):
     pod = make(1, word)
@@ -265,7 +273,11 @@ def test_second_unit_of_a_run_is_rejected(make):
     "key, value",
     [
         ("instance/preempted", "TRUE"),
-        ("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"),
+        pytest.param(
+            "instance/maintenance-event",
+            "TERMINATE_ON_HOST_MAINTENANCE",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_preemption_notice_saves(make, key, value):
@@ -302,6 +314,7 @@ def test_host_without_report_is_named(make):
     assert "no report after 3 s from host 1 (127.0.0.2)" in pod.log(0, 0)
 
 
+@pytest.mark.slow  # it waits for 10 s
 def test_host_without_started_unit_is_named(make):
     pod = make(2, "end=0")
     pod.extra["BERT_TPU_RENDEZVOUS"] = "1"

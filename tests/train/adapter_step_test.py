@@ -80,7 +80,9 @@ def test_only_the_adapter_pooler_and_head_change(on_one_device):
     assert {path for path in after if path.startswith("adapter/")} <= changed
 
 
-@pytest.mark.parametrize(("preset", "microbatches"), [("fsdp_tp", 1), ("dp", 2)])
+@pytest.mark.parametrize(
+    ("preset", "microbatches"), [("fsdp_tp", 1), pytest.param("dp", 2, marks=pytest.mark.slow)]
+)
 def test_eight_devices_equal_one(on_one_device, preset, microbatches):
     """Dropout is on, so its masks are the same; microbatches have other ones."""
     if microbatches > 1:

@@ -100,7 +100,7 @@ def loss(objective: FineTuningObjective, params: Any, batch: Any) -> float:
         ("bert", DoRA(targets=("query",)), ComputeConfig(layer_loop=Scanned())),
         ("bert", LoRA(), ComputeConfig(remat=FullRemat(), dtype="bfloat16")),
         ("albert", LoRA(), ComputeConfig(layer_loop=Scanned())),
-        ("deberta", LoRA(), ComputeConfig()),
+        pytest.param("deberta", LoRA(), ComputeConfig(), marks=pytest.mark.slow),
         ("modernbert", LoRA(targets=("query", "gate")), ComputeConfig(layer_loop=Scanned())),
         ("modernbert", IA3(selection=PeftSelection()), PLAIN),
         ("albert", IA3(), ComputeConfig(layer_loop=Scanned())),

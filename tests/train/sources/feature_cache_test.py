@@ -299,6 +299,7 @@ run(from_json(Experiment, json.loads(Path(sys.argv[1]).read_text())), Path(sys.a
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_killed_run_resumes_bit_identical(task_experiment, finished, tmp_path):
     experiment = tuned(task_experiment("classification"))
