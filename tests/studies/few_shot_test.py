@@ -7,6 +7,7 @@ bert_jax/data/finetuning/readers/few_shot.py, and what fine-tuning and predictio
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ import pytest
 from bert_jax import cli
 from bert_jax.cli import finetune
 from bert_jax.config_lib import override
+from bert_jax.data.config import FineTuningData
 from bert_jax.data.finetuning.config import Columns, FewShot, Glue
-from bert_jax.data.finetuning.example import Task, TextExample
+from bert_jax.data.finetuning.example import Example, Task, TextExample
 from bert_jax.data.finetuning.prompts.config import LabelWords, Prompt
 from bert_jax.data.finetuning.prompts.glue_prompts import read_prompt
 from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
@@ -71,7 +73,7 @@ def make_task(num_train: int) -> Task:
         TextExample(id=str(i), text=text, label=label)
         for i, (text, label) in enumerate(make_examples(num_train))
     )
-    splits = {"train": train, "dev": train[:3]}
+    splits: dict[str, tuple[Example, ...]] = {"train": train, "dev": train[:3]}
     labels = ("negative", "positive")
     return Task(name="t", kind="classification", labels=labels, metrics=(), splits=splits)
 
@@ -81,7 +83,7 @@ def test_samples_are_those_of_the_script_of_lm_bff():
     config = FewShot(task=Glue(task="sst2", folder="glue"), shots=shots, seed=42)
     # tools/generate_k_shot_data.py: seed, shuffle the lines, group them by label.
     np.random.seed(42)
-    lines = list(task.splits["train"])
+    lines: Any = list(task.splits["train"])
     np.random.shuffle(lines)
     groups = [[line for line in lines if line.label == label] for label in task.labels]
     found = sample_few_shot(config, task).splits
@@ -153,7 +155,11 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
         for job in jobs:
             args = cli.build_parser().parse_args(["finetune", *job.arguments, "--run", "r"])
             data = finetune._experiment_from_flags(args).data
-            assert isinstance(data.task, FewShot) and data.task.shots == 2
+            assert (
+                isinstance(data, FineTuningData)
+                and isinstance(data.task, FewShot)
+                and data.task.shots == 2
+            )
             assert (data.prompt is not None) == job.name.startswith("prompt-tuning")
             trained.append(job.name)
             run_folder = tmp_path / "out" / job.name
