@@ -25,10 +25,9 @@ from bert_jax.models.adapters.network import implementation
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
-from bert_jax.pretrained.base_model import BASE, Base, restore_run
+from bert_jax.pretrained.base_model import BASE, base_of, restore_run, tuning_of
 from bert_jax.pretrained.load import LoadedModel, load_model
 from bert_jax.runs import run_folder
-from bert_jax.tuning.config import TuningConfig
 
 
 def export_adapter(run: Path, output: Path, base_path: str | None = None) -> float:
@@ -104,8 +103,8 @@ def read_trained_parameters(run: Path) -> PeftAdapter:
             f"{run} is a run of {objective}, whose adapter has several heads, for which peft has "
             "no format; export the merged model of each task, with --task and without --adapter"
         )
-    tuning = from_json(TuningConfig, config["train"]["tuning"], "train.tuning")
-    base = Base(**info[BASE])
+    tuning = tuning_of(info)
+    base = base_of(info)
     others = {part: tree for part, tree in params.items() if part != ADAPTER}
     return PeftAdapter(
         method=tuning.adapter,

@@ -67,7 +67,7 @@ def read_adapter(folder: str | Path) -> TrainedAdapter:
     """
     params, info, _ = restore_run(Path(folder), None)
     config = info.get("config", {})
-    tuning = from_json(TuningConfig, config["train"]["tuning"], "train.tuning")
+    tuning = tuning_of(info)
     objective = config["objective"]["type"]
     if tuning.adapter is None or objective != "FineTuning":
         raise UserError(
@@ -79,7 +79,7 @@ def read_adapter(folder: str | Path) -> TrainedAdapter:
         params=params[ADAPTER],
         head=from_json(TaskHead, config["objective"]["head"], "objective.head"),
         head_params={part: tree for part, tree in params.items() if part != ADAPTER},
-        base=Base(**info[BASE]),
+        base=base_of(info),
         path=str(folder),
     )
 
@@ -100,6 +100,16 @@ def restore_run(folder: Path, step: int | None) -> tuple[dict[str, Any], dict[st
     return params, info, loaded_step
 
 
+def base_of(info: Mapping[str, Any]) -> Base:
+    """Returns the base that the metadata of a checkpoint names."""
+    return Base(**info[BASE])
+
+
+def tuning_of(info: Mapping[str, Any]) -> TuningConfig:
+    """Returns the tuning config in the metadata of a checkpoint."""
+    return from_json(TuningConfig, info["config"]["train"]["tuning"], "train.tuning")
+
+
 def check_base(info: Mapping[str, Any], fingerprint: str, checkpoint: str) -> None:
     """Raises UserError unless a checkpoint was trained on a base with this fingerprint.
 
@@ -107,7 +117,7 @@ def check_base(info: Mapping[str, Any], fingerprint: str, checkpoint: str) -> No
       info: the metadata of the checkpoint.
       checkpoint: its folder, for the message.
     """
-    base = Base(**info[BASE])
+    base = base_of(info)
     if base.fingerprint != fingerprint:
         raise UserError(
             f"{checkpoint} holds only the parameters that were trained on the base {base.path} "
@@ -137,7 +147,7 @@ def complete_params(
     """
     if BASE not in info:
         return dict(params)
-    path = Base(**info[BASE]).path
+    path = base_of(info).path
     try:
         encoder = load_model(path).params["encoder"]
     except UserError as error:
@@ -148,7 +158,7 @@ def complete_params(
     check_base(info, paths.fingerprint(encoder), checkpoint)
     flat = {**paths.flatten({"encoder": encoder}), **paths.flatten(params)}
     complete = paths.unflatten(flat)
-    tuning = from_json(TuningConfig, info["config"]["train"]["tuning"], "train.tuning")
+    tuning = tuning_of(info)
     if tuning.adapter is None or not can_be_merged(tuning.adapter):
         return complete
     return merge_adapter(tuning.adapter, complete)
@@ -158,5 +168,5 @@ def remaining_adapter(info: Mapping[str, Any]) -> Adapter | None:
     """Returns the adapter that the result of `complete_params` has, or None."""
     if BASE not in info:
         return None
-    tuning = from_json(TuningConfig, info["config"]["train"]["tuning"], "train.tuning")
+    tuning = tuning_of(info)
     return tuning.adapter if tuning.adapter and not can_be_merged(tuning.adapter) else None
