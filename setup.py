@@ -62,6 +62,31 @@ SEQIO = [
 SENTENCEX = ["sentencex>=1,<2"]
 # Event files, written without TensorFlow.
 TENSORBOARD = ["tensorboardX>=2.6.2,<3"]
+# `bert-jax serve`.
+SERVE = [
+    # Routes, requests and responses. 1: the first stable interface.
+    "starlette>=1.0,<2",
+    # The HTTP server. 0.30: the first with a time limit for graceful shutdown.
+    "uvicorn>=0.30,<1",
+    # Checks the JSON of requests against types, and writes vectors as JSON without Python floats.
+    "msgspec>=0.19,<1",
+    # The text format of /metrics.
+    "prometheus-client>=0.20,<1",
+]
+# `bert-jax search`.
+SEARCH = [
+    # BM25, the baseline of every retrieval table; NumPy and SciPy only.
+    "bm25s>=0.3,<0.4",
+    # Approximate nearest neighbors, for collections that are too large for exact search.
+    "usearch>=2.20,<3",
+]
+# `bert-jax export --onnx`.
+ONNX = [
+    # Writes the graph. 1.17: Gelu with opset 20.
+    "onnx>=1.17,<2",
+    # Runs the written graph for the comparison with our own output, and quantizes it to int8.
+    "onnxruntime>=1.20,<2",
+]
 
 TEST = [
     "pytest>=8.3,<10",
@@ -81,8 +106,11 @@ EXTRAS = {
     "seqio": SEQIO,
     "sentencex": SENTENCEX,
     "tensorboard": TENSORBOARD,
+    "serve": SERVE,
+    "search": SEARCH,
+    "onnx": ONNX,
     # All features. The drivers of GPUs and TPUs are chosen by hardware: [cuda] or [tpu].
-    "all": [*SEQIO, *SENTENCEX, *TENSORBOARD],
+    "all": [*SEQIO, *SENTENCEX, *TENSORBOARD, *SERVE, *SEARCH, *ONNX],
     # One NVIDIA GPU, with CUDA 12 from PyPI. Not run yet.
     "cuda": ["jax[cuda12]>=0.10.0,<0.13"],
     "tpu": [
@@ -101,6 +129,12 @@ EXTRAS = {
         "peft>=0.21,<0.22",
         # peft imports it.
         "accelerate>=0.21,<2",
+        # Folders, losses and metrics of sentence encoders. 6: the generation that was compared.
+        "sentence-transformers>=6.2,<7",
+        # Opens the static embedding models that are written here.
+        "model2vec>=0.10,<0.11",
+        # A client of the server's /v1 routes.
+        "openai>=3.50,<4",
     ],
     # The documentation site: make docs.
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2"],
