@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from bert_jax.models.bert.sharding import PARAMETER_AXES as BERT_AXES
 from bert_jax.models.encoder import FAMILIES, family_module
 from bert_jax.models.heads.config import WINDOW_ENCODER
+from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD
 from bert_jax.params.paths import ADAPTER, AUXILIARY_NETWORKS, PathTable
 
 LogicalAxes = tuple[str | None, ...]
@@ -69,6 +70,8 @@ _HEADS: list[tuple[str, LogicalAxes]] = [
     ("replaced_token/*/kernel", ("embed", None)),
     ("replaced_token/*/bias", (None,)),
     ("replaced_token/norm/scale", (None,)),
+    (f"{SENTENCE_HEAD}/dense/*/kernel", ("embed", None)),
+    (f"{SENTENCE_HEAD}/dense/*/bias", (None,)),
     *_POOLER_AND_TASK_HEADS,
     *_WINDOW_ENCODER,
     # In a multi-task model each task has heads of its own.

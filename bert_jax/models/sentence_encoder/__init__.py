@@ -1,0 +1,1 @@
+"""Sentence encoders: an encoder, pooling, dense layers and normalization."""
