@@ -22,8 +22,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-METHODS = ("full", "lora", "dora", "ia3", "houlsby", "pfeiffer", "prefix", "prompt")
-METHODS += ("bitfit", "bitfit-subset", "layer-norm")
+METHODS = (
+    *("full", "lora", "dora", "ia3", "houlsby", "pfeiffer", "prefix", "prompt"),
+    *("bitfit", "bitfit-subset", "layer-norm"),
+)
 TASKS = ("mrpc", "rte", "stsb", "cola")
 NUM_ADAPTERS = 30
 WARMUP_STEPS = 2
@@ -119,6 +121,7 @@ def prepare_step(
         leaf.size for path, leaf in params.items() if not is_frozen(config.train.tuning, path)
     ]
     memory = step.memory_analysis()
+    assert memory is not None
     return run_step, {
         "parameters": sum(trained),
         "memory": memory.argument_size_in_bytes + memory.temp_size_in_bytes,
