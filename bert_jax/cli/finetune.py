@@ -20,7 +20,7 @@ from bert_jax.data.finetuning.config import (
     TaskConfig,
     make_truncation,
 )
-from bert_jax.data.finetuning.prompts.glue_prompts import load_prompt
+from bert_jax.data.finetuning.prompts.glue_prompts import load_prompt, with_demonstrations
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 
@@ -146,13 +146,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_few_shot_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --prompt, --shots and --split-seed."""
+    """Adds --prompt, --demonstrations, --shots and --split-seed."""
     parser.add_argument(
         "--prompt",
         metavar="NAME",
         help="template with a mask and label words, which the masked-LM head is trained to predict "
         "in place of a new classifier: a published prompt of a GLUE task, such as lm-bff, or a "
         ".json file with template and label_words",
+    )
+    parser.add_argument(
+        "--demonstrations",
+        type=int,
+        metavar="N",
+        help="append training examples to each text of --prompt, one of each class; a prediction "
+        "is the mean over N draws (16 in LM-BFF)",
     )
     parser.add_argument(
         "--shots",
@@ -205,6 +212,7 @@ def _experiment_from_recipe(args: argparse.Namespace) -> Experiment:
     flags = [f"--{name.replace('_', '-')}" for name in _given_settings(args)]
     flags += ["--shots"] * (args.shots is not None)
     flags += ["--split-seed"] * (args.split_seed is not None)
+    flags += ["--demonstrations"] * (args.demonstrations is not None)
     flags += task_command(args)[1:] + ["--frozen-encoder"] * args.frozen_encoder
     flags += method_flags(args)
     if flags:
@@ -246,7 +254,10 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
         given.pop("num_windows", None),
     )
     if "prompt" in given:
-        given["prompt"] = load_prompt(args.task, args.prompt)
+        prompt = load_prompt(args.task, args.prompt)
+        given["prompt"] = with_demonstrations(prompt, args.demonstrations)
+    elif args.demonstrations is not None:
+        raise ConfigError(f"--demonstrations {args.demonstrations} needs --prompt, the template")
     model = given.pop("model", None)
     experiment = fine_tuning_experiment(config, model, **given, tuning=tuning)
     return override(experiment, args.overrides)

@@ -240,7 +240,7 @@ class Predictor:
             kind=self.kind.name,
             labels=self._labels,
             metrics=(),
-            splits={_SPLIT: examples},
+            splits={_SPLIT: examples, "train": self._settings.demonstrations},
         )
         return make_features(
             task,

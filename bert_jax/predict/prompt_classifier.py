@@ -1,4 +1,7 @@
-"""Classifies texts without training, by the masked-LM logits of label words (zero-shot)."""
+"""Classifies texts without training, by the masked-LM logits of label words.
+
+This is zero-shot classification or, with demonstrations in the input, in-context learning.
+"""
 
 from collections.abc import Sequence
 
@@ -23,7 +26,7 @@ from bert_jax.predict.batching import (
 )
 from bert_jax.predict.checks import check_sizes
 from bert_jax.pretrained.load import LoadedModel
-from bert_jax.tasks import make_features, make_prompt_head
+from bert_jax.tasks import kind_of_head, make_features, make_prompt_head
 
 CONTENT_FREE_TEXTS = ("N/A", "", "[MASK]")
 """Inputs without content, for contextual calibration (Zhao et al. 2021, section 5). A mask token in
@@ -49,6 +52,7 @@ class PromptClassifier:
         prompt: Prompt,
         labels: Sequence[str],
         *,
+        demonstrations: Sequence[TextExample] = (),
         max_length: int = 128,
         batch_size: int = 32,
     ):
@@ -56,6 +60,8 @@ class PromptClassifier:
 
         Args:
           model: a model with a masked-LM head and a tokenizer.
+          demonstrations: labeled examples, from which the demonstrations of a prompt that has
+            some are drawn.
           max_length: maximum number of tokens of template and texts together.
           batch_size: maximum number of sequences in a batch.
 
@@ -68,9 +74,11 @@ class PromptClassifier:
         require_masked_lm(model, "score label words")
         check_sizes(max_length, model.config.max_length, batch_size, 0)
         self._prompt, self.labels, self.num_truncated = prompt, tuple(labels), 0
+        self._demonstrations = tuple(demonstrations)
         self._lengths = (*(length for length in _LENGTHS if length < max_length), max_length)
         self._batch_size = batch_size
         head = make_prompt_head(self._task(()), prompt, self._tokenizer)
+        self._kind = kind_of_head(head)
         parts = ("encoder", *task_parts(head, model.config))
         self._params = {part: params_to_device(model, part) for part in parts}
         objective = FineTuningObjective(FineTuning(model=model.config, head=head))
@@ -86,8 +94,9 @@ class PromptClassifier:
         """
         if not examples:
             return np.zeros((0, len(self.labels)), np.float32)
+        unlabeled = [self._without_label(each) for each in examples]
         features = make_features(
-            self._task([self._without_label(each) for each in examples]),
+            self._task(unlabeled),
             _SPLIT,
             self._tokenizer,
             self._lengths[-1],
@@ -95,7 +104,9 @@ class PromptClassifier:
             prompt=self._prompt,
         )
         self.num_truncated += features.num_truncated
-        return np.stack(self._run_model(features))
+        return self._kind.decode(
+            unlabeled, features, {"logits": self._run_model(features)}, self.labels
+        )
 
     def calibrated_logits(self, examples: Sequence[TextExample]) -> np.ndarray:
         """Computes log probabilities minus those of inputs without content, float64 [examples, C].
@@ -120,7 +131,7 @@ class PromptClassifier:
             kind="classification",
             labels=self.labels,
             metrics=(),
-            splits={_SPLIT: tuple(examples)},
+            splits={_SPLIT: tuple(examples), "train": self._demonstrations},
         )
 
     def _without_label(self, example: TextExample) -> TextExample:

@@ -1,7 +1,10 @@
 """Reads the settings of a fine-tuning run on which the predictions of its model depend."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from bert_jax.atomic_io import write_json
 from bert_jax.config_lib import from_json
 from bert_jax.data.config import FineTuningData
 from bert_jax.data.finetuning.config import (
@@ -14,12 +17,14 @@ from bert_jax.data.finetuning.config import (
     TaskConfig,
     Truncation,
 )
+from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.errors import UserError
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.objectives.config import FineTuning
 from bert_jax.pretrained.load import LoadedModel, require_single_task
+from bert_jax.runs.run_folder import DEMONSTRATIONS, read_run_json
 from bert_jax.tasks import kind_of_head
 
 
@@ -33,6 +38,7 @@ class TrainedSettings:
       window_overlap: number of tokens that neighboring windows share.
       truncation: which tokens of a long text are read.
       prompt: the template and the label words that the model was trained with, if any.
+      demonstrations: the examples from which demonstrations of the prompt are drawn.
       bucket_lengths: lengths of batches.
       allow_no_answer: whether there were questions without an answer (SQuAD 2.0).
       reads_pairs: whether the classifier was trained on pairs of texts; None if that is unknown.
@@ -43,6 +49,7 @@ class TrainedSettings:
     window_overlap: int = FineTuningData.window_overlap
     truncation: Truncation = HeadTruncation()  # noqa: RUF009 (frozen)
     prompt: Prompt | None = None
+    demonstrations: tuple[TextExample, ...] = ()
     bucket_lengths: tuple[int, ...] = FineTuningData.bucket_lengths
     allow_no_answer: bool = False
     reads_pairs: bool | None = None
@@ -67,17 +74,32 @@ def trained_settings(model: LoadedModel) -> TrainedSettings:
             objective=FineTuning(model=model.config, head=head), max_length=max_length
         )
     fine_tuning_data: FineTuningData = from_json(FineTuningData, data, "data")
-    task = fine_tuning_data.task
+    task, prompt = fine_tuning_data.task, fine_tuning_data.prompt
+    assert model.run is not None
     return TrainedSettings(
         objective=from_json(FineTuning, config["objective"], "objective"),
         max_length=config["train"]["phases"][-1]["seq_length"],
         window_overlap=fine_tuning_data.window_overlap,
         truncation=fine_tuning_data.truncation,
-        prompt=fine_tuning_data.prompt,
+        prompt=prompt,
+        demonstrations=_read_demonstrations(model.run.folder)
+        if prompt is not None and prompt.demonstrations is not None
+        else (),
         bucket_lengths=fine_tuning_data.bucket_lengths,
         allow_no_answer=isinstance(task, Squad) and task.version == "2.0",
         reads_pairs=_reads_pairs(task),
     )
+
+
+def save_demonstrations(folder: Path, examples: Sequence[TextExample]) -> None:
+    """Saves the examples from which prediction draws demonstrations into a run folder."""
+    examples_json = [{"text": e.text, "text_pair": e.text_pair, "label": e.label} for e in examples]
+    write_json(folder / DEMONSTRATIONS, {"examples": examples_json})
+
+
+def _read_demonstrations(folder: Path) -> tuple[TextExample, ...]:
+    examples = read_run_json(folder / DEMONSTRATIONS)["examples"]
+    return tuple(TextExample(id=str(index), **each) for index, each in enumerate(examples))
 
 
 def _reads_pairs(task: TaskConfig) -> bool | None:

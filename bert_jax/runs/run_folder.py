@@ -9,6 +9,7 @@
                  attempts.jsonl   see runs/attempt_log.py
                  baselines.json   pretraining: losses of n-gram models, by `bert-jax baselines`
                  analysis.json    fine-tuning: error analysis for the report and the model card
+                 demonstrations.json  fine-tuning: texts and labels, if prompts have demonstrations
                  predictions/     fine-tuning: JSON lines for each split; one folder for each
                                   task in multi-task runs
                  encoder_states/  features of a frozen encoder, see train/sources/feature_cache.py
@@ -38,6 +39,7 @@ from bert_jax.legacy_names import upgrade_analysis, upgrade_config
 from bert_jax.runs import attempt_log
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
+DEMONSTRATIONS = "demonstrations.json"
 ANALYSIS, BASELINES = "analysis.json", "baselines.json"
 PREDICTIONS, REPORT = "predictions", "report.html"
 # A key of config.json next to "config"; the location of the checkpoints does not affect results.

@@ -6,6 +6,7 @@ entry in `bert_jax/objectives/fine_tuning_heads.py` as well.
 """
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -17,10 +18,10 @@ from bert_jax.data.finetuning.config import (
     Truncation,
     truncation_name,
 )
-from bert_jax.data.finetuning.example import Example, Task
+from bert_jax.data.finetuning.example import Example, Task, TextExample
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.prompts.config import Prompt
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.heads.config import (
     RegressionHead,
     SequenceClassificationHead,
@@ -28,6 +29,7 @@ from bert_jax.models.heads.config import (
     WindowEncoder,
 )
 from bert_jax.tasks.base import AnyTaskKind, TaskKind
+from bert_jax.tasks.demonstrations import DemonstrationPool, TrainingDemonstrations
 from bert_jax.tasks.multiple_choice import MultipleChoice
 from bert_jax.tasks.prompt_features import find_label_tokens
 from bert_jax.tasks.question_answering import QuestionAnswering
@@ -50,6 +52,7 @@ __all__ = [
     "make_features",
     "make_head",
     "make_prompt_head",
+    "text_examples",
     "training_features",
 ]
 
@@ -149,7 +152,8 @@ def make_features(
     Args:
       window_overlap: number of tokens that neighboring windows of a long example share.
       truncation: which tokens of a long text are read, in classification and regression.
-      prompt: the template into which texts are put, in classification.
+      prompt: the template into which texts are put, in classification. Its demonstrations are
+        examples of the split "train".
 
     Raises:
       ConfigError: `max_length` leaves no room for text, or the kind of task has no such truncation.
@@ -166,7 +170,9 @@ def make_features(
     arguments = examples, task.labels, tokenizer, max_length, window_overlap
     if prompt is not None:
         assert isinstance(kind, TextPairKind)  # checked by `make_prompt_head`
-        return kind.make_prompt_features(examples, task.labels, tokenizer, max_length, prompt)
+        pool = _demonstration_pool(task, prompt, tokenizer, max_length)
+        arguments = examples, task.labels, tokenizer, max_length, prompt, pool
+        return kind.make_prompt_features(*arguments)
     if isinstance(kind, TextPairKind):
         return kind.make_features(*arguments, truncation)
     return kind.make_features(*arguments)
@@ -219,14 +225,58 @@ def training_features(
     if key not in _training_features:
         if len(_training_features) == _MAX_CACHED_SPLITS:
             del _training_features[next(iter(_training_features))]
-        _training_features[key] = make_features(
-            task, "train", tokenizer, max_length, window_overlap, truncation, prompt
+        _training_features[key] = _new_training_features(
+            task, tokenizer, max_length, window_overlap, truncation, prompt
         )
     # A copy, because a run adds encoder features to its own.
     return dataclasses.replace(_training_features[key])
 
 
 _training_features: dict[Hashable, Features] = {}
+
+
+def _new_training_features(
+    task: Task,
+    tokenizer: Tokenizer,
+    max_length: int,
+    window_overlap: int,
+    truncation: Truncation,
+    prompt: Prompt | None,
+) -> Features:
+    """Tokenizes the split "train", to which demonstrations are appended in each epoch."""
+    arguments = task, "train", tokenizer, max_length, window_overlap, truncation
+    if prompt is None or prompt.demonstrations is None:
+        return make_features(*arguments, prompt)
+    features = make_features(*arguments, dataclasses.replace(prompt, demonstrations=None))
+    pool = _demonstration_pool(task, prompt, tokenizer, max_length)
+    assert pool is not None
+    examples = text_examples(task, "train")
+    return dataclasses.replace(
+        features, appended=TrainingDemonstrations(pool=pool, examples=examples)
+    )
+
+
+def _demonstration_pool(
+    task: Task, prompt: Prompt, tokenizer: Tokenizer, max_length: int
+) -> DemonstrationPool | None:
+    if prompt.demonstrations is None:
+        return None
+    if "train" not in task.splits:
+        raise UserError(
+            f"{task.name} has no training examples, from which the demonstrations of the prompt "
+            "are drawn; expected a split train"
+        )
+    examples = text_examples(task, "train")
+    return _cached_pool(examples, task.labels, prompt, tokenizer, max_length)
+
+
+# A predictor makes features in every call, always with the same demonstrations.
+_cached_pool = functools.lru_cache(maxsize=4)(DemonstrationPool)
+
+
+def text_examples(task: Task, split: str) -> tuple[TextExample, ...]:
+    """Returns the texts and pairs of texts of a split."""
+    return tuple(each for each in task.splits[split] if isinstance(each, TextExample))
 
 
 def _digest(examples: Sequence[Example]) -> bytes:

@@ -10,7 +10,6 @@ from bert_jax.data.finetuning.config import (
     HeadTruncation,
     JointWindows,
     Truncation,
-    WindowPooling,
     Windows,
 )
 from bert_jax.data.finetuning.example import TextExample
@@ -132,8 +131,8 @@ def _windows(tokens: np.ndarray, window_length: int, window_overlap: int) -> lis
 def pool_windows(outputs: HeadOutputs, name: str, features: Features) -> np.ndarray:
     """Combines the outputs for all windows of each example by `features.window_pooling`.
 
-    Pooled logits are logarithms of pooled probabilities. The output for an example with a single
-    sequence is not changed.
+    Pooled logits are logarithms of pooled probabilities, except with "mean_logits". The output for
+    an example with a single sequence is not changed.
 
     Args:
       name: "logits", with outputs [C] for each sequence, or "values", with outputs [].
@@ -147,14 +146,16 @@ def pool_windows(outputs: HeadOutputs, name: str, features: Features) -> np.ndar
         return by_sequence
     return np.stack(
         [
-            windows[0] if len(windows) == 1 else _pool(name, windows, features.window_pooling)
+            windows[0] if len(windows) == 1 else _pool(name, windows, features)
             for windows in np.split(by_sequence, first_sequences[1:])
         ]
     )
 
 
-def _pool(name: str, windows: np.ndarray, window_pooling: WindowPooling) -> np.ndarray:
-    windows = windows.astype(np.float64)
+def _pool(name: str, windows: np.ndarray, features: Features) -> np.ndarray:
+    windows, window_pooling = windows.astype(np.float64), features.window_pooling
+    if window_pooling == "mean_logits":
+        return windows.mean(axis=0)
     if window_pooling == "first":
         return windows[0]
     if name == "values":

@@ -82,8 +82,9 @@ def make_prompt_features(
       ConfigError: the template leaves no room for text in `max_length` tokens.
     """
     segments = parse_template(prompt.template)
-    _check_texts(examples, segments, prompt.template)
-    encoded = [[_encode_part(part, examples, tokenizer) for part in s] for s in _spaced(segments)]
+    check_texts(examples, segments, prompt.template)
+    mask = np.array([tokenizer.mask_id], np.int32)
+    encoded = encode_template(segments, examples, tokenizer, mask)
     special = tokenizer.template
     num_fixed = sum(part.num_fixed for segment in encoded for part in segment) + (
         special.num_pair_special_tokens if len(encoded) == 2 else special.num_single_special_tokens
@@ -108,7 +109,7 @@ def make_prompt_features(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _EncodedPart:
+class EncodedPart:
     """Holds the token ids of one part of a template: of all examples, or of each one."""
 
     is_text: bool
@@ -139,27 +140,42 @@ def _spaced(segments: Segments) -> list[list[tuple[str, Part]]]:
     return spaced
 
 
+def encode_template(
+    segments: Segments,
+    examples: Sequence[TextExample],
+    tokenizer: Tokenizer,
+    mask_ids: np.ndarray,
+) -> list[list[EncodedPart]]:
+    """Tokenizes the parts of each segment, with `mask_ids` at the position of the mask."""
+    return [
+        [_encode_part(part, examples, tokenizer, mask_ids) for part in segment]
+        for segment in _spaced(segments)
+    ]
+
+
 def _encode_part(
-    spaced_part: tuple[str, Part], examples: Sequence[TextExample], tokenizer: Tokenizer
-) -> _EncodedPart:
+    spaced_part: tuple[str, Part],
+    examples: Sequence[TextExample],
+    tokenizer: Tokenizer,
+    mask_ids: np.ndarray,
+) -> EncodedPart:
     space, part = spaced_part
     match part:
         case MaskPart():
-            mask = np.array([tokenizer.mask_id], np.int32)
-            return _EncodedPart(is_text=False, token_ids=[mask])
+            return EncodedPart(is_text=False, token_ids=[mask_ids])
         case LiteralPart(text=text):
-            return _EncodedPart(is_text=False, token_ids=tokenizer.encode_ids([text]))
+            return EncodedPart(is_text=False, token_ids=tokenizer.encode_ids([text]))
         case TextPart(name=name):
             texts = [space + part.apply_modifiers(getattr(each, name)) for each in examples]
             token_ids = [
                 np.where(ids == tokenizer.mask_id, tokenizer.unk_id, ids).astype(np.int32)
                 for ids in tokenizer.encode_ids(texts)
             ]
-            return _EncodedPart(is_text=True, token_ids=token_ids)
+            return EncodedPart(is_text=True, token_ids=token_ids)
 
 
 def _cut_texts(
-    encoded: list[list[_EncodedPart]], index: int, max_text_length: int
+    encoded: list[list[EncodedPart]], index: int, max_text_length: int
 ) -> tuple[list[np.ndarray], bool]:
     """Returns the token ids of each segment of one example, and whether a text was truncated."""
     texts = [part.token_ids[index] for segment in encoded for part in segment if part.is_text]
@@ -177,7 +193,8 @@ def _cut_texts(
     return rows, sum(lengths) < sum(map(len, texts))
 
 
-def _check_texts(examples: Sequence[TextExample], segments: Segments, template: str) -> None:
+def check_texts(examples: Sequence[TextExample], segments: Segments, template: str) -> None:
+    """Raises a UserError unless the examples have the texts that a template reads."""
     reads_pairs = "text_pair" in text_names(segments)
     for example in examples:
         if reads_pairs != (example.text_pair is not None):

@@ -12,6 +12,7 @@ from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features, TargetValues, all_labeled
 from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.tasks.base import ModelInput, TaskKind
+from bert_jax.tasks.demonstrations import DemonstrationPool, add_demonstrations
 from bert_jax.tasks.descriptions import UNLABELED, Json, excerpt
 from bert_jax.tasks.long_texts import text_features
 from bert_jax.tasks.prompt_features import make_prompt_features
@@ -60,9 +61,12 @@ class TextPairKind(TaskKind[TextExample, np.ndarray, np.ndarray]):
         tokenizer: Tokenizer,
         max_length: int,
         prompt: Prompt,
+        pool: DemonstrationPool | None = None,
     ) -> Features:
-        """Tokenizes texts and pairs in the template of a prompt."""
+        """Tokenizes texts and pairs in the template of a prompt, with demonstrations of a pool."""
         features = make_prompt_features(examples, prompt, tokenizer, max_length)
+        if prompt.demonstrations is not None and pool is not None:
+            features = add_demonstrations(features, examples, pool, prompt.demonstrations)
         return self._add_targets(features, examples, labels)
 
     def _add_targets(

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.prompts.config import AveragedTokens, LabelWords, Prompt
+from bert_jax.data.finetuning.prompts.config import (
+    AveragedTokens,
+    Demonstrations,
+    LabelWords,
+    Prompt,
+)
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.interop.huggingface import ImportedModel
@@ -101,6 +106,27 @@ def test_calibration_gives_inputs_without_content_equal_scores(bert, monkeypatch
     assert np.ptp(classifier.logits([empty])) > 1e-3
     monkeypatch.setattr(prompt_classifier, "CONTENT_FREE_TEXTS", ("",))
     np.testing.assert_allclose(classifier.calibrated_logits([empty]), 0, atol=1e-9)
+
+
+def test_in_context_learning_averages_the_logits_of_draws(bert):
+    demonstrations = [
+        TextExample(id="0", text="the sea", text_pair="a net", label="no"),
+        TextExample(id="1", text="the old man", text_pair="a man", label="yes"),
+        TextExample(id="2", text="a net", text_pair="the sea", label="maybe"),
+        TextExample(id="3", text="a man", text_pair="the sea", label="maybe"),
+    ]
+    limited = Demonstrations(num_samples=8, max_text_tokens=1)
+
+    def logits(chosen, text_examples=EXAMPLES):
+        prompt = dataclasses.replace(PROMPT, demonstrations=limited)
+        classifier = PromptClassifier(bert, prompt, LABELS, demonstrations=chosen, max_length=20)
+        return classifier.logits(text_examples)
+
+    drawn = logits(demonstrations)
+    assert drawn.shape == (2, 3)
+    np.testing.assert_allclose(logits(demonstrations, EXAMPLES[1:]), drawn[1:], rtol=0, atol=1e-5)
+    with pytest.raises(UserError, match="no example with the label 'no' for the demonstrations"):
+        logits(demonstrations[1:])
 
 
 def test_models_without_masked_lm_head_are_refused(bert, tmp_path):

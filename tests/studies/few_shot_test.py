@@ -4,6 +4,7 @@ Covers bert_jax/studies/few_shot.py, bert_jax/cli/studies/few_shot.py and
 bert_jax/data/finetuning/readers/few_shot.py, and what fine-tuning and prediction do with a prompt.
 """
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -18,7 +19,7 @@ from bert_jax.config_lib import override
 from bert_jax.data.config import FineTuningData
 from bert_jax.data.finetuning.config import Columns, FewShot, Glue
 from bert_jax.data.finetuning.example import Example, Task, TextExample
-from bert_jax.data.finetuning.prompts.config import LabelWords, Prompt
+from bert_jax.data.finetuning.prompts.config import Demonstrations, LabelWords, Prompt
 from bert_jax.data.finetuning.prompts.glue_prompts import read_prompt
 from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
 from bert_jax.data.finetuning.readers.load_task import load_task
@@ -98,16 +99,17 @@ def test_a_class_with_too_few_examples_is_refused():
         sample_few_shot(config, make_task(23))
 
 
-def test_fine_tuning_with_a_prompt_trains_the_masked_lm_head(folder, tmp_path):
+def test_fine_tuning_with_demonstrations_trains_the_masked_lm_head(folder, tmp_path):
     task = FewShot(task=Glue(task="sst2", folder=str(folder / "glue")), shots=6)
+    demonstrations = Demonstrations(num_samples=2, max_text_tokens=1)
     experiment = fine_tuning_experiment(
         task,
         str(folder / "model"),
         epochs=60,
         batch_size=12,
         learning_rate=1e-2,
-        max_length=16,
-        prompt=PROMPT,
+        max_length=20,
+        prompt=dataclasses.replace(PROMPT, demonstrations=demonstrations),
     )
     once = ["train.checkpoints.save_every=60", "train.evaluation.eval_every=60"]
     experiment = override(experiment, [*once, "data.bucket_lengths=[]"])

@@ -1,17 +1,21 @@
-"""Tests templates, label words and truncation of prompts.
+"""Tests templates, label words, truncation and demonstrations of prompts.
 
-Covers bert_jax/data/finetuning/prompts/ and bert_jax/tasks/prompt_features.py.
+Covers bert_jax/data/finetuning/prompts/, bert_jax/tasks/prompt_features.py and
+bert_jax/tasks/demonstrations.py.
 """
 
 import json
 
+import numpy as np
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from bert_jax.config_lib import from_json, to_json
-from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.example import Task, TextExample
+from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.prompts.config import (
     AveragedTokens,
+    Demonstrations,
     LabelWords,
     Prompt,
     parse_template,
@@ -19,7 +23,9 @@ from bert_jax.data.finetuning.prompts.config import (
 from bert_jax.data.finetuning.prompts.glue_prompts import GLUE_PROMPTS, glue_prompt
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.tasks import make_features, training_features
 from bert_jax.tasks.prompt_features import find_label_tokens, make_prompt_features
+from bert_jax.tasks.sequence_classification import SequenceClassification
 from bert_jax.testing.models import word_tokenizer
 from bert_jax.text.load_tokenizer import load_tokenizer
 
@@ -45,6 +51,99 @@ def byte_level(tmp_path_factory):
     (folder / "vocab.json").write_text(json.dumps({t: i for i, t in enumerate(tokens)}))
     (folder / "merges.txt").write_text("#version: 0.2\nĠ o\nĠo k\n")
     return load_tokenizer(folder)
+
+
+DEMONSTRATED = [
+    TextExample(id="0", text="the sea sings .", label="yes"),
+    TextExample(id="1", text="a man", label="no"),
+    TextExample(id="2", text="the old net", label="no"),
+    TextExample(id="3", text="a net by the sea", label="no"),
+]
+
+
+def demonstration_task(**splits):
+    return Task(name="t", kind="classification", labels=LABELS, metrics=(), splits=splits)
+
+
+def lm_bff_inputs(example, demonstrations, tokenizer, limit, max_length):
+    """Builds the input as `tokenize_multipart_input` of LM-BFF, token by token.
+
+    Its template is *cls**sent_0*_by*mask*.*sep+*, and the same for each demonstration, with
+    *label_i* for the mask; `limit` is other_sent_limit.
+    """
+    words = {"no": "sea", "yes": "net"}
+    ids, segments = [tokenizer.cls_id], [0]
+    for number, each in enumerate([example, *demonstrations]):
+        text = tokenizer.encode(each.text)
+        middle = [tokenizer.mask_id] if number == 0 else tokenizer.encode(" " + words[each.label])
+        part = [*text[: None if number == 0 else limit], *tokenizer.encode(" by"), *middle]
+        part += [*tokenizer.encode("."), tokenizer.sep_id]
+        ids += part
+        segments += [min(number, 1)] * len(part)
+    return ids[:max_length], segments[:max_length]
+
+
+@pytest.mark.parametrize("max_length", [40, 14])
+def test_demonstrations_have_the_layout_of_lm_bff(wordpiece, max_length):
+    config = Demonstrations(num_samples=12, max_text_tokens=3)
+    prompt = make_prompt(demonstrations=config)
+    example = TextExample(id="0", text="the old man .")
+    task = demonstration_task(train=tuple(DEMONSTRATED), test=(example,))
+    features = make_features(task, "test", wordpiece, max_length, prompt=prompt)
+    found = {
+        (tuple(ids.tolist()), tuple(types.tolist()))
+        for ids, types in zip(features.input_ids, features.token_type_ids, strict=True)
+    }
+    yes, *no = DEMONSTRATED
+    expected = [lm_bff_inputs(example, [each, yes], wordpiece, 3, max_length) for each in no]
+    assert found == {(tuple(ids), tuple(types)) for ids, types in expected}
+    assert features.example_index.tolist() == [0] * 12
+    outputs = {"logits": [np.array([1.0 + n, -n]) for n in range(12)]}
+    logits = SequenceClassification().decode([example], features, outputs, LABELS)
+    np.testing.assert_allclose(logits, [[6.5, -5.5]])
+
+
+def test_training_draws_demonstrations_by_seed_and_epoch(wordpiece):
+    prompt = make_prompt(demonstrations=Demonstrations())
+    task = demonstration_task(train=tuple(DEMONSTRATED))
+    features = training_features(task, wordpiece, 40, prompt=prompt)
+
+    def batches(start=0, process_index=0, process_count=1):
+        loader = FineTuningLoader(
+            features,
+            (30, 40),
+            batch_size=4,
+            seed=3,
+            pad_id=0,
+            process_index=process_index,
+            process_count=process_count,
+            start=start,
+        )
+        return [next(loader)["input_ids"] for _ in range(20)]
+
+    first = batches()
+    draws = set()
+    for batch in first:
+        assert batch.shape == (4, 30)
+        for row in batch:
+            tokens = " ".join(wordpiece.id_to_token(i) for i in row if i != 0)
+            text, no, yes = tokens.removesuffix(" [SEP]").split(" [SEP] ")
+            assert yes == "the sea sings . by net ."  # the only one, also for itself
+            assert no.removesuffix(" by sea .") != text.removeprefix("[CLS] ").removesuffix(
+                " by [MASK] ."
+            )
+            draws.add((text, no))
+    assert len(draws) == 3 + 3 * 2
+    np.testing.assert_array_equal(batches(start=8)[0], first[2])
+    halves = [batches(process_index=i, process_count=2)[1] for i in (0, 1)]
+    np.testing.assert_array_equal(np.concatenate(halves), first[1])
+
+
+def test_demonstrations_need_an_example_of_each_class(wordpiece):
+    prompt = make_prompt(demonstrations=Demonstrations())
+    task = demonstration_task(train=tuple(DEMONSTRATED[1:]))
+    with pytest.raises(UserError, match="no example with the label 'yes' for the demonstrations"):
+        training_features(task, wordpiece, 40, prompt=prompt)
 
 
 def tokens_of(tokenizer, template, text, text_pair=None, max_length=32):

@@ -4,9 +4,11 @@
 makes batches.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -16,6 +18,26 @@ from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import Tokenizer
 
 TargetValues = list[int] | list[float] | list[np.ndarray]
+
+
+class AppendedTokens(Protocol):
+    """Draws tokens that are appended to each sequence, other ones in every epoch."""
+
+    @property
+    def longest(self) -> int:
+        """Returns the largest number of tokens that can be appended."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """Returns the number of tokens after which a sequence is cut."""
+        ...
+
+    def __call__(
+        self, input_ids: np.ndarray, token_type_ids: np.ndarray, index: int, seed: int, epoch: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns input_ids and token_type_ids of a sequence with the tokens of an epoch."""
+        ...
 
 
 @dataclass(kw_only=True)
@@ -36,7 +58,7 @@ class Features:
       num_choices: number of texts in a sequence: its choices or its windows.
       window_mask: int32 [sequences, windows] with `JointWindows`: 1 = a window, 0 = padding.
       window_pooling: how the outputs for several sequences of an example are combined into one
-        prediction, in classification and regression.
+        prediction, in classification and regression; "mean_logits" is for classification only.
       num_truncated: number of examples that have a part that no sequence contains.
       word_ids: for token classification, int32 [length] for each sequence: the index of the word
         at the first token of each word that this sequence predicts, -1 at all other tokens.
@@ -46,6 +68,7 @@ class Features:
         window gives this token more context.
       encoder_features: batch field -> float32 array for each sequence, the cached output of a
         frozen encoder. Empty if the encoder runs at every step.
+      appended: what is appended to each training sequence, drawn for every epoch, if anything.
     """
 
     input_ids: list[np.ndarray] = field(default_factory=list)
@@ -54,21 +77,41 @@ class Features:
     example_index: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     num_choices: int = 1
     window_mask: np.ndarray | None = None
-    window_pooling: WindowPooling = "mean"
+    window_pooling: WindowPooling | Literal["mean_logits"] = "mean"
     num_truncated: int = 0
     word_ids: list[np.ndarray] = field(default_factory=list)
     offsets: list[np.ndarray] = field(default_factory=list)
     is_max_context: list[np.ndarray] = field(default_factory=list)
     encoder_features: dict[str, Sequence[np.ndarray] | np.ndarray] = field(default_factory=dict)
+    appended: AppendedTokens | None = None
 
     def __len__(self) -> int:
         return len(self.example_index)
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """Returns the length of each sequence, int64 [n]: that of its longest choice."""
+        """Returns the length of each sequence, int64 [n]: that of its longest choice.
+
+        With `appended`, it is the largest length that the sequence can have in any epoch.
+        """
         text_lengths = np.array([len(input_ids) for input_ids in self.input_ids], np.int64)
-        return text_lengths.reshape(-1, self.num_choices).max(axis=1, initial=0)
+        lengths = text_lengths.reshape(-1, self.num_choices).max(axis=1, initial=0)
+        if self.appended is None:
+            return lengths
+        return np.minimum(lengths + self.appended.longest, self.appended.max_length)
+
+    def of_epoch(self, indices: Sequence[int], seed: int, epoch: int) -> "Features":
+        """Returns features in which the sequences at `indices` are those of one epoch."""
+        if self.appended is None:
+            return self
+        input_ids, token_type_ids = list(self.input_ids), list(self.token_type_ids)
+        for index in indices:
+            input_ids[index], token_type_ids[index] = self.appended(
+                input_ids[index], token_type_ids[index], index, seed, epoch
+            )
+        return dataclasses.replace(
+            self, input_ids=input_ids, token_type_ids=token_type_ids, appended=None
+        )
 
 
 def build_inputs_with_special_tokens(

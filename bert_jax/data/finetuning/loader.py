@@ -132,7 +132,7 @@ class FineTuningLoader:
         length, indices = self._plan_epoch(epoch)[batch_index]
         self._position += self._batch_size
         return collate(
-            self._features,
+            self._features.of_epoch(indices[self._process_rows].tolist(), self._seed, epoch),
             indices,
             self._batch_size,
             length,

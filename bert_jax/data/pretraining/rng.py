@@ -34,6 +34,7 @@ class Stream(IntEnum):
     SPAN_LENGTH = 11
     SENTENCE_ORDER = 12
     SAMPLING_SEED = 13
+    DEMONSTRATIONS = 14
 
 
 def splitmix64(x: int) -> int:

@@ -28,10 +28,11 @@ from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.parallel import sharding
+from bert_jax.predict.training_settings import save_demonstrations
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
-from bert_jax.tasks import head_for_data, make_features, training_features
+from bert_jax.tasks import head_for_data, make_features, text_examples, training_features
 from bert_jax.tasks.analysis import analyze, describe_task
 from bert_jax.text.compatibility import (
     Tokenization,
@@ -108,6 +109,8 @@ class FineTuningSource:
         if not (folder / TOKENIZER_FOLDER).exists():
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 self._tokenizer.save(partial_folder)
+        if self._data.prompt is not None and self._data.prompt.demonstrations is not None:
+            save_demonstrations(folder, text_examples(self._task, "train"))
 
     def describe_data(self) -> dict[str, str]:
         """Returns the name of the task with the number of examples of each split."""

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from bert_jax.errors import ConfigError, did_you_mean
+from bert_jax.errors import ConfigError, check_range, did_you_mean
 
 TextName = Literal["text", "text_pair"]
 _TEXT_NAMES: tuple[TextName, ...] = ("text", "text_pair")
@@ -89,8 +89,32 @@ class LabelWords:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Demonstrations:
+    """Configures demonstrations: training examples, one of each class, after the input (LM-BFF).
+
+    Each is in the template of the prompt, with the first label word of its class in place of the
+    mask. Training draws other ones in every epoch. Prediction averages the logits over several
+    draws (Gao et al. 2021, section 6).
+
+    Attributes:
+      num_samples: number of draws for each example in prediction.
+      max_text_tokens: maximum number of tokens of each text of a demonstration, LM-BFF's
+        `other_sent_limit`; None for no limit. The end of a sequence that is too long is cut.
+    """
+
+    num_samples: int = 16
+    max_text_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_range("prompt.demonstrations.num_samples", self.num_samples, at_least=1)
+        if self.max_text_tokens is not None:
+            name = "prompt.demonstrations.max_text_tokens"
+            check_range(name, self.max_text_tokens, at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """Configures a prompt: the template, and the label words of each class.
+    """Configures a prompt: the template, the label words of each class, and demonstrations.
 
     Raises:
       ConfigError: the template does not have exactly one mask or has an unknown field, or a label
@@ -100,6 +124,7 @@ class Prompt:
     template: str
     label_words: tuple[LabelWords, ...]
     tokens_of_words: SingleTokenWords | AveragedTokens = SingleTokenWords()
+    demonstrations: Demonstrations | None = None
 
     def __post_init__(self) -> None:
         parse_template(self.template)

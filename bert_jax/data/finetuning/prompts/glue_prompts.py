@@ -6,10 +6,13 @@ LM-BFF always removes the last character of the first text of an entailment task
 removed only if it is punctuation.
 """
 
+import dataclasses
 from pathlib import Path
 
+from bert_jax.config_lib import from_json
 from bert_jax.data.finetuning.prompts.config import (
     AveragedTokens,
+    Demonstrations,
     LabelWords,
     Prompt,
     SingleTokenWords,
@@ -51,17 +54,29 @@ def load_prompt(task: str, name_or_file: str) -> Prompt:
     return glue_prompt(task.removeprefix("glue/"), name_or_file)
 
 
+def with_demonstrations(prompt: Prompt, num_samples: int | None) -> Prompt:
+    """Returns the prompt with demonstrations, of which prediction has `num_samples` draws.
+
+    None leaves the prompt as it is. A limit of the texts that the prompt has is kept.
+    """
+    if num_samples is None:
+        return prompt
+    config = dataclasses.replace(prompt.demonstrations or Demonstrations(), num_samples=num_samples)
+    return dataclasses.replace(prompt, demonstrations=config)
+
+
 def read_prompt(path: Path) -> Prompt:
     """Reads a prompt from a JSON file: {"template": "...", "label_words": {label: [word, ...]}}.
 
-    With "average_tokens": true, label words may be several tokens.
+    With "average_tokens": true, label words may be several tokens. "demonstrations" is an object
+    with the fields of `Demonstrations`.
 
     Raises:
       UserError: the file cannot be read, or a key is missing, unknown or has another type.
       ConfigError: the prompt is invalid; see `Prompt`.
     """
     data = read_json(path)
-    keys = ("template", "label_words", "average_tokens")
+    keys = ("template", "label_words", "average_tokens", "demonstrations")
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected a JSON object with the keys template and label_words")
     for key in data:
@@ -83,10 +98,14 @@ def read_prompt(path: Path) -> Prompt:
             f'{path}: expected "template", a string, and "label_words", an object with a list of '
             'words for each label; "average_tokens" is true or false'
         )
+    demonstrations = data.get("demonstrations")
     return Prompt(
         template=template,
         label_words=tuple(LabelWords(label=k, words=tuple(v)) for k, v in words.items()),
         tokens_of_words=AveragedTokens() if average else SingleTokenWords(),
+        demonstrations=None
+        if demonstrations is None
+        else from_json(Demonstrations, demonstrations, f"{path}: demonstrations"),
     )
 
 

@@ -1,0 +1,200 @@
+"""Draws demonstrations for prompts: training examples, one of each class, after the input.
+
+The layout is that of LM-BFF (Gao et al. 2021, section 6; `src/dataset.py` of its release):
+
+    [CLS] input with the mask [SEP] example of the first class [SEP] example of the second ... [SEP]
+
+Each demonstration is in the template of the prompt, with a label word in place of the mask. Its
+texts are limited to `max_text_tokens`, and the end of a sequence that is too long is cut. Unlike
+LM-BFF, which adds token types to BERT, all demonstrations have the token type of a second text.
+
+A draw is a function of (seed, epoch, index of the sequence) in training. In prediction it depends
+on the texts of the example and not on the other examples of the call.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.features import Features
+from bert_jax.data.finetuning.prompts.config import Demonstrations, Prompt, parse_template
+from bert_jax.data.pretraining.rng import ExampleRng, Stream, epoch_key, example_keys
+from bert_jax.errors import UserError
+from bert_jax.tasks.prompt_features import check_texts, encode_template, find_label_tokens
+from bert_jax.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Demonstration:
+    """Holds the token ids of a demonstration, with its separators, and its texts."""
+
+    token_ids: np.ndarray
+    texts: tuple[str, str | None]
+
+
+class DemonstrationPool:
+    """Holds the demonstrations of each class, tokenized, and draws one of each.
+
+    Attributes:
+      longest: number of tokens of the longest draw.
+      max_length: maximum number of tokens of a sequence with its demonstrations.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[TextExample],
+        labels: tuple[str, ...],
+        prompt: Prompt,
+        tokenizer: Tokenizer,
+        max_length: int,
+    ):
+        """Tokenizes labeled examples in the template of a prompt.
+
+        Args:
+          examples: the examples to draw from, usually the training split.
+          labels: the class names of the task, which give the order of the demonstrations.
+
+        Raises:
+          UserError: a class has no example, or an example has not the texts of the template.
+          ConfigError: the prompt has other labels.
+        """
+        self.max_length = max_length
+        self._token_type = tokenizer.template.second_token_type
+        label_tokens = find_label_tokens(prompt, labels, tokenizer).token_ids
+        self._classes = [
+            _encode_class(
+                [example for example in examples if example.label == label],
+                (label, label_tokens[class_id][0]),
+                prompt,
+                tokenizer,
+            )
+            for class_id, label in enumerate(labels)
+        ]
+        self.longest = sum(max(len(each.token_ids) for each in c) for c in self._classes)
+
+    def append(
+        self,
+        input_ids: np.ndarray,
+        token_type_ids: np.ndarray,
+        example: TextExample,
+        rng: ExampleRng,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns input_ids and token_type_ids with a draw of demonstrations at their end.
+
+        An example with the same texts as `example` is not drawn, unless its class has no other.
+        """
+        texts = example.text, example.text_pair
+        drawn: list[np.ndarray] = []
+        for class_id, candidates in enumerate(self._classes):
+            others = [each for each in candidates if each.texts != texts] or candidates
+            chosen = others[rng.randint(len(others), Stream.DEMONSTRATIONS, class_id)]
+            drawn.append(chosen.token_ids)
+        ids = np.concatenate([input_ids, *drawn])[: self.max_length]
+        types = np.full(len(ids), self._token_type, np.int32)
+        types[: len(token_type_ids)] = token_type_ids
+        return ids, types
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingDemonstrations:
+    """Appends demonstrations to training sequences; implements `AppendedTokens`."""
+
+    pool: DemonstrationPool
+    examples: Sequence[TextExample]
+
+    @property
+    def longest(self) -> int:
+        """Returns the number of tokens of the longest draw."""
+        return self.pool.longest
+
+    @property
+    def max_length(self) -> int:
+        """Returns the maximum number of tokens of a sequence."""
+        return self.pool.max_length
+
+    def __call__(
+        self, input_ids: np.ndarray, token_type_ids: np.ndarray, index: int, seed: int, epoch: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Appends the draw for (seed, epoch, index)."""
+        rng = _rng(epoch_key(seed, epoch), index)
+        return self.pool.append(input_ids, token_type_ids, self.examples[index], rng)
+
+
+def add_demonstrations(
+    features: Features,
+    examples: Sequence[TextExample],
+    pool: DemonstrationPool,
+    config: Demonstrations,
+) -> Features:
+    """Returns features with `num_samples` sequences of each example, whose logits are averaged.
+
+    Args:
+      features: one sequence for each example, without demonstrations and targets.
+    """
+    repeated = np.repeat(np.arange(len(examples)), config.num_samples)
+    result = Features(
+        example_index=repeated,
+        num_truncated=features.num_truncated,
+        window_pooling="mean_logits",
+    )
+    for index, example in enumerate(examples):
+        text_key = _text_key(example)
+        for sample in range(config.num_samples):
+            ids, types = pool.append(
+                features.input_ids[index],
+                features.token_type_ids[index],
+                example,
+                _rng(text_key, sample),
+            )
+            result.input_ids.append(ids)
+            result.token_type_ids.append(types)
+    return result
+
+
+def _encode_class(
+    examples: Sequence[TextExample],
+    label: tuple[str, tuple[int, ...]],
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+) -> list[_Demonstration]:
+    """Tokenizes the examples of one class, given its name and the tokens of its first word."""
+    name, word_ids = label
+    if not examples:
+        raise UserError(
+            f"there is no example with the label {name!r} for the demonstrations of the prompt; "
+            "expected at least one training example of each class"
+        )
+    assert prompt.demonstrations is not None
+    limit = prompt.demonstrations.max_text_tokens
+    segments = parse_template(prompt.template)
+    check_texts(examples, segments, prompt.template)
+    encoded = encode_template(segments, examples, tokenizer, np.array(word_ids, np.int32))
+    demonstrations: list[_Demonstration] = []
+    for index, example in enumerate(examples):
+        rows = [
+            np.concatenate(
+                [
+                    part.token_ids[index][:limit] if part.is_text else part.token_ids[0]
+                    for part in segment
+                ]
+            )
+            for segment in encoded
+        ]
+        ids = tokenizer.build_inputs_with_special_tokens(*rows)
+        # Without [CLS]: the separator before it ends the input or the demonstration before.
+        texts = example.text, example.text_pair
+        demonstrations.append(_Demonstration(token_ids=ids[1:], texts=texts))
+    return demonstrations
+
+
+def _rng(key: int, index: int) -> ExampleRng:
+    return ExampleRng(int(example_keys(np.array([key], np.uint64), np.array([index]))[0]))
+
+
+def _text_key(example: TextExample) -> int:
+    """Returns 64 bits of a hash of the texts, the same in every process."""
+    text = repr((example.text, example.text_pair)).encode("utf-8", "backslashreplace")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
