@@ -97,19 +97,14 @@ class FineTuningSource:
         tokenization = Tokenization.of(self._tokenizer, tokenizer_path)
         remedy = "set data.tokenizer to {tokenizer}"
         check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
-        model = self._objective_config.model
-        check_embedding_rows(
-            tokenization.vocab_size,
-            model.vocab_size,
-            tokenizer_path,
-            "use the tokenizer of the model",
-        )
+        model, advice = self._objective_config.model, "use the tokenizer of the model"
+        check_embedding_rows(tokenization.vocab_size, model.vocab_size, tokenizer_path, advice)
         check_input_template(self._tokenizer, model.type_vocab_size, tokenizer_path)
         check_pad_token_id(self._tokenizer, model.required_pad_token_id, tokenizer_path)
         if not (folder / TOKENIZER_FOLDER).exists():
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 self._tokenizer.save(partial_folder)
-        if self._data.prompt is not None and self._data.prompt.demonstrations is not None:
+        if self._data.prompt and self._data.prompt.demonstrations:
             save_demonstrations(folder, text_examples(self._task, "train"))
 
     def describe_data(self) -> dict[str, str]:
