@@ -103,6 +103,7 @@ def model_flops(
         num_choices=sizes.get("A", 1),
         features=experiment.train.tuning.features,
         lowest_trainable_layer=lowest_trainable_layer,
+        method=experiment.train.tuning.method,
     )
 
 

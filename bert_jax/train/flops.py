@@ -14,7 +14,7 @@ from bert_jax.objectives.config import (
 )
 from bert_jax.objectives.distillation.config import AllTokens
 from bert_jax.train.config import Phase
-from bert_jax.tuning.config import CachedFeatures, ComputedFeatures
+from bert_jax.tuning.config import CachedFeatures, ComputedFeatures, FullTuning, TuningMethod
 from bert_jax.tuning.freezing import num_layers_with_gradients
 
 
@@ -26,6 +26,7 @@ def step_flops(
     num_choices: int = 1,
     features: ComputedFeatures | CachedFeatures = ComputedFeatures(),  # noqa: B008 (frozen)
     lowest_trainable_layer: int = 0,
+    method: TuningMethod = FullTuning(),  # noqa: B008 (frozen)
 ) -> float:
     """Computes the model FLOPs of one update.
 
@@ -41,14 +42,15 @@ def step_flops(
       features: whether a step runs the encoder.
       lowest_trainable_layer: depth of the lowest trainable parameter (`tuning.freezing`). There is
         no backward pass through the layers below it.
+      method: without `FullTuning` the encoder's kernels have no gradients, which halves their
+        products in the backward pass. The products of an adapter, a few percent, are not counted.
     """
     if isinstance(features, CachedFeatures):
         return 0.0
     model, batch_size = objective.model, phase.batch_size
     seq_length = seq_length or phase.seq_length
-    forward_backward_factor = (
-        1 + 2 * num_layers_with_gradients(model, lowest_trainable_layer) / model.num_applied_layers
-    )
+    num_layers = num_layers_with_gradients(model, lowest_trainable_layer)
+    forward_backward_factor = 1 + 2 * num_layers / model.num_applied_layers
     encoder_forward_flops = batch_size * num_choices * seq_length * model.encoder_flops(seq_length)
     num_predictions = batch_size * phase.max_predictions_per_seq
     head_forward_flops = 0.0
@@ -72,6 +74,9 @@ def step_flops(
         case FineTuning() | MultiTask():
             pass
     flops = forward_backward_factor * encoder_forward_flops + 3.0 * head_forward_flops
+    if not isinstance(method, FullTuning):
+        tokens = batch_size * num_choices * seq_length
+        flops -= tokens * 2 * num_layers * model.kernel_params_per_layer
     return flops + _distillation_flops(objective, phase, seq_length, batch_size * num_choices)
 
 

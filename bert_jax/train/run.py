@@ -248,4 +248,5 @@ def _make_step_flops(setup: TrainSetup, phase: Phase, num_choices: int) -> Calla
         num_choices=num_choices,
         features=tuning.features,
         lowest_trainable_layer=lowest_trainable_depth(params, tuning),
+        method=tuning.method,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from jax.extend import core
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from bert_jax.errors import UserError
 from bert_jax.models.layers.config import ComputeConfig
@@ -71,7 +72,8 @@ def counted_flops(
     tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
 ) -> float:
     """Counts the FLOPs of all matrix products in a forward and backward pass without remat."""
-    objective = make_objective(dataclasses.replace(config, compute=ComputeConfig()))
+    plain = dataclasses.replace(config, compute=ComputeConfig())
+    objective = make_objective(plain, adapter=tuning.adapter)
     batch = {
         name: jax.ShapeDtypeStruct(shape, dtype)
         for name, (shape, dtype) in inputs.batch_spec().items()
@@ -87,7 +89,10 @@ def counted_flops(
 
     params = objective.abstract()
     arguments = (mask_frozen(tuning, params), params, batch)
-    return _jaxpr_flops(jax.make_jaxpr(jax.grad(loss))(*arguments).jaxpr)
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(*arguments).jaxpr
+    # The backward pass of `dense` has the gradients of frozen kernels, too; XLA removes them.
+    used, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return _jaxpr_flops(used)
 
 
 def _jaxpr_flops(jaxpr: core.Jaxpr) -> float:
