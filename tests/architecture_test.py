@@ -90,6 +90,8 @@ MAY_USE = {
     # Reading `pytorch_model.bin`, with weights_only; torch is not a dependency.
     "torch": {"interop/torch_file.py"},
     "transformers": set(),
+    "onnx": {"export"},
+    "onnxruntime": {"export", "serve"},
     "pickle": set(),
 }
 # What may call `print`; everything else logs (bert_jax/log_handler.py).
@@ -119,7 +121,19 @@ RUNS_USER_FILES = {"recipes.py", "data/seqio/text_tasks.py"}
 
 MAX_FILE_LINES = 300
 # Libraries that `--help`, reading a config and reading a recipe must not import.
-HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "tensorflow", "seqio", "torch", "grain")
+HEAVY = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax",
+    "tensorflow",
+    "seqio",
+    "torch",
+    "grain",
+    "onnx",
+    "onnxruntime",
+)
 
 
 def name_of(file: Path) -> str:

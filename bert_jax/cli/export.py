@@ -23,11 +23,15 @@ bert-jax export runs/all --task rte --output rte
 
 --adapter writes only what a run of bert-jax finetune --method trained, in the format of the peft
 library. Without it, the adapter is merged into the model.
+
+--onnx writes onnx/model.onnx into the folder as well, which onnxruntime runs without Python, and
+--onnx int8 also onnx/model_quantized.onnx, which is smaller and faster on CPUs. Both are compared
+with the model on 64 texts: bert-jax export runs/reviews --onnx int8 --output reviews
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds RUN, --task, --generator, --adapter, --base and --output."""
+    """Adds RUN, --task, --generator, --adapter, --base, --onnx and --output."""
     parser.add_argument("run_folder", metavar="RUN", help="run folder or one of its checkpoints")
     parser.add_argument("--task", metavar="NAME", help="task to export, for a run with several")
     parser.add_argument(
@@ -41,6 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="export the adapter and the head alone, in the format of the peft library",
     )
     add_base_argument(parser)
+    parser.add_argument(
+        "--onnx",
+        nargs="?",
+        const="fp32",
+        choices=("fp32", "int8"),
+        help="also write the model as ONNX in float32 (fp32, the default), or in float32 and with "
+        "int8 weights (int8); needs the extra [onnx]",
+    )
     parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder to write")
     parser.epilog = _EPILOG
 
@@ -49,15 +61,19 @@ def run(args: argparse.Namespace) -> int:
     """Exports the model and prints how far the model read back from the folder differs."""
     from bert_jax.export.adapter import export_adapter
     from bert_jax.export.export import check_new_folder, export
+    from bert_jax.export.onnx.write import check_onnx_installed
     from bert_jax.pretrained.initial import load_generator
     from bert_jax.pretrained.load import load_model
 
     # Before the model is loaded, which takes seconds.
     check_new_folder(Path(args.output))
+    if args.onnx:
+        check_onnx_installed()
     if args.adapter:
-        if args.generator or args.task:
+        if args.generator or args.task or args.onnx:
             raise ConfigError(
-                "--adapter exports what a run of one task trained; remove --task and --generator"
+                "--adapter exports what a run of one task trained; remove --task, --generator and "
+                "--onnx"
             )
         difference = export_adapter(Path(args.run_folder), Path(args.output), args.base)
         logger.info(
@@ -72,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         model = load_generator(args.run_folder)
     else:
         model = load_model(args.run_folder, args.task, args.base)
-    difference = export(model, Path(args.output))
+    difference = export(model, Path(args.output), args.onnx)
     step = f"step {model.run.step} of " if model.run else ""
     logger.info(
         "exported %s%s to %s; read back, its hidden states differ by at most %.1e",

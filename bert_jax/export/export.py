@@ -17,6 +17,8 @@ from safetensors import SafetensorError
 from bert_jax.atomic_io import atomic_path, check_writable
 from bert_jax.errors import UserError
 from bert_jax.export.model_card import model_card
+from bert_jax.export.onnx.write import OnnxPrecision, write_onnx
+from bert_jax.export.outputs import shipped_network
 from bert_jax.interop import huggingface
 from bert_jax.json_io import format_json, read_json_object
 from bert_jax.models.encoder import EncoderConfig
@@ -27,6 +29,7 @@ from bert_jax.models.layers.config import NoPositions, NormalInit
 from bert_jax.models.model import run_forward
 from bert_jax.models.parameters import parts_in
 from bert_jax.params import paths
+from bert_jax.predict.batching import require_tokenizer
 from bert_jax.pretrained.load import (
     LoadedModel,
     load_model,
@@ -48,10 +51,13 @@ _SAMPLE_TEXT = (
 )
 
 
-def export(model: LoadedModel, output: Path) -> float:
+def export(model: LoadedModel, output: Path, onnx: OnnxPrecision | None = None) -> float:
     """Writes `model` to the folder `output`, with tokenizer files and a model card.
 
     Heads for which the model's class in Hugging Face has no tensors are left out, with a warning.
+
+    Args:
+      onnx: the precision of the ONNX files that are written as well; None for no such files.
 
     Returns:
       The largest difference of a hidden state or task logit between the model and the folder that
@@ -59,8 +65,8 @@ def export(model: LoadedModel, output: Path) -> float:
 
     Raises:
       UserError: `output` is not empty, cannot be written, or is not the same model when read back
-        (nothing is left at `output` then); no task of a multi-task run was chosen; or the head is
-        hierarchical.
+        (nothing is left at `output` then); no task of a multi-task run was chosen; the head is
+        hierarchical; or the family cannot be written as ONNX.
     """
     require_single_task(model)
     if model.head is not None and window_encoder_of(model.head) is not None:
@@ -82,13 +88,25 @@ def export(model: LoadedModel, output: Path) -> float:
             partial_folder.mkdir(parents=True)
             _write_folder(model, partial_folder)
             difference = _verify_export(model, partial_folder)
+            onnx_lines: list[str] = []
+            if onnx is not None:
+                onnx_lines = _write_onnx(model, partial_folder, onnx)
             (partial_folder / "README.md").write_text(
-                model_card(model, output.name, difference), "utf-8"
+                model_card(model, output.name, difference, onnx_lines=onnx_lines), "utf-8"
             )
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{output} cannot be written: {reason}; nothing was left there") from None
     return difference
+
+
+def _write_onnx(model: LoadedModel, folder: Path, precision: OnnxPrecision) -> list[str]:
+    """Writes ONNX files and logs how they agree with the model; returns lines of the model card."""
+    network = shipped_network(model, sentence=None)
+    lines = write_onnx(network, require_tokenizer(model), folder, precision).lines()
+    for line in lines:
+        logger.info("%s", line.replace("`", ""))
+    return lines
 
 
 def _without_unknown_heads(model: LoadedModel) -> LoadedModel:

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,11 @@ class AdapterFacts:
 
 
 def model_card(
-    model: LoadedModel, name: str, difference: float, adapter: AdapterFacts | None = None
+    model: LoadedModel,
+    name: str,
+    difference: float,
+    adapter: AdapterFacts | None = None,
+    onnx_lines: Sequence[str] = (),
 ) -> str:
     """Returns the card of an export as Markdown, with the front matter that model hubs read.
 
@@ -85,6 +89,7 @@ def model_card(
       difference: the largest difference between the outputs of the model and of its export; for
         an adapter, between their parameters.
       adapter: facts of an adapter folder; None for the export of a whole model.
+      onnx_lines: facts of the ONNX files in the folder, if there are any.
     """
     sections = ["\n".join(_front_matter(model, adapter)), f"# {name}", _summary(model, adapter)]
     if model.head is not None:
@@ -98,6 +103,8 @@ def model_card(
             name=name, result=task.result, example=task.example_arguments
         )
         sections.append(usage)
+    if onnx_lines:
+        sections += ["## ONNX", "\n\n".join(onnx_lines)]
     if model.run is not None:
         sections += _run_sections(model.run)
     sections += [

@@ -1,0 +1,197 @@
+"""Names the inputs and outputs of a model that is shipped without this package, and computes them.
+
+ONNX files and bundles have these names, which are those of Hugging Face's classes and of optimum:
+
+    input_ids, attention_mask, token_type_ids      [B, L], or [B, A, L] for multiple choice
+    last_hidden_state  [B, L, D]                   an encoder
+    sentence_embedding [B, E], last_hidden_state   a sentence encoder
+    logits             [B, L, V]                   an encoder with a masked-LM head
+    logits             [B, C] or [B, L, C]         a classifier of texts or tokens
+    logits             [B, A]                      multiple choice
+    start_logits, end_logits  [B, L]               question answering
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.errors import UserError
+from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.heads.config import (
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    TaskHead,
+    TokenClassificationHead,
+    label_tokens_of,
+    masked_lm_parts,
+    num_outputs,
+    task_parts,
+    window_encoder_of,
+)
+from bert_jax.models.model import build_network
+from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
+from bert_jax.models.sentence_encoder.network import build_sentence_encoder
+from bert_jax.pretrained.load import LoadedModel, require_no_adapter, require_single_task
+
+Arrays = dict[str, np.ndarray]
+Dims = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenStates:
+    """Selects the last hidden state as the output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLMLogits:
+    """Selects the logits of the masked-LM head as the output."""
+
+
+Output = HiddenStates | MaskedLMLogits | TaskHead | SentenceEncoderConfig
+"""What a shipped model computes: the output of a task head, vectors of texts, or one of the two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShippedNetwork:
+    """Holds a network with one kind of output.
+
+    Attributes:
+      params: nested dict of the parameters that the outputs depend on, float32.
+      path: the path from which the model was loaded, for messages.
+    """
+
+    config: EncoderConfig
+    output: Output
+    params: dict[str, Any]
+    path: str
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Returns the fields that the network reads; token types only if there is more than one."""
+        names = ("input_ids", "attention_mask")
+        return (*names, "token_type_ids") if self.config.type_vocab_size > 1 else names
+
+    @property
+    def input_dims(self) -> Dims:
+        """Returns the dims of every field; each is a string, because it depends on the batch."""
+        if isinstance(self.output, MultipleChoiceHead):
+            return ("batch", "choices", "sequence")
+        return ("batch", "sequence")
+
+    @property
+    def output_dims(self) -> dict[str, Dims]:
+        """Returns the dims of each output by its name."""
+        states: Dims = ("batch", "sequence", self.config.hidden_size)
+        match self.output:
+            case HiddenStates():
+                return {"last_hidden_state": states}
+            case MaskedLMLogits():
+                return {"logits": ("batch", "sequence", self.config.vocab_size)}
+            case SentenceEncoderConfig() as sentence:
+                size = sentence.embedding_size(self.config.hidden_size)
+                width = size if sentence.truncate_dim is None else sentence.truncate_dim
+                return {"last_hidden_state": states, "sentence_embedding": ("batch", width)}
+            case QuestionAnsweringHead():
+                return dict.fromkeys(("start_logits", "end_logits"), ("batch", "sequence"))
+            case MultipleChoiceHead():
+                return {"logits": ("batch", "choices")}
+            case TokenClassificationHead() as head:
+                return {"logits": ("batch", "sequence", num_outputs(head))}
+            case head:
+                return {"logits": ("batch", num_outputs(head))}
+
+    def compute(self) -> Callable[[Any, Mapping[str, jax.Array]], dict[str, jax.Array]]:
+        """Returns the network as a pure function of its parameters and a batch."""
+        config, output = self.config, self.output
+        return lambda params, batch: _compute(params, batch, config=config, output=output)
+
+    def reference_outputs(self, batch: Mapping[str, np.ndarray]) -> Arrays:
+        """Computes the outputs of a batch in float32, to compare a shipped model with them."""
+        # Accelerators multiply float32 matrices in lower precision by default.
+        with jax.default_matmul_precision("highest"):
+            return jax.device_get(jax.jit(self.compute())(self.params, dict(batch)))
+
+
+def shipped_network(model: LoadedModel, sentence: SentenceEncoderConfig | None) -> ShippedNetwork:
+    """Selects the output of a model: of its task head, a sentence encoder, masked LM, or states.
+
+    Args:
+      sentence: pooling and what follows it, if the model is a sentence encoder.
+
+    Raises:
+      UserError: the outputs depend on more than a batch: a prompt, windows or an adapter.
+    """
+    require_single_task(model)
+    require_no_adapter(model, "be exported to ONNX or as a bundle")
+    config, head = model.config, model.head
+    output: Output
+    if head is not None:
+        _require_plain_head(model, head)
+        output, parts = head, ("encoder", *task_parts(head, config))
+    elif sentence is not None:
+        if sentence.prompts and not sentence.include_prompt:
+            raise UserError(
+                f"{model.path} leaves the tokens of a prompt out of its vectors, whose number is "
+                "not in a batch, so it cannot be exported to ONNX or as a bundle; set "
+                '"include_prompt": true in 1_Pooling/config.json if it is used without prompts'
+            )
+        output, parts = sentence, ("encoder", SENTENCE_HEAD)
+    elif "masked_lm" in model.params:
+        output, parts = MaskedLMLogits(), ("encoder", *masked_lm_parts(config))
+    else:
+        output, parts = HiddenStates(), ("encoder",)
+    # A sentence encoder without dense layers has no parameters in its head.
+    params = {part: model.params[part] for part in parts if part in model.params}
+    return ShippedNetwork(config=config, output=output, params=params, path=model.path)
+
+
+def _require_plain_head(model: LoadedModel, head: TaskHead) -> None:
+    for name, part in (
+        ("with a hierarchical head", window_encoder_of(head)),
+        ("with a prompt", label_tokens_of(head)),
+    ):
+        if part is not None:
+            raise UserError(
+                f"{model.path} was fine-tuned {name}, so it cannot be exported; use the run folder "
+                f"itself, as in bert-jax predict {model.path}"
+            )
+
+
+def _compute(
+    params: Mapping[str, Any],
+    batch: Mapping[str, jax.Array],
+    *,
+    config: EncoderConfig,
+    output: Output,
+) -> dict[str, jax.Array]:
+    choices = batch["input_ids"].shape[1]
+    if isinstance(output, MultipleChoiceHead):
+        batch = {name: ids.reshape(-1, ids.shape[-1]) for name, ids in batch.items()}
+    fields = {"token_type_ids": jnp.zeros_like(batch["input_ids"]), **batch}
+    if isinstance(output, SentenceEncoderConfig):
+        encoder = build_sentence_encoder(config, output).merge({SENTENCE_HEAD: {}, **params})
+        hidden = encoder.encode(fields).last_hidden_state
+        vectors = encoder.sentence_head(hidden, fields["attention_mask"])
+        return {
+            "last_hidden_state": hidden,
+            "sentence_embedding": vectors[:, : output.truncate_dim],
+        }
+    is_masked_lm = isinstance(output, MaskedLMLogits)
+    head = None if isinstance(output, HiddenStates | MaskedLMLogits) else output
+    heads = ("masked_lm",) if is_masked_lm else ()
+    model = build_network(config, heads, head).merge(dict(params))
+    hidden = model.encode(fields).last_hidden_state
+    if is_masked_lm:
+        return {"logits": model.masked_lm_logits(hidden)}
+    if head is None:
+        return {"last_hidden_state": hidden}
+    logits = model.task_logits(hidden, fields["attention_mask"])
+    if isinstance(head, QuestionAnsweringHead):
+        return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}
+    return {
+        "logits": logits.reshape(-1, choices) if isinstance(head, MultipleChoiceHead) else logits
+    }
