@@ -32,7 +32,7 @@ LAYERS: tuple[set[str], ...] = (
     {"tasks"},
     {"predict", "report"},
     {"train", "export"},
-    {"studies", "plan", "simulate", "quickstart", "testing"},
+    {"studies", "plan", "simulate", "quickstart", "testing", "serve"},
     {"cli"},
     {"__main__"},
 )
@@ -64,6 +64,7 @@ JAX_PACKAGES = {
     "export",
     "report",
     "runs",
+    "serve",
 }
 TENSORFLOW_FILES = {
     "data/seqio/text_tasks.py",

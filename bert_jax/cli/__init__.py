@@ -35,6 +35,7 @@ from bert_jax.cli import (
     prepare,
     pretrain,
     quickstart,
+    serve,
     show_config,
     simulate,
     train_tokenizer,
@@ -69,6 +70,7 @@ VERBS: dict[str, Any] = {
     "predict": predict,
     "fill-mask": fill_mask,
     "embed": embed,
+    "serve": serve,
     "fisher": fisher,
     "forgetting": forgetting,
 }

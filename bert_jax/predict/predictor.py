@@ -6,10 +6,9 @@ predict("A fine film.")                             # one text: one prediction
 predict(["A fine film.", "Two hours of my life."])  # a list of texts: a list of predictions
 """
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast, overload
 
 import jax
 import numpy as np
@@ -18,30 +17,19 @@ from bert_jax.data.finetuning.config import WindowPooling
 from bert_jax.data.finetuning.example import Example, Task
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.loader import evaluation_batches, gather_outputs
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.heads.config import task_parts
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params.paths import ADAPTER
-from bert_jax.predict.batching import next_power_of_two, params_to_device, require_tokenizer
-from bert_jax.predict.checks import (
-    check_fits_model,
-    check_no_answer,
-    check_pairs,
-    check_sizes,
-    choose_truncation,
-    is_empty_text,
-    is_one_input,
-    pair_texts,
-)
-from bert_jax.predict.training_settings import require_head, trained_settings
+from bert_jax.predict.batching import next_power_of_two, params_to_device
+from bert_jax.predict.checks import check_fits_model, is_one_input, pair_texts
+from bert_jax.predict.task_processor import TaskProcessor, TruncationName
+from bert_jax.predict.training_settings import require_head
 from bert_jax.pretrained.load import LoadedModel
-from bert_jax.tasks import AnyTaskKind, compute_metrics, kind_of_head, make_features
+from bert_jax.tasks import compute_metrics
 from bert_jax.tasks.base import ModelInput
+from bert_jax.train.config import LARGEST_BATCH_SIZE
 
-TruncationName = Literal["head", "tail", "head+tail", "windows"]
-"""The names in `TRUNCATIONS` of `data/finetuning/config.py`, which describes them."""
-
-_SPLIT = "test"
 _InputT = TypeVar("_InputT", bound=ModelInput)
 
 
@@ -89,27 +77,20 @@ class Predictor:
           UserError: the model has no head or no tokenizer.
           ConfigError: a setting is out of range or does not fit the model.
         """
-        head, settings = require_head(model), trained_settings(model)
-        self._tokenizer = require_tokenizer(model)
-        self.kind: AnyTaskKind = kind_of_head(head)
-        self._labels: tuple[str, ...] = getattr(head, "labels", ())
+        self._processor = TaskProcessor(
+            model,
+            truncation=truncation,
+            window_pooling=window_pooling,
+            max_length=max_length,
+            window_overlap=window_overlap,
+            allow_no_answer=allow_no_answer,
+        )
+        head, settings = require_head(model), self._processor.settings
+        check_range("batch_size", batch_size, at_least=1, at_most=LARGEST_BATCH_SIZE)
+        self.kind, self.max_length = self._processor.kind, self._processor.max_length
         self.num_truncated = 0
-        self.max_length = settings.max_length if max_length is None else max_length
-        self._window_overlap = settings.window_overlap if window_overlap is None else window_overlap
-        check_sizes(self.max_length, model.config.max_length, batch_size, self._window_overlap)
-        if window_overlap is not None and window_overlap >= self.max_length:
-            raise ConfigError(
-                f"window_overlap is {window_overlap}; expected less than max_length "
-                f"{self.max_length}"
-            )
-        check_no_answer(self.kind, allow_no_answer)
-        self._truncation = choose_truncation(head, settings.truncation, truncation, window_pooling)
         shorter_lengths = [length for length in settings.bucket_lengths if length < self.max_length]
         self._bucket_lengths, self._batch_size = (*shorter_lengths, self.max_length), batch_size
-        self._allow_no_answer = (
-            settings.allow_no_answer if allow_no_answer is None else allow_no_answer
-        )
-        self._model_path, self._settings = model.path, settings
         part_names = ("encoder", *task_parts(head, model.config))
         self._params = {part: params_to_device(model, part) for part in part_names}
         self._params |= {ADAPTER: jax.device_put(model.adapter_params)} if model.adapter else {}
@@ -178,26 +159,14 @@ class Predictor:
     def _predict(
         self, inputs: Sequence[ModelInput], on_progress: Callable[[int], object] | None
     ) -> list[dict[str, Any]]:
-        kind = self.kind
-        examples = {
-            index: kind.example_from_input(model_input, str(index))
-            for index, model_input in enumerate(inputs)
-            if not is_empty_text(model_input)
-        }
-        results = [
-            {"text": model_input, **copy.deepcopy(dict(kind.empty_prediction))}
-            for model_input in inputs
-        ]
-        if on_progress is not None and len(examples) < len(inputs):
-            on_progress(len(inputs) - len(examples))
-        if not examples:
-            return results
-        nonempty = tuple(examples.values())
-        predictions = self._predict_examples(nonempty, on_progress)
-        records = kind.predictions_to_json(nonempty, predictions, self._labels)
-        for index, record in zip(examples, records, strict=True):
-            results[index] = kind.add_input(inputs[index], record)
-        return results
+        processor = self._processor
+        prepared = processor.prepare(inputs)
+        num_empty = len(inputs) - len(prepared.examples)
+        if on_progress is not None and num_empty:
+            on_progress(num_empty)
+        self.num_truncated += prepared.features.num_truncated
+        outputs = self._run_model(prepared.features, on_progress) if prepared.examples else {}
+        return processor.records(prepared, outputs)
 
     def evaluate(
         self, task: Task, split: str, on_progress: Callable[[int], object] | None = None
@@ -215,42 +184,14 @@ class Predictor:
         if split not in task.splits:
             splits = ", ".join(task.splits)
             raise ConfigError(f"{task.name} has no split {split!r}; expected one of: {splits}")
-        examples = task.splits[split]
-        check_fits_model(task, split, self.kind, self._labels, self._model_path)
-        predictions = self._predict_examples(tuple(examples), on_progress)
-        # The model's labels, whose order gives the class ids of its predictions.
-        own_task = dataclasses.replace(task, labels=self._labels)
-        return compute_metrics(own_task, examples, predictions)
-
-    def _predict_examples(
-        self, examples: tuple[Example, ...], on_progress: Callable[[int], object] | None
-    ) -> Any:
-        """Returns the result of `TaskKind.decode` for these examples."""
-        check_pairs(examples, self._settings.reads_pairs, self._model_path)
-        features, decode = self._make_features(examples), self.kind.decode
+        examples, processor = tuple(task.splits[split]), self._processor
+        check_fits_model(task, split, self.kind, processor.labels, processor.model_path)
+        features = processor.make_features(examples)
         self.num_truncated += features.num_truncated
-        outputs: Mapping[str, Sequence[np.ndarray]] = self._run_model(features, on_progress)
-        return decode(
-            examples, features, outputs, self._labels, allow_no_answer=self._allow_no_answer
-        )
-
-    def _make_features(self, examples: tuple[Example, ...]) -> Features:
-        task = Task(
-            name=self._model_path,
-            kind=self.kind.name,
-            labels=self._labels,
-            metrics=(),
-            splits={_SPLIT: examples, "train": self._settings.demonstrations},
-        )
-        return make_features(
-            task,
-            _SPLIT,
-            self._tokenizer,
-            self.max_length,
-            self._window_overlap,
-            self._truncation,
-            self._settings.prompt,
-        )
+        predictions = processor.decode(examples, features, self._run_model(features, on_progress))
+        # The model's labels, whose order gives the class ids of its predictions.
+        own_task = dataclasses.replace(task, labels=processor.labels)
+        return compute_metrics(own_task, examples, predictions)
 
     def _run_model(
         self, features: Features, on_progress: Callable[[int], object] | None
@@ -263,7 +204,7 @@ class Predictor:
                 features,
                 self._bucket_lengths,
                 batch_size=min(self._batch_size, next_power_of_two(len(features))),
-                pad_id=self._tokenizer.pad_id,
+                pad_id=self._processor.tokenizer.pad_id,
             ):
                 fields = {name: batch[name] for name in self._field_names}
                 yield indices, jax.device_get(self._predict_batch(self._params, fields))

@@ -80,6 +80,20 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
         allow_no_answer: bool = False,
     ) -> TagLists:
         """Returns the tag of each word, from the sequence that predicts it."""
+        logits_by_example = self.word_logits(examples, features, outputs, labels)
+        return [
+            ner_metrics.decode_tags(word_logits, np.arange(len(word_logits)), labels)
+            for word_logits in logits_by_example
+        ]
+
+    def word_logits(
+        self,
+        examples: Sequence[TaggedExample],
+        features: Features,
+        outputs: HeadOutputs,
+        labels: Sequence[str],
+    ) -> list[np.ndarray]:
+        """Returns the logits of the words of each example, float32 [words, C]."""
         logits = outputs["logits"]
         logits_by_example = [
             np.zeros((len(example.words), len(labels)), np.float32) for example in examples
@@ -90,10 +104,7 @@ class TokenClassification(TaskKind[TaggedExample, TagLists, TagLists]):
             logits_by_example[example_index][word_ids[positions]] = logits[sequence_index][
                 positions
             ]
-        return [
-            ner_metrics.decode_tags(word_logits, np.arange(len(word_logits)), labels)
-            for word_logits in logits_by_example
-        ]
+        return logits_by_example
 
     def compute_metrics(
         self, references: TagLists, predictions: TagLists, labels: Sequence[str]

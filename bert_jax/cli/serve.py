@@ -1,0 +1,79 @@
+"""Runs `bert-jax serve`: answers HTTP requests with one or more models."""
+
+import argparse
+import os
+from pathlib import Path
+
+from bert_jax.errors import ConfigError, MissingExtraError
+
+HELP = "serve models over HTTP: embeddings, labels, tags, answers, masks"
+
+KEY_VARIABLE = "BERT_JAX_API_KEY"
+
+_EPILOG = f"""\
+examples:
+  bert-jax serve exported
+  bert-jax serve embeddings=exported reviews=runs/reviews --port 8080
+  bert-jax serve base --adapter mrpc=runs/mrpc --adapter rte=runs/rte
+  curl localhost:8080/embed -H 'Content-Type: application/json' -d '{{"inputs": "A text."}}'
+
+The routes are those of text-embeddings-inference (/embed, /predict, /rerank, ...) and of OpenAI
+(/v1/embeddings); /docs lists them. Requests choose a model by "model": "NAME", and an adapter by
+"model": "NAME:ADAPTER". GET /health answers 200 when all programs are compiled.
+
+If the environment variable {KEY_VARIABLE} is set, requests need the header
+Authorization: Bearer KEY. SIGTERM answers the accepted requests and exits.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds MODEL, --host, --port, --api-key-file and the limits."""
+    parser.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help="run folder or Hugging Face folder, or NAME=FOLDER (default name: that of the folder)",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8080, help="port, 0 for any (default: 8080)")
+    parser.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help=f"file with the key that requests need (default: the variable {KEY_VARIABLE})",
+    )
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--max-length", type=int, metavar="TOKENS", help="tokens of a text")
+    limits.add_argument("--max-batch-tokens", type=int, metavar="N", help="tokens of a batch")
+    limits.add_argument("--max-queue-tokens", type=int, metavar="N", help="tokens that may wait")
+    limits.add_argument("--max-inputs", type=int, metavar="N", help="texts of a request")
+    parser.epilog = _EPILOG
+
+
+def run(args: argparse.Namespace) -> None:
+    """Loads the models and serves until a signal."""
+    try:
+        from bert_jax.serve.run import CACHE_FOLDER, bind, parse_models, run_server
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"bert-jax serve needs {error.name}", "serve") from None
+    from bert_jax.pretrained.load import load_model
+    from bert_jax.serve.config import ServerConfig
+    from bert_jax.serve.served_models import ServedModels, serve_model
+    from bert_jax.train.compilation_cache import persistent_compilation_cache
+
+    names = ("max_length", "max_batch_tokens", "max_queue_tokens", "max_inputs")
+    limits = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    config = ServerConfig(api_key=_read_key(args.api_key_file), **limits)
+    bound = bind(args.host, args.port)
+    with bound, persistent_compilation_cache(CACHE_FOLDER.expanduser()):
+        pairs = parse_models(args.models)
+        models = [serve_model(name, load_model(path), config) for name, path in pairs]
+        run_server(ServedModels(models), config, bound)
+
+
+def _read_key(file: str | None) -> str | None:
+    if file is None:
+        return os.environ.get(KEY_VARIABLE)
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {file}: {error}") from None

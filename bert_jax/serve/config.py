@@ -1,0 +1,48 @@
+"""Defines the limits of a server: batch and queue sizes, request sizes, timeouts."""
+
+from dataclasses import dataclass
+
+from bert_jax.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Holds the settings of a server.
+
+    Attributes:
+      max_batch_tokens: maximum number of tokens of a batch, padding included.
+      max_batch_rows: maximum number of sequences of a batch.
+      max_queue_tokens: maximum number of tokens that wait for the device; a request that exceeds
+        it gets status 429.
+      max_inputs: maximum number of texts in a request. Longer requests get status 422.
+      max_body_bytes: maximum number of bytes of a request. Longer requests get status 413.
+      max_length: maximum number of tokens of a sequence; None for that of each model.
+      read_seconds: how long a client may take to send a request, before it gets status 408.
+      shutdown_seconds: how long accepted requests may take after SIGTERM.
+      tokenizer_threads: number of threads that tokenize texts and decode outputs.
+      api_key: the bearer token that requests must have; None for none.
+    """
+
+    max_batch_tokens: int = 4096
+    max_batch_rows: int = 64
+    max_queue_tokens: int = 262_144
+    max_inputs: int = 2048
+    max_body_bytes: int = 2_000_000
+    max_length: int | None = None
+    read_seconds: float = 30.0
+    shutdown_seconds: float = 30.0
+    tokenizer_threads: int = 2
+    api_key: str | None = None
+
+    def __post_init__(self) -> None:
+        sizes = ("max_batch_tokens", "max_batch_rows", "max_queue_tokens", "max_inputs")
+        for name in (*sizes, "max_body_bytes", "tokenizer_threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if self.max_queue_tokens < self.max_batch_tokens:
+            raise ConfigError(
+                f"max_queue_tokens is {self.max_queue_tokens:,}; expected at least "
+                f"max_batch_tokens, {self.max_batch_tokens:,}"
+            )
+        if self.api_key is not None and not self.api_key.strip():
+            raise ConfigError("the API key is empty; expected the token that requests must send")

@@ -1,0 +1,139 @@
+"""Runs a server until SIGTERM or SIGINT: binds the port, compiles, serves, drains."""
+
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import uvicorn
+
+from bert_jax.errors import UserError
+from bert_jax.serve.app import create_app
+from bert_jax.serve.config import ServerConfig
+from bert_jax.serve.served_models import ServedModels
+from bert_jax.serve.server_state import ServerState
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+CACHE_FOLDER = Path("~/.cache/bert_jax")
+"""Holds the compilation cache of servers."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Returns a socket that is bound to a port; 0 is any free one.
+
+    Raises:
+      UserError: the port is in use, or the address is not one of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except (OSError, OverflowError) as error:
+        found.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"port {port} of {host} is in use by another program; stop it, or choose another "
+                "port with --port (0 for any free one)"
+            ) from None
+        raise UserError(
+            f"--host {host} --port {port}: {error}; expected an address of this machine, such as "
+            "127.0.0.1, and a port up to 65535"
+        ) from None
+    return found
+
+
+class Server(uvicorn.Server):
+    """Runs the application; a signal stops it, after which the process exits with 0."""
+
+    def __init__(self, state: ServerState, config: ServerConfig):
+        """Makes the application of `state`."""
+        super().__init__(
+            uvicorn.Config(
+                create_app(state),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=max(1, round(config.shutdown_seconds)),
+            )
+        )
+        self._state = state
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Stops the server on a signal.
+
+        uvicorn's method raises the signal again after the shutdown, so that the process would not
+        exit with 0.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {number: signal.signal(number, self._stop) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: object) -> None:
+        # A second signal ends the server without waiting for requests.
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answers the accepted requests, and refuses others."""
+        logger.info("stopping: answering the requests that were accepted")
+        self._state.is_stopping = True
+        await super().shutdown(sockets)
+
+
+def run_server(models: ServedModels, config: ServerConfig, bound: socket.socket) -> None:
+    """Serves until a signal.
+
+    Raises:
+      UserError: the programs could not be compiled.
+    """
+    state = ServerState(models, config)
+    server = Server(state, config)
+    host, port = bound.getsockname()[:2]
+    logger.info("listening on http://%s:%d; compiling", host, port)
+    state.start()
+    announce = threading.Thread(target=_announce, args=(state, server, host, port), daemon=True)
+    announce.start()
+    try:
+        server.run(sockets=[bound])
+    finally:
+        state.stop()
+    if (failure := state.batcher.failure) is not None:
+        raise failure
+
+
+def _announce(state: ServerState, server: Server, host: str, port: int) -> None:
+    """Logs that the server is ready; stops it if its programs cannot be compiled."""
+    while not state.batcher.ready.wait(0.2):
+        if state.batcher.failure is not None:
+            server.should_exit = True
+            return
+        if server.should_exit:
+            return
+    names = ", ".join(model.name for model in state.models)
+    logger.info("ready: http://%s:%d serves %s", host, port, names)
+
+
+def parse_models(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns (name, path) for each MODEL or NAME=MODEL; the default name is that of the folder."""
+    pairs: list[tuple[str, str]] = []
+    for argument in arguments:
+        name, separator, path = argument.partition("=")
+        if not separator or "/" in name:
+            name, path = Path(argument).resolve().name, argument
+        pairs.append((name, path))
+    return pairs

@@ -1,0 +1,204 @@
+"""Loads the models of a server, and finds the one that a request names."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bert_jax.errors import ConfigError, did_you_mean
+from bert_jax.models.heads.config import (
+    QuestionAnsweringHead,
+    TaskHead,
+    TokenClassificationHead,
+)
+from bert_jax.pretrained.load import LoadedModel, require_single_task
+from bert_jax.serve.config import ServerConfig
+from bert_jax.serve.engine import Engine
+from bert_jax.serve.request_error import RequestError
+from bert_jax.serve.services.embedding import EmbeddingService
+from bert_jax.serve.services.fill_mask import FillMaskService
+from bert_jax.serve.services.task import TaskService, make_task_engine
+from bert_jax.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+Ability = Literal["embed", "predict", "rerank", "tag", "answer", "fill_mask"]
+"""What a model can be asked for."""
+ROUTES: dict[Ability, tuple[str, ...]] = {
+    "embed": ("/embed", "/embed_all", "/similarity", "/v1/embeddings"),
+    "predict": ("/predict",),
+    "rerank": ("/rerank",),
+    "tag": ("/tag",),
+    "answer": ("/answer",),
+    "fill_mask": ("/fill_mask",),
+}
+"""Ability -> the routes that need it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """Holds a model, or an adapter of a model, with its services.
+
+    Attributes:
+      name: what requests call it: "name" or "name:adapter".
+      path: the folder from which it was loaded.
+      model: the loaded model; its parameters are on the device, too.
+      description: what it is, for messages, such as "a model for classification".
+    """
+
+    name: str
+    path: str
+    model: LoadedModel
+    description: str
+    embedding: EmbeddingService | None = None
+    task: TaskService | None = None
+    fill_mask: FillMaskService | None = None
+    adapters: tuple[str, ...] = field(default=())
+
+    @property
+    def abilities(self) -> tuple[Ability, ...]:
+        """Returns what the model can be asked for."""
+        found: list[Ability] = []
+        if self.embedding is not None:
+            found.append("embed")
+        if self.fill_mask is not None:
+            found.append("fill_mask")
+        if self.task is not None:
+            found += _abilities_of(self.task.head, self.task.has_one_output)
+        return tuple(found)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer; every served model has one."""
+        assert self.model.tokenizer is not None  # checked by the services
+        return self.model.tokenizer
+
+    @property
+    def max_length(self) -> int:
+        """Returns the maximum number of tokens of a sequence."""
+        services = (self.embedding, self.task, self.fill_mask)
+        return next(service.max_length for service in services if service is not None)
+
+    @property
+    def model_type(self) -> dict[str, Any]:
+        """Returns what TEI's /info calls `model_type`; tags, answers and masks are not in TEI."""
+        if self.embedding is not None:
+            return {"embedding": {"pooling": self.embedding.pooling}}
+        if self.task is None:
+            return {"fill_mask": {}}
+        labels = {
+            "id2label": {str(i): label for i, label in enumerate(self.task.labels)},
+            "label2id": {label: i for i, label in enumerate(self.task.labels)},
+        }
+        if isinstance(self.task.head, TokenClassificationHead):
+            return {"token_classification": labels}
+        if isinstance(self.task.head, QuestionAnsweringHead):
+            return {"question_answering": {}}
+        return {"reranker" if self.task.has_one_output else "classifier": labels}
+
+    @property
+    def engines(self) -> list[Engine]:
+        """Returns the engines of all services."""
+        services = (self.embedding, self.task, self.fill_mask)
+        return [service.engine for service in services if service is not None]
+
+
+def _abilities_of(head: TaskHead, has_one_output: bool) -> list[Ability]:
+    match head:
+        case TokenClassificationHead():
+            return ["tag"]
+        case QuestionAnsweringHead():
+            return ["answer"]
+        case _:
+            return ["predict", "rerank"] if has_one_output else ["predict"]
+
+
+def serve_model(name: str, model: LoadedModel, config: ServerConfig) -> ServedModel:
+    """Makes the services that a model has the parameters for.
+
+    Raises:
+      UserError: the model has no tokenizer, or a head that the server does not support.
+    """
+    require_single_task(model)
+    if model.head is not None:
+        task = TaskService(model, make_task_engine(name, model, config))
+        description = f"a model for {task.kind.name}"
+        return ServedModel(
+            name=name, path=model.path, model=model, description=description, task=task
+        )
+    embedding = EmbeddingService(name, model, config)
+    fill_mask = None if "masked_lm" in model.missing else FillMaskService(name, model, config)
+    return ServedModel(
+        name=name,
+        path=model.path,
+        model=model,
+        description="a pretrained encoder without the head of a task",
+        embedding=embedding,
+        fill_mask=fill_mask,
+    )
+
+
+class ServedModels:
+    """Finds models by name."""
+
+    def __init__(self, models: Sequence[ServedModel]):
+        """Raises a ConfigError if two models have the same name."""
+        self.by_name: dict[str, ServedModel] = {}
+        for model in models:
+            if model.name in self.by_name:
+                raise ConfigError(
+                    f"two models are called {model.name!r}; name them apart, as in "
+                    f"{model.name}-2={model.path}"
+                )
+            self.by_name[model.name] = model
+
+    def __iter__(self):
+        return iter(self.by_name.values())
+
+    @property
+    def first(self) -> ServedModel:
+        """Returns the first model, which /info describes."""
+        return next(iter(self))
+
+    def engines(self) -> list[Engine]:
+        """Returns the engines of all models, each once."""
+        return list(dict.fromkeys(engine for model in self for engine in model.engines))
+
+    def named(self, name: str | None) -> ServedModel:
+        """Returns the model of a name, or the first one.
+
+        Raises:
+          RequestError: there is no such model.
+        """
+        if name is None:
+            return self.first
+        if name not in self.by_name:
+            known = list(self.by_name)
+            hint = did_you_mean(name, known) + f"the server has {', '.join(known)}"
+            raise RequestError("model", f"there is no model {name!r}; {hint}", "model")
+        return self.by_name[name]
+
+    def with_ability(self, ability: Ability, name: str | None) -> ServedModel:
+        """Returns the model of a name, or the first one that can be asked for something.
+
+        Raises:
+          RequestError: there is no such model, or it has no head for it.
+        """
+        if name is None:
+            for model in self:
+                if ability in model.abilities:
+                    return model
+            found = "; ".join(f"{model.name} is {_describe(model)}" for model in self)
+            route = ROUTES[ability][0]
+            message = f"no model of this server can be asked for {route}: {found}"
+            raise RequestError("validation", message, "model")
+        model = self.named(name)
+        if ability not in model.abilities:
+            message = f"{name} cannot be asked for {ROUTES[ability][0]}: it is {_describe(model)}"
+            raise RequestError("validation", message, "model")
+        return model
+
+
+def _describe(model: ServedModel) -> str:
+    routes = [route for ability in model.abilities for route in ROUTES[ability]]
+    return f"{model.description}, with {', '.join(routes)}"
