@@ -34,7 +34,9 @@ HEADS: dict[str, TaskHead | None] = {
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
     folder: Path = tmp_path_factory.mktemp("vocabulary")
-    return {name: small_model(folder, head=head, num_hidden_layers=1) for name, head in HEADS.items()}
+    return {
+        name: small_model(folder, head=head, num_hidden_layers=1) for name, head in HEADS.items()
+    }
 
 
 @pytest.fixture(scope="module")
