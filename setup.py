@@ -206,7 +206,12 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["bert_jax", "bert_jax.*"]),
     # py.typed marks the package as typed. The table of TPU slices is read by `plan` and for MFU.
-    package_data={"bert_jax": ["py.typed"], "bert_jax.hardware": ["tpu_slices.json"]},
+    # The server sends the files of its page as they are.
+    package_data={
+        "bert_jax": ["py.typed"],
+        "bert_jax.hardware": ["tpu_slices.json"],
+        "bert_jax.serve": ["page/*"],
+    },
     install_requires=CORE,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["bert-jax = bert_jax.cli:main"]},

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,8 +46,8 @@ class Page:
         assert "error" not in message, message
         return message["result"]
 
-    def open(self, file: Path, width: int, height: int = 900) -> None:
-        """Opens a file in a window of a size in CSS pixels, and waits until it is loaded."""
+    def open(self, page: Path | str, width: int, height: int = 900) -> None:
+        """Opens a file or address in a window of a size in CSS pixels; waits until it is loaded."""
         self(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -55,7 +56,7 @@ class Page:
             mobile=False,
         )
         self.requests.clear()
-        self("Page.navigate", url=file.resolve().as_uri())
+        self("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while self.value("document.readyState") != "complete":
             pass
 
@@ -64,6 +65,24 @@ class Page:
         found = self("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
+
+    def wait_for(self, expression: str, seconds: float = 20.0) -> Any:
+        """Evaluates a JavaScript expression until its value is truthy, and returns the value."""
+        deadline = time.monotonic() + seconds
+        while not (value := self.value(expression)):
+            assert time.monotonic() < deadline, f"still false: {expression}"
+            time.sleep(0.02)
+        return value
+
+    def press(self, key: str) -> None:
+        """Presses and releases a key, such as "Tab", in the element that has the focus."""
+        for event in ("keyDown", "keyUp"):
+            self("Input.dispatchKeyEvent", type=event, key=key, code=key)
+
+    def set_color_scheme(self, scheme: str) -> None:
+        """Renders pages in the "light" or "dark" color scheme."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self("Emulation.setEmulatedMedia", features=features)
 
     def _read(self) -> dict[str, Any]:
         buffer = bytearray()
