@@ -1,0 +1,229 @@
+"""Reads groups of texts for training sentence encoders: single texts, pairs, triples."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bert_jax.data.finetuning.config import Glue
+from bert_jax.data.finetuning.example import TextExample
+from bert_jax.data.finetuning.features import Features, build_inputs_with_special_tokens
+from bert_jax.data.finetuning.readers.columns import require_columns
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.finetuning.readers.tabular_files import TableRow, read_table
+from bert_jax.data.sentence_embeddings.config import (
+    NliFiles,
+    NliForm,
+    StsBenchmark,
+    TextFile,
+    TextGroupsConfig,
+)
+from bert_jax.errors import UserError
+from bert_jax.text.tokenizer import Tokenizer
+
+_HIGHEST_STS_SCORE = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextGroups:
+    """Holds groups with the same number of texts, and their scores or labels if they have any.
+
+    Attributes:
+      name: the file or data set, for messages.
+      scores: float32 [groups], from 0 to 1.
+      labels: the name of a class for each group.
+    """
+
+    name: str
+    texts: list[tuple[str, ...]]
+    scores: np.ndarray | None = None
+    labels: list[str] | None = None
+
+    @property
+    def num_texts(self) -> int:
+        """Returns the number of texts in each group."""
+        return len(self.texts[0])
+
+
+def read_text_groups(config: TextGroupsConfig) -> TextGroups:
+    """Reads the files of a config.
+
+    Raises:
+      UserError: a file or a column is missing, there is no row, a text is empty, or a score is not
+        in its range; the message names file and line.
+    """
+    match config:
+        case TextFile():
+            return _read_text_file(config)
+        case NliFiles():
+            return _read_nli(config)
+        case StsBenchmark():
+            return _read_sts_benchmark(config)
+
+
+def single_texts(groups: TextGroups) -> TextGroups:
+    """Returns every different text of all groups once, in the order of its first occurrence."""
+    texts = dict.fromkeys(text for group in groups.texts for text in group)
+    return TextGroups(name=groups.name, texts=[(text,) for text in texts])
+
+
+def repeated_texts(groups: TextGroups) -> TextGroups:
+    """Returns a pair of each different text with itself, for losses that differ by dropout."""
+    singles = single_texts(groups)
+    return dataclasses.replace(singles, texts=[(text, text) for (text,) in singles.texts])
+
+
+def text_ids(groups: TextGroups) -> np.ndarray:
+    """Returns a number for each text, int64 [groups, texts]; equal texts have the same number."""
+    ids: dict[str, int] = {}
+    rows = [[ids.setdefault(text, len(ids)) for text in group] for group in groups.texts]
+    return np.array(rows, np.int64)
+
+
+def group_features(groups: TextGroups, tokenizer: Tokenizer, max_length: int) -> Features:
+    """Tokenizes groups; a group is a sequence whose texts take the place of choices.
+
+    Longer texts are truncated to `max_length` tokens; `num_truncated` counts groups.
+    """
+    unique = list(dict.fromkeys(text for group in groups.texts for text in group))
+    encoded = dict(zip(unique, tokenizer.encode_ids(unique), strict=True))
+    features = Features(num_choices=groups.num_texts)
+    features.example_index = np.arange(len(groups.texts))
+    for group in groups.texts:
+        any_truncated = False
+        for text in group:
+            input_ids, token_type_ids, is_truncated = build_inputs_with_special_tokens(
+                encoded[text], None, tokenizer, max_length
+            )
+            features.input_ids.append(input_ids)
+            features.token_type_ids.append(token_type_ids)
+            any_truncated |= is_truncated
+        features.num_truncated += any_truncated
+    return features
+
+
+def _read_text_file(config: TextFile) -> TextGroups:
+    table = read_table(config.path, config.encoding)
+    require_columns(table, config.path, [*config.texts, config.score, config.label])
+    if not table.rows:
+        raise UserError(f"{config.path} has no rows; expected at least one")
+    scores = labels = None
+    if config.score is not None:
+        scores = [_score(row, config.score, config.score_range) for row in table.rows]
+    if config.label is not None:
+        labels = [_label(row, config.label) for row in table.rows]
+    return TextGroups(
+        name=config.path,
+        texts=[tuple(_text(row, column) for column in config.texts) for row in table.rows],
+        scores=None if scores is None else np.array(scores, np.float32),
+        labels=labels,
+    )
+
+
+def _text(row: TableRow, column: str) -> str:
+    text = row.cells.get(column)
+    if not isinstance(text, str) or not text.strip():
+        raise UserError(f"{row.location}: the column {column!r} is {text!r}; expected a text")
+    return text
+
+
+def _label(row: TableRow, column: str) -> str:
+    label = row.cells.get(column)
+    if label is None or str(label) == "":
+        raise UserError(f"{row.location}: the column {column!r} has no label; expected one")
+    return str(label)
+
+
+def _score(row: TableRow, column: str, score_range: tuple[float, float]) -> float:
+    """Returns the score of a row, mapped from its range to 0 to 1."""
+    cell: Any = row.cells.get(column)
+    lowest, highest = score_range
+    try:
+        score = float(cell)
+    except (TypeError, ValueError):
+        score = math.nan
+    if not lowest <= score <= highest:
+        raise UserError(
+            f"{row.location}: the score in the column {column!r} is {cell!r}; expected a number "
+            f"from {lowest:g} to {highest:g}; set the range with --score-range LOWEST HIGHEST"
+        )
+    return (score - lowest) / (highest - lowest)
+
+
+def _read_sts_benchmark(config: StsBenchmark) -> TextGroups:
+    task = load_task(Glue(task="stsb", folder=config.folder))
+    examples = task.splits.get(config.split)
+    if examples is None:
+        raise UserError(
+            f"{config.folder}: STS-B has no split {config.split!r}; it has "
+            f"{', '.join(task.splits)}"
+        )
+    texts, scores = [], []
+    for example in examples:
+        assert isinstance(example, TextExample)
+        if not isinstance(example.label, float):
+            raise UserError(
+                f"{config.folder}: the split {config.split} of STS-B has no scores; expected a "
+                "split with scores, such as dev"
+            )
+        if not 0 <= example.label <= _HIGHEST_STS_SCORE:
+            raise UserError(
+                f"{config.folder}: example {example.id} of the split {config.split} of STS-B has "
+                f"the score {example.label:g}; expected a number from 0 to 5"
+            )
+        texts.append((example.text, str(example.text_pair)))
+        scores.append(example.label / _HIGHEST_STS_SCORE)
+    name = f"STS-B {config.split}"
+    return TextGroups(name=name, texts=texts, scores=np.array(scores, np.float32))
+
+
+def _read_nli(config: NliFiles) -> TextGroups:
+    examples: list[TextExample] = []
+    for task_config in config.tasks:
+        task = load_task(task_config)
+        splits = [split for split in config.splits if split in task.splits]
+        if not splits:
+            raise UserError(
+                f"{task_config.folder}: {task.name} has the splits {', '.join(task.splits)}; "
+                f"expected one of {', '.join(config.splits)}; choose others with --splits"
+            )
+        for split in splits:
+            # Some hypotheses of SNLI are empty or "n/a".
+            examples += [e for e in task.splits[split] if _is_usable(e)]  # pyright: ignore
+    name = f"{' and '.join(str(each.folder) for each in config.tasks)} ({config.form})"
+    return _nli_groups(examples, config.form, name)
+
+
+def _is_usable(example: Any) -> bool:
+    return bool(example.label and example.text.strip() and example.text_pair.strip())
+
+
+def _nli_groups(examples: Sequence[TextExample], form: NliForm, name: str) -> TextGroups:
+    if form == "classes":
+        return TextGroups(
+            name=name,
+            texts=[(e.text, str(e.text_pair)) for e in examples],
+            labels=[str(e.label) for e in examples],
+        )
+    hypotheses: dict[str, dict[str, list[str]]] = {}
+    for example in examples:
+        by_label = hypotheses.setdefault(example.text, {})
+        by_label.setdefault(str(example.label), []).append(str(example.text_pair))
+    texts: list[tuple[str, ...]] = []
+    for premise, by_label in hypotheses.items():
+        contradictions = by_label.get("contradiction", [])
+        for index, entailed in enumerate(by_label.get("entailment", [])):
+            if form == "pairs":
+                texts.append((premise, entailed))
+            elif contradictions:
+                texts.append((premise, entailed, contradictions[index % len(contradictions)]))
+    if not texts:
+        raise UserError(
+            f"{name}: no premise has an entailed hypothesis"
+            + (" and a contradicting one" if form == "triples" else "")
+            + "; expected at least one"
+        )
+    return TextGroups(name=name, texts=texts)

@@ -1,0 +1,217 @@
+"""Defines the objective of training a sentence encoder: vectors of all texts, then the loss.
+
+An example has A texts: a pair, a triple, a text twice (SimCSE) or a single text. Chunks are the
+form of GradCache (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory
+Limited Setup") that automatic differentiation gives: the texts are encoded by a scan over chunks
+whose intermediate results are computed again in the backward pass, and the loss reads the vectors
+of the whole batch. On several devices XLA gathers the vectors, so that the negatives of a query
+come from all devices.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS, encoder_inputs
+from bert_jax.functional import Params
+from bert_jax.models.sentence_encoder.network import SentenceEncoder, build_sentence_encoder
+from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.sentence_embeddings import losses
+from bert_jax.objectives.sentence_embeddings.config import (
+    ContrastiveLoss,
+    CoSENTLoss,
+    CosineSimilarityLoss,
+    MarginMSELoss,
+    MatryoshkaLoss,
+    MSELoss,
+    MultipleNegativesRankingLoss,
+    SentenceEmbedding,
+    SingleLoss,
+    SoftmaxLoss,
+    SupervisedSimCSE,
+    TripletLoss,
+    UnsupervisedSimCSE,
+    single_loss,
+)
+from bert_jax.objectives.weighted_mean import (
+    WeightedMean,
+    cross_entropy,
+    is_correct,
+    padding_fraction,
+)
+
+SOFTMAX_CLASSIFIER = "softmax_classifier"
+"""The name of the linear layer of `SoftmaxLoss` in the parameters; exports leave it out."""
+
+Metrics = dict[str, WeightedMean]
+
+
+class SentenceEmbeddingObjective:
+    """Implements the `Objective` of a `SentenceEmbedding` config, and the vectors of texts."""
+
+    def __init__(self, config: SentenceEmbedding):
+        self.config = config
+        self.network = build_sentence_encoder(config.model, config.sentence_encoder, config.compute)
+        self._loss = single_loss(config.loss)
+
+    def abstract(self) -> Params:
+        """Returns the parameters as shapes and dtypes."""
+        classifier = jax.eval_shape(self._init_classifier, jax.random.key(0))
+        return {**self.network.abstract(), **classifier}
+
+    def init(self, key: jax.Array) -> Params:
+        """Initializes new parameters, float32."""
+        return {**self.network.init(key), **self._init_classifier(key)}
+
+    def batch_fields(self) -> tuple[str, ...]:
+        """Returns the texts and the field of the labels, scores or teacher's vectors."""
+        match self._loss:
+            case MSELoss():
+                return (*ENCODER_FIELDS, "teacher_vectors")
+            case SoftmaxLoss() | ContrastiveLoss():
+                return (*CHOICE_FIELDS, "labels")
+            case CosineSimilarityLoss() | CoSENTLoss() | MarginMSELoss():
+                return (*CHOICE_FIELDS, "label_values")
+            case (
+                MultipleNegativesRankingLoss()
+                | UnsupervisedSimCSE()
+                | SupervisedSimCSE()
+                | TripletLoss()
+            ):
+                return CHOICE_FIELDS
+
+    def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns the number of examples; all batches are full, so no example has weight 0."""
+        return {"loss": jnp.float32(_num_examples(batch))}
+
+    def compute_loss(
+        self,
+        params: Params,
+        batch: Batch,
+        loss_denominators: dict[str, jax.Array],
+        dropout_key: jax.Array | None,
+    ) -> LossOutput:
+        """Computes the loss, and for losses that classify the accuracy as a metric."""
+        vectors_BAE = self.example_vectors(params, batch, dropout_key)
+        classifier = params.get(SOFTMAX_CLASSIFIER, {})
+        match self.config.loss:
+            case MatryoshkaLoss(loss=loss, dims=dims, weights=weights):
+                total, metrics = jnp.float32(0.0), {}
+                # Ascending, so that the metrics are those of the largest size.
+                for dim, weight in sorted(zip(dims, weights or (1.0,) * len(dims), strict=True)):
+                    cut = losses.truncate(vectors_BAE, dim)
+                    part, metrics = _loss_of_vectors(loss, cut, batch, classifier)
+                    total += weight * part
+            case loss:
+                total, metrics = _loss_of_vectors(loss, vectors_BAE, batch, classifier)
+        mask = encoder_inputs(batch)["attention_mask"]
+        metrics = metrics | {"padding_fraction": padding_fraction({"attention_mask": mask})}
+        return LossOutput(total / loss_denominators["loss"], metrics)
+
+    def example_vectors(
+        self, params: Params, batch: Batch, dropout_key: jax.Array | None
+    ) -> jax.Array:
+        """Computes the vectors of all texts of a batch, in chunks, float32 [B, A, E]."""
+        network, chunk_size = self.network.merge(params), self.config.chunk_size
+        size = _num_examples(batch)
+        fields = CHOICE_FIELDS if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS
+        texts = {name: batch[name] for name in fields}
+        if chunk_size is None or chunk_size >= size:
+            return _encode(network, texts, dropout_key).reshape(size, -1, self._embedding_size)
+        num_chunks = size // chunk_size
+        # Chunk i takes the examples i, i + n, i + 2n, ...: every device then encodes examples that
+        # it already holds, as with microbatches.
+        chunks = {
+            name: jnp.swapaxes(values.reshape(-1, num_chunks, *values.shape[1:]), 0, 1)
+            for name, values in texts.items()
+        }
+        # The key is an input, so the backward pass repeats the dropout of the forward pass.
+        keys = None if dropout_key is None else jax.random.split(dropout_key, num_chunks)
+        encode = jax.checkpoint(
+            lambda chunk, key: _encode(network, chunk, key), prevent_cse=False
+        )
+        vectors = jax.lax.map(lambda inputs: encode(*inputs), (chunks, keys))
+        vectors = vectors.reshape(num_chunks, chunk_size, -1, self._embedding_size)
+        return jnp.swapaxes(vectors, 0, 1).reshape(size, -1, self._embedding_size)
+
+    def embed(self, params: Params, batch: Batch) -> jax.Array:
+        """Computes the vectors of texts without dropout, float32 [B, E]: pure, for `jax.jit`.
+
+        They have `truncate_dim` components.
+        """
+        vectors = _encode(self.network.merge(params), batch, None)
+        return vectors[:, : self.config.sentence_encoder.truncate_dim]
+
+    @property
+    def _embedding_size(self) -> int:
+        return self.config.sentence_encoder.embedding_size(self.config.model.hidden_size)
+
+    def _init_classifier(self, key: jax.Array) -> Params:
+        """Initializes the linear layer of `SoftmaxLoss` like PyTorch; {} for other losses."""
+        if not isinstance(self._loss, SoftmaxLoss):
+            return {}
+        shape = 3 * self._embedding_size, len(self._loss.labels)
+        key, limit = jax.random.fold_in(key, 1), shape[0] ** -0.5
+        kernel = jax.random.uniform(key, shape, jnp.float32, -limit, limit)
+        return {SOFTMAX_CLASSIFIER: {"kernel": kernel, "bias": jnp.zeros(shape[1], jnp.float32)}}
+
+
+def _encode(network: SentenceEncoder, texts: Batch, dropout_key: jax.Array | None) -> jax.Array:
+    """Encodes texts [B, L] or [B, A, L], float32 [B x A, E]."""
+    return network.embed(encoder_inputs(texts), None, dropout_key)
+
+
+def _num_examples(batch: Batch) -> int:
+    return batch[CHOICE_FIELDS[0] if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS[0]].shape[0]
+
+
+def _loss_of_vectors(
+    loss: SingleLoss, vectors_BAE: jax.Array, batch: Batch, classifier: Params
+) -> tuple[jax.Array, Metrics]:
+    """Computes the sum of the losses of all examples, and metrics."""
+    first, *others = (vectors_BAE[:, index] for index in range(vectors_BAE.shape[1]))
+    size, metrics = vectors_BAE.shape[0], {}
+    match loss:
+        case SoftmaxLoss():
+            logits = losses.softmax_logits(first, others[0], **classifier)
+            values = cross_entropy(logits, batch["labels"])
+            metrics = {"accuracy": _accuracy(logits, batch["labels"])}
+        case CosineSimilarityLoss():
+            values = losses.cosine_similarity_loss(first, others[0], batch["label_values"])
+        case CoSENTLoss(scale=scale):
+            mean = losses.cosent_loss(first, others[0], batch["label_values"], scale)
+            values = jnp.full(size, mean)
+        case MultipleNegativesRankingLoss() | UnsupervisedSimCSE() | SupervisedSimCSE():
+            logits = _ranking_logits(loss, first, others)
+            symmetric = isinstance(loss, MultipleNegativesRankingLoss) and loss.symmetric
+            values = (losses.symmetric_ranking_loss if symmetric else losses.ranking_loss)(logits)
+            metrics = {"accuracy": _accuracy(logits, jnp.arange(size))}
+        case TripletLoss(margin=margin):
+            values = losses.triplet_loss(first, *others, margin=margin)
+        case ContrastiveLoss(margin=margin):
+            values = losses.contrastive_loss(first, others[0], batch["labels"], margin)
+        case MSELoss():
+            values = losses.mse_loss(first, batch["teacher_vectors"])
+        case MarginMSELoss():
+            values = losses.margin_mse_loss(first, *others, margins=batch["label_values"])
+    return jnp.sum(values), metrics
+
+
+def _ranking_logits(
+    loss: MultipleNegativesRankingLoss | UnsupervisedSimCSE | SupervisedSimCSE,
+    queries: jax.Array,
+    candidates: list[jax.Array],
+) -> jax.Array:
+    positives, *negatives = candidates
+    match loss:
+        case MultipleNegativesRankingLoss(scale=scale):
+            return losses.ranking_logits(queries, positives, negatives, scale)
+        case UnsupervisedSimCSE(temperature=temperature):
+            return losses.ranking_logits(queries, positives, negatives, 1 / temperature)
+        case SupervisedSimCSE(temperature=temperature, hard_negative_weight=weight):
+            return losses.ranking_logits(queries, positives, negatives, 1 / temperature, weight)
+
+
+def _accuracy(logits: jax.Array, labels: jax.Array) -> WeightedMean:
+    """Returns the fraction of examples whose label has the highest logit."""
+    correct = is_correct(logits, labels).astype(jnp.float32)
+    return WeightedMean(jnp.sum(correct), jnp.float32(correct.shape[0]))
