@@ -1,8 +1,8 @@
 """Defines the fields of a batch, on which data and model agree: dims, dtype and meaning of each.
 
-Each dim is a letter: B batch, L length, P predictions per sequence, C classes, D width, A choices
-or windows of a text. A batch is a dict from field name to array with exactly the fields of its
-objective. Names are those of BERT's release and Hugging Face. `packing_ids` are what seqio calls
+Each dim is a letter: B batch, L length, P predictions per sequence, C classes, D width, A choices,
+windows of a text, or texts to embed. A batch is a dict from field name to array with exactly the
+fields of its objective. Names are those of BERT's release and Hugging Face. `packing_ids` are what seqio calls
 segment ids.
 """
 
@@ -69,6 +69,7 @@ FIELDS: dict[str, Field] = {
     "encoder_features": Field("BLD", "float32", "cached output of a frozen encoder"),
     "cls_encoder_features": Field("BD", "float32", "the same, of the first token only"),
     "choice_cls_encoder_features": Field("BAD", "float32", "the same, for each choice"),
+    "teacher_vectors": Field("BD", "float32", "vector of the text by a teacher"),
 }
 
 BATCH_AXES = ("data", "fsdp")

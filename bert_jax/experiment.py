@@ -7,8 +7,15 @@ from dataclasses import dataclass
 
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.data.config import FineTuningData, MultiTaskData, PretrainingData
+from bert_jax.data.sentence_embeddings.config import SentenceEmbeddingData
 from bert_jax.errors import ConfigError, check_range
-from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig, teacher_of
+from bert_jax.objectives.config import (
+    FineTuning,
+    MultiTask,
+    ObjectiveConfig,
+    SentenceEmbedding,
+    teacher_of,
+)
 from bert_jax.objectives.distillation.config import TEACHER_PARAMS
 from bert_jax.parallel.config import MeshConfig
 from bert_jax.train.config import TrainConfig
@@ -28,7 +35,7 @@ class Experiment:
 
     name: str
     objective: ObjectiveConfig
-    data: PretrainingData | FineTuningData | MultiTaskData
+    data: PretrainingData | FineTuningData | MultiTaskData | SentenceEmbeddingData
     train: TrainConfig
     mesh: MeshConfig = MeshConfig()  # noqa: RUF009 (frozen)
     seed: int = 0
@@ -52,6 +59,9 @@ class Experiment:
             )
         self._check_teacher(max_seq_length)
         self._check_method()
+        if isinstance(self.objective, SentenceEmbedding):
+            for phase in self.train.phases:
+                self.objective.check_batch(phase.batch_size, phase.gradient_accumulation_steps)
 
     def _check_method(self) -> None:
         """Raises ConfigError if the tuning method needs something that this run does not have."""

@@ -74,6 +74,10 @@ _HEADS: list[tuple[str, LogicalAxes]] = [
     (f"{SENTENCE_HEAD}/dense/*/bias", (None,)),
     *_POOLER_AND_TASK_HEADS,
     *_WINDOW_ENCODER,
+    ("sentence_head/dense/*/kernel", ("embed", None)),
+    ("sentence_head/dense/*/bias", (None,)),
+    ("softmax_classifier/kernel", ("embed", None)),
+    ("softmax_classifier/bias", (None,)),
     # In a multi-task model each task has heads of its own.
     *((f"heads/*/{pattern}", axes) for pattern, axes in _POOLER_AND_TASK_HEADS),
     ("heads/*/log_variance", ()),

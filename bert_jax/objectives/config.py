@@ -27,6 +27,7 @@ from bert_jax.objectives.pretraining_config import (
     Pretraining,
 )
 from bert_jax.objectives.replaced_tokens.config import ReplacedTokens
+from bert_jax.objectives.sentence_embeddings.config import SentenceEmbedding
 
 _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -197,7 +198,13 @@ class MultiTask:
 
 
 ObjectiveConfig = (
-    Pretraining | ReplacedTokens | MaskedPermutedLM | CausalLM | FineTuning | MultiTask
+    Pretraining
+    | ReplacedTokens
+    | MaskedPermutedLM
+    | CausalLM
+    | FineTuning
+    | MultiTask
+    | SentenceEmbedding
 )
 
 
@@ -206,5 +213,5 @@ def teacher_of(objective: ObjectiveConfig) -> Teacher | None:
     match objective:
         case Pretraining(distillation=distillation) | FineTuning(distillation=distillation):
             return distillation.teacher if distillation is not None else None
-        case CausalLM() | MaskedPermutedLM() | MultiTask() | ReplacedTokens():
+        case CausalLM() | MaskedPermutedLM() | MultiTask() | ReplacedTokens() | SentenceEmbedding():
             return None

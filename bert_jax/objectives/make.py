@@ -11,6 +11,7 @@ from bert_jax.objectives.config import (
     ObjectiveConfig,
     Pretraining,
     ReplacedTokens,
+    SentenceEmbedding,
 )
 from bert_jax.objectives.distillation.config import PretrainingDistillation, TaskDistillation
 from bert_jax.objectives.distillation.objective import (
@@ -22,6 +23,7 @@ from bert_jax.objectives.masked_permuted_lm import MaskedPermutedLMObjective
 from bert_jax.objectives.multi_task import MultiTaskObjective
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.objectives.replaced_tokens.objective import ReplacedTokensObjective
+from bert_jax.objectives.sentence_embeddings.objective import SentenceEmbeddingObjective
 
 
 def make_objective(
@@ -52,3 +54,5 @@ def make_objective(
             return FineTuningObjective(config, adapter)
         case MultiTask():
             return MultiTaskObjective(config, adapter)
+        case SentenceEmbedding():
+            return SentenceEmbeddingObjective(config)

@@ -10,6 +10,7 @@ from bert_jax.objectives.config import (
     ObjectiveConfig,
     Pretraining,
     ReplacedTokens,
+    SentenceEmbedding,
     teacher_of,
 )
 from bert_jax.objectives.distillation.config import AllTokens
@@ -71,7 +72,7 @@ def step_flops(
             head_forward_flops += num_predictions * _masked_lm_flops(model)
         case CausalLM():
             head_forward_flops += batch_size * (seq_length - 1) * _masked_lm_flops(model)
-        case FineTuning() | MultiTask():
+        case FineTuning() | MultiTask() | SentenceEmbedding():
             pass
     flops = forward_backward_factor * encoder_forward_flops + 3.0 * head_forward_flops
     if not isinstance(method, FullTuning):

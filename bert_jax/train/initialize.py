@@ -54,6 +54,8 @@ _HEAD_NAMES = {
     "classifier": "classifier head",
     "span": "span head",
     "window_encoder": "window encoder",
+    "sentence_head": "dense layers of the sentence encoder",
+    "softmax_classifier": "softmax classifier",
 }
 """Maps the top-level names of head parameters to the names shown in messages."""
 

@@ -76,9 +76,7 @@ class NliFiles:
             raise ConfigError("NliFiles has no tasks or no splits; expected at least one of each")
         for task in self.tasks:
             if isinstance(task, Glue) and task.task != "mnli":
-                raise ConfigError(
-                    f"NliFiles.tasks has the GLUE task {task.task!r}; expected mnli"
-                )
+                raise ConfigError(f"NliFiles.tasks has the GLUE task {task.task!r}; expected mnli")
         if self.form not in NLI_FORMS:
             raise ConfigError(
                 f"NliFiles.form is {self.form!r}; expected one of {', '.join(NLI_FORMS)}"
@@ -124,9 +122,7 @@ class SentenceEmbeddingData:
                 f"data.bucket_lengths is {self.bucket_lengths}, expected ascending lengths of at "
                 "least 4"
             )
-        if isinstance(self.dev, TextFile) and (
-            len(self.dev.texts) != 2 or self.dev.score is None
-        ):
+        if isinstance(self.dev, TextFile) and (len(self.dev.texts) != 2 or self.dev.score is None):
             raise ConfigError(
                 f"data.dev has the texts {list(self.dev.texts)} and the score {self.dev.score!r}; "
                 "expected two columns of texts and one of scores"

@@ -158,8 +158,7 @@ def _read_sts_benchmark(config: StsBenchmark) -> TextGroups:
     examples = task.splits.get(config.split)
     if examples is None:
         raise UserError(
-            f"{config.folder}: STS-B has no split {config.split!r}; it has "
-            f"{', '.join(task.splits)}"
+            f"{config.folder}: STS-B has no split {config.split!r}; it has {', '.join(task.splits)}"
         )
     texts, scores = [], []
     for example in examples:

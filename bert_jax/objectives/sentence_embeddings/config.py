@@ -236,13 +236,18 @@ class SentenceEmbedding:
     compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
-        size = self.sentence_encoder.embedding_size(self.model.hidden_size)
+        size = self.embedding_size
         if isinstance(self.loss, MatryoshkaLoss) and max(self.loss.dims) > size:
             raise ConfigError(
                 f"{_LOSS}.dims is {list(self.loss.dims)}, but vectors have {size} components"
             )
         if self.chunk_size is not None:
             check_range("objective.chunk_size", self.chunk_size, at_least=1)
+
+    @property
+    def embedding_size(self) -> int:
+        """Returns the number of components of the vectors that the loss reads."""
+        return self.sentence_encoder.embedding_size(self.model.hidden_size)
 
     def check_batch(self, batch_size: int, gradient_accumulation_steps: int) -> None:
         """Raises a ConfigError if the loss of a batch cannot be computed in these parts."""

@@ -116,7 +116,9 @@ class SentenceEmbeddingObjective:
         fields = CHOICE_FIELDS if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS
         texts = {name: batch[name] for name in fields}
         if chunk_size is None or chunk_size >= size:
-            return _encode(network, texts, dropout_key).reshape(size, -1, self._embedding_size)
+            return _encode(network, texts, dropout_key).reshape(
+                size, -1, self.config.embedding_size
+            )
         num_chunks = size // chunk_size
         # Chunk i takes the examples i, i + n, i + 2n, ...: every device then encodes examples that
         # it already holds, as with microbatches.
@@ -126,12 +128,10 @@ class SentenceEmbeddingObjective:
         }
         # The key is an input, so the backward pass repeats the dropout of the forward pass.
         keys = None if dropout_key is None else jax.random.split(dropout_key, num_chunks)
-        encode = jax.checkpoint(
-            lambda chunk, key: _encode(network, chunk, key), prevent_cse=False
-        )
+        encode = jax.checkpoint(lambda chunk, key: _encode(network, chunk, key), prevent_cse=False)
         vectors = jax.lax.map(lambda inputs: encode(*inputs), (chunks, keys))
-        vectors = vectors.reshape(num_chunks, chunk_size, -1, self._embedding_size)
-        return jnp.swapaxes(vectors, 0, 1).reshape(size, -1, self._embedding_size)
+        vectors = vectors.reshape(num_chunks, chunk_size, -1, self.config.embedding_size)
+        return jnp.swapaxes(vectors, 0, 1).reshape(size, -1, self.config.embedding_size)
 
     def embed(self, params: Params, batch: Batch) -> jax.Array:
         """Computes the vectors of texts without dropout, float32 [B, E]: pure, for `jax.jit`.
@@ -141,15 +141,11 @@ class SentenceEmbeddingObjective:
         vectors = _encode(self.network.merge(params), batch, None)
         return vectors[:, : self.config.sentence_encoder.truncate_dim]
 
-    @property
-    def _embedding_size(self) -> int:
-        return self.config.sentence_encoder.embedding_size(self.config.model.hidden_size)
-
     def _init_classifier(self, key: jax.Array) -> Params:
         """Initializes the linear layer of `SoftmaxLoss` like PyTorch; {} for other losses."""
         if not isinstance(self._loss, SoftmaxLoss):
             return {}
-        shape = 3 * self._embedding_size, len(self._loss.labels)
+        shape = 3 * self.config.embedding_size, len(self._loss.labels)
         key, limit = jax.random.fold_in(key, 1), shape[0] ** -0.5
         kernel = jax.random.uniform(key, shape, jnp.float32, -limit, limit)
         return {SOFTMAX_CLASSIFIER: {"kernel": kernel, "bias": jnp.zeros(shape[1], jnp.float32)}}
