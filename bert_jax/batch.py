@@ -2,8 +2,8 @@
 
 Each dim is a letter: B batch, L length, P predictions per sequence, C classes, D width, A choices,
 windows of a text, or texts to embed. A batch is a dict from field name to array with exactly the
-fields of its objective. Names are those of BERT's release and Hugging Face. `packing_ids` are what seqio calls
-segment ids.
+fields of its objective. Names are those of BERT's release and Hugging Face. `packing_ids` are what
+seqio calls segment ids.
 """
 
 from collections.abc import Mapping

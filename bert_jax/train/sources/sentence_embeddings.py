@@ -1,4 +1,4 @@
-"""Provides the data of a run that trains a sentence encoder: batches, and evaluation on dev pairs."""
+"""Provides the batches of a run that trains a sentence encoder, and evaluates it on dev pairs."""
 
 import contextlib
 import functools
