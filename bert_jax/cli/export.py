@@ -3,9 +3,13 @@
 import argparse
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bert_jax.cli.arguments.prediction import add_base_argument
 from bert_jax.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bert_jax.pretrained.load import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +31,14 @@ library. Without it, the adapter is merged into the model.
 --onnx writes onnx/model.onnx into the folder as well, which onnxruntime runs without Python, and
 --onnx int8 also onnx/model_quantized.onnx, which is smaller and faster on CPUs. Both are compared
 with the model on 64 texts: bert-jax export runs/reviews --onnx int8 --output reviews
+
+--bundle writes the network as StableHLO with its weights, for CPUs, GPUs and TPUs. It runs with
+jax, numpy, safetensors and tokenizers, without bert_jax: see load_bundle.py in the folder.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds RUN, --task, --generator, --adapter, --base, --onnx and --output."""
+    """Adds RUN, --task, --generator, --adapter, --base, --onnx, --bundle and --output."""
     parser.add_argument("run_folder", metavar="RUN", help="run folder or one of its checkpoints")
     parser.add_argument("--task", metavar="NAME", help="task to export, for a run with several")
     parser.add_argument(
@@ -53,6 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also write the model as ONNX in float32 (fp32, the default), or in float32 and with "
         "int8 weights (int8); needs the extra [onnx]",
     )
+    parser.add_argument(
+        "--bundle",
+        action="store_true",
+        help="write a bundle for jax instead of a folder for Hugging Face's libraries",
+    )
     parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder to write")
     parser.epilog = _EPILOG
 
@@ -67,13 +79,15 @@ def run(args: argparse.Namespace) -> int:
 
     # Before the model is loaded, which takes seconds.
     check_new_folder(Path(args.output))
+    if args.onnx and args.bundle:
+        raise ConfigError("--bundle writes no ONNX files; run export once for each of the two")
     if args.onnx:
         check_onnx_installed()
     if args.adapter:
-        if args.generator or args.task or args.onnx:
+        if args.generator or args.task or args.onnx or args.bundle:
             raise ConfigError(
-                "--adapter exports what a run of one task trained; remove --task, --generator and "
-                "--onnx"
+                "--adapter exports what a run of one task trained; remove --task, --generator, "
+                "--onnx and --bundle"
             )
         difference = export_adapter(Path(args.run_folder), Path(args.output), args.base)
         logger.info(
@@ -88,6 +102,9 @@ def run(args: argparse.Namespace) -> int:
         model = load_generator(args.run_folder)
     else:
         model = load_model(args.run_folder, args.task, args.base)
+    if args.bundle:
+        _export_bundle(model, args)
+        return 0
     difference = export(model, Path(args.output), args.onnx)
     step = f"step {model.run.step} of " if model.run else ""
     logger.info(
@@ -98,3 +115,18 @@ def run(args: argparse.Namespace) -> int:
         difference,
     )
     return 0
+
+
+def _export_bundle(model: "LoadedModel", args: argparse.Namespace) -> None:
+    from bert_jax.export.bundle import export_bundle
+    from bert_jax.export.outputs import shipped_network
+    from bert_jax.predict.batching import require_tokenizer
+
+    network = shipped_network(model, sentence=None)
+    difference = export_bundle(network, require_tokenizer(model), Path(args.output))
+    logger.info(
+        "exported %s as a bundle to %s; read back, its outputs differ by at most %.1e",
+        args.run_folder,
+        args.output,
+        difference,
+    )

@@ -76,6 +76,13 @@ class ShippedNetwork:
         return (*names, "token_type_ids") if self.config.type_vocab_size > 1 else names
 
     @property
+    def max_length(self) -> int:
+        """Returns the maximum number of tokens of a text, special tokens included."""
+        if isinstance(self.output, SentenceEncoderConfig) and self.output.max_seq_length:
+            return min(self.output.max_seq_length, self.config.max_length)
+        return self.config.max_length
+
+    @property
     def input_dims(self) -> Dims:
         """Returns the dims of every field; each is a string, because it depends on the batch."""
         if isinstance(self.output, MultipleChoiceHead):

@@ -30,7 +30,7 @@ def text_batch(network: ShippedNetwork, texts: Sequence[str], tokenizer: Tokeniz
 
     For multiple choice, each two neighboring texts are the choices of one example.
     """
-    max_length = network.config.max_length
+    max_length = network.max_length
     sequences = [ids[:max_length] for ids in encode_texts(texts, tokenizer, max_length)]
     shape = (len(sequences), max(map(len, sequences)))
     ids, mask = np.full(shape, tokenizer.pad_id, np.int32), np.zeros(shape, np.int32)

@@ -1,0 +1,143 @@
+"""Writes a bundle: a model as StableHLO with its weights, which runs with jax and without bert_jax.
+
+`load_bundle.py`, of which a copy is in the bundle, describes the files. jax promises to read them
+for 6 months of later versions. The weights are arguments of the network and not constants in it, so
+they are stored once for all lengths.
+"""
+
+import hashlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+from safetensors.numpy import save_file
+
+import bert_jax
+from bert_jax.atomic_io import atomic_path, write_json
+from bert_jax.errors import UserError
+from bert_jax.export import load_bundle
+from bert_jax.export.export import check_new_folder
+from bert_jax.export.load_bundle import FORMAT, Bundle
+from bert_jax.export.outputs import ShippedNetwork
+from bert_jax.export.sample_texts import real_values, sample_texts, text_batch
+from bert_jax.models.heads.config import MultipleChoiceHead
+from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
+from bert_jax.params import paths
+from bert_jax.predict.batching import MIN_LENGTH
+from bert_jax.text.tokenizer import Tokenizer
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+"""The kinds of devices on which a bundle runs; one file serves all of them."""
+
+TOLERANCE = 1e-5
+"""The largest allowed difference of an output between a bundle and the model, on one device."""
+
+
+def export_bundle(network: ShippedNetwork, tokenizer: Tokenizer, output: Path) -> float:
+    """Writes a network and its tokenizer to the new folder `output`.
+
+    Returns:
+      The largest difference of an output between the network and the bundle that was read back.
+
+    Raises:
+      UserError: `output` is not empty or cannot be written, or the bundle differs from the network
+        (nothing is left at `output` then).
+    """
+    check_new_folder(output)
+    with atomic_path(output) as folder:
+        folder.mkdir(parents=True)
+        _write(network, tokenizer, folder)
+        return _verify(network, tokenizer, folder)
+
+
+def bundle_lengths(max_length: int) -> list[int]:
+    """Returns the sequence lengths that have a program: 16, 32, 64, ... and `max_length`."""
+    lengths = [MIN_LENGTH << power for power in range(20)]
+    return [*(length for length in lengths if length < max_length), max_length]
+
+
+def _write(network: ShippedNetwork, tokenizer: Tokenizer, folder: Path) -> None:
+    lengths = bundle_lengths(network.max_length)
+    flat_params = paths.flatten(network.params)
+    for length in lengths:
+        program = _export_program(network, flat_params, length)
+        (folder / f"forward-{length}.jaxexport").write_bytes(program)
+    contiguous = {path: np.ascontiguousarray(leaf) for path, leaf in flat_params.items()}
+    save_file(contiguous, folder / "model.safetensors")
+    _write_tokenizer(tokenizer, folder)
+    digests = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(folder.iterdir())
+    }
+    (folder / "load_bundle.py").write_text(inspect.getsource(load_bundle), "utf-8")
+    sentence = network.output if isinstance(network.output, SentenceEncoderConfig) else None
+    info = {
+        "format": FORMAT,
+        "bert_jax_version": bert_jax.__version__,
+        "jax_version": jax.__version__,
+        "platforms": PLATFORMS,
+        "family": network.config.family,
+        "lengths": lengths,
+        "max_length": network.max_length,
+        "inputs": network.input_names,
+        "input_dims": network.input_dims,
+        "outputs": network.output_dims,
+        "labels": getattr(network.output, "labels", None),
+        "pooling": None if sentence is None else sentence.pooling,
+        "prompts": {} if sentence is None else {each.name: each.text for each in sentence.prompts},
+        "pad_token_id": tokenizer.pad_id,
+        "files": digests,
+    }
+    write_json(folder / "bundle.json", info)
+
+
+def _export_program(
+    network: ShippedNetwork, flat_params: dict[str, np.ndarray], length: int
+) -> bytes:
+    """Returns the serialized network for sequences of a length and any number of rows."""
+    compute = network.compute()
+
+    def forward(flat: dict[str, jax.Array], batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return compute(paths.unflatten(flat), batch)
+
+    has_choices = isinstance(network.output, MultipleChoiceHead)
+    dims: Any = jax.export.symbolic_shape(f"b, a, {length}" if has_choices else f"b, {length}")
+    params = {
+        path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in flat_params.items()
+    }
+    batch = {name: jax.ShapeDtypeStruct(dims, np.int32) for name in network.input_names}
+    exported = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(params, batch)
+    return bytes(exported.serialize())
+
+
+def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes `tokenizer.json`, unless the tokenizer runs with the SentencePiece library."""
+    source = folder / "tokenizer"
+    tokenizer.save(source)
+    if (source / "tokenizer.json").is_file():
+        (source / "tokenizer.json").rename(folder / "tokenizer.json")
+    for file in source.iterdir():
+        file.unlink()
+    source.rmdir()
+
+
+def _verify(network: ShippedNetwork, tokenizer: Tokenizer, folder: Path) -> float:
+    # 8 short texts need one program only, and all programs are made in the same way.
+    texts = sorted(sample_texts(), key=len)[:8]
+    batch = text_batch(network, texts, tokenizer)
+    found, expected = Bundle(folder).run(batch), network.reference_outputs(batch)
+    difference = 0.0
+    for name, values in expected.items():
+        pair = (real_values(network, name, each, batch) for each in (values, found[name]))
+        largest = float(np.abs(np.subtract(*pair)).max())
+        # `not <=` and not `>`: a difference of NaN is an error, too.
+        if not largest <= TOLERANCE:
+            raise UserError(
+                f"the bundle was not written: its {name} differs by {largest:.1e} from that of "
+                f"{network.path} (at most {TOLERANCE} is allowed)"
+            )
+        difference = max(difference, largest)
+    return difference
