@@ -4,6 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from bert_jax.cli.arguments.few_shot import (
+    add_few_shot_arguments,
+    few_shot_flags,
+    few_shot_prompt,
+    few_shot_task,
+)
 from bert_jax.cli.arguments.method import add_method_arguments, method_flags, tuning_method
 from bert_jax.cli.arguments.recipe import (
     add_checkpoints_argument,
@@ -12,15 +18,7 @@ from bert_jax.cli.arguments.recipe import (
 )
 from bert_jax.cli.arguments.task import add_task_arguments, task_command, task_config
 from bert_jax.config_lib import override
-from bert_jax.data.finetuning.config import (
-    Columns,
-    FewShot,
-    Glue,
-    Snli,
-    TaskConfig,
-    make_truncation,
-)
-from bert_jax.data.finetuning.prompts.glue_prompts import load_prompt, with_demonstrations
+from bert_jax.data.finetuning.truncation_names import make_truncation
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 
@@ -83,7 +81,6 @@ _SETTINGS = (
     "truncation",
     "window_pooling",
     "num_windows",
-    "prompt",
     "seed",
 )
 
@@ -140,37 +137,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_long_text_arguments(parser)
     parser.add_argument("--seed", type=int, help="random seed (default: 0)")
     add_method_arguments(parser)
-    _add_few_shot_arguments(parser)
+    add_few_shot_arguments(parser)
     add_override_arguments(parser)
     parser.epilog = _EPILOG
-
-
-def _add_few_shot_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --prompt, --demonstrations, --shots and --split-seed."""
-    parser.add_argument(
-        "--prompt",
-        metavar="NAME",
-        help="template with a mask and label words, which the masked-LM head is trained to predict "
-        "in place of a new classifier: a published prompt of a GLUE task, such as lm-bff, or a "
-        ".json file with template and label_words",
-    )
-    parser.add_argument(
-        "--demonstrations",
-        type=int,
-        metavar="N",
-        help="append training examples to each text of --prompt, one of each class; a prediction "
-        "is the mean over N draws (16 in LM-BFF)",
-    )
-    parser.add_argument(
-        "--shots",
-        type=int,
-        metavar="K",
-        help="training examples of each class that are sampled, and as many for dev; the dev split "
-        "becomes the test split (default: all examples)",
-    )
-    parser.add_argument(
-        "--split-seed", type=int, metavar="N", help="seed of the sample of --shots (default: 13)"
-    )
 
 
 def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
@@ -210,9 +179,7 @@ def _experiment_from_recipe(args: argparse.Namespace) -> Experiment:
     if args.task is not None:
         raise ConfigError(f"TASK {args.task} and --config {args.config}: expected one of them")
     flags = [f"--{name.replace('_', '-')}" for name in _given_settings(args)]
-    flags += ["--shots"] * (args.shots is not None)
-    flags += ["--split-seed"] * (args.split_seed is not None)
-    flags += ["--demonstrations"] * (args.demonstrations is not None)
+    flags += few_shot_flags(args)
     flags += task_command(args)[1:] + ["--frozen-encoder"] * args.frozen_encoder
     flags += method_flags(args)
     if flags:
@@ -229,7 +196,7 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
 
     if args.task.endswith(".py"):
         raise ConfigError(f"a recipe is given with --config: finetune --config {args.task}")
-    config, given = _few_shot_task(args, task_config(args)), _given_settings(args)
+    config, given = few_shot_task(args, task_config(args)), _given_settings(args)
     if args.arguments:
         raise ConfigError(f"--arg is for recipes given with --config, not for {args.task}")
     if "teacher_layers" in given and "teacher" not in given:
@@ -253,29 +220,10 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
         given.pop("window_pooling", None),
         given.pop("num_windows", None),
     )
-    if "prompt" in given:
-        prompt = load_prompt(args.task, args.prompt)
-        given["prompt"] = with_demonstrations(prompt, args.demonstrations)
-    elif args.demonstrations is not None:
-        raise ConfigError(f"--demonstrations {args.demonstrations} needs --prompt, the template")
+    given["prompt"] = few_shot_prompt(args)
     model = given.pop("model", None)
     experiment = fine_tuning_experiment(config, model, **given, tuning=tuning)
     return override(experiment, args.overrides)
-
-
-def _few_shot_task(args: argparse.Namespace, config: TaskConfig) -> TaskConfig:
-    """Returns the task with the sample of --shots, if it is given."""
-    if args.shots is None:
-        if args.split_seed is not None:
-            raise ConfigError(f"--split-seed {args.split_seed} needs --shots, the number to sample")
-        return config
-    if not isinstance(config, Glue | Snli | Columns):
-        raise ConfigError(
-            f"--shots is for classification, but the task is {args.task}; expected glue/NAME, snli "
-            "or columns"
-        )
-    seed = FewShot.seed if args.split_seed is None else args.split_seed
-    return FewShot(task=config, shots=args.shots, seed=seed)
 
 
 def _layer_numbers(text: str) -> tuple[int, ...]:

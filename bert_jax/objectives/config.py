@@ -20,7 +20,7 @@ from bert_jax.models.heads.config import (
     window_encoder_of,
 )
 from bert_jax.models.layers.config import ComputeConfig, check_dropout
-from bert_jax.objectives.distillation.config import TaskDistillation, Teacher
+from bert_jax.objectives.distillation.config import SoftLabels, TaskDistillation, Teacher
 from bert_jax.objectives.pretraining_config import (
     CausalLM,
     MaskedPermutedLM,
@@ -37,7 +37,8 @@ class FineTuning:
     """Configures fine-tuning: an encoder with the head of a task (Devlin et al. 2019, section 4).
 
     The loss is the cross-entropy of the labels; for a `RegressionHead`, the squared error. With
-    `distillation`, the outputs of a teacher with the same head are learned, too.
+    `distillation`, the outputs of a teacher with the same head are learned, too, or the soft labels
+    of the training examples instead of their labels.
     """
 
     model: EncoderConfig
@@ -46,11 +47,17 @@ class FineTuning:
     classifier_dropout: float = 0.1
     label_smoothing: float = 0.0  # fraction of a label that is spread evenly over all classes
     class_weights: tuple[float, ...] = ()  # one for each label of the head; () for equal weights
-    distillation: TaskDistillation | None = None
+    distillation: TaskDistillation | SoftLabels | None = None
     compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
-        if self.distillation is not None:
+        if isinstance(self.distillation, SoftLabels):
+            if not isinstance(self.head, SequenceClassificationHead):
+                raise ConfigError(
+                    f"objective.distillation is SoftLabels, but objective.head is a "
+                    f"{type(self.head).__name__}; expected a SequenceClassificationHead"
+                )
+        elif self.distillation is not None:
             self.distillation.check_student(self.model)
             if label_tokens_of(self.head) is not None:
                 raise ConfigError(
@@ -212,6 +219,8 @@ def teacher_of(objective: ObjectiveConfig) -> Teacher | None:
     """Returns the teacher of an objective with distillation; None for other objectives."""
     match objective:
         case Pretraining(distillation=distillation) | FineTuning(distillation=distillation):
-            return distillation.teacher if distillation is not None else None
+            if distillation is None or isinstance(distillation, SoftLabels):
+                return None
+            return distillation.teacher
         case CausalLM() | MaskedPermutedLM() | MultiTask() | ReplacedTokens() | SentenceEmbedding():
             return None

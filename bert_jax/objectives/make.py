@@ -13,9 +13,14 @@ from bert_jax.objectives.config import (
     ReplacedTokens,
     SentenceEmbedding,
 )
-from bert_jax.objectives.distillation.config import PretrainingDistillation, TaskDistillation
+from bert_jax.objectives.distillation.config import (
+    PretrainingDistillation,
+    SoftLabels,
+    TaskDistillation,
+)
 from bert_jax.objectives.distillation.objective import (
     PretrainingDistillationObjective,
+    SoftLabelObjective,
     TaskDistillationObjective,
 )
 from bert_jax.objectives.fine_tuning import CachedFeaturesObjective, FineTuningObjective
@@ -40,6 +45,8 @@ def make_objective(
             return PretrainingDistillationObjective(config)
         case FineTuning(distillation=TaskDistillation()):
             return TaskDistillationObjective(config, adapter)
+        case FineTuning(distillation=SoftLabels()):
+            return SoftLabelObjective(config, adapter)
         case Pretraining():
             return PretrainingObjective(config)
         case ReplacedTokens():

@@ -4,11 +4,8 @@ from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from bert_jax.data.finetuning.config import (
-    TRUNCATIONS,
     JointWindows,
     Truncation,
-    make_truncation,
-    truncation_name,
 )
 from bert_jax.data.finetuning.example import (
     Example,
@@ -17,6 +14,7 @@ from bert_jax.data.finetuning.example import (
     class_labels,
     is_labeled,
 )
+from bert_jax.data.finetuning.truncation_names import TRUNCATIONS, make_truncation, truncation_name
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.models.heads.config import (
     QuestionAnsweringHead,

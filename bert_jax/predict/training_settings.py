@@ -15,6 +15,7 @@ from bert_jax.data.finetuning.config import (
     Snli,
     Squad,
     TaskConfig,
+    TrainingFile,
     Truncation,
 )
 from bert_jax.data.finetuning.example import TextExample
@@ -110,7 +111,7 @@ def _reads_pairs(task: TaskConfig) -> bool | None:
             return GLUE_TASKS[task.task].text_pair is not None
         case Snli():
             return True
-        case FewShot():
+        case FewShot() | TrainingFile():
             return _reads_pairs(task.task)
         case _:
             return None

@@ -16,11 +16,11 @@ from bert_jax.data.finetuning.config import (
     HeadTruncation,
     JointWindows,
     Truncation,
-    truncation_name,
 )
 from bert_jax.data.finetuning.example import Example, Task, TextExample
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.prompts.config import Prompt
+from bert_jax.data.finetuning.truncation_names import truncation_name
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.heads.config import (
     RegressionHead,

@@ -39,9 +39,15 @@ class SequenceClassification(LogitsKind, TextPairKind):
     def make_targets(
         self, examples: Sequence[TextExample], labels: Sequence[str]
     ) -> dict[str, TargetValues]:
-        """Returns the class id of each example."""
+        """Returns the class id of each example and, if all have them, their soft labels."""
         label_to_id = make_label_lookup(labels)
-        return {"labels": [label_to_id(str(e.label), e.id) for e in examples]}
+        targets: dict[str, TargetValues] = {
+            "labels": [label_to_id(str(e.label), e.id) for e in examples]
+        }
+        logits = [np.array(e.label_logits) for e in examples if e.label_logits is not None]
+        if len(logits) == len(examples):
+            targets["label_logits"] = logits
+        return targets
 
     def get_references(self, examples: Sequence[TextExample], labels: Sequence[str]) -> np.ndarray:
         """Returns class ids, int [n]."""

@@ -16,6 +16,7 @@ from bert_jax.data.finetuning.config import (
 from bert_jax.data.finetuning.example import Task, is_labeled
 from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.finetuning.readers.training_file import has_soft_labels
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.experiment import Experiment
 from bert_jax.models.encoder import EncoderConfig
@@ -26,7 +27,12 @@ from bert_jax.objectives.config import (
     UncertaintyWeighting,
     UniformWeighting,
 )
-from bert_jax.objectives.distillation.config import TEACHER_PARAMS, TaskDistillation, Teacher
+from bert_jax.objectives.distillation.config import (
+    TEACHER_PARAMS,
+    SoftLabels,
+    TaskDistillation,
+    Teacher,
+)
 from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.tasks import head_for_data, kind_of, make_head, training_features
@@ -89,13 +95,14 @@ def fine_tuning_experiment(
     _check_hyperparameters(DEFAULT_EPOCHS if epochs is None else epochs, batch_size, warmup_ratio)
     config, tokenizer, distillation = _load_student(model, teacher, teacher_layers)
     labeled = _load_trainable_task(task)
+    distillation = distillation or (SoftLabels() if has_soft_labels(labeled) else None)
     if max_length is None:
-        max_length = _default_length(labeled, config, tuning)
+        longest = config.max_length - tuning.num_virtual_tokens
+        max_length = min(kind_of(labeled).default_seq_length, longest)
     folder = str(tokenizer_folder(model or teacher or ""))
     data = FineTuningData(task=task, tokenizer=folder, truncation=truncation, prompt=prompt)
-    head = head_for_data(labeled, data, tokenizer)
-    arguments = labeled, tokenizer, max_length, data.window_overlap, truncation
-    features = training_features(*arguments, prompt)
+    head, overlap = head_for_data(labeled, data, tokenizer), data.window_overlap
+    features = training_features(labeled, tokenizer, max_length, overlap, truncation, prompt)
     num_epochs = epochs or _default_epochs(len(features), batch_size, tuning)
     return Experiment(
         name=labeled.name,
@@ -216,11 +223,6 @@ def _train_config(
     )
 
 
-def _default_length(task: Task, config: EncoderConfig, tuning: TuningConfig) -> int:
-    """Returns the usual length for the kind of task, or the most tokens that the model allows."""
-    return min(kind_of(task).default_seq_length, config.max_length - tuning.num_virtual_tokens)
-
-
 def _default_epochs(num_sequences: int, batch_size: int, tuning: TuningConfig) -> float:
     """Returns 3, or more for few sequences (MIN_UPDATES) or a part (PART_EPOCHS_FACTOR)."""
     if tuning.trains_part_of_encoder:
@@ -269,8 +271,8 @@ def _load_student(
     return config, tokenizer, distillation
 
 
-def _freeze_teacher(tuning: TuningConfig, distillation: TaskDistillation | None) -> TuningConfig:
-    if distillation is None:
+def _freeze_teacher(tuning: TuningConfig, distillation: object) -> TuningConfig:
+    if not isinstance(distillation, TaskDistillation):
         return tuning
     return dataclasses.replace(tuning, frozen=(*tuning.frozen, TEACHER_PARAMS))
 

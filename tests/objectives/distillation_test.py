@@ -22,11 +22,13 @@ from bert_jax.objectives.distillation.config import (
     AllTokens,
     MaskedTokens,
     PretrainingDistillation,
+    SoftLabels,
     TaskDistillation,
     Teacher,
 )
 from bert_jax.objectives.distillation.objective import (
     PretrainingDistillationObjective,
+    SoftLabelObjective,
     TaskDistillationObjective,
 )
 from bert_jax.objectives.make import make_objective
@@ -243,3 +245,31 @@ def test_invalid_configs_are_rejected(student, fields, message):
 def test_layer_that_the_teacher_does_not_have_is_rejected():
     with pytest.raises(ConfigError, match="contains 3, but the teacher teacher has 3 layers"):
         dataclasses.replace(TEACHER, layers=(0, 3))
+
+
+def test_loss_of_soft_labels_is_that_of_pet():
+    """Computes the loss as `distillation_loss` of PET does, in PyTorch, without empty examples."""
+    torch = pytest.importorskip("torch")
+    config = FineTuning(
+        model=STUDENT, head=HEADS[0], distillation=SoftLabels(), classifier_dropout=0.0
+    )
+    objective = make_objective(config)
+    assert isinstance(objective, SoftLabelObjective)
+    params = parameters(config)
+    inputs = fine_tuning_batch(HEADS[0], batch_size=8, seq_length=16, vocab_size=18)
+    weights = np.array([1, 1, 1, 0, 1, 1, 1, 1], np.float32)
+    soft = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    batch = jax.tree.map(jnp.asarray, inputs | {"example_weights": weights, "label_logits": soft})
+    assert {*objective.batch_fields()} <= batch.keys()
+    output = objective.compute_loss(params, batch, objective.loss_denominators(batch), None)
+    rows = weights > 0
+    logits = torch.tensor(np.asarray(objective.predict(params, batch)["logits"])[rows])
+    p = torch.log_softmax(logits / 2, dim=-1)
+    q = torch.softmax(torch.tensor(soft[rows]) / 2, dim=-1)
+    expected = torch.nn.functional.kl_div(p, q, reduction="sum") * 2**2 / len(logits)
+    assert float(output.loss) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_soft_labels_need_a_classifier():
+    with pytest.raises(ConfigError, match=r"is SoftLabels, but objective.head is a RegressionHead"):
+        FineTuning(model=STUDENT, head=RegressionHead(), distillation=SoftLabels())

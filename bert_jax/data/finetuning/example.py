@@ -8,12 +8,16 @@ from bert_jax.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextExample:
-    """Holds a text or a pair of texts; the label is a class name (str), a score (float) or None."""
+    """Holds a text or a pair of texts; the label is a class name (str), a score (float) or None.
+
+    `label_logits` are soft labels, one number for each class; `label` is then the most likely one.
+    """
 
     id: str
     text: str
     text_pair: str | None = None
     label: str | float | None = None
+    label_logits: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,6 +128,20 @@ class TaskDistillation:
         _check_sizes(self.teacher, student)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SoftLabels:
+    """Configures distillation from soft labels, logits that the training examples have.
+
+    The loss is the KL divergence of the predictions from them at `temperature`, times its square.
+    The labels are not used (PET, Schick and Schütze 2021, section 3.3).
+    """
+
+    temperature: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature)
+
+
 def _check_temperature(temperature: float) -> None:
     if not (math.isfinite(temperature) and temperature > 0):
         raise ConfigError(

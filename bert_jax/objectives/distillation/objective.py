@@ -5,6 +5,8 @@ the teacher. These are sharded by the same tables, frozen by `train.tuning.froze
 checkpoints, so that a resumed run has exactly the same teacher whatever happened to its folder.
 Evaluation by tasks, prediction and export use the student only.
 
+With `SoftLabels` there is no teacher: its outputs are a field of the batch.
+
 Sources: Hinton et al. 2015, section 2; Sanh et al. 2019 (DistilBERT).
 """
 
@@ -18,13 +20,19 @@ from bert_jax.models.heads.modules import gather_positions
 from bert_jax.models.model import EncoderWithHeads, build_network, encoder_inputs
 from bert_jax.objectives.base import Batch, LossOutput
 from bert_jax.objectives.config import FineTuning, Pretraining
-from bert_jax.objectives.distillation.config import AllTokens, MaskedTokens
+from bert_jax.objectives.distillation.config import (
+    AllTokens,
+    MaskedTokens,
+    SoftLabels,
+    TaskDistillation,
+)
 from bert_jax.objectives.distillation.losses import (
     cosine_loss,
     soft_target_loss,
     task_soft_target_loss,
 )
 from bert_jax.objectives.fine_tuning import FineTuningObjective
+from bert_jax.objectives.fine_tuning_heads import HeadOutputs
 from bert_jax.objectives.pretraining import Metrics, PretrainingObjective
 from bert_jax.objectives.weighted_mean import WeightedMean, padding_fraction, weighted_mean
 from bert_jax.params.paths import TEACHER
@@ -126,7 +134,7 @@ class TaskDistillationObjective(FineTuningObjective):
 
     def __init__(self, config: FineTuning, adapter: Adapter | None = None):
         super().__init__(config, adapter)
-        assert config.distillation is not None
+        assert isinstance(config.distillation, TaskDistillation)
         self.distillation = config.distillation
         self.teacher = build_network(
             self.distillation.teacher.model, (), config.head, config.compute
@@ -172,6 +180,24 @@ class TaskDistillationObjective(FineTuningObjective):
             "padding_fraction": padding_fraction({"attention_mask": mask}),
         }
         return LossOutput(loss, metrics | soft_metrics)
+
+
+class SoftLabelObjective(FineTuningObjective):
+    """Implements the `Objective` of a `FineTuning` config with `SoftLabels`, and prediction."""
+
+    def batch_fields(self) -> tuple[str, ...]:
+        """Returns the fields of `super`, and the soft labels."""
+        return (*super().batch_fields(), "label_logits")
+
+    def label_loss(
+        self, outputs: HeadOutputs, batch: Batch
+    ) -> tuple[WeightedMean, dict[str, WeightedMean]]:
+        """Computes the loss of soft labels; "accuracy" compares with the most likely class."""
+        assert isinstance(self.config.distillation, SoftLabels)
+        temperature = self.config.distillation.temperature
+        losses = soft_target_loss(outputs["logits"], batch["label_logits"], temperature)
+        loss = weighted_mean(losses, self.spec.label_weights(batch, self.config.class_weights))
+        return loss, super().label_loss(outputs, batch)[1] | {"loss": loss}
 
 
 def _token_weights(batch: Batch) -> jax.Array:

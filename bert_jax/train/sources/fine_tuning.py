@@ -1,16 +1,14 @@
 """Provides the data of a fine-tuning run: training batches, evaluation and predictions."""
 
 import contextlib
-import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from bert_jax.atomic_io import atomic_path, atomic_write, write_json
 from bert_jax.data.config import FineTuningData
@@ -21,9 +19,6 @@ from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
-from bert_jax.models.config import TransformerConfig
-from bert_jax.models.heads.config import TaskHead, WindowEncoder, window_encoder_of
-from bert_jax.models.layers.global_attention import count_global_tokens
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
@@ -32,7 +27,7 @@ from bert_jax.predict.training_settings import save_demonstrations
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
-from bert_jax.tasks import head_for_data, make_features, text_examples, training_features
+from bert_jax.tasks import make_features, text_examples, training_features
 from bert_jax.tasks.analysis import analyze, describe_task
 from bert_jax.text.compatibility import (
     Tokenization,
@@ -43,6 +38,7 @@ from bert_jax.text.compatibility import (
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.train.config import LabeledEval
 from bert_jax.train.sources.feature_cache import ENCODER_FEATURES, FeatureExtractor, cache_features
+from bert_jax.train.sources.task_checks import check_task, check_tuning, warn_of_local_tokens
 from bert_jax.train.sources.task_evaluator import TaskEvaluator
 from bert_jax.tuning.config import CachedFeatures
 
@@ -76,20 +72,8 @@ class FineTuningSource:
                 f"the task {self._task.name} {problem}; expected a file of labeled examples for "
                 "the split train"
             )
-        head = self._objective_config.head
-        required_head = head_for_data(self._task, data, self._tokenizer)
-        if _without_num_layers(required_head) != _without_num_layers(head):
-            raise ConfigError(
-                f"objective.head is {head}, but the task {self._task.name} with data.truncation "
-                f"{data.truncation} and data.prompt {data.prompt} needs {required_head}"
-            )
-        tuning = experiment.train.tuning
-        if data.prompt and (tuning.num_virtual_tokens or tuning.features == CachedFeatures()):
-            raise ConfigError(
-                f"data.prompt is set, and train.tuning has the method {tuning.method} and the "
-                f"features {tuning.features}; expected no virtual tokens, which would move the "
-                "mask, and ComputedFeatures, because the cached ones are not those of the mask"
-            )
+        check_task(self._task, data, self._objective_config, self._tokenizer)
+        check_tuning(data, self._objective_config, experiment.train.tuning)
 
     def prepare_run_folder(self, folder: Path) -> None:
         """Checks the tokenizer against the model and saves it; see `Source`."""
@@ -141,6 +125,7 @@ class FineTuningSource:
         batch_size = self._experiment.train.phases[phase_index].batch_size
         num_choices = self.train_features(phase_index).num_choices
         sizes = {"B": batch_size, "A": num_choices, "D": self._objective_config.model.hidden_size}
+        sizes |= {"C": len(self._task.labels)}
         return [{**sizes, "L": n} for n in self._loader(phase_index, 0).distinct_batch_lengths()]
 
     @contextlib.contextmanager
@@ -263,35 +248,3 @@ class FineTuningSource:
         batch_size = (self._experiment.train.evaluation or LabeledEval()).batch_size
         sharding.check_batch_size(batch_size, 1, mesh)
         return batch_size
-
-
-def _without_num_layers(head: TaskHead) -> TaskHead:
-    """Sets the number of layers over windows, which the data does not determine, to the default."""
-    windows = window_encoder_of(head)
-    if windows is None:
-        return head
-    return dataclasses.replace(head, window_encoder=WindowEncoder(num_windows=windows.num_windows))
-
-
-def warn_of_local_tokens(
-    split: str, model: TransformerConfig, head: TaskHead, input_ids: Sequence[np.ndarray]
-) -> None:
-    """Warns of sequences with more tokens to attend globally than the model allows, if any has.
-
-    Args:
-      split: the task and its split, such as "squad train".
-      input_ids: the token ids of each sequence, without padding.
-    """
-    tokens, limit = model.global_tokens(head), model.global_token_limit
-    if tokens is None or limit is None or jax.process_index() != 0:
-        return
-    counts = np.array([count_global_tokens(tokens, ids) for ids in input_ids], np.int64)
-    if num_sequences := int((counts > limit).sum()):
-        logger.warning(
-            "%s: %s sequences have up to %s tokens that should have global attention; those after "
-            "the first %s have local attention; set model.max_global_tokens to change that number",
-            split,
-            f"{num_sequences:,}",
-            f"{counts.max():,}",
-            f"{limit:,}",
-        )

@@ -32,7 +32,7 @@ from bert_jax.models.model import build_network
 from bert_jax.models.sharding import parameter_axes
 from bert_jax.objectives.config import MultiTask, NamedHead
 from bert_jax.params import paths
-from bert_jax.train.sources.fine_tuning import warn_of_local_tokens
+from bert_jax.train.sources.task_checks import warn_of_local_tokens
 
 SMALL = LongformerConfig(
     vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,

@@ -9,6 +9,7 @@ from bert_jax.data.finetuning.config import (
     Squad,
     Swag,
     TaskConfig,
+    TrainingFile,
 )
 from bert_jax.data.finetuning.example import Task, class_labels
 from bert_jax.data.finetuning.readers.columns import read_columns
@@ -18,6 +19,7 @@ from bert_jax.data.finetuning.readers.glue import read_glue
 from bert_jax.data.finetuning.readers.snli import read_snli
 from bert_jax.data.finetuning.readers.squad import read_squad
 from bert_jax.data.finetuning.readers.swag import read_swag
+from bert_jax.data.finetuning.readers.training_file import has_soft_labels, read_training_file
 from bert_jax.errors import UserError
 
 
@@ -58,13 +60,15 @@ def _load(config: TaskConfig) -> Task:
             return read_columns(config)
         case FewShot():
             return sample_few_shot(config, _load(config.task))
+        case TrainingFile():
+            return read_training_file(config, _load(config.task))
 
 
 def _require_two_labels(task: Task) -> None:
     """Refuses a training set with a single class: nothing can be learned from it."""
     train = task.splits.get("train", ())
     labels = {label for example in train for label in class_labels(example)}
-    if len(labels) == 1:
+    if len(labels) == 1 and not has_soft_labels(task):
         (only,) = labels
         raise UserError(
             f"{task.name}: all {len(train):,} training examples have the label {only!r}; expected "
