@@ -74,8 +74,6 @@ _HEADS: list[tuple[str, LogicalAxes]] = [
     (f"{SENTENCE_HEAD}/dense/*/bias", (None,)),
     *_POOLER_AND_TASK_HEADS,
     *_WINDOW_ENCODER,
-    ("sentence_head/dense/*/kernel", ("embed", None)),
-    ("sentence_head/dense/*/bias", (None,)),
     ("softmax_classifier/kernel", ("embed", None)),
     ("softmax_classifier/bias", (None,)),
     # In a multi-task model each task has heads of its own.

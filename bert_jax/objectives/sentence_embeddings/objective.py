@@ -25,6 +25,7 @@ from bert_jax.objectives.sentence_embeddings.config import (
     MSELoss,
     MultipleNegativesRankingLoss,
     SentenceEmbedding,
+    SentenceLoss,
     SingleLoss,
     SoftmaxLoss,
     SupervisedSimCSE,
@@ -93,16 +94,7 @@ class SentenceEmbeddingObjective:
         """Computes the loss, and for losses that classify the accuracy as a metric."""
         vectors_BAE = self.example_vectors(params, batch, dropout_key)
         classifier = params.get(SOFTMAX_CLASSIFIER, {})
-        match self.config.loss:
-            case MatryoshkaLoss(loss=loss, dims=dims, weights=weights):
-                total, metrics = jnp.float32(0.0), {}
-                # Ascending, so that the metrics are those of the largest size.
-                for dim, weight in sorted(zip(dims, weights or (1.0,) * len(dims), strict=True)):
-                    cut = losses.truncate(vectors_BAE, dim)
-                    part, metrics = _loss_of_vectors(loss, cut, batch, classifier)
-                    total += weight * part
-            case loss:
-                total, metrics = _loss_of_vectors(loss, vectors_BAE, batch, classifier)
+        total, metrics = loss_of_vectors(self.config.loss, vectors_BAE, batch, classifier)
         mask = encoder_inputs(batch)["attention_mask"]
         metrics = metrics | {"padding_fraction": padding_fraction({"attention_mask": mask})}
         return LossOutput(total / loss_denominators["loss"], metrics)
@@ -160,10 +152,31 @@ def _num_examples(batch: Batch) -> int:
     return batch[CHOICE_FIELDS[0] if CHOICE_FIELDS[0] in batch else ENCODER_FIELDS[0]].shape[0]
 
 
-def _loss_of_vectors(
+def loss_of_vectors(
+    loss: SentenceLoss, vectors_BAE: jax.Array, batch: Batch, classifier: Params
+) -> tuple[jax.Array, Metrics]:
+    """Computes the sum of the losses of all examples, and metrics.
+
+    Args:
+      vectors_BAE: float32 [B, A, E], the vectors of the texts of each example.
+      batch: the field with labels, scores or teacher's vectors, if the loss reads one.
+      classifier: kernel and bias of `SoftmaxLoss`; {} for other losses.
+    """
+    if not isinstance(loss, MatryoshkaLoss):
+        return _single_loss(loss, vectors_BAE, batch, classifier)
+    total, metrics = jnp.float32(0.0), {}
+    weights = loss.weights or (1.0,) * len(loss.dims)
+    # Ascending, so that the metrics are those of the largest size.
+    for dim, weight in sorted(zip(loss.dims, weights, strict=True)):
+        shortened = losses.truncate(vectors_BAE, dim)
+        part, metrics = _single_loss(loss.loss, shortened, batch, classifier)
+        total += weight * part
+    return total, metrics
+
+
+def _single_loss(
     loss: SingleLoss, vectors_BAE: jax.Array, batch: Batch, classifier: Params
 ) -> tuple[jax.Array, Metrics]:
-    """Computes the sum of the losses of all examples, and metrics."""
     first, *others = (vectors_BAE[:, index] for index in range(vectors_BAE.shape[1]))
     size, metrics = vectors_BAE.shape[0], {}
     match loss:

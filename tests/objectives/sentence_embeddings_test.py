@@ -1,0 +1,165 @@
+"""Covers bert_jax/objectives/sentence_embeddings/objective.py and config.py."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.config_lib import from_json, to_json
+from bert_jax.errors import ConfigError
+from bert_jax.models.sentence_encoder.config import Dense, SentenceEncoderConfig
+from bert_jax.objectives.sentence_embeddings.config import (
+    CoSENTLoss,
+    CosineSimilarityLoss,
+    MatryoshkaLoss,
+    MSELoss,
+    MultipleNegativesRankingLoss,
+    SentenceEmbedding,
+    SoftmaxLoss,
+    TripletLoss,
+    UnsupervisedSimCSE,
+)
+from bert_jax.objectives.sentence_embeddings.objective import SentenceEmbeddingObjective
+from bert_jax.parallel import sharding
+from bert_jax.parallel.config import MeshConfig
+from bert_jax.testing.models import small_config
+
+CONFIG = SentenceEmbedding(
+    model=small_config(num_hidden_layers=1),
+    sentence_encoder=SentenceEncoderConfig(modules=(Dense(in_features=16, out_features=8),)),
+    # The scale keeps gradients below 1, so that 1e-6 is about the precision of float32.
+    loss=MultipleNegativesRankingLoss(scale=1.0),
+)
+SIZE, LENGTH = 16, 8
+
+
+def make_batch(num_texts: int) -> dict[str, np.ndarray]:
+    rng, shape = np.random.default_rng(1), (SIZE, num_texts, LENGTH)
+    mask = np.arange(LENGTH) < rng.integers(3, LENGTH + 1, (SIZE, num_texts, 1))
+    return {
+        "choice_input_ids": (rng.integers(5, 18, shape) * mask).astype(np.int32),
+        "choice_token_type_ids": np.zeros(shape, np.int32),
+        "choice_attention_mask": mask.astype(np.int32),
+    }
+
+
+def value_and_gradients(objective, params, batch, key=None):
+    def loss(params):
+        return objective.compute_loss(params, batch, objective.loss_denominators(batch), key).loss
+
+    return jax.jit(jax.value_and_grad(loss))(params)
+
+
+@pytest.fixture(scope="module")
+def params():
+    """Parameters of `CONFIG`."""
+    return SentenceEmbeddingObjective(CONFIG).init(jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def plain(params):
+    """Loss and gradients of triples without chunks and without dropout."""
+    return value_and_gradients(SentenceEmbeddingObjective(CONFIG), params, make_batch(3))
+
+
+def assert_equal(actual, expected) -> None:
+    """Compares losses and gradients, each array to 1e-6 of its norm."""
+    for left, right in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert np.linalg.norm(left - right) <= 1e-6 * max(1.0, np.linalg.norm(right))
+
+
+def test_gradients_with_chunks_equal_those_of_the_whole_batch(params, plain):
+    chunked = SentenceEmbeddingObjective(dataclasses.replace(CONFIG, chunk_size=4))
+    assert_equal(value_and_gradients(chunked, params, make_batch(3)), plain)
+
+
+@pytest.mark.slow
+def test_chunks_repeat_their_dropout_in_the_backward_pass(params, plain):
+    """Compares with a loop over chunks that computes nothing again."""
+    chunked = SentenceEmbeddingObjective(dataclasses.replace(CONFIG, chunk_size=8))
+    one_chunk, batch, key = SentenceEmbeddingObjective(CONFIG), make_batch(3), jax.random.key(3)
+
+    class Loop(SentenceEmbeddingObjective):
+        def example_vectors(self, params, batch, dropout_key):
+            keys = jax.random.split(dropout_key, 2)
+            parts = [
+                one_chunk.example_vectors(params, {n: a[i::2] for n, a in batch.items()}, keys[i])
+                for i in range(2)
+            ]
+            return jax.numpy.stack(parts, axis=1).reshape(SIZE, 3, -1)
+
+    actual = value_and_gradients(chunked, params, batch, key)
+    assert_equal(actual, value_and_gradients(Loop(CONFIG), params, batch, key))
+    assert abs(float(actual[0]) - float(plain[0])) > 1e-3
+
+
+@pytest.mark.parametrize("chunk_size", [None, pytest.param(8, marks=pytest.mark.slow)])
+def test_eight_devices_give_the_loss_of_one(params, plain, chunk_size):
+    """The negatives of a query are on all devices."""
+    mesh = sharding.make_mesh(MeshConfig(data=4, fsdp=2))
+    objective = SentenceEmbeddingObjective(dataclasses.replace(CONFIG, chunk_size=chunk_size))
+    batch = sharding.put_batch(make_batch(3), sharding.batch_sharding(mesh))
+    sharded = jax.device_put(params, sharding.parameter_shardings(params, mesh))
+    with jax.set_mesh(mesh):
+        assert_equal(value_and_gradients(objective, sharded, batch), plain)
+
+
+def test_two_views_of_a_text_differ_by_dropout(params):
+    batch = make_batch(1)
+    views = {name: np.repeat(array, 2, axis=1) for name, array in batch.items()}
+    objective = SentenceEmbeddingObjective(dataclasses.replace(CONFIG, loss=UnsupervisedSimCSE()))
+    vectors = np.asarray(jax.jit(objective.example_vectors)(params, views, jax.random.key(0)))
+    distances = np.linalg.norm(vectors[:, 0] - vectors[:, 1], axis=-1)
+    assert vectors.shape == (SIZE, 2, 8)
+    assert (distances > 1e-3).all()
+
+
+def test_softmax_classifier_is_trained_with_the_encoder():
+    objective = SentenceEmbeddingObjective(
+        dataclasses.replace(CONFIG, loss=SoftmaxLoss(labels=("no", "maybe", "yes")))
+    )
+    params = objective.init(jax.random.key(0))
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), objective.abstract())
+    assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params)
+    batch = make_batch(2) | {"labels": np.arange(SIZE, dtype=np.int32) % 3}
+    _, gradients = value_and_gradients(objective, params, batch)
+    assert gradients["softmax_classifier"]["kernel"].shape == (24, 3)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradients["sentence_head"]))
+
+
+def test_config_round_trips_through_json():
+    loss = MatryoshkaLoss(loss=CoSENTLoss(scale=10.0), dims=(8, 4), weights=(1.0, 0.5))
+    config = dataclasses.replace(CONFIG, loss=loss, chunk_size=4)
+    assert from_json(SentenceEmbedding, to_json(config), "objective") == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"loss": MatryoshkaLoss(loss=CoSENTLoss(), dims=(9,))}, "vectors have 8 components"),
+        ({"chunk_size": 0}, "objective.chunk_size is 0"),
+    ],
+)
+def test_errors_of_configs(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(CONFIG, **fields)
+
+
+def test_errors_of_losses():
+    with pytest.raises(ConfigError, match=r"objective.loss.scale is 0, expected a number > 0"):
+        CoSENTLoss(scale=0)
+    with pytest.raises(ConfigError, match="expected at least two different names"):
+        SoftmaxLoss(labels=("a",))
+    with pytest.raises(ConfigError, match="which needs vectors of one size"):
+        MatryoshkaLoss(loss=MSELoss(teacher="t"), dims=(4,))
+    with pytest.raises(ConfigError, match="one for each"):
+        MatryoshkaLoss(loss=CosineSimilarityLoss(), dims=(4, 2), weights=(1.0,))
+
+
+def test_losses_that_compare_examples_refuse_microbatches():
+    with pytest.raises(ConfigError, match=r"compares each example.*objective.chunk_size"):
+        CONFIG.check_batch(SIZE, 2)
+    with pytest.raises(ConfigError, match="does not divide the batch_size 16"):
+        dataclasses.replace(CONFIG, chunk_size=5).check_batch(SIZE, 1)
+    dataclasses.replace(CONFIG, loss=TripletLoss()).check_batch(SIZE, 2)

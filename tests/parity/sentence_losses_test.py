@@ -1,0 +1,137 @@
+"""Compares objectives/sentence_embeddings/ with the losses of sentence-transformers."""
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.objectives.sentence_embeddings.config import (
+    ContrastiveLoss,
+    CoSENTLoss,
+    CosineSimilarityLoss,
+    MarginMSELoss,
+    MatryoshkaLoss,
+    MSELoss,
+    MultipleNegativesRankingLoss,
+    SoftmaxLoss,
+    SupervisedSimCSE,
+    TripletLoss,
+    UnsupervisedSimCSE,
+)
+from bert_jax.objectives.sentence_embeddings.objective import loss_of_vectors
+
+torch = pytest.importorskip("torch")
+losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+
+SIZE, WIDTH = 6, 12
+RNG = np.random.default_rng(0)
+SCORES = np.array([0.2, 0.9, 0.9, 0.0, 1.0, 0.4], np.float32)  # with a tie
+LABELS = np.array([0, 1, 1, 0, 1, 0], np.int32)
+TEACHER = RNG.normal(size=(SIZE, WIDTH)).astype(np.float32)
+CLASSIFIER = {
+    "kernel": RNG.normal(size=(3 * WIDTH, 3)).astype(np.float32),
+    "bias": RNG.normal(size=3).astype(np.float32),
+}
+MATRYOSHKA = {"dims": (4, 12, 7), "weights": (0.5, 1.0, 2.0)}
+
+
+class Vectors(torch.nn.Module):
+    """Returns the given vectors in place of a model's."""
+
+    device = torch.device("cpu")
+
+    def forward(self, features):
+        return {"sentence_embedding": features["vectors"]}
+
+    def get_embedding_dimension(self):
+        return WIDTH
+
+
+def softmax_loss(model):
+    loss = losses.SoftmaxLoss(model, WIDTH, 3)
+    loss.classifier.weight.data = torch.from_numpy(CLASSIFIER["kernel"].T.copy())
+    loss.classifier.bias.data = torch.from_numpy(CLASSIFIER["bias"])
+    return loss
+
+
+def symmetric_loss(model):
+    return losses.MultipleNegativesRankingLoss(
+        model, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
+    )
+
+
+def matryoshka_loss(model):
+    ranking = losses.MultipleNegativesRankingLoss(model)
+    return losses.MatryoshkaLoss(model, ranking, MATRYOSHKA["dims"], MATRYOSHKA["weights"])
+
+
+# Name -> (our loss, that of sentence-transformers, texts of an example, field of the batch).
+CASES = {
+    "softmax": (SoftmaxLoss(labels=("a", "b", "c")), softmax_loss, 2, {"labels": LABELS}),
+    "cosine": (CosineSimilarityLoss(), losses.CosineSimilarityLoss, 2, {"label_values": SCORES}),
+    "cosent": (CoSENTLoss(), losses.CoSENTLoss, 2, {"label_values": SCORES}),
+    "pairs": (MultipleNegativesRankingLoss(), losses.MultipleNegativesRankingLoss, 2, {}),
+    "hard negatives": (
+        MultipleNegativesRankingLoss(scale=10.0),
+        lambda model: losses.MultipleNegativesRankingLoss(model, scale=10.0),
+        4,
+        {},
+    ),
+    "symmetric": (
+        MultipleNegativesRankingLoss(symmetric=True),
+        symmetric_loss,
+        3,
+        {},
+    ),
+    "simcse": (UnsupervisedSimCSE(), losses.MultipleNegativesRankingLoss, 2, {}),
+    "supervised simcse": (SupervisedSimCSE(), losses.MultipleNegativesRankingLoss, 3, {}),
+    "triplet": (TripletLoss(), losses.TripletLoss, 3, {}),
+    "contrastive": (ContrastiveLoss(), losses.ContrastiveLoss, 2, {"labels": LABELS}),
+    "mse": (MSELoss(teacher="t"), losses.MSELoss, 1, {"teacher_vectors": TEACHER}),
+    "margin mse": (MarginMSELoss(teacher="t"), losses.MarginMSELoss, 3, {"label_values": SCORES}),
+    "matryoshka": (
+        MatryoshkaLoss(loss=MultipleNegativesRankingLoss(), **MATRYOSHKA),
+        matryoshka_loss,
+        2,
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_equal_sentence_transformers(name):
+    loss, make_reference, num_texts, target = CASES[name]
+    vectors = RNG.normal(size=(SIZE, num_texts, WIDTH)).astype(np.float32)
+    vectors[:, 1:] += vectors[:, :1]  # positives are near, so that no loss is saturated
+    classifier = CLASSIFIER if name == "softmax" else {}
+
+    @jax.jit
+    @jax.value_and_grad
+    def value_and_gradient(vectors):
+        return loss_of_vectors(loss, vectors, target, classifier)[0] / SIZE
+
+    value, gradient = value_and_gradient(vectors)
+    texts = [torch.from_numpy(vectors[:, i].copy()).requires_grad_() for i in range(num_texts)]
+    labels = [torch.from_numpy(np.asarray(array)) for array in target.values()]
+    if name == "softmax":
+        labels = [labels[0].long()]
+    reference = make_reference(Vectors())
+    expected = reference([{"vectors": text} for text in texts], *(labels or [None]))
+    expected.backward()
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-6, atol=1e-6)
+    for index, text in enumerate(texts):
+        np.testing.assert_allclose(gradient[:, index], text.grad.numpy(), rtol=1e-6, atol=2e-6)
+
+
+def test_hard_negative_weight_is_a_log_weight():
+    """Compares with SimCSE's definition: exp(weight) copies of the own hard negative."""
+    vectors = RNG.normal(size=(SIZE, 3, WIDTH)).astype(np.float32)
+    loss = SupervisedSimCSE(temperature=0.5, hard_negative_weight=1.5)
+    total = jax.jit(lambda vectors: loss_of_vectors(loss, vectors, {}, {})[0])(vectors)
+    unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    expected = 0.0
+    for query in range(SIZE):
+        cosines = unit[query, 0] @ unit[:, 1:].transpose(1, 2, 0) / 0.5  # [positive or not, text]
+        weights = np.ones((2, SIZE))
+        weights[1, query] = np.exp(1.5)
+        expected -= np.log(np.exp(cosines[0, query]) / np.sum(weights * np.exp(cosines)))
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
