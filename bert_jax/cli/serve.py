@@ -27,12 +27,20 @@ Authorization: Bearer KEY. SIGTERM answers the accepted requests and exits.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, --host, --port, --api-key-file and the limits."""
+    """Adds MODEL, --adapter, --host, --port, --api-key-file and the limits."""
     parser.add_argument(
         "models",
         metavar="MODEL",
         nargs="+",
         help="run folder or Hugging Face folder, or NAME=FOLDER (default name: that of the folder)",
+    )
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="adapter of the model, chosen by requests as MODEL:NAME: a fine-tuning run, such as "
+        "--method lora, or an adapter folder of peft; with several models MODEL:NAME=FOLDER",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8080, help="port, 0 for any (default: 8080)")
@@ -52,12 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Loads the models and serves until a signal."""
     try:
-        from bert_jax.serve.run import CACHE_FOLDER, bind, parse_models, run_server
+        from bert_jax.serve.run import CACHE_FOLDER, bind, load_models, run_server
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"bert-jax serve needs {error.name}", "serve") from None
-    from bert_jax.pretrained.load import load_model
     from bert_jax.serve.config import ServerConfig
-    from bert_jax.serve.served_models import ServedModels, serve_model
     from bert_jax.train.compilation_cache import persistent_compilation_cache
 
     names = ("max_length", "max_batch_tokens", "max_queue_tokens", "max_inputs")
@@ -65,9 +71,7 @@ def run(args: argparse.Namespace) -> None:
     config = ServerConfig(api_key=_read_key(args.api_key_file), **limits)
     bound = bind(args.host, args.port)
     with bound, persistent_compilation_cache(CACHE_FOLDER.expanduser()):
-        pairs = parse_models(args.models)
-        models = [serve_model(name, load_model(path), config) for name, path in pairs]
-        run_server(ServedModels(models), config, bound)
+        run_server(load_models(args.models, args.adapter, config), config, bound)
 
 
 def _read_key(file: str | None) -> str | None:

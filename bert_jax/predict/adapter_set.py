@@ -8,7 +8,7 @@ adapter_set.replace("rte", read_adapter("runs/rte-2"))  # compiles nothing
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -71,7 +71,7 @@ class AdapterSet:
         Raises:
           UserError: there is no adapter of that name.
         """
-        rows = np.array([self._index(name) for name in names], np.int32)
+        rows = np.array([self.index(name) for name in names], np.int32)
         return jax.device_get(self.compute(self._encoder, self._stacked, dict(batch), rows))
 
     def replace(self, name: str, adapter: TrainedAdapter) -> None:
@@ -80,7 +80,7 @@ class AdapterSet:
         Raises:
           UserError: the new adapter was trained on another base or does not fit into the set.
         """
-        index = self._index(name)
+        index = self.index(name)
         self._check(name, adapter)
         self._stacked = jax.tree.map(
             lambda stacked, leaf: stacked.at[index].set(leaf),
@@ -89,12 +89,18 @@ class AdapterSet:
         )
 
     @property
+    def parameters(self) -> tuple[Any, Any]:
+        """Returns the base and the stacked adapters, the first two arguments of `compute`."""
+        return self._encoder, self._stacked
+
+    @property
     def bytes_per_adapter(self) -> int:
         """Returns the bytes of one adapter and its head on the device."""
         total = sum(leaf.nbytes for leaf in jax.tree.leaves(self._stacked))
         return total // len(self._names)
 
-    def _index(self, name: str) -> int:
+    def index(self, name: str) -> int:
+        """Returns the index of an adapter in the set; UserError if there is none of this name."""
         if name not in self._names:
             hint = did_you_mean(name, self._names) or f"expected one of {', '.join(self._names)}"
             raise UserError(f"there is no adapter {name!r} in the set; {hint}".rstrip())
@@ -170,6 +176,11 @@ def _common_method(adapters: Sequence[TrainedAdapter]) -> Adapter:
         dropout=0.0,
         targets=tuple(dict.fromkeys(target for each in lora for target in each.targets)),
     )
+
+
+def set_key(adapter: TrainedAdapter) -> Hashable:
+    """Returns what must be equal for two adapters of a set: kind and size of head, and method."""
+    return _head_shape(adapter.head), _comparable(adapter.method)
 
 
 def _comparable(method: Adapter) -> Any:

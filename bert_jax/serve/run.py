@@ -11,10 +11,11 @@ from pathlib import Path
 
 import uvicorn
 
-from bert_jax.errors import UserError
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.pretrained.load import load_model
 from bert_jax.serve.app import create_app
 from bert_jax.serve.config import ServerConfig
-from bert_jax.serve.served_models import ServedModels
+from bert_jax.serve.served_models import ServedModels, serve_model
 from bert_jax.serve.server_state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -128,12 +129,45 @@ def _announce(state: ServerState, server: Server, host: str, port: int) -> None:
     logger.info("ready: http://%s:%d serves %s", host, port, names)
 
 
-def parse_models(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns (name, path) for each MODEL or NAME=MODEL; the default name is that of the folder."""
-    pairs: list[tuple[str, str]] = []
-    for argument in arguments:
+def load_models(
+    models: Sequence[str], adapters: Sequence[str], config: ServerConfig
+) -> ServedModels:
+    """Loads the models of a command line.
+
+    Args:
+      models: MODEL or NAME=MODEL; the default name is that of the folder.
+      adapters: ADAPTER=FOLDER, or NAME:ADAPTER=FOLDER if there are several models.
+
+    Raises:
+      ConfigError: an argument has another form, or names a model that is not there.
+      UserError: a model or an adapter cannot be read.
+    """
+    folders: dict[str, str] = {}
+    for argument in models:
         name, separator, path = argument.partition("=")
         if not separator or "/" in name:
             name, path = Path(argument).resolve().name, argument
-        pairs.append((name, path))
-    return pairs
+        if name in folders:
+            raise ConfigError(
+                f"two models are called {name!r}; name them apart, as in {name}-2={path}"
+            )
+        folders[name] = path
+    of_model: dict[str, dict[str, str]] = {name: {} for name in folders}
+    for argument in adapters:
+        name, separator, path = argument.partition("=")
+        base, has_base, adapter = name.rpartition(":")
+        base = base if has_base else next(iter(folders))
+        is_ambiguous = not has_base and len(folders) > 1
+        if not separator or not adapter or is_ambiguous or base not in folders:
+            raise ConfigError(
+                f"--adapter {argument}: expected NAME=FOLDER, or MODEL:NAME=FOLDER with one of "
+                f"the models {', '.join(folders)}"
+            )
+        of_model[base][adapter] = path
+    return ServedModels(
+        [
+            served
+            for name, path in folders.items()
+            for served in serve_model(name, load_model(path), config, of_model[name])
+        ]
+    )

@@ -1,26 +1,28 @@
 """Loads the models of a server, and finds the one that a request names."""
 
-import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from bert_jax.errors import ConfigError, did_you_mean
+import jax
+
+from bert_jax.errors import did_you_mean
 from bert_jax.models.heads.config import (
     QuestionAnsweringHead,
     TaskHead,
     TokenClassificationHead,
 )
+from bert_jax.predict.batching import require_tokenizer
 from bert_jax.pretrained.load import LoadedModel, require_single_task
 from bert_jax.serve.config import ServerConfig
 from bert_jax.serve.engine import Engine
 from bert_jax.serve.request_error import RequestError
+from bert_jax.serve.services.adapters import make_adapter_services
 from bert_jax.serve.services.embedding import EmbeddingService
 from bert_jax.serve.services.fill_mask import FillMaskService
 from bert_jax.serve.services.task import TaskService, make_task_engine
 from bert_jax.text.tokenizer import Tokenizer
-
-logger = logging.getLogger(__name__)
 
 Ability = Literal["embed", "predict", "rerank", "tag", "answer", "fill_mask"]
 """What a model can be asked for."""
@@ -42,18 +44,15 @@ class ServedModel:
     Attributes:
       name: what requests call it: "name" or "name:adapter".
       path: the folder from which it was loaded.
-      model: the loaded model; its parameters are on the device, too.
-      description: what it is, for messages, such as "a model for classification".
+      tokenizer: its tokenizer.
     """
 
     name: str
     path: str
-    model: LoadedModel
-    description: str
+    tokenizer: Tokenizer
     embedding: EmbeddingService | None = None
     task: TaskService | None = None
     fill_mask: FillMaskService | None = None
-    adapters: tuple[str, ...] = field(default=())
 
     @property
     def abilities(self) -> tuple[Ability, ...]:
@@ -66,12 +65,6 @@ class ServedModel:
         if self.task is not None:
             found += _abilities_of(self.task.head, self.task.has_one_output)
         return tuple(found)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer; every served model has one."""
-        assert self.model.tokenizer is not None  # checked by the services
-        return self.model.tokenizer
 
     @property
     def max_length(self) -> int:
@@ -113,46 +106,62 @@ def _abilities_of(head: TaskHead, has_one_output: bool) -> list[Ability]:
             return ["predict", "rerank"] if has_one_output else ["predict"]
 
 
-def serve_model(name: str, model: LoadedModel, config: ServerConfig) -> ServedModel:
-    """Makes the services that a model has the parameters for.
+def serve_model(
+    name: str,
+    model: LoadedModel,
+    config: ServerConfig,
+    adapters: Mapping[str, str] | None = None,
+) -> list[ServedModel]:
+    """Makes the services that a model has the parameters for, and those of its adapters.
+
+    Args:
+      name: what requests call the model; its adapters are called "name:adapter".
+      adapters: name of an adapter -> its folder.
 
     Raises:
-      UserError: the model has no tokenizer, or a head that the server does not support.
+      UserError: the model has no tokenizer, or a head that the server does not support; or an
+        adapter was trained on another base.
     """
     require_single_task(model)
+    # All services of a model use the same copy of its parameters on the device.
+    model = dataclasses.replace(model, params=jax.device_put(model.params))
+    task = embedding = fill_mask = None
     if model.head is not None:
-        task = TaskService(model, make_task_engine(name, model, config))
-        description = f"a model for {task.kind.name}"
-        return ServedModel(
-            name=name, path=model.path, model=model, description=description, task=task
+        task = TaskService(model, make_task_engine(name, model, config), config)
+    else:
+        embedding = EmbeddingService(name, model, config)
+        if "masked_lm" not in model.missing:
+            fill_mask = FillMaskService(name, model, config)
+    served = [
+        ServedModel(
+            name=name,
+            path=model.path,
+            tokenizer=require_tokenizer(model),
+            embedding=embedding,
+            task=task,
+            fill_mask=fill_mask,
         )
-    embedding = EmbeddingService(name, model, config)
-    fill_mask = None if "masked_lm" in model.missing else FillMaskService(name, model, config)
-    return ServedModel(
-        name=name,
-        path=model.path,
-        model=model,
-        description="a pretrained encoder without the head of a task",
-        embedding=embedding,
-        fill_mask=fill_mask,
-    )
+    ]
+    for adapter_name, service in make_adapter_services(name, model, adapters or {}, config).items():
+        served.append(
+            ServedModel(
+                name=f"{name}:{adapter_name}",
+                path=(adapters or {})[adapter_name],
+                tokenizer=service.tokenizer,
+                task=service,
+            )
+        )
+    return served
 
 
 class ServedModels:
     """Finds models by name."""
 
     def __init__(self, models: Sequence[ServedModel]):
-        """Raises a ConfigError if two models have the same name."""
-        self.by_name: dict[str, ServedModel] = {}
-        for model in models:
-            if model.name in self.by_name:
-                raise ConfigError(
-                    f"two models are called {model.name!r}; name them apart, as in "
-                    f"{model.name}-2={model.path}"
-                )
-            self.by_name[model.name] = model
+        """Keeps models, whose names are different."""
+        self.by_name = {model.name: model for model in models}
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.by_name.values())
 
     @property
@@ -201,4 +210,5 @@ class ServedModels:
 
 def _describe(model: ServedModel) -> str:
     routes = [route for ability in model.abilities for route in ROUTES[ability]]
-    return f"{model.description}, with {', '.join(routes)}"
+    kind = f"a model for {model.task.kind.name}" if model.task else "an encoder without a task head"
+    return f"{kind}, with {', '.join(routes)}"

@@ -73,7 +73,7 @@ class ServerState:
         self._pool = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
         jax.monitoring.register_event_duration_secs_listener(self._count_compilation)
 
-    def _count_compilation(self, event: str, duration: float, **_: object) -> None:
+    def _count_compilation(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             self.metrics.compilations.inc()
 

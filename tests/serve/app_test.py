@@ -41,7 +41,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
 
 @pytest.fixture(scope="module")
 def server(models: dict[str, LoadedModel]) -> Iterator[RunningServer]:
-    served = [serve_model(name, model, CONFIG) for name, model in models.items()]
+    served = [each for name in models for each in serve_model(name, models[name], CONFIG)]
     with running_server(served, CONFIG) as running:
         yield running
 

@@ -21,7 +21,7 @@ from bert_jax.models.heads.config import (
 )
 from bert_jax.objectives.fine_tuning import FineTuningObjective
 from bert_jax.params.paths import ADAPTER
-from bert_jax.predict.task_processor import PreparedInputs, TaskProcessor
+from bert_jax.predict.task_processor import PreparedInputs, TaskProcessor, TruncationName
 from bert_jax.predict.training_settings import require_head
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.serve.config import ServerConfig
@@ -56,7 +56,7 @@ def outputs_of(head: TaskHead, path: str) -> tuple[str, ...]:
 
 def make_task_engine(name: str, model: LoadedModel, config: ServerConfig) -> Engine:
     """Returns the engine of a fine-tuned model: its encoder and its head."""
-    head, processor = require_head(model), TaskProcessor(model)
+    head, processor = require_head(model), make_processor(model, config)
     objective = FineTuningObjective(processor.settings.objective, model.adapter)
     parts = ("encoder", *task_parts(head, model.config))
     params = {part: model.params[part] for part in parts}
@@ -68,14 +68,19 @@ def make_task_engine(name: str, model: LoadedModel, config: ServerConfig) -> Eng
     return Engine(
         f"{processor.kind.name} of {name}",
         JaxBackend(compute, params),
-        task_buckets(processor, config),
+        Buckets(processor.max_length, config.max_batch_tokens, config.max_batch_rows),
         pad_id=processor.tokenizer.pad_id,
     )
 
 
-def task_buckets(processor: TaskProcessor, config: ServerConfig) -> Buckets:
-    """Returns the shapes of batches for the sequences of a processor."""
-    return Buckets(processor.max_length, config.max_batch_tokens, config.max_batch_rows)
+def make_processor(
+    model: LoadedModel, config: ServerConfig, truncation: TruncationName | None = None
+) -> TaskProcessor:
+    """Returns the processor of a model, with at most `config.max_length` tokens a sequence."""
+    processor = TaskProcessor(model, truncation=truncation)
+    if config.max_length is None or config.max_length >= processor.max_length:
+        return processor
+    return TaskProcessor(model, truncation=truncation, max_length=config.max_length)
 
 
 class TaskService:
@@ -92,6 +97,7 @@ class TaskService:
         self,
         model: LoadedModel,
         engine: Engine,
+        config: ServerConfig,
         extra: Mapping[str, np.ndarray] | None = None,
     ):
         """Makes a service on an engine.
@@ -101,14 +107,14 @@ class TaskService:
         """
         self.engine, self.head, self._extra = engine, require_head(model), dict(extra or {})
         self._outputs = outputs_of(self.head, model.path)
-        self._processor = TaskProcessor(model)
+        self._processor = make_processor(model, config)
         self.tokenizer, self.kind = self._processor.tokenizer, self._processor.kind
         self.labels = self._processor.labels or ("LABEL_0",)
         self.max_length = self._processor.max_length
         self._keeping_end = self._processor
         can_keep_end = not self.kind.reads_windows and self._processor.settings.prompt is None
         if can_keep_end and isinstance(self._processor.truncation, HeadTruncation):
-            self._keeping_end = TaskProcessor(model, truncation="tail")
+            self._keeping_end = make_processor(model, config, "tail")
 
     @property
     def has_one_output(self) -> bool:
