@@ -94,6 +94,8 @@ TEST = [
     "pytest-xdist>=3.6,<4",
     # Property tests of text, masking and packing.
     "hypothesis>=6.100,<7",
+    # Sends requests to the server. 2: the first release.
+    "httpx2>=2.0,<3",
     # make lint. Ruff's format changes between minor versions: one minor version only.
     "ruff>=0.17.5,<0.18",
     "pyright>=1.1.400,<1.2",

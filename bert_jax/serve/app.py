@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("bert_jax.serve.access")
 
 PAGE = Path(__file__).parent / "page"
+_PAGE_SUFFIXES = (".html", ".css", ".js", ".svg")
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'",
     "X-Content-Type-Options": "nosniff",
@@ -217,7 +218,7 @@ class Endpoints:
     def _page_file(self, name: str) -> Response:
         file = PAGE / name
         # A name with a separator would leave the folder.
-        if file.parent != PAGE or not file.is_file() or file.suffix not in (".html", ".css", ".js"):
+        if file.parent != PAGE or not file.is_file() or file.suffix not in _PAGE_SUFFIXES:
             raise HTTPException(404, f"there is no file {name!r} of the page")
         return FileResponse(file, headers=_PAGE_HEADERS)
 

@@ -63,8 +63,10 @@ class JaxBackend:
         self._programs: dict[tuple[int, ...], Any] = {}
 
     def compile(self, batch: Arrays) -> None:
-        """Compiles the program for the shape of a batch."""
+        """Compiles the program for the shape of a batch, unless there is one."""
         shape = batch["input_ids"].shape
+        if shape in self._programs:
+            return
         program = self._jitted.lower(self._params, batch).compile()
         # XLA finishes a program when it first runs, which took 160 ms on a CPU.
         jax.block_until_ready(program(self._params, batch))
@@ -114,6 +116,7 @@ class Engine:
     Attributes:
       name: the model and what is computed, for messages.
       buckets: the shapes of batches.
+      backend: computes a padded batch.
     """
 
     def __init__(
@@ -131,14 +134,14 @@ class Engine:
           pad_id: the token id of padding.
           extra: for each further field of the batch, the value in rows of padding.
         """
-        self.name, self.buckets, self._backend, self._pad_id = name, buckets, backend, pad_id
-        self._extra = dict(extra or {})
+        self.name, self.buckets, self.backend = name, buckets, backend
+        self._pad_id, self._extra = pad_id, dict(extra or {})
 
     def compile_all(self) -> int:
         """Compiles the programs of all shapes; returns their number."""
         start, shapes = time.perf_counter(), self.buckets.shapes()
         for rows, length in shapes:
-            self._backend.compile(self._pad([], rows, length))
+            self.backend.compile(self._pad([], rows, length))
         seconds = time.perf_counter() - start
         logger.info("compiled %d programs of %s in %.1f s", len(shapes), self.name, seconds)
         return len(shapes)
@@ -151,7 +154,7 @@ class Engine:
         """
         length = self.buckets.length_for(max(map(len, sequences)))
         batch = self._pad(sequences, next_power_of_two(len(sequences)), length)
-        outputs = self._backend(batch)
+        outputs = self.backend(batch)
         names = {name for sequence in sequences for name in sequence.outputs}
         # Only what some sequence needs is copied from the device.
         arrays = {name: np.asarray(outputs[name]) for name in names}

@@ -159,7 +159,9 @@ class ServedModels:
 
     def __init__(self, models: Sequence[ServedModel]):
         """Keeps models, whose names are different."""
-        self.by_name = {model.name: model for model in models}
+        # Adapters come last: a request that names no model gets the first one that can answer.
+        in_order = sorted(models, key=lambda model: ":" in model.name)
+        self.by_name = {model.name: model for model in in_order}
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.by_name.values())

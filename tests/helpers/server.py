@@ -17,6 +17,7 @@ from bert_jax.serve.server_state import ServerState
 class RunningServer:
     """Holds a server that runs: its state, its address and a client."""
 
+    server: Server
     state: ServerState
     url: str
     client: httpx2.Client
@@ -45,7 +46,7 @@ def running_server(
     thread.start()
     try:
         with httpx2.Client(base_url=url, timeout=60) as client:
-            yield RunningServer(state, url, client)
+            yield RunningServer(server, state, url, client)
     finally:
         server.should_exit = True
         thread.join()
