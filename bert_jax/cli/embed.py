@@ -4,15 +4,26 @@ import argparse
 import json
 
 from bert_jax.cli.arguments.prediction import MODEL_WITHOUT_HEAD, add_model_argument
+from bert_jax.cli.arguments.sentence_encoder import (
+    add_dimensions_argument,
+    add_normalize_argument,
+    add_pooling_argument,
+    add_prompt_arguments,
+)
 from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
 
 HELP = "compute embeddings of texts"
 
 _EPILOG = f"""examples:
   bert-jax embed exported "A text." "Another text."
+  bert-jax embed all-MiniLM-L6-v2 --file texts.txt > vectors.jsonl
+  bert-jax embed e5-small --prompt-name query "how do bees fly"
   bert-jax embed runs/tiny --pooling cls --layers=-4,-3,-2,-1 --file texts.txt > vectors.jsonl
 
 {MODEL_WITHOUT_HEAD}
+A folder of sentence-transformers, and a run of `bert-jax embed-train`, has a pooling, dense layers,
+normalization and prompts of its own, which are used unless flags choose others.
+
 Each embedding is one line: {{"text": ..., "truncated": false, "embedding": [...]}}. Line N of the
 output belongs to line N of a file or of standard input; the embedding of an empty line is that of
 [CLS] and [SEP] alone.
@@ -20,23 +31,20 @@ output belongs to line N of a file or of standard input; the embedding of an emp
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, the texts, --pooling and --layers."""
+    """Adds MODEL, the texts, and the flags of pooling, normalization, prompts and layers."""
     add_model_argument(parser)
     add_text_arguments(parser)
-    parser.add_argument(
-        "--pooling",
-        choices=("cls", "mean", "max"),
-        default="mean",
-        help="vector of a text: the hidden state of [CLS], or the mean or maximum over all tokens "
-        "(default: mean)",
-    )
+    add_pooling_argument(parser)
+    add_normalize_argument(parser)
+    add_dimensions_argument(parser)
+    add_prompt_arguments(parser)
     parser.add_argument(
         "--layers",
         type=_parse_layers,
-        default=(-1,),
         metavar="N,N",
-        help="layers whose vectors are concatenated: 0 is the embedding layer, 1 the first layer, "
-        "-1 the last (default: -1); a negative number needs the equals sign, as in --layers=-2,-1",
+        help="layers whose pooled vectors are concatenated, without the dense layers and the "
+        "normalization of the model: 0 is the embedding layer, 1 the first layer, -1 the last; a "
+        "negative number needs the equals sign, as in --layers=-2,-1 (default: the last)",
     )
     parser.epilog = _EPILOG
 
@@ -46,9 +54,16 @@ def run(args: argparse.Namespace) -> None:
     from bert_jax.predict.embedder import Embedder
     from bert_jax.pretrained.load import load_model
 
-    embed = Embedder(load_model(args.model), pooling=args.pooling, layers=args.layers)
+    embed = Embedder(
+        load_model(args.model),
+        pooling=args.pooling,
+        layers=args.layers,
+        normalize=args.normalize,
+        dimensions=args.dimensions,
+    )
     for text_batch in text_groups(args):
-        for text, (vector, truncated) in zip(text_batch, embed(text_batch), strict=True):
+        embeddings = embed(text_batch, prompt_name=args.prompt_name, prompt=args.prompt)
+        for text, (vector, truncated) in zip(text_batch, embeddings, strict=True):
             record = {"text": text, "truncated": truncated, "embedding": vector.tolist()}
             print(json.dumps(record, ensure_ascii=False), flush=True)
 

@@ -69,6 +69,16 @@ def validate_params(
         )
 
 
+def check_finite(flat_params: Mapping[str, np.ndarray], source: str) -> None:
+    """Raises a UserError that names the first parameter with NaN or an infinite value."""
+    for path, leaf in flat_params.items():
+        if not np.isfinite(leaf).all():
+            raise UserError(
+                f"{source}: {path} has values that are not finite, so every result would be NaN; "
+                "use an earlier checkpoint, or fetch the model again"
+            )
+
+
 def _validate_head_size(flat_params: Mapping[str, np.ndarray], head: TaskHead, source: str) -> None:
     name = head_param_name(head)
     bias = flat_params.get(f"{name}/bias", flat_params.get(f"{name}/out_proj/bias"))

@@ -1,131 +1,266 @@
-"""Computes embeddings of texts: pooled hidden states of chosen layers."""
+"""Computes embeddings of texts: pooled hidden states, and what a sentence encoder makes of them."""
 
+import dataclasses
 import functools
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args, overload
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.functional import Params
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.model import build_network
+from bert_jax.models.sentence_encoder.config import (
+    POOLING_MODES,
+    Normalize,
+    PoolingMode,
+    SentenceEncoderConfig,
+)
+from bert_jax.models.sentence_encoder.network import build_sentence_encoder
+from bert_jax.models.sentence_encoder.network import normalize as normalize_vectors
 from bert_jax.predict.batching import (
-    encode_texts,
     padded_batches,
-    params_to_device,
     require_tokenizer,
 )
-from bert_jax.pretrained.load import LoadedModel, require_no_adapter
+from bert_jax.predict.sentence_texts import TokenizedTexts, choose_prompt, tokenize_with_prompt
+from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.sentence_model import SentenceModel, sentence_model_of
 
-Pooling = Literal["cls", "mean", "max"]
-"""The hidden state of [CLS], or the mean or maximum over all tokens, including [CLS] and [SEP]."""
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+logger = logging.getLogger(__name__)
 
 
 class Embedding(NamedTuple):
-    """Holds a text's vector, float32 [D x number of layers], and whether the text was truncated."""
+    """Holds a text's vector, float32 [E], and whether the text was truncated."""
 
     vector: np.ndarray
     truncated: bool
 
 
 class Embedder:
-    """Embeds texts: `Embedder(load_model("exported"))("A text.").vector`."""
+    """Embeds texts: `Embedder(load_model("exported"))("A text.").vector`.
+
+    Pooling, dense layers, normalization and prompts are those of the model's folder, if it is one
+    of sentence-transformers, or of the run that trained a sentence encoder. For other models a
+    vector is the mean over all tokens.
+
+    Attributes:
+      config: what follows the encoder, with the choices that the arguments made.
+      embedding_size: E, the number of components of a vector.
+      max_length: to how many tokens texts are truncated, special tokens included.
+    """
 
     def __init__(
-        self, model: LoadedModel, *, pooling: Pooling = "mean", layers: Sequence[int] = (-1,)
+        self,
+        model: LoadedModel | SentenceModel,
+        *,
+        pooling: PoolingMode | None = None,
+        layers: Sequence[int] | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
     ):
-        """Moves the parameters of the encoder to the device.
+        """Moves the parameters to the device.
 
         Args:
           model: a model with a tokenizer.
-          pooling: how the hidden states of a text's tokens are reduced to one vector.
+          pooling: how the hidden states of a text's tokens are reduced to one vector; None is that
+            of the model, or the mean.
           layers: the layers whose hidden states are pooled; 0 is the embeddings, N the last layer,
             and negative numbers count from the end. The vectors of several layers are
-            concatenated, as in Devlin et al. 2019, section 5.3.
+            concatenated, as in Devlin et al. 2019, section 5.3; the modules of the model after the
+            pooling are not applied. None is the last layer with these modules.
+          normalize: whether vectors have length 1; None is that of the model.
+          dimensions: the number of leading components that are kept; None is that of the model. As
+            in sentence-transformers, the rest is normalized again only if `normalize` is true.
 
         Raises:
-          UserError: the model has no tokenizer, or the pooling or a layer does not exist.
+          UserError: the model has no tokenizer, its folder has modules that are not supported, or
+            the pooling, a layer or the number of dimensions is not possible.
         """
-        self._tokenizer = require_tokenizer(model)
-        require_no_adapter(model, "embed")
-        num_layers = model.config.num_applied_layers
-        for layer in layers:
-            if not -num_layers - 1 <= layer <= num_layers:
-                raise UserError(
-                    f"there is no layer {layer}: this model has the embeddings, 0, and layers 1 to "
-                    f"{num_layers} (or -1 to -{num_layers} from the end)"
-                )
-        if not layers:
-            raise UserError("no layer is chosen; expected at least one, such as -1")
-        if pooling not in POOLINGS:
-            raise UserError(f"pooling is {pooling!r}; expected one of {', '.join(POOLINGS)}")
-        self._max_length = model.config.max_length
-        self._params = params_to_device(model, "encoder")
-        self._embed_batch = jax.jit(
-            functools.partial(_embed, config=model.config, pooling=pooling, layers=tuple(layers))
+        self._model = model if isinstance(model, SentenceModel) else sentence_model_of(model)
+        self._tokenizer = require_tokenizer(self._model.model)
+        if layers is not None:
+            _check_layers(layers, self._model.model.config)
+        if pooling is not None and pooling not in POOLING_MODES:
+            raise UserError(f"pooling is {pooling!r}; expected one of {', '.join(POOLING_MODES)}")
+        if pooling is None and layers is None and not self._model.is_trained:
+            _report_assumed_pooling(self._model.model)
+        config = _chosen_config(self._model.config, pooling, layers, normalize)
+        full_size = config.embedding_size(self._model.model.config.hidden_size)
+        full_size *= 1 if layers is None else len(layers)
+        if dimensions is not None and not 1 <= dimensions <= full_size:
+            raise UserError(
+                f"{self._model.model.path}: dimensions is {dimensions}, but its vectors have "
+                f"{full_size} components; expected a number from 1 to {full_size}"
+            )
+        self.config = dataclasses.replace(config, truncate_dim=dimensions or config.truncate_dim)
+        self.embedding_size = self.config.truncate_dim or full_size
+        self.max_length = self._model.max_length
+        self._params: Params = jax.device_put(self._model.params)
+        self._compiled = jax.jit(
+            functools.partial(
+                _embed,
+                encoder_config=self._model.model.config,
+                config=self.config,
+                layers=None if layers is None else tuple(layers),
+                normalize_last=bool(normalize),
+            )
         )
 
     @overload
-    def __call__(self, texts: str) -> Embedding: ...
+    def __call__(
+        self, texts: str, *, prompt_name: str | None = ..., prompt: str | None = ...
+    ) -> Embedding: ...
 
     @overload
-    def __call__(self, texts: list[str] | tuple[str, ...]) -> list[Embedding]: ...
+    def __call__(
+        self,
+        texts: list[str] | tuple[str, ...],
+        *,
+        prompt_name: str | None = ...,
+        prompt: str | None = ...,
+    ) -> list[Embedding]: ...
 
-    def __call__(self, texts: str | Sequence[str]) -> Embedding | list[Embedding]:
+    def __call__(
+        self,
+        texts: str | Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> Embedding | list[Embedding]:
         """Returns the embedding of one text, or a list with the embedding of each text of a list.
 
         Texts longer than `max_length` are truncated. The embedding of an empty text is that of
-        [CLS] and [SEP] alone, as in Sentence Transformers.
+        [CLS] and [SEP] alone, as in sentence-transformers.
+
+        Args:
+          prompt_name: the name of one of the model's prompts, which is put before each text; None
+            is the model's default prompt, if it has one.
+          prompt: the prompt itself, in place of a name; "" for no prompt.
+
+        Raises:
+          UserError: the model has no such prompt, or both are given.
         """
         if isinstance(texts, str):
-            return self._embed_texts([texts])[0]
-        return self._embed_texts(texts)
+            return self._embed_texts([texts], prompt_name, prompt)[0]
+        return self._embed_texts(texts, prompt_name, prompt)
 
-    def _embed_texts(self, texts: Sequence[str]) -> list[Embedding]:
-        max_length, sep_id = self._max_length, self._tokenizer.sep_id
-        encoded_texts = encode_texts(texts, self._tokenizer, max_length)
-        sequences = [
-            sequence if len(sequence) <= max_length else [*sequence[: max_length - 1], sep_id]
-            for sequence in encoded_texts
-        ]
+    def vectors(
+        self, texts: Sequence[str], *, prompt_name: str | None = None, prompt: str | None = None
+    ) -> np.ndarray:
+        """Returns the vectors of texts as a matrix, float32 [N, E]; arguments as in `__call__`."""
+        vectors = np.zeros((len(texts), self.embedding_size), np.float32)
+        for index, embedding in enumerate(self._embed_texts(texts, prompt_name, prompt)):
+            vectors[index] = embedding.vector
+        return vectors
+
+    def tokenize(
+        self, texts: Sequence[str], *, prompt_name: str | None = None, prompt: str | None = None
+    ) -> TokenizedTexts:
+        """Returns texts as token ids with prompt and special tokens; arguments as in `__call__`.
+
+        Raises:
+          UserError: the model has no such prompt, both are given, or the prompt leaves no tokens
+            for a text.
+        """
+        return tokenize_with_prompt(
+            texts,
+            self._tokenizer,
+            self.config,
+            self.max_length,
+            self._choose_prompt(prompt_name, prompt),
+        )
+
+    def embed_batch(self, batch: Mapping[str, Any], prompt_length: int | None = None) -> jax.Array:
+        """Computes the vectors of a padded batch, float32 [B, E]; compiled once for each shape.
+
+        Args:
+          batch: the encoder's fields, int32 [B, L].
+          prompt_length: that of `TokenizedTexts`.
+        """
+        size = len(batch["input_ids"])
+        lengths = None if prompt_length is None else np.full(size, prompt_length, np.int32)
+        return self._compiled(self._params, dict(batch), lengths)
+
+    def _embed_texts(
+        self, texts: Sequence[str], prompt_name: str | None, prompt: str | None
+    ) -> list[Embedding]:
+        tokenized = self.tokenize(texts, prompt_name=prompt_name, prompt=prompt)
         embeddings: dict[int, Embedding] = {}
         for indices, batch in padded_batches(
-            sequences, pad_id=self._tokenizer.pad_id, max_length=max_length
+            tokenized.sequences, pad_id=self._tokenizer.pad_id, max_length=self.max_length
         ):
-            vectors = np.asarray(self._embed_batch(self._params, batch))
+            vectors = np.asarray(self.embed_batch(batch, tokenized.prompt_length))
             for batch_index, index in enumerate(indices):
-                embeddings[index] = Embedding(
-                    vectors[batch_index], len(encoded_texts[index]) > max_length
-                )
+                embeddings[index] = Embedding(vectors[batch_index], tokenized.truncated[index])
         return [embeddings[index] for index in range(len(texts))]
+
+    def _choose_prompt(self, prompt_name: str | None, prompt: str | None) -> str:
+        try:
+            return choose_prompt(self.config, prompt_name, prompt)
+        except UserError as error:
+            raise UserError(f"{self._model.model.path}: {error}") from None
+
+
+def _check_layers(layers: Sequence[int], config: EncoderConfig) -> None:
+    num_layers = config.num_applied_layers
+    if not layers:
+        raise UserError("no layer is chosen; expected at least one, such as -1")
+    for layer in layers:
+        if not -num_layers - 1 <= layer <= num_layers:
+            raise UserError(
+                f"there is no layer {layer}: this model has the embeddings, 0, and layers 1 to "
+                f"{num_layers} (or -1 to -{num_layers} from the end)"
+            )
+
+
+def _report_assumed_pooling(model: LoadedModel) -> None:
+    # What a training run made is known to be no sentence encoder; a folder may be a copy of one
+    # that lacks the files of its pooling.
+    if model.run is None:
+        logger.info(
+            "%s has no modules.json, so the vector of a text is the mean over all its tokens; "
+            "--pooling chooses another",
+            model.path,
+        )
+
+
+def _chosen_config(
+    config: SentenceEncoderConfig,
+    pooling: PoolingMode | None,
+    layers: Sequence[int] | None,
+    normalize: bool | None,
+) -> SentenceEncoderConfig:
+    """Returns a config with the choices of a user; None is that of the model."""
+    modules = config.modules if layers is None else ()
+    while normalize is False and modules and isinstance(modules[-1], Normalize):
+        modules = modules[:-1]
+    return dataclasses.replace(
+        config,
+        pooling=config.pooling if pooling is None else (pooling,),
+        modules=modules,
+    )
 
 
 def _embed(
-    params: Mapping[str, Any],
+    params: Params,
     batch: Mapping[str, jax.Array],
+    prompt_lengths: jax.Array | None,
     *,
-    config: EncoderConfig,
-    pooling: Pooling,
-    layers: tuple[int, ...],
+    encoder_config: EncoderConfig,
+    config: SentenceEncoderConfig,
+    layers: tuple[int, ...] | None,
+    normalize_last: bool,
 ) -> jax.Array:
-    model = build_network(config).merge({"encoder": params})
-    hidden_states = model.encode(batch, output_hidden_states=True).hidden_states
-    mask = batch["attention_mask"] > 0
-    pooled = [_pool(hidden_states[layer], mask, pooling) for layer in layers]
-    return jnp.concatenate(pooled, axis=-1)
-
-
-def _pool(states_BLD: jax.Array, mask_BL: jax.Array, pooling: Pooling) -> jax.Array:
-    """Pools the hidden states of real tokens, [B, L, D] -> [B, D]."""
-    mask = mask_BL[..., None]
-    match pooling:
-        case "cls":
-            return states_BLD[:, 0]
-        case "mean":
-            total = jnp.sum(jnp.where(mask, states_BLD, 0.0), axis=1)
-            return total / jnp.sum(mask, axis=1).astype(total.dtype)
-        case "max":
-            return jnp.max(jnp.where(mask, states_BLD, -jnp.inf), axis=1)
+    network = build_sentence_encoder(encoder_config, config).merge(params)
+    if layers is None:
+        vectors = network.embed(batch, prompt_lengths)
+    else:
+        hidden_states = network.encode(batch, output_hidden_states=True).hidden_states
+        mask = batch["attention_mask"]
+        pooled = [network.sentence_head(hidden_states[n], mask, prompt_lengths) for n in layers]
+        vectors = jnp.concatenate(pooled, axis=-1)
+    vectors = vectors[:, : config.truncate_dim]
+    return normalize_vectors(vectors) if normalize_last else vectors

@@ -4,7 +4,7 @@
                              or the best on the dev set of a fine-tuning run
     one step of a run        <run>/checkpoints/<step>
     a Hugging Face folder    config.json, model.safetensors (also as shards) or pytorch_model.bin;
-                             also an export
+                             also an export, and the encoder of a sentence-transformers folder
     an adapter folder        adapter_config.json of the peft library; its base is loaded, too
 
 A multi-task run is loaded as the model of one of its tasks, or without heads.
@@ -28,18 +28,19 @@ from bert_jax.errors import ConfigError, UserError, describe_folder, require_lis
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
 from bert_jax.interop.peft.adapter_config import is_adapter_folder
+from bert_jax.interop.sentence_transformers.folder import transformer_folder
 from bert_jax.models.adapters.config import Adapter
 from bert_jax.models.encoder import Encoder, EncoderConfig
 from bert_jax.models.heads.config import TaskHead
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.model import build_network
-from bert_jax.models.parameters import missing_heads, validate_params
+from bert_jax.models.parameters import check_finite, missing_heads, validate_params
+from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.objectives.config import MultiTask
-from bert_jax.objectives.multi_task import task_params
-from bert_jax.objectives.replaced_tokens.objective import discriminator_params
 from bert_jax.params import paths
 from bert_jax.pretrained.adapter_folder import read_with_base
 from bert_jax.pretrained.base_model import complete_params, remaining_adapter, restore_run
+from bert_jax.pretrained.trained_model import require_no_task, select_trained_model
 from bert_jax.runs import run_folder
 from bert_jax.runs.run_folder import CHECKPOINTS
 from bert_jax.text import compatibility
@@ -89,6 +90,8 @@ class LoadedModel:
       adapter: the adapter that was trained, if it cannot be merged into `params`, such as
         `PrefixTuning`.
       adapter_params: its parameters, which the network has under "adapter"; {} without adapter.
+      sentence_encoder: what follows the encoder, for a run that trained a sentence encoder.
+      sentence_head: its parameters. `pretrained/sentence_model.py` reads those of folders.
     """
 
     params: dict[str, Any]
@@ -101,6 +104,8 @@ class LoadedModel:
     tasks: tuple[str, ...] = ()
     adapter: Adapter | None = None
     adapter_params: dict[str, Any] = field(default_factory=dict[str, Any])
+    sentence_encoder: SentenceEncoderConfig | None = None
+    sentence_head: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def encoder(self, compute: ComputeConfig | None = None) -> Encoder:
         """Returns the encoder as a Flax NNX module that holds the loaded parameters.
@@ -161,7 +166,7 @@ def load_model(
     """
     folder = Path(path)
     if is_adapter_folder(folder):
-        _require_no_task(path, task)
+        require_no_task(str(path), task)
         imported, adapter, adapter_params = read_with_base(folder, base, load_model)
         model = build_model(imported, str(path))
         return dataclasses.replace(model, adapter=adapter, adapter_params=adapter_params)
@@ -171,9 +176,10 @@ def load_model(
         return _load_run(folder, None, task)
     if folder.name.isdigit() and folder.parent.name == CHECKPOINTS:
         return _load_run(folder.parent.parent, int(folder.name), task)
-    if (folder / huggingface.CONFIG).is_file():
-        _require_no_task(path, task)
-        return build_model(huggingface.read_folder(folder), str(path))
+    encoder_folder = transformer_folder(folder)
+    if (encoder_folder / huggingface.CONFIG).is_file():
+        require_no_task(str(path), task)
+        return build_model(huggingface.read_folder(encoder_folder), str(path))
     raise UserError(
         f"{path}: {describe_folder(folder)}; expected a run folder with {CHECKPOINTS}/, or a "
         f"Hugging Face folder with {huggingface.CONFIG} and {huggingface.WEIGHTS} "
@@ -191,12 +197,7 @@ def build_model(
     """
     flat_params, config, tokenizer, head = imported
     validate_params(flat_params, config, path, head)
-    for name, leaf in flat_params.items():
-        if not np.isfinite(leaf).all():
-            raise UserError(
-                f"{path}: {name} has values that are not finite, so every result would be NaN; "
-                "use an earlier checkpoint, or fetch the model again"
-            )
+    check_finite(flat_params, path)
     if tokenizer is not None:
         advice = "use the vocabulary that the model was trained with"
         compatibility.check_embedding_rows(tokenizer.vocab_size, config.vocab_size, path, advice)
@@ -242,59 +243,21 @@ def require_no_adapter(model: LoadedModel, purpose: str) -> None:
         )
 
 
-def _require_no_task(path: str | Path, task: str | None) -> None:
-    if task is not None:
-        raise ConfigError(
-            f"task {task!r}: {path} is not a run of several tasks, so there is none to choose"
-        )
-
-
-_OBJECTIVES_OF_MODELS = (
-    "Pretraining",
-    "ReplacedTokens",
-    "MaskedPermutedLM",
-    "FineTuning",
-    "MultiTask",
-)
-"""The objectives whose runs make a model that can be loaded."""
-
-
 def _load_run(folder: Path, step: int | None, task: str | None) -> LoadedModel:
     params, info, loaded_step = restore_run(folder, step)
     params = complete_params(params, info, str(folder), load_model)
     adapter_params = params.pop(paths.ADAPTER, {})
-    objective = info.get("config", {}).get("objective", {})
-    objective_type = objective.get("type")
-    if objective_type not in _OBJECTIVES_OF_MODELS:
-        found = (
-            f"the run's objective is {objective_type!r}"
-            if objective_type
-            else f"the metadata of checkpoint {loaded_step} has no config.objective.type"
-        )
-        raise UserError(
-            f"{folder}: {found}; expected {', '.join(_OBJECTIVES_OF_MODELS[:-1])} or "
-            f"{_OBJECTIVES_OF_MODELS[-1]}; give the folder of such a run"
-        )
-    config = from_json(EncoderConfig, objective["model"], "objective.model")
+    trained = select_trained_model(params, info, task, str(folder))
+    config = from_json(EncoderConfig, info["config"]["objective"]["model"], "objective.model")
     tokenizer = find_tokenizer(folder / TOKENIZER_FOLDER)
     run_checkpoint = RunCheckpoint(folder=folder, step=loaded_step, info=info, task=task)
-    task_names: tuple[str, ...] = ()
-    if objective["type"] != "MultiTask":
-        _require_no_task(folder, task)
-        if objective["type"] == "ReplacedTokens":
-            params = jax.device_get(discriminator_params(params))
-        params = paths.without_auxiliary_networks(params)
-        head = from_json(TaskHead | None, objective.get("head"), "objective.head")
-    elif task is None:
-        task_names = from_json(MultiTask, objective, "objective").task_names
-        params, head = {"encoder": params["encoder"]}, None
-    else:
-        head = from_json(MultiTask, objective, "objective").for_task(task).head
-        params = task_params(params, task)
-    imported = ImportedModel(paths.flatten(params), config, tokenizer, head)
+    flat_params = paths.flatten(trained.params)
+    imported = ImportedModel(flat_params, config, tokenizer, trained.head)
     return dataclasses.replace(
         build_model(imported, str(folder), run_checkpoint),
-        tasks=task_names,
+        tasks=trained.tasks,
         adapter=remaining_adapter(info),
         adapter_params=adapter_params,
+        sentence_encoder=trained.sentence_encoder,
+        sentence_head=trained.sentence_head,
     )

@@ -46,6 +46,11 @@ def test_embed_writes_one_vector_per_text(exported, capsys):
     assert [row["text"] for row in rows] == ["a net", "the sea"]
     assert [len(row["embedding"]) for row in rows] == [32, 32]
     assert not any(row["truncated"] for row in rows)
+    flags = ["--pooling", "cls", "--dimensions", "4", "--normalize", "--prompt", "the "]
+    assert main(["embed", exported, *flags, "sea"]) == 0
+    (row,) = lines(capsys)
+    assert row["text"] == "sea" and sum(x * x for x in row["embedding"]) == pytest.approx(1.0)
+    assert len(row["embedding"]) == 4
 
 
 def test_errors_are_one_line_with_an_exit_code(exported, tmp_path, capsys, monkeypatch):
@@ -55,6 +60,10 @@ def test_errors_are_one_line_with_an_exit_code(exported, tmp_path, capsys, monke
     assert "none: no such folder; expected a run folder" in capsys.readouterr().err
     assert main(["embed", exported, "a net", "--layers=9"]) == 1
     assert "there is no layer 9" in capsys.readouterr().err
+    assert main(["embed", exported, "a net", "--prompt-name", "query"]) == 1
+    assert "there is no prompt 'query'; the prompts of the model are: none" in (
+        capsys.readouterr().err
+    )
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a net\n\xff\n")))
     assert main(["embed", exported]) == 1
     assert "standard input: not utf-8 text at byte 6: 0xff" in capsys.readouterr().err

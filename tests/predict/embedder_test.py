@@ -1,4 +1,7 @@
-"""Compares embeddings with NumPy over the hidden states of each text alone."""
+"""Covers bert_jax/predict/embedder.py and sentence_texts.py.
+
+Compares embeddings with NumPy over the hidden states of each text alone.
+"""
 
 import dataclasses
 import subprocess
@@ -10,8 +13,15 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.models.model import run_forward
+from bert_jax.models.sentence_encoder.config import (
+    Dense,
+    Normalize,
+    Prompt,
+    SentenceEncoderConfig,
+)
 from bert_jax.predict.embedder import Embedder
 from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.sentence_model import SentenceModel
 from bert_jax.testing.models import small_model
 
 TEXTS = ["the old man mends a net by the sea", "a net"]
@@ -71,6 +81,67 @@ def test_one_text_gives_one_embedding_and_empty_texts_keep_their_place(model):
     np.testing.assert_allclose(empty.vector, states(model, "")[-1].mean(axis=0), atol=1e-6)
 
 
+def test_no_batch_composition_changes_a_vector(model):
+    embed = Embedder(model, normalize=True)
+    texts = [
+        "the old man mends a net",
+        "sea",
+        "",
+        "a net by the sea and " * 9,
+        "the sea sings.",
+    ] * 9
+    together = embed.vectors(texts)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-6)
+    for index in range(5):
+        np.testing.assert_allclose(together[index], embed(texts[index]).vector, atol=1e-6)
+    assert embed.vectors([]).shape == (0, 16)
+
+
+def test_prompts_are_put_before_texts_or_left_out_of_the_pooling(model, alone):
+    prompt = "the old man"
+    pooled = SentenceEncoderConfig(prompts=(Prompt(name="query", text=prompt + " "),))
+    sentence = SentenceModel(model=model, config=pooled, is_trained=True)
+    embed = Embedder(sentence)
+    text = "mends a net by the sea"  # with the prompt: the first of TEXTS
+    with_prompt = embed(text, prompt_name="query").vector
+    np.testing.assert_allclose(with_prompt, alone[TEXTS[0]][-1].mean(0), atol=2e-6)
+    np.testing.assert_array_equal(embed(text, prompt=prompt + " ").vector, with_prompt)
+    not_pooled = dataclasses.replace(
+        pooled, include_prompt=False, default_prompt_name="query", truncate_dim=5
+    )
+    excluding = Embedder(dataclasses.replace(sentence, config=not_pooled))
+    expected = alone[TEXTS[0]][-1][1 + len(prompt.split()) :].mean(0)
+    np.testing.assert_allclose(excluding(text).vector, expected[:5], atol=2e-6)
+    assert excluding.embedding_size == 5
+    with pytest.raises(
+        UserError, match=r"did you mean 'query'\? the prompts of the model are: query"
+    ):
+        embed(text, prompt_name="qery")
+    with pytest.raises(UserError, match="both the prompt 'a' and the name"):
+        embed(text, prompt_name="query", prompt="a")
+    with pytest.raises(UserError, match=r"has 21 tokens .* truncated to 20 tokens"):
+        excluding(text, prompt="the " * 20)
+
+
+def test_flags_choose_another_pooling_normalization_and_size(model):
+    dense = Dense(in_features=16, out_features=6, activation=None)
+    config = SentenceEncoderConfig(modules=(dense, Normalize()), max_seq_length=4)
+    rng = np.random.default_rng(0)
+    kernel = rng.normal(size=(16, 6)).astype(np.float32)
+    head = {"dense": {"0": {"kernel": kernel, "bias": np.zeros(6, np.float32)}}}
+    sentence = SentenceModel(model=model, config=config, head_params=head, is_trained=True)
+    long, short = TEXTS[0], "the old"  # what 4 tokens with [CLS] and [SEP] leave of the long one
+    raw, normalized = Embedder(sentence, normalize=False, pooling="cls"), Embedder(sentence)
+    expected = states(model, short)[-1][0] @ kernel
+    np.testing.assert_allclose(raw(long).vector, expected, atol=1e-5)
+    assert raw(long).truncated and normalized.max_length == 4
+    vector = normalized(long).vector
+    np.testing.assert_allclose(np.linalg.norm(vector), 1.0, atol=1e-6)
+    np.testing.assert_allclose(Embedder(sentence, dimensions=3)(long).vector, vector[:3], atol=1e-6)
+    with pytest.raises(UserError, match="dimensions is 7, but its vectors have 6 components"):
+        Embedder(sentence, dimensions=7)
+
+
 def test_embedder_needs_no_heads(model):
     encoder = {"encoder": model.params["encoder"]}
     bare = dataclasses.replace(
@@ -85,7 +156,7 @@ def test_unknown_layers_and_poolings_are_rejected(model):
             Embedder(model, layers=(layer,))
     with pytest.raises(UserError, match="no layer is chosen"):
         Embedder(model, layers=())
-    with pytest.raises(UserError, match="pooling is 'sum'; expected one of cls, mean, max"):
+    with pytest.raises(UserError, match="pooling is 'sum'; expected one of cls, max, mean"):
         Embedder(model, pooling="sum")  # type: ignore[arg-type]
 
 
