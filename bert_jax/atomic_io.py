@@ -121,6 +121,13 @@ def check_writable(path: Path, flag: str = "--output", *, is_folder: bool = Fals
         raise UserError(f"{flag} {cannot_write_error(path, error)}") from None
 
 
+def check_new_folder(output: Path) -> None:
+    """Raises a UserError if `output` cannot be written, or is not empty."""
+    check_writable(output, is_folder=True)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output} exists and is not an empty folder; choose another --output")
+
+
 def cannot_write_error(path: Path, error: OSError) -> UserError:
     """Returns the error that reports why `path` cannot be written, and what to do."""
     target = _resolve_link(path)

@@ -71,8 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exports the model and prints how far the model read back from the folder differs."""
+    from bert_jax.atomic_io import check_new_folder
     from bert_jax.export.adapter import export_adapter
-    from bert_jax.export.export import check_new_folder, export
+    from bert_jax.export.export import export
     from bert_jax.export.onnx.write import check_onnx_installed
     from bert_jax.pretrained.initial import load_generator
     from bert_jax.pretrained.load import load_model

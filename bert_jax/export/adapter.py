@@ -12,10 +12,10 @@ import numpy as np
 from safetensors import SafetensorError
 
 import bert_jax
-from bert_jax.atomic_io import atomic_path
+from bert_jax.atomic_io import atomic_path, check_new_folder
 from bert_jax.config_lib import from_json
 from bert_jax.errors import UserError
-from bert_jax.export.export import TOLERANCE, check_new_folder
+from bert_jax.export.export import TOLERANCE
 from bert_jax.export.model_card import AdapterFacts, model_card
 from bert_jax.interop.peft.adapter_config import ADAPTER_WEIGHTS, PeftAdapter
 from bert_jax.interop.peft.folder import write_adapter_folder

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from bert_jax.atomic_io import atomic_path, check_writable
+from bert_jax.atomic_io import atomic_path, check_new_folder
 from bert_jax.errors import UserError
 from bert_jax.export.model_card import model_card
 from bert_jax.export.onnx.write import OnnxPrecision, write_onnx
@@ -121,13 +121,6 @@ def _without_unknown_heads(model: LoadedModel) -> LoadedModel:
         )
     params = {part: tree for part, tree in model.params.items() if part not in unknown_heads}
     return dataclasses.replace(model, params=params)
-
-
-def check_new_folder(output: Path) -> None:
-    """Raises a UserError if `output` cannot be written, or is not empty."""
-    check_writable(output, is_folder=True)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output} exists and is not an empty folder; choose another --output")
 
 
 def _write_folder(model: LoadedModel, folder: Path) -> None:
