@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from bert_jax.errors import UserError, near_files
-from bert_jax.json_io import parse_json_line
+from bert_jax.text.json_lines import json_object, json_text
 
 DocumentUnit = Literal["file", "blank-line", "line"]
 
@@ -115,7 +115,7 @@ def read_documents(
     chunks = _text_chunks(path, encoding, errors)
     if name.removesuffix(".gz").endswith((".jsonl", ".ndjson")):
         lines = _split_lines(path, chunks)
-        documents = ((n, _json_text(path, n, line, json_field, errors)) for n, line in lines)
+        documents = ((n, json_text(path, n, line, json_field, errors)) for n, line in lines)
     elif document_unit == "file":
         documents = iter([(1, _join_chunks(chunks, partial(_check_document_size, path, 1)))])
     elif document_unit == "line":
@@ -125,6 +125,22 @@ def read_documents(
     for number, text in documents:
         if keep_empty or (text and not text.isspace()):
             yield f"{name}:{number}", text
+
+
+def read_json_objects(
+    path: str | Path, *, encoding: str | None = None, errors: str | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line number from 1, JSON object) for the lines of a JSON-lines file, in order.
+
+    Args:
+      encoding, errors: as in `read_text`.
+
+    Raises:
+      UserError: as `read_text`; or a line that is not empty is not a JSON object.
+    """
+    for number, line in _split_lines(path, _text_chunks(path, encoding, errors)):
+        if line and not line.isspace():
+            yield number, json_object(path, number, line, errors)
 
 
 def read_stream_lines(
@@ -147,33 +163,6 @@ def read_stream_lines(
             yield line
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror})") from None
-
-
-def _json_text(
-    path: str | Path, number: int, line: str, json_field: str | None, errors: str | None
-) -> str:
-    if not line.strip():
-        return ""
-    field, record = json_field or "text", parse_json_line(path, number, line, errors or "strict")
-    if not isinstance(record, dict):
-        found = f"a {type(record).__name__} instead of an object"
-    elif field not in record:
-        found = f"fields {sorted(record)}"
-    elif isinstance(record[field], str):
-        return record[field]
-    else:
-        raise UserError(
-            f"{path}, line {number}: the field {field!r} is a {type(record[field]).__name__}; "
-            "expected text"
-        )
-    raise UserError(
-        f"{path}, line {number}: no text in the field {field!r} (found {found}); "
-        + (
-            "set --json-field to the field that contains the text"
-            if json_field
-            else "expected this field"
-        )
-    )
 
 
 def _join_chunks(chunks: Iterable[str], check_size: Callable[[int], None]) -> str:
