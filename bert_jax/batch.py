@@ -54,7 +54,7 @@ FIELDS: dict[str, Field] = {
     ),
     "labels": Field("B", "int32", "index of the class, or of the correct choice"),
     "label_logits": Field("BC", "float32", "soft labels: logits of the classes"),
-    "label_values": Field("B", "float32", "target of a regression"),
+    "label_values": Field("B", "float32", "target of a regression or of a ranking"),
     "token_labels": Field("BL", "int32", "index of the token's label; 0 where its weight is 0"),
     "token_label_weights": Field("BL", "float32", "1 = first token of a word, 0 = any other"),
     "start_positions": Field("B", "int32", "first token of the answer; 0 ([CLS]) = no answer"),

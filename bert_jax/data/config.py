@@ -190,8 +190,8 @@ class FineTuningData:
 
     A batch contains examples of similar length. `bucket_lengths` are the sequence lengths that
     batches may have below that of the phase. Each one costs a compilation and saves padding.
-    `truncation` is for classification and regression; words to tag and contexts of questions are
-    always read in windows. With `prompt`, the objective's head has `LabelTokens`.
+    `truncation` is for classification, regression and ranking; words to tag and contexts of
+    questions are always read in windows. With `prompt`, the objective's head has `LabelTokens`.
     """
 
     task: TaskConfig

@@ -16,7 +16,7 @@ from bert_jax.export.model_card_task import (
     table,
 )
 from bert_jax.json_io import read_json_object
-from bert_jax.models.heads.config import RegressionHead, TaskHead
+from bert_jax.models.heads.config import RankingHead, RegressionHead, TaskHead
 from bert_jax.models.huggingface import format_of
 from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, RunCheckpoint
@@ -118,7 +118,7 @@ def _usage(model: LoadedModel, name: str, auto_class: str, adapter: AdapterFacts
     if adapter is None:
         return _USAGE.format(name=name, auto=auto_class)
     num_labels = len(getattr(model.head, "labels", ())) or int(
-        isinstance(model.head, RegressionHead)
+        isinstance(model.head, RegressionHead | RankingHead)
     )
     labels = f", num_labels={num_labels}" if num_labels else ""
     return _PEFT_USAGE.format(name=name, auto=auto_class, base=adapter.base, labels=labels)

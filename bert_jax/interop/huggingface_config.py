@@ -20,6 +20,8 @@ from bert_jax.models.huggingface import (
 )
 from bert_jax.models.layers.config import Activation
 
+_SENTENCE_TRANSFORMERS_CONFIG = "config_sentence_transformers.json"
+
 
 def read_config(
     file: Path,
@@ -65,8 +67,23 @@ def read_config(
         )
     except ConfigError as error:
         raise UserError(f"{file}: {error}") from None
-    head = None if suffix is None else heads.head_from_config(suffix, data, str(file))
-    return config, head
+    if suffix is None:
+        return config, None
+    return config, heads.head_from_config(suffix, _with_cross_encoder_fields(file, data), str(file))
+
+
+def _with_cross_encoder_fields(file: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Adds the activation of a `CrossEncoder`, which sentence-transformers 6 has in another file.
+
+    Earlier versions have it in config.json, where it is ignored if there is such a file.
+    """
+    extra_file = file.parent / _SENTENCE_TRANSFORMERS_CONFIG
+    if not extra_file.is_file():
+        return data
+    extra = read_json_object(extra_file)
+    if extra.get("model_type") != "CrossEncoder" or "activation_fn" not in extra:
+        return data
+    return {**data, "sentence_transformers": {"activation_fn": extra["activation_fn"]}}
 
 
 def _check_supported(file: Path, field: str, data: Mapping[str, Any], supported: Any) -> None:

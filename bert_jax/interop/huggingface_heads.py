@@ -1,7 +1,8 @@
 """Reads and writes the task head in Hugging Face's config.json. Imports no jax.
 
 The class name in "architectures" is the kind of head, "id2label" has its labels, and "problem_type"
-tells classification from regression.
+tells classification, regression and ranking apart. Cross-encoders of sentence-transformers also
+have the name of the activation of their score.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,10 +11,13 @@ from typing import Any
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.heads.config import (
     LARGEST_NUM_LABELS,
+    Identity,
     MultipleChoiceHead,
     QuestionAnsweringHead,
+    RankingHead,
     RegressionHead,
     SequenceClassificationHead,
+    Sigmoid,
     TaskHead,
     TokenClassificationHead,
 )
@@ -31,6 +35,14 @@ CLASS_SUFFIXES = (
 """The ends of the names of Hugging Face's classes with a task head, as in BertFor..."""
 
 _REGRESSION, _CLASSIFICATION = "regression", "single_label_classification"
+# With one label, Hugging Face's loss is the binary cross-entropy that a `RankingHead` has.
+_RANKING = "multi_label_classification"
+
+_ACTIVATIONS = {
+    "torch.nn.modules.activation.Sigmoid": Sigmoid(),
+    "torch.nn.modules.linear.Identity": Identity(),
+}
+"""Name of a PyTorch class in a cross-encoder's config.json -> activation of the score."""
 
 
 def head_from_config(suffix: str, data: Mapping[str, Any], source: str) -> TaskHead:
@@ -60,8 +72,11 @@ def _question_answering_head(data: Mapping[str, Any], source: str) -> QuestionAn
 
 def _sequence_classification_head(
     data: Mapping[str, Any], source: str
-) -> SequenceClassificationHead | RegressionHead:
+) -> SequenceClassificationHead | RegressionHead | RankingHead:
     labels = _read_labels(data, source)
+    activation = _cross_encoder_activation(data, source)
+    if len(labels) == 1 and (activation or data.get("problem_type") == _RANKING):
+        return RankingHead(activation=activation or Sigmoid())
     problem_type = data.get("problem_type") or (
         _REGRESSION if len(labels) == 1 else _CLASSIFICATION
     )
@@ -78,6 +93,29 @@ def _sequence_classification_head(
             f"(multi-output regression is not supported), or problem_type {_CLASSIFICATION!r}"
         )
     return RegressionHead()
+
+
+def _cross_encoder_activation(data: Mapping[str, Any], source: str) -> Sigmoid | Identity | None:
+    """Returns the activation that sentence-transformers writes; None if the file has none.
+
+    Raises:
+      UserError: it is not one of the two that are supported.
+    """
+    section = data.get("sentence_transformers")
+    field, name = "sentence_transformers.activation_fn", None
+    if isinstance(section, Mapping):
+        name = section.get("activation_fn")
+    if name is None:  # how versions before 4 wrote it
+        field = "sbert_ce_default_activation_function"
+        name = data.get(field)
+    if name is None:
+        return None
+    if name not in _ACTIVATIONS:
+        code = "" if str(name).startswith("torch.") else ", code that is not part of PyTorch"
+        raise UserError(
+            f"{source}: {field} is {name!r}{code}; supported are {' and '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name]
 
 
 def _read_labels(data: Mapping[str, Any], source: str) -> tuple[str, ...]:
@@ -129,7 +167,7 @@ _HEAD_READERS: dict[str, Callable[[Mapping[str, Any], str], TaskHead]] = {
 def class_suffix(head: TaskHead) -> str:
     """Returns the end of the name of Hugging Face's class for a head."""
     match head:
-        case SequenceClassificationHead() | RegressionHead():
+        case SequenceClassificationHead() | RegressionHead() | RankingHead():
             return SEQUENCE_CLASSIFICATION
         case TokenClassificationHead():
             return TOKEN_CLASSIFICATION
@@ -146,6 +184,15 @@ def head_to_config(head: TaskHead) -> dict[str, Any]:
             return {**_label_maps(head.labels), "problem_type": _CLASSIFICATION}
         case RegressionHead():
             return {**_label_maps(("LABEL_0",)), "problem_type": _REGRESSION}
+        case RankingHead():
+            names = {activation: name for name, activation in _ACTIVATIONS.items()}
+            return {
+                **_label_maps(("LABEL_0",)),
+                "problem_type": _RANKING,
+                "sentence_transformers": {"activation_fn": names[head.activation]},
+                # The same for versions before 4.
+                "sbert_ce_default_activation_function": names[head.activation],
+            }
         case TokenClassificationHead():
             return _label_maps(head.labels)
         case QuestionAnsweringHead() | MultipleChoiceHead():

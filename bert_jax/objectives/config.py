@@ -12,6 +12,7 @@ from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
+    RankingHead,
     RegressionHead,
     SequenceClassificationHead,
     TaskHead,
@@ -36,9 +37,9 @@ _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 class FineTuning:
     """Configures fine-tuning: an encoder with the head of a task (Devlin et al. 2019, section 4).
 
-    The loss is the cross-entropy of the labels; for a `RegressionHead`, the squared error. With
-    `distillation`, the outputs of a teacher with the same head are learned, too, or the soft labels
-    of the training examples instead of their labels.
+    The loss is the cross-entropy of the labels (binary for a `RankingHead`), and the squared error
+    for a `RegressionHead`. With `distillation`, the outputs of a teacher with the same head are
+    learned, too, or the soft labels of the training examples instead of their labels.
     """
 
     model: EncoderConfig
@@ -71,7 +72,8 @@ class FineTuning:
                 "label_smoothing < 1"
             )
         head_type = type(self.head).__name__
-        if self.label_smoothing and isinstance(self.head, RegressionHead | QuestionAnsweringHead):
+        without_classes = RegressionHead | RankingHead | QuestionAnsweringHead
+        if self.label_smoothing and isinstance(self.head, without_classes):
             raise ConfigError(
                 f"objective.label_smoothing is {self.label_smoothing}, but a {head_type} has no "
                 "classes to smooth over; set it to 0"
@@ -84,7 +86,7 @@ def _check_class_weights(weights: tuple[float, ...], head: TaskHead) -> None:
     match head:
         case SequenceClassificationHead() | TokenClassificationHead():
             labels = head.labels
-        case RegressionHead() | QuestionAnsweringHead() | MultipleChoiceHead():
+        case RegressionHead() | RankingHead() | QuestionAnsweringHead() | MultipleChoiceHead():
             raise ConfigError(
                 f"objective.class_weights is {weights}, but a {type(head).__name__} has no "
                 "classes; expected ()"

@@ -28,6 +28,7 @@ from bert_jax.batch import (
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
+    RankingHead,
     RegressionHead,
     SequenceClassificationHead,
     TaskHead,
@@ -56,6 +57,18 @@ def regression(values_B: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics
     """Computes the mean squared error of `label_values`."""
     loss = weighted_mean(jnp.square(values_B - batch["label_values"]), batch["example_weights"])
     return loss, {"loss": loss, "mse": loss}
+
+
+def ranking(logits_B: jax.Array, batch: Batch) -> tuple[WeightedMean, Metrics]:
+    """Computes the binary cross-entropy of `label_values`, which are from 0 to 1.
+
+    `accuracy` counts an example as relevant if its label is at least 0.5, or its logit above 0.
+    """
+    labels, weights = batch["label_values"], batch["example_weights"]
+    # log(1 + exp(x)) - x y: the cross-entropy of sigmoid(x), which would overflow for large x.
+    loss = weighted_mean(jax.nn.softplus(logits_B) - logits_B * labels, weights)
+    correct = (logits_B > 0) == (labels >= 0.5)
+    return loss, {"loss": loss, "accuracy": weighted_mean(correct, weights)}
 
 
 def token_classification(
@@ -137,9 +150,9 @@ def _weighted_cross_entropy(
 HeadOutputs = dict[str, jax.Array]
 """Outputs of a head for a batch, float32, by kind of head:
 
-sequence classification "logits" [B, C]; regression "values" [B]; token classification "logits"
-[B, L, C]; question answering "start_logits" and "end_logits" [B, L]; multiple choice "logits"
-[B, A].
+sequence classification "logits" [B, C]; regression and ranking "values" [B]; token classification
+"logits" [B, L, C]; question answering "start_logits" and "end_logits" [B, L]; multiple choice
+"logits" [B, A].
 """
 
 
@@ -218,6 +231,15 @@ HEAD_SPECS: dict[type[TaskHead], HeadSpec] = {
             outputs["values"], batch
         ),
         uncertainty_scale=0.5,
+    ),
+    RankingHead: HeadSpec(
+        label_fields=("label_values",),
+        features_field="cls_encoder_features",
+        make_outputs=lambda logits, batch: {"values": logits[:, 0]},
+        label_weights=_example_weights,
+        compute_loss=lambda outputs, batch, class_weights, label_smoothing: ranking(
+            outputs["values"], batch
+        ),
     ),
     TokenClassificationHead: HeadSpec(
         label_fields=TOKEN_LABEL_FIELDS,

@@ -129,6 +129,7 @@ class Predictor:
 
           classification         "label", "probabilities": {label: probability}
           regression             "value"
+          ranking                "score", from 0 to 1, "logit"
           token classification   "tags", "entities": [{"type", "start", "end", "text"}]
           question answering     "answer", "start", "end", "score", "probability",
                                  "no_answer_score"

@@ -1,4 +1,4 @@
-"""Registers the kinds of tasks: classification, regression, tagging, questions and choices.
+"""Registers the kinds of tasks: classification, regression, ranking, tagging and others.
 
 To add a kind, write a module with a subclass of `TaskKind` and add an object of it to `KINDS`. A
 kind whose head has a new network or a new loss needs a head config in `bert_jax.models` and an
@@ -23,6 +23,7 @@ from bert_jax.data.finetuning.prompts.config import Prompt
 from bert_jax.data.finetuning.truncation_names import truncation_name
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.models.heads.config import (
+    RankingHead,
     RegressionHead,
     SequenceClassificationHead,
     TaskHead,
@@ -33,6 +34,7 @@ from bert_jax.tasks.demonstrations import DemonstrationPool, TrainingDemonstrati
 from bert_jax.tasks.multiple_choice import MultipleChoice
 from bert_jax.tasks.prompt_features import find_label_tokens
 from bert_jax.tasks.question_answering import QuestionAnswering
+from bert_jax.tasks.ranking import Ranking
 from bert_jax.tasks.regression import Regression
 from bert_jax.tasks.sequence_classification import SequenceClassification
 from bert_jax.tasks.text_pair import TextPairKind
@@ -59,6 +61,7 @@ __all__ = [
 KINDS: tuple[AnyTaskKind, ...] = (
     SequenceClassification(),
     Regression(),
+    Ranking(),
     TokenClassification(),
     QuestionAnswering(),
     MultipleChoice(),
@@ -102,7 +105,7 @@ def make_head(task: Task, truncation: Truncation = HeadTruncation()) -> TaskHead
     head = kind.make_head(task.labels)
     if not isinstance(truncation, JointWindows):
         return head
-    assert isinstance(head, SequenceClassificationHead | RegressionHead)  # checked above
+    assert isinstance(head, SequenceClassificationHead | RegressionHead | RankingHead)  # checked
     return dataclasses.replace(
         head, window_encoder=WindowEncoder(num_windows=truncation.num_windows)
     )
@@ -151,7 +154,7 @@ def make_features(
 
     Args:
       window_overlap: number of tokens that neighboring windows of a long example share.
-      truncation: which tokens of a long text are read, in classification and regression.
+      truncation: which tokens of a long text are read, in classification, regression and ranking.
       prompt: the template into which texts are put, in classification. Its demonstrations are
         examples of the split "train".
 
@@ -183,8 +186,8 @@ def check_truncation(kind: AnyTaskKind, truncation: Truncation) -> None:
     if not isinstance(kind, TextPairKind) and not isinstance(truncation, HeadTruncation):
         raise ConfigError(
             f"truncation is {truncation_name(truncation)!r}, but the kind of task is {kind.name}; "
-            "expected 'head', because only classification and regression have other ways of "
-            "truncation"
+            "expected 'head', because only classification, regression and ranking have other "
+            "ways of truncation"
         )
 
 

@@ -9,7 +9,7 @@ from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features, TargetValues
 from bert_jax.evals.bootstrap import bootstrap_interval
 from bert_jax.evals.regression import REGRESSION_METRICS, regression_metrics
-from bert_jax.models.heads.config import RegressionHead
+from bert_jax.models.heads.config import RegressionHead, TaskHead
 from bert_jax.tasks.base import HeadOutputs
 from bert_jax.tasks.descriptions import UNLABELED, Json, KindDescription
 from bert_jax.tasks.long_texts import pool_windows
@@ -36,7 +36,7 @@ class Regression(TextPairKind):
     )
     empty_prediction: ClassVar[Mapping[str, Any]] = {"value": None}
 
-    def make_head(self, labels: tuple[str, ...]) -> RegressionHead:
+    def make_head(self, labels: tuple[str, ...]) -> TaskHead:
         """Returns a head with one output."""
         return RegressionHead()
 
@@ -76,7 +76,7 @@ class Regression(TextPairKind):
         *,
         n_resamples: int,
         seed: int,
-    ) -> tuple[float, float]:
+    ) -> tuple[float, float] | None:
         """Bootstraps one metric."""
         arrays = np.asarray(references, np.float64), np.asarray(predictions, np.float64)
         score = REGRESSION_METRICS[metric]

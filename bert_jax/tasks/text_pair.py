@@ -1,4 +1,4 @@
-"""Defines what classification and regression share: one text or a pair of texts as the input."""
+"""Defines what classification, regression and ranking share: texts or pairs of texts."""
 
 import dataclasses
 from abc import abstractmethod
@@ -22,7 +22,7 @@ from bert_jax.text.tokenizer import Tokenizer
 class TextPairKind(TaskKind[TextExample, np.ndarray, np.ndarray]):
     """Implements features and inputs of kinds that read a text or a pair of texts."""
 
-    # Both kinds have both target fields, so that seqio can mix their tasks.
+    # All kinds have both target fields, so that seqio can mix their tasks.
     sequence_fields: ClassVar[Mapping[str, str]] = {
         "input_ids": "L",
         "token_type_ids": "L",

@@ -6,6 +6,7 @@ from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS, MAX_SPAN_TARGETS
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
+    RankingHead,
     RegressionHead,
     SequenceClassificationHead,
     TaskHead,
@@ -119,6 +120,8 @@ def _random_labels(
             return {"labels": rng.integers(0, num_choices, batch_size, np.int32)}
         case RegressionHead():
             return {"label_values": rng.uniform(0, 5, batch_size).astype(np.float32)}
+        case RankingHead():
+            return {"label_values": rng.uniform(0, 1, batch_size).astype(np.float32)}
         case TokenClassificationHead():
             is_first_token = (rng.random((batch_size, seq_length)) < 0.6) & (
                 np.arange(seq_length) < lengths[:, None]

@@ -1,7 +1,7 @@
 """Computes the model FLOPs of a training step by formula, for model FLOPs utilization (MFU)."""
 
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.heads.config import SPAN_POSITION_EMBEDDING_SIZE
+from bert_jax.models.heads.pretraining_config import SPAN_POSITION_EMBEDDING_SIZE
 from bert_jax.objectives.config import (
     CausalLM,
     FineTuning,

@@ -9,8 +9,10 @@ from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface_config import read_config, to_hf_config
 from bert_jax.models.heads.config import (
+    Identity,
     MultipleChoiceHead,
     QuestionAnsweringHead,
+    RankingHead,
     RegressionHead,
     SequenceClassificationHead,
     TokenClassificationHead,
@@ -19,6 +21,9 @@ from bert_jax.testing.models import random_parameters, small_config
 
 SEQUENCE, TOKEN = "BertForSequenceClassification", "BertForTokenClassification"
 SPAN, CHOICE = "BertForQuestionAnswering", "BertForMultipleChoice"
+
+
+IDENTITY = "torch.nn.modules.linear.Identity"
 
 
 def write_config_json(folder: Path, architecture: str | None, **fields) -> Path:
@@ -35,6 +40,8 @@ def write_config_json(folder: Path, architecture: str | None, **fields) -> Path:
         (SequenceClassificationHead(labels=("not_entailment", "entailment")), SEQUENCE),
         (SequenceClassificationHead(labels=tuple(f"{n}" for n in range(12))), SEQUENCE),
         (RegressionHead(), SEQUENCE),
+        (RankingHead(), SEQUENCE),
+        (RankingHead(activation=Identity()), SEQUENCE),
         (TokenClassificationHead(labels=("O", "B-PER", "I-PER")), TOKEN),
         (QuestionAnsweringHead(), SPAN),
         (MultipleChoiceHead(), CHOICE),
@@ -68,6 +75,22 @@ def test_written_head_is_read_back(tmp_path, head, architecture):
         ),
         (SEQUENCE, {"id2label": {"0": "LABEL_0"}}, RegressionHead()),
         (SEQUENCE, {"num_labels": 1, "problem_type": "regression"}, RegressionHead()),
+        (SEQUENCE, {"num_labels": 1, "problem_type": "multi_label_classification"}, RankingHead()),
+        (
+            SEQUENCE,
+            {"num_labels": 1, "sentence_transformers": {"activation_fn": IDENTITY}},
+            RankingHead(activation=Identity()),
+        ),
+        (
+            SEQUENCE,
+            {"num_labels": 1, "sbert_ce_default_activation_function": IDENTITY},
+            RankingHead(activation=Identity()),
+        ),
+        (
+            SEQUENCE,
+            {"num_labels": 2, "sbert_ce_default_activation_function": IDENTITY},
+            SequenceClassificationHead(labels=("LABEL_0", "LABEL_1")),
+        ),
         (TOKEN, {"id2label": {"0": "O", "1": "B-X"}}, TokenClassificationHead(labels=("O", "B-X"))),
         (SPAN, {}, QuestionAnsweringHead()),
         (CHOICE, {"id2label": {"0": "x"}}, MultipleChoiceHead()),
@@ -92,6 +115,16 @@ def test_head_fields_that_are_absent_have_defaults(tmp_path, architecture, field
             SEQUENCE,
             {"num_labels": 1, "problem_type": "single_label_classification"},
             "expected at least two labels",
+        ),
+        (
+            SEQUENCE,
+            {"num_labels": 1, "sentence_transformers": {"activation_fn": "mine.Activation"}},
+            "activation_fn is 'mine.Activation', code that is not part of PyTorch; supported",
+        ),
+        (
+            SEQUENCE,
+            {"num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.ReLU"},
+            "activation_function is 'torch.nn.ReLU'; supported are torch",
         ),
         (SEQUENCE, {"id2label": {"0": "a", "2": "b"}}, "for each number 0, 1, "),
         (SEQUENCE, {"id2label": ["a", "b"]}, "for each number 0, 1, "),

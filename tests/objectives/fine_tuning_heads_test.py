@@ -7,6 +7,7 @@ import pytest
 from bert_jax.models.heads.config import (
     MultipleChoiceHead,
     QuestionAnsweringHead,
+    RankingHead,
     RegressionHead,
     SequenceClassificationHead,
     TokenClassificationHead,
@@ -108,6 +109,21 @@ def test_span_loss_is_the_mean_of_start_and_end():
     assert float(metrics["start_accuracy"].total) == start_right.sum()
     assert float(metrics["end_accuracy"].total) == end_right.sum()
     assert float(metrics["accuracy"].total) == (start_right * end_right).sum() > 0
+
+
+def test_ranking_loss_is_the_binary_cross_entropy():
+    raw, batch = make(RankingHead())
+    logits, labels = scores(7), raw["label_values"]
+    loss, metrics = fine_tuning_heads.ranking(jnp.asarray(logits, jnp.float32), batch)
+    probabilities = 1 / (1 + np.exp(-logits))
+    losses = -labels * np.log(probabilities) - (1 - labels) * np.log(1 - probabilities)
+    weights = raw["example_weights"]
+    assert float(loss.total) == pytest.approx((losses * weights).sum(), rel=1e-5)
+    assert float(loss.weight) == 5
+    correct = ((logits > 0) == (labels >= 0.5)) * weights
+    assert float(metrics["accuracy"].total) == correct.sum()
+    large, _ = fine_tuning_heads.ranking(jnp.full(7, -200.0), batch)
+    assert float(large.total) == pytest.approx(200 * (labels * weights).sum(), rel=1e-5)
 
 
 def test_regression_loss_is_the_squared_error():

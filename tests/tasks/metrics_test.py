@@ -36,6 +36,7 @@ def cases() -> dict[str, tuple]:
     return {
         "classification": (("a", "b", "c"), classes, logits),
         "regression": ((), numbers, numbers + random.normal(size=40)),
+        "ranking": ((), random.random(40).round(), random.normal(size=40)),
         "token_classification": (TAGS, tags, guesses),
         "question_answering": ((), references, answers),
         "multiple_choice": ((), classes, logits),
@@ -45,6 +46,7 @@ def cases() -> dict[str, tuple]:
 MAIN_METRICS = {
     "classification": ("accuracy", "f1", "matthews", "roc_auc", "loss"),
     "regression": ("pearson", "spearman", "mse"),
+    "ranking": ("average_precision", "accuracy"),
     "token_classification": ("f1", "f1_macro", "precision", "recall", "token_accuracy"),
     "question_answering": ("exact_match", "f1"),
     "multiple_choice": ("accuracy", "loss"),

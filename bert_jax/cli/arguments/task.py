@@ -4,6 +4,7 @@ import argparse
 from typing import Any, cast
 
 from bert_jax.data.finetuning.config import (
+    COLUMNS_KINDS,
     GLUE_NAMES,
     Columns,
     Conll,
@@ -79,8 +80,9 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> argparse.Action:
     data.add_argument("--id", metavar="COLUMN", help="column of the ids (default: row numbers)")
     data.add_argument(
         "--kind",
-        choices=("classification", "regression"),
-        help="type of the labels (default: inferred from the labels)",
+        choices=COLUMNS_KINDS,
+        help="type of the labels; ranking trains a cross-encoder on pairs with labels from 0 to 1 "
+        "(default: classification or regression, inferred from the labels)",
     )
     data.add_argument(
         "--encoding",

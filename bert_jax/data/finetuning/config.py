@@ -91,6 +91,11 @@ class Swag:
         _check_files(self)
 
 
+ColumnsKind = Literal["classification", "regression", "ranking"]
+COLUMNS_KINDS: tuple[ColumnsKind, ...] = get_args(ColumnsKind)
+"""Kinds of tasks in tables. "ranking" trains a cross-encoder on labels from 0 to 1."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Columns:
     """Configures texts in CSV, TSV, JSON lines or Parquet files, by the names of their columns."""
@@ -102,14 +107,15 @@ class Columns:
     text_pair: str | None = None
     label: str | None = None  # None: no labels, all examples are to be predicted
     id: str | None = None  # None: the row number is the id
-    kind: Literal["classification", "regression"] | None = None  # None: inferred from the labels
+    kind: ColumnsKind | None = None  # None: classification or regression, as the labels show
     encoding: str = "utf-8"  # of all formats but Parquet
 
     def __post_init__(self) -> None:
         _check_files(self)
-        if self.kind not in (None, "classification", "regression"):
+        if self.kind is not None and self.kind not in COLUMNS_KINDS:
             raise ConfigError(
-                f"Columns.kind is {self.kind!r}; expected 'classification', 'regression' or None"
+                f"Columns.kind is {self.kind!r}; expected None or one of "
+                f"{', '.join(map(repr, COLUMNS_KINDS))}"
             )
         named = [c for c in (self.text, self.text_pair, self.label, self.id) if c is not None]
         if "" in named:

@@ -58,7 +58,8 @@ class Features:
       num_choices: number of texts in a sequence: its choices or its windows.
       window_mask: int32 [sequences, windows] with `JointWindows`: 1 = a window, 0 = padding.
       window_pooling: how the outputs for several sequences of an example are combined into one
-        prediction, in classification and regression; "mean_logits" is for classification only.
+        prediction, in classification, regression and ranking; "mean_logits" is for classification
+        only.
       num_truncated: number of examples that have a part that no sequence contains.
       word_ids: for token classification, int32 [length] for each sequence: the index of the word
         at the first token of each word that this sequence predicts, -1 at all other tokens.

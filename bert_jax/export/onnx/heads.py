@@ -15,7 +15,6 @@ from bert_jax.models.heads.config import (
     LinearClassifier,
     MeanPooling,
     MultipleChoiceHead,
-    OwnTransform,
     PoolerClassifier,
     PredictionHeadClassifier,
     QuestionAnsweringHead,
@@ -24,6 +23,7 @@ from bert_jax.models.heads.config import (
     head_param_name,
     reads_one_vector,
 )
+from bert_jax.models.heads.pretraining_config import OwnTransform
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.params import paths
 

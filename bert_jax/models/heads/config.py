@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from bert_jax.errors import ConfigError, check_range
+from bert_jax.models.heads.pretraining_config import (
+    MaskedLMTransform,
+    OwnTransform,
+    SharedTransform,
+)
 from bert_jax.models.layers.config import Activation, Tanh
 
 LARGEST_NUM_LABELS = 2**20
@@ -15,9 +20,6 @@ LARGEST_NUM_LABELS = 2**20
 
 WINDOW_ENCODER = "window_encoder"
 """The name of the Transformer over windows in the parameters."""
-
-SPAN_POSITION_EMBEDDING_SIZE = 200
-"""Width of the position embeddings of the span boundary head (SpanBERT's release)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,27 @@ class RegressionHead:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sigmoid:
+    """Maps the output of a cross-encoder to a score from 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Uses the output of a cross-encoder as the score; a larger score is more relevant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankingHead:
+    """Scores how relevant a text is to a query: a cross-encoder (Nogueira and Cho 2019).
+
+    It has one output, trained with binary cross-entropy on labels from 0 to 1.
+    """
+
+    activation: Sigmoid | Identity = Sigmoid()
+    window_encoder: WindowEncoder | None = None  # None: a pair is one sequence
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenClassificationHead:
     """Predicts one of C labels for every token: dropout, linear."""
 
@@ -100,6 +123,7 @@ class MultipleChoiceHead:
 TaskHead = (
     SequenceClassificationHead
     | RegressionHead
+    | RankingHead
     | TokenClassificationHead
     | QuestionAnsweringHead
     | MultipleChoiceHead
@@ -159,20 +183,6 @@ TokenClassifier = LinearClassifier | PredictionHeadClassifier
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnTransform:
-    """Gives masked LM a dense layer and a norm of its own, which no task head uses (BERT)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedTransform:
-    """Gives masked LM the prediction head, which the task heads use as well (ModernBERT)."""
-
-
-MaskedLMTransform = OwnTransform | SharedTransform
-"""The layers between the encoder and the masked-LM logits."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class LinearSpan:
     """Scores the start and the end of an answer with a linear layer on every token (BERT)."""
 
@@ -188,23 +198,6 @@ class FeedForwardSpan:
 
 SpanClassifier = LinearSpan | FeedForwardSpan
 """The layers that a family puts on its encoder to answer questions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DenseDetector:
-    """Detects replaced tokens: dense, activation, linear to one logit (ELECTRA)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstTokenDetector:
-    """Detects replaced tokens: sum with the first token, norm, dense, activation, linear.
-
-    The layers of `LMMaskPredictionHead` in DeBERTa-v3's release.
-    """
-
-
-ReplacedTokenDetector = DenseDetector | FirstTokenDetector
-"""The layers that a family puts on its encoder to detect replaced tokens in pretraining."""
 
 
 class FamilyClassifiers(Protocol):
@@ -224,7 +217,7 @@ def head_param_name(head: TaskHead) -> str:
 def window_encoder_of(head: TaskHead) -> WindowEncoder | None:
     """Returns the config of the Transformer over windows, or None for a head without one."""
     match head:
-        case SequenceClassificationHead() | RegressionHead():
+        case SequenceClassificationHead() | RegressionHead() | RankingHead():
             return head.window_encoder
         case _:
             return None
@@ -242,7 +235,7 @@ def num_outputs(head: TaskHead) -> int:
             return len(head.labels)
         case QuestionAnsweringHead():
             return 2
-        case RegressionHead() | MultipleChoiceHead():
+        case RegressionHead() | RankingHead() | MultipleChoiceHead():
             return 1
 
 
@@ -251,7 +244,7 @@ def classifier_layers(
 ) -> SequenceClassifier | TokenClassifier:
     """Returns the layers of a task head in a family."""
     match head:
-        case SequenceClassificationHead() | RegressionHead():
+        case SequenceClassificationHead() | RegressionHead() | RankingHead():
             return family.sequence_classifier
         case MultipleChoiceHead():
             return family.multiple_choice_classifier

@@ -11,7 +11,6 @@ from bert_jax.models.heads.config import (
     FirstTokenPooling,
     LinearClassifier,
     MeanPooling,
-    OwnTransform,
     PoolerClassifier,
     Pooling,
     PredictionHeadClassifier,
@@ -20,6 +19,7 @@ from bert_jax.models.heads.config import (
     classifier_layers,
     num_outputs,
 )
+from bert_jax.models.heads.pretraining_config import OwnTransform
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.linear import Linear, layer_norm, linear, output_stddev

@@ -15,8 +15,9 @@ from flax import nnx
 from bert_jax.errors import ConfigError
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import Encoder, EncoderConfig
-from bert_jax.models.heads.config import FirstTokenDetector, LabelTokens, masked_lm_parts
+from bert_jax.models.heads.config import LabelTokens, masked_lm_parts
 from bert_jax.models.heads.modules import LMHead, Pooler, PredictionHead, gather_positions
+from bert_jax.models.heads.pretraining_config import FirstTokenDetector
 from bert_jax.models.heads.span_boundary import SpanBoundaryHead
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.linear import Linear, layer_norm, linear

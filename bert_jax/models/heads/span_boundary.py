@@ -6,7 +6,7 @@ from flax import nnx
 
 from bert_jax.batch import MAX_SPAN_TARGETS
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.heads.config import SPAN_POSITION_EMBEDDING_SIZE
+from bert_jax.models.heads.pretraining_config import SPAN_POSITION_EMBEDDING_SIZE
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.embedding_lookup import embedding_lookup
 from bert_jax.models.layers.linear import initializer, layer_norm, linear

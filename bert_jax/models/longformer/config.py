@@ -9,6 +9,7 @@ from bert_jax.models.heads.config import (
     DenseClassifier,
     MultipleChoiceHead,
     QuestionAnsweringHead,
+    RankingHead,
     RegressionHead,
     SequenceClassificationHead,
     SequenceClassifier,
@@ -123,7 +124,7 @@ class LongformerConfig(TransformerConfig):
     def global_tokens(self, head: TaskHead | None) -> GlobalTokens | None:
         """Returns the tokens that Hugging Face's classes give global attention for each task."""
         match head:
-            case SequenceClassificationHead() | RegressionHead():
+            case SequenceClassificationHead() | RegressionHead() | RankingHead():
                 return GlobalFirstToken()
             case QuestionAnsweringHead():
                 return GlobalBeforeSeparator(sep_token_id=self.sep_token_id)

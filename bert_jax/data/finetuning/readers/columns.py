@@ -4,19 +4,23 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from bert_jax.data.finetuning.config import Columns
+from bert_jax.data.finetuning.config import Columns, ColumnsKind
 from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.data.finetuning.readers.tabular_files import DataTable, TableRow, read_table
 from bert_jax.errors import UserError, did_you_mean
 
-METRICS = {"classification": ("accuracy", "f1_macro"), "regression": ("pearson", "spearman")}
+METRICS: dict[ColumnsKind, tuple[str, ...]] = {
+    "classification": ("accuracy", "f1_macro"),
+    "regression": ("pearson", "spearman"),
+    "ranking": ("average_precision", "accuracy"),
+}
 
 
 @dataclass(frozen=True)
 class _Labels:
-    kind: Literal["classification", "regression"]
+    kind: ColumnsKind
     names: tuple[str, ...] = ()
 
     @functools.cached_property
@@ -26,7 +30,7 @@ class _Labels:
 
 
 def read_columns(config: Columns) -> Task:
-    """Reads a classification or regression task from tables.
+    """Reads a classification, regression or ranking task from tables.
 
     The classes are the labels of train (or of dev or test, if there is no train): whole numbers in
     numerical order, names in alphabetical order. Rows of train and dev without a label are left
@@ -123,7 +127,7 @@ def _infer_labels(rows: dict[str, list[TableRow]], config: Columns) -> _Labels:
         all_numbers = None not in numbers
         has_scores = all_numbers and any(n is not None and not n.is_integer() for n in numbers)
         kind = "regression" if has_scores else "classification"
-    if kind == "regression":
+    if kind != "classification":
         return _Labels(kind)
     if decimals:
         row, label = decimals[0]
@@ -181,11 +185,16 @@ def _validate_label(row: TableRow, labels: _Labels, config: Columns) -> str | fl
     label = _read_label(row, config.label)
     if label is None:
         return None
-    if labels.kind == "regression":
+    if labels.kind != "classification":
         value = _parse_number(label)
         if value is None or not math.isfinite(value):
             raise UserError(
                 f"{row.location}: the label {label!r} is not a number; expected a score"
+            )
+        if labels.kind == "ranking" and not 0 <= value <= 1:
+            raise UserError(
+                f"{row.location}: the label is {label}; expected 0 (not relevant) to 1 (relevant), "
+                "because --kind is ranking; divide the scores by the largest possible score"
             )
         return value
     if str(label) not in labels.name_set:

@@ -1,0 +1,91 @@
+"""Scores texts by their relevance to a query with a cross-encoder, which reads both together.
+
+from bert_jax.predict.reranker import Reranker
+rerank = Reranker(load_model("runs/ranking"))
+rerank("Who mends the nets?", ["An old man mends a net.", "The bell rang nine."])   # [0.98, 0.01]
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import expit
+
+from bert_jax.errors import UserError, require_list_of_texts
+from bert_jax.models.heads.config import Identity, RankingHead, RegressionHead, Sigmoid
+from bert_jax.predict.predictor import Predictor
+from bert_jax.predict.training_settings import require_head
+from bert_jax.pretrained.load import LoadedModel
+
+
+class RankedText(NamedTuple):
+    """Holds a text, its position in the list that was given, and its score."""
+
+    position: int
+    score: float
+    text: str
+
+
+class Reranker:
+    """Scores texts with a classifier of pairs that has one output.
+
+    That is a model of `bert-jax finetune columns --kind ranking`, or a folder of
+    sentence-transformers' `CrossEncoder`. As there, the score is the sigmoid of the output, unless
+    the folder's config.json has another activation.
+    """
+
+    def __init__(self, model: LoadedModel, *, max_length: int | None = None, batch_size: int = 32):
+        """Copies the model to the device; the arguments are those of `Predictor`.
+
+        Raises:
+          UserError: the model has no head with one output for a pair of texts.
+        """
+        head = require_head(model)
+        match head:
+            case RankingHead():
+                self._activation, self._field = head.activation, "logit"
+            case RegressionHead():
+                self._activation, self._field = Sigmoid(), "value"
+            case _:
+                raise UserError(
+                    f"{model.path} is a model for {Predictor(model).kind.name}, so it cannot score "
+                    "texts for a query; expected a cross-encoder with one output, such as a run of "
+                    "bert-jax finetune columns --kind ranking"
+                )
+        self._predict = Predictor(model, max_length=max_length, batch_size=batch_size)
+
+    def __call__(self, query: str, texts: Sequence[str]) -> np.ndarray:
+        """Returns the score of each text, float32 [n], in the order of the texts."""
+        require_list_of_texts(texts)
+        return self.score_pairs([(query, text) for text in texts])
+
+    def score_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        on_progress: Callable[[int], object] | None = None,
+    ) -> np.ndarray:
+        """Returns the score of each (query, text), float32 [n].
+
+        Args:
+          on_progress: called after each batch with the number of pairs that it finished.
+
+        Raises:
+          UserError: a text is empty.
+        """
+        predictions = self._predict(list(pairs), on_progress=on_progress)
+        outputs = np.array([prediction[self._field] for prediction in predictions], np.float32)
+        match self._activation:
+            case Sigmoid():
+                return expit(outputs)
+            case Identity():
+                return outputs
+
+    def rank(self, query: str, texts: Sequence[str], top_k: int | None = None) -> list[RankedText]:
+        """Returns the texts by score, the best first; equal scores stay in the given order.
+
+        Args:
+          top_k: number of texts to return; None for all.
+        """
+        scores = self(query, texts)
+        order: list[int] = np.argsort(-scores, kind="stable")[:top_k].tolist()
+        return [RankedText(i, float(scores[i]), texts[i]) for i in order]
