@@ -30,7 +30,7 @@ LAYERS: tuple[set[str], ...] = (
     {"pretrained"},
     {"evals", "tuning"},
     {"tasks"},
-    {"predict", "report"},
+    {"predict", "report", "search"},
     {"train", "export"},
     {"studies", "plan", "simulate", "quickstart", "testing", "serve"},
     {"cli"},
@@ -42,6 +42,7 @@ SAME_LAYER = {
     "interop": {"models"},
     "checkpoints": {"distributed"},
     "export": {"train"},
+    "search": {"predict"},
     "testing": {"studies"},
     "quickstart": {"studies"},
 }

@@ -42,6 +42,8 @@ from bert_jax.cli import (
 )
 from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
 from bert_jax.cli.arguments.renamed import renamed_message
+from bert_jax.cli.search import index as search_index
+from bert_jax.cli.search import query as search_query
 from bert_jax.cli.shipped import recipes, tpu
 from bert_jax.cli.studies import few_shot, glue, sweep
 from bert_jax.errors import UserError, closest_names, did_you_mean
@@ -71,6 +73,8 @@ VERBS: dict[str, Any] = {
     "fill-mask": fill_mask,
     "embed": embed,
     "serve": serve,
+    "search index": search_index,
+    "search query": search_query,
     "fisher": fisher,
     "forgetting": forgetting,
 }

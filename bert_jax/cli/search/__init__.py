@@ -1,0 +1,1 @@
+"""Holds the verbs of search: they index texts, answer queries and evaluate retrieval."""

@@ -1,0 +1,1 @@
+"""Searches collections of texts: indexes, exact and approximate neighbors, BM25, reranking."""

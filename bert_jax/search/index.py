@@ -1,0 +1,252 @@
+"""Opens an index of texts and answers queries: the vectors, ids and texts of a collection.
+
+An index is a folder, written by `build.py`:
+
+    index.json        the model, its fingerprint, the width and the number of documents
+    vectors.npy       float32 [N, D], memory-mapped; each has length 1
+    documents.jsonl   {"id", "text"} of each document, in the order of the vectors
+    offsets.npy       int64 [N + 1]: where each line of documents.jsonl starts, in bytes
+    graph.usearch     the graph for approximate search, if the index has one
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.config_lib import from_json
+from bert_jax.errors import ConfigError, UserError, describe_folder
+from bert_jax.json_io import read_json_object
+from bert_jax.predict.embedder import Pooling
+from bert_jax.search.bm25 import Bm25, fuse_ranks
+from bert_jax.search.documents import Document
+from bert_jax.search.encoder import TextEncoder
+from bert_jax.search.nearest import (
+    ApproximateNeighbors,
+    Neighbors,
+    check_top_k,
+    exact_neighbors,
+)
+
+INFO, VECTORS, DOCUMENTS = "index.json", "vectors.npy", "documents.jsonl"
+OFFSETS, GRAPH = "offsets.npy", "graph.usearch"
+FORMAT_VERSION = 1
+_CANDIDATES_TO_FUSE = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexInfo:
+    """Holds the content of index.json.
+
+    Attributes:
+      version: of the format.
+      model: the path of the model that embedded the texts.
+      fingerprint: of its parameters and pooling.
+      pooling: how hidden states become a vector.
+      width: D, the width of the vectors.
+      num_documents: N.
+    """
+
+    version: int = FORMAT_VERSION
+    model: str
+    fingerprint: str
+    pooling: Pooling
+    width: int
+    num_documents: int
+
+
+class Hit(NamedTuple):
+    """Holds a document that was found, its score, and its number in the index."""
+
+    document: Document
+    score: float
+    row: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense:
+    """Ranks by the cosine of the vectors of query and document, all of which are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApproximateDense:
+    """Ranks by the cosine, through a graph that finds most of the nearest vectors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lexical:
+    """Ranks by BM25, the words that query and document share; needs no model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hybrid:
+    """Fuses the ranks of `Dense` and `Lexical` (Cormack et al. 2009)."""
+
+
+Method = Dense | ApproximateDense | Lexical | Hybrid
+"""How documents are ranked."""
+
+
+class SearchIndex:
+    """Finds the documents of an index: `SearchIndex(folder).search(encoder, ["a query"], 10)`.
+
+    Attributes:
+      folder: where the index was read from.
+      info: the model and the size.
+      vectors: float32 [N, D], memory-mapped.
+    """
+
+    def __init__(self, folder: str | Path):
+        """Opens an index; vectors and texts stay on disk.
+
+        Raises:
+          UserError: there is no index, or its files do not belong together.
+        """
+        self.folder = Path(folder)
+        if not (self.folder / INFO).is_file():
+            raise UserError(
+                f"{folder}: {describe_folder(self.folder)}; expected an index, which `bert-jax "
+                "search index MODEL --file FILE --output FOLDER` makes"
+            )
+        try:
+            content = read_json_object(self.folder / INFO)
+            self.info: IndexInfo = from_json(IndexInfo, content, INFO)
+        except ConfigError as error:
+            raise UserError(f"{self.folder / INFO}: {error}; index the texts again") from None
+        self.vectors = open_array(self.folder / VECTORS)
+        self._offsets = open_array(self.folder / OFFSETS)
+        expected = (self.info.num_documents, self.info.width)
+        if self.vectors.shape != expected or self._offsets.shape != (expected[0] + 1,):
+            raise UserError(
+                f"{self.folder}: {VECTORS} has the shape {list(self.vectors.shape)} and {OFFSETS} "
+                f"{list(self._offsets.shape)}, but {INFO} describes {expected[0]:,} documents of "
+                f"width {expected[1]}; index the texts again"
+            )
+
+    def __len__(self) -> int:
+        """Returns the number of documents."""
+        return self.info.num_documents
+
+    def documents(self, rows: Sequence[int]) -> list[Document]:
+        """Reads the documents with these numbers.
+
+        Raises:
+          UserError: the file of the documents is missing or cut off.
+        """
+        return read_documents_at(self.folder / DOCUMENTS, self._offsets, rows)
+
+    def search(
+        self,
+        encoder: TextEncoder | None,
+        queries: Sequence[str],
+        top_k: int = 10,
+        method: Method = Dense(),
+    ) -> list[list[Hit]]:
+        """Returns the best documents of each query, the best first.
+
+        Args:
+          encoder: the model that embedded the documents; `Lexical` needs none.
+
+        Raises:
+          ConfigError: `top_k` is above the number of documents.
+          UserError: the encoder is not that of the index, or a query has no text.
+        """
+        found = self.neighbors(encoder, queries, top_k, method)
+        return [
+            [
+                Hit(document, float(score), row)
+                for document, score, row in zip(
+                    self.documents(rows.tolist()), scores, rows.tolist(), strict=True
+                )
+            ]
+            for rows, scores in zip(found.rows, found.scores, strict=True)
+        ]
+
+    def neighbors(
+        self,
+        encoder: TextEncoder | None,
+        queries: Sequence[str],
+        top_k: int,
+        method: Method = Dense(),
+    ) -> Neighbors:
+        """Returns the numbers and scores of the best documents; see `search`."""
+        check_top_k(top_k, len(self))
+        for query in queries:
+            if not query.strip():
+                raise UserError("a query has no text; expected words to search for")
+        match method:
+            case Dense():
+                return exact_neighbors(self._encode(encoder, queries), self.vectors, top_k)
+            case ApproximateDense():
+                return self._graph.search(self._encode(encoder, queries), top_k)
+            case Lexical():
+                return self._bm25.search(queries, top_k)
+            case Hybrid():
+                num_candidates = min(max(top_k, _CANDIDATES_TO_FUSE), len(self))
+                methods = (Dense(), Lexical())
+                rankings = [self.neighbors(encoder, queries, num_candidates, m) for m in methods]
+                return fuse_ranks(rankings, top_k)
+
+    def check_encoder(self, encoder: TextEncoder) -> None:
+        """Raises a UserError unless the encoder is the one that embedded the documents."""
+        if encoder.id.fingerprint != self.info.fingerprint:
+            raise UserError(
+                f"{self.folder} was made with {self.info.model} (fingerprint "
+                f"{self.info.fingerprint}), but {encoder.id.model} is another model (fingerprint "
+                f"{encoder.id.fingerprint}); search with the model of the index, or index the "
+                "texts again"
+            )
+
+    def _encode(self, encoder: TextEncoder | None, queries: Sequence[str]) -> np.ndarray:
+        if encoder is None:
+            raise TypeError("encoder is None; expected the model that embedded the documents")
+        self.check_encoder(encoder)
+        return encoder.encode(queries)
+
+    @cached_property
+    def _graph(self) -> ApproximateNeighbors:
+        if not (self.folder / GRAPH).is_file():
+            raise UserError(
+                f"{self.folder} has no graph for approximate search; index the texts with "
+                "--approximate, or search exactly"
+            )
+        return ApproximateNeighbors.load(self.folder / GRAPH)
+
+    @cached_property
+    def _bm25(self) -> Bm25:
+        return Bm25([document.text for document in self.documents(range(len(self)))])
+
+
+def open_array(path: Path) -> np.ndarray:
+    """Memory-maps a .npy file.
+
+    Raises:
+      UserError: it is missing or damaged.
+    """
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path} cannot be read: {error}; index the texts again") from None
+
+
+def read_documents_at(path: Path, offsets: np.ndarray, rows: Sequence[int]) -> list[Document]:
+    """Reads lines of documents.jsonl by the bytes at which they start.
+
+    Raises:
+      UserError: the file is missing or cut off.
+    """
+    documents = []
+    try:
+        with path.open("rb") as file:
+            for row in rows:
+                file.seek(int(offsets[row]))
+                line = file.read(int(offsets[row + 1] - offsets[row]))
+                record = json.loads(line)
+                documents.append(Document(record["id"], record["text"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read: {error}; index the texts again") from None
+    return documents
