@@ -12,6 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.evals.ner_metrics import entity_spans
 from bert_jax.models.heads.config import (
     QuestionAnsweringHead,
+    RankingHead,
     RegressionHead,
     SequenceClassificationHead,
     TaskHead,
@@ -34,6 +35,7 @@ from bert_jax.text.word_offsets import word_offsets
 _OUTPUTS: dict[type[Any], tuple[str, ...]] = {
     SequenceClassificationHead: ("logits",),
     RegressionHead: ("values",),
+    RankingHead: ("values",),
     TokenClassificationHead: ("logits",),
     QuestionAnsweringHead: ("start_logits", "end_logits"),
 }
@@ -119,7 +121,7 @@ class TaskService:
     @property
     def has_one_output(self) -> bool:
         """Returns whether the model gives one number for a text or a pair, as rerankers do."""
-        return isinstance(self.head, RegressionHead) or (
+        return isinstance(self.head, RegressionHead | RankingHead) or (
             isinstance(self.head, SequenceClassificationHead) and len(self.labels) == 1
         )
 
