@@ -6,8 +6,8 @@ Creating a config opens no file; `read_text_groups` does.
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from bert_jax.data.finetuning.config import Glue, Snli
-from bert_jax.errors import ConfigError
+from bert_jax.data.finetuning.config import Columns, FewShot, Glue, Snli
+from bert_jax.errors import ConfigError, check_range
 
 NliForm = Literal["classes", "pairs", "triples"]
 """What is made of premises and hypotheses with the labels entailment, neutral, contradiction.
@@ -95,7 +95,40 @@ class StsBenchmark:
             raise ConfigError("StsBenchmark.folder is empty; expected a folder with STS-B")
 
 
-TextGroupsConfig = TextFile | NliFiles | StsBenchmark
+PairSampling = Literal["oversampling", "undersampling", "unique"]
+"""How many pairs of equal and of different classes are trained on: as many as there are of the
+more or of the less frequent kind, or all pairs once."""
+PAIR_SAMPLINGS: tuple[PairSampling, ...] = get_args(PairSampling)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastivePairs:
+    """Configures pairs of the texts of a classification task (SetFit, Tunstall et al. 2022).
+
+    The score of a pair is 1 if both texts have the same class, and else 0. The texts of a pair task
+    are joined with a space.
+
+    Attributes:
+      num_iterations: pairs of each of both kinds for each text, instead of `sampling`.
+      seed: of the order of the pairs, which decides the pairs that are left out or repeated.
+    """
+
+    task: Glue | Snli | Columns | FewShot
+    sampling: PairSampling = "oversampling"
+    num_iterations: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sampling not in PAIR_SAMPLINGS:
+            raise ConfigError(
+                f"ContrastivePairs.sampling is {self.sampling!r}; expected one of "
+                f"{', '.join(PAIR_SAMPLINGS)}"
+            )
+        if self.num_iterations is not None:
+            check_range("ContrastivePairs.num_iterations", self.num_iterations, at_least=1)
+
+
+TextGroupsConfig = TextFile | NliFiles | StsBenchmark | ContrastivePairs
 
 
 @dataclass(frozen=True, kw_only=True)

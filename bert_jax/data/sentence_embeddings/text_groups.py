@@ -15,12 +15,14 @@ from bert_jax.data.finetuning.readers.columns import require_columns
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.data.finetuning.readers.tabular_files import TableRow, read_table
 from bert_jax.data.sentence_embeddings.config import (
+    ContrastivePairs,
     NliFiles,
     NliForm,
     StsBenchmark,
     TextFile,
     TextGroupsConfig,
 )
+from bert_jax.data.sentence_embeddings.contrastive_pairs import sample_pairs
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -62,6 +64,8 @@ def read_text_groups(config: TextGroupsConfig) -> TextGroups:
             return _read_nli(config)
         case StsBenchmark():
             return _read_sts_benchmark(config)
+        case ContrastivePairs():
+            return _read_contrastive_pairs(config)
 
 
 def single_texts(groups: TextGroups) -> TextGroups:
@@ -89,20 +93,47 @@ def group_features(groups: TextGroups, tokenizer: Tokenizer, max_length: int) ->
     Longer texts are truncated to `max_length` tokens; `num_truncated` counts groups.
     """
     unique = list(dict.fromkeys(text for group in groups.texts for text in group))
-    encoded = dict(zip(unique, tokenizer.encode_ids(unique), strict=True))
+    # A text may be in thousands of groups, which share its arrays.
+    built = {
+        text: build_inputs_with_special_tokens(ids, None, tokenizer, max_length)
+        for text, ids in zip(unique, tokenizer.encode_ids(unique), strict=True)
+    }
     features = Features(num_choices=groups.num_texts)
     features.example_index = np.arange(len(groups.texts))
     for group in groups.texts:
         any_truncated = False
         for text in group:
-            input_ids, token_type_ids, is_truncated = build_inputs_with_special_tokens(
-                encoded[text], None, tokenizer, max_length
-            )
+            input_ids, token_type_ids, is_truncated = built[text]
             features.input_ids.append(input_ids)
             features.token_type_ids.append(token_type_ids)
             any_truncated |= is_truncated
         features.num_truncated += any_truncated
     return features
+
+
+def _read_contrastive_pairs(config: ContrastivePairs) -> TextGroups:
+    task = load_task(config.task)
+    if task.kind != "classification":
+        raise UserError(
+            f"the kind of task of {task.name} is {task.kind}; expected a classification, whose "
+            "classes decide which texts are similar"
+        )
+    examples = [e for e in task.splits.get("train", ()) if isinstance(e, TextExample)]
+    class_ids = np.array([task.labels.index(str(example.label)) for example in examples])
+    indices, scores = sample_pairs(
+        class_ids, config.sampling, num_iterations=config.num_iterations, seed=config.seed
+    )
+    texts = [joined_text(example) for example in examples]
+    return TextGroups(
+        name=f"pairs of {task.name}",
+        texts=[(texts[first], texts[second]) for first, second in indices.tolist()],
+        scores=scores,
+    )
+
+
+def joined_text(example: TextExample) -> str:
+    """Returns the text of an example, or both texts of a pair, joined with a space."""
+    return example.text if example.text_pair is None else f"{example.text} {example.text_pair}"
 
 
 def _read_text_file(config: TextFile) -> TextGroups:
