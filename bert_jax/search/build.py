@@ -140,7 +140,7 @@ def _write_vectors(building: Path, offsets: np.ndarray, digest: str, encoder: Te
     ) as bar:
         for rows in _row_groups(progress.num_embedded, num_documents):
             documents = read_documents_at(building / DOCUMENTS, offsets, rows)
-            group = encoder.encode([document.text for document in documents])
+            group = encoder.encode_documents([document.text for document in documents])
             if vectors is None:
                 vectors = np.lib.format.open_memmap(
                     building / VECTORS, "w+", np.float32, (num_documents, group.shape[1])

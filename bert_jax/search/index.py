@@ -3,7 +3,7 @@
 An index is a folder, written by `build.py`:
 
     index.json        the model, its fingerprint, the width and the number of documents
-    vectors.npy       float32 [N, D], memory-mapped; each has length 1
+    vectors.npy       float32 [N, D], memory-mapped; the dot product is the relevance
     documents.jsonl   {"id", "text"} of each document, in the order of the vectors
     offsets.npy       int64 [N + 1]: where each line of documents.jsonl starts, in bytes
     graph.usearch     the graph for approximate search, if the index has one
@@ -21,7 +21,7 @@ import numpy as np
 from bert_jax.config_lib import from_json
 from bert_jax.errors import ConfigError, UserError, describe_folder
 from bert_jax.json_io import read_json_object
-from bert_jax.predict.embedder import Pooling
+from bert_jax.models.sentence_encoder.config import PoolingMode
 from bert_jax.search.bm25 import Bm25, fuse_ranks
 from bert_jax.search.documents import Document
 from bert_jax.search.encoder import TextEncoder
@@ -45,8 +45,8 @@ class IndexInfo:
     Attributes:
       version: of the format.
       model: the path of the model that embedded the texts.
-      fingerprint: of its parameters and pooling.
-      pooling: how hidden states become a vector.
+      fingerprint: of its parameters, pooling and prompts.
+      pooling: the pooling that was chosen; None for that of the model.
       width: D, the width of the vectors.
       num_documents: N.
     """
@@ -54,7 +54,7 @@ class IndexInfo:
     version: int = FORMAT_VERSION
     model: str
     fingerprint: str
-    pooling: Pooling
+    pooling: PoolingMode | None
     width: int
     num_documents: int
 
@@ -69,12 +69,12 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
-    """Ranks by the cosine of the vectors of query and document, all of which are compared."""
+    """Ranks by the dot product of the query with all documents; the cosine of unit vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApproximateDense:
-    """Ranks by the cosine, through a graph that finds most of the nearest vectors."""
+    """Ranks by the dot product, through a graph that finds most of the best documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,7 @@ class SearchIndex:
         if encoder is None:
             raise TypeError("encoder is None; expected the model that embedded the documents")
         self.check_encoder(encoder)
-        return encoder.encode(queries)
+        return encoder.encode_queries(queries)
 
     @cached_property
     def _graph(self) -> ApproximateNeighbors:

@@ -17,7 +17,7 @@ from bert_jax.models.heads.config import RankingHead
 from bert_jax.search import build
 from bert_jax.search.build import build_index
 from bert_jax.search.documents import Document, read_collection, read_retrieval_set
-from bert_jax.search.encoder import EncoderId, normalize
+from bert_jax.search.encoder import EncoderId, check_finite_vectors, normalize
 from bert_jax.search.index import ApproximateDense, Dense, Hybrid, Lexical, SearchIndex
 from bert_jax.testing.models import small_model
 
@@ -31,14 +31,17 @@ class WordEncoder:
     """Embeds a text as the normalized sum of a random vector of each word."""
 
     def __init__(self, width: int = 32, fingerprint: str = "words"):
-        self.id = EncoderId("word model", fingerprint, "mean")
+        self.id = EncoderId("word model", fingerprint)
         self.width = width
         self.texts: list[str] = []
 
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        self.texts += texts
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         sums = [sum(map(self._vector, text.split())) for text in texts]
-        return normalize(np.stack(sums).astype(np.float32), "word model")
+        return normalize(np.stack(sums).astype(np.float32))
+
+    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
+        self.texts += texts
+        return self.encode_queries(texts)
 
     def _vector(self, word: str) -> np.ndarray:
         return np.random.default_rng(zlib.crc32(word.encode())).normal(size=self.width)
@@ -65,7 +68,7 @@ def test_document_is_the_best_for_its_own_text(index, method):
 
 
 def test_files_of_the_index_are_complete(index):
-    expected = WordEncoder().encode([document.text for document in DOCUMENTS])
+    expected = WordEncoder().encode_documents([document.text for document in DOCUMENTS])
     np.testing.assert_array_equal(index.vectors, expected)
     assert index.documents(range(30)) == DOCUMENTS and len(index) == 30
     names = {path.name for path in index.folder.iterdir()}
@@ -78,10 +81,10 @@ def test_files_of_the_index_are_complete(index):
 class InterruptedEncoder(WordEncoder):
     """Raises in the third group of documents."""
 
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
+    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
         if len(self.texts) >= 8:
             raise KeyboardInterrupt
-        return super().encode(texts)
+        return super().encode_documents(texts)
 
 
 def test_interrupted_build_continues(tmp_path, monkeypatch, index):
@@ -110,8 +113,8 @@ def test_interrupted_build_of_another_index_starts_again(tmp_path, monkeypatch, 
 class ChangingWidthEncoder(WordEncoder):
     """Returns wider vectors after the first group."""
 
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        vectors = super().encode(texts)
+    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
+        vectors = super().encode_documents(texts)
         self.width += 1
         return vectors
 
@@ -126,7 +129,7 @@ def test_bad_input_of_a_build(tmp_path, monkeypatch, index):
     with pytest.raises(UserError, match="not an empty folder"):
         build_index(index.folder, DOCUMENTS, WordEncoder())
     with pytest.raises(UserError, match=r"model: the vector of text 2 of 2 .* not finite"):
-        normalize(np.array([[1.0, 2.0], [np.nan, 1.0]]), "model")
+        check_finite_vectors(np.array([[1.0, 2.0], [np.nan, 1.0]]), "model")
 
 
 def test_bad_input_of_a_query(tmp_path, index):

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from bert_jax.cli.arguments.prediction import MODEL_WITHOUT_HEAD, add_model_argument
+from bert_jax.cli.arguments.sentence_encoder import add_pooling_argument
 
 HELP = "embed a collection of texts for search"
 
@@ -12,6 +13,8 @@ _EPILOG = f"""examples:
   bert-jax search index exported --file corpus.jsonl --output index --approximate
 
 {MODEL_WITHOUT_HEAD}
+The prompts "query" and "document" (or "passage", "corpus") of a model are used if it has them.
+
 A .jsonl file has an object with "text" on each line, and optionally "_id" (or "id") and "title",
 which is put in front of the text. Other files have a text on each line, whose id is "FILE:LINE".
 Run the same command again after an interruption: it continues with the vectors that were saved.
@@ -29,13 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="files or glob patterns of texts: .txt or .jsonl, plain or .gz",
     )
     parser.add_argument("--output", metavar="INDEX", required=True, help="folder of the index")
-    parser.add_argument(
-        "--pooling",
-        choices=("cls", "mean", "max"),
-        default="mean",
-        help="vector of a text: the hidden state of [CLS], or the mean or maximum over all tokens "
-        "(default: mean)",
-    )
+    add_pooling_argument(parser)
     parser.add_argument(
         "--approximate",
         action="store_true",
