@@ -42,6 +42,8 @@ from bert_jax.cli import (
 )
 from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
 from bert_jax.cli.arguments.renamed import renamed_message
+from bert_jax.cli.search import evaluate as search_evaluate
+from bert_jax.cli.search import hard_negatives as search_hard_negatives
 from bert_jax.cli.search import index as search_index
 from bert_jax.cli.search import query as search_query
 from bert_jax.cli.shipped import recipes, tpu
@@ -75,6 +77,8 @@ VERBS: dict[str, Any] = {
     "serve": serve,
     "search index": search_index,
     "search query": search_query,
+    "search evaluate": search_evaluate,
+    "search mine": search_hard_negatives,
     "fisher": fisher,
     "forgetting": forgetting,
 }

@@ -1,0 +1,108 @@
+"""Evaluates retrieval: BM25, a sentence encoder, both fused, and a cross-encoder that reranks."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from tqdm import tqdm
+
+from bert_jax.evals.retrieval import retrieval_metrics
+from bert_jax.predict.reranker import Reranker
+from bert_jax.search.bm25 import Bm25, fuse_ranks
+from bert_jax.search.documents import RetrievalSet
+from bert_jax.search.encoder import TextEncoder
+from bert_jax.search.nearest import Neighbors, exact_neighbors
+
+DEPTH = 100
+"""Documents of a query that are retrieved, evaluated and fused."""
+_GROUP_SIZE = 1024
+
+Metrics = dict[str, float]
+"""Name of a metric -> mean over the queries; see `RETRIEVAL_METRICS`."""
+
+
+def evaluate_retrieval(
+    retrieval_set: RetrievalSet,
+    encoder: TextEncoder | None = None,
+    reranker: Reranker | None = None,
+    *,
+    num_candidates: int = DEPTH,
+) -> dict[str, Metrics]:
+    """Computes the metrics of each way of ranking.
+
+    Args:
+      encoder: None to evaluate BM25 alone.
+      reranker: scores the best documents of the encoder, or of BM25 without an encoder.
+      num_candidates: documents of a query that are reranked.
+
+    Returns:
+      "bm25" and, as far as there are models, "dense", "hybrid" and "reranked", in this order.
+
+    Raises:
+      UserError: a vector is not finite.
+      MissingExtraError: bm25s is not installed.
+    """
+    texts = [document.text for document in retrieval_set.documents]
+    queries = list(retrieval_set.queries.values())
+    depth = min(DEPTH, len(texts))
+    found = {"bm25": Bm25(texts).search(queries, depth)}
+    best = "bm25"
+    if encoder is not None:
+        documents_ND = _encode(encoder.encode_documents, texts, "documents")
+        queries_QD = _encode(encoder.encode_queries, queries, "queries")
+        found["dense"] = exact_neighbors(queries_QD, documents_ND, depth)
+        found["hybrid"] = fuse_ranks([found["dense"], found["bm25"]], depth)
+        best = "dense"
+    if reranker is not None:
+        candidates = found[best].rows[:, :num_candidates]
+        found["reranked"] = _rerank(reranker, queries, texts, candidates)
+    return {
+        name: retrieval_metrics(retrieval_set.relevance, _to_run(retrieval_set, neighbors))
+        for name, neighbors in found.items()
+    }
+
+
+def sample_queries(retrieval_set: RetrievalSet, num_queries: int, seed: int = 0) -> RetrievalSet:
+    """Returns a set with at most `num_queries` random queries and all documents."""
+    if num_queries >= len(retrieval_set.queries):
+        return retrieval_set
+    names = sorted(retrieval_set.queries)
+    chosen = np.random.default_rng(seed).choice(len(names), num_queries, replace=False)
+    queries = {names[i]: retrieval_set.queries[names[i]] for i in sorted(chosen.tolist())}
+    relevance = {name: retrieval_set.relevance[name] for name in queries}
+    return dataclasses.replace(retrieval_set, queries=queries, relevance=relevance)
+
+
+def _encode(
+    encode: Callable[[Sequence[str]], np.ndarray], texts: Sequence[str], description: str
+) -> np.ndarray:
+    groups = []
+    with tqdm(desc=description, total=len(texts), unit=" texts", disable=None) as bar:
+        for start in range(0, len(texts), _GROUP_SIZE):
+            groups.append(encode(texts[start : start + _GROUP_SIZE]))
+            bar.update(len(groups[-1]))
+    return np.concatenate(groups)
+
+
+def _rerank(
+    reranker: Reranker, queries: Sequence[str], texts: Sequence[str], candidates_QK: np.ndarray
+) -> Neighbors:
+    pairs = [
+        (query, texts[row])
+        for query, rows in zip(queries, candidates_QK, strict=True)
+        for row in rows.tolist()
+    ]
+    with tqdm(desc="reranking", total=len(pairs), unit=" pairs", disable=None) as bar:
+        scores_QK = reranker.score_pairs(pairs, bar.update).reshape(candidates_QK.shape)
+    order = np.argsort(-scores_QK, axis=1, kind="stable")
+    return Neighbors(
+        np.take_along_axis(candidates_QK, order, 1), np.take_along_axis(scores_QK, order, 1)
+    )
+
+
+def _to_run(retrieval_set: RetrievalSet, found: Neighbors) -> dict[str, dict[str, float]]:
+    ids = [document.id for document in retrieval_set.documents]
+    return {
+        query: {ids[row]: score for row, score in zip(rows.tolist(), scores.tolist(), strict=True)}
+        for query, rows, scores in zip(retrieval_set.queries, found.rows, found.scores, strict=True)
+    }
