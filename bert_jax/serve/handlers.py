@@ -162,7 +162,7 @@ async def rerank(call: Call, request: types.RerankRequest) -> Any:
             keep_end=_keeps_end(request),
         )
     )
-    scores = relevance(values, raw=request.raw_scores)
+    scores = relevance(values, raw=request.raw_scores or service.has_identity_activation)
     order = sorted(range(len(texts)), key=lambda index: -scores[index])[: request.top_n]
     if request.documents is None:
         return [

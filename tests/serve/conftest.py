@@ -1,5 +1,6 @@
 """Starts one server with tiny models for all tests of the server."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,6 +15,12 @@ from bert_jax.models.heads.config import (
     SequenceClassificationHead,
     TaskHead,
     TokenClassificationHead,
+)
+from bert_jax.models.sentence_encoder.config import (
+    Dense,
+    Normalize,
+    Prompt,
+    SentenceEncoderConfig,
 )
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
@@ -34,13 +41,29 @@ HEADS: dict[str, TaskHead | None] = {
 }
 
 
+SENTENCE_ENCODER = SentenceEncoderConfig(
+    pooling=("cls", "mean"),
+    include_prompt=False,
+    modules=(Dense(in_features=32, out_features=6), Normalize()),
+    max_seq_length=12,
+    prompts=(Prompt(name="query", text="by the "), Prompt(name="text", text="")),
+)
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
-    """Returns an encoder, and the same encoder with the head of each kind of task."""
+    """Returns an encoder, with the head of each kind of task, and as a sentence encoder."""
     folder = tmp_path_factory.mktemp("vocabulary")
-    return {
+    models = {
         name: small_model(folder, head=head, num_hidden_layers=1) for name, head in HEADS.items()
     }
+    kernel = np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32)
+    models["sentences"] = dataclasses.replace(
+        models["encoder"],
+        sentence_encoder=SENTENCE_ENCODER,
+        sentence_head={"dense": {"0": {"kernel": kernel, "bias": kernel[0]}}},
+    )
+    return models
 
 
 @pytest.fixture(scope="session")

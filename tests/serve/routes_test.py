@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from starlette.routing import Route
 
 from bert_jax.export.export import export
 from bert_jax.predict.embedder import Embedder
@@ -58,6 +59,20 @@ def test_dimensions_cut_vectors_before_they_are_normalized(server, models):
     np.testing.assert_allclose(found, expected, atol=1e-6)
     error = server.post("/embed", inputs=TEXTS, dimensions=17)
     assert error.status_code == 422 and "expected 1 to 16" in error.json()["error"]
+
+
+def test_sentence_encoder_applies_prompt_dense_layer_and_normalization(server, models):
+    embed = Embedder(models["sentences"])
+    for name in ("query", "text"):
+        expected = [each.vector for each in embed(TEXTS, prompt_name=name)]
+        found = server.post("/embed", inputs=TEXTS, prompt_name=name, model="sentences")
+        np.testing.assert_allclose(found.json(), expected, atol=1e-6)
+    raw = server.post("/embed", inputs=TEXTS, normalize=False, model="sentences").json()
+    expected = [each.vector for each in Embedder(models["sentences"], normalize=False)(TEXTS)]
+    np.testing.assert_allclose(raw, expected, atol=1e-6)
+    error = server.post("/embed", inputs="a", prompt_name="qery", model="sentences")
+    assert error.status_code == 422 and "did you mean 'query'" in error.json()["error"]
+    assert server.client.get("/info?model=sentences").json()["max_input_length"] == 12
 
 
 def test_similarity_is_the_cosine_of_vectors(server, models):
@@ -219,7 +234,7 @@ def test_info_and_models_describe_each_model(server):
 
 def test_every_route_is_documented_without_addresses_of_other_hosts(server):
     schema = server.client.get("/openapi.json").json()
-    served = {route.path for route in create_app(server.state).routes}
+    served = {route.path for route in create_app(server.state).routes if isinstance(route, Route)}
     assert served - set(schema["paths"]) == {"/", "/page/{name}", "/openapi.json", "/docs"}
     names = re.findall(r"#/components/schemas/(\w+)", json.dumps(schema))
     assert names and set(names) <= set(schema["components"]["schemas"])

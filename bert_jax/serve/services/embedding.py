@@ -1,25 +1,35 @@
 """Embeds texts for the server: one vector for a text, or one for each token."""
 
+import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.model import build_network
+from bert_jax.models.sentence_encoder.config import Normalize, PoolingMode
+from bert_jax.models.sentence_encoder.network import build_sentence_encoder
 from bert_jax.predict.batching import require_tokenizer
-from bert_jax.pretrained.load import LoadedModel, require_no_adapter
+from bert_jax.predict.sentence_texts import choose_prompt
+from bert_jax.pretrained.load import LoadedModel
+from bert_jax.pretrained.sentence_model import sentence_model_of
 from bert_jax.serve.config import ServerConfig
 from bert_jax.serve.engine import Arrays, Buckets, Engine, JaxBackend, TokenSequence
 from bert_jax.serve.request_error import RequestError
 from bert_jax.serve.requests import TextInput
 from bert_jax.serve.work import Work, count_characters, encode_inputs, refuse_long
 
+logger = logging.getLogger(__name__)
+
+_PROMPT_LENGTH = "prompt_length"
+"""Field of a batch: the number of tokens at the start of a text that are not pooled, int32 [B]."""
+_POOLING_NAMES: dict[PoolingMode, str] = {"lasttoken": "last_token"}
+"""TEI's names of poolings, where they differ."""
+
 
 class EmbeddingService:
-    """Makes embeddings: the mean of the hidden states of a text's tokens.
+    """Makes the vectors of a sentence encoder; for other encoders, the mean over all tokens.
 
     Attributes:
       engine: computes the vectors.
@@ -28,20 +38,45 @@ class EmbeddingService:
       width: number of dimensions of a vector.
     """
 
-    pooling = "mean"
-
     def __init__(self, name: str, model: LoadedModel, config: ServerConfig):
-        """Moves the encoder to the device."""
+        """Moves the encoder to the device.
+
+        Raises:
+          UserError: the model has no tokenizer, or modules that are not supported.
+        """
         self.tokenizer = require_tokenizer(model)
-        require_no_adapter(model, "embed")
-        self.max_length = min(config.max_length or model.config.max_length, model.config.max_length)
-        self.width = model.config.hidden_size
-        self.prompts: dict[str, str] = {}
+        sentence_model = sentence_model_of(model)
+        if not sentence_model.is_trained:
+            logger.info(
+                "%s is no sentence encoder, so the vector of a text is the mean over its tokens",
+                model.path,
+            )
+        longest = sentence_model.max_length
+        self.max_length = min(config.max_length or longest, longest)
+        self._config = sentence_model.config
+        self.width = self._config.embedding_size(model.config.hidden_size)
+        self.pooling = "+".join(_POOLING_NAMES.get(mode, mode) for mode in self._config.pooling)
+        # Vectors are normalized after they are cut, and only if a request asks for it.
+        modules = self._config.modules
+        while modules and isinstance(modules[-1], Normalize):
+            modules = modules[:-1]
+        network_config = dataclasses.replace(self._config, modules=modules)
+        network = build_sentence_encoder(model.config, network_config)
+
+        def compute(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+            fields, module = dict(batch), network.merge(params)
+            lengths = fields.pop(_PROMPT_LENGTH, None)
+            hidden = module.encode(fields).last_hidden_state
+            vectors = module.sentence_head(hidden, fields["attention_mask"], lengths)
+            return {"embedding": vectors, "token_embeddings": hidden}
+
+        no_prompt = {_PROMPT_LENGTH: np.array(0, np.int32)}
         self.engine = Engine(
             f"the embeddings of {name}",
-            JaxBackend(make_compute(model.config), model.params["encoder"]),
+            JaxBackend(compute, sentence_model.params),
             Buckets(self.max_length, config.max_batch_tokens, config.max_batch_rows),
             pad_id=self.tokenizer.pad_id,
+            extra={} if self._config.include_prompt else no_prompt,
         )
 
     def embed(
@@ -69,8 +104,10 @@ class EmbeddingService:
                 "dimensions",
             )
 
+        num_kept = dimensions or self._config.truncate_dim
+
         def decode(outputs: Sequence[Arrays]) -> np.ndarray:
-            vectors = np.stack([output["embedding"] for output in outputs])[:, :dimensions]
+            vectors = np.stack([output["embedding"] for output in outputs])[:, :num_kept]
             if normalize:
                 norms = np.linalg.norm(vectors, axis=1, keepdims=True)
                 vectors = vectors / np.maximum(norms, np.float32(1e-12))
@@ -106,46 +143,42 @@ class EmbeddingService:
         keep_end: bool,
         prompt_name: str | None,
     ) -> Work[Any]:
+        prompt = choose_prompt(self._config, prompt_name, None)
         ids, num_truncated = encode_inputs(
-            items,
-            self.tokenizer,
-            self.max_length,
-            prompt=self._prompt(prompt_name),
-            keep_end=keep_end,
+            items, self.tokenizer, self.max_length, prompt=prompt, keep_end=keep_end
         )
         if not truncate:
             refuse_long(num_truncated, self.max_length)
+        prompt_lengths = self._prompt_lengths(items, prompt)
         return Work(
             engine=self.engine,
             sequences=[
-                TokenSequence(input_ids=row, token_type_ids=np.zeros_like(row), outputs=(output,))
-                for row in ids
+                TokenSequence(
+                    input_ids=row,
+                    token_type_ids=np.zeros_like(row),
+                    extra={} if length is None else {_PROMPT_LENGTH: length},
+                    outputs=(output,),
+                )
+                for row, length in zip(ids, prompt_lengths, strict=True)
             ],
             decode=decode,
             num_characters=count_characters(items),
             num_truncated=num_truncated,
         )
 
-    def _prompt(self, name: str | None) -> str:
-        if name is None:
-            return ""
-        if name not in self.prompts:
-            known = ", ".join(self.prompts) or "none"
-            message = f"there is no prompt {name!r}; the prompts of the model: {known}"
-            raise RequestError("validation", message, "prompt_name")
-        return self.prompts[name]
+    def _prompt_lengths(
+        self, items: Sequence[TextInput], prompt: str
+    ) -> Sequence[np.ndarray | None]:
+        """Returns how many tokens of each input are not pooled; token ids have no prompt.
 
-
-def make_compute(config: EncoderConfig) -> Any:
-    """Returns the pure function of the encoder's parameters and a batch that an engine runs."""
-
-    def compute(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        hidden = build_network(config).merge({"encoder": params}).encode(batch).last_hidden_state
-        mask = (batch["attention_mask"] > 0)[..., None]
-        total = jnp.sum(jnp.where(mask, hidden, 0.0), axis=1)
-        return {
-            "embedding": total / jnp.sum(mask, axis=1).astype(total.dtype),
-            "token_embeddings": hidden,
-        }
-
-    return compute
+        Raises:
+          RequestError: the prompt leaves no tokens for a text.
+        """
+        if self._config.include_prompt:
+            return [None] * len(items)
+        # [CLS] counts, as in sentence-transformers.
+        length = len(self.tokenizer.encode_ids([prompt])[0]) + 1 if prompt else 0
+        if length > self.max_length - 2:
+            message = f"the prompt has {length} tokens, which leaves none of {self.max_length}"
+            raise RequestError("validation", f"{message} for a text", "prompt_name")
+        return [np.array(length if isinstance(item, str) else 0, np.int32) for item in items]

