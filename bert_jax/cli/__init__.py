@@ -23,6 +23,7 @@ from bert_jax.cli import (
     baselines,
     convert,
     embed,
+    embed_train,
     evaluate,
     export,
     fill_mask,
@@ -61,6 +62,7 @@ VERBS: dict[str, Any] = {
     "plan": plan,
     "pretrain": pretrain,
     "finetune": finetune,
+    "embed-train": embed_train,
     "simulate": simulate,
     "tpu": tpu,
     "glue": glue,
@@ -84,7 +86,7 @@ VERBS: dict[str, Any] = {
 }
 """Verb -> module, in the order in which `--help` lists them."""
 
-TRAINING_VERBS = (pretrain, quickstart, finetune)
+TRAINING_VERBS = (pretrain, quickstart, finetune, embed_train)
 
 DESCRIPTION = "Pretrains, fine-tunes, exports and runs BERT and RoBERTa encoders in JAX."
 
@@ -96,9 +98,9 @@ example: train a tokenizer, prepare documents, pretrain, export, predict
   bert-jax export runs/tiny --output exported
   bert-jax fill-mask exported "It was a [MASK] night."
 
-On Linux, `pretrain`, `finetune` and `quickstart` restart themselves once, in the same process, with
-GLIBC_TUNABLES=glibc.malloc.hugetlb=1, which makes training on a CPU faster. To prevent this, set
-GLIBC_TUNABLES=glibc.malloc.hugetlb=0.
+On Linux, `pretrain`, `finetune`, `embed-train` and `quickstart` restart themselves once, in the
+same process, with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, which makes training on a CPU faster. To
+prevent this, set GLIBC_TUNABLES=glibc.malloc.hugetlb=0.
 """
 
 

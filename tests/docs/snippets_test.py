@@ -41,6 +41,8 @@ def make_short(words: list[str]) -> list[str]:
         case "pretrain":
             index = words.index("--arg") + 1
             return [*words[:index], "steps=3", "batch_size=8", *words[index:], "--set", *TINY]
+        case "embed-train":
+            return [*words, "--epochs", "0.5", "--batch-size", "8", "--chunk-size", "4"]
         case "finetune":
             return [*words, "--epochs", "1", "--batch-size", "8", "--max-length", "16"]
         case _:
@@ -130,6 +132,16 @@ def test_seqio_guide(folder, capsys, monkeypatch):
 def test_adapters_guide(exported):
     assert len(run_page(DOCS / "how_to/adapters.md", make_short)) == 6
     assert (exported.parent / "reviews-lora/adapter_model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_sentence_embeddings_guide(exported):
+    rows = [(f"the man {n}", f"a net by the sea {n}", n % 6) for n in range(16)]
+    for name, columns in (("pairs", ("question", "answer")), ("scored", ("first", "second"))):
+        with Path(f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([(*columns, "similarity"), *rows])
+    assert len(run_page(DOCS / "how_to/sentence_embeddings.md", make_short)) == 5
+    assert (exported.parent / "runs/scored/report.html").is_file()
 
 
 def test_api_page(exported):

@@ -27,6 +27,11 @@ def add_override_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="arguments of get_config in the recipe",
     )
+    add_set_argument(parser)
+
+
+def add_set_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds --set."""
     parser.add_argument(
         "--set",
         dest="overrides",

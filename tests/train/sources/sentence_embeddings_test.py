@@ -1,0 +1,173 @@
+"""Covers sources/sentence_embeddings.py, sentence_targets.py, cli/embed_train.py and the preset."""
+
+import csv
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.checkpoints.step_folder import restore_params
+from bert_jax.cli import main
+from bert_jax.data.sentence_embeddings.config import TextFile
+from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.export.export import export
+from bert_jax.objectives.sentence_embeddings.config import (
+    ContrastiveLoss,
+    CoSENTLoss,
+    MarginMSELoss,
+    MSELoss,
+    MultipleNegativesRankingLoss,
+    SentenceEmbedding,
+    SoftmaxLoss,
+    SupervisedSimCSE,
+    TripletLoss,
+    UnsupervisedSimCSE,
+)
+from bert_jax.params import paths
+from bert_jax.runs.metrics import read_metrics
+from bert_jax.testing.models import WORDS, small_config, small_model
+from bert_jax.train.sources.sentence_targets import loss_targets, prepare_groups, teacher_targets
+from tests.helpers.one_device import one_device_mesh
+
+PLAIN = [word for word in WORDS if not word.startswith("##") and word not in ("sea", "man")]
+PAIRS = TextGroups(
+    name="pairs.csv",
+    texts=[("a net", "the sea"), ("a man", "the net"), ("a net", "by the sea")],
+    scores=np.array([0.0, 0.5, 1.0], np.float32),
+    labels=["0", "1", "1"],
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with a model and pairs, which score 4 if both or neither text is about the sea."""
+    folder = tmp_path_factory.mktemp("sentences")
+    export(small_model(folder / "words", num_hidden_layers=1), folder / "model")
+    draw = random.Random(0)
+    for name, size in (("train", 96), ("dev", 40)):
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("first", "second", "score"))
+            for _ in range(size):
+                topics = draw.choice(("sea", "man")), draw.choice(("sea", "man"))
+                texts = (" ".join((*draw.choices(PLAIN, k=4), topic)) for topic in topics)
+                writer.writerow((*texts, 4 * (topics[0] == topics[1])))
+    return folder
+
+
+def train(folder: Path, run: str, *flags: str) -> int:
+    arguments = ("--train", f"{folder}/train.csv", "--texts", "first,second", "--max-length", "8")
+    with one_device_mesh():
+        return main(
+            [
+                *("embed-train", "columns", "--model", f"{folder}/model"),
+                *("--run", f"{folder}/{run}", *arguments, *flags),
+                *("--set", "data.bucket_lengths=[]", "train.logging.log_every=1"),
+            ]
+        )
+
+
+def test_run_learns_scores_and_records_the_sentence_encoder(folder):
+    flags = ("--score", "score", "--score-range", "0", "4", "--epochs", "6", "--batch-size", "16")
+    dev = ("--dev", f"{folder}/dev.csv", "--dev-columns", "first,second,score")
+    assert train(folder, "cosent", *flags, *dev, "--learning-rate", "5e-3") == 0
+    records = read_metrics(folder / "cosent/metrics.jsonl")
+    spearman = [each["spearman"] for each in records if "spearman" in each]
+    final = json.loads((folder / "cosent/evaluation.json").read_text())["dev"]
+    assert final["spearman"] == pytest.approx(max(spearman))
+    assert final["spearman"] > spearman[0] + 0.1
+    objective = json.loads((folder / "cosent/config.json").read_text())["config"]["objective"]
+    assert objective["type"] == "SentenceEmbedding"
+    assert objective["sentence_encoder"]["max_seq_length"] == 8
+    params, _, step = restore_params(folder / "cosent/checkpoints", None)
+    assert set(params) == {"encoder"}
+    assert step in {each["step"] for each in records if "spearman" in each}
+
+
+def test_teacher_vectors_are_learned_in_chunks(folder):
+    flags = ("--loss", "mse", "--teacher", f"{folder}/model", "--pooling", "mean")
+    settings = ("--epochs", "0.5", "--batch-size", "16", "--learning-rate", "1e-9")
+    assert train(folder, "teacher", *flags, *settings, "--chunk-size", "8") == 0
+    losses = [each["loss"] for each in read_metrics(folder / "teacher/metrics.jsonl")]
+    assert max(losses) < 0.3  # the student starts as the teacher, and differs by dropout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--score", "similarity"), "there is no column 'similarity'"),
+        (("--score", "score"), "expected a number from 0 to 1; set the range with --score-range"),
+        (
+            ("--texts", "first", "--loss", "cosent"),
+            "each example has 1 texts, but CoSENTLoss needs",
+        ),
+        (("--loss", "softmax"), "has no labels, which SoftmaxLoss needs; name the column with"),
+        (("--loss", "triplet"), "TripletLoss needs 3: anchor, positive, negative"),
+        (("--batch-size", "97"), "of the 96 training examples no 97 with different texts"),
+        (("--batch-size", "16", "--chunk-size", "5"), "does not divide the batch_size 16"),
+        (("--loss", "mse"), "--loss mse needs --teacher"),
+        (("--teacher", "x"), "--loss multiple-negatives-ranking does not use --teacher"),
+        (("--eval-every", "5"), "--dev-columns and --eval-every need --dev"),
+        (("--splits", "dev"), "columns does not use --splits"),
+        (("--matryoshka-dims", "32"), "vectors have 16 components"),
+    ],
+)
+def test_errors_of_the_command_line(folder, capsys, flags, message):
+    assert train(folder, "errors", *flags) in (1, 2)
+    assert message in capsys.readouterr().err
+    assert not (folder / "errors").exists()
+
+
+def test_groups_take_the_form_that_the_loss_reads():
+    views = prepare_groups(PAIRS, UnsupervisedSimCSE())
+    texts = ["a net", "the sea", "a man", "the net", "by the sea"]
+    assert views.texts == [(text, text) for text in texts]
+    assert prepare_groups(PAIRS, MSELoss(teacher="t")).texts == [(text,) for text in texts]
+    assert prepare_groups(PAIRS, MultipleNegativesRankingLoss()) is PAIRS
+    assert loss_targets(PAIRS, CoSENTLoss()) == {"label_values": [0.0, 0.5, 1.0]}
+    assert loss_targets(PAIRS, ContrastiveLoss()) == {"labels": [0, 1, 1]}
+    assert loss_targets(PAIRS, SoftmaxLoss(labels=("1", "0"))) == {"labels": [1, 0, 0]}
+    with pytest.raises(UserError, match=r"example 1 has the label '0'; expected one of 1, 2"):
+        loss_targets(PAIRS, SoftmaxLoss(labels=("1", "2")))
+    four = TextGroups(name="four.csv", texts=[("a", "b", "c", "d")])
+    for loss in (SupervisedSimCSE(), TripletLoss()):
+        with pytest.raises(UserError, match="each example has 4 texts"):
+            prepare_groups(four, loss)
+
+
+def test_margins_are_those_of_the_teacher(folder):
+    from bert_jax.predict.embedder import Embedder
+    from bert_jax.pretrained.load import load_model
+
+    teacher = str(folder / "model")
+    triples = TextGroups(name="t", texts=[("a net", "the sea", "by the sea")])
+    config = SentenceEmbedding(model=small_config(), loss=MarginMSELoss(teacher=teacher))
+    query, positive, negative = (
+        each.vector for each in Embedder(load_model(teacher))(list(triples.texts[0]))
+    )
+    (margin,) = teacher_targets(triples, config, teacher)["label_values"]
+    assert margin == pytest.approx(query @ positive - query @ negative, abs=1e-5)
+    wide = SentenceEmbedding(model=small_config(hidden_size=32), loss=MSELoss(teacher=teacher))
+    with pytest.raises(ConfigError, match=r"vectors of 16 components.*those of the model have 32"):
+        teacher_targets(triples, wide, teacher)
+
+
+def test_errors_name_the_file_and_the_line(tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_text("a,b\nx,y\n ,y\n")
+    with pytest.raises(UserError, match=r"pairs.csv, line 3: the column 'a' is ' '; expected a te"):
+        read_text_groups(TextFile(path=str(path), texts=("a", "b")))
+    path.write_text("a,b\n")
+    with pytest.raises(UserError, match="has no rows; expected at least one"):
+        read_text_groups(TextFile(path=str(path), texts=("a", "b")))
+
+
+@pytest.mark.slow
+def test_parameters_of_the_classifier_are_trained_with_a_softmax_loss(folder):
+    labels = ("--label", "score", "--epochs", "0.2", "--batch-size", "16")
+    assert train(folder, "softmax", *labels) == 0
+    params, _, _ = restore_params(folder / "softmax/checkpoints", None)
+    assert paths.flatten(params)["softmax_classifier/kernel"].shape == (48, 2)
