@@ -59,15 +59,7 @@ LOSSES = (
     "mse",
     "margin-mse",
 )
-_SETTINGS = (
-    "epochs",
-    "batch_size",
-    "chunk_size",
-    "learning_rate",
-    "max_length",
-    "eval_every",
-    "seed",
-)
+_SETTINGS = ("epochs", "batch_size", "chunk_size", "learning_rate", "max_length", "eval_every")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +170,9 @@ def run(args: argparse.Namespace) -> int:
 
     name = args.loss or _default_loss(args)
     train = _train_data(args, name)
-    given = {key: value for key in _SETTINGS if (value := getattr(args, key)) is not None}
+    given = {
+        key: value for key in (*_SETTINGS, "seed") if (value := getattr(args, key)) is not None
+    }
     if args.pooling is not None:
         given["sentence_encoder"] = SentenceEncoderConfig(pooling=(args.pooling,))
     experiment = sentence_embedding_experiment(
@@ -255,7 +249,7 @@ def _train_data(args: argparse.Namespace, loss: str) -> TextGroupsConfig:
                 path=args.train,
                 texts=args.texts,
                 score=args.score,
-                score_range=tuple(args.score_range or (0.0, 1.0)),
+                score_range=_score_range(args),
                 label=args.label,
             )
 
@@ -283,8 +277,14 @@ def _dev_data(args: argparse.Namespace) -> TextFile | StsBenchmark | None:
         raise ConfigError(
             f"--dev-columns has {len(columns)} columns; expected three: text, text, score"
         )
-    score_range = tuple(args.score_range or (0.0, 1.0))
-    return TextFile(path=args.dev, texts=columns[:2], score=columns[2], score_range=score_range)
+    return TextFile(
+        path=args.dev, texts=columns[:2], score=columns[2], score_range=_score_range(args)
+    )
+
+
+def _score_range(args: argparse.Namespace) -> tuple[float, float]:
+    lowest, highest = args.score_range or (0.0, 1.0)
+    return lowest, highest
 
 
 def _names(text: str) -> tuple[str, ...]:

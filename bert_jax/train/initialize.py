@@ -1,5 +1,6 @@
 """Makes the train state: restored from a checkpoint, from a pretrained model, or random."""
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from bert_jax.objectives.distillation.config import Teacher
 from bert_jax.objectives.multi_task import HEADS
 from bert_jax.objectives.replaced_tokens.config import ReplacedTokens
 from bert_jax.objectives.replaced_tokens.objective import source_path
+from bert_jax.objectives.sentence_embeddings.config import SentenceEmbedding
 from bert_jax.params import paths
 from bert_jax.pretrained.base_model import Base, check_base
 from bert_jax.runs import run_folder
@@ -197,13 +199,17 @@ def _load_params(
     # Imported here, so that a run that starts from random values loads no model readers.
     from bert_jax.predict.batching import require_masked_lm
     from bert_jax.pretrained.initial import load_model_or_tf1
+    from bert_jax.pretrained.sentence_model import sentence_model_of
     from bert_jax.train.teacher import load_teacher, student_from_layers, teacher_params
 
     config, tuning = experiment.objective, experiment.train.tuning
     student = {name: tree for name, tree in initial_params.items() if name != paths.TEACHER}
     if experiment.init_from:
+        model = load_model_or_tf1(experiment.init_from)
+        if isinstance(config, SentenceEmbedding):  # with the dense layers of a sentence encoder
+            model = dataclasses.replace(model, params=sentence_model_of(model).params)
         source = _InitialModel(
-            model=load_model_or_tf1(experiment.init_from),
+            model=model,
             name=f"--init-from {experiment.init_from}",
             advice="set objective.model to the config of that model",
         )

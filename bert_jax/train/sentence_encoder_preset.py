@@ -18,6 +18,7 @@ from bert_jax.objectives.sentence_embeddings.config import (
     SoftmaxLoss,
 )
 from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
+from bert_jax.pretrained.sentence_model import sentence_model_of
 from bert_jax.train.config import (
     LARGEST_BATCH_SIZE,
     CheckpointConfig,
@@ -59,7 +60,8 @@ def sentence_embedding_experiment(
       model: a run, a Hugging Face folder or a TF1 checkpoint to start from.
       loss: for `SoftmaxLoss`, `softmax_loss` finds the labels.
       dev: pairs with scores; None for no evaluation.
-      sentence_encoder: pooling and what follows it; None for the mean over all tokens.
+      sentence_encoder: pooling and what follows it; None for that of the model if it is a sentence
+        encoder, otherwise the mean over all tokens.
       chunk_size: examples that are encoded at once; None for all.
       max_length: tokens of a text that are read; None for 128, or what the model allows.
       eval_every: updates between evaluations; None for ten in the run.
@@ -79,7 +81,7 @@ def sentence_embedding_experiment(
     if max_length is None:
         max_length = min(DEFAULT_MAX_LENGTH, loaded.config.max_length)
     encoder_config = dataclasses.replace(
-        sentence_encoder or SentenceEncoderConfig(), max_seq_length=max_length
+        sentence_encoder or sentence_model_of(loaded).config, max_seq_length=max_length
     )
     data = SentenceEmbeddingData(train=train, dev=dev, tokenizer=str(tokenizer_folder(model)))
     experiment = Experiment(

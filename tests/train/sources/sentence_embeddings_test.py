@@ -14,6 +14,7 @@ from bert_jax.data.sentence_embeddings.config import TextFile
 from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
+from bert_jax.models.sentence_encoder.config import Dense, Normalize, SentenceEncoderConfig
 from bert_jax.objectives.sentence_embeddings.config import (
     ContrastiveLoss,
     CoSENTLoss,
@@ -26,10 +27,15 @@ from bert_jax.objectives.sentence_embeddings.config import (
     TripletLoss,
     UnsupervisedSimCSE,
 )
+from bert_jax.parallel import sharding
 from bert_jax.params import paths
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.testing.models import WORDS, small_config, small_model
+from bert_jax.train.initialize import initialize_or_load
+from bert_jax.train.run import run
+from bert_jax.train.sentence_encoder_preset import sentence_embedding_experiment
 from bert_jax.train.sources.sentence_targets import loss_targets, prepare_groups, teacher_targets
+from bert_jax.train.step import TrainSetup
 from tests.helpers.one_device import one_device_mesh
 
 PLAIN = [word for word in WORDS if not word.startswith("##") and word not in ("sea", "man")]
@@ -163,6 +169,24 @@ def test_errors_name_the_file_and_the_line(tmp_path):
     path.write_text("a,b\n")
     with pytest.raises(UserError, match="has no rows; expected at least one"):
         read_text_groups(TextFile(path=str(path), texts=("a", "b")))
+
+
+def test_training_starts_from_the_dense_layers_of_a_sentence_encoder(folder):
+    texts = TextFile(path=f"{folder}/train.csv", texts=("first", "second"))
+    layers = SentenceEncoderConfig(modules=(Dense(in_features=16, out_features=8), Normalize()))
+    loss, numbers = MultipleNegativesRankingLoss(), {"batch_size": 16, "max_length": 8}
+    first = sentence_embedding_experiment(
+        texts, f"{folder}/model", loss, sentence_encoder=layers, epochs=0.2, **numbers
+    )
+    with one_device_mesh():
+        assert run(first, folder / "dense") == 0
+        second = sentence_embedding_experiment(texts, f"{folder}/dense", loss, **numbers)
+        setup = TrainSetup.from_experiment(second, sharding.make_mesh(second.mesh))
+        params = initialize_or_load(setup)["params"]
+    assert second.objective.sentence_encoder.modules == layers.modules
+    trained = paths.flatten(restore_params(folder / "dense/checkpoints", None)[0])
+    for path, values in paths.flatten(params).items():
+        np.testing.assert_array_equal(values, trained[path])
 
 
 @pytest.mark.slow
