@@ -87,8 +87,8 @@ def _encode(
 def _rerank(
     reranker: Reranker, queries: Sequence[str], texts: Sequence[str], candidates_QK: np.ndarray
 ) -> Neighbors:
-    pairs = [
-        (query, texts[row])
+    pairs: list[tuple[str, str]] = [
+        (query, str(texts[row]))
         for query, rows in zip(queries, candidates_QK, strict=True)
         for row in rows.tolist()
     ]

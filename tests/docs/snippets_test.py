@@ -144,6 +144,16 @@ def test_sentence_embeddings_guide(exported):
     assert (exported.parent / "runs/scored/report.html").is_file()
 
 
+@pytest.mark.slow
+def test_search_guide(exported):
+    pytest.importorskip("bm25s")
+    with Path("pairs.csv").open("w", newline="") as file:
+        pairs = [(f"the old man {n}", f"mends a net {n}") for n in range(6)]
+        csv.writer(file).writerows([("question", "answer"), *pairs])
+    assert len(run_page(DOCS / "how_to/search.md", make_short)) == 7
+    assert (exported.parent / "cross-encoder/config.json").is_file()
+
+
 def test_api_page(exported):
     import jax
 

@@ -114,7 +114,9 @@ def test_span_loss_is_the_mean_of_start_and_end():
 def test_ranking_loss_is_the_binary_cross_entropy():
     raw, batch = make(RankingHead())
     logits, labels = scores(7), raw["label_values"]
-    loss, metrics = fine_tuning_heads.ranking(jnp.asarray(logits, jnp.float32), batch)
+    spec = fine_tuning_heads.head_spec(RankingHead())
+    outputs = spec.make_outputs(jnp.asarray(logits, jnp.float32)[:, None], batch)
+    loss, metrics = spec.compute_loss(outputs, batch, (), 0.0)
     probabilities = 1 / (1 + np.exp(-logits))
     losses = -labels * np.log(probabilities) - (1 - labels) * np.log(1 - probabilities)
     weights = raw["example_weights"]
