@@ -43,6 +43,7 @@ from bert_jax.cli import (
 )
 from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
 from bert_jax.cli.arguments.renamed import renamed_message
+from bert_jax.cli.embeddings import distill_static
 from bert_jax.cli.search import evaluate as search_evaluate
 from bert_jax.cli.search import hard_negatives as search_hard_negatives
 from bert_jax.cli.search import index as search_index
@@ -76,6 +77,7 @@ VERBS: dict[str, Any] = {
     "predict": predict,
     "fill-mask": fill_mask,
     "embed": embed,
+    "distill-static": distill_static,
     "serve": serve,
     "search index": search_index,
     "search query": search_query,

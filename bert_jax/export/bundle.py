@@ -16,10 +16,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import bert_jax
-from bert_jax.atomic_io import atomic_path, write_json
+from bert_jax.atomic_io import atomic_path, check_new_folder, write_json
 from bert_jax.errors import UserError
 from bert_jax.export import load_bundle
-from bert_jax.export.export import check_new_folder
 from bert_jax.export.load_bundle import FORMAT, Bundle
 from bert_jax.export.outputs import ShippedNetwork
 from bert_jax.export.sample_texts import real_values, sample_texts, text_batch
