@@ -33,8 +33,23 @@ def split(module: M) -> tuple[Params, Callable[[Params], M]]:
     return paths.unflatten({name: leaf.get_value() for name, _, leaf in leaves}), merge
 
 
+class _ParamRngs:
+    """Returns the keys of `nnx.Rngs(key).params()`, one for each call.
+
+    It replaces that class because tracing its counter takes as long as tracing a train step.
+    """
+
+    def __init__(self, key: jax.Array):
+        self._key, self._count = key, 0
+
+    def params(self) -> jax.Array:
+        key = jax.random.fold_in(self._key, self._count)
+        self._count += 1
+        return key
+
+
 class _ShapeOnlyRngs:
-    """Replaces `nnx.Rngs` when only shapes matter: that class takes a second for BERT-base."""
+    """Replaces `nnx.Rngs` when only shapes matter."""
 
     def params(self) -> jax.Array:
         return jax.random.key(0)
@@ -59,5 +74,5 @@ class Network(Generic[M]):
 
     def init(self, key: jax.Array) -> Params:
         """Returns newly initialized parameters, float32; jit it with `out_shardings` to shard."""
-        params, _ = split(self._build(nnx.Rngs(key)))
+        params, _ = split(self._build(cast(nnx.Rngs, _ParamRngs(key))))
         return params

@@ -149,9 +149,13 @@ def abstract_state(
     objective: Objective, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh
 ) -> State:
     """Returns the train state as shapes, dtypes and shardings, without allocating memory."""
-    # The key is made inside, because it cannot be computed on the mesh of a slice that libtpu only
-    # compiles for.
-    shapes = jax.eval_shape(lambda: init_state(objective, optimizer, jax.random.key(0)))
+    # Not from `init_state`: tracing the initializers takes as long as tracing the train step.
+    params = objective.abstract()
+    shapes = {
+        "step": jax.ShapeDtypeStruct((), jnp.int32),
+        "params": params,
+        "opt_state": jax.eval_shape(optimizer.init, params),
+    }
     shardings = {
         "step": sharding.replicated(mesh),
         "params": sharding.parameter_shardings(shapes["params"], mesh),

@@ -25,6 +25,7 @@ from tests.helpers.pretraining_recipes import RECIPES, prepare_recipes, small_ex
 from tests.helpers.processes import drive
 
 STEPS, SAVED_STEP = 4, 2
+FAST = ("albert", "electra", "mpnet", "distilbert")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,11 @@ def trained_on_one_device(name: str, folder: Path) -> tuple[dict[str, np.ndarray
     return by_path(jax.device_get(state)), losses
 
 
-@pytest.mark.parametrize("name", RECIPES)
+# The fast tests have shared layers, a generator, two streams of attention and a teacher.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in RECIPES],
+)
 def test_run_continued_from_a_checkpoint_is_bit_identical(name, folder, tmp_path):
     expected, expected_losses = trained_on_one_device(name, folder)
     trainer = on_one_device(name, folder)
@@ -106,14 +111,13 @@ def test_run_continued_from_a_checkpoint_is_bit_identical(name, folder, tmp_path
         np.testing.assert_array_equal(found[path], leaf, err_msg=path)
 
 
-# The fast tests have shared layers, a generator and a teacher; all others are slow.
 @pytest.mark.parametrize(
     ("name", "preset"),
     [
         pytest.param(name, preset, marks=[] if is_fast else [pytest.mark.slow])
         for name in RECIPES
         for preset in ("fsdp_tp", "dp", "fsdp", "tp")
-        for is_fast in [preset == "fsdp_tp" and name in ("albert", "electra", "distilbert")]
+        for is_fast in [preset == "fsdp_tp" and name in FAST and name != "mpnet"]
     ],
 )
 def test_eight_devices_equal_one(name, preset, folder):

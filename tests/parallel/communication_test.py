@@ -82,7 +82,9 @@ def gradients(
     return paths.flatten(jax.device_get(found))
 
 
-@pytest.mark.parametrize("layout", ["dp", pytest.param("fsdp", marks=pytest.mark.slow), "fsdp_tp"])
+@pytest.mark.parametrize(
+    "layout", [*(pytest.param(x, marks=pytest.mark.slow) for x in ("dp", "fsdp")), "fsdp_tp"]
+)
 def test_bfloat16_communication_rounds_only_gradients_of_matrices(layout):
     exact, rounded = gradients("dp", "float32"), gradients(layout, "bfloat16")
     distance = {

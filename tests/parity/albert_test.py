@@ -169,6 +169,7 @@ TRAIN = TrainConfig(
 )
 
 
+@pytest.mark.slow  # albert_training_test.py takes the same steps with LAMB
 def test_twenty_training_steps():
     config = dataclasses.replace(GROUPS, hidden_act=Gelu())
     model = torch_model(config, "ForPreTraining", seed=3, classifier_dropout_prob=0.0)

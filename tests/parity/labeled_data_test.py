@@ -85,14 +85,16 @@ def encode_texts(tokenizer: Any, first: list[str], second: list[str] | None, len
     return tokenizer(first, second, truncation="longest_first", max_length=length)
 
 
-# MNLI is read once, and QQP, the largest task, only if slow tests run.
+# MNLI and QQP, the largest tasks, and QNLI twice are read only if slow tests run.
 @pytest.mark.parametrize(
     ("name", "length"),
     [
         pytest.param(
             name,
             length,
-            marks=[pytest.mark.slow] if name == "qqp" or (name, length) == ("mnli", 128) else [],
+            marks=[pytest.mark.slow]
+            if name in ("qqp", "mnli") or (name, length) == ("qnli", 32)
+            else [],
         )
         for name in GLUE
         for length in (32, 128)
@@ -164,15 +166,24 @@ def test_conll_features(shared: Path, vocabulary, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("file", "version"),
+    ("file", "version", "step"),
     [
-        pytest.param("dev-v1.1.json.gz", "1.1", marks=pytest.mark.slow),
-        ("v2.0/cs224n-dev-v2.0.json.gz", "2.0"),
+        pytest.param("dev-v1.1.json.gz", "1.1", 1, marks=pytest.mark.slow),
+        pytest.param("v2.0/cs224n-dev-v2.0.json.gz", "2.0", 1, marks=pytest.mark.slow),
+        ("v2.0/cs224n-dev-v2.0.json.gz", "2.0", 5),
     ],
 )
-def test_squad_features(shared: Path, vocabulary, tokenizer, file: str, version: Any):
-    """Compares windows of 384 tokens with an overlap of 128, and the answer's position in each."""
-    path = shared / "squad" / file
+def test_squad_features(
+    shared: Path, tmp_path: Path, vocabulary, tokenizer, file: str, version: Any, step: int
+):
+    """Compares windows of 384 tokens with an overlap of 128, and the answer's position in each.
+
+    The fast test reads every fifth article.
+    """
+    path = tmp_path / "dev.json"
+    with open_text(shared / "squad" / file) as stream:
+        content = json.load(stream)
+    path.write_text(json.dumps({**content, "data": content["data"][::step]}))
     features = features_of(Squad(dev=str(path), version=version), vocabulary, 384, 128)
     with open_text(path) as stream:
         paragraphs = [p for a in json.load(stream)["data"] for p in a["paragraphs"]]

@@ -357,6 +357,7 @@ TRAIN = TrainConfig(
 )
 
 
+@pytest.mark.slow  # adapters_test.py takes 20 steps with LoRA too
 def test_twenty_training_steps_of_lora_are_those_of_peft(tmp_path):
     head, _, fields = HEADS["sequence"]
     config = transformers.BertConfig(

@@ -264,6 +264,7 @@ TRAIN = TrainConfig(
 )
 
 
+@pytest.mark.slow  # training_test.py trains BERT, which has the same layers and optimizer
 def test_twenty_training_steps():
     config = dataclasses.replace(
         MEDIUM, num_hidden_layers=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0

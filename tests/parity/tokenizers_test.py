@@ -262,7 +262,7 @@ def test_byte_level_bpe_of_longformer_equals_its_tokenizer(real_lines, tmp_path)
     "name",
     [
         "bert-base-uncased/vocab.txt",
-        "bert-base-cased/vocab.txt",
+        pytest.param("bert-base-cased/vocab.txt", marks=pytest.mark.slow),
         "roberta-base/vocab.json",
         "t5-base/spiece.model",
         "wordpiece",
@@ -277,7 +277,8 @@ def test_auto_tokenizer_opens_saved_folders(name, lines, real_lines, shared, tmp
         texts = [clean_text(read_text(f)) for f in (shared / "text/inaugural").glob("19*.txt")]
         vocabulary, _ = train_tokenizer(texts, TokenizerTrainingConfig(kind=name, vocab_size=3000))
     vocabulary.save(tmp_path)
-    some = real_lines[:2000] if name.endswith(".model") else lines[::5] + lines[-6:]
+    # The tests above compare all lines with the same tokenizers before they are saved.
+    some = real_lines[:500] if name.endswith(".model") else lines[::40] + lines[-6:]
     opened = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert_same(vocabulary, opened, some, offsets=not name.endswith(".model"))
     assert len(opened) == vocabulary.vocab_size
@@ -292,4 +293,4 @@ def test_auto_tokenizer_opens_saved_folders(name, lines, real_lines, shared, tmp
     # The folder of an exported model has a config.json, which AutoTokenizer reads.
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     again = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert_same(vocabulary, again, real_lines[:500], offsets=False)
+    assert_same(vocabulary, again, real_lines[:100], offsets=False)

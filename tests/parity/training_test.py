@@ -136,15 +136,23 @@ def test_losses_on_real_text(shared: Path, tmp_path):
     from bert_jax.data.corpus.plan import PrepareConfig
     from bert_jax.data.corpus.prepare import prepare
     from bert_jax.data.corpus.sources import TextFiles
+    from bert_jax.text.cleaning import clean_text
+    from bert_jax.text.config import TokenizerTrainingConfig
+    from bert_jax.text.files import read_text
+    from bert_jax.text.learn import train_tokenizer
 
     files = str(shared / "text" / "inaugural" / "19[0-4]*.txt")
+    texts = [clean_text(read_text(file)) for file in sorted(Path("/").glob(files[1:]))]
+    # A softmax over a published vocabulary takes most of the time in unoptimized programs.
+    learned, _ = train_tokenizer(texts, TokenizerTrainingConfig(vocab_size=2000))
+    learned.save(tmp_path / "vocabulary")
     request = PrepareConfig(
         source=TextFiles({"train": (files,)}),
-        output=str(tmp_path),
-        tokenizer=str(shared / "vocab" / "bert-base-uncased"),
+        output=str(tmp_path / "corpus"),
+        tokenizer=str(tmp_path / "vocabulary"),
     )
     prepare(request, num_workers=1)
-    corpus = PreparedCorpus(tmp_path)
+    corpus = PreparedCorpus(tmp_path / "corpus")
     vocabulary = corpus.tokenizer()
     config = no_dropout(BertConfig.from_size("tiny", vocab_size=vocabulary.vocab_size))
     losses = assert_same_training(config, vocabulary.mask_id, take_batches(corpus))

@@ -162,7 +162,7 @@ def test_batch_that_libtpu_rejects_does_not_fit():
     ("size", "batch_size", "length", "predictions"),
     [
         pytest.param("tiny", 8, 128, 20, marks=pytest.mark.slow),
-        ("tiny", 32, 64, 10),
+        pytest.param("tiny", 32, 64, 10, marks=pytest.mark.slow),
         ("tiny", 16, 512, 77),
         pytest.param("mini", 16, 128, 20, marks=pytest.mark.slow),
     ],

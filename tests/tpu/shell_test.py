@@ -53,7 +53,12 @@ def test_recipes_are_short_and_call_launch_once(file: Path):
     assert "\nset -euo pipefail\n" in text and text.count("\ntpu/tpuctl launch ") == 1
 
 
-@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file",
+    # test_readme_commands_dry_run runs the others.
+    [file for file in RECIPES if f"tpu/{file.name}" not in README.read_text()],
+    ids=lambda file: file.name,
+)
 def test_recipes_dry_run(cloud: FakeCloud, file: Path):
     words = [str(file), "--dry-run", "--project", "my-project"]
     environment = {**os.environ, "BUCKET": "gs://my-bucket"}

@@ -7,7 +7,6 @@ import contextlib
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -211,15 +210,6 @@ def test_invalid_agent_arguments(make, words, code, message):
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
 
 
-def test_attempt_with_a_successful_trainer(make):
-    pod = make(1, "end=0")
-    pod.launch(0)
-    assert pod.await_end(0, 60) == {0: 0}
-    await_true(lambda: (pod.run / "DONE.json").exists(), 30)
-    assert (pod.run / "run/began.txt").read_text() == "0\n"
-    assert "\nbegins\n" in pod.log(0, 0)
-
-
 @pytest.mark.parametrize(
     "word, code",
     [
@@ -238,7 +228,9 @@ def test_trainer_exit_code_is_reported(make, word, code):
 
 
 def test_ten_starts_run_one_trainer_and_stop_saves(make):
+    """Tests also that the unit is a session of its own, so Ctrl-C in the launcher stops no unit."""
     pod = make(1, "run=yes")
+    pod.write_job_spec(1, ["pretrain", "x", "--arg", "run=yes"])
     assert pod.agent("preflight", 0, 0).returncode == 0
     with ThreadPoolExecutor(10) as pool:
         starts = list(pool.map(lambda _: run_verb(pod, "start"), range(10)))
@@ -246,27 +238,24 @@ def test_ten_starts_run_one_trainer_and_stop_saves(make):
     assert pod.starts(0) == ["bert-try-0"]
     await_true(lambda: "begins" in pod.log(0, 0), 60, pod.all_logs)
     unit = pod.unit(0, 0)
-    assert unit["ActiveState"] == "active" and int(unit["MainPID"]) and not pod.codes(0)
+    assert unit["ActiveState"] == "active" and not pod.codes(0)
+    pid = int(unit["MainPID"])
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    assert int(fields[3]) == pid  # the session
+    # Another unit of the run is rejected.
+    other = pod.agent("unit", 1, 0)
+    assert other.returncode == 76 and "another process on this host" in other.stderr
+    assert pod.read(1, "host-0.exit.json") is None
     assert "was started before" in run_verb(pod, "preflight")[1]
     assert "has ended (75: saved" in run_verb(pod, "stop")[1]
     assert pod.codes(0) == {0: 75}
     assert (pod.run / "run/saved.txt").exists()
     assert pod.read(0, "host-0.heartbeat.json")["step"] == 7
-    assert "is not running" in pod.agent("stop", 1, 0).stdout
     assert run_verb(pod, "stop")[0] == 0
+    assert "is not running" in pod.agent("stop", 1, 0).stdout
     # A unit that has ended is not started again.
     assert "not started again" in run_verb(pod, "start")[1]
     assert pod.starts(0) == ["bert-try-0"]
-
-
-def test_second_unit_of_a_run_is_rejected(make):
-    pod = make(1, "run=yes")
-    pod.write_job_spec(1, ["pretrain", "x", "--arg", "run=yes"])
-    pod.launch(0)
-    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.all_logs)
-    other = pod.agent("unit", 1, 0)
-    assert other.returncode == 76 and "another process on this host" in other.stderr
-    assert pod.read(1, "host-0.exit.json") is None
 
 
 @pytest.mark.parametrize(
@@ -351,6 +340,7 @@ def test_waiting_host_can_be_stopped(make):
     assert time.monotonic() - begun < 30 and pod.codes(0) == {0: 75}
 
 
+@pytest.mark.slow  # test_failed_preflight_of_one_host_stops_all is the fast one
 def test_hosts_with_different_versions_do_not_train(make):
     pod = make(2, "end=0")
     pod.agent("preflight", 0, 0)
@@ -373,10 +363,13 @@ def test_failed_preflight_of_one_host_stops_all(make):
     assert not (pod.run / "run/began.txt").exists()
 
 
-def test_unknown_job_spec_key_is_reported(make):
+def test_successful_attempt_and_later_one_with_unknown_job_spec_key(make):
     pod = make(1, "end=0")
     pod.launch(0)
-    pod.await_end(0, 60)
+    assert pod.await_end(0, 60) == {0: 0}
+    await_true(lambda: (pod.run / "DONE.json").exists(), 30)
+    assert (pod.run / "run/began.txt").read_text() == "0\n"
+    assert "\nbegins\n" in pod.log(0, 0)
     await_true(lambda: pod.unit(0, 0)["ActiveState"] == "inactive", 60)
     file = pod.attempt_folder(1) / "job.json"
     file.parent.mkdir()
@@ -410,6 +403,7 @@ def test_secret_is_in_no_file_and_no_argv(make):
             assert CANARY.encode() not in file.read_bytes(), file
 
 
+@pytest.mark.slow  # test_secret_is_in_no_file_and_no_argv is the fast one
 def test_secret_in_shard_output_is_redacted_in_the_bucket(make):
     pod = make(1)
     secrets = {"projects/p/secrets/s": f'{CANARY}"&'}
@@ -433,13 +427,3 @@ def test_unreadable_secret_is_reported_by_name(make):
     found = problems(pod)["secret HF_TOKEN"]
     assert "projects/p/secrets/s" in found["found"]
     assert "secretmanager.secretAccessor" in found["fix"]
-
-
-def test_unit_runs_in_its_own_session(make):
-    """Tests that the unit is a session of its own, so Ctrl-C in the launcher does not reach it."""
-    pod = make(1, "run=yes")
-    pod.launch(0)
-    await_true(lambda: "begins" in pod.log(0, 0), 60, pod.all_logs)
-    pid = int(pod.unit(0, 0)["MainPID"])
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    assert int(fields[3]) == pid != signal.SIGINT

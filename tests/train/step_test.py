@@ -113,7 +113,10 @@ def test_loss_falls_on_the_same_batch():
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("preset", ["dp", "fsdp", "tp", "fsdp_tp"])
+# fsdp_tp splits both the batch and all parameters, as the other layouts do one at a time.
+@pytest.mark.parametrize(
+    "preset", [*(pytest.param(p, marks=pytest.mark.slow) for p in ("dp", "fsdp", "tp")), "fsdp_tp"]
+)
 def test_eight_devices_equal_one(preset):
     assert_same(train(experiment(preset=preset), 8), one_device(), 1e-5)
 
@@ -161,7 +164,7 @@ def test_dropout_is_the_same_on_eight_devices():
     assert_same(train(experiment(model=model, preset="fsdp_tp"), 8), one, 1e-5)
 
 
-@pytest.mark.parametrize("accumulate", [2, 4])
+@pytest.mark.parametrize("accumulate", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_gradient_accumulation_equals_the_large_batch(accumulate):
     phase = dataclasses.replace(PHASE, gradient_accumulation_steps=accumulate)
     found, expected = train(experiment(phase), 1, steps=1), one_device(steps=1)
@@ -169,6 +172,7 @@ def test_gradient_accumulation_equals_the_large_batch(accumulate):
     assert_same(found, expected, 1e-6)
 
 
+@pytest.mark.slow  # test_all_pretraining_losses_... accumulates on a mesh too
 def test_gradient_accumulation_on_a_mesh_equals_the_large_batch():
     phase = dataclasses.replace(PHASE, gradient_accumulation_steps=2)
     assert_same(train(experiment(phase, preset="fsdp"), 8), one_device(), 1e-5)
@@ -177,12 +181,12 @@ def test_gradient_accumulation_on_a_mesh_equals_the_large_batch():
 @pytest.mark.parametrize(
     "compute",
     [
-        ComputeConfig(layer_loop=Scanned()),
-        ComputeConfig(remat=FullRemat()),
-        ComputeConfig(layer_loop=Scanned(), remat=FullRemat()),
-        ComputeConfig(layer_loop=Scanned(), remat=SaveDots()),
+        # tests/models/model_test.py compares the gradients of each of the two alone.
+        pytest.param(ComputeConfig(layer_loop=Scanned()), id="scan", marks=pytest.mark.slow),
+        pytest.param(ComputeConfig(remat=FullRemat()), id="remat", marks=pytest.mark.slow),
+        pytest.param(ComputeConfig(layer_loop=Scanned(), remat=FullRemat()), id="scan-remat"),
+        pytest.param(ComputeConfig(layer_loop=Scanned(), remat=SaveDots()), id="scan-dots"),
     ],
-    ids=["scan", "remat", "scan-remat", "scan-dots"],
 )
 def test_layer_loop_and_remat_change_nothing(compute):
     assert_same(train(experiment(compute=compute), 1), one_device(), 1e-5)

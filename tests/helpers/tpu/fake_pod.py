@@ -123,7 +123,8 @@ class FakePod:
         script = self.home(host) / "bert_jax" / BUNDLE / "tpu/worker/agent.py"
         arguments = [verb, self.run_url, str(attempt), str(host) if word is None else word]
         return subprocess.run(
-            [sys.executable, str(script), *arguments],
+            # -S: it needs no installed packages, and starts twice as fast without them.
+            [sys.executable, "-S", str(script), *arguments],
             env={**self.environment(host), **more},
             cwd=self.home(host),
             capture_output=True,

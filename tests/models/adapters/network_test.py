@@ -97,13 +97,23 @@ def loss(objective: FineTuningObjective, params: Any, batch: Any) -> float:
     ("family", "method", "compute"),
     [
         ("bert", LoRA(targets=(*DENSE, "word_embeddings")), ComputeConfig()),
-        ("bert", DoRA(targets=("query",)), ComputeConfig(layer_loop=Scanned())),
-        ("bert", LoRA(), ComputeConfig(remat=FullRemat(), dtype="bfloat16")),
-        ("albert", LoRA(), ComputeConfig(layer_loop=Scanned())),
-        pytest.param("deberta", LoRA(), ComputeConfig(), marks=pytest.mark.slow),
-        ("modernbert", LoRA(targets=("query", "gate")), ComputeConfig(layer_loop=Scanned())),
+        ("albert", DoRA(targets=("query",)), ComputeConfig(layer_loop=Scanned())),
         ("modernbert", IA3(selection=PeftSelection()), PLAIN),
-        ("albert", IA3(), ComputeConfig(layer_loop=Scanned())),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in (
+                ("bert", DoRA(targets=("query",)), ComputeConfig(layer_loop=Scanned())),
+                ("bert", LoRA(), ComputeConfig(remat=FullRemat(), dtype="bfloat16")),
+                ("albert", LoRA(), ComputeConfig(layer_loop=Scanned())),
+                ("deberta", LoRA(), ComputeConfig()),
+                (
+                    "modernbert",
+                    LoRA(targets=("query", "gate")),
+                    ComputeConfig(layer_loop=Scanned()),
+                ),
+                ("albert", IA3(), ComputeConfig(layer_loop=Scanned())),
+            )
+        ),
     ],
 )
 def test_an_adapter_without_effect_leaves_the_loss_bit_identical(family, method, compute):

@@ -32,9 +32,20 @@ def arrays(heads: int, head_width: int, packed: bool):
     return (q, k, v, query_ids, key_ids, jnp.arange(B, dtype=jnp.int32), seed), grad
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("heads, head_width", [(2, 64), (4, 32)])
-@pytest.mark.parametrize("rate", [0.0, 0.1])
+# Each value is in one of the two fast tests: the kernel is interpreted, which takes seconds.
+@pytest.mark.parametrize(
+    "rate, heads, head_width, packed",
+    [
+        pytest.param(
+            *(rate, heads, head_width, packed),
+            id=f"{rate}-{heads}-{head_width}-{'packed' if packed else 'padded'}",
+            marks=[] if (rate > 0) == (heads == 4) == packed else [pytest.mark.slow],
+        )
+        for rate in (0.0, 0.1)
+        for heads, head_width in ((2, 64), (4, 32))
+        for packed in (False, True)
+    ],
+)
 def test_kernel_outputs_and_gradients_equal_plain_attention(packed, heads, head_width, rate):
     inputs, grad = arrays(heads, head_width, packed)
     shape = AttentionParams(heads, rate)

@@ -67,7 +67,7 @@ def test_context_and_gradients_equal_dense_attention(length, radius, causal):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("length", [100, 600])
+@pytest.mark.parametrize("length", [pytest.param(100, marks=pytest.mark.slow), 600])
 def test_shared_keys_and_separate_key_segments_equal_dense_attention(length):
     q, k, v, grad = arrays(length)
     ids = segments(length)

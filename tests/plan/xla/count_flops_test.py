@@ -92,7 +92,9 @@ def test_flops_scale_with_num_choices():
     assert counted == pytest.approx(4 * count_flops.step_flops(config, phase), rel=0.01)
 
 
-@pytest.mark.parametrize("num_frozen_layers", [0, 1, 6, 12])
+@pytest.mark.parametrize(
+    "num_frozen_layers", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 12)), 6]
+)
 def test_frozen_layers_have_no_backward_flops(num_frozen_layers):
     """Counts the products of a program with the lowest layers frozen."""
     frozen = (

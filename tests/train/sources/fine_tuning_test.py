@@ -23,6 +23,7 @@ from bert_jax.runs.metrics import read_metrics
 from bert_jax.testing.models import WORDS, small_model
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
+from tests.helpers.one_device import one_device_mesh
 
 PLAIN = [word for word in WORDS if not word.startswith("##")]
 
@@ -71,7 +72,8 @@ def experiment(task, model: str, **changes) -> Experiment:
 @pytest.fixture(scope="module")
 def finished(columns, model, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
-    assert run(experiment(columns, model), folder) == 0
+    with one_device_mesh():
+        assert run(experiment(columns, model), folder) == 0
     return folder
 
 
@@ -102,6 +104,7 @@ def test_predictions_are_saved_for_all_splits_but_train(finished):
     assert all(sum(row["probabilities"].values()) == pytest.approx(1) for row in rows)
 
 
+@pytest.mark.usefixtures("one_device")
 def test_restarting_a_finished_run_changes_nothing(finished, columns, model):
     def contents() -> dict[Path, bytes]:
         # Every start of a process is recorded in attempts.jsonl.
