@@ -112,10 +112,15 @@ def test_pretraining_losses_equal_loops_over_tokens(soft_targets):
     networks = {"student": objective.network, "teacher": objective.teacher}
     hidden, logits = {}, {}
     for name, network in networks.items():
-        model = network.merge(params["teacher"] if name == "teacher" else params)
-        last = model.encode(batch).last_hidden_state
-        hidden[name] = np.asarray(last, np.float64)
-        logits[name] = np.asarray(model.masked_lm_logits(last), np.float64)
+
+        @jax.jit
+        def states_and_logits(params, network=network):
+            model = network.merge(params)
+            last = model.encode(batch).last_hidden_state
+            return last, model.masked_lm_logits(last)
+
+        found = states_and_logits(params["teacher"] if name == "teacher" else params)
+        hidden[name], logits[name] = (np.asarray(each, np.float64) for each in found)
     soft, cosines = [], []
     for row in range(8):
         real = int(batch["attention_mask"][row].sum())
@@ -149,8 +154,16 @@ def test_soft_targets_of_each_head(head):
     assert float(output.loss) == pytest.approx(
         0.2 * metrics["hard_loss"] + 0.7 * metrics["soft_loss"], rel=1e-5
     )
-    student = objective.head_outputs(objective.network.merge(params), batch, None)
-    teacher = objective.head_outputs(objective.teacher.merge(params["teacher"]), batch, None)
+
+    @jax.jit
+    def outputs(params):
+        student, teacher = objective.network, objective.teacher.merge(params["teacher"])
+        return (
+            objective.head_outputs(student.merge(params), batch, None),
+            objective.head_outputs(teacher, batch, None),
+        )
+
+    student, teacher = outputs(params)
     weights = np.asarray(objective.spec.label_weights(batch, ()))
     losses = []
     for name, values in student.items():

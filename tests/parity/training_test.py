@@ -156,4 +156,4 @@ def test_losses_on_real_text(shared: Path, tmp_path):
     vocabulary = corpus.tokenizer()
     config = no_dropout(BertConfig.from_size("tiny", vocab_size=vocabulary.vocab_size))
     losses = assert_same_training(config, vocabulary.mask_id, take_batches(corpus))
-    assert losses[-1] < losses[0] - 0.5, "it learns, so the comparison is of training"
+    assert losses[-1] < losses[0] - 0.2, "it learns, so the comparison is of training"

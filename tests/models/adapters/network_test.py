@@ -76,6 +76,15 @@ def batch_for(head: Any = HEAD, batch_size: int = 4) -> Any:
     return fine_tuning_batch(head, batch_size=batch_size, seq_length=12, vocab_size=50)
 
 
+def initial(objective: FineTuningObjective) -> Any:
+    """Returns random parameters, which need no compilation."""
+    rng = np.random.default_rng(0)
+    flat = paths.flatten(objective.abstract())
+    return paths.unflatten(
+        {path: rng.normal(0, 0.3, leaf.shape).astype(np.float32) for path, leaf in flat.items()}
+    )
+
+
 def randomized(params: Any, seed: int = 1) -> Any:
     """Returns the parameters with random changes of those of the adapter."""
     rng = np.random.default_rng(seed)
@@ -138,7 +147,7 @@ def test_an_adapter_without_effect_leaves_the_loss_bit_identical(family, method,
 )
 def test_merging_computes_the_same_outputs(method, head):
     adapted, plain = objectives(FAMILIES["bert"], method, head)
-    params, batch = randomized(adapted.init(jax.random.key(0))), batch_for(head)
+    params, batch = initial(adapted), batch_for(head)
     expected = jax.jit(adapted.predict)(params, batch)
     merged = merge_adapter(method, params)
     found = jax.jit(plain.predict)(merged, batch)
@@ -158,19 +167,21 @@ def test_dropout_of_each_adapted_layer_is_different():
     """With A = B = 1 the change of an output is the sum of the inputs that were kept."""
     method = LoRA(rank=1, dropout=0.5, alpha=1.0, targets=("query", "key"))
     adapted, _ = objectives(FAMILIES["bert"], method)
-    params = adapted.init(jax.random.key(0))
+    params = initial(adapted)
     params = {**params, ADAPTER: jax.tree.map(np.ones_like, params[ADAPTER])}
-    module = adapted.network.merge(params)
-    encoder: Any = module.encoder
-    block = encoder.layers[0]
     x, seeds = np.ones((2, 5, 16), np.float32), np.arange(6, dtype=np.uint32).reshape(3, 2)
-    mask = encoder.make_mask(np.ones((2, 5), np.int32), None, False)
-    block(x, mask, jax.numpy.asarray(seeds))
-    query, key = block.block.attention.query, block.block.attention.key
-    change = [np.asarray(layer(x) - layer.base(x))[..., 0] for layer in (query, key)]
-    assert len(np.unique(change[0])) > 2 and (change[0] != change[1]).any()
-    block(x, mask, None)
-    np.testing.assert_allclose(query(x) - query.base(x), 16.0, rtol=1e-5)
+
+    @jax.jit
+    def changes(params: Any, seeds: Any) -> tuple[jax.Array, ...]:
+        encoder: Any = adapted.network.merge(params).encoder
+        block = encoder.layers[0]
+        block(x, encoder.make_mask(np.ones((2, 5), np.int32), None, False), seeds)
+        attention = block.block.attention
+        return tuple(layer(x) - layer.base(x) for layer in (attention.query, attention.key))
+
+    query, key = (np.asarray(change)[..., 0] for change in changes(params, seeds))
+    assert len(np.unique(query)) > 2 and (query != key).any()
+    np.testing.assert_allclose(changes(params, None)[0], 16.0, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +227,7 @@ def test_trained_parameters_of_bert_base(method, count):
 )
 def test_rows_of_a_batch_can_have_different_adapters(method):
     adapted, _ = objectives(FAMILIES["bert"], method)
-    params, batch = adapted.init(jax.random.key(0)), batch_for(batch_size=3)
+    params, batch = initial(adapted), batch_for(batch_size=3)
     adapters = [randomized(params, seed)[ADAPTER] for seed in range(2)]
     rows = np.array([0, 1, 0])
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves)[rows], *adapters)

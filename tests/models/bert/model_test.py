@@ -1,6 +1,7 @@
 """Covers bert_jax/models/bert/: sizes, masks, packing, layer loops, precision, hidden states."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -30,6 +31,7 @@ def program(**changes) -> PretrainingObjective:
     return PretrainingObjective(Pretraining(model=MODEL, mask_token_id=4, **changes))
 
 
+@functools.cache
 def parameters():
     return program().init(jax.random.key(0))
 
@@ -63,8 +65,9 @@ def test_parameter_counts(size, published):
     assert counted == pytest.approx(published, rel=0.01)
 
 
-def hidden(params, batch, causal=False, **changes):
-    network = program(**changes).network.merge(params)
+@functools.partial(jax.jit, static_argnames="causal")
+def hidden(params, batch, causal=False):
+    network = program().network.merge(params)
     return network.encoder(
         batch["input_ids"],
         batch["token_type_ids"],
