@@ -158,8 +158,8 @@ def abstract_state(
     }
     shardings = {
         "step": sharding.replicated(mesh),
-        "params": sharding.parameter_shardings(shapes["params"], mesh),
-        "opt_state": sharding.optimizer_shardings(optimizer, shapes["params"], mesh),
+        "params": sharding.parameter_shardings(params, mesh),
+        "opt_state": sharding.optimizer_shardings(optimizer, params, mesh),
     }
     return sharding.with_shardings(shapes, shardings)
 
