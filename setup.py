@@ -73,6 +73,11 @@ SERVE = [
     # The text format of /metrics.
     "prometheus-client>=0.20,<1",
 ]
+# `bert-jax curate`.
+CURATE = [
+    # The ledger: one row for each document, as Parquet. 18: the first for NumPy 2 and Python 3.13.
+    "pyarrow>=18,<27",
+]
 # `bert-jax search`.
 SEARCH = [
     # BM25, the baseline of every retrieval table; NumPy and SciPy only.
@@ -109,10 +114,11 @@ EXTRAS = {
     "sentencex": SENTENCEX,
     "tensorboard": TENSORBOARD,
     "serve": SERVE,
+    "curate": CURATE,
     "search": SEARCH,
     "onnx": ONNX,
     # All features. The drivers of GPUs and TPUs are chosen by hardware: [cuda] or [tpu].
-    "all": [*SEQIO, *SENTENCEX, *TENSORBOARD, *SERVE, *SEARCH, *ONNX],
+    "all": [*SEQIO, *SENTENCEX, *TENSORBOARD, *CURATE, *SERVE, *SEARCH, *ONNX],
     # One NVIDIA GPU, with CUDA 12 from PyPI. Not run yet.
     "cuda": ["jax[cuda12]>=0.10.0,<0.13"],
     "tpu": [

@@ -22,6 +22,7 @@ from bert_jax.atomic_io import DISK_ERRORS
 from bert_jax.cli import (
     baselines,
     convert,
+    curate,
     embed,
     embed_train,
     evaluate,
@@ -57,6 +58,7 @@ from bert_jax.parent_process import exit_with_parent
 VERBS: dict[str, Any] = {
     "quickstart": quickstart,
     "tokenizer train": train_tokenizer,
+    "curate": curate,
     "prepare": prepare,
     "data inspect": inspect_data,
     "recipes": recipes,

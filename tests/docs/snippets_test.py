@@ -5,6 +5,7 @@ Models, data and numbers of updates are smaller than on the pages; `make_short` 
 
 import csv
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -152,6 +153,14 @@ def test_search_guide(exported):
         csv.writer(file).writerows([("question", "answer"), *pairs])
     assert len(run_page(DOCS / "how_to/search.md", make_short)) == 7
     assert (exported.parent / "cross-encoder/config.json").is_file()
+
+
+def test_curation_guide(folder):
+    pytest.importorskip("pyarrow")
+    (folder / "notes").mkdir()
+    note = {"text": " ".join(f"word-{n}" for n in range(30))}
+    (folder / "notes/notes.jsonl").write_text(json.dumps(note) + "\n")
+    assert len(run_page(DOCS / "how_to/curate.md", make_short)) == 4
 
 
 def test_api_page(exported):

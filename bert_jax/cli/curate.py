@@ -1,0 +1,73 @@
+"""Runs `bert-jax curate`: drops bad and repeated documents of raw text, with a ledger of each."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import ConfigError
+
+HELP = "filter and deduplicate raw text, and record what happened to each document"
+
+_EPILOG = """examples:
+  bert-jax curate web --output curated --arg files='crawl/*.jsonl.gz'
+  bert-jax curate documents --output curated --arg files='books/*.txt' document_unit=blank-line
+  bert-jax prepare --files 'curated/documents-*.jsonl.gz' --tokenizer vocabulary --output prepared
+
+The same command resumes after a stop. The documents written are identical with any number of
+workers. The ledger-*.parquet files have one row for each document of the input: whether it was
+kept, or by which rule, with which value, or in favor of which other document it was dropped.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds RECIPE, --arg, --output and --workers."""
+    parser.epilog = _EPILOG
+    parser.add_argument("recipe", metavar="RECIPE", help="name or file of a recipe of curation")
+    parser.add_argument(
+        "--arg",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="arguments of get_config in the recipe",
+    )
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="output folder")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="number of processes (default: one per CPU core)"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Curates the corpus and prints what was kept and dropped."""
+    from bert_jax.data.corpus.curation.config import CurationConfig
+    from bert_jax.data.corpus.curation.curate import curate
+    from bert_jax.recipes import call_recipe, load_recipe
+
+    if args.workers is not None and args.workers < 1:
+        raise ConfigError(f"--workers {args.workers}: expected at least 1")
+    config = call_recipe(load_recipe(args.recipe), args.arg, args.recipe)
+    if not isinstance(config, CurationConfig):
+        raise ConfigError(
+            f"{args.recipe}: get_config returns a {type(config).__name__}; `bert-jax curate` "
+            "expects a CurationConfig, as in the recipe 'curate/web'"
+        )
+    print(_summary(curate(config, args.output, num_workers=args.workers), args.output))
+
+
+def _summary(manifest: dict[str, Any], output: Path) -> str:
+    counts = manifest["counts"]
+    kept, total = counts["kept_documents"], counts["documents"]
+    fraction = counts["kept_characters"] / max(counts["characters"], 1)
+    lines = [
+        f"{output}: kept {kept:,} of {total:,} documents, {fraction:.1%} of the characters",
+    ]
+    for source, reasons in counts["dropped"].items():
+        for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+            lines.append(f"  {source}: {count:,} dropped, {reason}")
+    for reason, count in manifest["removed_lines"].items():
+        lines.append(f"  {count:,} lines removed, {reason}")
+    lines.append(
+        f"next: bert-jax prepare --files '{output}/documents-*.jsonl.gz' --tokenizer VOCABULARY "
+        "--output prepared"
+    )
+    return "\n".join(lines)

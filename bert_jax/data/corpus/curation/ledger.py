@@ -1,0 +1,127 @@
+"""Defines the ledger: what happened to each document of the input, as Parquet files.
+
+Each work unit writes one file, with one row for each document, in the order of the input.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from bert_jax.atomic_io import atomic_path
+from bert_jax.errors import MissingExtraError, UserError
+
+KEPT = ""
+"""The reason of a document that is kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerRow:
+    """Describes one document of the input.
+
+    Attributes:
+      id: the name of the source, the file and the number in the file, "books/emma.txt:1".
+      source: the name of the source.
+      digest: BLAKE2b of the raw text, 128 bits in hexadecimal digits.
+      characters: length of the raw text.
+      kept_characters: length of the text that was kept; 0 if the document was dropped.
+      reason: why it was dropped; "" if it was kept.
+      value: the value of the signal that broke a rule; None for other reasons.
+      twin: the id of the kept document that this one repeats; "" for other reasons.
+    """
+
+    id: str
+    source: str
+    digest: str
+    characters: int
+    kept_characters: int
+    reason: str = KEPT
+    value: float | None = None
+    twin: str = ""
+
+
+@dataclass
+class Counts:
+    """Adds up documents and characters; `dropped` has both by source and reason."""
+
+    documents: int = 0
+    characters: int = 0
+    kept_documents: int = 0
+    kept_characters: int = 0
+    dropped: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add(self, row: LedgerRow) -> None:
+        """Adds one document."""
+        self.documents += 1
+        self.characters += row.characters
+        if row.reason == KEPT:
+            self.kept_documents += 1
+            self.kept_characters += row.kept_characters
+        else:
+            self.dropped.setdefault(row.source, Counter())[row.reason] += 1
+
+    def check(self) -> None:
+        """Raises an error unless every document of the input was kept or dropped."""
+        num_dropped = sum(reasons.total() for reasons in self.dropped.values())
+        if self.documents != self.kept_documents + num_dropped:
+            raise RuntimeError(
+                f"the ledger has {self.documents} documents, but {self.kept_documents} kept and "
+                f"{num_dropped} dropped ones"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the counts as JSON values, reasons sorted by name."""
+        dropped = {source: dict(sorted(found.items())) for source, found in self.dropped.items()}
+        return asdict(self) | {"dropped": dropped}
+
+
+def write_ledger(path: Path, rows: Sequence[LedgerRow]) -> None:
+    """Writes the rows of one work unit."""
+    pyarrow, parquet = _pyarrow()
+    table = pyarrow.table(
+        {name: [getattr(row, name) for row in rows] for name in _COLUMNS}, schema=_schema(pyarrow)
+    )
+    with atomic_path(path) as tmp_path:
+        parquet.write_table(table, tmp_path, compression="zstd")
+
+
+def read_ledger(paths: Iterable[Path]) -> list[LedgerRow]:
+    """Reads the rows of ledger files, in order.
+
+    Raises:
+      UserError: a file is missing or is no ledger.
+    """
+    pyarrow, parquet = _pyarrow()
+    rows: list[LedgerRow] = []
+    for path in paths:
+        try:
+            table = parquet.read_table(path, schema=_schema(pyarrow))
+        except (OSError, pyarrow.ArrowException) as error:
+            raise UserError(f"{path}: not a ledger of `bert-jax curate` ({error})") from None
+        rows += [LedgerRow(**row) for row in table.to_pylist()]
+    return rows
+
+
+_COLUMNS = tuple(each.name for each in fields(LedgerRow))
+
+
+def _schema(pyarrow: Any) -> Any:
+    text, number = pyarrow.string(), pyarrow.int64()
+    types = dict.fromkeys(_COLUMNS, text) | {
+        "characters": number,
+        "kept_characters": number,
+        "value": pyarrow.float64(),
+    }
+    return pyarrow.schema(list(types.items()))
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtraError(
+            "`bert-jax curate` needs pyarrow for its ledger", "curate"
+        ) from None
+    return pyarrow, pyarrow.parquet

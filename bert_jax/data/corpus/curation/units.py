@@ -1,0 +1,176 @@
+"""Reads the documents of one work unit, and decides about each without looking at other documents.
+
+The result is a spill file: one JSON line for each document, with the text of those that are kept so
+far. Its bytes depend on the unit and the config only.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import zlib
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_jax.atomic_io import atomic_path
+from bert_jax.data.corpus.curation.c4 import clean_page
+from bert_jax.data.corpus.curation.config import CurationConfig
+from bert_jax.data.corpus.curation.normalize import match_key, normalize_text
+from bert_jax.data.corpus.curation.rules import Rule
+from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
+from bert_jax.data.corpus.sources import SourceFile, TextFiles
+from bert_jax.errors import UserError
+from bert_jax.text.files import read_documents
+from bert_jax.text.sentences import get_sentence_splitter
+
+EMPTY = "empty"
+"""The reason for dropping a document without a letter or a digit."""
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurationUnit:
+    """Holds the files of one work unit, in order, each with the name that ids of documents have."""
+
+    source: str
+    reader: TextFiles
+    files: tuple[SourceFile, ...]
+    names: tuple[str, ...]
+
+    def documents(self) -> Iterator[tuple[str, str]]:
+        """Yields (id, raw text) of the documents, also of those without text."""
+        for file, name in zip(self.files, self.names, strict=True):
+            for key, text in read_documents(
+                file.path,
+                encoding=self.reader.encoding,
+                errors=self.reader.errors,
+                json_field=self.reader.json_field,
+                document_unit=self.reader.document_unit,
+                keep_empty=True,
+            ):
+                yield f"{self.source}/{name}:{key.rpartition(':')[2]}", text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Holds the decision about one document: the text that is kept, or why it is dropped."""
+
+    text: str
+    reason: str = ""
+    value: float | None = None
+
+
+def judge(text: str, config: CurationConfig, removed_lines: Counter[str]) -> Verdict:
+    """Normalizes a document and applies the rules for lines and documents, in this order.
+
+    Args:
+      removed_lines: gets the number of lines removed, by reason.
+    """
+    text = normalize_text(text).strip()
+    if not any(map(str.isalnum, text)):
+        return Verdict(text="", reason=EMPTY)
+    if config.lines is not None:
+        page = clean_page(text, get_sentence_splitter(config.lines.splitter))
+        removed_lines.update(page.removed_lines)
+        if page.reason is not None:
+            return Verdict(text="", reason=page.reason, value=float(page.num_sentences))
+        text = page.text
+    view = TextView(text)
+    values: dict[str, float] = {}
+    for rule_set in config.rule_sets:
+        for rule in rule_set.rules:
+            value = _signal(rule, view, values)
+            if not rule.allows(value):
+                return Verdict(text="", reason=rule_set.reason(rule), value=value)
+    return Verdict(text=text)
+
+
+def _signal(rule: Rule, view: TextView, values: dict[str, float]) -> float:
+    """Returns a signal, which is computed once for each document."""
+    if rule.signal not in values:
+        values[rule.signal] = SIGNALS[rule.signal](view)
+    return values[rule.signal]
+
+
+def digest(text: str) -> str:
+    """Returns BLAKE2b of a text, 128 bits in hexadecimal digits."""
+    data = text.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def write_spill(unit: CurationUnit, config: CurationConfig, path: Path, fingerprint: str) -> None:
+    """Decides about the documents of a unit and writes its spill file.
+
+    Args:
+      fingerprint: that of the plan, by which a later run recognizes a finished file.
+    """
+    removed_lines, num_documents = Counter[str](), 0
+    with atomic_path(path) as tmp_path:
+        # The time of the file would make its bytes differ.
+        with open(tmp_path, "wb") as raw, gzip.GzipFile("", "wb", 1, raw, mtime=0) as spill:
+            for document_id, text in unit.documents():
+                verdict = judge(text, config, removed_lines)
+                record = {
+                    "id": document_id,
+                    "digest": digest(text),
+                    "characters": len(text),
+                    "reason": verdict.reason,
+                    "value": verdict.value,
+                    "key": "" if verdict.reason else digest(match_key(verdict.text)),
+                    "text": verdict.text,
+                }
+                spill.write(_line(record))
+                num_documents += 1
+            spill.write(
+                _line(
+                    {
+                        "plan": fingerprint,
+                        "documents": num_documents,
+                        "removed_lines": dict(sorted(removed_lines.items())),
+                    }
+                )
+            )
+
+
+def read_documents_of(spill: Path) -> Iterator[dict[str, Any]]:
+    """Yields the record of each document in a spill file."""
+    return (record for record in _read_lines(spill) if "id" in record)
+
+
+def read_summary(spill: Path) -> dict[str, Any]:
+    """Returns the last line of a spill file: its plan, and counts."""
+    return deque(_read_lines(spill), maxlen=1)[0]
+
+
+def is_finished(spill: Path, fingerprint: str) -> bool:
+    """Returns whether a spill file exists, is undamaged and belongs to this plan."""
+    try:
+        return read_summary(spill).get("plan") == fingerprint
+    except (IndexError, UserError):
+        return False
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as spill:
+            for line in spill:
+                yield json.loads(line)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise UserError(
+            f"{path}: damaged ({error}); delete it and run the same command again"
+        ) from None
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
+
+
+def stable_names(files: tuple[SourceFile, ...]) -> tuple[str, ...]:
+    """Returns names of files for the ids of documents: paths from the folder of all files on."""
+    folder = os.path.commonpath([os.path.dirname(os.path.abspath(file.path)) for file in files])
+    return tuple(
+        os.path.relpath(os.path.abspath(file.path), folder).replace(os.sep, "/") for file in files
+    )

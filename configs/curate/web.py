@@ -1,0 +1,25 @@
+"""Curates web text: C4's rules for lines, the rules of Gopher and FineWeb, no duplicates.
+
+    bert-jax curate web --output curated --arg files='crawl/*.jsonl.gz'
+
+The stop words and the end marks are those of English: for another language, leave out
+`GOPHER_QUALITY` or replace its rules.
+"""
+
+from bert_jax.data.corpus.curation.config import C4Lines, CurationConfig, Source
+from bert_jax.data.corpus.curation.rules import (
+    FINEWEB_QUALITY,
+    GOPHER_QUALITY,
+    GOPHER_REPETITION,
+)
+from bert_jax.data.corpus.sources import TextFiles
+
+
+def get_config(*, files: str, max_dropped: float = 0.95) -> CurationConfig:
+    """Returns the config for files that match a pattern, one document for each JSON line."""
+    return CurationConfig(
+        sources=(Source(name="web", files=TextFiles(files)),),
+        lines=C4Lines(),
+        rule_sets=(GOPHER_QUALITY, GOPHER_REPETITION, FINEWEB_QUALITY),
+        max_dropped=max_dropped,
+    )

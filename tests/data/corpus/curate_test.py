@@ -1,0 +1,200 @@
+"""Runs `bert-jax curate` on real texts, and checks ledger, bytes, restarts and errors.
+
+Covers bert_jax/data/corpus/curation/{config,curate,ledger,units}.py and bert_jax/cli/curate.py.
+"""
+
+import dataclasses
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bert_jax.cli import main
+from bert_jax.data.corpus.curation import units
+from bert_jax.data.corpus.curation.config import C4Lines, CurationConfig, Source
+from bert_jax.data.corpus.curation.curate import curate
+from bert_jax.data.corpus.curation.ledger import read_ledger
+from bert_jax.data.corpus.curation.normalize import match_key, normalize_text
+from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION, Rule, RuleSet
+from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.errors import UserError
+
+pytest.importorskip("pyarrow")
+
+SENTENCE = "the house that stood by the river and the people who came to see it have gone"
+
+
+def paragraph(number: int) -> str:
+    """Returns a text of 68 words that no other number gives."""
+    words = enumerate(SENTENCE.split() * 4)
+    return " ".join(f"{word}{number + i}" if i % 3 else word for i, word in words)
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """Writes two sources with duplicates, repetition, empty documents and hostile characters."""
+    folder = tmp_path / "raw"
+    (folder / "web").mkdir(parents=True)
+    texts = [paragraph(n) for n in range(12)]
+    hostile = ["", "\x00\x01", "... --- ...", "\u200b" + paragraph(50), "x" * 20_000]
+    repeated = ["the street ended with another house like that one " * 30]
+    files = {
+        "web/a.jsonl": [*texts[:6], *hostile, *repeated],
+        "web/b.jsonl": [texts[1].upper(), texts[2].replace(" ", "\n"), *texts[6:9]],
+        "web/c.jsonl": texts[9:],
+    }
+    for name, documents in files.items():
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in documents)
+        (folder / name).write_text(lines)
+    (folder / "book.txt").write_text(texts[3])
+    return folder
+
+
+def config(raw: Path, **fields) -> CurationConfig:
+    sources = (
+        Source(name="books", files=TextFiles(str(raw / "book.txt"))),
+        Source(name="web", files=TextFiles(str(raw / "web" / "*.jsonl"))),
+    )
+    rule_sets = (GOPHER_QUALITY, GOPHER_REPETITION)
+    return CurationConfig(sources=sources, rule_sets=rule_sets, num_shards=3, **fields)
+
+
+def read_output(folder: Path) -> dict[str, str]:
+    """Returns the kept documents by id."""
+    records = []
+    for file in sorted(folder.glob("documents-*.jsonl.gz")):
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            records += map(json.loads, lines)
+    return {record["id"]: record["text"] for record in records}
+
+
+def file_bytes(folder: Path) -> dict[str, bytes]:
+    files = [*folder.glob("documents-*"), folder / "manifest.json", folder / "plan.json"]
+    return {file.name: file.read_bytes() for file in files}
+
+
+def test_every_document_is_kept_or_dropped_with_a_reason(raw, tmp_path):
+    manifest = curate(config(raw), tmp_path / "out", num_workers=1)
+    rows = read_ledger(sorted((tmp_path / "out").glob("ledger-*")))
+    kept = read_output(tmp_path / "out")
+    counts = manifest["counts"]
+    assert counts["documents"] == len(rows) == 21
+    assert {row.id for row in rows if not row.reason} == set(kept)
+    assert counts["kept_documents"] == len(kept) == 13
+    assert counts["kept_characters"] == sum(map(len, kept.values()))
+    assert counts["dropped"]["web"] == Counter(
+        {
+            "empty": 3,
+            "duplicate document": 3,
+            "Gopher quality: words": 1,
+            "Gopher repetition: top_2gram_characters": 1,
+        }
+    )
+    by_id = {row.id: row for row in rows}
+    for row in rows:
+        if row.reason == "duplicate document":
+            assert by_id[row.twin].reason == ""
+    # The earlier source has priority, whatever the names of the files are.
+    assert by_id["web/a.jsonl:4"].twin == "books/book.txt:1"
+    keys = [match_key(text) for text in kept.values()]
+    assert len(set(keys)) == len(keys)
+    assert all(normalize_text(text).strip() == text for text in kept.values())
+    assert not list((tmp_path / "out").glob(".spill*"))
+
+
+def test_bytes_do_not_depend_on_the_number_of_workers(raw, tmp_path):
+    curate(config(raw), tmp_path / "one", num_workers=1)
+    expected = file_bytes(tmp_path / "one")
+    curate(config(raw), tmp_path / "two", num_workers=2)
+    assert file_bytes(tmp_path / "two") == expected
+
+
+def test_a_stopped_run_continues_with_finished_units(raw, tmp_path, monkeypatch):
+    curate(config(raw), tmp_path / "whole", num_workers=1)
+    real, calls = units.write_spill, []
+
+    def stop_after_two(*arguments):
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(arguments)
+        real(*arguments)
+
+    monkeypatch.setattr(units, "write_spill", stop_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        curate(config(raw), tmp_path / "out", num_workers=1)
+    # A damaged spill file is written again.
+    spill = next((tmp_path / "out").glob(".spill-00000*"))
+    spill.write_bytes(spill.read_bytes()[:-20])
+    monkeypatch.setattr(units, "write_spill", lambda *a: (calls.append(a), real(*a)))
+    curate(config(raw), tmp_path / "out", num_workers=1)
+    assert len(calls) == 2 + len(list((tmp_path / "out").glob("documents-*"))) - 1
+    assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "whole")
+
+
+def test_another_config_or_input_over_old_output_is_refused(raw, tmp_path):
+    out = tmp_path / "out"
+    curate(config(raw), out, num_workers=1)
+    with pytest.raises(UserError, match=r"other settings:\n  config.max_dropped: was 0.95, now"):
+        curate(config(raw, max_dropped=0.9), out)
+    (raw / "web" / "c.jsonl").write_text('{"text": "changed"}\n')
+    with pytest.raises(UserError, match="files of a source were added, removed or changed"):
+        curate(config(raw), out)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"not a curated corpus \(it contains mine.txt\)"):
+        curate(config(raw), tmp_path / "other")
+
+
+def test_rules_that_drop_nearly_everything_are_an_error(raw, tmp_path):
+    rules = RuleSet(name="mine", rules=(Rule(signal="words", at_least=1e5),))
+    wrong = dataclasses.replace(config(raw), rule_sets=(rules,))
+    with pytest.raises(UserError, match=r"100.0% of the characters.*mine: words \(18\)"):
+        curate(wrong, tmp_path / "out", num_workers=1)
+    assert not list((tmp_path / "out").glob("documents-*"))
+
+
+def test_real_texts_with_the_recipe_for_documents(shared, tmp_path, capsys):
+    files = shared / "text" / "inaugural" / "18*.txt"
+    command = ["curate", "documents", "--output", str(tmp_path / "out"), "--workers", "1"]
+    assert main([*command, "--arg", f"files={files}"]) == 0
+    printed = capsys.readouterr().out
+    num_files = len(list(files.parent.glob(files.name)))
+    assert f"kept {num_files} of {num_files} documents" in printed
+    kept = read_output(tmp_path / "out")
+    assert len(kept) == num_files and all(len(text) > 1000 for text in kept.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bert", "--output", "out"], "bert needs --arg corpus="),
+        (["web", "--output", "out"], "web needs --arg files="),
+        (["web", "--output", "out", "--workers", "0", "--arg", "files=x"], "--workers 0: expected"),
+        (["web", "--output", "out", "--arg", "files=x*.jsonl"], "no file matches 'x*.jsonl'"),
+        (["documents", "--output", "out", "--arg", "files=x", "document_unit=page"], "'page'"),
+    ],
+)
+def test_wrong_arguments_give_one_message(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["curate", *arguments]) in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_a_recipe_of_pretraining_is_refused(tmp_path, capsys):
+    recipe = tmp_path / "wrong.py"
+    recipe.write_text("def get_config():\n    return 3\n")
+    assert main(["curate", str(recipe), "--output", str(tmp_path / "out")]) == 2
+    assert "returns a int; `bert-jax curate` expects a CurationConfig" in capsys.readouterr().err
+
+
+def test_lines_of_web_pages_are_removed_and_counted(raw, tmp_path):
+    page = "\n".join(["Home | About", *(f"{paragraph(n)}." for n in range(4)), "Menu"])
+    (raw / "web" / "d.jsonl").write_text(json.dumps({"text": page}) + "\n")
+    files = Source(name="web", files=TextFiles(str(raw / "web" / "d.jsonl")))
+    manifest = curate(CurationConfig(sources=(files,), lines=C4Lines()), tmp_path / "out")
+    assert manifest["removed_lines"] == {"no end mark": 2}
+    (text,) = read_output(tmp_path / "out").values()
+    assert text.count("\n") == 3
+    assert "Menu" not in text
