@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Curates the corpus and prints what was kept and dropped."""
-    from bert_jax.data.corpus.curation.config import CurationConfig
     from bert_jax.data.corpus.curation.curate import curate
+    from bert_jax.data.corpus.curation.plan import CurationConfig
     from bert_jax.recipes import call_recipe, load_recipe
 
     if args.workers is not None and args.workers < 1:
@@ -56,10 +56,10 @@ def run(args: argparse.Namespace) -> None:
 
 def _summary(manifest: dict[str, Any], output: Path) -> str:
     counts = manifest["counts"]
-    kept, total = counts["kept_documents"], counts["documents"]
-    fraction = counts["kept_characters"] / max(counts["characters"], 1)
+    retained, total = counts["retained_documents"], counts["documents"]
+    fraction = counts["retained_characters"] / max(counts["characters"], 1)
     lines = [
-        f"{output}: kept {kept:,} of {total:,} documents, {fraction:.1%} of the characters",
+        f"{output}: kept {retained:,} of {total:,} documents, {fraction:.1%} of the characters",
     ]
     for source, reasons in counts["dropped"].items():
         for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):

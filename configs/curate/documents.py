@@ -6,7 +6,7 @@ The rules of web pages (C4's lines, Gopher's and FineWeb's quality) are left out
 verse, lists and dialogue.
 """
 
-from bert_jax.data.corpus.curation.config import CurationConfig, Source
+from bert_jax.data.corpus.curation.plan import CurationConfig, Source
 from bert_jax.data.corpus.curation.rules import GOPHER_REPETITION
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.text.files import DocumentUnit

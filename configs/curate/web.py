@@ -6,7 +6,7 @@ The stop words and the end marks are those of English: for another language, lea
 `GOPHER_QUALITY` or replace its rules.
 """
 
-from bert_jax.data.corpus.curation.config import C4Lines, CurationConfig, Source
+from bert_jax.data.corpus.curation.plan import C4Lines, CurationConfig, Source
 from bert_jax.data.corpus.curation.rules import (
     FINEWEB_QUALITY,
     GOPHER_QUALITY,

@@ -1,6 +1,6 @@
 """Runs `bert-jax curate` on real texts, and checks ledger, bytes, restarts and errors.
 
-Covers bert_jax/data/corpus/curation/{config,curate,ledger,units}.py and bert_jax/cli/curate.py.
+Covers bert_jax/data/corpus/curation/{plan,curate,ledger,units}.py and bert_jax/cli/curate.py.
 """
 
 import dataclasses
@@ -13,10 +13,10 @@ import pytest
 
 from bert_jax.cli import main
 from bert_jax.data.corpus.curation import units
-from bert_jax.data.corpus.curation.config import C4Lines, CurationConfig, Source
 from bert_jax.data.corpus.curation.curate import curate
 from bert_jax.data.corpus.curation.ledger import read_ledger
 from bert_jax.data.corpus.curation.normalize import match_key, normalize_text
+from bert_jax.data.corpus.curation.plan import C4Lines, CurationConfig, Source
 from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION, Rule, RuleSet
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.errors import UserError
@@ -78,12 +78,12 @@ def file_bytes(folder: Path) -> dict[str, bytes]:
 def test_every_document_is_kept_or_dropped_with_a_reason(raw, tmp_path):
     manifest = curate(config(raw), tmp_path / "out", num_workers=1)
     rows = read_ledger(sorted((tmp_path / "out").glob("ledger-*")))
-    kept = read_output(tmp_path / "out")
+    documents = read_output(tmp_path / "out")
     counts = manifest["counts"]
     assert counts["documents"] == len(rows) == 21
-    assert {row.id for row in rows if not row.reason} == set(kept)
-    assert counts["kept_documents"] == len(kept) == 13
-    assert counts["kept_characters"] == sum(map(len, kept.values()))
+    assert {row.id for row in rows if not row.reason} == set(documents)
+    assert counts["retained_documents"] == len(documents) == 13
+    assert counts["retained_characters"] == sum(map(len, documents.values()))
     assert counts["dropped"]["web"] == Counter(
         {
             "empty": 3,
@@ -98,9 +98,9 @@ def test_every_document_is_kept_or_dropped_with_a_reason(raw, tmp_path):
             assert by_id[row.twin].reason == ""
     # The earlier source has priority, whatever the names of the files are.
     assert by_id["web/a.jsonl:4"].twin == "books/book.txt:1"
-    keys = [match_key(text) for text in kept.values()]
+    keys = [match_key(text) for text in documents.values()]
     assert len(set(keys)) == len(keys)
-    assert all(normalize_text(text).strip() == text for text in kept.values())
+    assert all(normalize_text(text).strip() == text for text in documents.values())
     assert not list((tmp_path / "out").glob(".spill*"))
 
 
@@ -162,8 +162,8 @@ def test_real_texts_with_the_recipe_for_documents(shared, tmp_path, capsys):
     printed = capsys.readouterr().out
     num_files = len(list(files.parent.glob(files.name)))
     assert f"kept {num_files} of {num_files} documents" in printed
-    kept = read_output(tmp_path / "out")
-    assert len(kept) == num_files and all(len(text) > 1000 for text in kept.values())
+    documents = read_output(tmp_path / "out")
+    assert len(documents) == num_files and all(len(text) > 1000 for text in documents.values())
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 from bert_jax.data.corpus.curation.c4 import clean_page
-from bert_jax.data.corpus.curation.config import C4Lines, CurationConfig, Source
 from bert_jax.data.corpus.curation.normalize import match_key, normalize_text
+from bert_jax.data.corpus.curation.plan import C4Lines, CurationConfig, Source
 from bert_jax.data.corpus.curation.rules import (
     FINEWEB_QUALITY,
     GOPHER_QUALITY,
@@ -19,7 +19,7 @@ from bert_jax.data.corpus.curation.rules import (
     Rule,
 )
 from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
-from bert_jax.data.corpus.curation.units import judge
+from bert_jax.data.corpus.curation.units import filter_document
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.errors import ConfigError
 from bert_jax.text.files import read_text
@@ -69,9 +69,9 @@ def test_signals_of_small_texts(name, text, expected):
 
 def reference_top(tokens: list[str], n: int, text: str) -> float:
     grams = Counter(" ".join(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
-    most = max(grams.values(), default=0)
-    longest = max((len(gram) for gram, count in grams.items() if count == most), default=0)
-    return longest * most / len(text) if most > 1 else 0.0
+    highest = max(grams.values(), default=0)
+    longest = max((len(gram) for gram, count in grams.items() if count == highest), default=0)
+    return longest * highest / len(text) if highest > 1 else 0.0
 
 
 def reference_duplicates(tokens: list[str], n: int, text: str) -> float:
@@ -105,8 +105,8 @@ def test_signals_of_hostile_texts_are_finite(text):
 
 def test_rules_keep_prose_and_drop_each_kind_of_bad_page():
     prose = " ".join([PROSE, *(PROSE.replace("house", f"house {i}") for i in range(2))])
-    kept = judge("\n".join(PROSE.split(". ")) + "\n" + PROSE, config(), Counter())
-    assert kept.reason == ""
+    found = filter_document("\n".join(PROSE.split(". ")) + "\n" + PROSE, config(), Counter())
+    assert found.reason == ""
     bad = {
         "Gopher quality: words": (GOPHER_QUALITY, "Too short."),
         "Gopher quality: stop_words": (GOPHER_QUALITY, "la maison est grande ici " * 20),
@@ -116,10 +116,10 @@ def test_rules_keep_prose_and_drop_each_kind_of_bad_page():
         "FineWeb quality: short_lines": (FINEWEB_QUALITY, "One.\nTwo.\nThree.\nFour."),
     }
     for reason, (rule_set, text) in bad.items():
-        found = judge(text, config(rule_sets=(rule_set,)), Counter())
+        found = filter_document(text, config(rule_sets=(rule_set,)), Counter())
         assert (found.reason, found.text) == (reason, "")
         assert found.value == signal(reason.partition(": ")[2], text.strip())
-    assert judge(prose, config(rule_sets=(GOPHER_QUALITY,)), Counter()).reason == ""
+    assert filter_document(prose, config(rule_sets=(GOPHER_QUALITY,)), Counter()).reason == ""
 
 
 class OneSentence:

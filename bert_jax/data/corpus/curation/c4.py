@@ -24,7 +24,7 @@ _POLICY_LINES = (
 )
 
 FEW_SENTENCES = "C4: sentences"
-"""The reason for dropping a page with too few sentences in the lines that are kept."""
+"""The reason for dropping a page with too few sentences in the lines that are retained."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CleanedPage:
     Attributes:
       text: the lines that are kept; "" if the page is dropped.
       reason: why the page is dropped; None to keep it.
-      num_sentences: the sentences of the lines that are kept.
+      num_sentences: the sentences of the lines that are retained.
       removed_lines: the number of lines removed, by reason.
     """
 
@@ -50,7 +50,7 @@ def clean_page(text: str, splitter: SentenceSplitter) -> CleanedPage:
     Args:
       splitter: counts the sentences; C4's code uses NLTK's Punkt.
     """
-    kept, removed, num_sentences = [], Counter[str](), 0
+    retained, removed, num_sentences = [], Counter[str](), 0
     for line in map(str.strip, text.splitlines()):
         if any(len(word) > MAX_WORD_CHARACTERS for word in line.split()):
             removed["long word"] += 1
@@ -74,7 +74,7 @@ def clean_page(text: str, splitter: SentenceSplitter) -> CleanedPage:
             removed["policy"] += 1
             continue
         num_sentences += len(splitter.split(line))
-        kept.append(line)
+        retained.append(line)
     if num_sentences < MIN_SENTENCES:
         return CleanedPage("", FEW_SENTENCES, num_sentences, removed)
-    return CleanedPage("\n".join(kept).strip(), None, num_sentences, removed)
+    return CleanedPage("\n".join(retained).strip(), None, num_sentences, removed)

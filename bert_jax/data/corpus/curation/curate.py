@@ -17,7 +17,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -31,10 +30,14 @@ from bert_jax import __version__
 from bert_jax import config_lib as configs
 from bert_jax.atomic_io import atomic_path, make_folder, write_json
 from bert_jax.data.corpus.curation import units
-from bert_jax.data.corpus.curation.config import CurationConfig, ExactDuplicates
-from bert_jax.data.corpus.curation.ledger import KEPT, Counts, LedgerRow, write_ledger
-from bert_jax.data.corpus.curation.units import CurationUnit
-from bert_jax.data.corpus.work_units import balanced_groups, default_num_units
+from bert_jax.data.corpus.curation.ledger import RETAINED, Counts, LedgerRow, write_ledger
+from bert_jax.data.corpus.curation.plan import (
+    CurationConfig,
+    CurationUnit,
+    ExactDuplicates,
+    make_plan,
+    make_units,
+)
 from bert_jax.errors import UserError
 from bert_jax.file_lock import AlreadyLockedError, acquire_lock
 from bert_jax.json_io import read_json
@@ -68,7 +71,7 @@ def curate(
         ) from None
     with lock:
         work = make_units(config)
-        plan = _plan(config, work)
+        plan = make_plan(config, work)
         fingerprint = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
         _check_output(output, plan)
         if (output / MANIFEST_FILE).is_file():
@@ -82,51 +85,6 @@ def curate(
         for spill in spills:
             spill.unlink()
         return manifest
-
-
-def make_units(config: CurationConfig) -> list[CurationUnit]:
-    """Divides the files of all sources into work units, each of one source.
-
-    Raises:
-      UserError: a pattern matches no file, or all files of a source are empty.
-    """
-    files = [source.files.list_files("train") for source in config.sources]
-    bytes_of_sources = [sum(file.size_bytes for file in each) for each in files]
-    num_units = config.num_shards or default_num_units(sum(bytes_of_sources))
-    work: list[CurationUnit] = []
-    for source, found, size in zip(config.sources, files, bytes_of_sources, strict=True):
-        names = units.stable_names(found)
-        num_units_of_source = max(1, round(num_units * size / sum(bytes_of_sources)))
-        for group in balanced_groups([file.size_bytes for file in found], num_units_of_source):
-            work.append(
-                CurationUnit(
-                    source=source.name,
-                    reader=source.files,
-                    files=tuple(found[i] for i in group),
-                    names=tuple(names[i] for i in group),
-                )
-            )
-    return work
-
-
-def _plan(config: CurationConfig, work: Sequence[CurationUnit]) -> dict[str, Any]:
-    """Returns what must be the same for the work of an earlier run to be kept."""
-    files = [
-        [unit.source, name, file.size_bytes, file.modified_ns]
-        for unit in work
-        for name, file in zip(unit.names, unit.files, strict=True)
-    ]
-    settings = configs.to_json(config)
-    for source in settings["sources"]:
-        source["files"].pop("splits")  # `files` has what the patterns match
-    return {
-        "bert_jax": __version__,
-        # Categories of characters and their cases differ between versions of Unicode.
-        "unicode": unicodedata.unidata_version,
-        "config": settings,
-        "files": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
-        "units": len(work),
-    }
 
 
 def _check_output(output: Path, plan: dict[str, Any]) -> None:
@@ -204,7 +162,7 @@ def _winners(config: CurationConfig, spills: Sequence[Path]) -> dict[str, str]:
     winners: dict[str, str] = {}
     for spill in spills:
         for record in units.read_documents_of(spill):
-            if record["reason"] == KEPT:
+            if record["reason"] == RETAINED:
                 winners.setdefault(record["key"], record["id"])
     return winners
 
@@ -233,9 +191,9 @@ def _write_shards(
         removed_lines.update(units.read_summary(spill)["removed_lines"])
         suffix = f"{k:05d}-of-{len(work):05d}"
         file = output / f"documents-{suffix}.jsonl.gz"
-        kept = {row.id for row in rows if row.reason == KEPT}
-        sha256 = _write_documents(file, spill, kept)
-        shards.append({"file": file.name, "documents": len(kept), "sha256": sha256})
+        ids = {row.id for row in rows if row.reason == RETAINED}
+        sha256 = _write_documents(file, spill, ids)
+        shards.append({"file": file.name, "documents": len(ids), "sha256": sha256})
         write_ledger(output / f"ledger-{suffix}.parquet", rows)
     return {
         "bert_jax": __version__,
@@ -253,37 +211,37 @@ def _ledger_rows(unit: CurationUnit, spill: Path, winners: dict[str, str]) -> It
             source=unit.source,
             digest=record["digest"],
             characters=record["characters"],
-            kept_characters=len(record["text"]),
+            retained_characters=len(record["text"]),
             reason=record["reason"],
             value=record["value"],
         )
         twin = winners.get(record["key"], row.id)
-        if row.reason == KEPT and twin != row.id:
+        if row.reason == RETAINED and twin != row.id:
             reason = ExactDuplicates.REASON
-            row = dataclasses.replace(row, reason=reason, twin=twin, kept_characters=0)
+            row = dataclasses.replace(row, reason=reason, twin=twin, retained_characters=0)
         yield row
 
 
 def _check_dropped(config: CurationConfig, counts: Counts) -> None:
-    dropped = 1 - counts.kept_characters / max(counts.characters, 1)
-    if counts.kept_documents and dropped <= config.max_dropped:
+    dropped = 1 - counts.retained_characters / max(counts.characters, 1)
+    if counts.retained_documents and dropped <= config.max_dropped:
         return
     reasons = sum(counts.dropped.values(), Counter[str]())
-    most = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common(3))
+    frequent = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common(3))
     raise UserError(
         f"{dropped:.1%} of the characters would be dropped, more than max_dropped "
-        f"{config.max_dropped:.0%}; the most frequent reasons by document: {most}. Change the "
+        f"{config.max_dropped:.0%}; the most frequent reasons by document: {frequent}. Change the "
         "limits of these rules, or raise max_dropped"
     )
 
 
-def _write_documents(path: Path, spill: Path, kept: set[str]) -> str:
+def _write_documents(path: Path, spill: Path, ids: set[str]) -> str:
     """Writes the kept documents as JSON lines; returns SHA-256 of the uncompressed bytes."""
     sha256 = hashlib.sha256()
     with atomic_path(path) as tmp_path:
         with open(tmp_path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as shard:
             for record in units.read_documents_of(spill):
-                if record["id"] in kept:
+                if record["id"] in ids:
                     fields = {"id": record["id"], "text": record["text"]}
                     line = (json.dumps(fields, ensure_ascii=False) + "\n").encode()
                     sha256.update(line)

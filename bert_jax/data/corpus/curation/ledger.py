@@ -12,7 +12,7 @@ from typing import Any
 from bert_jax.atomic_io import atomic_path
 from bert_jax.errors import MissingExtraError, UserError
 
-KEPT = ""
+RETAINED = ""
 """The reason of a document that is kept."""
 
 
@@ -25,7 +25,7 @@ class LedgerRow:
       source: the name of the source.
       digest: BLAKE2b of the raw text, 128 bits in hexadecimal digits.
       characters: length of the raw text.
-      kept_characters: length of the text that was kept; 0 if the document was dropped.
+      retained_characters: length of the text that was kept; 0 if the document was dropped.
       reason: why it was dropped; "" if it was kept.
       value: the value of the signal that broke a rule; None for other reasons.
       twin: the id of the kept document that this one repeats; "" for other reasons.
@@ -35,8 +35,8 @@ class LedgerRow:
     source: str
     digest: str
     characters: int
-    kept_characters: int
-    reason: str = KEPT
+    retained_characters: int
+    reason: str = RETAINED
     value: float | None = None
     twin: str = ""
 
@@ -47,27 +47,27 @@ class Counts:
 
     documents: int = 0
     characters: int = 0
-    kept_documents: int = 0
-    kept_characters: int = 0
+    retained_documents: int = 0
+    retained_characters: int = 0
     dropped: dict[str, Counter[str]] = field(default_factory=dict)
 
     def add(self, row: LedgerRow) -> None:
         """Adds one document."""
         self.documents += 1
         self.characters += row.characters
-        if row.reason == KEPT:
-            self.kept_documents += 1
-            self.kept_characters += row.kept_characters
+        if row.reason == RETAINED:
+            self.retained_documents += 1
+            self.retained_characters += row.retained_characters
         else:
             self.dropped.setdefault(row.source, Counter())[row.reason] += 1
 
     def check(self) -> None:
         """Raises an error unless every document of the input was kept or dropped."""
         num_dropped = sum(reasons.total() for reasons in self.dropped.values())
-        if self.documents != self.kept_documents + num_dropped:
+        if self.documents != self.retained_documents + num_dropped:
             raise RuntimeError(
-                f"the ledger has {self.documents} documents, but {self.kept_documents} kept and "
-                f"{num_dropped} dropped ones"
+                f"the ledger has {self.documents} documents, but {self.retained_documents} were "
+                f"kept and {num_dropped} dropped"
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _schema(pyarrow: Any) -> Any:
     text, number = pyarrow.string(), pyarrow.int64()
     types = dict.fromkeys(_COLUMNS, text) | {
         "characters": number,
-        "kept_characters": number,
+        "retained_characters": number,
         "value": pyarrow.float64(),
     }
     return pyarrow.schema(list(types.items()))

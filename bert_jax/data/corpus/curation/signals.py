@@ -173,10 +173,10 @@ def top_ngram_characters(view: TextView, n: int) -> float:
         return 0.0
     ids, lengths = view.ngram_ids(n), _ngram_lengths(view, n) + n - 1
     _, first, counts = np.unique(ids, return_index=True, return_counts=True)
-    most = counts.max()
-    if most < 2:
+    count = counts.max()
+    if count < 2:
         return 0.0
-    return _fraction(float(lengths[first[counts == most]].max() * most), len(view.text))
+    return _fraction(float(lengths[first[counts == count]].max() * count), len(view.text))
 
 
 def duplicate_ngram_characters(view: TextView, n: int) -> float:

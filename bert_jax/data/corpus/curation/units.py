@@ -7,7 +7,6 @@ far. Its bytes depend on the unit and the config only.
 import gzip
 import hashlib
 import json
-import os
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -17,13 +16,11 @@ from typing import Any
 
 from bert_jax.atomic_io import atomic_path
 from bert_jax.data.corpus.curation.c4 import clean_page
-from bert_jax.data.corpus.curation.config import CurationConfig
 from bert_jax.data.corpus.curation.normalize import match_key, normalize_text
+from bert_jax.data.corpus.curation.plan import CurationConfig, CurationUnit
 from bert_jax.data.corpus.curation.rules import Rule
 from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
-from bert_jax.data.corpus.sources import SourceFile, TextFiles
 from bert_jax.errors import UserError
-from bert_jax.text.files import read_documents
 from bert_jax.text.sentences import get_sentence_splitter
 
 EMPTY = "empty"
@@ -32,30 +29,7 @@ DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurationUnit:
-    """Holds the files of one work unit, in order, each with the name that ids of documents have."""
-
-    source: str
-    reader: TextFiles
-    files: tuple[SourceFile, ...]
-    names: tuple[str, ...]
-
-    def documents(self) -> Iterator[tuple[str, str]]:
-        """Yields (id, raw text) of the documents, also of those without text."""
-        for file, name in zip(self.files, self.names, strict=True):
-            for key, text in read_documents(
-                file.path,
-                encoding=self.reader.encoding,
-                errors=self.reader.errors,
-                json_field=self.reader.json_field,
-                document_unit=self.reader.document_unit,
-                keep_empty=True,
-            ):
-                yield f"{self.source}/{name}:{key.rpartition(':')[2]}", text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class FilterResult:
     """Holds the decision about one document: the text that is kept, or why it is dropped."""
 
     text: str
@@ -63,7 +37,7 @@ class Verdict:
     value: float | None = None
 
 
-def judge(text: str, config: CurationConfig, removed_lines: Counter[str]) -> Verdict:
+def filter_document(text: str, config: CurationConfig, removed_lines: Counter[str]) -> FilterResult:
     """Normalizes a document and applies the rules for lines and documents, in this order.
 
     Args:
@@ -71,12 +45,12 @@ def judge(text: str, config: CurationConfig, removed_lines: Counter[str]) -> Ver
     """
     text = normalize_text(text).strip()
     if not any(map(str.isalnum, text)):
-        return Verdict(text="", reason=EMPTY)
+        return FilterResult(text="", reason=EMPTY)
     if config.lines is not None:
         page = clean_page(text, get_sentence_splitter(config.lines.splitter))
         removed_lines.update(page.removed_lines)
         if page.reason is not None:
-            return Verdict(text="", reason=page.reason, value=float(page.num_sentences))
+            return FilterResult(text="", reason=page.reason, value=float(page.num_sentences))
         text = page.text
     view = TextView(text)
     values: dict[str, float] = {}
@@ -84,8 +58,8 @@ def judge(text: str, config: CurationConfig, removed_lines: Counter[str]) -> Ver
         for rule in rule_set.rules:
             value = _signal(rule, view, values)
             if not rule.allows(value):
-                return Verdict(text="", reason=rule_set.reason(rule), value=value)
-    return Verdict(text=text)
+                return FilterResult(text="", reason=rule_set.reason(rule), value=value)
+    return FilterResult(text=text)
 
 
 def _signal(rule: Rule, view: TextView, values: dict[str, float]) -> float:
@@ -112,15 +86,15 @@ def write_spill(unit: CurationUnit, config: CurationConfig, path: Path, fingerpr
         # The time of the file would make its bytes differ.
         with open(tmp_path, "wb") as raw, gzip.GzipFile("", "wb", 1, raw, mtime=0) as spill:
             for document_id, text in unit.documents():
-                verdict = judge(text, config, removed_lines)
+                result = filter_document(text, config, removed_lines)
                 record = {
                     "id": document_id,
                     "digest": digest(text),
                     "characters": len(text),
-                    "reason": verdict.reason,
-                    "value": verdict.value,
-                    "key": "" if verdict.reason else digest(match_key(verdict.text)),
-                    "text": verdict.text,
+                    "reason": result.reason,
+                    "value": result.value,
+                    "key": "" if result.reason else digest(match_key(result.text)),
+                    "text": result.text,
                 }
                 spill.write(_line(record))
                 num_documents += 1
@@ -166,11 +140,3 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _line(record: dict[str, Any]) -> bytes:
     return (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
-
-
-def stable_names(files: tuple[SourceFile, ...]) -> tuple[str, ...]:
-    """Returns names of files for the ids of documents: paths from the folder of all files on."""
-    folder = os.path.commonpath([os.path.dirname(os.path.abspath(file.path)) for file in files])
-    return tuple(
-        os.path.relpath(os.path.abspath(file.path), folder).replace(os.sep, "/") for file in files
-    )

@@ -1,0 +1,155 @@
+"""Configures `bert-jax curate`, and divides the files of the sources into work units."""
+
+import hashlib
+import json
+import os
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from bert_jax import __version__
+from bert_jax import config_lib as configs
+from bert_jax.data.corpus.curation.rules import RuleSet
+from bert_jax.data.corpus.sources import SourceFile, TextFiles
+from bert_jax.data.corpus.work_units import balanced_groups, default_num_units
+from bert_jax.errors import ConfigError, check_range
+from bert_jax.text.files import read_documents
+from bert_jax.text.sentences import get_sentence_splitter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Names raw documents. Of equal documents, the one of the earlier source is kept."""
+
+    name: str
+    files: TextFiles
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name:
+            raise ConfigError(f"source {self.name!r}: expected a name without '/', such as 'books'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class C4Lines:
+    """Drops lines, and pages with few sentences, by the rules of `c4.py`."""
+
+    splitter: str = "rules"
+
+    def __post_init__(self) -> None:
+        get_sentence_splitter(self.splitter)  # raises for an unknown name before any work
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactDuplicates:
+    """Drops documents that are equal but for case, white space and compatible characters."""
+
+    REASON: ClassVar[str] = "duplicate document"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurationConfig:
+    """Configures a curated corpus.
+
+    Attributes:
+      sources: raw documents, in order of priority.
+      lines: how lines are dropped; None keeps all lines.
+      rule_sets: rules that drop documents; the first broken rule is the reason in the ledger.
+      duplicates: how repeated documents are dropped; None keeps them.
+      max_dropped: the largest fraction of the characters that may be dropped; more is an error,
+        because a wrong limit can drop nearly everything.
+      num_shards: the largest number of output shards; None: depends on the size of the input.
+    """
+
+    sources: tuple[Source, ...]
+    lines: C4Lines | None = None
+    rule_sets: tuple[RuleSet, ...] = ()
+    duplicates: ExactDuplicates | None = ExactDuplicates()
+    max_dropped: float = 0.95
+    num_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        names = [source.name for source in self.sources]
+        if not names:
+            raise ConfigError("curation: no source; expected at least one")
+        if len(set(names)) < len(names):
+            raise ConfigError(f"curation: two sources have one name; found {', '.join(names)}")
+        check_range("max_dropped", self.max_dropped, at_least=0, at_most=1)
+        if self.num_shards is not None:
+            check_range("num_shards", self.num_shards, at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurationUnit:
+    """Holds the files of one work unit, in order, each with the name that ids of documents have."""
+
+    source: str
+    reader: TextFiles
+    files: tuple[SourceFile, ...]
+    names: tuple[str, ...]
+
+    def documents(self) -> Iterator[tuple[str, str]]:
+        """Yields (id, raw text) of the documents, also of those without text."""
+        for file, name in zip(self.files, self.names, strict=True):
+            for key, text in read_documents(
+                file.path,
+                encoding=self.reader.encoding,
+                errors=self.reader.errors,
+                json_field=self.reader.json_field,
+                document_unit=self.reader.document_unit,
+                keep_empty=True,
+            ):
+                yield f"{self.source}/{name}:{key.rpartition(':')[2]}", text
+
+
+def make_units(config: CurationConfig) -> list[CurationUnit]:
+    """Divides the files of all sources into work units, each of one source.
+
+    Raises:
+      UserError: a pattern matches no file, or all files of a source are empty.
+    """
+    files = [source.files.list_files("train") for source in config.sources]
+    bytes_of_sources = [sum(file.size_bytes for file in each) for each in files]
+    num_units = config.num_shards or default_num_units(sum(bytes_of_sources))
+    work: list[CurationUnit] = []
+    for source, found, size in zip(config.sources, files, bytes_of_sources, strict=True):
+        names = stable_names(found)
+        num_units_of_source = max(1, round(num_units * size / sum(bytes_of_sources)))
+        for group in balanced_groups([file.size_bytes for file in found], num_units_of_source):
+            work.append(
+                CurationUnit(
+                    source=source.name,
+                    reader=source.files,
+                    files=tuple(found[i] for i in group),
+                    names=tuple(names[i] for i in group),
+                )
+            )
+    return work
+
+
+def make_plan(config: CurationConfig, work: Sequence[CurationUnit]) -> dict[str, Any]:
+    """Returns what must be the same for the work of an earlier run to be kept."""
+    files = [
+        [unit.source, name, file.size_bytes, file.modified_ns]
+        for unit in work
+        for name, file in zip(unit.names, unit.files, strict=True)
+    ]
+    settings = configs.to_json(config)
+    for source in settings["sources"]:
+        source["files"].pop("splits")  # `files` has what the patterns match
+    return {
+        "bert_jax": __version__,
+        # Categories of characters and their cases differ between versions of Unicode.
+        "unicode": unicodedata.unidata_version,
+        "config": settings,
+        "files": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
+        "units": len(work),
+    }
+
+
+def stable_names(files: tuple[SourceFile, ...]) -> tuple[str, ...]:
+    """Returns names of files for the ids of documents: paths from the folder of all files on."""
+    folder = os.path.commonpath([os.path.dirname(os.path.abspath(file.path)) for file in files])
+    return tuple(
+        os.path.relpath(os.path.abspath(file.path), folder).replace(os.sep, "/") for file in files
+    )
