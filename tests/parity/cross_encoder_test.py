@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "exported"
 
 
-def test_exported_cross_encoder_has_the_same_scores_in_sentence_transformers(folder):
+def test_exported_cross_encoder_scores_equal_sentence_transformers(folder):
     reference = sentence_transformers.CrossEncoder(str(folder), device="cpu")
     expected = reference.predict(PAIRS)
     assert np.ptp(expected) > 0.05 and (expected > 0).all() and (expected < 1).all()

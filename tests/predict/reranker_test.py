@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return small_model(tmp_path_factory.mktemp("vocabulary"), head=RankingHead())
 
 
-def test_score_is_the_sigmoid_of_the_logit_unless_the_activation_is_identity(model):
+def test_score_is_the_sigmoid_of_the_logit_unless_it_is_the_identity(model):
     predictions = Predictor(model)([(QUERY, text) for text in TEXTS])
     logits = np.array([prediction["logit"] for prediction in predictions])
     scores = Reranker(model)(QUERY, TEXTS)
