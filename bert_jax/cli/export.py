@@ -123,7 +123,7 @@ def _export_bundle(model: "LoadedModel", args: argparse.Namespace) -> None:
     from bert_jax.export.outputs import shipped_network
     from bert_jax.predict.batching import require_tokenizer
 
-    network = shipped_network(model, sentence=None)
+    network = shipped_network(model)
     difference = export_bundle(network, require_tokenizer(model), Path(args.output))
     logger.info(
         "exported %s as a bundle to %s; read back, its outputs differ by at most %.1e",

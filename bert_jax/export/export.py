@@ -102,7 +102,7 @@ def export(model: LoadedModel, output: Path, onnx: OnnxPrecision | None = None) 
 
 def _write_onnx(model: LoadedModel, folder: Path, precision: OnnxPrecision) -> list[str]:
     """Writes ONNX files and logs how they agree with the model; returns lines of the model card."""
-    network = shipped_network(model, sentence=None)
+    network = shipped_network(model)
     lines = write_onnx(network, require_tokenizer(model), folder, precision).lines()
     for line in lines:
         logger.info("%s", line.replace("`", ""))

@@ -36,6 +36,7 @@ from bert_jax.models.model import build_network
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD, SentenceEncoderConfig
 from bert_jax.models.sentence_encoder.network import build_sentence_encoder
 from bert_jax.pretrained.load import LoadedModel, require_no_adapter, require_single_task
+from bert_jax.pretrained.sentence_model import sentence_model_of
 
 Arrays = dict[str, np.ndarray]
 Dims = tuple[str | int, ...]
@@ -123,23 +124,24 @@ class ShippedNetwork:
             return jax.device_get(jax.jit(self.compute())(self.params, dict(batch)))
 
 
-def shipped_network(model: LoadedModel, sentence: SentenceEncoderConfig | None) -> ShippedNetwork:
+def shipped_network(model: LoadedModel) -> ShippedNetwork:
     """Selects the output of a model: of its task head, a sentence encoder, masked LM, or states.
 
-    Args:
-      sentence: pooling and what follows it, if the model is a sentence encoder.
+    A model is a sentence encoder if it was trained as one, or its folder has a modules.json.
 
     Raises:
-      UserError: the outputs depend on more than a batch: a prompt, windows or an adapter.
+      UserError: the outputs depend on more than a batch: a prompt, windows or an adapter; or a
+        file of a sentence encoder is damaged or not supported.
     """
     require_single_task(model)
     require_no_adapter(model, "be exported to ONNX or as a bundle")
-    config, head = model.config, model.head
+    config, head, params = model.config, model.head, model.params
     output: Output
     if head is not None:
         _require_plain_head(model, head)
         output, parts = head, ("encoder", *task_parts(head, config))
-    elif sentence is not None:
+    elif (sentence_model := sentence_model_of(model)).is_trained:
+        sentence, params = sentence_model.config, sentence_model.params
         if sentence.prompts and not sentence.include_prompt:
             raise UserError(
                 f"{model.path} leaves the tokens of a prompt out of its vectors, whose number is "
@@ -152,8 +154,8 @@ def shipped_network(model: LoadedModel, sentence: SentenceEncoderConfig | None) 
     else:
         output, parts = HiddenStates(), ("encoder",)
     # A sentence encoder without dense layers has no parameters in its head.
-    params = {part: model.params[part] for part in parts if part in model.params}
-    return ShippedNetwork(config=config, output=output, params=params, path=model.path)
+    used = {part: params[part] for part in parts if part in params}
+    return ShippedNetwork(config=config, output=output, params=used, path=model.path)
 
 
 def _require_plain_head(model: LoadedModel, head: TaskHead) -> None:

@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def network(model: LoadedModel) -> ShippedNetwork:
-    return shipped_network(model, None)
+    return shipped_network(model)
 
 
 @pytest.fixture(scope="module")
@@ -161,9 +161,9 @@ def test_wrong_inputs_are_refused(bundle, copy):
 
 def test_bundle_of_a_sentence_encoder_cuts_texts_at_its_length(model, tmp_path):
     sentence = SentenceEncoderConfig(pooling=("mean",), modules=(Normalize(),), max_seq_length=8)
-    encoder = dataclasses.replace(model, head=None)
+    encoder = dataclasses.replace(model, head=None, sentence_encoder=sentence)
     assert encoder.tokenizer is not None
-    network = shipped_network(encoder, sentence)
+    network = shipped_network(encoder)
     export_bundle(network, encoder.tokenizer, tmp_path / "bundle")
     loaded = Bundle(tmp_path / "bundle")
     assert loaded.info["lengths"] == [8] and loaded.info["pooling"] == ["mean"]

@@ -35,7 +35,6 @@ from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.models.sentence_encoder.config import (
     POOLING_MODES,
-    SENTENCE_HEAD,
     Dense,
     Normalize,
     Prompt,
@@ -101,12 +100,10 @@ def with_head(
     return dataclasses.replace(model, config=config, head=head, params=params)
 
 
-def check_equal(
-    model: LoadedModel, folder: Path, sentence: SentenceEncoderConfig | None = None
-) -> None:
+def check_equal(model: LoadedModel, folder: Path) -> None:
     """Writes a model and compares what onnxruntime computes with JAX."""
     assert model.tokenizer is not None
-    network = shipped_network(model, sentence)
+    network = shipped_network(model)
     facts = write_onnx(network, model.tokenizer, folder, "fp32")
     assert facts.difference < 1e-5
     batch = text_batch(network, TEXTS[:2], model.tokenizer)  # another shape than the texts above
@@ -138,7 +135,7 @@ def test_every_family_in_onnx_equals_jax(bert, tmp_path, family):
     # ModernBERT's classification has the prediction head and the mean over tokens as well.
     head = LABELS if family in ("electra", "modernbert") else TAGS
     model = with_head(bert, head, FAMILIES[family])
-    names = shipped_network(model, None).input_names
+    names = shipped_network(model).input_names
     assert ("token_type_ids" in names) == (family in ("electra", "albert"))
     check_equal(model, tmp_path)
 
@@ -152,15 +149,15 @@ def test_sentence_encoder_in_onnx_equals_jax(bert, tmp_path):
     )
     kernel = np.random.default_rng(0).normal(0, 0.2, (width, 12)).astype(np.float32)
     dense = {"dense": {"0": {"kernel": kernel, "bias": kernel[0]}}}
-    params = {"encoder": bert.params["encoder"], SENTENCE_HEAD: dense}
-    model = dataclasses.replace(bert, params=params)
-    check_equal(model, tmp_path, sentence)
+    model = dataclasses.replace(bert, sentence_encoder=sentence, sentence_head=dense)
+    check_equal(model, tmp_path)
 
 
 def test_sentence_encoder_that_skips_prompts_is_refused(bert):
     prompts = (Prompt(name="query", text="query: "),)
+    sentence = SentenceEncoderConfig(include_prompt=False, prompts=prompts)
     with pytest.raises(UserError, match="leaves the tokens of a prompt out"):
-        shipped_network(bert, SentenceEncoderConfig(include_prompt=False, prompts=prompts))
+        shipped_network(dataclasses.replace(bert, sentence_encoder=sentence))
 
 
 def test_export_writes_onnx_files_and_describes_them(bert, tmp_path, caplog):
@@ -175,7 +172,7 @@ def test_export_writes_onnx_files_and_describes_them(bert, tmp_path, caplog):
     assert "onnx/model_quantized.onnx" in caplog.text
     assert "pre-processing" not in caplog.text
     assert model.tokenizer is not None
-    network = shipped_network(model, None)
+    network = shipped_network(model)
     batch = text_batch(network, TEXTS, model.tokenizer)
     onnx_folder = tmp_path / "exported" / "onnx"
     expected = run_onnx(onnx_folder / "model.onnx", batch)["logits"]
@@ -208,11 +205,11 @@ def test_families_without_onnx_and_prompts_are_refused(bert, tmp_path):
     model = dataclasses.replace(with_head(bert, None), config=config)
     assert model.tokenizer is not None
     with pytest.raises(UserError, match="BigBird models cannot be exported to ONNX, only BERT, "):
-        write_onnx(shipped_network(model, None), model.tokenizer, tmp_path, "fp32")
+        write_onnx(shipped_network(model), model.tokenizer, tmp_path, "fp32")
     tokens = LabelTokens(mask_token_id=4, token_ids=(((5,),), ((6,),)))
     head = SequenceClassificationHead(labels=("no", "yes"), label_tokens=tokens)
     with pytest.raises(UserError, match="fine-tuned with a prompt, so it cannot be exported"):
-        shipped_network(dataclasses.replace(bert, head=head), None)
+        shipped_network(dataclasses.replace(bert, head=head))
 
 
 def test_missing_library_names_the_extra(monkeypatch):
