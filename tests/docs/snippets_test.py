@@ -7,13 +7,17 @@ import csv
 import importlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
+from bert_jax.serve.config import ServerConfig
+from bert_jax.serve.served_models import serve_model
 from bert_jax.testing.models import small_model
+from tests.helpers.server import running_server
 from tests.helpers.snippets import read_snippets, run_page
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -161,6 +165,25 @@ def test_curation_guide(folder):
     note = {"text": " ".join(f"word-{n}" for n in range(30))}
     (folder / "notes/notes.jsonl").write_text(json.dumps(note) + "\n")
     assert len(run_page(DOCS / "how_to/curate.md", make_short)) == 4
+
+
+def test_serve_guide(tmp_path, monkeypatch):
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    config = ServerConfig(max_batch_tokens=20, max_batch_rows=1)
+    head = SequenceClassificationHead(labels=("bad", "good"))
+    served = [
+        each
+        for name, each_head in (("exported", None), ("reviews", head))
+        for each in serve_model(
+            name, small_model(tmp_path, head=each_head, num_hidden_layers=1), config
+        )
+    ]
+    (tmp_path / ".curlrc").write_text("fail-with-body\nsilent\n")
+    monkeypatch.setenv("CURL_HOME", str(tmp_path))
+    with running_server(served, config) as server:
+        monkeypatch.setenv("SERVER", server.url)
+        assert len(run_page(DOCS / "how_to/serve.md", make_short)) == 8
 
 
 def test_api_page(exported):

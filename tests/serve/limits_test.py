@@ -3,8 +3,11 @@
 import asyncio
 import dataclasses
 import json
+import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +21,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.export.export import export
 from bert_jax.serve.app import create_app
 from bert_jax.serve.batcher import Batcher
 from bert_jax.serve.config import ServerConfig
@@ -278,6 +282,30 @@ def test_server_refuses_until_compiled_and_answers_all_accepted_after_a_stop(ser
             assert [answer.result().status_code for answer in answers] == [200] * 10
         with pytest.raises(httpx2.ConnectError):
             httpx2.get(starting.url)
+
+
+@pytest.mark.slow
+def test_sigterm_under_load_answers_all_accepted_requests_and_exits_with_0(models, tmp_path):
+    export(models["encoder"], tmp_path / "exported")
+    command = [sys.executable, "-m", "bert_jax", "serve", str(tmp_path / "exported")]
+    command += ["--port", "0", "--max-batch-tokens", "20"]
+    environment = {**os.environ, "BERT_JAX_COMPILATION_CACHE": str(tmp_path / "compiled")}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        ready = next(line for line in process.stderr if line.startswith("ready: "))
+        url = ready.split()[1]
+        with ThreadPoolExecutor(1) as logs, ThreadPoolExecutor(20) as pool:
+            logs.submit(process.stderr.read)  # a full pipe would stop the server
+            body = {"inputs": ["the sea"] * 60}
+            answers = [
+                pool.submit(httpx2.post, f"{url}/embed", json=body, timeout=60) for _ in range(20)
+            ]
+            accepted = "te_request_input_length_count 1200.0"
+            wait_until(lambda: accepted in httpx2.get(f"{url}/metrics").text)
+            assert not all(answer.done() for answer in answers)
+            process.terminate()
+            assert [answer.result().status_code for answer in answers] == [200] * 20
+            assert process.wait(20) == 0
 
 
 def test_batches_take_shorter_sequences_into_rows_that_would_be_padding():
