@@ -1,0 +1,119 @@
+"""Covers bert_jax/data/sentence_embeddings/: loader.py and the reading of NLI and STS-B."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from bert_jax.data.finetuning.config import Glue, Snli
+from bert_jax.data.finetuning.features import Features
+from bert_jax.data.sentence_embeddings.config import NliFiles, StsBenchmark, TextFile
+from bert_jax.data.sentence_embeddings.loader import SentenceEmbeddingLoader, distinct_batches
+from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups, text_ids
+from bert_jax.errors import ConfigError, UserError
+
+SIZE = 60
+# 40 anchors, so that a third of them occurs twice; each example has a positive of its own.
+PAIRS = TextGroups(name="pairs", texts=[(f"anchor {n % 40}", f"positive {n}") for n in range(SIZE)])
+NLI = """premise\thypothesis\tlabel
+p1\te1\t0
+p1\tc1\t2
+p1\te2\t0
+p2\te3\t0
+p2\tn1\t1
+p3\tc2\t2
+"""
+
+
+def make_loader(distinct: bool = True, batch_size: int = 8, **fields) -> SentenceEmbeddingLoader:
+    """Returns a loader of `PAIRS`, whose first token is the index of the example."""
+    lengths = [4 + n % 9 for n in range(SIZE)]
+    features = Features(num_choices=2, example_index=np.arange(SIZE))
+    for n, length in enumerate(lengths):
+        for _ in range(2):
+            features.input_ids.append(np.full(length, n, np.int32))
+            features.token_type_ids.append(np.zeros(length, np.int32))
+    ids = text_ids(PAIRS) if distinct else None
+    return SentenceEmbeddingLoader(
+        features, ids, (8, 16), batch_size=batch_size, seed=3, pad_id=0, **fields
+    )
+
+
+def examples(batch) -> list[int]:
+    return batch["choice_input_ids"][:, 0, 0].tolist()
+
+
+def test_no_text_is_twice_in_a_batch_and_no_example_twice_in_an_epoch():
+    loader = make_loader()
+    epochs = [[examples(next(loader)) for _ in range(loader.num_batches(e))] for e in range(20)]
+    seen = set()
+    for batches in epochs:
+        drawn = list(itertools.chain(*batches))
+        assert len(set(drawn)) == len(drawn) >= SIZE - 2 * 8
+        seen |= set(drawn)
+        for batch in batches:
+            texts = [text for n in batch for text in PAIRS.texts[n]]
+            assert len(set(texts)) == len(texts)
+    assert seen == set(range(SIZE))  # the examples that are left out differ
+    assert epochs[0] != epochs[1]
+
+
+def test_duplicates_are_postponed_in_order():
+    texts = [{0}, {0}, {1}, {0}, {2}, {3}, {4}]
+    assert distinct_batches(texts, np.arange(7), 2).tolist() == [[0, 2], [1, 4], [3, 5]]
+
+
+@pytest.mark.parametrize("distinct", [True, False])
+def test_batches_depend_on_the_position_only(distinct):
+    loader = make_loader(distinct)
+    batches = [next(loader) for _ in range(15)]  # more than one epoch
+    assert loader.position == 15 * 8
+    resumed = make_loader(distinct, start=10 * 8)
+    for batch in batches[10:]:
+        assert examples(next(resumed)) == examples(batch)
+    parts = [make_loader(distinct, process_index=i, process_count=2) for i in range(2)]
+    assert examples(next(parts[0])) + examples(next(parts[1])) == examples(batches[0])
+    lengths = {batch["choice_input_ids"].shape[-1] for batch in batches}
+    assert sorted(lengths) == loader.distinct_batch_lengths(15)
+
+
+def test_too_few_different_texts_are_an_error():
+    with pytest.raises(UserError, match=r"of the 60 training examples no 41 with different texts"):
+        make_loader(batch_size=41).num_batches(0)
+
+
+def test_nli_becomes_pairs_triples_and_classes(tmp_path):
+    (tmp_path / "train.tsv").write_text(NLI)
+    forms = {
+        form: read_text_groups(NliFiles(tasks=(Snli(folder=str(tmp_path)),), form=form))
+        for form in ("pairs", "triples", "classes")
+    }
+    assert forms["pairs"].texts == [("p1", "e1"), ("p1", "e2"), ("p2", "e3")]
+    assert forms["triples"].texts == [("p1", "e1", "c1"), ("p1", "e2", "c1")]
+    assert len(forms["classes"].texts) == 6
+    assert forms["classes"].labels[:2] == ["entailment", "contradiction"]
+    with pytest.raises(UserError, match=r"snli has the splits train; expected one of dev"):
+        read_text_groups(NliFiles(tasks=(Snli(folder=str(tmp_path)),), splits=("dev",)))
+
+
+def test_scores_of_sts_b_are_mapped_to_0_to_1(tmp_path):
+    (tmp_path / "STS-B").mkdir()
+    file = tmp_path / "STS-B/dev.tsv"
+    file.write_text("sentence1\tsentence2\tscore\na\tb\t5.000\nc\td\t2.5\n")
+    groups = read_text_groups(StsBenchmark(folder=str(tmp_path), split="dev"))
+    assert groups.texts == [("a", "b"), ("c", "d")]
+    np.testing.assert_array_equal(groups.scores, [1.0, 0.5])
+    file.write_text("sentence1\tsentence2\tscore\na\tb\t5.5\n")
+    with pytest.raises(UserError, match=r"has the score 5.5; expected a number from 0 to 5"):
+        read_text_groups(StsBenchmark(folder=str(tmp_path), split="dev"))
+    with pytest.raises(UserError, match=r"STS-B has no split 'train'; it has dev"):
+        read_text_groups(StsBenchmark(folder=str(tmp_path)))
+
+
+def test_errors_of_data_configs():
+    with pytest.raises(ConfigError, match="expected mnli"):
+        NliFiles(tasks=(Glue(task="rte", folder="glue"),))
+    with pytest.raises(ConfigError, match="different names"):
+        TextFile(path="a.csv", texts=("text", "text"))
+    with pytest.raises(ConfigError, match="expected the lowest score and then the highest"):
+        TextFile(path="a.csv", texts=("a", "b"), score="s", score_range=(5.0, 0.0))
