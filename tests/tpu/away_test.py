@@ -139,6 +139,7 @@ def test_job_spec_of_another_job_is_not_overwritten(cloud, trainers, capsys):
     assert "another job" in capsys.readouterr().err and job_spec.read_text() == changed
 
 
+@pytest.mark.slow  # test_failed_deletion_is_repeated_after_suspend is the fast one
 def test_done_run_reports_a_slice_that_cannot_be_deleted(cloud, trainers, capsys):
     cloud.script(fail=[{"match": "queued-resources delete", "text": UNAVAILABLE}])
     started_at = Clock.now
