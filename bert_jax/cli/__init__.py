@@ -24,7 +24,6 @@ from bert_jax.cli import (
     convert,
     curate,
     embed,
-    embed_train,
     evaluate,
     export,
     fill_mask,
@@ -44,7 +43,7 @@ from bert_jax.cli import (
 )
 from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
 from bert_jax.cli.arguments.renamed import renamed_message
-from bert_jax.cli.embeddings import distill_static
+from bert_jax.cli.embeddings import distill_static, embed_train
 from bert_jax.cli.search import evaluate as search_evaluate
 from bert_jax.cli.search import hard_negatives as search_hard_negatives
 from bert_jax.cli.search import index as search_index

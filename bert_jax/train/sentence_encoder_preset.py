@@ -18,6 +18,7 @@ from bert_jax.objectives.sentence_embeddings.config import (
     SoftmaxLoss,
 )
 from bert_jax.pretrained.initial import load_model_or_tf1, tokenizer_folder
+from bert_jax.pretrained.load import LoadedModel
 from bert_jax.pretrained.sentence_model import sentence_model_of
 from bert_jax.train.config import (
     LARGEST_BATCH_SIZE,
@@ -72,12 +73,7 @@ def sentence_embedding_experiment(
     check_range("epochs", epochs, above=0)
     check_range("batch_size", batch_size, at_least=1, at_most=LARGEST_BATCH_SIZE)
     check_range("warmup_ratio", warmup_ratio, at_least=0, below=1)
-    loaded = load_model_or_tf1(model)
-    if loaded.tokenizer is None:
-        raise UserError(
-            f"{model} has no vocabulary; copy the tokenizer files that it was trained with "
-            "(such as vocab.txt) into the same folder"
-        )
+    loaded = _load_starting_model(model)
     if max_length is None:
         max_length = min(DEFAULT_MAX_LENGTH, loaded.config.max_length)
     encoder_config = dataclasses.replace(
@@ -105,6 +101,16 @@ def sentence_embedding_experiment(
 def softmax_loss(train: TextGroupsConfig) -> SoftmaxLoss:
     """Returns the softmax loss over the labels of the training data."""
     return SoftmaxLoss(labels=label_names(read_text_groups(train)))
+
+
+def _load_starting_model(model: str) -> LoadedModel:
+    loaded = load_model_or_tf1(model)
+    if loaded.tokenizer is None:
+        raise UserError(
+            f"{model} has no vocabulary; copy the tokenizer files that it was trained with "
+            "(such as vocab.txt) into the same folder"
+        )
+    return loaded
 
 
 def _count_steps(source: SentenceEmbeddingSource, epochs: float) -> int:

@@ -48,9 +48,9 @@ def test_no_text_is_twice_in_a_batch_and_no_example_twice_in_an_epoch():
     epochs = [[examples(next(loader)) for _ in range(loader.num_batches(e))] for e in range(20)]
     seen = set()
     for batches in epochs:
-        drawn = list(itertools.chain(*batches))
-        assert len(set(drawn)) == len(drawn) >= SIZE - 2 * 8
-        seen |= set(drawn)
+        sampled = list(itertools.chain(*batches))
+        assert len(set(sampled)) == len(sampled) >= SIZE - 2 * 8
+        seen |= set(sampled)
         for batch in batches:
             texts = [text for n in batch for text in PAIRS.texts[n]]
             assert len(set(texts)) == len(texts)

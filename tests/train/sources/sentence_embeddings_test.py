@@ -1,4 +1,4 @@
-"""Covers sources/sentence_embeddings.py, sentence_targets.py, cli/embed_train.py and the preset."""
+"""Covers sources/sentence_embeddings.py, sentence_targets.py, embed_train.py and the preset."""
 
 import csv
 import json
