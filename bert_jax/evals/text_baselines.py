@@ -72,6 +72,25 @@ def logistic_regression(
     return [str(label) for label in classifier.predict(vectors)]
 
 
+def fit_logistic_regression(
+    vectors: np.ndarray, labels: Sequence[str], class_names: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fits logistic regression to vectors [n, E], with scikit-learn's defaults.
+
+    Returns:
+      (weight, float32 [C, E], and bias, float32 [C], in the order of `class_names`), which all
+      have examples. Of two classes, the first one has the logit 0.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    class_ids = [class_names.index(label) for label in labels]
+    model = LogisticRegression().fit(vectors, class_ids)
+    weight, bias = model.coef_.astype(np.float32), model.intercept_.astype(np.float32)
+    if len(class_names) == 2:
+        return np.concatenate([np.zeros_like(weight), weight]), np.array([0, bias[0]], np.float32)
+    return weight, bias
+
+
 def _normalized(vectors: np.ndarray) -> np.ndarray:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.maximum(norms, np.finfo(vectors.dtype).tiny)

@@ -19,25 +19,27 @@ import numpy as np
 
 from bert_jax.atomic_io import write_json
 from bert_jax.data.finetuning.config import FewShot, Glue
-from bert_jax.data.finetuning.example import Task, TextExample
+from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.prompts.glue_prompts import load_prompt
 from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
 from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.sentence_embeddings.config import ContrastivePairs
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.evals.text_baselines import (
     logistic_regression,
     nearest_class_mean,
-    pair_features,
-    tfidf_predictions,
 )
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.prompt_classifier import PromptClassifier
 from bert_jax.pretrained.load import load_model
 from bert_jax.runs import run_folder
-from bert_jax.studies.job_runner import Job, JobRunner, is_finished
+from bert_jax.studies.few_shot_features import embed_examples, predict_tfidf, train_examples
+from bert_jax.studies.job_runner import Interrupted, Job, JobRunner, is_finished
 from bert_jax.studies.result_page import ResultTable, write_pages
 from bert_jax.studies.sweep_trials import seed_statistics
 from bert_jax.tasks import compute_metrics
+from bert_jax.train.preemption import EXIT_DONE
+from bert_jax.train.setfit import SetFitConfig, train_setfit
 
 LM_BFF_SEEDS = (13, 21, 42, 87, 100)
 """The seeds of LM-BFF's five samples."""
@@ -47,12 +49,13 @@ _TEST = "test"
 _ZERO_SHOT = ("zero-shot", "zero-shot-calibrated")
 _FEATURES = ("nearest-class-mean", "logistic-regression")
 _TFIDF = "tf-idf"
+_SETFIT = "setfit"
 _TRAINED: dict[str, tuple[str, ...]] = {
     "fine-tuning": (),
     "lora": ("--method", "lora"),
     "prompt-tuning": (),  # with --prompt
 }
-METHODS = (_TFIDF, *_FEATURES, *_ZERO_SHOT, *_TRAINED)
+METHODS = (_TFIDF, *_FEATURES, _SETFIT, *_ZERO_SHOT, *_TRAINED)
 """The methods by the names that users type, from the cheapest on; `--help` describes them."""
 
 
@@ -128,7 +131,8 @@ class FewShotStudy:
         self._run_features()
         if _TFIDF in self._config.methods:
             for seed, sample in self._samples.items():
-                self._save_if_new(_TFIDF, seed, lambda sample=sample: _predict_tfidf(sample))
+                self._save_if_new(_TFIDF, seed, lambda sample=sample: predict_tfidf(sample))
+        self._run_setfit()
         return runner.run([job for method in self._trained() for job in self._jobs(method)])
 
     def results(self, failed: Mapping[str, str]) -> dict[str, Any]:
@@ -203,11 +207,14 @@ class FewShotStudy:
         for seed in (0,) if method in _ZERO_SHOT else self._config.seeds:
             file = self._result_file(method, seed)
             if file.exists():
-                found[seed] = run_folder.read_run_json(file)
+                saved = run_folder.read_run_json(file)
+                found[seed] = saved[_TEST] if method == _SETFIT else saved
         return found
 
     def _result_file(self, method: str, seed: int) -> Path:
         folder = self._output / method
+        if method == _SETFIT:
+            return folder / f"seed-{seed}" / run_folder.EVALUATION
         return (folder if method in _ZERO_SHOT else folder / f"seed-{seed}") / RESULT_FILE
 
     def _is_saved(self, methods: Sequence[str], seeds: Sequence[int]) -> bool:
@@ -242,43 +249,38 @@ class FewShotStudy:
                 lambda score=score: [labels[i] for i in score(self._test).argmax(axis=1)],
             )
 
+    def _run_setfit(self) -> None:
+        if _SETFIT not in self._config.methods:
+            return
+        config = self._config
+        for seed in self._samples:
+            file = self._result_file(_SETFIT, seed)
+            if file.exists():
+                continue
+            task = FewShot(task=config.task, shots=config.shots, seed=seed)
+            setfit = SetFitConfig(
+                pairs=ContrastivePairs(task=task, seed=seed),
+                model=config.model,
+                max_length=config.max_length,
+                seed=seed,
+            )
+            if train_setfit(setfit, file.parent) != EXIT_DONE:
+                raise Interrupted
+
     def _run_features(self) -> None:
         """Classifies the frozen features of the model, the mean of its last hidden states."""
         if self._is_saved(_FEATURES, self._config.seeds):
             return
         embedder = Embedder(load_model(self._config.model))
-        test_vectors = _embed(embedder, self._test)
+        test_vectors = embed_examples(embedder, self._test)
         for seed, sample in self._samples.items():
-            train, labels = _train_examples(sample)
-            vectors = _embed(embedder, train)
+            train, labels = train_examples(sample)
+            vectors = embed_examples(embedder, train)
             for method, predict in zip(
                 _FEATURES, (nearest_class_mean, logistic_regression), strict=True
             ):
                 arguments = vectors, labels, test_vectors
                 self._save_if_new(method, seed, lambda f=predict, a=arguments: f(*a))
-
-
-def _train_examples(sample: Task) -> tuple[list[TextExample], list[str]]:
-    examples = [each for each in sample.splits["train"] if isinstance(each, TextExample)]
-    return examples, [str(example.label) for example in examples]
-
-
-def _embed(embedder: Embedder, examples: Sequence[TextExample]) -> np.ndarray:
-    first = np.stack([each.vector for each in embedder([e.text for e in examples])])
-    pairs = [e.text_pair for e in examples if e.text_pair is not None]
-    if not pairs:
-        return first
-    return pair_features(first, np.stack([each.vector for each in embedder(pairs)]))
-
-
-def _predict_tfidf(sample: Task) -> list[str]:
-    train, labels = _train_examples(sample)
-    texts = [
-        f"{each.text} {each.text_pair or ''}"
-        for each in (*train, *sample.splits[_TEST])
-        if isinstance(each, TextExample)
-    ]
-    return tfidf_predictions((texts[: len(train)], labels), texts[len(train) :])
 
 
 def settings_json(config: FewShotConfig) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from bert_jax.export.export import export
 from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
+from bert_jax.studies import few_shot
 from bert_jax.studies.few_shot import METHODS, FewShotConfig, FewShotStudy
 from bert_jax.studies.job_runner import JobRunner
 from bert_jax.testing.models import small_model
@@ -173,6 +174,14 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
             (run_folder / "finished.json").write_text(json.dumps({"arguments": job.arguments}))
         return {}
 
+    def run_setfit(config, run_folder):
+        """Writes results as `train_setfit` does, which tests/train/setfit_test.py runs."""
+        score = config.pairs.task.seed / 100
+        run_folder.mkdir(parents=True)
+        (run_folder / "evaluation.json").write_text(json.dumps({"test": {"accuracy": score}}))
+        return 0
+
+    monkeypatch.setattr(few_shot, "train_setfit", run_setfit)
     monkeypatch.setattr(JobRunner, "run", run_jobs)
     command = ["few-shot", "sst2", str(folder / "model"), "--glue-dir", str(folder / "glue")]
     command += ["--output", str(tmp_path / "out"), "--shots", "2", "--seeds", "13", "21"]
@@ -181,6 +190,7 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
     results = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
     assert list(results) == list(METHODS)
     assert results["lora"]["accuracy"]["mean"] == pytest.approx(0.17)
+    assert results["setfit"]["accuracy"]["mean"] == pytest.approx(0.17)
     assert results["zero-shot"]["accuracy"]["runs"] == 1
     assert all(0 <= results[method]["accuracy"]["mean"] <= 1 for method in METHODS)
     assert len(trained) == 6

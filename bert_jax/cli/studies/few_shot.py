@@ -17,6 +17,7 @@ _METHODS = (
     "tf-idf",
     "nearest-class-mean",
     "logistic-regression",
+    "setfit",
     "zero-shot",
     "zero-shot-calibrated",
     "fine-tuning",
@@ -36,6 +37,7 @@ set. The table has the mean and the standard deviation over the seeds. Methods:
   tf-idf                logistic regression on TF-IDF features; no model
   nearest-class-mean    nearest mean embedding of a class; the model is frozen
   logistic-regression   logistic regression on the embeddings; the model is frozen
+  setfit                contrastive tuning of the encoder, then logistic regression
   zero-shot             masked-LM logits of the label words at the mask of the prompt; no training
   zero-shot-calibrated  the same, divided by the probabilities of inputs without content
   fine-tuning           a new classifier on the first token, all parameters trained

@@ -1,0 +1,95 @@
+"""Trains a classifier from few examples: contrastive tuning, then logistic regression (SetFit).
+
+The encoder is trained with the cosine-similarity loss on pairs of the training examples (Tunstall
+et al. 2022), by an ordinary run that resumes after a stop. The head is then fitted to its vectors.
+
+<run folder>/setfit_head.safetensors, setfit_head.json   the head
+             evaluation.json                             metrics of every split except "train"
+
+Defaults are those of setfit 1.2. Unlike there, a batch that is not full is left out.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_jax.atomic_io import write_json
+from bert_jax.data.finetuning.example import is_labeled
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.sentence_embeddings.config import ContrastivePairs
+from bert_jax.data.sentence_embeddings.text_groups import joined_text, read_text_groups
+from bert_jax.evals.text_baselines import fit_logistic_regression
+from bert_jax.experiment import Experiment
+from bert_jax.objectives.sentence_embeddings.config import CosineSimilarityLoss
+from bert_jax.predict.embedder import Embedder
+from bert_jax.predict.setfit import SetFitClassifier, SetFitHead
+from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.sentence_model import load_sentence_model
+from bert_jax.runs import run_folder
+from bert_jax.tasks import text_examples
+from bert_jax.train.preemption import EXIT_DONE
+from bert_jax.train.run import run
+from bert_jax.train.sentence_encoder_preset import sentence_embedding_experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetFitConfig:
+    """Configures SetFit.
+
+    Attributes:
+      pairs: the task and how pairs of its training examples are sampled.
+      model: a folder of sentence-transformers, or any other model, whose mean vectors are tuned.
+      max_length: maximum number of tokens of a text.
+    """
+
+    pairs: ContrastivePairs
+    model: str
+    epochs: float = 1.0
+    batch_size: int = 16
+    learning_rate: float = 2e-5
+    max_length: int | None = None
+    seed: int = 0
+
+
+def setfit_experiment(config: SetFitConfig) -> Experiment:
+    """Makes the experiment of the contrastive tuning.
+
+    Raises:
+      UserError: the task or the model cannot be read, or the task has only one class.
+    """
+    num_pairs = len(read_text_groups(config.pairs).texts)
+    return sentence_embedding_experiment(
+        config.pairs,
+        config.model,
+        CosineSimilarityLoss(),
+        sentence_encoder=load_sentence_model(config.model).config,
+        epochs=config.epochs,
+        batch_size=min(config.batch_size, num_pairs),
+        learning_rate=config.learning_rate,
+        max_length=config.max_length,
+        seed=config.seed,
+    )
+
+
+def train_setfit(config: SetFitConfig, folder: Path) -> int:
+    """Trains encoder and head in a run folder; returns the exit code of the run.
+
+    A call with the same arguments resumes what was stopped.
+    """
+    exit_code = run(setfit_experiment(config), folder)
+    if exit_code != EXIT_DONE:
+        return exit_code
+    task = load_task(config.pairs.task)
+    train = text_examples(task, "train")
+    vectors = Embedder(load_model(folder)).vectors([joined_text(each) for each in train])
+    labels = [str(example.label) for example in train]
+    weight, bias = fit_logistic_regression(vectors, labels, task.labels)
+    head = SetFitHead(labels=task.labels, weight=weight, bias=bias)
+    head.save(folder)
+    classifier = SetFitClassifier(folder, head)
+    metrics = {
+        split: classifier.evaluate(task, split)
+        for split, examples in task.splits.items()
+        if split != "train" and all(map(is_labeled, examples))
+    }
+    write_json(folder / run_folder.EVALUATION, metrics)
+    return EXIT_DONE

@@ -1,0 +1,95 @@
+"""Covers bert_jax/train/setfit.py and bert_jax/predict/setfit.py."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from sklearn.linear_model import LogisticRegression
+
+from bert_jax.data.finetuning.config import Columns
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.sentence_embeddings.config import ContrastivePairs
+from bert_jax.errors import UserError
+from bert_jax.evals.text_baselines import fit_logistic_regression
+from bert_jax.export.export import export
+from bert_jax.predict.setfit import HEAD_WEIGHTS, SetFitClassifier, SetFitHead, load_head
+from bert_jax.testing.models import small_model
+from bert_jax.train.setfit import SetFitConfig, train_setfit
+from tests.helpers.one_device import one_device_mesh
+
+TEXTS = {"yes": ("the man sings", "a man sings"), "no": ("the old sea", "a old sea")}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> SetFitConfig:
+    folder = tmp_path_factory.mktemp("setfit")
+    lines = [f"{text},{label}" for label, texts in TEXTS.items() for text in texts]
+    (folder / "train.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    export(small_model(folder / "vocabulary", num_hidden_layers=1), folder / "model")
+    train = str(folder / "train.csv")
+    task = Columns(train=train, dev=train, text="text", label="label")
+    return SetFitConfig(
+        pairs=ContrastivePairs(task=task),
+        model=str(folder / "model"),
+        epochs=20,
+        learning_rate=1e-2,
+        max_length=8,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(config: SetFitConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "setfit"
+    with one_device_mesh():
+        assert train_setfit(config, folder) == 0
+    return folder
+
+
+def test_setfit_trains_encoder_and_head(config: SetFitConfig, folder: Path):
+    assert json.loads((folder / "evaluation.json").read_text())["dev"]["accuracy"] == 1
+    classifier = SetFitClassifier(folder)
+    yes, no = classifier(["a man sings", "the old sea"])
+    assert (yes["label"], no["label"]) == ("yes", "no")
+    # Logistic regression with the usual regularization is less sure of four examples than 0.9.
+    assert yes["probabilities"]["yes"] > 0.8
+    assert sum(no["probabilities"].values()) == pytest.approx(1)
+    assert classifier("a man sings")["probabilities"] == pytest.approx(
+        yes["probabilities"], abs=1e-5
+    )
+    # Tuning has brought texts of a class together and the classes apart.
+    task = load_task(config.pairs.task)
+    assert classifier.evaluate(task, "dev")["accuracy"] == 1
+    vectors = classifier._embedder.vectors([text for texts in TEXTS.values() for text in texts])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = vectors @ vectors.T
+    assert min(cosines[0, 1], cosines[2, 3]) > 0.9 and cosines[:2, 2:].max() < 0.5
+
+
+def test_damaged_heads_are_refused(folder: Path, tmp_path: Path):
+    head = load_head(folder)
+    head.save(tmp_path)
+    assert load_head(tmp_path).labels == ("no", "yes")
+    save_file({"weight": head.weight[:1], "bias": head.bias[:1]}, tmp_path / HEAD_WEIGHTS)
+    with pytest.raises(UserError, match=r"has a weight of shape \[1, 16\]"):
+        load_head(tmp_path)
+    (tmp_path / HEAD_WEIGHTS).write_bytes(b"damaged")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_head(tmp_path)
+    narrow = dataclasses.replace(head, weight=head.weight[:, :3])
+    with pytest.raises(UserError, match=r"reads vectors of 3 components, but those .* have 16"):
+        SetFitClassifier(folder, narrow)
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "b", "c")])
+def test_head_has_the_probabilities_of_scikit_learn(names: tuple[str, ...]):
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(12, 4)).astype(np.float32)
+    labels = [names[i % len(names)] for i in range(12)]
+    weight, bias = fit_logistic_regression(vectors, labels, names)
+    logits = SetFitHead(labels=names, weight=weight, bias=bias).logits(vectors).astype(np.float64)
+    found = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    expected = LogisticRegression().fit(vectors, labels).predict_proba(vectors)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
