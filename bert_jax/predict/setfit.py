@@ -13,7 +13,7 @@ from scipy.special import softmax
 
 from bert_jax.atomic_io import atomic_write, write_json
 from bert_jax.data.finetuning.example import Task, TextExample
-from bert_jax.data.sentence_embeddings.text_groups import joined_text
+from bert_jax.data.sentence_embeddings.contrastive_pairs import joined_text
 from bert_jax.errors import UserError
 from bert_jax.json_io import read_json_object
 from bert_jax.predict.embedder import Embedder

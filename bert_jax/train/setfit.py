@@ -16,7 +16,8 @@ from bert_jax.atomic_io import write_json
 from bert_jax.data.finetuning.example import is_labeled
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.data.sentence_embeddings.config import ContrastivePairs
-from bert_jax.data.sentence_embeddings.text_groups import joined_text, read_text_groups
+from bert_jax.data.sentence_embeddings.contrastive_pairs import joined_text
+from bert_jax.data.sentence_embeddings.text_groups import read_text_groups
 from bert_jax.evals.text_baselines import fit_logistic_regression
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.sentence_embeddings.config import CosineSimilarityLoss

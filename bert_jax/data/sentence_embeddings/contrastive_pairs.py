@@ -8,6 +8,7 @@ decides which pairs are taken. The numbers of pairs are those of `ContrastiveDat
 
 import numpy as np
 
+from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.pretraining.rng import epoch_key, permute
 from bert_jax.data.sentence_embeddings.config import PairSampling
 from bert_jax.errors import UserError
@@ -52,6 +53,11 @@ def sample_pairs(
     pairs = [positive_pairs(class_ids, positive), negative_pairs(class_ids, negative)]
     scores = np.repeat(np.array([1, 0], np.float32), sizes)
     return np.concatenate(pairs), scores
+
+
+def joined_text(example: TextExample) -> str:
+    """Returns the text of an example, or both texts of a pair, joined with a space."""
+    return example.text if example.text_pair is None else f"{example.text} {example.text_pair}"
 
 
 def count_pairs(class_ids: np.ndarray) -> tuple[int, int]:

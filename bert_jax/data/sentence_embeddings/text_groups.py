@@ -22,7 +22,7 @@ from bert_jax.data.sentence_embeddings.config import (
     TextFile,
     TextGroupsConfig,
 )
-from bert_jax.data.sentence_embeddings.contrastive_pairs import sample_pairs
+from bert_jax.data.sentence_embeddings.contrastive_pairs import joined_text, sample_pairs
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -129,11 +129,6 @@ def _read_contrastive_pairs(config: ContrastivePairs) -> TextGroups:
         texts=[(texts[first], texts[second]) for first, second in indices.tolist()],
         scores=scores,
     )
-
-
-def joined_text(example: TextExample) -> str:
-    """Returns the text of an example, or both texts of a pair, joined with a space."""
-    return example.text if example.text_pair is None else f"{example.text} {example.text_pair}"
 
 
 def _read_text_file(config: TextFile) -> TextGroups:
