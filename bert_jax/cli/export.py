@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_jax.cli.arguments.prediction import add_base_argument
+from bert_jax.cli.arguments.sentence_encoder import (
+    add_normalize_argument,
+    add_pooling_argument,
+)
 from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,11 +38,15 @@ with the model on 64 texts: bert-jax export runs/reviews --onnx int8 --output re
 
 --bundle writes the network as StableHLO with its weights, for CPUs, GPUs and TPUs. It runs with
 jax, numpy, safetensors and tokenizers, without bert_jax: see load_bundle.py in the folder.
+
+A run of bert-jax embed-train, and a folder of sentence-transformers, is written as a folder that
+SentenceTransformer opens. --sentence-transformers makes one of any encoder:
+bert-jax export runs/tiny --sentence-transformers --pooling mean --normalize --output vectors
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds RUN, --task, --generator, --adapter, --base, --onnx, --bundle and --output."""
+    """Adds RUN, --output, what is exported, and the formats."""
     parser.add_argument("run_folder", metavar="RUN", help="run folder or one of its checkpoints")
     parser.add_argument("--task", metavar="NAME", help="task to export, for a run with several")
     parser.add_argument(
@@ -65,6 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write a bundle for jax instead of a folder for Hugging Face's libraries",
     )
+    parser.add_argument(
+        "--sentence-transformers",
+        action="store_true",
+        help="write a folder of sentence-transformers, with a pooling; without --pooling and "
+        "--normalize, that of the model or the mean",
+    )
+    add_pooling_argument(parser)
+    add_normalize_argument(parser)
     parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder to write")
     parser.epilog = _EPILOG
 
@@ -75,8 +91,10 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.export.adapter import export_adapter
     from bert_jax.export.export import export
     from bert_jax.export.onnx.write import check_onnx_installed
+    from bert_jax.export.sentence_encoder import export_sentence_encoder, with_choices
     from bert_jax.pretrained.initial import load_generator
     from bert_jax.pretrained.load import load_model
+    from bert_jax.pretrained.sentence_model import is_sentence_encoder, sentence_model_of
 
     # Before the model is loaded, which takes seconds.
     check_new_folder(Path(args.output))
@@ -84,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--bundle writes no ONNX files; run export once for each of the two")
     if args.onnx:
         check_onnx_installed()
+    _check_sentence_flags(args)
     if args.adapter:
         if args.generator or args.task or args.onnx or args.bundle:
             raise ConfigError(
@@ -106,16 +125,35 @@ def run(args: argparse.Namespace) -> int:
     if args.bundle:
         _export_bundle(model, args)
         return 0
-    difference = export(model, Path(args.output), args.onnx)
+    compared = "hidden states"
+    if args.sentence_transformers or is_sentence_encoder(model):
+        sentence = with_choices(sentence_model_of(model), args.pooling, args.normalize)
+        compared = "hidden states and vectors"
+        difference = export_sentence_encoder(sentence, Path(args.output), args.onnx)
+    else:
+        difference = export(model, Path(args.output), args.onnx)
     step = f"step {model.run.step} of " if model.run else ""
     logger.info(
-        "exported %s%s to %s; read back, its hidden states differ by at most %.1e",
+        "exported %s%s to %s; read back, its %s differ by at most %.1e",
         step,
         args.run_folder,
         args.output,
+        compared,
         difference,
     )
     return 0
+
+
+def _check_sentence_flags(args: argparse.Namespace) -> None:
+    if args.sentence_transformers and (args.task or args.generator or args.adapter or args.bundle):
+        raise ConfigError(
+            "--sentence-transformers exports an encoder with a pooling; remove --task, "
+            "--generator, --adapter and --bundle"
+        )
+    if not args.sentence_transformers and (args.pooling or args.normalize is not None):
+        raise ConfigError(
+            "--pooling and --normalize are parts of a sentence encoder; add --sentence-transformers"
+        )
 
 
 def _export_bundle(model: "LoadedModel", args: argparse.Namespace) -> None:

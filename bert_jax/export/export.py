@@ -86,11 +86,11 @@ def export(model: LoadedModel, output: Path, onnx: OnnxPrecision | None = None) 
     try:
         with atomic_path(output) as partial_folder:
             partial_folder.mkdir(parents=True)
-            _write_folder(model, partial_folder)
-            difference = _verify_export(model, partial_folder)
+            write_folder(model, partial_folder)
+            difference = verify_export(model, partial_folder)
             onnx_lines: list[str] = []
             if onnx is not None:
-                onnx_lines = _write_onnx(model, partial_folder, onnx)
+                onnx_lines = log_onnx(model, partial_folder, onnx)
             (partial_folder / "README.md").write_text(
                 model_card(model, output.name, difference, onnx_lines=onnx_lines), "utf-8"
             )
@@ -100,7 +100,7 @@ def export(model: LoadedModel, output: Path, onnx: OnnxPrecision | None = None) 
     return difference
 
 
-def _write_onnx(model: LoadedModel, folder: Path, precision: OnnxPrecision) -> list[str]:
+def log_onnx(model: LoadedModel, folder: Path, precision: OnnxPrecision) -> list[str]:
     """Writes ONNX files and logs how they agree with the model; returns lines of the model card."""
     network = shipped_network(model)
     lines = write_onnx(network, require_tokenizer(model), folder, precision).lines()
@@ -123,7 +123,8 @@ def _without_unknown_heads(model: LoadedModel) -> LoadedModel:
     return dataclasses.replace(model, params=params)
 
 
-def _write_folder(model: LoadedModel, folder: Path) -> None:
+def write_folder(model: LoadedModel, folder: Path) -> None:
+    """Writes config.json, the weights and the tokenizer files into an existing folder."""
     flat_params = paths.flatten(model.params)
     pad_id = model.tokenizer.pad_id if model.tokenizer else 0
     huggingface.write_config(folder, model.config, parts_in(flat_params), pad_id, model.head)
@@ -138,7 +139,7 @@ def _write_folder(model: LoadedModel, folder: Path) -> None:
         file.write_text(format_json(read_json_object(file) | length), "utf-8")
 
 
-def _verify_export(model: LoadedModel, folder: Path) -> float:
+def verify_export(model: LoadedModel, folder: Path) -> float:
     """Compares the folder with the model; returns the largest difference of outputs."""
     reloaded = load_model(folder)
     if _without_position_init(reloaded.config) != _without_position_init(model.config):

@@ -106,10 +106,10 @@ def model_card(
     if onnx_lines:
         sections += ["## ONNX", "\n\n".join(onnx_lines)]
     if model.run is not None:
-        sections += _run_sections(model.run)
+        sections += run_sections(model.run)
     sections += [
         "## How this folder was made",
-        "\n".join(_provenance_lines(model, difference, adapter)),
+        "\n".join(provenance_lines(model, difference, adapter)),
     ]
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
@@ -174,7 +174,7 @@ def _task_section(head: TaskHead) -> str:
     return f"{text}\n\n{table(('id', 'label'), rows)}"
 
 
-def _run_sections(run: RunCheckpoint) -> list[str]:
+def run_sections(run: RunCheckpoint) -> list[str]:
     config, metrics = run.info["config"], run.info.get("metrics") or {}
     sections = []
     if config["objective"]["type"] in ("Pretraining", "ReplacedTokens", "MaskedPermutedLM"):
@@ -247,7 +247,7 @@ def _last_training_row(run: RunCheckpoint) -> dict[str, Any] | None:
     return rows[-1] if rows else None
 
 
-def _provenance_lines(
+def provenance_lines(
     model: LoadedModel, difference: float, adapter: AdapterFacts | None
 ) -> list[str]:
     written_by = f"Written by bert_jax {bert_jax.__version__}"

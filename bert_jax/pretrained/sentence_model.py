@@ -56,6 +56,13 @@ def load_sentence_model(path: str | Path) -> SentenceModel:
     return sentence_model_of(load_model(path))
 
 
+def is_sentence_encoder(model: LoadedModel) -> bool:
+    """Returns whether a model comes from a folder or run that says how vectors are made."""
+    return model.sentence_encoder is not None or (
+        model.run is None and is_sentence_folder(Path(model.path))
+    )
+
+
 def sentence_model_of(model: LoadedModel) -> SentenceModel:
     """Returns a model with what follows its encoder, which is read from the model's folder.
 
@@ -66,7 +73,7 @@ def sentence_model_of(model: LoadedModel) -> SentenceModel:
     require_no_adapter(model, "embed")
     if model.sentence_encoder is not None:
         config, head_params = model.sentence_encoder, model.sentence_head
-    elif model.run is None and is_sentence_folder(Path(model.path)):
+    elif is_sentence_encoder(model):
         config, flat = read_sentence_head(
             Path(model.path), model.config.hidden_size, model.tokenizer
         )
