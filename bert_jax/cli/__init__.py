@@ -43,7 +43,7 @@ from bert_jax.cli import (
 )
 from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
 from bert_jax.cli.arguments.renamed import renamed_message
-from bert_jax.cli.embeddings import distill_static, embed_train
+from bert_jax.cli.embeddings import distill_static, embed_evaluate, embed_train
 from bert_jax.cli.search import evaluate as search_evaluate
 from bert_jax.cli.search import hard_negatives as search_hard_negatives
 from bert_jax.cli.search import index as search_index
@@ -78,6 +78,7 @@ VERBS: dict[str, Any] = {
     "predict": predict,
     "fill-mask": fill_mask,
     "embed": embed,
+    "embed-evaluate": embed_evaluate,
     "distill-static": distill_static,
     "serve": serve,
     "search index": search_index,
