@@ -206,6 +206,14 @@ async def answer(call: Call, request: types.AnswerRequest) -> Any:
     return answers if call.is_batch else answers[0]
 
 
+async def attention(call: Call, request: types.AttentionRequest) -> Any:
+    """Returns the tokens of a text and the attention weights [layers][heads][tokens][tokens]."""
+    require_nonempty([request.inputs], "inputs")
+    service = call.find("attention", request.model).attention
+    assert service is not None
+    return await call.compute(lambda: service.attend(request.inputs))
+
+
 async def fill_mask(call: Call, request: types.FillMaskRequest) -> Any:
     """Returns tokens for the masks of texts; a text with one mask gives a list of candidates."""
     texts = one_or_more_texts(call, request.inputs)

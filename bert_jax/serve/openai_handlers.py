@@ -49,6 +49,8 @@ def list_models(state: ServerState) -> dict[str, Any]:
                 "owned_by": "bert_jax",
                 "model_type": model.model_type,
                 "routes": [route for ability in model.abilities for route in ROUTES[ability]],
+                # Clients that write masks into texts need it.
+                "mask_token": model.tokenizer.special_tokens.mask,
             }
             for model in state.models
         ],

@@ -108,6 +108,12 @@ class TextsRequest(ModelRequest, kw_only=True):
     inputs: str | list[str]
 
 
+class AttentionRequest(ModelRequest, kw_only=True):
+    """Asks for the attention weights of a text."""
+
+    inputs: str
+
+
 class FillMaskRequest(ModelRequest, kw_only=True):
     """Asks for tokens in place of the masks of texts."""
 

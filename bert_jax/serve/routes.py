@@ -125,6 +125,13 @@ COMPUTE_ROUTES: tuple[ComputeRoute, ...] = (
         answer=_or_list(_CANDIDATES),
     ),
     ComputeRoute(
+        path="/attention",
+        request_type=types.AttentionRequest,
+        handler=handlers.attention,
+        ability="attention",
+        answer=_object(tokens=_list(_TEXT), attentions=_list(_list(_list(_list(_NUMBER))))),
+    ),
+    ComputeRoute(
         path="/tokenize",
         request_type=types.TokenizeRequest,
         handler=token_handlers.tokenize,

@@ -19,12 +19,13 @@ from bert_jax.serve.config import ServerConfig
 from bert_jax.serve.engine import Engine
 from bert_jax.serve.request_error import RequestError
 from bert_jax.serve.services.adapters import make_adapter_services
+from bert_jax.serve.services.attention import AttentionService
 from bert_jax.serve.services.embedding import EmbeddingService
 from bert_jax.serve.services.fill_mask import FillMaskService
 from bert_jax.serve.services.task import TaskService, make_task_engine
 from bert_jax.text.tokenizer import Tokenizer
 
-Ability = Literal["embed", "predict", "rerank", "tag", "answer", "fill_mask"]
+Ability = Literal["embed", "predict", "rerank", "tag", "answer", "fill_mask", "attention"]
 """What a model can be asked for."""
 ROUTES: dict[Ability, tuple[str, ...]] = {
     "embed": ("/embed", "/embed_all", "/similarity", "/v1/embeddings"),
@@ -33,6 +34,7 @@ ROUTES: dict[Ability, tuple[str, ...]] = {
     "tag": ("/tag",),
     "answer": ("/answer",),
     "fill_mask": ("/fill_mask",),
+    "attention": ("/attention",),
 }
 """Ability -> the routes that need it."""
 
@@ -53,6 +55,7 @@ class ServedModel:
     embedding: EmbeddingService | None = None
     task: TaskService | None = None
     fill_mask: FillMaskService | None = None
+    attention: AttentionService | None = None
 
     @property
     def abilities(self) -> tuple[Ability, ...]:
@@ -64,6 +67,8 @@ class ServedModel:
             found.append("fill_mask")
         if self.task is not None:
             found += _abilities_of(self.task.head, self.task.has_one_output)
+        if self.attention is not None:
+            found.append("attention")
         return tuple(found)
 
     @property
@@ -92,7 +97,7 @@ class ServedModel:
     @property
     def engines(self) -> list[Engine]:
         """Returns the engines of all services."""
-        services = (self.embedding, self.task, self.fill_mask)
+        services = (self.embedding, self.task, self.fill_mask, self.attention)
         return [service.engine for service in services if service is not None]
 
 
@@ -140,6 +145,7 @@ def serve_model(
             embedding=embedding,
             task=task,
             fill_mask=fill_mask,
+            attention=AttentionService(name, model, config) if model.adapter is None else None,
         )
     ]
     for adapter_name, service in make_adapter_services(name, model, adapters or {}, config).items():

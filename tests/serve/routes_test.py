@@ -8,6 +8,7 @@ import pytest
 from starlette.routing import Route
 
 from bert_jax.export.export import export
+from bert_jax.predict.attention import AttentionExtractor
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.fill_mask import FillMask
 from bert_jax.predict.predictor import Predictor
@@ -163,6 +164,17 @@ def test_fill_mask_equals_offline_candidates_for_one_and_six_masks(server, model
     assert best["sequence"].startswith("the") and best["token_str"].strip("#") in best["sequence"]
 
 
+def test_attention_equals_offline_weights_rounded_to_3_digits(server, models):
+    text = "the old man mends a net"
+    answer = server.post("/attention", inputs=text, model="names").json()
+    tokens, weights = AttentionExtractor(models["names"])(text)
+    assert answer["tokens"] == tokens
+    np.testing.assert_allclose(answer["attentions"], weights, rtol=0, atol=0.0005001)
+    response = server.post("/attention", inputs="sea " * 19)
+    assert response.status_code == 422
+    assert "`inputs` has 21 tokens; attention is shown for at most 20" in response.json()["error"]
+
+
 def test_tokenize_gives_characters_and_decode_reverses_it(server):
     (tokens,) = server.post("/tokenize", inputs="the mends").json()
     assert [token["text"] for token in tokens] == ["[CLS]", "the", "mend", "s", "[SEP]"]
@@ -228,8 +240,8 @@ def test_info_and_models_describe_each_model(server):
     assert info["max_input_length"] == 20 and info["max_client_batch_size"] == 100
     types = {m["id"]: m for m in server.client.get("/v1/models").json()["data"]}
     assert types["encoder"]["model_type"] == {"embedding": {"pooling": "mean"}}
-    assert types["encoder"]["routes"][-1] == "/fill_mask"
-    assert types["relevance"]["routes"] == ["/predict", "/rerank"]
+    assert types["encoder"]["routes"][-2:] == ["/fill_mask", "/attention"]
+    assert types["relevance"]["routes"] == ["/predict", "/rerank", "/attention"]
 
 
 def test_every_route_is_documented_without_addresses_of_other_hosts(server):
