@@ -68,8 +68,8 @@ class _Queue:
     def take_batch(self, first: _Entry) -> list[_Entry]:
         """Removes and returns the sequences of the next batch."""
         entries = self.by_length[first.length]
-        most_rows = self.engine.buckets.most_rows(first.length)
-        batch = [entries.popleft() for _ in range(min(most_rows, len(entries)))]
+        max_rows = self.engine.buckets.max_rows_for(first.length)
+        batch = [entries.popleft() for _ in range(min(max_rows, len(entries)))]
         num_free = next_power_of_two(len(batch)) - len(batch)
         for length in sorted(self.by_length, reverse=True):
             shorter = self.by_length[length]

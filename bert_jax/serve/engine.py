@@ -96,7 +96,7 @@ class Buckets:
         """Returns the shortest length that holds a sequence."""
         return min(max(next_power_of_two(num_tokens), MIN_LENGTH), self.max_length)
 
-    def most_rows(self, length: int) -> int:
+    def max_rows_for(self, length: int) -> int:
         """Returns the maximum number of rows of this length: a power of two, at least 1."""
         rows = min(max(self.max_tokens // length, 1), self.max_rows)
         return 1 << (rows.bit_length() - 1)
@@ -106,7 +106,7 @@ class Buckets:
         return [
             (1 << power, length)
             for length in reversed(self.lengths())
-            for power in reversed(range(self.most_rows(length).bit_length()))
+            for power in reversed(range(self.max_rows_for(length).bit_length()))
         ]
 
 
@@ -147,7 +147,7 @@ class Engine:
         return len(shapes)
 
     def run(self, sequences: Sequence[TokenSequence]) -> list[Arrays]:
-        """Computes a batch: at most `most_rows` sequences of the longest one's length.
+        """Computes a batch: at most `max_rows_for` sequences of the longest one's length.
 
         Returns:
           For each sequence the outputs that it names; positions after its length are padding.

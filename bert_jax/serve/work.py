@@ -76,13 +76,15 @@ def encode_inputs(
     texts = [prompt + item for item in items if isinstance(item, str)]
     check_unicode(texts)
     encoded = iter(tokenizer.encode_ids(texts))
-    room = max_length - tokenizer.template.num_single_special_tokens
+    max_tokens = max_length - tokenizer.template.num_single_special_tokens
     sequences: list[np.ndarray] = []
     num_truncated = 0
     for item in items:
         ids = next(encoded) if isinstance(item, str) else _checked_ids(item, tokenizer)
-        num_truncated += len(ids) > room
-        ids = ids[len(ids) - room :] if keep_end and len(ids) > room else ids[:room]
+        num_truncated += len(ids) > max_tokens
+        ids = (
+            ids[len(ids) - max_tokens :] if keep_end and len(ids) > max_tokens else ids[:max_tokens]
+        )
         sequences.append(tokenizer.build_inputs_with_special_tokens(ids))
     return sequences, num_truncated
 

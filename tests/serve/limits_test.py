@@ -263,7 +263,7 @@ def test_concurrent_requests_get_their_own_answers_without_compiling(server, cou
     assert totals[0] + totals[1] == totals[2]
 
 
-def test_server_refuses_until_compiled_and_answers_all_accepted_after_a_stop(server, gate):
+def test_server_refuses_until_compiled_and_answers_accepted_after_a_stop(server, gate):
     models = [server.state.models.by_name["encoder"]]
     with running_server(models, server.state.config, wait=False) as starting:
         for path in ("/health", "/ping", "/"):
@@ -352,7 +352,7 @@ def test_every_sequence_and_batch_has_a_compiled_shape(length, tokens, rows):
     for number in range(1, length + 1):
         padded = buckets.length_for(number)
         assert number <= padded <= length
-        for count in range(1, buckets.most_rows(padded) + 1):
+        for count in range(1, buckets.max_rows_for(padded) + 1):
             assert (1 << (count - 1).bit_length(), padded) in shapes
     assert all(r * n <= tokens or r == 1 for r, n in shapes)
 

@@ -90,8 +90,10 @@ def test_long_text_is_cut_with_a_header_or_refused(server):
     start, end = "the old man " * 6, " the old man" * 6
     cut = server.post("/embed", inputs=start + "sea " * 20).json()
     np.testing.assert_allclose(cut, response.json()[:1], atol=1e-6)
-    kept_end = server.post("/embed", inputs="sea " * 20 + end, truncation_direction="Left").json()
-    np.testing.assert_allclose(kept_end, server.post("/embed", inputs=end).json(), atol=1e-6)
+    last_tokens = server.post(
+        "/embed", inputs="sea " * 20 + end, truncation_direction="Left"
+    ).json()
+    np.testing.assert_allclose(last_tokens, server.post("/embed", inputs=end).json(), atol=1e-6)
     refused = server.post("/embed", inputs=[long, "the"], truncate=False)
     assert refused.status_code == 422
     assert "1 of the texts have more than 20 tokens" in refused.json()["error"]

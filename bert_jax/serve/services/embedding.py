@@ -104,10 +104,10 @@ class EmbeddingService:
                 "dimensions",
             )
 
-        num_kept = dimensions or self._config.truncate_dim
+        size = dimensions or self._config.truncate_dim
 
         def decode(outputs: Sequence[Arrays]) -> np.ndarray:
-            vectors = np.stack([output["embedding"] for output in outputs])[:, :num_kept]
+            vectors = np.stack([output["embedding"] for output in outputs])[:, :size]
             if normalize:
                 norms = np.linalg.norm(vectors, axis=1, keepdims=True)
                 vectors = vectors / np.maximum(norms, np.float32(1e-12))
