@@ -201,13 +201,15 @@ def _agreement(
             padding = batch["attention_mask"] == 0
             best = (np.where(padding, -np.inf, each[name]) for each in (expected, found))
             left, right = (each.argmax(-1) for each in best)
-            share = float(np.mean(left == right))
-            sentences.append(f"The best token of {name} is the same for {share:.1%} of the texts.")
+            fraction = float(np.mean(left == right))
+            sentences.append(
+                f"The best token of {name} is the same for {fraction:.1%} of the texts."
+            )
         elif name == "logits" and left.shape[-1] > 1:
-            share = float(np.mean(left.argmax(-1) == right.argmax(-1)))
+            fraction = float(np.mean(left.argmax(-1) == right.argmax(-1)))
             unit = "tokens" if "sequence" in dims else "examples"
             sentences.append(
-                f"The largest of its logits is the same for {share:.1%} of the {unit}."
+                f"The largest of its logits is the same for {fraction:.1%} of the {unit}."
             )
         elif name == "logits":
             largest = float(np.abs(left - right).max())
