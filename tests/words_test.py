@@ -125,7 +125,10 @@ BRITISH = {
 # Files that must quote such words: names in files that earlier versions saved, and this list.
 QUOTES_OLD_WORDS = {"bert_jax/legacy_names.py", "tests/legacy_names_test.py", "tests/words_test.py"}
 # Word in a British spelling -> why it must be spelled so. It may appear in quotation marks only.
-BRITISH_BY_ORIGIN = {"judgement": "a column of CoLA, as GLUE distributes it"}
+BRITISH_BY_ORIGIN = {
+    "judgement": "a column of CoLA, as GLUE distributes it",
+    "labelledby": "an attribute of ARIA, the accessibility standard",
+}
 TEXT_SUFFIXES = {".py", ".md", ".sh", ".toml", ".ini", ""}
 
 MAX_TEST_NAME = 70

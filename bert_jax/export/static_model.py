@@ -80,13 +80,13 @@ def distill_static(model: LoadedModel, output: Path, dimensions: int) -> StaticM
         )
     with atomic_path(output) as folder:
         folder.mkdir(parents=True)
-        rules, kept_ids = static_tokenizer(_tokenizer_rules(tokenizer, folder, model.path))
-        if len(kept_ids) <= dimensions:
+        rules, remaining_ids = static_tokenizer(_tokenizer_rules(tokenizer, folder, model.path))
+        if len(remaining_ids) <= dimensions:
             raise ConfigError(
-                f"--dimensions is {dimensions}, but {model.path} has only {len(kept_ids)} tokens "
-                "to distill; expected fewer dimensions than tokens"
+                f"--dimensions is {dimensions}, but {model.path} has only {len(remaining_ids)} "
+                "tokens to distill; expected fewer dimensions than tokens"
             )
-        vectors = token_vectors(model.config, model.params["encoder"], tokenizer, kept_ids)
+        vectors = token_vectors(model.config, model.params["encoder"], tokenizer, remaining_ids)
         reduced, explained = principal_components(vectors, dimensions)
         embeddings = (reduced * sif_weights(len(reduced))[:, None]).astype(np.float32)
         _write(folder, embeddings, rules)
@@ -117,19 +117,19 @@ def static_tokenizer(rules: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     padding = padding or next((t["content"] for t in added if "pad" in t["content"].lower()), None)
     dropped = {t["content"] for t in added if t["special"]} - {padding, unknown}
     vocabulary = _ids_of(model) | {t["content"]: t["id"] for t in added}
-    kept = sorted(
+    remaining = sorted(
         (index, token)
         for token, index in vocabulary.items()
         if token not in dropped and not _UNUSED.fullmatch(token)
     )
-    new_ids = {token: new_id for new_id, (_, token) in enumerate(kept)}
-    model = {**model, "vocab": _kept_vocabulary(model["vocab"], new_ids)}
+    new_ids = {token: new_id for new_id, (_, token) in enumerate(remaining)}
+    model = {**model, "vocab": _remaining_vocabulary(model["vocab"], new_ids)}
     if model.get("unk_id") is not None:
         model["unk_id"] = new_ids[unknown]
-    kept_added = [{**t, "id": new_ids[t["content"]]} for t in added if t["content"] in new_ids]
-    new_rules = {**rules, "model": model, "added_tokens": kept_added}
+    remaining_added = [{**t, "id": new_ids[t["content"]]} for t in added if t["content"] in new_ids]
+    new_rules = {**rules, "model": model, "added_tokens": remaining_added}
     new_rules |= {"post_processor": None, "truncation": None, "padding": None}
-    return new_rules, [index for index, _ in kept]
+    return new_rules, [index for index, _ in remaining]
 
 
 def _ids_of(model: Mapping[str, Any]) -> dict[str, int]:
@@ -146,7 +146,7 @@ def _unknown_token(model: Mapping[str, Any]) -> str | None:
     return model.get("unk_token")
 
 
-def _kept_vocabulary(vocabulary: Any, new_ids: Mapping[str, int]) -> Any:
+def _remaining_vocabulary(vocabulary: Any, new_ids: Mapping[str, int]) -> Any:
     if isinstance(vocabulary, dict):
         return {token: new_ids[token] for token in vocabulary if token in new_ids}
     return [[token, score] for token, score in vocabulary if token in new_ids]

@@ -87,12 +87,12 @@ class DemonstrationPool:
         An example with the same texts as `example` is not drawn, unless its class has no other.
         """
         texts = example.text, example.text_pair
-        drawn: list[np.ndarray] = []
+        sampled: list[np.ndarray] = []
         for class_id, candidates in enumerate(self._classes):
             others = [each for each in candidates if each.texts != texts] or candidates
             chosen = others[rng.randint(len(others), Stream.DEMONSTRATIONS, class_id)]
-            drawn.append(chosen.token_ids)
-        ids = np.concatenate([input_ids, *drawn])[: self.max_length]
+            sampled.append(chosen.token_ids)
+        ids = np.concatenate([input_ids, *sampled])[: self.max_length]
         types = np.full(len(ids), self._token_type, np.int32)
         types[: len(token_type_ids)] = token_type_ids
         return ids, types

@@ -79,12 +79,11 @@ def fine_tuning_experiment(
 ) -> Experiment:
     """Makes the experiment that fine-tunes a model on a task (Devlin et al. 2019, appendix A.3).
 
-    After every epoch (see `epochs`) dev is evaluated; the best checkpoint by first metric is kept.
-
     Args:
       model: a run, Hugging Face folder or TF1 checkpoint; None to use `teacher_layers`.
       teacher, teacher_layers: a model of this task to distill; its layers to start from, from 0.
-      epochs: None for the number of `_default_epochs`, which is 3 for many examples.
+      epochs: dev is evaluated after each, and the best checkpoint by first metric is kept; None
+        for the number of `_default_epochs`, which is 3 for many examples.
       learning_rate: the peak, reached after `warmup_ratio` of the updates; None: by the method.
       max_length, truncation: how much of a text is read; None: the usual length for the task.
       prompt: trains the masked-LM head on label words at a mask.

@@ -70,9 +70,7 @@ def sentence_embedding_experiment(
     Raises:
       UserError: data or model cannot be read, or a number is out of range.
     """
-    check_range("epochs", epochs, above=0)
-    check_range("batch_size", batch_size, at_least=1, at_most=LARGEST_BATCH_SIZE)
-    check_range("warmup_ratio", warmup_ratio, at_least=0, below=1)
+    _check_hyperparameters(epochs, batch_size, warmup_ratio)
     loaded = _load_starting_model(model)
     if max_length is None:
         max_length = min(DEFAULT_MAX_LENGTH, loaded.config.max_length)
@@ -84,10 +82,7 @@ def sentence_embedding_experiment(
         name="sentence-encoder",
         seed=seed,
         objective=SentenceEmbedding(
-            model=loaded.config,
-            sentence_encoder=encoder_config,
-            loss=loss,
-            chunk_size=chunk_size,
+            model=loaded.config, sentence_encoder=encoder_config, loss=loss, chunk_size=chunk_size
         ),
         data=data,
         init_from=model,
@@ -96,6 +91,12 @@ def sentence_embedding_experiment(
     steps = _count_steps(SentenceEmbeddingSource(experiment, data), epochs)
     arguments = (max_length, batch_size, learning_rate, warmup_ratio, dev is not None, eval_every)
     return dataclasses.replace(experiment, train=_train_config(steps, *arguments))
+
+
+def _check_hyperparameters(epochs: float, batch_size: int, warmup_ratio: float) -> None:
+    check_range("epochs", epochs, above=0)
+    check_range("batch_size", batch_size, at_least=1, at_most=LARGEST_BATCH_SIZE)
+    check_range("warmup_ratio", warmup_ratio, at_least=0, below=1)
 
 
 def softmax_loss(train: TextGroupsConfig) -> SoftmaxLoss:

@@ -25,7 +25,7 @@ from bert_jax.pretrained.load import LoadedModel, load_model
 from bert_jax.testing.models import WORDS, small_model
 
 TEXTS = ["the old man mends a net", "sea", "", "the man unheard sings by the sea .", "unheard"]
-KEPT = ("[PAD]", "[UNK]", *WORDS)
+TOKENS = ("[PAD]", "[UNK]", *WORDS)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def static(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("static") / "small"
     facts = distill_static(model, folder, 8)
-    assert (facts.num_tokens, facts.dimensions) == (len(KEPT), 8)
+    assert (facts.num_tokens, facts.dimensions) == (len(TOKENS), 8)
     assert 0.5 < facts.explained_variance < 1.0
     return folder
 
@@ -50,7 +50,7 @@ def copy(static: Path, tmp_path: Path) -> Path:
 
 def test_vectors_are_those_of_model2vec(static):
     library = pytest.importorskip("model2vec").StaticModel.from_pretrained(static)
-    assert library.dim == 8 and library.tokens == KEPT
+    assert library.dim == 8 and library.tokens == TOKENS
     found = StaticEmbedder(static)(TEXTS)
     np.testing.assert_allclose(found, library.encode(TEXTS), atol=1e-6)
     assert not found[[2, 4]].any()  # no token, and only an unknown one
@@ -80,7 +80,7 @@ def test_distillation_computes_what_model2vec_computes(model, static, tmp_path):
     transformers = pytest.importorskip("transformers")
     export(model, tmp_path / "exported")
     assert model.tokenizer is not None
-    ids = [model.tokenizer.token_to_id(token) for token in KEPT]
+    ids = [model.tokenizer.token_to_id(token) for token in TOKENS]
     found = token_vectors(model.config, model.params["encoder"], model.tokenizer, ids)
     peer = transformers.AutoModel.from_pretrained(tmp_path / "exported")
     expected = inference.create_embeddings(peer, [[2, each, 3] for each in ids], "cpu", 0)
@@ -121,19 +121,19 @@ def unigram_backend() -> Tokenizer:
 @pytest.mark.parametrize("make_backend", [bpe_backend, unigram_backend])
 def test_tokens_without_a_text_are_removed_from_a_tokenizer(make_backend):
     backend = make_backend()
-    rules, kept = static_tokenizer(json.loads(backend.to_str()))
-    assert kept == [1, 3, 4, 5, 6, 7]
+    rules, remaining = static_tokenizer(json.loads(backend.to_str()))
+    assert remaining == [1, 3, 4, 5, 6, 7]
     reduced = Tokenizer.from_str(json.dumps(rules))
     assert sorted(reduced.get_vocab().values()) == list(range(6))
     for text in ("net ne", "tent", "xnet"):
         old_ids = backend.encode(text).ids
-        assert [kept[token] for token in reduced.encode(text).ids] == old_ids
+        assert [remaining[token] for token in reduced.encode(text).ids] == old_ids
 
 
 def test_unused_tokens_of_bert_are_removed():
     backend = Tokenizer(models.WordPiece({"[UNK]": 0, "[unused7]": 1, "net": 2}, unk_token="[UNK]"))
-    rules, kept = static_tokenizer(json.loads(backend.to_str()))
-    assert kept == [0, 2] and rules["model"]["vocab"] == {"[UNK]": 0, "net": 1}
+    rules, remaining = static_tokenizer(json.loads(backend.to_str()))
+    assert remaining == [0, 2] and rules["model"]["vocab"] == {"[UNK]": 0, "net": 1}
 
 
 def test_quantized_vocabularies_of_model2vec_are_read(copy):
@@ -141,8 +141,8 @@ def test_quantized_vocabularies_of_model2vec_are_read(copy):
     plain = StaticEmbedder(copy).embeddings
     tensors = {
         "embeddings": plain[:4],
-        "mapping": (np.arange(len(KEPT)) % 4).astype(np.int64),
-        "weights": np.linspace(0.5, 2.0, len(KEPT)),
+        "mapping": (np.arange(len(TOKENS)) % 4).astype(np.int64),
+        "weights": np.linspace(0.5, 2.0, len(TOKENS)),
     }
     save_file(tensors, copy / "model.safetensors")
     found = StaticEmbedder(copy)(TEXTS)

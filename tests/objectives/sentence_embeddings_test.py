@@ -82,6 +82,7 @@ def test_chunks_repeat_their_dropout_in_the_backward_pass(params, plain):
 
     class Loop(SentenceEmbeddingObjective):
         def example_vectors(self, params, batch, dropout_key):
+            assert dropout_key is not None
             keys = jax.random.split(dropout_key, 2)
             parts = [
                 one_chunk.example_vectors(params, {n: a[i::2] for n, a in batch.items()}, keys[i])

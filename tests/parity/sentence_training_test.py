@@ -1,5 +1,7 @@
 """Compares 20 steps of training a sentence encoder with sentence-transformers, without dropout."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +37,7 @@ LOSSES = {"ranking": MultipleNegativesRankingLoss(), "simcse": UnsupervisedSimCS
 def model(tmp_path_factory):
     """A model without dropout, and the folder to which it is exported."""
     folder = tmp_path_factory.mktemp("sentence-training")
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    no_dropout: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = small_model(folder / "words", **no_dropout)
     export(model, folder / "model")
     return model, folder / "model"
@@ -94,7 +96,7 @@ def train_torch(folder, batches) -> list[float]:
             for index in range(batch["choice_input_ids"].shape[1])
         ]
         for group in optimizer.param_groups:
-            group["lr"] = float(schedule(step))
+            group["lr"] = np.asarray(schedule(step)).item()
         loss = loss_module(texts, None)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)

@@ -122,9 +122,9 @@ def test_in_context_learning_averages_the_logits_of_draws(bert):
         classifier = PromptClassifier(bert, prompt, LABELS, demonstrations=chosen, max_length=20)
         return classifier.logits(text_examples)
 
-    drawn = logits(demonstrations)
-    assert drawn.shape == (2, 3)
-    np.testing.assert_allclose(logits(demonstrations, EXAMPLES[1:]), drawn[1:], rtol=0, atol=1e-5)
+    sampled = logits(demonstrations)
+    assert sampled.shape == (2, 3)
+    np.testing.assert_allclose(logits(demonstrations, EXAMPLES[1:]), sampled[1:], rtol=0, atol=1e-5)
     with pytest.raises(UserError, match="no example with the label 'no' for the demonstrations"):
         logits(demonstrations[1:])
 

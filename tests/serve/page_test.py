@@ -76,8 +76,8 @@ def test_tabs_are_the_tasks_of_the_models_and_move_with_arrows(page, server):
     for key, selected in (("ArrowRight", "tag"), ("End", "attention"), ("ArrowRight", "classify")):
         page.press(key)
         assert page.value("document.activeElement.id") == f"tab-{selected}"
-        visible = "[...document.querySelectorAll('[role=tabpanel]')].filter((p) => !p.hidden)"
-        assert page.value(f"{visible}.map((panel) => panel.id)") == [selected]
+        shown = "[...document.querySelectorAll('[role=tabpanel]')].filter((p) => !p.hidden)"
+        assert page.value(f"{shown}.map((panel) => panel.id)") == [selected]
     models = server.client.get("/v1/models").json()["data"]
     with_labels = [model["id"] for model in models if "/predict" in model["routes"]]
     assert "reviews" in with_labels and "names" not in with_labels

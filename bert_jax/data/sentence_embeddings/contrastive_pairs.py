@@ -47,9 +47,9 @@ def sample_pairs(
     else:
         choose = max if sampling == "oversampling" else min
         sizes = (choose(num_positive, num_negative),) * 2
-    drawn = [np.arange(size) % total for size, total in zip(sizes, totals, strict=True)]
-    positive = permute(drawn[0], num_positive, epoch_key(seed, _POSITIVE))
-    negative = permute(drawn[1], num_negative, epoch_key(seed, _NEGATIVE))
+    sampled = [np.arange(size) % total for size, total in zip(sizes, totals, strict=True)]
+    positive = permute(sampled[0], num_positive, epoch_key(seed, _POSITIVE))
+    negative = permute(sampled[1], num_negative, epoch_key(seed, _NEGATIVE))
     pairs = [positive_pairs(class_ids, positive), negative_pairs(class_ids, negative)]
     scores = np.repeat(np.array([1, 0], np.float32), sizes)
     return np.concatenate(pairs), scores

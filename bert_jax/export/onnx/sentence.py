@@ -56,7 +56,7 @@ def _pool(graph: GraphBuilder, hidden: str, attention_mask: str, mode: PoolingMo
         case "mean":
             return _weighted_mean(graph, hidden, mask)
         case "mean_sqrt_len_tokens":
-            root = graph.add("Sqrt", _at_least_one(graph, _sum(graph, mask)))
+            root = graph.add("Sqrt", _clip_to_one(graph, _sum(graph, mask)))
             return graph.add("Div", _sum(graph, graph.add("Mul", hidden, mask)), root)
         case "weightedmean":
             return _weighted_mean(graph, hidden, graph.add("Mul", mask, _from_one(graph, hidden)))
@@ -86,7 +86,7 @@ def _from_one(graph: GraphBuilder, hidden: str) -> str:
 
 def _weighted_mean(graph: GraphBuilder, hidden: str, weights: str) -> str:
     total = _sum(graph, graph.add("Mul", hidden, weights))
-    return graph.add("Div", total, _at_least_one(graph, _sum(graph, weights)))
+    return graph.add("Div", total, _clip_to_one(graph, _sum(graph, weights)))
 
 
 def _sum(graph: GraphBuilder, x: str) -> str:
@@ -94,5 +94,5 @@ def _sum(graph: GraphBuilder, x: str) -> str:
     return graph.add("ReduceSum", x, graph.integers(1), keepdims=0)
 
 
-def _at_least_one(graph: GraphBuilder, x: str) -> str:
+def _clip_to_one(graph: GraphBuilder, x: str) -> str:
     return graph.add("Max", x, graph.scalar(1.0))

@@ -1,6 +1,6 @@
 """Compares signals, rules and lines of C4 with hand-worked values and other implementations.
 
-Covers bert_jax/data/corpus/curation/{signals,rules,c4,normalize,units}.py.
+Covers bert_jax/data/corpus/curation/{signals,rules,c4,units}.py.
 """
 
 import random
@@ -9,7 +9,6 @@ from collections import Counter
 import pytest
 
 from bert_jax.data.corpus.curation.c4 import clean_page
-from bert_jax.data.corpus.curation.normalize import match_key, normalize_text
 from bert_jax.data.corpus.curation.plan import C4Lines, CurationConfig, Source
 from bert_jax.data.corpus.curation.rules import (
     FINEWEB_QUALITY,
@@ -19,7 +18,7 @@ from bert_jax.data.corpus.curation.rules import (
     Rule,
 )
 from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
-from bert_jax.data.corpus.curation.units import filter_document
+from bert_jax.data.corpus.curation.units import filter_document, match_key, normalize_text
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.errors import ConfigError
 from bert_jax.text.files import read_text

@@ -62,10 +62,10 @@ def test_samples_have_the_sizes_of_setfit(
     pairs, scores = sample_pairs(CLASS_IDS, sampling, num_iterations=num_iterations, seed=3)
     assert Counter(scores.tolist()) == {1.0: counts[0], 0.0: counts[1]}
     for score, every in zip((1, 0), all_pairs(), strict=True):
-        drawn = Counter(unordered(pairs[scores == score]))
-        assert set(drawn) <= every
+        sampled = Counter(unordered(pairs[scores == score]))
+        assert set(sampled) <= every
         # No pair is drawn again before all others were.
-        assert max(drawn.values()) - min(drawn[pair] for pair in every) <= 1
+        assert max(sampled.values()) - min(sampled[pair] for pair in every) <= 1
 
 
 def test_order_of_pairs_depends_on_the_seed():

@@ -91,7 +91,8 @@ def test_nli_becomes_pairs_triples_and_classes(tmp_path):
     assert forms["pairs"].texts == [("p1", "e1"), ("p1", "e2"), ("p2", "e3")]
     assert forms["triples"].texts == [("p1", "e1", "c1"), ("p1", "e2", "c1")]
     assert len(forms["classes"].texts) == 6
-    assert forms["classes"].labels[:2] == ["entailment", "contradiction"]
+    labels = forms["classes"].labels
+    assert labels is not None and labels[:2] == ["entailment", "contradiction"]
     with pytest.raises(UserError, match=r"snli has the splits train; expected one of dev"):
         read_text_groups(NliFiles(tasks=(Snli(folder=str(tmp_path)),), splits=("dev",)))
 

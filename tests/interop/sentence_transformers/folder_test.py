@@ -65,8 +65,8 @@ def folder(tmp_path: Path) -> Path:
 def edit(folder: Path, name: str, **changes: Any) -> None:
     """Changes fields of a JSON file; None removes the field."""
     data = json.loads((folder / name).read_text()) | changes
-    kept = {key: value for key, value in data.items() if value is not None}
-    (folder / name).write_text(json.dumps(kept))
+    remaining = {key: value for key, value in data.items() if value is not None}
+    (folder / name).write_text(json.dumps(remaining))
 
 
 def edit_module(folder: Path, index: int, **changes: Any) -> None:

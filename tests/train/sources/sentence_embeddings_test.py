@@ -1,6 +1,7 @@
 """Covers sources/sentence_embeddings.py, sentence_targets.py, embed_train.py and the preset."""
 
 import csv
+import functools
 import json
 import random
 from pathlib import Path
@@ -174,15 +175,15 @@ def test_errors_name_the_file_and_the_line(tmp_path):
 def test_training_starts_from_the_dense_layers_of_a_sentence_encoder(folder):
     texts = TextFile(path=f"{folder}/train.csv", texts=("first", "second"))
     layers = SentenceEncoderConfig(modules=(Dense(in_features=16, out_features=8), Normalize()))
-    loss, numbers = MultipleNegativesRankingLoss(), {"batch_size": 16, "max_length": 8}
-    first = sentence_embedding_experiment(
-        texts, f"{folder}/model", loss, sentence_encoder=layers, epochs=0.2, **numbers
-    )
+    make = functools.partial(sentence_embedding_experiment, batch_size=16, max_length=8)
+    loss = MultipleNegativesRankingLoss()
+    first = make(texts, f"{folder}/model", loss, sentence_encoder=layers, epochs=0.2)
     with one_device_mesh():
         assert run(first, folder / "dense") == 0
-        second = sentence_embedding_experiment(texts, f"{folder}/dense", loss, **numbers)
+        second = make(texts, f"{folder}/dense", loss)
         setup = TrainSetup.from_experiment(second, sharding.make_mesh(second.mesh))
         params = initialize_or_load(setup)["params"]
+    assert isinstance(second.objective, SentenceEmbedding)
     assert second.objective.sentence_encoder.modules == layers.modules
     trained = paths.flatten(restore_params(folder / "dense/checkpoints", None)[0])
     for path, values in paths.flatten(params).items():

@@ -7,6 +7,8 @@ far. Its bytes depend on the unit and the config only.
 import gzip
 import hashlib
 import json
+import re
+import unicodedata
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -16,7 +18,6 @@ from typing import Any
 
 from bert_jax.atomic_io import atomic_path
 from bert_jax.data.corpus.curation.c4 import clean_page
-from bert_jax.data.corpus.curation.normalize import match_key, normalize_text
 from bert_jax.data.corpus.curation.plan import CurationConfig, CurationUnit
 from bert_jax.data.corpus.curation.rules import Rule
 from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
@@ -26,6 +27,16 @@ from bert_jax.text.sentences import get_sentence_splitter
 EMPTY = "empty"
 """The reason for dropping a document without a letter or a digit."""
 DIGEST_BYTES = 16
+
+_NEWLINES = re.compile("\r\n|[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+# Controls, soft hyphens, zero-width spaces, marks of direction, byte-order marks, tags, lone
+# surrogates. Zero-width joiners (U+200C, U+200D) stay: Persian and Indic scripts need them.
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f\u202a-\u202e"
+    "\u2060-\u2064\u2066-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+_WHITE_SPACE = re.compile(r"\s+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +78,21 @@ def _signal(rule: Rule, view: TextView, values: dict[str, float]) -> float:
     if rule.signal not in values:
         values[rule.signal] = SIGNALS[rule.signal](view)
     return values[rule.signal]
+
+
+def normalize_text(text: str) -> str:
+    """Returns text in NFC with "\\n" as newline, without invisible characters.
+
+    Special spaces become U+0020. Words, punctuation and lines do not change.
+    """
+    text = _INVISIBLE.sub("", _NEWLINES.sub("\n", text))
+    return unicodedata.normalize("NFC", _SPACES.sub(" ", text))
+
+
+def match_key(text: str) -> str:
+    """Returns the form in which documents are compared: NFKC, lower case, single spaces."""
+    folded = unicodedata.normalize("NFKC", text).lower()
+    return _WHITE_SPACE.sub(" ", folded).strip()
 
 
 def digest(text: str) -> str:
