@@ -150,6 +150,15 @@ def test_sentence_embeddings_guide(exported):
 
 
 @pytest.mark.slow
+def test_embedding_guide(exported):
+    with Path("scored.csv").open("w", newline="") as file:
+        rows = [(f"the man {n}", f"a net by the sea {n}", n % 6) for n in range(12)]
+        csv.writer(file).writerows([("first", "second", "similarity"), *rows])
+    assert len(run_page(DOCS / "how_to/embed.md", make_short)) == 4
+    assert (exported.parent / "sentence-model/modules.json").is_file()
+
+
+@pytest.mark.slow
 def test_search_guide(exported):
     pytest.importorskip("bm25s")
     with Path("pairs.csv").open("w", newline="") as file:
