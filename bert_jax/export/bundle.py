@@ -7,6 +7,7 @@ they are stored once for all lengths.
 
 import hashlib
 import inspect
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from bert_jax.models.heads.config import MultipleChoiceHead
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.params import paths
 from bert_jax.predict.batching import MIN_LENGTH
+from bert_jax.predict.sentence_texts import choose_prompt
 from bert_jax.text.tokenizer import Tokenizer
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -87,10 +89,14 @@ def _write(network: ShippedNetwork, tokenizer: Tokenizer, folder: Path) -> None:
         "labels": getattr(network.output, "labels", None),
         "pooling": None if sentence is None else sentence.pooling,
         "prompts": {} if sentence is None else {each.name: each.text for each in sentence.prompts},
+        "default_prompt": "" if sentence is None else choose_prompt(sentence, None, None),
+        "include_prompt": sentence is None or sentence.include_prompt,
         "pad_token_id": tokenizer.pad_id,
         "files": digests,
     }
     write_json(folder / "bundle.json", info)
+    # `save_file` makes a file that only its owner can read.
+    shutil.copymode(folder / "bundle.json", folder / "model.safetensors")
 
 
 def _export_program(
@@ -108,7 +114,9 @@ def _export_program(
         path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in flat_params.items()
     }
     batch = {name: jax.ShapeDtypeStruct(dims, np.int32) for name in network.input_names}
-    exported = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(params, batch)
+    # Accelerators multiply float32 matrices in lower precision by default.
+    with jax.default_matmul_precision("highest"):
+        exported = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(params, batch)
     return bytes(exported.serialize())
 
 

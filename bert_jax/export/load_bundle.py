@@ -71,8 +71,13 @@ class Bundle:
         self._programs: dict[int, Any] = {}
         self._tokenizer: Any = None
 
-    def __call__(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
+    def __call__(
+        self, texts: Sequence[str] | Sequence[tuple[str, str]], prompt: str | None = None
+    ) -> dict[str, np.ndarray]:
         """Computes the outputs of texts, or of pairs of texts.
+
+        Args:
+          prompt: is put before each text; None for the default prompt of the model, if it has one.
 
         Texts that are too long are truncated. An output for each token is padded to the longest
         text, and begins with that of the first special token.
@@ -84,6 +89,14 @@ class Bundle:
             raise BundleError(f"expected a list of texts, found one text, {texts[:40]!r}")
         if self.info["input_dims"] != ["batch", "sequence"]:
             raise BundleError("this model reads choices; tokenize them and call `run`")
+        prompt = self.info["default_prompt"] if prompt is None else prompt
+        if prompt and not self.info["include_prompt"]:
+            raise BundleError(
+                f"this model leaves the prompt {prompt!r} out of its vectors, which a bundle "
+                "cannot do; use prompt='' or the library sentence-transformers"
+            )
+        if prompt:
+            texts = [f"{prompt}{text}" for text in texts]
         encodings = self._load_tokenizer().encode_batch(list(texts))
         longest = max((len(encoding.ids) for encoding in encodings), default=1)
         fields = {

@@ -10,6 +10,7 @@ A folder has the format of the model2vec library:
 Results are those of `model2vec.StaticModel.encode`. Nothing here needs an accelerator.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,12 @@ class StaticEmbedder:
         vocabulary = self._tokenizer.get_vocab()
         self.embeddings = _read_embeddings(folder, len(vocabulary))
         unknown = getattr(self._tokenizer.model, "unk_token", None)
-        self._unknown_id = vocabulary.get(unknown) if unknown is not None else None
+        # A Unigram model has the id of its unknown token, which only the file shows.
+        self._unknown_id = (
+            json.loads(self._tokenizer.to_str())["model"].get("unk_id")
+            if unknown is None
+            else vocabulary.get(unknown)
+        )
         # model2vec cuts the characters of a text before its tokens.
         self._median_token_length = int(np.median([len(token) for token in vocabulary]))
 

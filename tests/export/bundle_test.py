@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.export
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ from bert_jax.export.load_bundle import Bundle, BundleError
 from bert_jax.export.outputs import ShippedNetwork, shipped_network
 from bert_jax.export.sample_texts import text_batch
 from bert_jax.models.heads.config import SequenceClassificationHead
-from bert_jax.models.sentence_encoder.config import Normalize, SentenceEncoderConfig
+from bert_jax.models.sentence_encoder.config import Normalize, Prompt, SentenceEncoderConfig
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.testing.models import small_model
 
@@ -102,6 +104,14 @@ def test_bundle_has_files_for_each_length_and_describes_them(bundle):
     weights = (bundle / "model.safetensors").read_bytes()[-1000:]
     assert all(weights not in (bundle / name).read_bytes() for name in programs)
     assert bundle_lengths(512) == [16, 32, 64, 128, 256, 512]
+    program = jax.export.deserialize(bytearray((bundle / "forward-16.jaxexport").read_bytes()))
+    # On accelerators the bundle would otherwise differ from the model by more than is allowed.
+    products = [
+        line for line in program.mlir_module().splitlines() if "stablehlo.dot_general" in line
+    ]
+    assert products and [line for line in products if "HIGHEST" not in line] == []
+    modes = {(bundle / name).stat().st_mode for name in ("bundle.json", "model.safetensors")}
+    assert len(modes) == 1
 
 
 def test_outputs_do_not_depend_on_padding_or_on_other_texts(bundle, monkeypatch):
@@ -160,14 +170,23 @@ def test_wrong_inputs_are_refused(bundle, copy):
 
 
 def test_bundle_of_a_sentence_encoder_cuts_texts_at_its_length(model, tmp_path):
-    sentence = SentenceEncoderConfig(pooling=("mean",), modules=(Normalize(),), max_seq_length=8)
+    sentence = SentenceEncoderConfig(
+        pooling=("mean",),
+        modules=(Normalize(),),
+        max_seq_length=8,
+        prompts=(Prompt(name="query", text="net "),),
+        default_prompt_name="query",
+    )
     encoder = dataclasses.replace(model, head=None, sentence_encoder=sentence)
     assert encoder.tokenizer is not None
     network = shipped_network(encoder)
     export_bundle(network, encoder.tokenizer, tmp_path / "bundle")
     loaded = Bundle(tmp_path / "bundle")
     assert loaded.info["lengths"] == [8] and loaded.info["pooling"] == ["mean"]
-    vectors = loaded(["sea " * 6, "sea " * 50])["sentence_embedding"]
+    with_prompt = loaded(["the sea"])["sentence_embedding"]
+    without = loaded(["net the sea"], prompt="")["sentence_embedding"]
+    np.testing.assert_allclose(with_prompt, without, atol=1e-6)
+    vectors = loaded(["sea " * 6, "sea " * 50], prompt="")["sentence_embedding"]
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-6)
 

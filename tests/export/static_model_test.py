@@ -149,6 +149,21 @@ def test_quantized_vocabularies_of_model2vec_are_read(copy):
     np.testing.assert_allclose(found, library.from_pretrained(copy).encode(TEXTS), atol=1e-6)
 
 
+def test_unknown_tokens_of_a_unigram_vocabulary_are_left_out(copy):
+    library = pytest.importorskip("model2vec").StaticModel
+    pieces = [("<unk>", 0.0), *((f"\u2581{word}", -float(n)) for n, word in enumerate(TOKENS[2:]))]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.save(str(copy / "tokenizer.json"))
+    rng = np.random.default_rng(0)
+    embeddings = rng.normal(size=(len(pieces), 8)).astype(np.float32)
+    save_file({"embeddings": embeddings}, copy / "model.safetensors")
+    texts = ["the old zzz man", "the old man"]
+    found = StaticEmbedder(copy)(texts)
+    np.testing.assert_allclose(found, library.from_pretrained(copy).encode(texts), atol=1e-6)
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "file, content, message",
     [

@@ -59,7 +59,8 @@ class OnnxFacts:
             agreement, num_bytes = self.quantized
             lines.append(
                 f"`{FOLDER}/{QUANTIZED}` ({num_bytes:,} bytes) has int8 weights, one scale for "
-                f"each output channel, and quantizes activations while it runs. {agreement}"
+                "each output channel and one for each embedding table, and quantizes activations "
+                f"while it runs. {agreement}"
             )
         return lines
 

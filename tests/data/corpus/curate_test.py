@@ -136,8 +136,8 @@ def test_a_stopped_run_continues_with_finished_units(raw, tmp_path, monkeypatch)
 def test_another_config_or_input_over_old_output_is_refused(raw, tmp_path):
     out = tmp_path / "out"
     curate(config(raw), out, num_workers=1)
-    with pytest.raises(UserError, match=r"other settings:\n  config.max_dropped: was 0.95, now"):
-        curate(config(raw, max_dropped=0.9), out)
+    with pytest.raises(UserError, match=r"other settings:\n  config.lines.splitter: was None, now"):
+        curate(config(raw, lines=C4Lines()), out)
     (raw / "web" / "c.jsonl").write_text('{"text": "changed"}\n')
     with pytest.raises(UserError, match="files of a source were added, removed or changed"):
         curate(config(raw), out)
@@ -150,9 +150,26 @@ def test_another_config_or_input_over_old_output_is_refused(raw, tmp_path):
 def test_rules_that_drop_nearly_everything_are_an_error(raw, tmp_path):
     rules = RuleSet(name="mine", rules=(Rule(signal="words", at_least=1e5),))
     wrong = dataclasses.replace(config(raw), rule_sets=(rules,))
-    with pytest.raises(UserError, match=r"100.0% of the characters.*mine: words \(18\)"):
+    with pytest.raises(UserError, match=r"no document is left.*mine: words \(18\)"):
         curate(wrong, tmp_path / "out", num_workers=1)
     assert not list((tmp_path / "out").glob("documents-*"))
+
+
+def test_a_run_that_dropped_too_much_continues_with_another_limit(raw, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"would be dropped, more than max_dropped, which is 10.0%"):
+        curate(config(raw, max_dropped=0.1), tmp_path / "out", num_workers=1)
+    monkeypatch.setattr(units, "write_spill", lambda *_: pytest.fail("the work is repeated"))
+    curate(config(raw), tmp_path / "out", num_workers=1)
+    with pytest.raises(UserError, match=r"more than max_dropped, which is 10.0%"):
+        curate(config(raw, max_dropped=0.1), tmp_path / "out", num_workers=1)
+
+
+def test_file_names_that_are_not_utf8_have_ids(tmp_path):
+    (tmp_path / "caf\udce9.jsonl").write_text(json.dumps({"text": paragraph(0)}) + "\n")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": paragraph(1)}) + "\n")
+    source = Source(name="web", files=TextFiles(str(tmp_path / "*.jsonl")))
+    curate(CurationConfig(sources=(source,)), tmp_path / "out", num_workers=1)
+    assert set(read_output(tmp_path / "out")) == {"web/b.jsonl:1", "web/caf\\xe9.jsonl:1"}
 
 
 def test_real_texts_with_the_recipe_for_documents(shared, tmp_path, capsys):
@@ -190,7 +207,7 @@ def test_a_recipe_of_pretraining_is_refused(tmp_path, capsys):
 
 
 def test_lines_of_web_pages_are_removed_and_counted(raw, tmp_path):
-    page = "\n".join(["Home | About", *(f"{paragraph(n)}." for n in range(4)), "Menu"])
+    page = "\n\n".join(["Home | About", *(f"{paragraph(n)}." for n in range(4)), "Menu"])
     (raw / "web" / "d.jsonl").write_text(json.dumps({"text": page}) + "\n")
     files = Source(name="web", files=TextFiles(str(raw / "web" / "d.jsonl")))
     manifest = curate(CurationConfig(sources=(files,), lines=C4Lines()), tmp_path / "out")

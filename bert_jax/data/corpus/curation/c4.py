@@ -1,7 +1,7 @@
 """Drops lines and pages of web text by the rules of C4 (Raffel et al. 2020, section 2.2).
 
 The rules are those of the code that made the data set, in the same order; the paper differs in
-places. The two others of C4, the language and the list of bad words, are separate steps.
+places. C4's filters by language and by a list of bad words are not applied.
 """
 
 import re
@@ -54,6 +54,8 @@ def clean_page(text: str, splitter: SentenceSplitter) -> CleanedPage:
     for line in map(str.strip, text.splitlines()):
         if any(len(word) > MAX_WORD_CHARACTERS for word in line.split()):
             removed["long word"] += 1
+            continue
+        if not line:
             continue
         line = _CITATION.sub("", line)
         if not line.endswith(_END_MARKS) or line.endswith(_ELLIPSIS):

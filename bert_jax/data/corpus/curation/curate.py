@@ -75,16 +75,24 @@ def curate(
         fingerprint = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
         _check_output(output, plan)
         if (output / MANIFEST_FILE).is_file():
-            return read_json(output / MANIFEST_FILE)
+            manifest = read_json(output / MANIFEST_FILE)
+            _check_dropped(config, manifest)
+            _remove_spills(output)
+            return manifest
         spills = [output / f".spill-{k:05d}.jsonl.gz" for k in range(len(work))]
         _write_spills(config, work, spills, fingerprint, num_workers or os.cpu_count() or 1)
         winners = _winners(config, spills)
         manifest = _write_shards(config, work, spills, winners, output)
         manifest["fingerprint"] = fingerprint
         write_json(output / MANIFEST_FILE, manifest)
-        for spill in spills:
-            spill.unlink()
+        _remove_spills(output)
         return manifest
+
+
+def _remove_spills(output: Path) -> None:
+    """Removes the files between the steps; a killed run may have left them after its manifest."""
+    for spill in output.glob(".spill-*"):
+        spill.unlink()
 
 
 def _check_output(output: Path, plan: dict[str, Any]) -> None:
@@ -183,24 +191,25 @@ def _write_shards(
     for unit, spill in zip(work, spills, strict=True):
         for row in _ledger_rows(unit, spill, winners):
             counts.add(row)
-    counts.check()
-    _check_dropped(config, counts)
-    shards = []
+        removed_lines.update(units.read_summary(spill)["removed_lines"])
+    manifest: dict[str, Any] = {
+        "bert_jax": __version__,
+        "counts": counts.to_json(),
+        "removed_lines": dict(sorted(removed_lines.items())),
+        "shards": [],
+    }
+    _check_dropped(config, manifest)
     for k, (unit, spill) in enumerate(zip(work, spills, strict=True)):
         rows = list(_ledger_rows(unit, spill, winners))
-        removed_lines.update(units.read_summary(spill)["removed_lines"])
+        if len(rows) != units.read_summary(spill)["documents"]:
+            raise RuntimeError(f"{spill}: the ledger has {len(rows)} rows, fewer than documents")
         suffix = f"{k:05d}-of-{len(work):05d}"
         file = output / f"documents-{suffix}.jsonl.gz"
         ids = {row.id for row in rows if row.reason == RETAINED}
         sha256 = _write_documents(file, spill, ids)
-        shards.append({"file": file.name, "documents": len(ids), "sha256": sha256})
+        manifest["shards"].append({"file": file.name, "documents": len(ids), "sha256": sha256})
         write_ledger(output / f"ledger-{suffix}.parquet", rows)
-    return {
-        "bert_jax": __version__,
-        "counts": counts.to_json(),
-        "removed_lines": dict(sorted(removed_lines.items())),
-        "shards": shards,
-    }
+    return manifest
 
 
 def _ledger_rows(unit: CurationUnit, spill: Path, winners: dict[str, str]) -> Iterator[LedgerRow]:
@@ -222,16 +231,25 @@ def _ledger_rows(unit: CurationUnit, spill: Path, winners: dict[str, str]) -> It
         yield row
 
 
-def _check_dropped(config: CurationConfig, counts: Counts) -> None:
-    dropped = 1 - counts.retained_characters / max(counts.characters, 1)
-    if counts.retained_documents and dropped <= config.max_dropped:
+def _check_dropped(config: CurationConfig, manifest: dict[str, Any]) -> None:
+    """Raises an error if more than `max_dropped` of the characters were dropped."""
+    counts = manifest["counts"]
+    dropped = 1 - counts["retained_characters"] / max(counts["characters"], 1)
+    if counts["retained_documents"] and dropped <= config.max_dropped:
         return
-    reasons = sum(counts.dropped.values(), Counter[str]())
-    frequent = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common(3))
+    reasons = sum(map(Counter, counts["dropped"].values()), Counter[str]())
+    documents = [f"{reason} ({count:,})" for reason, count in reasons.most_common(3)]
+    lines = [f"{reason} ({count:,} lines)" for reason, count in manifest["removed_lines"].items()]
+    frequent = ", ".join(documents + lines)
+    if not counts["retained_documents"]:
+        raise UserError(
+            f"no document is left; the most frequent reasons by document: {frequent}. Change the "
+            "limits of these rules"
+        )
     raise UserError(
-        f"{dropped:.1%} of the characters would be dropped, more than max_dropped "
-        f"{config.max_dropped:.0%}; the most frequent reasons by document: {frequent}. Change the "
-        "limits of these rules, or raise max_dropped"
+        f"{dropped:.1%} of the characters would be dropped, more than max_dropped, which is "
+        f"{config.max_dropped:.1%}; the most frequent reasons by document: {frequent}. Change the "
+        "limits of these rules, or raise max_dropped: the work that is done is kept"
     )
 
 

@@ -43,7 +43,7 @@ class LedgerRow:
 
 @dataclass
 class Counts:
-    """Adds up documents and characters; `dropped` has both by source and reason."""
+    """Adds up documents and characters; `dropped` counts documents by source and reason."""
 
     documents: int = 0
     characters: int = 0
@@ -60,15 +60,6 @@ class Counts:
             self.retained_characters += row.retained_characters
         else:
             self.dropped.setdefault(row.source, Counter())[row.reason] += 1
-
-    def check(self) -> None:
-        """Raises an error unless every document of the input was kept or dropped."""
-        num_dropped = sum(reasons.total() for reasons in self.dropped.values())
-        if self.documents != self.retained_documents + num_dropped:
-            raise RuntimeError(
-                f"the ledger has {self.documents} documents, but {self.retained_documents} were "
-                f"kept and {num_dropped} dropped"
-            )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the counts as JSON values, reasons sorted by name."""

@@ -58,7 +58,8 @@ class CurationConfig:
       duplicates: how repeated documents are dropped; None keeps them.
       max_dropped: the largest fraction of the characters that may be dropped; more is an error,
         because a wrong limit can drop nearly everything.
-      num_shards: the largest number of output shards; None: depends on the size of the input.
+      num_shards: about how many output shards are written, at least one for each source; None:
+        depends on the size of the input.
     """
 
     sources: tuple[Source, ...]
@@ -137,6 +138,7 @@ def make_plan(config: CurationConfig, work: Sequence[CurationUnit]) -> dict[str,
     settings = configs.to_json(config)
     for source in settings["sources"]:
         source["files"].pop("splits")  # `files` has what the patterns match
+    settings.pop("max_dropped")  # it changes no document, so a refused run can continue
     return {
         "bert_jax": __version__,
         # Categories of characters and their cases differ between versions of Unicode.
@@ -148,8 +150,11 @@ def make_plan(config: CurationConfig, work: Sequence[CurationUnit]) -> dict[str,
 
 
 def stable_names(files: tuple[SourceFile, ...]) -> tuple[str, ...]:
-    """Returns names of files for the ids of documents: paths from the folder of all files on."""
-    folder = os.path.commonpath([os.path.dirname(os.path.abspath(file.path)) for file in files])
-    return tuple(
-        os.path.relpath(os.path.abspath(file.path), folder).replace(os.sep, "/") for file in files
-    )
+    """Returns names of files for the ids of documents: paths from the folder of all files on.
+
+    Bytes of a name that are not UTF-8 are written as "\\xff".
+    """
+    paths = [os.path.abspath(file.path) for file in files]
+    folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+    relative = (os.path.relpath(path, folder).replace(os.sep, "/") for path in paths)
+    return tuple(os.fsencode(name).decode("utf-8", "backslashreplace") for name in relative)

@@ -98,10 +98,3 @@ FINEWEB_QUALITY = RuleSet(
     ),
 )
 """The rules that Penedo et al. 2024 (FineWeb), section 3.5, add to those of C4 and Gopher."""
-
-RULE_SETS = {
-    "gopher-quality": GOPHER_QUALITY,
-    "gopher-repetition": GOPHER_REPETITION,
-    "fineweb-quality": FINEWEB_QUALITY,
-}
-"""The published rule sets by the names of the command line."""

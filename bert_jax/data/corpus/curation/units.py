@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.atomic_io import atomic_path
-from bert_jax.data.corpus.curation.c4 import clean_page
+from bert_jax.data.corpus.curation.c4 import FEW_SENTENCES, clean_page
 from bert_jax.data.corpus.curation.plan import CurationConfig, CurationUnit
 from bert_jax.data.corpus.curation.rules import Rule
 from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
@@ -61,7 +61,8 @@ def filter_document(text: str, config: CurationConfig, removed_lines: Counter[st
         page = clean_page(text, get_sentence_splitter(config.lines.splitter))
         removed_lines.update(page.removed_lines)
         if page.reason is not None:
-            return FilterResult(text="", reason=page.reason, value=float(page.num_sentences))
+            value = float(page.num_sentences) if page.reason == FEW_SENTENCES else None
+            return FilterResult(text="", reason=page.reason, value=value)
         text = page.text
     view = TextView(text)
     values: dict[str, float] = {}
