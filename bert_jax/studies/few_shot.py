@@ -9,7 +9,6 @@ Each seed samples K training examples of each class and K for dev, which selects
 All numbers are on the dev split of the task, which is not used otherwise.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,9 +64,10 @@ class FewShotConfig:
 
     Attributes:
       prompt: name of a published prompt, or a .json file.
-      epochs: training epochs of all methods that train; None for the default of `finetune`.
-      learning_rate: peak learning rate of all of them; None for the default of each method.
-      max_length: maximum number of tokens in a sequence.
+      epochs: training epochs of fine-tuning, LoRA and prompt tuning; None for the default of
+        `finetune`. SetFit has its own, as its batch size and learning rate.
+      learning_rate: peak learning rate of these; None for the default of each method.
+      max_length: maximum number of tokens in a sequence, except for frozen features and SetFit.
     """
 
     task: Glue
@@ -285,5 +285,7 @@ class FewShotStudy:
 
 def settings_json(config: FewShotConfig) -> dict[str, Any]:
     """Returns the settings that may not change when a study is resumed: all but seeds, methods."""
-    fields = asdict(dataclasses.replace(config, methods=_ZERO_SHOT))
+    fields = asdict(config)
+    # The content of a file, so that results of another prompt are not mixed with its own.
+    fields["prompt"] = asdict(load_prompt(load_task(config.task).name, config.prompt))
     return {name: value for name, value in fields.items() if name not in ("seeds", "methods")}

@@ -73,6 +73,7 @@ class DemonstrationPool:
             )
             for class_id, label in enumerate(labels)
         ]
+        self._indices = [_indices_by_texts(candidates) for candidates in self._classes]
         self.longest = sum(max(len(each.token_ids) for each in c) for c in self._classes)
 
     def append(
@@ -89,9 +90,14 @@ class DemonstrationPool:
         texts = example.text, example.text_pair
         sampled: list[np.ndarray] = []
         for class_id, candidates in enumerate(self._classes):
-            others = [each for each in candidates if each.texts != texts] or candidates
-            chosen = others[rng.randint(len(others), Stream.DEMONSTRATIONS, class_id)]
-            sampled.append(chosen.token_ids)
+            equal = self._indices[class_id].get(texts, [])
+            if len(equal) == len(candidates):
+                equal = []
+            # The n-th of the other candidates, without a search through all of them.
+            index = rng.randint(len(candidates) - len(equal), Stream.DEMONSTRATIONS, class_id)
+            for excluded in equal:
+                index += index >= excluded
+            sampled.append(candidates[index].token_ids)
         ids = np.concatenate([input_ids, *sampled])[: self.max_length]
         types = np.full(len(ids), self._token_type, np.int32)
         types[: len(token_type_ids)] = token_type_ids
@@ -188,6 +194,16 @@ def _encode_class(
         texts = example.text, example.text_pair
         demonstrations.append(_Demonstration(token_ids=ids[1:], texts=texts))
     return demonstrations
+
+
+def _indices_by_texts(
+    candidates: Sequence[_Demonstration],
+) -> dict[tuple[str, str | None], list[int]]:
+    """Returns the indices of the demonstrations with the same texts, in ascending order."""
+    indices: dict[tuple[str, str | None], list[int]] = {}
+    for index, candidate in enumerate(candidates):
+        indices.setdefault(candidate.texts, []).append(index)
+    return indices
 
 
 def _rng(key: int, index: int) -> ExampleRng:

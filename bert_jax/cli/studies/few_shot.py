@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the hyperparameters of all methods that train."""
+    """Adds the hyperparameters of fine-tuning, lora and prompt-tuning; SetFit has its own."""
     parser.add_argument(
         "--epochs",
         type=float,
@@ -116,7 +116,8 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         "--learning-rate",
         type=float,
         metavar="RATE",
-        help="peak learning rate of all methods that train (default: that of `bert-jax finetune`)",
+        help="peak learning rate of fine-tuning, lora and prompt-tuning (default: that of "
+        "`bert-jax finetune`)",
     )
     parser.add_argument(
         "--max-length",
