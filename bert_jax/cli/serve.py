@@ -76,7 +76,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _read_key(file: str | None) -> str | None:
     if file is None:
-        return os.environ.get(KEY_VARIABLE)
+        key = os.environ.get(KEY_VARIABLE)
+        return None if key is None else key.strip()
     try:
         return Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

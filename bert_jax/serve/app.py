@@ -32,9 +32,12 @@ logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("bert_jax.serve.access")
 
 PAGE = Path(__file__).parent / "page"
-_PAGE_SUFFIXES = (".html", ".css", ".js", ".svg")
+_PAGE_FILES = frozenset(
+    file.name for file in PAGE.iterdir() if file.suffix in (".html", ".css", ".js", ".svg")
+)
 _PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'self'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
@@ -65,7 +68,8 @@ def create_app(state: ServerState) -> Starlette:
 
 def _main_route(state: ServerState) -> ComputeRoute:
     """Returns the route that POST / is short for: that of the first model, as in TEI."""
-    ability = state.models.first.abilities[0]
+    abilities = state.models.first.abilities
+    ability = "rerank" if "rerank" in abilities else abilities[0]
     return next(route for route in COMPUTE_ROUTES if route.ability == ability)
 
 
@@ -76,7 +80,7 @@ class Endpoints:
         """Keeps the server and its key."""
         self._state = state
         key = state.config.api_key
-        self._key = None if key is None else f"Bearer {key}".encode()
+        self._key = None if key is None else key.encode()
         self._openapi = openapi_schema()
 
     def compute(self, route: ComputeRoute) -> Callable[[Request], Awaitable[Response]]:
@@ -97,7 +101,8 @@ class Endpoints:
                 self._state.require_ready()
                 body = await self._read_body(request)
                 message = _decode(decoder, body)
-                content = await _until_disconnected(request, route.handler(call, message))
+                with self._state.counted_request():
+                    content = await _until_disconnected(request, route.handler(call, message))
                 response = Response(_encode(content), media_type="application/json")
                 response.headers.update(timings.headers())
                 method = "batch" if call.is_batch else "single"
@@ -142,8 +147,10 @@ class Endpoints:
     def _require_key(self, request: Request) -> None:
         if self._key is None:
             return
-        found = request.headers.get("authorization", "").encode("latin-1")
-        if not hmac.compare_digest(found, self._key):
+        scheme, _, found = request.headers.get("authorization", "").partition(" ")
+        # The name of the scheme may be written in any case (RFC 9110, section 11.1).
+        is_bearer = scheme.lower() == "bearer"
+        if not (hmac.compare_digest(found.encode("latin-1"), self._key) and is_bearer):
             message = "the API key is missing or wrong; expected the header Authorization: Bearer"
             raise RequestError("key", message, headers={"WWW-Authenticate": "Bearer"})
 
@@ -216,11 +223,9 @@ class Endpoints:
         return self._page_file(request.path_params["name"])
 
     def _page_file(self, name: str) -> Response:
-        file = PAGE / name
-        # A name with a separator would leave the folder.
-        if file.parent != PAGE or not file.is_file() or file.suffix not in _PAGE_SUFFIXES:
+        if name not in _PAGE_FILES:
             raise HTTPException(404, f"there is no file {name!r} of the page")
-        return FileResponse(file, headers=_PAGE_HEADERS)
+        return FileResponse(PAGE / name, headers=_PAGE_HEADERS)
 
     def _json(self, request: Request, content: Callable[[], Any]) -> Response:
         try:
@@ -276,12 +281,14 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     """Answers for a path or a method that does not exist."""
     kind = "method" if error.status_code == 405 else "not_found"
     message = f"{request.method} {request.url.path}: {error.detail}; /docs lists the routes"
-    return _error_response(RequestError(kind, message), None, request.url.path)
+    # A 405 has the header Allow.
+    found = RequestError(kind, message, headers=dict(error.headers or {}))
+    return _error_response(found, None, request.url.path)
 
 
 async def _server_error(request: Request, error: Exception) -> Response:
     return _error_response(
-        RequestError("backend", "the request failed; the log of the server has details"),
+        RequestError("internal", "the request failed; the log of the server has details"),
         None,
         request.url.path,
     )

@@ -6,6 +6,7 @@ arrival. Shorter sequences fill rows that would be padding otherwise.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
@@ -94,6 +95,8 @@ class Batcher:
 
     Attributes:
       queued_tokens: number of tokens that wait for the device.
+      ready: set while the device thread computes batches.
+      failure: the error that ended the device thread, if any.
     """
 
     def __init__(
@@ -158,6 +161,8 @@ class Batcher:
                 f"{self._max_queue_tokens:,}, so send it in several requests",
             )
         with self._changed:
+            if self.failure is not None:  # nothing would compute the sequences
+                raise RequestError("backend", "the device thread has failed; the log has details")
             if self.queued_tokens + num_tokens > self._max_queue_tokens:
                 seconds = self.queued_tokens / max(self._tokens_per_second, 1.0)
                 raise RequestError(
@@ -197,23 +202,32 @@ class Batcher:
     def _run(self) -> None:
         try:
             for engine in self._queues:
-                engine.compile_all()
+                engine.compile_all(lambda: self._is_stopping)
+            if self._is_stopping:
+                return
+            self.ready.set()
+            while (taken := self._take_batch()) is not None:
+                self._compute_batch(*taken)
         except BaseException as error:  # shown by the main thread
             self.failure = error
-            return
-        self.ready.set()
-        while (taken := self._take_batch()) is not None:
-            engine, batch = taken
-            start = time.perf_counter()
-            for job in {entry.job for entry in batch if not entry.job.queue_seconds}:
-                job.queue_seconds = start - job.submitted
-            try:
-                outputs = engine.run([entry.sequence for entry in batch])
-            except Exception:
-                logger.exception("a batch of %d sequences failed in %s", len(batch), engine.name)
-                self._fail({entry.job for entry in batch}, engine)
-                continue
+            if self.ready.is_set():
+                logger.exception("the device thread failed; the server must be started again")
+            self.ready.clear()
+            self._fail_all()
+
+    def _compute_batch(self, engine: Engine, batch: Sequence[_Entry]) -> None:
+        """Computes a batch; if that fails, its requests fail, and the next is computed as usual."""
+        start = time.perf_counter()
+        for job in {entry.job for entry in batch if not entry.job.queue_seconds}:
+            job.queue_seconds = start - job.submitted
+        try:
+            outputs = engine.run([entry.sequence for entry in batch])
             self._deliver(batch, outputs, time.perf_counter() - start)
+        except BaseException as error:
+            logger.exception("a batch of %d sequences failed in %s", len(batch), engine.name)
+            self._fail({entry.job for entry in batch})
+            if not isinstance(error, Exception):
+                raise
 
     def _deliver(self, batch: Sequence[_Entry], outputs: Sequence[Arrays], seconds: float) -> None:
         num_tokens = sum(len(entry.sequence) for entry in batch)
@@ -229,17 +243,23 @@ class Batcher:
             if not job.remaining and not job.cancelled:
                 _call_in_loop(job, _set_done)
 
-    def _fail(self, jobs: set[Job], engine: Engine) -> None:
-        """Fails the requests of a batch; the next batches are computed as usual."""
+    def _fail(self, jobs: set[Job]) -> None:
         for job in jobs:
             self._cancel(job)
             _call_in_loop(job, _set_failed)
 
+    def _fail_all(self) -> None:
+        """Fails all requests that wait."""
+        with self._changed:
+            waiting = [entries for q in self._queues.values() for entries in q.by_length.values()]
+            jobs = {entry.job for entries in waiting for entry in entries}
+        self._fail(jobs)
+
 
 def _call_in_loop(job: Job, function: Callable[[asyncio.Future[None]], None]) -> None:
-    loop = job.future.get_loop()
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(function, job.future)
+    # The loop of a client that does not wait any more may be closed.
+    with contextlib.suppress(RuntimeError):
+        job.future.get_loop().call_soon_threadsafe(function, job.future)
 
 
 def _set_done(future: asyncio.Future[None]) -> None:

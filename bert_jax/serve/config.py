@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from bert_jax.errors import ConfigError
 
+_MIN_LENGTH = 4
+"""Least number of tokens of a sequence: a pair of empty texts has three special tokens or four."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
@@ -14,6 +17,8 @@ class ServerConfig:
       max_batch_rows: maximum number of sequences of a batch.
       max_queue_tokens: maximum number of tokens that wait for the device; a request that exceeds
         it gets status 429.
+      max_concurrent_requests: maximum number of requests that are tokenized, wait or are computed;
+        further ones get status 429.
       max_inputs: maximum number of texts in a request. Longer requests get status 422.
       max_body_bytes: maximum number of bytes of a request. Longer requests get status 413.
       max_length: maximum number of tokens of a sequence; None for that of each model.
@@ -26,6 +31,7 @@ class ServerConfig:
     max_batch_tokens: int = 4096
     max_batch_rows: int = 64
     max_queue_tokens: int = 262_144
+    max_concurrent_requests: int = 512
     max_inputs: int = 2048
     max_body_bytes: int = 2_000_000
     max_length: int | None = None
@@ -36,9 +42,15 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         sizes = ("max_batch_tokens", "max_batch_rows", "max_queue_tokens", "max_inputs")
-        for name in (*sizes, "max_body_bytes", "tokenizer_threads"):
+        others = ("max_concurrent_requests", "max_body_bytes", "tokenizer_threads")
+        for name in (*sizes, *others):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if self.max_length is not None and self.max_length < _MIN_LENGTH:
+            raise ConfigError(
+                f"max_length is {self.max_length}; expected at least {_MIN_LENGTH}, since special "
+                "tokens count"
+            )
         if self.max_queue_tokens < self.max_batch_tokens:
             raise ConfigError(
                 f"max_queue_tokens is {self.max_queue_tokens:,}; expected at least "

@@ -137,14 +137,15 @@ class Engine:
         self.name, self.buckets, self.backend = name, buckets, backend
         self._pad_id, self._extra = pad_id, dict(extra or {})
 
-    def compile_all(self) -> int:
-        """Compiles the programs of all shapes; returns their number."""
+    def compile_all(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """Compiles the programs of all shapes; stops before the next if `is_stopping()`."""
         start, shapes = time.perf_counter(), self.buckets.shapes()
         for rows, length in shapes:
+            if is_stopping():
+                return
             self.backend.compile(self._pad([], rows, length))
         seconds = time.perf_counter() - start
         logger.info("compiled %d programs of %s in %.1f s", len(shapes), self.name, seconds)
-        return len(shapes)
 
     def run(self, sequences: Sequence[TokenSequence]) -> list[Arrays]:
         """Computes a batch: at most `max_rows_for` sequences of the longest one's length.

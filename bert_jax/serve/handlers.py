@@ -101,7 +101,7 @@ async def embed_all(call: Call, request: types.EmbedAllRequest) -> Any:
             prompt_name=request.prompt_name,
         )
     )
-    return [array.tolist() for array in states]
+    return states
 
 
 async def similarity(call: Call, request: types.SimilarityRequest) -> Any:
@@ -162,7 +162,7 @@ async def rerank(call: Call, request: types.RerankRequest) -> Any:
             keep_end=_keeps_end(request),
         )
     )
-    scores = relevance(values, raw=request.raw_scores or service.has_identity_activation)
+    scores = relevance(values, raw=request.raw_scores or service.is_number)
     order = sorted(range(len(texts)), key=lambda index: -scores[index])[: request.top_n]
     if request.documents is None:
         return [
@@ -233,7 +233,7 @@ def info(state: ServerState, name: str | None) -> dict[str, Any]:
         "model_dtype": "float32",
         "served_model_name": model.name,
         "model_type": model.model_type,
-        "max_concurrent_requests": config.max_queue_tokens // model.max_length,
+        "max_concurrent_requests": config.max_concurrent_requests,
         "max_input_length": model.max_length,
         "max_batch_tokens": config.max_batch_tokens,
         "max_batch_requests": config.max_batch_rows,

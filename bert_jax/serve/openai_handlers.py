@@ -9,6 +9,7 @@ from bert_jax.serve.handlers import Call, usage
 from bert_jax.serve.requests import OpenAIEmbeddingRequest, text_inputs
 from bert_jax.serve.served_models import ROUTES
 from bert_jax.serve.server_state import ServerState
+from bert_jax.serve.work import Work, refuse_long
 
 
 async def embeddings(call: Call, request: OpenAIEmbeddingRequest) -> Any:
@@ -18,9 +19,14 @@ async def embeddings(call: Call, request: OpenAIEmbeddingRequest) -> Any:
     model = call.find("embed", request.model)
     service = model.embedding
     assert service is not None
-    vectors: np.ndarray = await call.compute(
-        lambda: service.embed(items, truncate=False, dimensions=request.dimensions)
-    )
+
+    def make_work() -> Work[np.ndarray]:
+        work = service.embed(items, dimensions=request.dimensions)
+        advice = "use /embed, which cuts them"
+        refuse_long(work.num_truncated, service.max_length, param="input", advice=advice)
+        return work
+
+    vectors: np.ndarray = await call.compute(make_work)
     embeddings = (
         [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
         if request.encoding_format == "base64"

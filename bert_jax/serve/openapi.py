@@ -23,7 +23,7 @@ _STATUSES = {
     "413": "the request is too large",
     "422": "the request is invalid",
     "424": "the model failed on the request",
-    "429": "the queue is full; Retry-After has the seconds to wait",
+    "429": "the queue is full, or there are too many requests; Retry-After has the seconds to wait",
     "503": "the server is not ready",
 }
 

@@ -34,6 +34,7 @@ _KINDS = {
     "too_large": _Kind(413, "Validation", code="request_too_large"),
     "overloaded": _Kind(429, "Overloaded", "rate_limit_error", "overloaded"),
     "backend": _Kind(424, "Backend", "server_error", "backend_failed"),
+    "internal": _Kind(500, "Backend", "server_error", "internal_error"),
     "unhealthy": _Kind(503, "Unhealthy", "server_error", "not_ready"),
     "client_gone": _Kind(499, "Cancelled"),
 }
@@ -50,6 +51,7 @@ ErrorKind = Literal[
     "too_large",
     "overloaded",
     "backend",
+    "internal",
     "unhealthy",
     "client_gone",
 ]

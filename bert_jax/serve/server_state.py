@@ -1,8 +1,9 @@
 """Holds what all requests of a server share: its models, the batcher, the threads, the metrics."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -70,6 +71,7 @@ class ServerState:
         )
         self.started_at = int(time.time())
         self.is_stopping = False
+        self._num_requests = 0
         self._pool = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
         jax.monitoring.register_event_duration_secs_listener(self._count_compilation)
 
@@ -96,12 +98,32 @@ class ServerState:
         """Raises a RequestError unless requests are computed."""
         if self.is_stopping:
             raise RequestError("unhealthy", "the server is stopping; send the request elsewhere")
+        if self.batcher.failure is not None:
+            message = "the device thread has failed; the log of the server has details"
+            raise RequestError("unhealthy", message)
         if not self.is_ready:
             raise RequestError(
                 "unhealthy",
                 "the server is still compiling its programs; /health answers 200 when it is ready",
                 headers={"Retry-After": "5"},
             )
+
+    @contextlib.contextmanager
+    def counted_request(self) -> Generator[None]:
+        """Counts a request until it is answered.
+
+        Raises:
+          RequestError: there are `max_concurrent_requests` already.
+        """
+        limit = self.config.max_concurrent_requests
+        if self._num_requests >= limit:
+            message = f"the server has {limit:,} other requests, its maximum; send it again later"
+            raise RequestError("overloaded", message, headers={"Retry-After": "1"})
+        self._num_requests += 1
+        try:
+            yield
+        finally:
+            self._num_requests -= 1
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Runs a function on a thread of the pool; a UserError becomes a RequestError."""

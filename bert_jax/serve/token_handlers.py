@@ -1,5 +1,6 @@
 """Answers /tokenize and /decode, which run no model."""
 
+from collections.abc import Set
 from typing import Any
 
 from bert_jax.serve import requests as types
@@ -7,12 +8,19 @@ from bert_jax.serve.handlers import Call, one_or_more_texts
 from bert_jax.serve.request_error import RequestError
 from bert_jax.serve.requests import require_nonempty
 from bert_jax.serve.served_models import ServedModel
+from bert_jax.text.tokenizer import Tokenizer
 
 
 async def tokenize(call: Call, request: types.TokenizeRequest) -> Any:
-    """Returns the tokens of texts; `start` and `stop` count characters."""
+    """Returns the tokens of texts with their prompt; `start` and `stop` count characters."""
     texts = one_or_more_texts(call, request.inputs)
     model = call.state.models.named(request.model or call.model_name)
+    if model.embedding is not None:
+        prompt = model.embedding.prompt(request.prompt_name)
+        texts = [prompt + text for text in texts]
+    elif request.prompt_name is not None:
+        message = f"{model.name} has no prompts; leave out `prompt_name`, or name another model"
+        raise RequestError("validation", message, "prompt_name")
     return await call.state.in_thread(
         lambda: [_tokens(model, text, request.add_special_tokens) for text in texts]
     )
@@ -53,14 +61,15 @@ async def decode(call: Call, request: types.DecodeRequest) -> Any:
         message = "`ids` has numbers and lists; expected one of them"
         raise RequestError("validation", message, "ids")
     call.count(len(lists), is_batch=not flat, name="ids")
-    texts: list[str] = []
-    for ids in lists:
-        if wrong := [i for i in ids if not 0 <= i < tokenizer.vocab_size]:
-            message = (
-                f"the token id {wrong[0]} is not in the vocabulary; expected 0 to "
-                f"{tokenizer.vocab_size - 1}"
-            )
-            raise RequestError("validation", message, "ids")
-        special = tokenizer.special_ids if request.skip_special_tokens else frozenset[int]()
-        texts.append(tokenizer.decode([i for i in ids if i not in special]))
-    return texts
+    special = tokenizer.special_ids if request.skip_special_tokens else frozenset[int]()
+    return await call.state.in_thread(lambda: [_text(ids, tokenizer, special) for ids in lists])
+
+
+def _text(ids: list[int], tokenizer: Tokenizer, skipped: Set[int]) -> str:
+    if wrong := [i for i in ids if not 0 <= i < tokenizer.vocab_size]:
+        message = (
+            f"the token id {wrong[0]} is not in the vocabulary; expected 0 to "
+            f"{tokenizer.vocab_size - 1}"
+        )
+        raise RequestError("validation", message, "ids")
+    return tokenizer.decode([i for i in ids if i not in skipped])

@@ -38,14 +38,25 @@ class Work(Generic[T]):
         return sum(map(len, self.sequences))
 
 
-def refuse_long(number: int, max_length: int) -> None:
-    """Raises a RequestError if texts were truncated, although the request forbids it."""
+def refuse_long(
+    number: int,
+    max_length: int,
+    *,
+    param: str = "inputs",
+    advice: str = 'send "truncate": true to read only a part of each',
+) -> None:
+    """Raises a RequestError if texts were truncated, although the request or route forbids it.
+
+    Args:
+      param: the field of the request that has the texts.
+      advice: what a client can do that does not want to shorten them.
+    """
     if number:
         raise RequestError(
             "validation",
             f"{number} of the texts have more than {max_length} tokens, which is the maximum of "
-            'this model; shorten them, or send "truncate": true to read only a part of each',
-            "inputs",
+            f"this model; shorten them, or {advice}",
+            param,
         )
 
 
@@ -63,8 +74,8 @@ def encode_inputs(
     tokens are added.
 
     Args:
-      prompt: a text in front of each text.
-      keep_end: whether long texts lose their beginning instead of their end.
+      prompt: a text in front of each text; token ids get none.
+      keep_end: whether long texts lose their beginning, after the prompt, instead of their end.
 
     Returns:
       int32 ids of each text, and the number of texts that were cut.
@@ -77,14 +88,17 @@ def encode_inputs(
     check_unicode(texts)
     encoded = iter(tokenizer.encode_ids(texts))
     max_tokens = max_length - tokenizer.template.num_single_special_tokens
+    num_prompt_tokens = min(len(tokenizer.encode_ids([prompt])[0]), max_tokens) if prompt else 0
     sequences: list[np.ndarray] = []
     num_truncated = 0
     for item in items:
         ids = next(encoded) if isinstance(item, str) else _checked_ids(item, tokenizer)
-        num_truncated += len(ids) > max_tokens
-        ids = (
-            ids[len(ids) - max_tokens :] if keep_end and len(ids) > max_tokens else ids[:max_tokens]
-        )
+        num_removed = max(len(ids) - max_tokens, 0)
+        num_truncated += num_removed > 0
+        first_removed = max_tokens
+        if keep_end:
+            first_removed = num_prompt_tokens if isinstance(item, str) else 0
+        ids = np.concatenate([ids[:first_removed], ids[first_removed + num_removed :]])
         sequences.append(tokenizer.build_inputs_with_special_tokens(ids))
     return sequences, num_truncated
 

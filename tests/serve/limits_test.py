@@ -20,6 +20,7 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.cli.serve import KEY_VARIABLE, _read_key
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.serve.app import create_app
@@ -28,6 +29,8 @@ from bert_jax.serve.config import ServerConfig
 from bert_jax.serve.engine import Arrays, Backend, Buckets, Engine, TokenSequence
 from bert_jax.serve.request_error import RequestError
 from bert_jax.serve.run import bind, load_models
+from bert_jax.serve.served_models import ServedModels
+from bert_jax.serve.services import embedding, fill_mask
 from tests.helpers.server import RunningServer, running_server
 
 COMPILATION = "/jax/core/compile/backend_compile_duration"
@@ -106,6 +109,8 @@ def counter(server: RunningServer, name: str) -> float:
         ("/answer", b'{"inputs": {"question": "a", "context": " "}}', 400),
         ("/fill_mask", b'{"inputs": "no mask"}', 422),
         ("/fill_mask", b'{"inputs": "[MASK]", "top_k": 0}', 422),
+        ("/tokenize", b'{"inputs": "a", "prompt_name": "query"}', 422),
+        ("/tokenize", b'{"inputs": "a", "prompt_name": "query", "model": "names"}', 422),
         ("/decode", b'{"ids": [1, 99999]}', 422),
         ("/decode", b'{"ids": [[1], 2]}', 422),
         ("/decode", b'{"ids": []}', 400),
@@ -137,6 +142,17 @@ def test_text_of_a_million_characters_is_cut_and_a_larger_body_refused(server):
     assert server.client.post("/embed", content=chunks).status_code == 413
 
 
+def test_requests_with_long_answers_are_refused(server, monkeypatch):
+    monkeypatch.setattr(fill_mask, "MAX_CANDIDATES", 11)
+    assert server.post("/fill_mask", inputs=["[MASK]"] * 2, top_k=5).status_code == 200
+    refused = server.post("/fill_mask", inputs=["[MASK]"] * 3, top_k=5)
+    assert refused.status_code == 422 and "3 masks" in refused.json()["error"]
+    monkeypatch.setattr(embedding, "MAX_TOKEN_EMBEDDINGS", 8)
+    assert server.post("/embed_all", inputs=["the sea"] * 2).status_code == 200
+    refused = server.post("/embed_all", inputs=["the sea"] * 3)
+    assert refused.status_code == 413 and "has 12 tokens" in refused.json()["error"]
+
+
 def test_slow_sender_gets_a_timeout(server, monkeypatch):
     config = dataclasses.replace(server.state.config, read_seconds=0.1)
     monkeypatch.setattr(server.state, "config", config)
@@ -150,8 +166,8 @@ def test_key_is_required_on_all_routes_that_run_or_describe_models(server, monke
     monkeypatch.setattr(server.state, "config", config)
     app = create_app(server.state)
 
-    async def statuses(key: bytes | None) -> list[int]:
-        headers = [] if key is None else [(b"Authorization", b"Bearer " + key)]
+    async def statuses(key: bytes | None, scheme: bytes = b"Bearer") -> list[int]:
+        headers = [] if key is None else [(b"Authorization", scheme + b" " + key)]
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://a") as client:
             body = {"input": "a", "model": "encoder"}
@@ -169,6 +185,33 @@ def test_key_is_required_on_all_routes_that_run_or_describe_models(server, monke
     assert asyncio.run(statuses(b"wrong"))[:4] == [401] * 4
     assert asyncio.run(statuses(b"\xff"))[:4] == [401] * 4
     assert asyncio.run(statuses(b"secret")) == [200] * 6
+    assert asyncio.run(statuses(b"secret", b"bearer")) == [200] * 6
+    assert asyncio.run(statuses(b"secret", b"Basic"))[:4] == [401] * 4
+    monkeypatch.setenv(KEY_VARIABLE, "secret\n")
+    assert _read_key(None) == "secret"
+
+
+def test_errors_of_get_routes_and_the_main_route_of_a_reranker(server, monkeypatch):
+    response = server.client.post("/health")
+    assert response.status_code == 405 and "GET" in response.headers["allow"]
+    monkeypatch.setattr(
+        server.state, "models", ServedModels([server.state.models.by_name["relevance"]])
+    )
+    app = create_app(server.state)
+
+    def fail():
+        raise RuntimeError("no metrics")
+
+    async def send() -> tuple[httpx2.Response, httpx2.Response]:
+        transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://a") as client:
+            body = {"query": "the sea", "texts": ["a net", "the man"]}
+            return await client.post("/", json=body), await client.get("/metrics")
+
+    monkeypatch.setattr(server.state.metrics, "to_text", fail)
+    ranked, failed = asyncio.run(send())
+    assert ranked.status_code == 200 and len(ranked.json()) == 2
+    assert failed.status_code == 500 and failed.json()["error_type"] == "Backend"
 
 
 def test_full_queue_answers_429_at_once_with_the_time_to_wait(server, gate):
@@ -203,6 +246,19 @@ def test_sequences_of_a_client_that_has_gone_are_not_computed(server, gate):
     assert counter(server, "te_batch_next_size_sum") - computed == 2
 
 
+def test_more_requests_than_the_maximum_get_429(server, gate, monkeypatch):
+    config = dataclasses.replace(server.state.config, max_concurrent_requests=1)
+    monkeypatch.setattr(server.state, "config", config)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.post, "/embed", inputs="a net")
+        assert gate.reached.wait(20)
+        refused = server.post("/tokenize", inputs="a net")
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        gate.open.set()
+        assert first.result().status_code == 200
+    assert server.post("/tokenize", inputs="a net").status_code == 200
+
+
 def test_failing_batch_fails_its_requests_and_the_next_is_answered(server, monkeypatch, caplog):
     engine = server.state.models.by_name["reviews"].engines[0]
     expected = server.post("/predict", inputs="a net").json()
@@ -216,6 +272,42 @@ def test_failing_batch_fails_its_requests_and_the_next_is_answered(server, monke
     assert failed.status_code == 424 and failed.json()["error_type"] == "Backend"
     assert "out of memory" in caplog.text and "out of memory" not in failed.text
     assert server.post("/predict", inputs="a net").json() == expected
+    # An error while outputs are delivered does not end the device thread either.
+    with monkeypatch.context() as patched:
+        patched.setattr(server.state.metrics, "_batch_size", None)
+        assert server.post("/predict", inputs="a net").status_code == 424
+    assert server.post("/predict", inputs="a net").json() == expected
+
+
+def test_server_is_not_ready_after_its_device_thread_failed(server, monkeypatch, caplog):
+    models = [server.state.models.by_name["encoder"]]
+    with running_server(models, server.state.config) as failing:
+
+        def fail():
+            raise RuntimeError("broken queue")
+
+        batcher = failing.state.batcher
+        monkeypatch.setattr(batcher, "_take_batch", fail)
+        # The thread calls the method again after this batch.
+        assert failing.post("/embed", inputs="a net").status_code == 200
+        wait_until(lambda: failing.client.get("/health").status_code == 503)
+        assert "broken queue" in caplog.text
+        assert "has failed" in failing.post("/embed", inputs="a net").json()["error"]
+
+
+def test_compilation_stops_before_the_next_shape():
+    compiled: list[tuple[int, int]] = []
+
+    class Recording:
+        def compile(self, batch):
+            compiled.append(batch["input_ids"].shape)
+
+        def __call__(self, batch):
+            return {}
+
+    engine = Engine("shapes", Recording(), Buckets(64, 256, 8), pad_id=0)
+    engine.compile_all(lambda: len(compiled) == 2)
+    assert compiled == engine.buckets.shapes()[:2]
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
@@ -367,6 +459,9 @@ def test_port_in_use_and_wrong_settings_are_explained(tmp_path):
         bind("203.0.113.1", 0)
     with pytest.raises(ConfigError, match="max_queue_tokens is 10; expected at least max_batch"):
         ServerConfig(max_queue_tokens=10)
+    for length in (-5, 0, 3):
+        with pytest.raises(ConfigError, match=f"max_length is {length}; expected at least 4"):
+            ServerConfig(max_length=length)
     with pytest.raises(ConfigError, match="two models are called 'a'; name them apart"):
         load_models(["a", "x/a"], [], ServerConfig())
     with pytest.raises(ConfigError, match="--adapter r=f: expected NAME=FOLDER, or MODEL:NAME="):

@@ -8,6 +8,7 @@ import pytest
 from starlette.routing import Route
 
 from bert_jax.export.export import export
+from bert_jax.models.heads.config import RankingHead
 from bert_jax.predict.attention import AttentionExtractor
 from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.fill_mask import FillMask
@@ -71,9 +72,30 @@ def test_sentence_encoder_applies_prompt_dense_layer_and_normalization(server, m
     raw = server.post("/embed", inputs=TEXTS, normalize=False, model="sentences").json()
     expected = [each.vector for each in Embedder(models["sentences"], normalize=False)(TEXTS)]
     np.testing.assert_allclose(raw, expected, atol=1e-6)
+    (tokens,) = server.post(
+        "/tokenize", inputs="sea", prompt_name="query", model="sentences"
+    ).json()
+    assert [token["text"] for token in tokens[1:-1]] == ["by", "the", "sea"]
     error = server.post("/embed", inputs="a", prompt_name="qery", model="sentences")
     assert error.status_code == 422 and "did you mean 'query'" in error.json()["error"]
     assert server.client.get("/info?model=sentences").json()["max_input_length"] == 12
+
+
+def test_text_that_loses_its_beginning_keeps_its_prompt(server):
+    end = "the old man a net sea by the"  # with the prompt and special tokens, 12 tokens
+    fields = {"prompt_name": "query", "model": "sentences", "truncation_direction": "Left"}
+    expected = server.post("/embed", inputs=end, **fields).json()
+    cut = server.post("/embed", inputs="sea " * 20 + end, **fields)
+    assert cut.headers["x-truncated-inputs"] == "1"
+    np.testing.assert_allclose(cut.json(), expected, atol=1e-6)
+    (ids,) = server.post("/tokenize", inputs=end, model="sentences").json()
+    numbers = [token["id"] for token in ids]  # [CLS], 8 tokens, [SEP]
+    long = [numbers[0], *numbers[1:-1] * 3, numbers[-1]]
+    alone, whole = (
+        server.post("/embed", inputs=row, **fields).json()
+        for row in ([numbers[0], *long[-11:]], long)
+    )
+    np.testing.assert_allclose(whole, alone, atol=1e-6)
 
 
 def test_similarity_is_the_cosine_of_vectors(server, models):
@@ -115,13 +137,17 @@ def test_predict_equals_the_predictor_for_texts_and_pairs(server, models):
     np.testing.assert_allclose(exponentials / exponentials.sum(), expected, atol=1e-6)
 
 
-def test_rerank_sorts_texts_by_the_sigmoid_of_their_score(server, models):
+def test_rerank_gives_values_of_regression_and_probabilities_else(server, models, monkeypatch):
     predict = Predictor(models["relevance"])
     values = [predict(("the sea", text))["value"] for text in TEXTS]
     raw = server.post("/rerank", query="the sea", texts=TEXTS, raw_scores=True).json()
     assert {each["index"]: each["score"] for each in raw} == pytest.approx(
         dict(enumerate(values)), abs=1e-6
     )
+    assert server.post("/rerank", query="the sea", texts=TEXTS).json() == raw
+    # Both heads have the same parameters.
+    service = server.state.models.by_name["relevance"].task
+    monkeypatch.setattr(service, "head", RankingHead())
     answer = server.post("/rerank", query="the sea", texts=TEXTS, return_text=True).json()
     assert [each["index"] for each in answer] == [each["index"] for each in raw]
     for each in answer:
@@ -232,7 +258,7 @@ def test_official_openai_client_reads_embeddings_models_and_errors(server, model
     assert "reviews" in [model.id for model in client.models.list()]
     with pytest.raises(openai.NotFoundError, match="no model 'gpt'"):
         client.embeddings.create(input="a", model="gpt")
-    with pytest.raises(openai.BadRequestError, match="have more than 20 tokens"):
+    with pytest.raises(openai.BadRequestError, match="more than 20 tokens.* or use /embed"):
         client.embeddings.create(input="the " * 30, model="encoder")
 
 
@@ -254,13 +280,14 @@ def test_every_route_is_documented_without_addresses_of_other_hosts(server):
     assert names and set(names) <= set(schema["components"]["schemas"])
     docs = server.client.get("/docs")
     assert "POST /embed" in docs.text and not re.search("https?:", docs.text)
-    assert docs.headers["content-security-policy"] == "default-src 'self'"
+    assert docs.headers["content-security-policy"].startswith("default-src 'self'; ")
 
 
 def test_browser_gets_the_page_and_no_file_outside_of_it(server):
     page = server.client.get("/", headers={"accept": "text/html,*/*"})
     assert page.status_code == 200 and "<html" in page.text
-    assert page.headers["content-security-policy"] == "default-src 'self'"
-    for path in ("/page/..%2Fapp.py", "/page/%2e%2e%2fapp.py", "/page/nothing.js"):
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    long = f"/page/{'a' * 300}.js"  # longer than a file system allows
+    for path in ("/page/..%2Fapp.py", "/page/%2e%2e%2fapp.py", "/page/nothing.js", long):
         assert server.client.get(path).status_code == 404
     assert server.client.get("/").text == ""  # without a browser, the health

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
+from bert_jax.errors import UserError
 from bert_jax.models.sentence_encoder.config import Normalize, PoolingMode
 from bert_jax.models.sentence_encoder.network import build_sentence_encoder
 from bert_jax.predict.batching import require_tokenizer
@@ -26,6 +28,9 @@ _PROMPT_LENGTH = "prompt_length"
 """Field of a batch: the number of tokens at the start of a text that are not pooled, int32 [B]."""
 _POOLING_NAMES: dict[PoolingMode, str] = {"lasttoken": "last_token"}
 """TEI's names of poolings, where they differ."""
+
+MAX_TOKEN_EMBEDDINGS = 16_384
+"""Maximum number of tokens of a request to /embed_all: their JSON has 250 MB at a width of 768."""
 
 
 class EmbeddingService:
@@ -122,16 +127,27 @@ class EmbeddingService:
         truncate: bool = True,
         keep_end: bool = False,
         prompt_name: str | None = None,
-    ) -> Work[list[np.ndarray]]:
-        """Tokenizes texts; the result is the hidden state of each token, float32 [length, D]."""
+    ) -> Work[list[msgspec.Raw]]:
+        """Tokenizes texts; the result is the JSON of the hidden states [length, D] of each text.
+
+        Raises:
+          RequestError: the texts have more than `MAX_TOKEN_EMBEDDINGS` tokens together.
+        """
         lengths: list[int] = []
 
-        def decode(outputs: Sequence[Arrays]) -> list[np.ndarray]:
+        def decode(outputs: Sequence[Arrays]) -> list[msgspec.Raw]:
             pairs = zip(outputs, lengths, strict=True)
-            return [output["token_embeddings"][:length] for output, length in pairs]
+            return [_rows_to_json(output["token_embeddings"][:length]) for output, length in pairs]
 
         work = self._work(items, "token_embeddings", decode, truncate, keep_end, prompt_name)
         lengths += map(len, work.sequences)
+        if work.num_tokens > MAX_TOKEN_EMBEDDINGS:
+            raise RequestError(
+                "too_large",
+                f"the request has {work.num_tokens:,} tokens; /embed_all computes at most "
+                f"{MAX_TOKEN_EMBEDDINGS:,}, so send it in several requests",
+                "inputs",
+            )
         return work
 
     def _work(
@@ -143,7 +159,7 @@ class EmbeddingService:
         keep_end: bool,
         prompt_name: str | None,
     ) -> Work[Any]:
-        prompt = choose_prompt(self._config, prompt_name, None)
+        prompt = self.prompt(prompt_name)
         ids, num_truncated = encode_inputs(
             items, self.tokenizer, self.max_length, prompt=prompt, keep_end=keep_end
         )
@@ -166,6 +182,17 @@ class EmbeddingService:
             num_truncated=num_truncated,
         )
 
+    def prompt(self, name: str | None) -> str:
+        """Returns the text of a prompt, or of the default prompt; "" for none.
+
+        Raises:
+          RequestError: there is no prompt of that name.
+        """
+        try:
+            return choose_prompt(self._config, name, None)
+        except UserError as error:
+            raise RequestError("validation", str(error), "prompt_name") from None
+
     def _prompt_lengths(
         self, items: Sequence[TextInput], prompt: str
     ) -> Sequence[np.ndarray | None]:
@@ -182,3 +209,8 @@ class EmbeddingService:
             message = f"the prompt has {length} tokens, which leaves none of {self.max_length}"
             raise RequestError("validation", f"{message} for a text", "prompt_name")
         return [np.array(length if isinstance(item, str) else 0, np.int32) for item in items]
+
+
+def _rows_to_json(rows: np.ndarray) -> msgspec.Raw:
+    """Returns the JSON of float [rows, D]; other threads of the server run between two rows."""
+    return msgspec.Raw(b"[" + b",".join(msgspec.json.encode(row.tolist()) for row in rows) + b"]")

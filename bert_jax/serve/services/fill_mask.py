@@ -20,6 +20,8 @@ from bert_jax.serve.work import Work, count_characters, encode_inputs
 MASKS_PER_SEQUENCE = 4
 """Masks that a row of a batch has room for; a text with more is computed in several rows."""
 MAX_TOP_K = 100
+MAX_CANDIDATES = 10_000
+"""Maximum number of candidates of a request: each of them is decoded, with its text."""
 _MAX_ROWS = 8
 
 
@@ -64,7 +66,8 @@ class FillMaskService:
         """Tokenizes texts; the result is, for each text and mask, the candidates.
 
         Raises:
-          RequestError: a text has no mask or is too long, or `top_k` is out of range.
+          RequestError: a text has no mask or is too long, `top_k` is out of range, or the masks
+            have more than `MAX_CANDIDATES` candidates together.
         """
         if not 1 <= top_k <= self.max_top_k:
             message = f"`top_k` is {top_k}; expected 1 to {self.max_top_k}"
@@ -88,6 +91,7 @@ class FillMaskService:
                         outputs=("ids", "probabilities"),
                     )
                 )
+        self._check_candidates(sum(map(len, positions)), top_k)
 
         def decode(outputs: Sequence[Arrays]) -> list[list[list[dict[str, Any]]]]:
             remaining, results = iter(outputs), []
@@ -125,6 +129,16 @@ class FillMaskService:
                 f"`inputs[{index}]` has {len(row)} tokens; expected at most {self.max_length}, so "
                 "shorten it around its mask",
                 "inputs",
+            )
+
+    def _check_candidates(self, num_masks: int, top_k: int) -> None:
+        if num_masks * top_k > MAX_CANDIDATES:
+            raise RequestError(
+                "validation",
+                f"the request has {num_masks:,} masks, with {top_k} tokens for each; expected at "
+                f"most {MAX_CANDIDATES:,} tokens for all masks, so send several requests, or a "
+                "smaller `top_k`",
+                "top_k",
             )
 
     def _candidates(

@@ -128,13 +128,13 @@ class TaskService:
 
     @property
     def is_number(self) -> bool:
-        """Returns whether the output of the model is the score itself, and not a logit."""
-        return isinstance(self.head, RegressionHead) or self.has_identity_activation
+        """Returns whether the output of the model is the score itself, and not a logit.
 
-    @property
-    def has_identity_activation(self) -> bool:
-        """Returns whether a cross-encoder was trained to give relevance without a sigmoid."""
-        return isinstance(self.head, RankingHead) and isinstance(self.head.activation, Identity)
+        That is so for regression, and for a cross-encoder that was trained without a sigmoid.
+        """
+        return isinstance(self.head, RegressionHead) or (
+            isinstance(self.head, RankingHead) and isinstance(self.head.activation, Identity)
+        )
 
     def predict(
         self,
