@@ -258,7 +258,7 @@ def test_official_openai_client_reads_embeddings_models_and_errors(server, model
     assert "reviews" in [model.id for model in client.models.list()]
     with pytest.raises(openai.NotFoundError, match="no model 'gpt'"):
         client.embeddings.create(input="a", model="gpt")
-    with pytest.raises(openai.BadRequestError, match="more than 20 tokens.* or use /embed"):
+    with pytest.raises(openai.BadRequestError, match=r"more than 20 tokens.* or use /embed"):
         client.embeddings.create(input="the " * 30, model="encoder")
 
 
