@@ -11,6 +11,8 @@ from bert_jax.batch import BatchSpec, batch_spec
 from bert_jax.data.config import PretrainingData
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.pretraining.batch_builder import select_fields
+from bert_jax.data.sentence_embeddings.config import SentenceEmbeddingData
+from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.make import make_objective
 from bert_jax.train.config import Phase
@@ -52,7 +54,8 @@ def make_inputs(experiment: Experiment) -> tuple[Inputs, ...]:
     """Returns the inputs of each phase.
 
     Raises:
-      UserError: labeled data is missing or damaged, or does not match the objective.
+      UserError: labeled data is missing or damaged, does not match the objective, or is data of
+        sentence embeddings, which `bert-jax plan` does not support.
     """
     data, phases = experiment.data, experiment.train.phases
     if isinstance(data, PretrainingData):
@@ -60,6 +63,11 @@ def make_inputs(experiment: Experiment) -> tuple[Inputs, ...]:
         return tuple(
             Inputs(phase=phase, fields=fields, shapes=(phase.sizes,), step_fractions=(1.0,))
             for phase in phases
+        )
+    if isinstance(data, SentenceEmbeddingData):
+        raise UserError(
+            "data is SentenceEmbeddingData, which bert-jax plan does not support; expected a "
+            "config of pretraining or fine-tuning"
         )
     source = make_source(experiment)
     cached_features = isinstance(experiment.train.tuning.features, CachedFeatures)

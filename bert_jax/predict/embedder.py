@@ -70,7 +70,7 @@ class Embedder:
           layers: the layers whose hidden states are pooled; 0 is the embeddings, N the last layer,
             and negative numbers count from the end. The vectors of several layers are
             concatenated, as in Devlin et al. 2019, section 5.3; the modules of the model after the
-            pooling are not applied. None is the last layer with these modules.
+            pooling and its `truncate_dim` are not applied. None is the last layer with these.
           normalize: whether vectors have length 1; None is that of the model.
           dimensions: the number of leading components that are kept; None is that of the model. As
             in sentence-transformers, the rest is normalized again only if `normalize` is true.
@@ -235,12 +235,14 @@ def _chosen_config(
 ) -> SentenceEncoderConfig:
     """Returns a config with the choices of a user; None is that of the model."""
     modules = config.modules if layers is None else ()
+    truncate_dim = config.truncate_dim if layers is None else None
     while normalize is False and modules and isinstance(modules[-1], Normalize):
         modules = modules[:-1]
     return dataclasses.replace(
         config,
         pooling=config.pooling if pooling is None else (pooling,),
         modules=modules,
+        truncate_dim=truncate_dim,
     )
 
 
@@ -254,7 +256,9 @@ def _embed(
     layers: tuple[int, ...] | None,
     normalize_last: bool,
 ) -> jax.Array:
-    network = build_sentence_encoder(encoder_config, config).merge(params)
+    # Cut here instead, because the vectors of several layers are longer than those of the head.
+    head_config = dataclasses.replace(config, truncate_dim=None)
+    network = build_sentence_encoder(encoder_config, head_config).merge(params)
     if layers is None:
         vectors = network.embed(batch, prompt_lengths)
     else:

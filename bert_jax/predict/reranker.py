@@ -55,7 +55,7 @@ class Reranker:
         self._predict = Predictor(model, max_length=max_length, batch_size=batch_size)
 
     def __call__(self, query: str, texts: Sequence[str]) -> np.ndarray:
-        """Returns the score of each text, float32 [n], in the order of the texts."""
+        """Returns the score of each text, float64 [n], in the order of the texts."""
         require_list_of_texts(texts)
         return self.score_pairs([(query, text) for text in texts])
 
@@ -64,7 +64,7 @@ class Reranker:
         pairs: Sequence[tuple[str, str]],
         on_progress: Callable[[int], object] | None = None,
     ) -> np.ndarray:
-        """Returns the score of each (query, text), float32 [n].
+        """Returns the score of each (query, text), float64 [n].
 
         Args:
           on_progress: called after each batch with the number of pairs that it finished.
@@ -73,7 +73,8 @@ class Reranker:
           UserError: a text is empty.
         """
         predictions = self._predict(list(pairs), on_progress=on_progress)
-        outputs = np.array([prediction[self._field] for prediction in predictions], np.float32)
+        # In float32, the sigmoid of every output above 17 would be 1, and their order lost.
+        outputs = np.array([prediction[self._field] for prediction in predictions], np.float64)
         match self._activation:
             case Sigmoid():
                 return expit(outputs)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import MissingExtraError
-from bert_jax.search.nearest import Neighbors, check_top_k, top_scores
+from bert_jax.search.nearest import NO_ROW, Neighbors, check_top_k, top_scores
 
 RANK_CONSTANT = 60
 """The constant of reciprocal rank fusion (Cormack et al. 2009)."""
@@ -38,17 +38,17 @@ class Bm25:
     def search(self, queries: Sequence[str], top_k: int) -> Neighbors:
         """Returns the documents with the largest scores, ties in the order of documents.
 
-        Documents without a word of the query have the score 0.
+        Documents without a word of the query are left out, so a query may have fewer than `top_k`.
 
         Raises:
           ConfigError: `top_k` is above the number of documents.
         """
         check_top_k(top_k, self._num_documents)
         parts = [top_scores(self._scores(words)[None], top_k) for words in self._words(queries)]
-        return Neighbors(
-            np.concatenate([np.zeros((0, top_k), np.int64), *(part.rows for part in parts)]),
-            np.concatenate([np.zeros((0, top_k), np.float32), *(part.scores for part in parts)]),
-        )
+        rows = np.concatenate([np.zeros((0, top_k), np.int64), *(part.rows for part in parts)])
+        scores = [np.zeros((0, top_k), np.float32), *(part.scores for part in parts)]
+        scores = np.concatenate(scores)
+        return Neighbors(np.where(scores > 0, rows, NO_ROW), scores)
 
     def _words(self, texts: Sequence[str]) -> list[list[str]]:
         return self._bm25s.tokenize(
@@ -66,16 +66,18 @@ def fuse_ranks(rankings: Sequence[Neighbors], top_k: int) -> Neighbors:
 
     The score of a document is the sum of 1 / (60 + rank) over the rankings that contain it.
     """
-    rows, scores = [], []
-    for query_rows in zip(*(ranking.rows for ranking in rankings), strict=True):
+    num_queries = len(rankings[0].rows)
+    rows = np.full((num_queries, top_k), NO_ROW, np.int64)
+    scores = np.zeros((num_queries, top_k), np.float32)
+    for query, query_rows in enumerate(zip(*(each.rows for each in rankings), strict=True)):
         totals: dict[int, float] = {}
         for ranking in query_rows:
-            for rank, row in enumerate(ranking.tolist(), start=1):
+            for rank, row in enumerate(ranking[ranking != NO_ROW].tolist(), start=1):
                 totals[row] = totals.get(row, 0.0) + 1 / (RANK_CONSTANT + rank)
         best = sorted(totals, key=lambda row: (-totals[row], row))[:top_k]
-        rows.append(best)
-        scores.append([totals[row] for row in best])
-    return Neighbors(np.array(rows, np.int64), np.array(scores, np.float32))
+        rows[query, : len(best)] = best
+        scores[query, : len(best)] = [totals[row] for row in best]
+    return Neighbors(rows, scores)
 
 
 def _import_bm25s() -> Any:

@@ -46,7 +46,6 @@ class _Progress:
 
     digest: str
     fingerprint: str
-    width: int = 0
     num_embedded: int = 0
 
 
@@ -159,7 +158,6 @@ def _write_vectors(building: Path, offsets: np.ndarray, digest: str, encoder: Te
                     _Progress(
                         digest=digest,
                         fingerprint=encoder.id.fingerprint,
-                        width=vectors.shape[1],
                         num_embedded=rows.stop,
                     )
                 ),

@@ -37,26 +37,35 @@ class RetrievalSet:
       documents: in the order of the file.
       queries: query id -> text; only queries with a relevant document.
       relevance: query id -> document id -> relevance above 0.
+      ignores_own_document: whether the document with the id of a query is not a result for it; so
+        in BEIR, where queries of some sets are documents.
     """
 
     name: str
     documents: tuple[Document, ...]
     queries: Mapping[str, str]
     relevance: Relevance
+    ignores_own_document: bool = False
 
 
 def read_collection(
-    patterns: Sequence[str], *, encoding: str | None = None, errors: str | None = None
+    patterns: Sequence[str],
+    *,
+    encoding: str | None = None,
+    errors: str | None = None,
+    keep_empty: bool = False,
 ) -> Iterator[Document]:
     """Yields the documents of files, in the order of the sorted file names.
 
     A `.jsonl` file has an object with "text" on each line; "_id" or "id" is the id, and a "title"
     is put in front of the text, as in BEIR. Any other file has a text on each line. A document
-    without an id gets "file name:line number". Lines without text are left out.
+    without an id gets "file name:line number".
 
     Args:
       patterns: names of files and glob patterns, also of `.gz` files.
       encoding, errors: as in `read_text`.
+      keep_empty: whether objects without text are documents; they are left out by default, as
+        empty lines always are.
 
     Raises:
       UserError: a pattern matches no file, a file cannot be read, a field is not text, or an id
@@ -64,7 +73,7 @@ def read_collection(
     """
     location_by_id: dict[str, str] = {}
     for path in expand_globs(patterns):
-        for location, document in _read_file(path, encoding, errors):
+        for location, document in _read_file(path, encoding, errors, keep_empty):
             if document.id in location_by_id:
                 raise UserError(
                     f"{location}: the id {document.id!r} is already used in "
@@ -75,7 +84,7 @@ def read_collection(
 
 
 def _read_file(
-    path: str, encoding: str | None, errors: str | None
+    path: str, encoding: str | None, errors: str | None, keep_empty: bool
 ) -> Iterator[tuple[str, Document]]:
     if Path(path.removesuffix(".gz")).suffix not in (".jsonl", ".ndjson"):
         for key, text in read_documents(
@@ -91,7 +100,7 @@ def _read_file(
                 f"{location}: no field 'text' (found {', '.join(record) or 'none'}); expected the "
                 "text, and optionally '_id' and 'title'"
             )
-        if text:
+        if text or keep_empty:
             yield (
                 location,
                 Document(_record_id(record, location, f"{Path(path).name}:{number}"), text),
@@ -155,7 +164,7 @@ def _read_beir(folder: Path) -> RetrievalSet:
             f"{folder}: {describe_folder(folder)}; expected the layout of BEIR: corpus.jsonl, "
             "queries.jsonl and qrels/test.tsv (or dev.tsv, or train.tsv)"
         )
-    documents = tuple(read_collection([str(folder / "corpus.jsonl")]))
+    documents = tuple(read_collection([str(folder / "corpus.jsonl")], keep_empty=True))
     texts = {query.id: query.text for query in read_collection([str(folder / "queries.jsonl")])}
     relevance = _read_qrels(qrels, {document.id for document in documents}, texts)
     if not relevance:
@@ -165,6 +174,7 @@ def _read_beir(folder: Path) -> RetrievalSet:
         documents=documents,
         queries={query: texts[query] for query in relevance},
         relevance=relevance,
+        ignores_own_document=True,
     )
 
 
@@ -182,18 +192,19 @@ def _read_qrels(
         )
     for row in table.rows:
         query, document, score = (row.cells[name] for name in table.columns[:3])
-        if query not in known_queries or document not in known_documents:
-            missing = f"query {query!r}" if query not in known_queries else f"document {document!r}"
-            raise UserError(
-                f"{row.location}: there is no {missing} in the files of this folder; copy the "
-                "whole data set again"
-            )
         try:
             grade = int(score)
         except ValueError:
             raise UserError(
                 f"{row.location}: the score is {score!r}; expected a whole number"
             ) from None
-        if grade > 0:
-            relevance.setdefault(query, {})[document] = grade
+        if grade <= 0:
+            continue
+        if query not in known_queries or document not in known_documents:
+            missing = f"query {query!r}" if query not in known_queries else f"document {document!r}"
+            raise UserError(
+                f"{row.location}: there is no {missing} in the files of this folder; copy the "
+                "whole data set again"
+            )
+        relevance.setdefault(query, {})[document] = grade
     return relevance

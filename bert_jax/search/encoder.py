@@ -51,6 +51,9 @@ class EmbedderEncoder:
     Vectors are normalized, so that their dot product is the cosine, unless the similarity of the
     model is "dot". As `encode_query` and `encode_document` of sentence-transformers do, queries get
     the model's prompt "query", and documents "document", "passage" or "corpus", if there are any.
+
+    Attributes:
+      num_truncated: number of documents so far that are longer than `max_length` tokens.
     """
 
     def __init__(self, model: LoadedModel, *, pooling: PoolingMode | None = None):
@@ -76,6 +79,7 @@ class EmbedderEncoder:
         self._document_prompt = next((name for name in _DOCUMENT_PROMPTS if name in names), None)
         digests = paths.fingerprint(sentence_model.params), config_lib.fingerprint(config)
         self.id = EncoderId(model.path, "-".join(digests), pooling)
+        self.max_length, self.num_truncated = self._embed.max_length, 0
 
     def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
         """Returns the vectors of documents, float32 [n, D].
@@ -83,7 +87,9 @@ class EmbedderEncoder:
         Raises:
           UserError: a vector is not finite.
         """
-        return self._encode(texts, self._document_prompt)
+        vectors, num_truncated = self._encode(texts, self._document_prompt)
+        self.num_truncated += num_truncated
+        return vectors
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Returns the vectors of queries, float32 [n, D].
@@ -91,12 +97,17 @@ class EmbedderEncoder:
         Raises:
           UserError: a vector is not finite.
         """
-        return self._encode(texts, self._query_prompt)
+        return self._encode(texts, self._query_prompt)[0]
 
-    def _encode(self, texts: Sequence[str], prompt_name: str | None) -> np.ndarray:
-        vectors = self._embed.vectors(texts, prompt_name=prompt_name)
+    def _encode(self, texts: Sequence[str], prompt_name: str | None) -> tuple[np.ndarray, int]:
+        """Returns the vectors of texts, and how many texts were truncated."""
+        embeddings = self._embed(list(texts), prompt_name=prompt_name)
+        vectors = np.zeros((len(texts), self._embed.embedding_size), np.float32)
+        for index, embedding in enumerate(embeddings):
+            vectors[index] = embedding.vector
         check_finite_vectors(vectors, self.id.model)
-        return normalize(vectors) if self._is_normalized else vectors
+        num_truncated = sum(embedding.truncated for embedding in embeddings)
+        return normalize(vectors) if self._is_normalized else vectors, num_truncated
 
 
 def check_finite_vectors(vectors_ND: np.ndarray, model: str) -> None:

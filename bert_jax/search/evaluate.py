@@ -11,7 +11,7 @@ from bert_jax.predict.reranker import Reranker
 from bert_jax.search.bm25 import Bm25, fuse_ranks
 from bert_jax.search.documents import RetrievalSet
 from bert_jax.search.encoder import TextEncoder
-from bert_jax.search.nearest import Neighbors, exact_neighbors
+from bert_jax.search.nearest import NO_ROW, Neighbors, exact_neighbors
 
 DEPTH = 100
 """Documents of a query that are retrieved, evaluated and fused."""
@@ -44,14 +44,16 @@ def evaluate_retrieval(
     """
     texts = [document.text for document in retrieval_set.documents]
     queries = list(retrieval_set.queries.values())
-    depth = min(DEPTH, len(texts))
-    found = {"bm25": Bm25(texts).search(queries, depth)}
+    # One more than is evaluated, because the document of the query itself may be left out.
+    depth = min(DEPTH + 1, len(texts))
+    found = {"bm25": _results(retrieval_set, Bm25(texts).search(queries, depth))}
     best = "bm25"
     if encoder is not None:
         documents_ND = _encode(encoder.encode_documents, texts, "documents")
         queries_QD = _encode(encoder.encode_queries, queries, "queries")
-        found["dense"] = exact_neighbors(queries_QD, documents_ND, depth)
-        found["hybrid"] = fuse_ranks([found["dense"], found["bm25"]], depth)
+        dense = exact_neighbors(queries_QD, documents_ND, depth)
+        found["dense"] = _results(retrieval_set, dense)
+        found["hybrid"] = fuse_ranks([found["dense"], found["bm25"]], DEPTH)
         best = "dense"
     if reranker is not None:
         candidates = found[best].rows[:, :num_candidates]
@@ -84,16 +86,32 @@ def _encode(
     return np.concatenate(groups)
 
 
+def _results(retrieval_set: RetrievalSet, found: Neighbors) -> Neighbors:
+    """Returns the first `DEPTH` results of each query, without the query's own document."""
+    row_of_id: dict[str, int] = {}
+    if retrieval_set.ignores_own_document:
+        row_of_id = {document.id: row for row, document in enumerate(retrieval_set.documents)}
+    own = np.array([row_of_id.get(query, NO_ROW) for query in retrieval_set.queries], np.int64)
+    left_out = (found.rows == own[:, None]) | (found.rows == NO_ROW)
+    order = np.argsort(left_out, axis=1, kind="stable")[:, :DEPTH]
+    rows = np.where(left_out, NO_ROW, found.rows)
+    scores = np.where(left_out, 0, found.scores)
+    return Neighbors(np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1))
+
+
 def _rerank(
     reranker: Reranker, queries: Sequence[str], texts: Sequence[str], candidates_QK: np.ndarray
 ) -> Neighbors:
+    # Documents without text, which a cross-encoder cannot read, come last.
+    has_text_N = np.array([bool(text.strip()) for text in texts])
+    is_scored_QK = (candidates_QK != NO_ROW) & has_text_N[candidates_QK]
     pairs: list[tuple[str, str]] = [
-        (query, str(texts[row]))
-        for query, rows in zip(queries, candidates_QK, strict=True)
-        for row in rows.tolist()
+        (queries[query], str(texts[candidates_QK[query, rank]]))
+        for query, rank in np.argwhere(is_scored_QK).tolist()
     ]
+    scores_QK = np.full(candidates_QK.shape, -np.inf)
     with tqdm(desc="reranking", total=len(pairs), unit=" pairs", disable=None) as bar:
-        scores_QK = reranker.score_pairs(pairs, bar.update).reshape(candidates_QK.shape)
+        scores_QK[is_scored_QK] = reranker.score_pairs(pairs, bar.update)
     order = np.argsort(-scores_QK, axis=1, kind="stable")
     return Neighbors(
         np.take_along_axis(candidates_QK, order, 1), np.take_along_axis(scores_QK, order, 1)
@@ -103,6 +121,10 @@ def _rerank(
 def _to_run(retrieval_set: RetrievalSet, found: Neighbors) -> dict[str, dict[str, float]]:
     ids = [document.id for document in retrieval_set.documents]
     return {
-        query: {ids[row]: score for row, score in zip(rows.tolist(), scores.tolist(), strict=True)}
+        query: {
+            ids[row]: score
+            for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
+            if row != NO_ROW
+        }
         for query, rows, scores in zip(retrieval_set.queries, found.rows, found.scores, strict=True)
     }

@@ -26,6 +26,7 @@ from bert_jax.search.bm25 import Bm25, fuse_ranks
 from bert_jax.search.documents import Document
 from bert_jax.search.encoder import TextEncoder
 from bert_jax.search.nearest import (
+    NO_ROW,
     ApproximateNeighbors,
     Neighbors,
     check_top_k,
@@ -117,6 +118,11 @@ class SearchIndex:
             self.info: IndexInfo = from_json(IndexInfo, content, INFO)
         except ConfigError as error:
             raise UserError(f"{self.folder / INFO}: {error}; index the texts again") from None
+        if self.info.version != FORMAT_VERSION:
+            raise UserError(
+                f"{self.folder / INFO}: the version of the format is {self.info.version}; expected "
+                f"{FORMAT_VERSION}: index the texts again"
+            )
         self.vectors = open_array(self.folder / VECTORS)
         self._offsets = open_array(self.folder / OFFSETS)
         expected = (self.info.num_documents, self.info.width)
@@ -148,6 +154,8 @@ class SearchIndex:
     ) -> list[list[Hit]]:
         """Returns the best documents of each query, the best first.
 
+        `Lexical` returns only documents that share a word with the query, so perhaps fewer.
+
         Args:
           encoder: the model that embedded the documents; `Lexical` needs none.
 
@@ -160,10 +168,12 @@ class SearchIndex:
             [
                 Hit(document, float(score), row)
                 for document, score, row in zip(
-                    self.documents(rows.tolist()), scores, rows.tolist(), strict=True
+                    self.documents(rows.tolist()), scores, rows.tolist(), strict=False
                 )
             ]
-            for rows, scores in zip(found.rows, found.scores, strict=True)
+            for rows, scores in zip(
+                (rows[rows != NO_ROW] for rows in found.rows), found.scores, strict=True
+            )
         ]
 
     def neighbors(

@@ -13,12 +13,15 @@ from bert_jax.errors import ConfigError, MissingExtraError, UserError, check_ran
 ROWS_PER_BLOCK = 65_536
 """Vectors whose scores are computed at once."""
 _QUERIES_PER_BLOCK = 256
+NO_ROW = -1
+"""Fills the rows of `Neighbors` for a query with fewer results than others."""
 
 
 class Neighbors(NamedTuple):
     """Holds the best vectors of each query: row numbers int64 and scores float32, both [Q, k].
 
-    The best is first; rows with equal scores are in the order of their numbers.
+    The best is first; rows with equal scores are in the order of their numbers. A query with fewer
+    than k results has `NO_ROW` and the score 0 after them.
     """
 
     rows: np.ndarray
@@ -83,7 +86,8 @@ def top_scores(scores_QN: np.ndarray, top_k: int) -> Neighbors:
 class ApproximateNeighbors:
     """Finds neighbors through a graph (HNSW), without computing all dot products.
 
-    It is worth its recall below 1 for collections of more than about a million vectors.
+    It is much faster than exact search for collections of more than about a million vectors, but
+    misses some of the nearest ones (its recall is below 1).
     """
 
     def __init__(self, graph: Any):
@@ -126,6 +130,8 @@ class ApproximateNeighbors:
     def search(self, queries_QD: np.ndarray, top_k: int) -> Neighbors:
         """Returns the neighbors of each query that the graph finds.
 
+        If the graph finds fewer than `top_k` for a query, all dot products are computed.
+
         Raises:
           ConfigError: `top_k` is above the number of vectors.
           UserError: the widths differ, or a query is not finite.
@@ -134,7 +140,11 @@ class ApproximateNeighbors:
         check_top_k(top_k, len(self._graph))
         # usearch explores at least `expansion_search` candidates; below top_k it would miss some.
         self._graph.expansion_search = max(64, 2 * top_k)
-        matches = self._graph.search(np.ascontiguousarray(queries_QD, np.float32), top_k)
+        queries_QD = np.ascontiguousarray(queries_QD, np.float32)
+        matches = self._graph.search(queries_QD, top_k)
+        # The matches of a single query have no counts, and no keys but those that were found.
+        if np.min(getattr(matches, "counts", len(matches.keys))) < top_k:
+            matches = self._graph.search(queries_QD, top_k, exact=True)
         shape = (len(queries_QD), -1)
         rows = np.asarray(matches.keys, np.int64).reshape(shape)
         scores = (1 - np.asarray(matches.distances, np.float32)).reshape(shape)

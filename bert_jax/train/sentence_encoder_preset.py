@@ -11,7 +11,7 @@ from bert_jax.data.sentence_embeddings.config import (
 from bert_jax.data.sentence_embeddings.text_groups import read_text_groups
 from bert_jax.errors import UserError, check_range
 from bert_jax.experiment import Experiment
-from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
+from bert_jax.models.sentence_encoder.config import PoolingMode, SentenceEncoderConfig
 from bert_jax.objectives.sentence_embeddings.config import (
     SentenceEmbedding,
     SentenceLoss,
@@ -43,6 +43,7 @@ def sentence_embedding_experiment(
     *,
     dev: TextFile | StsBenchmark | None = None,
     sentence_encoder: SentenceEncoderConfig | None = None,
+    pooling: PoolingMode | None = None,
     epochs: float = 1.0,
     batch_size: int = 64,
     chunk_size: int | None = None,
@@ -63,8 +64,10 @@ def sentence_embedding_experiment(
       dev: pairs with scores; None for no evaluation.
       sentence_encoder: pooling and what follows it; None for that of the model if it is a sentence
         encoder, otherwise the mean over all tokens.
+      pooling: replaces only the pooling of `sentence_encoder`; None to change nothing.
       chunk_size: examples that are encoded at once; None for all.
-      max_length: tokens of a text that are read; None for 128, or what the model allows.
+      max_length: tokens of a text that are read; None for the `max_seq_length` of a sentence
+        encoder, otherwise 128, and not more than the model allows.
       eval_every: updates between evaluations; None for ten in the run.
 
     Raises:
@@ -72,11 +75,12 @@ def sentence_embedding_experiment(
     """
     _check_hyperparameters(epochs, batch_size, warmup_ratio)
     loaded = _load_starting_model(model)
+    base = sentence_encoder or sentence_model_of(loaded).config
+    if pooling is not None:
+        base = dataclasses.replace(base, pooling=(pooling,))
     if max_length is None:
-        max_length = min(DEFAULT_MAX_LENGTH, loaded.config.max_length)
-    encoder_config = dataclasses.replace(
-        sentence_encoder or sentence_model_of(loaded).config, max_seq_length=max_length
-    )
+        max_length = min(base.max_seq_length or DEFAULT_MAX_LENGTH, loaded.config.max_length)
+    encoder_config = dataclasses.replace(base, max_seq_length=max_length)
     data = SentenceEmbeddingData(train=train, dev=dev, tokenizer=str(tokenizer_folder(model)))
     experiment = Experiment(
         name="sentence-encoder",

@@ -64,6 +64,15 @@ def test_pooled_states_of_the_chosen_layers(model, alone, pooling, layers):
         assert not truncated
 
 
+def test_dimensions_of_several_layers(model, alone):
+    config = SentenceEncoderConfig(truncate_dim=5)
+    sentence = SentenceModel(model=model, config=config, is_trained=True)
+    expected = np.concatenate([alone[TEXTS[1]][layer].mean(0) for layer in (1, 2)])
+    for dimensions, size in ((20, 20), (None, 32)):
+        vector = Embedder(sentence, layers=(1, 2), dimensions=dimensions)(TEXTS[1]).vector
+        np.testing.assert_allclose(vector, expected[:size], atol=2e-6)
+
+
 def test_long_text_is_truncated_and_reported(model):
     embed = Embedder(model)
     long, cut = embed(["the " * 40, "the " * 18])

@@ -29,13 +29,20 @@ def test_score_is_the_sigmoid_of_the_logit_unless_it_is_the_identity(model):
     predictions = Predictor(model)([(QUERY, text) for text in TEXTS])
     logits = np.array([prediction["logit"] for prediction in predictions])
     scores = Reranker(model)(QUERY, TEXTS)
-    assert scores.dtype == np.float32 and len({*scores}) == 3
+    assert scores.dtype == np.float64 and len({*scores}) == 3
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), rtol=1e-5)
     assert [p["score"] for p in predictions] == pytest.approx(scores.tolist(), rel=1e-5)
     raw = dataclasses.replace(model, head=RankingHead(activation=Identity()))
     np.testing.assert_allclose(Reranker(raw)(QUERY, TEXTS), logits, rtol=1e-5)
     regression = dataclasses.replace(model, head=RegressionHead())
     np.testing.assert_allclose(Reranker(regression)(QUERY, TEXTS), scores, rtol=1e-5)
+
+
+def test_sigmoids_of_large_logits_differ(model, monkeypatch):
+    rerank = Reranker(model)
+    logits = [{"logit": 20.0}, {"logit": 25.0}]
+    monkeypatch.setattr(rerank, "_predict", lambda pairs, on_progress: logits)
+    assert [each.position for each in rerank.rank(QUERY, TEXTS[:2])] == [1, 0]
 
 
 def test_ranked_texts_are_in_the_order_of_their_scores(model):

@@ -67,6 +67,13 @@ def test_document_is_the_best_for_its_own_text(index, method):
             assert hits[0].document.text == document.text and scores[0] == pytest.approx(1)
 
 
+def test_query_without_a_word_of_the_documents(index):
+    encoder = WordEncoder()
+    assert index.search(None, ["zebra"], 3, Lexical()) == [[]]
+    dense, hybrid = (index.search(encoder, ["zebra"], 3, m)[0] for m in (Dense(), Hybrid()))
+    assert [hit.row for hit in hybrid] == [hit.row for hit in dense]
+
+
 def test_files_of_the_index_are_complete(index):
     expected = WordEncoder().encode_documents([document.text for document in DOCUMENTS])
     np.testing.assert_array_equal(index.vectors, expected)
@@ -147,6 +154,10 @@ def test_bad_input_of_a_query(tmp_path, index):
     np.save(exact_only.folder / "vectors.npy", np.zeros((3, 32), np.float32))
     with pytest.raises(UserError, match=r"shape \[3, 32\].*describes 4 documents of width 32"):
         SearchIndex(exact_only.folder)
+    info = json.loads((exact_only.folder / "index.json").read_text())
+    (exact_only.folder / "index.json").write_text(json.dumps({**info, "version": 2}))
+    with pytest.raises(UserError, match="version of the format is 2; expected 1"):
+        SearchIndex(exact_only.folder)
 
 
 def test_collection_of_lines_and_json(tmp_path):
@@ -186,9 +197,12 @@ def write_beir(folder: Path, qrels: str) -> None:
 
 
 def test_beir_folder(tmp_path):
-    write_beir(tmp_path, "q\t1\t2\nq\t2\t0\n")
+    write_beir(tmp_path, "q\t1\t2\nq\t9\t0\n")
+    with (tmp_path / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "3", "title": "", "text": ""}\n')
     found = read_retrieval_set(f"beir:{tmp_path}")
-    assert found.documents == (("1", "Net red"), ("2", "sea"))
+    assert found.documents == (("1", "Net red"), ("2", "sea"), ("3", ""))
+    assert found.ignores_own_document
     assert found.queries == {"q": "net?"} and found.relevance == {"q": {"1": 2}}
 
 
@@ -238,6 +252,11 @@ def test_verbs_index_query_and_rerank(tmp_path, capsys, monkeypatch):
     files = ["--file", str(tmp_path / "texts.txt")]
     assert main(["search", "index", "model", *files, "--output", folder]) == 0
     assert "4 texts, vectors of width 16" in capsys.readouterr().out
+
+    (tmp_path / "long.txt").write_text("the " * 40 + "\na net\n")
+    long = ["--file", str(tmp_path / "long.txt"), "--output", str(tmp_path / "long")]
+    assert main(["search", "index", "model", *long]) == 0
+    assert "1 texts were truncated to 20 tokens" in capsys.readouterr().out
 
     dense = ["--model", "model", "--top-k", "2", "--json"]
     assert main(["search", "query", folder, texts[2], "sea", *dense]) == 0

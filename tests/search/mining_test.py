@@ -1,5 +1,6 @@
 """Covers bert_jax/search/mining.py and evaluate.py with slow references."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -132,7 +133,7 @@ class FirstTextReranker:
     """Scores the text with the number of the query highest."""
 
     def score_pairs(self, pairs, on_progress) -> np.ndarray:
-        return np.array([q.split()[1] == t.split()[1] for q, t in pairs], np.float32)
+        return np.array([q.split()[-1] == t.split()[1] for q, t in pairs], np.float32)
 
 
 def test_each_way_of_ranking_is_evaluated():
@@ -148,6 +149,30 @@ def test_each_way_of_ranking_is_evaluated():
     assert results["dense"]["mrr@10"] == pytest.approx(expected)
     assert results["reranked"]["mrr@10"] == pytest.approx(np.mean(ranks <= 30))
     assert list(evaluate_retrieval(SET)) == ["bm25"]
+
+
+def test_own_document_of_a_query_is_no_result():
+    pytest.importorskip("bm25s")
+    own = RetrievalSet(
+        name="own",
+        documents=(Document("a", "red net"), Document("b", "net sea"), Document("c", "")),
+        queries={"a": "red net", "z": "zebra"},
+        relevance={"a": {"b": 1}, "z": {"b": 1}},
+    )
+    # No document has a word of the second query, so nothing is found for it.
+    assert evaluate_retrieval(own)["bm25"]["mrr@10"] == pytest.approx(0.5 / 2)
+    ignoring = dataclasses.replace(own, ignores_own_document=True)
+    assert evaluate_retrieval(ignoring)["bm25"]["mrr@10"] == pytest.approx(1 / 2)
+
+    class Encoder(RandomEncoder):
+        def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
+            return np.eye(3, dtype=np.float32)[: len(texts)]
+
+        encode_queries = encode_documents
+
+    reranker: object = FirstTextReranker()
+    results = evaluate_retrieval(ignoring, Encoder(), reranker)  # type: ignore[arg-type]
+    assert results["reranked"]["recall@100"] == 1
 
 
 def test_sampled_queries_are_the_same_for_a_seed():

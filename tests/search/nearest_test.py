@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.search.bm25 import Bm25, fuse_ranks
-from bert_jax.search.nearest import ApproximateNeighbors, Neighbors, exact_neighbors
+from bert_jax.search.nearest import NO_ROW, ApproximateNeighbors, Neighbors, exact_neighbors
 
 RNG = np.random.default_rng(0)
 
@@ -55,6 +55,30 @@ def test_approximate_search_finds_most_neighbors(tmp_path: Path):
     assert (np.diff(found.scores, axis=1) <= 0).all()
 
 
+class IncompleteGraph:
+    """Finds one vector fewer than asked for, unless the search is exact."""
+
+    def __init__(self, graph):
+        self.graph, self.ndim = graph, graph.ndim
+
+    def __len__(self) -> int:
+        return len(self.graph)
+
+    def search(self, queries, top_k, exact=False):
+        return self.graph.search(queries, top_k if exact else top_k - 1, exact=exact)
+
+
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_graph_that_finds_too_few_is_searched_exactly(tmp_path: Path, num_queries: int):
+    pytest.importorskip("usearch")
+    vectors, queries = unit_vectors(50, 8), unit_vectors(num_queries, 8)
+    ApproximateNeighbors.build(vectors).save(tmp_path / "graph")
+    approximate = ApproximateNeighbors.load(tmp_path / "graph")
+    approximate._graph = IncompleteGraph(approximate._graph)
+    found = approximate.search(queries, 5)
+    np.testing.assert_array_equal(found.rows, exact_neighbors(queries, vectors, 5).rows)
+
+
 def test_damaged_graph_is_a_user_error(tmp_path: Path):
     pytest.importorskip("usearch")
     (tmp_path / "graph").write_bytes(b"not a graph")
@@ -88,9 +112,9 @@ def test_bm25_equals_the_formula():
     found = Bm25(DOCUMENTS).search(["Red NET", "the unknown"], 4)
     expected = slow_bm25(["red", "net"], words, k1=1.5, b=0.75)
     order = sorted(range(4), key=lambda row: (-expected[row], row))
-    assert found.rows[0].tolist() == order
+    assert found.rows[0].tolist() == [*order[:2], NO_ROW, NO_ROW]
     np.testing.assert_allclose(found.scores[0], np.array(expected)[order], rtol=1e-5)
-    assert found.rows[1].tolist() == [0, 1, 2, 3] and not found.scores[1].any()
+    assert (found.rows[1] == NO_ROW).all() and not found.scores[1].any()
     assert not Bm25(["the", "a"]).search(["red"], 2).scores.any()  # no words at all
 
 
@@ -101,3 +125,5 @@ def test_reciprocal_rank_fusion():
     assert fused.rows.tolist() == [[0, 2, 1]]
     expected = [1 / 61 + 1 / 62, 1 / 63 + 1 / 61, 1 / 62]
     np.testing.assert_allclose(fused.scores[0], expected, rtol=1e-6)
+    without = Neighbors(np.full((1, 3), NO_ROW), np.zeros((1, 3), np.float32))
+    assert fuse_ranks([first, without], 4).rows.tolist() == [[0, 1, 2, NO_ROW]]

@@ -15,7 +15,7 @@ from bert_jax.data.sentence_embeddings.config import (
     TextGroupsConfig,
 )
 from bert_jax.errors import ConfigError
-from bert_jax.models.sentence_encoder.config import POOLING_MODES, SentenceEncoderConfig
+from bert_jax.models.sentence_encoder.config import POOLING_MODES
 
 if TYPE_CHECKING:
     from bert_jax.objectives.sentence_embeddings.config import SentenceLoss
@@ -59,7 +59,10 @@ LOSSES = (
     "mse",
     "margin-mse",
 )
-_SETTINGS = ("epochs", "batch_size", "chunk_size", "learning_rate", "max_length", "eval_every")
+_SETTINGS = (
+    *("epochs", "batch_size", "chunk_size", "learning_rate", "max_length", "eval_every"),
+    *("seed", "pooling"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--max-length",
             int,
             "TOKENS",
-            "maximum length of a text (default: 128, but not more than the model allows)",
+            "maximum length of a text (default: that of a sentence encoder, or 128)",
         ),
         ("--eval-every", int, "N", "updates between evaluations (default: a tenth of the run)"),
         ("--seed", int, "N", "random seed (default: 0)"),
@@ -160,30 +163,26 @@ def _add_loss_arguments(parser: argparse.ArgumentParser) -> None:
     loss.add_argument(
         "--pooling",
         choices=POOLING_MODES,
-        help="how the hidden states of a text become one vector (default: mean)",
+        help="how hidden states of a text become one vector (default: that of the model, or mean)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Trains and returns the exit code of the run."""
+    from bert_jax.distributed.processes import config_from_environment, initialize
+
+    # First, because the number of updates depends on the number of processes.
+    initialize(config_from_environment())
+    from bert_jax.train.run import run as train_run
     from bert_jax.train.sentence_encoder_preset import sentence_embedding_experiment
 
     name = args.loss or _default_loss(args)
     train = _train_data(args, name)
-    given = {
-        key: value for key in (*_SETTINGS, "seed") if (value := getattr(args, key)) is not None
-    }
-    if args.pooling is not None:
-        given["sentence_encoder"] = SentenceEncoderConfig(pooling=(args.pooling,))
+    given = {key: value for key in _SETTINGS if (value := getattr(args, key)) is not None}
     experiment = sentence_embedding_experiment(
         train, args.model, _loss(args, name, train), dev=_dev_data(args), **given
     )
     experiment = override(experiment, args.overrides)
-    from bert_jax.distributed.processes import config_from_environment, initialize
-
-    initialize(config_from_environment())
-    from bert_jax.train.run import run as train_run
-
     return train_run(experiment, Path(args.run), args.checkpoints)
 
 
@@ -228,8 +227,10 @@ def _train_data(args: argparse.Namespace, loss: str) -> TextGroupsConfig:
             tasks: list[Snli | Glue] = []
             if args.snli_dir is not None:
                 tasks.append(Snli(folder=args.snli_dir))
-            # With --dev sts-b, --glue-dir may be there for STS-B only.
-            if args.glue_dir is not None and (not tasks or args.dev != "sts-b"):
+            # With --dev sts-b, --glue-dir may have STS-B only.
+            if args.glue_dir is not None and (
+                not tasks or args.dev != "sts-b" or (Path(args.glue_dir) / "MNLI").is_dir()
+            ):
                 tasks.append(Glue(task="mnli", folder=args.glue_dir))
             if not tasks:
                 raise ConfigError("nli needs --snli-dir or --glue-dir, the folder of its files")
@@ -256,7 +257,8 @@ def _train_data(args: argparse.Namespace, loss: str) -> TextGroupsConfig:
 
 def _check_flags(args: argparse.Namespace) -> None:
     """Raises a ConfigError for a flag that the data does not use."""
-    unused = ("snli_dir", "splits") if args.data == "columns" else ("train", "texts", "score")
+    files = ("train", "texts", "score", "label")
+    unused = ("snli_dir", "splits") if args.data == "columns" else files
     for name in unused:
         if getattr(args, name) is not None:
             flag = f"--{name.replace('_', '-')}"

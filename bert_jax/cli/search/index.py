@@ -64,3 +64,8 @@ def run(args: argparse.Namespace) -> None:
     encoder = EmbedderEncoder(load_model(args.model), pooling=args.pooling)
     index = build_index(output, documents, encoder, approximate=args.approximate)
     print(f"{output}: {len(index):,} texts, vectors of width {index.info.width}")
+    if encoder.num_truncated:
+        print(
+            f"{encoder.num_truncated:,} texts were truncated to {encoder.max_length} tokens; split "
+            "long texts, so that all of their words can be found"
+        )

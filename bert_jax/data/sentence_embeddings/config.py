@@ -96,8 +96,11 @@ class StsBenchmark:
 
 
 PairSampling = Literal["oversampling", "undersampling", "unique"]
-"""How many pairs of equal and of different classes are trained on: as many as there are of the
-more or of the less frequent kind, or all pairs once."""
+"""How many pairs of equal and of different classes are trained on.
+
+"oversampling" repeats the rarer kind; "undersampling" drops pairs of the more frequent kind;
+"unique" takes every pair once.
+"""
 PAIR_SAMPLINGS: tuple[PairSampling, ...] = get_args(PairSampling)
 
 

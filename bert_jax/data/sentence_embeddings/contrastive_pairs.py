@@ -2,8 +2,9 @@
 
 A positive pair has two texts of one class, or the same text twice; a negative pair has texts of two
 classes. Each unordered pair exists once. The number of pairs grows with the square of the number of
-texts, so none is stored: pair k of a kind is computed from k, and a permutation without a table
-decides which pairs are taken. The numbers of pairs are those of `ContrastiveDataset` in setfit 1.2.
+texts, so only the pairs of an epoch are stored: pair k of a kind is computed from k, and a
+permutation without a table decides which pairs are taken. The numbers of pairs are those of
+`ContrastiveDataset` in setfit 1.2.
 """
 
 import numpy as np
@@ -13,6 +14,8 @@ from bert_jax.data.pretraining.rng import epoch_key, permute
 from bert_jax.data.sentence_embeddings.config import PairSampling
 from bert_jax.errors import UserError
 
+MAX_PAIRS = 2**24
+"""More pairs than this would take too much memory; small training sets need far fewer."""
 _POSITIVE, _NEGATIVE = 0, 1
 
 
@@ -32,7 +35,8 @@ def sample_pairs(
       (indices of the texts of each pair, int64 [pairs, 2]; float32 [pairs], 1 for positive pairs).
 
     Raises:
-      UserError: there are fewer than two classes, so there is no negative pair.
+      UserError: there are fewer than two classes, so there is no negative pair; or more than
+        `MAX_PAIRS` pairs would be sampled.
     """
     totals = num_positive, num_negative = count_pairs(class_ids)
     if not num_negative:
@@ -47,6 +51,12 @@ def sample_pairs(
     else:
         choose = max if sampling == "oversampling" else min
         sizes = (choose(num_positive, num_negative),) * 2
+    if sum(sizes) > MAX_PAIRS:
+        raise UserError(
+            f"contrastive tuning would take {sum(sizes):,} pairs of {len(class_ids):,} training "
+            f"examples; expected at most {MAX_PAIRS:,}: set ContrastivePairs.num_iterations, such "
+            "as to 20, or use fewer examples"
+        )
     sampled = [np.arange(size) % total for size, total in zip(sizes, totals, strict=True)]
     positive = permute(sampled[0], num_positive, epoch_key(seed, _POSITIVE))
     negative = permute(sampled[1], num_negative, epoch_key(seed, _NEGATIVE))

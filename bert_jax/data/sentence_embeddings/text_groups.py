@@ -119,7 +119,15 @@ def _read_contrastive_pairs(config: ContrastivePairs) -> TextGroups:
             "classes decide which texts are similar"
         )
     examples = [e for e in task.splits.get("train", ()) if isinstance(e, TextExample)]
-    class_ids = np.array([task.labels.index(str(example.label)) for example in examples])
+    ids = {label: index for index, label in enumerate(task.labels)}
+    for example in examples:
+        if example.label not in ids:
+            label = "no label" if example.label is None else f"the label {example.label!r}"
+            raise UserError(
+                f"{task.name}: training example {example.id} has {label}; expected one of "
+                f"{', '.join(task.labels)}"
+            )
+    class_ids = np.array([ids[str(example.label)] for example in examples])
     indices, scores = sample_pairs(
         class_ids, config.sampling, num_iterations=config.num_iterations, seed=config.seed
     )

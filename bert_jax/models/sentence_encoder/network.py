@@ -46,6 +46,7 @@ class SentenceHead(nnx.Module):
                 module.in_features,
                 module.out_features,
                 use_bias=module.bias,
+                precision=jax.lax.Precision.HIGHEST,  # TPUs must not round float32 operands here
                 kernel_init=nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
                 rngs=rngs,
             )

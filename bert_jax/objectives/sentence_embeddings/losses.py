@@ -26,7 +26,7 @@ def softmax_logits(u: jax.Array, v: jax.Array, kernel: jax.Array, bias: jax.Arra
       kernel: float32 [3 E, C].
       bias: float32 [C].
     """
-    return jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1) @ kernel + bias
+    return _matmul(jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1), kernel) + bias
 
 
 def cosine_similarity_loss(u: jax.Array, v: jax.Array, scores: jax.Array) -> jax.Array:
@@ -63,7 +63,7 @@ def ranking_logits(
       hard_negative_weight: added to the logits of a query's own hard negatives (SimCSE).
     """
     candidates = normalize(jnp.concatenate([positives, *negatives]))
-    logits = scale * (normalize(queries) @ candidates.T)
+    logits = scale * _matmul(normalize(queries), candidates.T)
     if not hard_negative_weight:
         return logits
     size = queries.shape[0]
@@ -127,6 +127,11 @@ def margin_mse_loss(
 def truncate(vectors: jax.Array, dim: int) -> jax.Array:
     """Returns the first `dim` components of vectors [..., E], normalized (Kusupati et al. 2022)."""
     return normalize(vectors[..., :dim])
+
+
+def _matmul(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Multiplies float32 matrices, whose operands TPUs would round to bfloat16 by default."""
+    return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
 
 def _euclidean(u: jax.Array, v: jax.Array) -> jax.Array:

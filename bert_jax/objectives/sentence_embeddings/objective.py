@@ -1,11 +1,11 @@
 """Defines the objective of training a sentence encoder: vectors of all texts, then the loss.
 
-An example has A texts: a pair, a triple, a text twice (SimCSE) or a single text. Chunks are the
-form of GradCache (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory
-Limited Setup") that automatic differentiation gives: the texts are encoded by a scan over chunks
-whose intermediate results are computed again in the backward pass, and the loss reads the vectors
-of the whole batch. On several devices XLA gathers the vectors, so that the negatives of a query
-come from all devices.
+An example has A texts: a pair, a triple, a text twice (SimCSE) or a single text. To save memory,
+texts can be encoded in chunks, as in GradCache (Gao et al. 2021, "Scaling Deep Contrastive Learning
+Batch Size under Memory Limited Setup"): a scan encodes one chunk after another, the loss reads the
+vectors of the whole batch, and the backward pass computes the intermediate results of each chunk
+again (`jax.checkpoint`). On several devices XLA gathers the vectors, so that the negatives of a
+query come from all devices.
 """
 
 import jax

@@ -1,6 +1,7 @@
 """Provides the batches of a run that trains a sentence encoder, and evaluates it on dev pairs."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -28,7 +29,9 @@ from bert_jax.functional import Params
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.sentence_embeddings.config import (
     SentenceEmbedding,
+    UnsupervisedSimCSE,
     has_in_batch_negatives,
+    single_loss,
     teacher_path,
 )
 from bert_jax.objectives.sentence_embeddings.objective import SentenceEmbeddingObjective
@@ -57,13 +60,14 @@ class SentenceEmbeddingSource:
 
         Raises:
           UserError: a file is missing or damaged, or its groups are not what the loss needs.
-          ConfigError: the objective is not `SentenceEmbedding`.
+          ConfigError: the objective is not `SentenceEmbedding`, or is SimCSE without dropout.
         """
         if not isinstance(experiment.objective, SentenceEmbedding):
             raise ConfigError(
                 f"data is SentenceEmbeddingData, but objective is "
                 f"{type(experiment.objective).__name__}; expected SentenceEmbedding"
             )
+        _check_dropout(experiment.objective, experiment)
         self._experiment, self._data = experiment, data
         self._config = experiment.objective
         self._tokenizer = load_tokenizer(data.tokenizer)
@@ -177,6 +181,21 @@ class SentenceEmbeddingSource:
         log_truncation(groups.name, features.num_truncated, len(groups.texts), seq_length)
         features.targets.update(self._targets)
         return features
+
+
+def _check_dropout(objective: SentenceEmbedding, experiment: Experiment) -> None:
+    """Raises a ConfigError if the two vectors of a text in `UnsupervisedSimCSE` would be equal."""
+    if not isinstance(single_loss(objective.loss), UnsupervisedSimCSE):
+        return
+    names = [f.name for f in dataclasses.fields(objective.model) if "dropout" in f.name]
+    rates = [getattr(objective.model, name) for name in names]
+    rates.append(getattr(experiment.train.tuning.adapter, "dropout", 0.0))
+    if not any(rates):
+        raise ConfigError(
+            "UnsupervisedSimCSE needs dropout, which makes the two vectors of a text different, "
+            f"but all dropout rates of the model are 0 ({', '.join(names)}); set one, such as "
+            "objective.model.hidden_dropout_prob=0.1, or choose another --loss"
+        )
 
 
 @functools.lru_cache(maxsize=4)

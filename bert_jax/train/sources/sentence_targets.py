@@ -30,7 +30,8 @@ def prepare_groups(groups: TextGroups, loss: SentenceLoss) -> TextGroups:
     For `UnsupervisedSimCSE` these are pairs of each text with itself, for `MSELoss` single texts.
 
     Raises:
-      UserError: the groups have too few or too many texts, or no scores or labels.
+      UserError: the groups have too few or too many texts, no scores or labels, or scores that the
+        loss does not use.
     """
     single = single_loss(loss)
     match single:
@@ -127,7 +128,12 @@ def _check_labels(groups: TextGroups, loss: SingleLoss) -> None:
         case SoftmaxLoss() | ContrastiveLoss():
             _require_labels(groups, type(loss))
         case _:
-            pass
+            if groups.scores is not None:
+                raise UserError(
+                    f"{groups.name} has scores, which {type(loss).__name__} does not use: it would "
+                    "treat pairs with low scores as similar texts too; expected a loss of scores, "
+                    "such as --loss cosent, or data without scores"
+                )
 
 
 def _require_labels(groups: TextGroups, loss: type) -> None:

@@ -1,5 +1,6 @@
 """Covers bert_jax/data/sentence_embeddings/contrastive_pairs.py and the reading of such pairs."""
 
+import dataclasses
 from collections import Counter
 from itertools import combinations_with_replacement
 
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 
 from bert_jax.data.finetuning.config import Columns
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.sentence_embeddings import text_groups
 from bert_jax.data.sentence_embeddings.config import ContrastivePairs, PairSampling
 from bert_jax.data.sentence_embeddings.contrastive_pairs import (
     negative_pairs,
@@ -87,6 +90,22 @@ def test_pairs_of_a_task_have_scores(tmp_path):
     no, yes = ("x y", "u v"), "z w"
     positive = {frozenset({no[0]}), frozenset({no[1]}), frozenset({yes}), frozenset(no)}
     assert found == {(pair, 1.0) for pair in positive} | {(frozenset({n, yes}), 0.0) for n in no}
+
+
+def test_too_many_pairs_are_refused():
+    with pytest.raises(UserError, match=r"75,497,472 pairs of 9 .* expected at most 16,777,216"):
+        sample_pairs(CLASS_IDS, "unique", num_iterations=2**22, seed=0)
+
+
+def test_example_without_a_label(tmp_path, monkeypatch):
+    (tmp_path / "train.csv").write_text("a,label\nx,no\nz,yes\n")
+    config = Columns(train=str(tmp_path / "train.csv"), text="a", label="label")
+    task = load_task(config)
+    examples = [dataclasses.replace(example, label=None) for example in task.splits["train"]]
+    task = dataclasses.replace(task, splits={"train": tuple(examples)})
+    monkeypatch.setattr(text_groups, "load_task", lambda config: task)
+    with pytest.raises(UserError, match="has no label; expected one of no, yes"):
+        read_text_groups(ContrastivePairs(task=config))
 
 
 def test_one_class_has_no_pairs():

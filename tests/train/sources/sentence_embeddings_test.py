@@ -1,6 +1,7 @@
 """Covers sources/sentence_embeddings.py, sentence_targets.py, embed_train.py and the preset."""
 
 import csv
+import dataclasses
 import functools
 import json
 import random
@@ -11,7 +12,7 @@ import pytest
 
 from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.cli import main
-from bert_jax.data.sentence_embeddings.config import TextFile
+from bert_jax.data.sentence_embeddings.config import SentenceEmbeddingData, TextFile
 from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_groups
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
@@ -30,11 +31,13 @@ from bert_jax.objectives.sentence_embeddings.config import (
 )
 from bert_jax.parallel import sharding
 from bert_jax.params import paths
+from bert_jax.plan.inputs import make_inputs
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.testing.models import WORDS, small_config, small_model
 from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.run import run
 from bert_jax.train.sentence_encoder_preset import sentence_embedding_experiment
+from bert_jax.train.sources.sentence_embeddings import SentenceEmbeddingSource
 from bert_jax.train.sources.sentence_targets import loss_targets, prepare_groups, teacher_targets
 from bert_jax.train.step import TrainSetup
 from tests.helpers.one_device import one_device_mesh
@@ -128,12 +131,51 @@ def test_errors_of_the_command_line(folder, capsys, flags, message):
     assert not (folder / "errors").exists()
 
 
+def test_processes_are_joined_before_anything_is_read(folder, capsys, monkeypatch):
+    def initialize(config):
+        raise UserError("joining processes")
+
+    monkeypatch.setattr("bert_jax.distributed.processes.initialize", initialize)
+    assert main(["embed-train", "nli", "--model", "missing", "--run", f"{folder}/errors"]) == 1
+    assert "joining processes" in capsys.readouterr().err
+
+
+def test_nli_reads_all_files_and_refuses_labels(folder, capsys):
+    (folder / "MNLI").mkdir()
+    record = {"sentence1": "a net", "sentence2": "the sea", "gold_label": "entailment"}
+    other = {**record, "gold_label": "contradiction"}
+    lines = "".join(f"{json.dumps(each)}\n" for each in (record, other))
+    (folder / "snli_1.0_train.jsonl").write_text(lines)
+    nli = ["embed-train", "nli", "--snli-dir", str(folder), "--glue-dir", str(folder)]
+    nli += ["--model", f"{folder}/model", "--run", f"{folder}/errors"]
+    assert main([*nli, "--dev", "sts-b"]) == 1
+    assert "has no file of mnli" in capsys.readouterr().err
+    assert main([*nli, "--label", "x"]) == 2
+    assert "nli does not use --label" in capsys.readouterr().err
+
+
+def test_simcse_needs_dropout(folder):
+    texts = TextFile(path=f"{folder}/train.csv", texts=("first",))
+    experiment = sentence_embedding_experiment(texts, f"{folder}/model", UnsupervisedSimCSE())
+    objective, data = experiment.objective, experiment.data
+    assert isinstance(objective, SentenceEmbedding) and isinstance(data, SentenceEmbeddingData)
+    model = dataclasses.replace(
+        objective.model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    objective = dataclasses.replace(objective, model=model)
+    with pytest.raises(ConfigError, match="UnsupervisedSimCSE needs dropout"):
+        SentenceEmbeddingSource(dataclasses.replace(experiment, objective=objective), data)
+
+
 def test_groups_take_the_form_that_the_loss_reads():
     views = prepare_groups(PAIRS, UnsupervisedSimCSE())
     texts = ["a net", "the sea", "a man", "the net", "by the sea"]
     assert views.texts == [(text, text) for text in texts]
     assert prepare_groups(PAIRS, MSELoss(teacher="t")).texts == [(text,) for text in texts]
-    assert prepare_groups(PAIRS, MultipleNegativesRankingLoss()) is PAIRS
+    unscored = dataclasses.replace(PAIRS, scores=None)
+    assert prepare_groups(unscored, MultipleNegativesRankingLoss()) is unscored
+    with pytest.raises(UserError, match="scores, which MultipleNegativesRankingLoss does not use"):
+        prepare_groups(PAIRS, MultipleNegativesRankingLoss())
     assert loss_targets(PAIRS, CoSENTLoss()) == {"label_values": [0.0, 0.5, 1.0]}
     assert loss_targets(PAIRS, ContrastiveLoss()) == {"labels": [0, 1, 1]}
     assert loss_targets(PAIRS, SoftmaxLoss(labels=("1", "0"))) == {"labels": [1, 0, 0]}
@@ -185,6 +227,13 @@ def test_training_starts_from_the_dense_layers_of_a_sentence_encoder(folder):
         params = initialize_or_load(setup)["params"]
     assert isinstance(second.objective, SentenceEmbedding)
     assert second.objective.sentence_encoder.modules == layers.modules
+    third = sentence_embedding_experiment(texts, f"{folder}/dense", loss, pooling="cls")
+    assert isinstance(third.objective, SentenceEmbedding)
+    assert third.objective.sentence_encoder == dataclasses.replace(
+        layers, pooling=("cls",), max_seq_length=8
+    )
+    with pytest.raises(UserError, match="SentenceEmbeddingData, which bert-jax plan does not supp"):
+        make_inputs(second)
     trained = paths.flatten(restore_params(folder / "dense/checkpoints", None)[0])
     for path, values in paths.flatten(params).items():
         np.testing.assert_array_equal(values, trained[path])
