@@ -18,11 +18,10 @@ from safetensors.numpy import save_file
 
 import bert_jax
 from bert_jax.atomic_io import atomic_path, check_new_folder, write_json
-from bert_jax.errors import UserError
 from bert_jax.export import load_bundle
 from bert_jax.export.load_bundle import FORMAT, Bundle
 from bert_jax.export.outputs import ShippedNetwork
-from bert_jax.export.sample_texts import real_values, sample_texts, text_batch
+from bert_jax.export.sample_texts import largest_difference, sample_texts, text_batch
 from bert_jax.models.heads.config import MultipleChoiceHead
 from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.params import paths
@@ -136,15 +135,4 @@ def _verify(network: ShippedNetwork, tokenizer: Tokenizer, folder: Path) -> floa
     texts = sorted(sample_texts(), key=len)[:8]
     batch = text_batch(network, texts, tokenizer)
     found, expected = Bundle(folder).run(batch), network.reference_outputs(batch)
-    difference = 0.0
-    for name, values in expected.items():
-        pair = (real_values(network, name, each, batch) for each in (values, found[name]))
-        largest = float(np.abs(np.subtract(*pair)).max())
-        # `not <=` and not `>`: a difference of NaN is an error, too.
-        if not largest <= TOLERANCE:
-            raise UserError(
-                f"the bundle was not written: its {name} differs by {largest:.1e} from that of "
-                f"{network.path} (at most {TOLERANCE} is allowed)"
-            )
-        difference = max(difference, largest)
-    return difference
+    return largest_difference(network, found, expected, batch, kind="bundle", tolerance=TOLERANCE)

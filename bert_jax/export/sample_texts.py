@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from bert_jax.errors import UserError
 from bert_jax.export.outputs import Arrays, ShippedNetwork
 from bert_jax.models.heads.config import MultipleChoiceHead
 from bert_jax.predict.batching import encode_texts
@@ -51,3 +52,36 @@ def real_values(
     if "sequence" in network.output_dims[name]:
         return values[batch["attention_mask"] > 0]
     return values
+
+
+def largest_difference(
+    network: ShippedNetwork,
+    found: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    batch: Mapping[str, np.ndarray],
+    *,
+    kind: str,
+    tolerance: float,
+) -> float:
+    """Returns the largest difference of the outputs of a written model, and of the model itself.
+
+    Args:
+      found, expected: outputs by name; those at padding are not compared.
+      kind: what was written, for the message, such as "bundle".
+      tolerance: the largest difference that is allowed.
+
+    Raises:
+      UserError: an output differs by more, or is not a number.
+    """
+    difference = 0.0
+    for name, values in expected.items():
+        pair = (real_values(network, name, each, batch) for each in (values, found[name]))
+        largest = float(np.abs(np.subtract(*pair)).max())
+        # `not <=` and not `>`: a difference of NaN is an error, too.
+        if not largest <= tolerance:
+            raise UserError(
+                f"the {kind} was not written: its {name} differs by {largest:.1e} from that of "
+                f"{network.path} (at most {tolerance} is allowed)"
+            )
+        difference = max(difference, largest)
+    return difference

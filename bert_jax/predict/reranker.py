@@ -2,7 +2,7 @@
 
 from bert_jax.predict.reranker import Reranker
 rerank = Reranker(load_model("runs/ranking"))
-rerank("Who mends the nets?", ["An old man mends a net.", "The bell rang nine."])   # [0.98, 0.01]
+rerank("Who repairs the nets?", ["A man repairs a net.", "The bell rang nine."])  # [0.98, 0.01]
 """
 
 from collections.abc import Callable, Sequence

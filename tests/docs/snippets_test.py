@@ -162,7 +162,7 @@ def test_embedding_guide(exported):
 def test_search_guide(exported):
     pytest.importorskip("bm25s")
     with Path("pairs.csv").open("w", newline="") as file:
-        pairs = [(f"the old man {n}", f"mends a net {n}") for n in range(6)]
+        pairs = [(f"the old man {n}", f"repairs a net {n}") for n in range(6)]
         csv.writer(file).writerows([("question", "answer"), *pairs])
     assert len(run_page(DOCS / "how_to/search.md", make_short)) == 7
     assert (exported.parent / "cross-encoder/config.json").is_file()

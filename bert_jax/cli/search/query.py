@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 HELP = "find the texts of an index that fit a query"
 
 _EPILOG = """examples:
-  bert-jax search query index "Who mends the nets?"
+  bert-jax search query index "Who repairs the nets?"
   bert-jax search query index --file questions.txt --method hybrid --json > found.jsonl
-  bert-jax search query index "Who mends the nets?" --rerank runs/cross-encoder
+  bert-jax search query index "Who repairs the nets?" --rerank runs/cross-encoder
 
 INDEX is a folder that `bert-jax search index` wrote. Methods:
   dense        cosine of the vectors, compared with all texts

@@ -12,7 +12,12 @@ import numpy as np
 
 from bert_jax.errors import MissingExtraError, UserError
 from bert_jax.export.outputs import Arrays, ShippedNetwork
-from bert_jax.export.sample_texts import real_values, sample_texts, text_batch
+from bert_jax.export.sample_texts import (
+    largest_difference,
+    real_values,
+    sample_texts,
+    text_batch,
+)
 from bert_jax.params import paths
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -93,7 +98,9 @@ def write_onnx(
     file = folder / FOLDER / MODEL
     is_external = _num_bytes(network) > LARGEST_FILE
     _save(build_graph(network), file, is_external)
-    difference = _largest_difference(network, run_onnx(file, batch), expected, batch)
+    difference = largest_difference(
+        network, run_onnx(file, batch), expected, batch, kind="ONNX file", tolerance=TOLERANCE
+    )
     num_bytes = sum(each.stat().st_size for each in file.parent.iterdir())
     quantized = None
     if precision == "int8":
@@ -159,26 +166,6 @@ def _without_messages_of(library: str) -> Generator[None]:
         yield
     finally:
         logging.getLogger().removeFilter(is_of_another)
-
-
-def _largest_difference(
-    network: ShippedNetwork,
-    found: Mapping[str, np.ndarray],
-    expected: Mapping[str, np.ndarray],
-    batch: Mapping[str, np.ndarray],
-) -> float:
-    difference = 0.0
-    for name, values in expected.items():
-        pair = (real_values(network, name, each, batch) for each in (values, found[name]))
-        largest = float(np.abs(np.subtract(*pair)).max())
-        # `not <=` and not `>`: a difference of NaN is an error, too.
-        if not largest <= TOLERANCE:
-            raise UserError(
-                f"the ONNX file was not written: its {name} differs by {largest:.1e} from that of "
-                f"{network.path} (at most {TOLERANCE} is allowed)"
-            )
-        difference = max(difference, largest)
-    return difference
 
 
 def _agreement(
