@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--files",
         nargs="+",
         metavar="GLOB",
-        help="text or .jsonl files, plain or .gz; quote glob patterns",
+        help="text or .jsonl files, plain or compressed (.gz, .bz2, .zst); quote glob patterns",
     )
     source.add_argument("--task", metavar="NAME", help="registered seqio task")
     parser.add_argument(

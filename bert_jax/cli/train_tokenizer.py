@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="text or .jsonl file, plain or .gz, or a glob pattern",
+        help="text or .jsonl file, plain or compressed (.gz, .bz2, .zst), or a glob pattern",
     )
     parser.add_argument(
         "--output", required=True, metavar="DIR", help="folder of the new tokenizer"

@@ -16,6 +16,7 @@ from bert_jax.data.finetuning.readers.squad import read_squad
 from bert_jax.data.finetuning.readers.tabular_files import read_tsv
 from bert_jax.errors import ConfigError, UserError, describe_folder
 from bert_jax.evals.retrieval import Relevance
+from bert_jax.text.compression import uncompressed_name
 from bert_jax.text.files import expand_globs, read_documents, read_json_objects
 
 _BEIR_SPLITS = ("test", "dev", "train")
@@ -86,7 +87,7 @@ def read_collection(
 def _read_file(
     path: str, encoding: str | None, errors: str | None, keep_empty: bool
 ) -> Iterator[tuple[str, Document]]:
-    if Path(path.removesuffix(".gz")).suffix not in (".jsonl", ".ndjson"):
+    if Path(uncompressed_name(path)).suffix not in (".jsonl", ".ndjson"):
         for key, text in read_documents(
             path, document_unit="line", encoding=encoding, errors=errors
         ):

@@ -1,4 +1,4 @@
-"""Reads documents from plain text and JSON-lines files, gzipped or not.
+"""Reads documents from plain text and JSON-lines files, compressed or not.
 
 Errors name the file and the location: the byte offset of bytes that are not text, the line number
 of an invalid JSON line.
@@ -6,9 +6,7 @@ of an invalid JSON line.
 
 import codecs
 import glob
-import gzip
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -16,11 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from bert_jax.errors import UserError, near_files
+from bert_jax.text.compression import CHUNK_BYTES, is_compressed, read_chunks, uncompressed_name
 from bert_jax.text.json_lines import json_object, json_text
 
 DocumentUnit = Literal["file", "blank-line", "line"]
 
-_CHUNK_BYTES = 1 << 20
 MAX_DOCUMENT_CHARACTERS = 1 << 25
 """Limit for one document: preparing takes about a hundred bytes of memory for each character."""
 _MAX_TEXT_CHARACTERS = 1 << 30
@@ -59,7 +57,7 @@ def expand_globs(patterns: Sequence[str]) -> list[str]:
 
 
 def read_text(path: str | Path, *, encoding: str | None = None, errors: str | None = None) -> str:
-    """Reads a whole file as text, without a byte-order mark; decompresses it if it ends in .gz.
+    """Reads a whole file as text, without a byte-order mark; decompresses .gz, .bz2 and .zst.
 
     Args:
       path: the file.
@@ -96,7 +94,7 @@ def read_documents(
 
     Args:
       path: `.jsonl` or `.ndjson` (each line is a JSON object with one document), else plain text;
-        both may also end in `.gz`.
+        both may also end in `.gz`, `.bz2` or `.zst`.
       encoding, errors: as in `read_text`.
       json_field: the field of a JSON object that contains the text. None for "text", if the verb
         has no flag --json-field.
@@ -113,7 +111,7 @@ def read_documents(
     """
     name = os.path.basename(path)
     chunks = _text_chunks(path, encoding, errors)
-    if name.removesuffix(".gz").endswith((".jsonl", ".ndjson")):
+    if uncompressed_name(name).endswith((".jsonl", ".ndjson")):
         lines = _split_lines(path, chunks)
         documents = ((n, json_text(path, n, line, json_field, errors)) for n, line in lines)
     elif document_unit == "file":
@@ -157,7 +155,7 @@ def read_stream_lines(
         the encoding is unknown, or a line does not fit into memory.
     """
     # Not `read`, which would wait for a full chunk; the empty chunk at the end is for the decoder.
-    raw_chunks = chain(iter(lambda: stream.readline(_CHUNK_BYTES), b""), [b""])
+    raw_chunks = chain(iter(lambda: stream.readline(CHUNK_BYTES), b""), [b""])
     try:
         for _, line in _split_lines(name, _decode_chunks(name, raw_chunks, encoding, errors)):
             yield line
@@ -217,7 +215,7 @@ def _split_lines(name: str | Path, chunks: Iterable[str]) -> Iterator[tuple[int,
 
 
 def _text_chunks(path: str | Path, encoding: str | None, errors: str | None) -> Iterator[str]:
-    return _decode_chunks(path, _read_chunks(path), encoding, errors)
+    return _decode_chunks(path, read_chunks(path), encoding, errors)
 
 
 def _decode_chunks(
@@ -250,7 +248,7 @@ def _decode_chunks(
         except UnicodeDecodeError as error:
             offset = bytes_read - pending + error.start
             hint = "utf-16" if offset == 0 and raw.startswith(_UTF16_MARKS) else "latin-1"
-            location = f"byte {offset}" + " (after unzipping)" * str(name).endswith(".gz")
+            location = f"byte {offset}" + " (after unzipping)" * is_compressed(name)
             value = error.object[error.start] if error.start < len(error.object) else 0
             raise UserError(
                 f"{name}: not {encoding} text at {location}: 0x{value:02x}, {error.reason}; "
@@ -272,18 +270,3 @@ def _decode_advice(has_encoding_flag: bool, has_errors_flag: bool) -> str:
     if has_encoding_flag:
         advice = "if the text has another encoding, set it with --encoding {encoding}"
     return advice + "; to replace such bytes, use --errors replace" * has_errors_flag
-
-
-def _read_chunks(path: str | Path) -> Iterator[bytes]:
-    """Yields the decompressed bytes of a file; the last chunk is empty."""
-    try:
-        with gzip.open(path) if str(path).endswith(".gz") else open(path, "rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
-            yield b""
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: damaged gzip file ({error}); download it again") from None
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; {near_files(path)}check the spelling") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None

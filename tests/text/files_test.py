@@ -1,5 +1,6 @@
-"""Tests reading documents from files, and the errors for unreadable files."""
+"""Covers bert_jax/text/{files,compression}.py: documents, and errors for unreadable files."""
 
+import bz2
 import gzip
 import io
 import json
@@ -8,8 +9,12 @@ import os
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.text import files
+from bert_jax.text import compression, files
 from bert_jax.text.files import expand_globs, read_documents, read_stream_lines, read_text
+
+
+def zstandard_bytes(data: bytes) -> bytes:
+    return pytest.importorskip("pyarrow").Codec("zstd").compress(data, asbytes=True)
 
 
 def test_globs_return_sorted_files_without_duplicates(tmp_path):
@@ -61,7 +66,7 @@ def test_other_encodings(tmp_path):
 @pytest.mark.parametrize("zipped", [False, True])
 def test_byte_offset_of_bad_bytes_in_a_long_file(tmp_path, zipped, monkeypatch):
     # Small chunks, so that characters cross their boundaries.
-    monkeypatch.setattr(files, "_CHUNK_BYTES", 7)
+    monkeypatch.setattr(compression, "CHUNK_BYTES", 7)
     good = "añb力c" * 50
     data = good.encode() + b"\xe9t\xe9 " + good.encode()
     path = tmp_path / ("a.txt.gz" if zipped else "a.txt")
@@ -121,7 +126,7 @@ def test_unreadable_files_raise(tmp_path):
     ],
 )
 def test_documents_of_plain_text(tmp_path, documents_by, expected, monkeypatch):
-    monkeypatch.setattr(files, "_CHUNK_BYTES", 2)
+    monkeypatch.setattr(compression, "CHUNK_BYTES", 2)
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\r\ntwo\n\n \nthree\n")
     assert list(read_documents(path, document_unit=documents_by)) == expected
@@ -192,9 +197,30 @@ def test_text_of_another_encoding_raises(tmp_path, encoding, message):
         read_text(path, encoding=encoding)
 
 
+@pytest.mark.parametrize(
+    ("suffix", "compress", "kind"),
+    [
+        (".gz", gzip.compress, "gzip"),
+        (".bz2", bz2.compress, "bzip2"),
+        (".zst", zstandard_bytes, "Zstandard"),
+    ],
+)
+def test_compressed_files_of_several_members(tmp_path, suffix, compress, kind):
+    path = tmp_path / f"a.jsonl{suffix}"
+    members = [compress(b'{"text": "one %d"}\n' % n) for n in range(3)]
+    path.write_bytes(b"".join(members))
+    assert [text for _, text in read_documents(path)] == ["one 0", "one 1", "one 2"]
+    path.write_bytes(b"".join(members)[:-4])
+    with pytest.raises(UserError, match=rf"a\.jsonl\{suffix}: damaged {kind} file \("):
+        list(read_documents(path))
+    path.write_bytes(b"plain text")
+    with pytest.raises(UserError, match=f"damaged {kind} file"):
+        list(read_documents(path))
+
+
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32-be", "iso2022_jp"])
 def test_lines_of_a_stream_in_any_encoding(encoding, monkeypatch):
-    monkeypatch.setattr(files, "_CHUNK_BYTES", 3)  # characters cross the boundaries of chunks
+    monkeypatch.setattr(files, "CHUNK_BYTES", 3)  # characters cross the boundaries of chunks
     # In UTF-16, 上 (U+4E0A) contains the byte of a line feed. Only "\n" ends a line.
     content = "上上\r\n\n文\rと" + ("\u2028" if encoding != "iso2022_jp" else "") + "\nlast"
     lines = list(read_stream_lines(io.BytesIO(content.encode(encoding)), "in", encoding=encoding))

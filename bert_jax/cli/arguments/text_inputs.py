@@ -19,7 +19,7 @@ def add_text_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="file or glob pattern: .txt with a text on each line, or .jsonl with a field 'text', "
-        "plain or .gz; repeatable (default without TEXT: standard input)",
+        "plain or compressed (.gz, .bz2, .zst); repeatable (default without TEXT: standard input)",
     )
     parser.add_argument(
         "--encoding", default="utf-8", help="encoding of the texts (default: utf-8)"

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         nargs="+",
         required=True,
-        help="files or glob patterns of texts: .txt or .jsonl, plain or .gz",
+        help=".txt or .jsonl files, plain or compressed (.gz, .bz2, .zst), or glob patterns",
     )
     parser.add_argument("--output", metavar="INDEX", required=True, help="folder of the index")
     add_pooling_argument(parser)

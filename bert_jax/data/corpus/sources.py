@@ -6,6 +6,7 @@ A source opens nothing until it is read, and this module imports no TensorFlow.
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.text.files import DocumentUnit, expand_globs, read_documents
@@ -13,9 +14,29 @@ from bert_jax.text.files import DocumentUnit, expand_globs, read_documents
 Patterns = str | Sequence[str]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawDocument:
+    """Holds a document of a file, for curation.
+
+    Attributes:
+      key: distinguishes the documents of a file: the number of a line, the id of a page.
+      text: the text; "" if there is a reason.
+      reason: why the file has no text here, such as "no main content"; "" if there is text.
+      counts: what happened while reading, such as {"encoding: windows-1252": 1}; the manifest has
+        the sums.
+      fields: other fields of the document, as JSON values.
+    """
+
+    key: str
+    text: str = ""
+    reason: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class TextFiles:
-    """Names text, JSONL and gzipped files by glob: `TextFiles({"train": "books/*.txt.gz"})`.
+    """Names text and JSONL files, plain or compressed: `TextFiles({"train": "books/*.txt.gz"})`.
 
     `splits` maps the name of a split to one or more patterns; a pattern without a name is the split
     "train". `document_unit` sets what a document is in a text file: the whole file, a block of
@@ -48,7 +69,7 @@ class TextFiles:
             raise UserError(f"split is {split!r}, expected one of {', '.join(splits)}")
         return tuple(splits[split])
 
-    def list_files(self, split: str) -> "tuple[SourceFile, ...]":
+    def list_files(self, split: str = "train") -> "tuple[SourceFile, ...]":
         """Returns the files of a split, sorted by path.
 
         Raises:
@@ -58,6 +79,18 @@ class TextFiles:
         if not sum(file.size_bytes for file in files):
             raise UserError(f"{', '.join(self.patterns(split))}: every file is empty")
         return files
+
+    def read_file(self, path: str) -> Iterator[RawDocument]:
+        """Yields the documents of one file, also those without text."""
+        for key, text in read_documents(
+            path,
+            encoding=self.encoding,
+            errors=self.errors,
+            json_field=self.json_field,
+            document_unit=self.document_unit,
+            keep_empty=True,
+        ):
+            yield RawDocument(key=key.rpartition(":")[2], text=text)
 
     def read_texts(self, files: "Iterable[SourceFile]") -> Iterator[str]:
         """Yields the text of the documents in `files`, unchanged."""

@@ -187,15 +187,18 @@ def _write_shards(
     Raises:
       UserError: too much would be dropped; nothing is written then.
     """
-    counts, removed_lines = Counts(), Counter[str]()
+    counts, removed_lines, read_counts = Counts(), Counter[str](), Counter[str]()
     for unit, spill in zip(work, spills, strict=True):
         for row in _ledger_rows(unit, spill, winners):
             counts.add(row)
-        removed_lines.update(units.read_summary(spill)["removed_lines"])
+        summary = units.read_summary(spill)
+        removed_lines.update(summary["removed_lines"])
+        read_counts.update(summary["read_counts"])
     manifest: dict[str, Any] = {
         "bert_jax": __version__,
         "counts": counts.to_json(),
         "removed_lines": dict(sorted(removed_lines.items())),
+        "read_counts": dict(sorted(read_counts.items())),
         "shards": [],
     }
     _check_dropped(config, manifest)
@@ -260,7 +263,7 @@ def _write_documents(path: Path, spill: Path, ids: set[str]) -> str:
         with open(tmp_path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as shard:
             for record in units.read_documents_of(spill):
                 if record["id"] in ids:
-                    fields = {"id": record["id"], "text": record["text"]}
+                    fields = record["fields"] | {"id": record["id"], "text": record["text"]}
                     line = (json.dumps(fields, ensure_ascii=False) + "\n").encode()
                     sha256.update(line)
                     shard.write(line)

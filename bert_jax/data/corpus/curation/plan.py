@@ -5,17 +5,20 @@ import json
 import os
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from bert_jax import __version__
 from bert_jax import config_lib as configs
 from bert_jax.data.corpus.curation.rules import RuleSet
-from bert_jax.data.corpus.sources import SourceFile, TextFiles
+from bert_jax.data.corpus.formats.parquet import ParquetFiles
+from bert_jax.data.corpus.sources import RawDocument, SourceFile, TextFiles
 from bert_jax.data.corpus.work_units import balanced_groups, default_num_units
 from bert_jax.errors import ConfigError, check_range
-from bert_jax.text.files import read_documents
 from bert_jax.text.sentences import get_sentence_splitter
+
+DocumentFiles = TextFiles | ParquetFiles
+"""The kinds of files: each lists its files, and reads the documents of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,7 @@ class Source:
     """Names raw documents. Of equal documents, the one of the earlier source is kept."""
 
     name: str
-    files: TextFiles
+    files: DocumentFiles
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name:
@@ -85,22 +88,15 @@ class CurationUnit:
     """Holds the files of one work unit, in order, each with the name that ids of documents have."""
 
     source: str
-    reader: TextFiles
+    reader: DocumentFiles
     files: tuple[SourceFile, ...]
     names: tuple[str, ...]
 
-    def documents(self) -> Iterator[tuple[str, str]]:
-        """Yields (id, raw text) of the documents, also of those without text."""
+    def documents(self) -> Iterator[RawDocument]:
+        """Yields the documents, also those without text, with their ids as keys."""
         for file, name in zip(self.files, self.names, strict=True):
-            for key, text in read_documents(
-                file.path,
-                encoding=self.reader.encoding,
-                errors=self.reader.errors,
-                json_field=self.reader.json_field,
-                document_unit=self.reader.document_unit,
-                keep_empty=True,
-            ):
-                yield f"{self.source}/{name}:{key.rpartition(':')[2]}", text
+            for document in self.reader.read_file(file.path):
+                yield replace(document, key=f"{self.source}/{name}:{document.key}")
 
 
 def make_units(config: CurationConfig) -> list[CurationUnit]:
@@ -109,7 +105,7 @@ def make_units(config: CurationConfig) -> list[CurationUnit]:
     Raises:
       UserError: a pattern matches no file, or all files of a source are empty.
     """
-    files = [source.files.list_files("train") for source in config.sources]
+    files = [source.files.list_files() for source in config.sources]
     bytes_of_sources = [sum(file.size_bytes for file in each) for each in files]
     num_units = config.num_shards or default_num_units(sum(bytes_of_sources))
     work: list[CurationUnit] = []
@@ -137,7 +133,8 @@ def make_plan(config: CurationConfig, work: Sequence[CurationUnit]) -> dict[str,
     ]
     settings = configs.to_json(config)
     for source in settings["sources"]:
-        source["files"].pop("splits")  # `files` has what the patterns match
+        for name in ("splits", "patterns"):  # `files` has what these match
+            source["files"].pop(name, None)
     settings.pop("max_dropped")  # it changes no document, so a refused run can continue
     return {
         "bert_jax": __version__,

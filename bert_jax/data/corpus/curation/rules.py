@@ -6,7 +6,12 @@ A rule is a signal and a limit. Limits are data: a recipe replaces a rule with
 
 from dataclasses import dataclass
 
-from bert_jax.data.corpus.curation.signals import DUPLICATE_NGRAMS, SIGNALS, TOP_NGRAMS
+from bert_jax.data.corpus.curation.signals import (
+    DUPLICATE_NGRAMS,
+    SIGNALS,
+    TOP_NGRAMS,
+    TextView,
+)
 from bert_jax.errors import ConfigError, did_you_mean
 
 
@@ -29,6 +34,10 @@ class Rule:
                 f"rule {self.signal}: at_least is {self.at_least} and at_most {self.at_most}, "
                 "which drops every document"
             )
+
+    def compute(self, view: TextView) -> float:
+        """Returns the signal of a document."""
+        return SIGNALS[self.signal](view)
 
     def allows(self, value: float) -> bool:
         """Returns whether a document with this value of the signal is kept."""

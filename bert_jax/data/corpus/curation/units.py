@@ -19,8 +19,7 @@ from typing import Any
 from bert_jax.atomic_io import atomic_path
 from bert_jax.data.corpus.curation.c4 import FEW_SENTENCES, clean_page
 from bert_jax.data.corpus.curation.plan import CurationConfig, CurationUnit
-from bert_jax.data.corpus.curation.rules import Rule
-from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
+from bert_jax.data.corpus.curation.signals import TextView
 from bert_jax.errors import UserError
 from bert_jax.text.sentences import get_sentence_splitter
 
@@ -68,17 +67,12 @@ def filter_document(text: str, config: CurationConfig, removed_lines: Counter[st
     values: dict[str, float] = {}
     for rule_set in config.rule_sets:
         for rule in rule_set.rules:
-            value = _signal(rule, view, values)
+            if rule.signal not in values:  # each signal is computed once
+                values[rule.signal] = rule.compute(view)
+            value = values[rule.signal]
             if not rule.allows(value):
                 return FilterResult(text="", reason=rule_set.reason(rule), value=value)
     return FilterResult(text=text)
-
-
-def _signal(rule: Rule, view: TextView, values: dict[str, float]) -> float:
-    """Returns a signal, which is computed once for each document."""
-    if rule.signal not in values:
-        values[rule.signal] = SIGNALS[rule.signal](view)
-    return values[rule.signal]
 
 
 def normalize_text(text: str) -> str:
@@ -108,20 +102,24 @@ def write_spill(unit: CurationUnit, config: CurationConfig, path: Path, fingerpr
     Args:
       fingerprint: that of the plan, by which a later run recognizes a finished file.
     """
-    removed_lines, num_documents = Counter[str](), 0
+    removed_lines, read_counts, num_documents = Counter[str](), Counter[str](), 0
     with atomic_path(path) as tmp_path:
         # The time of the file would make its bytes differ.
         with open(tmp_path, "wb") as raw, gzip.GzipFile("", "wb", 1, raw, mtime=0) as spill:
-            for document_id, text in unit.documents():
-                result = filter_document(text, config, removed_lines)
+            for document in unit.documents():
+                result = FilterResult(text="", reason=document.reason)
+                if not document.reason:
+                    result = filter_document(document.text, config, removed_lines)
+                read_counts.update(document.counts)
                 record = {
-                    "id": document_id,
-                    "digest": digest(text),
-                    "characters": len(text),
+                    "id": document.key,
+                    "digest": digest(document.text),
+                    "characters": len(document.text),
                     "reason": result.reason,
                     "value": result.value,
                     "key": "" if result.reason else digest(match_key(result.text)),
                     "text": result.text,
+                    "fields": {} if result.reason else dict(document.fields),
                 }
                 spill.write(_line(record))
                 num_documents += 1
@@ -131,6 +129,7 @@ def write_spill(unit: CurationUnit, config: CurationConfig, path: Path, fingerpr
                         "plan": fingerprint,
                         "documents": num_documents,
                         "removed_lines": dict(sorted(removed_lines.items())),
+                        "read_counts": dict(sorted(read_counts.items())),
                     }
                 )
             )

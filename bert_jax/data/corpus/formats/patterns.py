@@ -1,0 +1,59 @@
+"""Defines what all kinds of raw files have in common: patterns that name the files.
+
+Each kind is a subclass with the method `read_file`, which yields the documents of one file. A
+document that cannot be read is yielded with a reason, so that the ledger has it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bert_jax.data.corpus.sources import Patterns, RawDocument, SourceFile
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.text.compression import DamagedFileError, read_chunks
+from bert_jax.text.files import expand_globs
+
+DAMAGED, TOO_LARGE = "damaged file", "too large"
+"""Reasons for dropping a whole file."""
+
+
+@dataclass(frozen=True)
+class FilePatterns:
+    """Names files by one or more glob patterns."""
+
+    patterns: Patterns
+
+    def __post_init__(self) -> None:
+        patterns = (self.patterns,) if isinstance(self.patterns, str) else tuple(self.patterns)
+        if not patterns or not all(patterns):
+            raise ConfigError(f"{type(self).__name__}: no pattern; expected at least one")
+        object.__setattr__(self, "patterns", patterns)
+
+    def list_files(self) -> tuple[SourceFile, ...]:
+        """Returns the files, sorted by path.
+
+        Raises:
+          UserError: a pattern matches no file, or all files are empty.
+        """
+        files = tuple(SourceFile.from_path(path) for path in expand_globs(tuple(self.patterns)))
+        if not sum(file.size_bytes for file in files):
+            raise UserError(f"{', '.join(self.patterns)}: every file is empty")
+        return files
+
+    def read_file(self, path: str) -> Iterator[RawDocument]:
+        """Yields the documents of one file; each kind of file defines it."""
+        raise NotImplementedError
+
+
+def read_limited(path: str, max_bytes: int) -> bytes | RawDocument:
+    """Reads a whole file that may be compressed, or returns a document with the reason why not."""
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        for chunk in read_chunks(path):
+            size += len(chunk)
+            if size > max_bytes:
+                return RawDocument(key="1", reason=TOO_LARGE)
+            chunks.append(chunk)
+    except DamagedFileError:
+        return RawDocument(key="1", reason=DAMAGED)
+    return b"".join(chunks)
