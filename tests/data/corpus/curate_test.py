@@ -1,6 +1,7 @@
 """Runs `bert-jax curate` on real texts, and checks ledger, bytes, restarts and errors.
 
-Covers bert_jax/data/corpus/curation/{plan,curate,ledger,units}.py and bert_jax/cli/curate.py.
+Covers bert_jax/data/corpus/curation/{plan,curate,ledger,shards,spills,units,workers}.py and
+bert_jax/cli/curate.py.
 """
 
 import dataclasses
@@ -101,7 +102,7 @@ def test_every_document_is_kept_or_dropped_with_a_reason(raw, tmp_path):
     keys = [match_key(text) for text in documents.values()]
     assert len(set(keys)) == len(keys)
     assert all(normalize_text(text).strip() == text for text in documents.values())
-    assert not list((tmp_path / "out").glob(".spill*"))
+    assert not (tmp_path / "out" / ".work").exists()
 
 
 def test_bytes_do_not_depend_on_the_number_of_workers(raw, tmp_path):
@@ -125,7 +126,7 @@ def test_a_stopped_run_continues_with_finished_units(raw, tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         curate(config(raw), tmp_path / "out", num_workers=1)
     # A damaged spill file is written again.
-    spill = next((tmp_path / "out").glob(".spill-00000*"))
+    spill = tmp_path / "out" / ".work" / "spill-00000.jsonl.gz"
     spill.write_bytes(spill.read_bytes()[:-20])
     monkeypatch.setattr(units, "write_spill", lambda *a: (calls.append(a), real(*a)))
     curate(config(raw), tmp_path / "out", num_workers=1)

@@ -80,3 +80,8 @@ def clean_page(text: str, splitter: SentenceSplitter) -> CleanedPage:
     if num_sentences < MIN_SENTENCES:
         return CleanedPage("", FEW_SENTENCES, num_sentences, removed)
     return CleanedPage("\n".join(retained).strip(), None, num_sentences, removed)
+
+
+def count_sentences(text: str, splitter: SentenceSplitter) -> int:
+    """Returns the number of sentences in the lines of a cleaned page."""
+    return sum(len(splitter.split(line)) for line in text.split("\n") if line.strip())

@@ -5,45 +5,38 @@
          ledger-00000-of-00004.parquet       what happened to each document of the input
          manifest.json                  counts by source and reason, written last
 
-Work unit k becomes shard k. First each unit decides about its documents alone (units.py); then all
-of them are compared; then each unit writes its shard. The bytes of the shards depend on neither the
-number of processes nor on restarts; the checksums in the manifest are those of the uncompressed
-text, because compressors differ between versions.
+Work unit k becomes shard k. First each unit decides about its documents alone (units.py); then each
+step compares the documents of all units (corpus.py); then each unit writes its shard (shards.py).
+The files between are in the folder `.work`, which is removed at the end. The bytes of the shards
+depend neither on the number of processes nor on restarts.
 """
 
 import dataclasses
-import gzip
+import functools
 import hashlib
 import json
-import multiprocessing
 import os
+import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from bert_jax import __version__
 from bert_jax import config_lib as configs
-from bert_jax.atomic_io import atomic_path, make_folder, write_json
+from bert_jax.atomic_io import make_folder, write_json
 from bert_jax.data.corpus.curation import units
-from bert_jax.data.corpus.curation.ledger import RETAINED, Counts, LedgerRow, write_ledger
-from bert_jax.data.corpus.curation.plan import (
-    CurationConfig,
-    CurationUnit,
-    ExactDuplicates,
-    make_plan,
-    make_units,
-)
+from bert_jax.data.corpus.curation.corpus import Corpus, TextFunctions
+from bert_jax.data.corpus.curation.ledger import Counts
+from bert_jax.data.corpus.curation.plan import CurationConfig, CurationUnit, make_plan, make_units
+from bert_jax.data.corpus.curation.shards import DOCUMENTS, LEDGER, shard_suffix, write_shard
+from bert_jax.data.corpus.curation.spills import is_finished
+from bert_jax.data.corpus.curation.workers import Workers
 from bert_jax.errors import UserError
 from bert_jax.file_lock import AlreadyLockedError, acquire_lock
 from bert_jax.json_io import read_json
-from bert_jax.parent_process import exit_with_parent
 
-PLAN_FILE, MANIFEST_FILE, LOCK_FILE = "plan.json", "manifest.json", ".lock"
+PLAN_FILE, MANIFEST_FILE, LOCK_FILE, WORK_FOLDER = "plan.json", "manifest.json", ".lock", ".work"
 
 
 def curate(
@@ -74,25 +67,19 @@ def curate(
         plan = make_plan(config, work)
         fingerprint = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
         _check_output(output, plan)
+        work_folder = output / WORK_FOLDER
         if (output / MANIFEST_FILE).is_file():
             manifest = read_json(output / MANIFEST_FILE)
             _check_dropped(config, manifest)
-            _remove_spills(output)
-            return manifest
-        spills = [output / f".spill-{k:05d}.jsonl.gz" for k in range(len(work))]
-        _write_spills(config, work, spills, fingerprint, num_workers or os.cpu_count() or 1)
-        winners = _winners(config, spills)
-        manifest = _write_shards(config, work, spills, winners, output)
-        manifest["fingerprint"] = fingerprint
-        write_json(output / MANIFEST_FILE, manifest)
-        _remove_spills(output)
+        else:
+            make_folder(work_folder)
+            with Workers(num_workers or os.cpu_count() or 1) as workers:
+                manifest = _write_shards(config, work, output, fingerprint, workers)
+            manifest["fingerprint"] = fingerprint
+            write_json(output / MANIFEST_FILE, manifest)
+        # A run that was killed after it wrote the manifest may have left the folder.
+        shutil.rmtree(work_folder, ignore_errors=True)
         return manifest
-
-
-def _remove_spills(output: Path) -> None:
-    """Removes the files between the steps; a killed run may have left them after its manifest."""
-    for spill in output.glob(".spill-*"):
-        spill.unlink()
 
 
 def _check_output(output: Path, plan: dict[str, Any]) -> None:
@@ -120,118 +107,93 @@ def _check_output(output: Path, plan: dict[str, Any]) -> None:
     write_json(path, plan)
 
 
-def _write_spills(
-    config: CurationConfig,
-    work: Sequence[CurationUnit],
-    spills: Sequence[Path],
-    fingerprint: str,
-    num_workers: int,
-) -> None:
-    """Writes the spill files that do not exist, in several processes."""
-    missing = [k for k, s in enumerate(spills) if not units.is_finished(s, fingerprint)]
-    total = sum(_text_bytes(work[k]) for k in missing)
-    arguments = {k: (work[k], config, spills[k], fingerprint) for k in missing}
-    with tqdm(desc="curate", total=total, unit="B", unit_scale=True, disable=None) as bar:
-        if min(num_workers, len(missing)) <= 1:
-            for k in missing:
-                units.write_spill(*arguments[k])
-                bar.update(_text_bytes(work[k]))
-            return
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(num_workers, context, initializer=exit_with_parent)
-        try:
-            # The largest first, so that no single process is busy with one at the end.
-            order = sorted(missing, key=lambda k: -_text_bytes(work[k]))
-            futures = {pool.submit(units.write_spill, *arguments[k]): k for k in order}
-            for future in as_completed(futures):
-                future.result()
-                bar.update(_text_bytes(work[futures[future]]))
-        except BrokenProcessPool:
-            raise UserError(
-                "a worker process was killed, perhaps because memory ran out. Finished work is "
-                "kept: run the same command again with fewer --workers"
-            ) from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _text_bytes(unit: CurationUnit) -> int:
-    return sum(file.text_bytes for file in unit.files)
-
-
-def _winners(config: CurationConfig, spills: Sequence[Path]) -> dict[str, str]:
-    """Returns the id of the document that is kept for each match key; {} to keep duplicates.
-
-    The rank is the order of the input: sources by priority, then files by name, then documents.
-    Memory holds one key and one id for each different document.
-    """
-    if config.duplicates is None:
-        return {}
-    winners: dict[str, str] = {}
-    for spill in spills:
-        for record in units.read_documents_of(spill):
-            if record["reason"] == RETAINED:
-                winners.setdefault(record["key"], record["id"])
-    return winners
-
-
 def _write_shards(
     config: CurationConfig,
     work: Sequence[CurationUnit],
-    spills: Sequence[Path],
-    winners: dict[str, str],
     output: Path,
+    fingerprint: str,
+    workers: Workers,
 ) -> dict[str, Any]:
     """Writes the documents and the ledger of every unit; returns the manifest.
 
     Raises:
-      UserError: too much would be dropped; nothing is written then.
+      UserError: too much would be dropped; the shards stay in the work folder then.
     """
-    counts, removed_lines, read_counts = Counts(), Counter[str](), Counter[str]()
-    for unit, spill in zip(work, spills, strict=True):
-        for row in _ledger_rows(unit, spill, winners):
-            counts.add(row)
-        summary = units.read_summary(spill)
+    source_names = [source.name for source in config.sources]
+    corpus = Corpus(
+        folder=output / WORK_FOLDER,
+        sources=tuple(unit.source for unit in work),
+        priorities=tuple(source_names.index(unit.source) for unit in work),
+        step=0,
+        functions=TextFunctions(
+            check=functools.partial(units.check_text, config=config), match_key=units.match_digest
+        ),
+    )
+    _write_spills(config, work, corpus, fingerprint, workers)
+    for k, step in enumerate(config.steps):
+        before_step = dataclasses.replace(corpus, step=k)
+        if not all(before_step.decisions_path(unit).exists() for unit in range(len(work))):
+            step.decide(before_step, workers)
+    corpus = dataclasses.replace(corpus, step=len(config.steps))
+    summaries = [corpus.folder / f"shard-{unit:05d}.json" for unit in range(len(work))]
+    tasks = {path: (corpus, unit) for unit, path in enumerate(summaries)}
+    workers.write_files(write_shard, tasks, description="write shards")
+    return _publish(config, corpus, summaries, output)
+
+
+def _write_spills(
+    config: CurationConfig,
+    work: Sequence[CurationUnit],
+    corpus: Corpus,
+    fingerprint: str,
+    workers: Workers,
+) -> None:
+    """Writes the spill files that do not exist or are damaged."""
+    paths = [corpus.spill_path(unit) for unit in range(len(work))]
+    for path in paths:
+        if path.exists() and not is_finished(path, fingerprint):
+            path.unlink()
+    workers.write_files(
+        units.write_spill,
+        {path: (work[k], config, fingerprint) for k, path in enumerate(paths)},
+        description="curate",
+        sizes={path: sum(f.text_bytes for f in work[k].files) for k, path in enumerate(paths)},
+    )
+
+
+def _publish(
+    config: CurationConfig, corpus: Corpus, summaries: Sequence[Path], output: Path
+) -> dict[str, Any]:
+    """Moves the shards to the output folder if not too much is dropped; returns the manifest."""
+    counts, shards = Counts(), list[dict[str, Any]]()
+    removed_lines, read_counts = Counter[str](), Counter[str]()
+    for unit, path in enumerate(summaries):
+        summary = read_json(path)
+        counts.add_json(summary["counts"])
         removed_lines.update(summary["removed_lines"])
         read_counts.update(summary["read_counts"])
-    manifest: dict[str, Any] = {
+        shards.append(
+            {
+                "file": DOCUMENTS.format(shard_suffix(unit, corpus.num_units)),
+                "documents": summary["counts"]["retained_documents"],
+                "sha256": summary["sha256"],
+            }
+        )
+    manifest = {
         "bert_jax": __version__,
         "counts": counts.to_json(),
         "removed_lines": dict(sorted(removed_lines.items())),
         "read_counts": dict(sorted(read_counts.items())),
-        "shards": [],
+        "shards": shards,
     }
     _check_dropped(config, manifest)
-    for k, (unit, spill) in enumerate(zip(work, spills, strict=True)):
-        rows = list(_ledger_rows(unit, spill, winners))
-        if len(rows) != units.read_summary(spill)["documents"]:
-            raise RuntimeError(f"{spill}: the ledger has {len(rows)} rows, fewer than documents")
-        suffix = f"{k:05d}-of-{len(work):05d}"
-        file = output / f"documents-{suffix}.jsonl.gz"
-        ids = {row.id for row in rows if row.reason == RETAINED}
-        sha256 = _write_documents(file, spill, ids)
-        manifest["shards"].append({"file": file.name, "documents": len(ids), "sha256": sha256})
-        write_ledger(output / f"ledger-{suffix}.parquet", rows)
+    for unit in range(corpus.num_units):
+        for pattern in (DOCUMENTS, LEDGER):
+            name = pattern.format(shard_suffix(unit, corpus.num_units))
+            # A run that was stopped here has moved some files already.
+            if (corpus.folder / name).exists():
+                (corpus.folder / name).replace(output / name)
     return manifest
-
-
-def _ledger_rows(unit: CurationUnit, spill: Path, winners: dict[str, str]) -> Iterator[LedgerRow]:
-    """Yields the row of each document of a unit."""
-    for record in units.read_documents_of(spill):
-        row = LedgerRow(
-            id=record["id"],
-            source=unit.source,
-            digest=record["digest"],
-            characters=record["characters"],
-            retained_characters=len(record["text"]),
-            reason=record["reason"],
-            value=record["value"],
-        )
-        twin = winners.get(record["key"], row.id)
-        if row.reason == RETAINED and twin != row.id:
-            reason = ExactDuplicates.REASON
-            row = dataclasses.replace(row, reason=reason, twin=twin, retained_characters=0)
-        yield row
 
 
 def _check_dropped(config: CurationConfig, manifest: dict[str, Any]) -> None:
@@ -254,17 +216,3 @@ def _check_dropped(config: CurationConfig, manifest: dict[str, Any]) -> None:
         f"{config.max_dropped:.1%}; the most frequent reasons by document: {frequent}. Change the "
         "limits of these rules, or raise max_dropped: the work that is done is kept"
     )
-
-
-def _write_documents(path: Path, spill: Path, ids: set[str]) -> str:
-    """Writes the kept documents as JSON lines; returns SHA-256 of the uncompressed bytes."""
-    sha256 = hashlib.sha256()
-    with atomic_path(path) as tmp_path:
-        with open(tmp_path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as shard:
-            for record in units.read_documents_of(spill):
-                if record["id"] in ids:
-                    fields = record["fields"] | {"id": record["id"], "text": record["text"]}
-                    line = (json.dumps(fields, ensure_ascii=False) + "\n").encode()
-                    sha256.update(line)
-                    shard.write(line)
-    return sha256.hexdigest()

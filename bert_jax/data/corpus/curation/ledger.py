@@ -61,6 +61,15 @@ class Counts:
         else:
             self.dropped.setdefault(row.source, Counter())[row.reason] += 1
 
+    def add_json(self, counts: dict[str, Any]) -> None:
+        """Adds the counts of one shard, as `to_json` returns them."""
+        self.documents += counts["documents"]
+        self.characters += counts["characters"]
+        self.retained_documents += counts["retained_documents"]
+        self.retained_characters += counts["retained_characters"]
+        for source, reasons in counts["dropped"].items():
+            self.dropped.setdefault(source, Counter()).update(reasons)
+
     def to_json(self) -> dict[str, Any]:
         """Returns the counts as JSON values, reasons sorted by name."""
         dropped = {source: dict(sorted(found.items())) for source, found in self.dropped.items()}

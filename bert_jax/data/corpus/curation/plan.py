@@ -6,10 +6,11 @@ import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from bert_jax import __version__
 from bert_jax import config_lib as configs
+from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
 from bert_jax.data.corpus.curation.rules import RuleSet
 from bert_jax.data.corpus.formats.parquet import ParquetFiles
 from bert_jax.data.corpus.sources import RawDocument, SourceFile, TextFiles
@@ -43,11 +44,7 @@ class C4Lines:
         get_sentence_splitter(self.splitter)  # raises for an unknown name before any work
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExactDuplicates:
-    """Drops documents that are equal but for case, white space and compatible characters."""
-
-    REASON: ClassVar[str] = "duplicate document"
+Step = ExactDuplicates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +55,8 @@ class CurationConfig:
       sources: raw documents, in order of priority.
       lines: how lines are dropped; None keeps all lines.
       rule_sets: rules that drop documents; the first broken rule is the reason in the ledger.
-      duplicates: how repeated documents are dropped; None keeps them.
+      steps: what compares the documents of all sources that are retained, in this order; each step
+        gets what the earlier ones retained.
       max_dropped: the largest fraction of the characters that may be dropped; more is an error,
         because a wrong limit can drop nearly everything.
       num_shards: about how many output shards are written, at least one for each source; None:
@@ -68,7 +66,7 @@ class CurationConfig:
     sources: tuple[Source, ...]
     lines: C4Lines | None = None
     rule_sets: tuple[RuleSet, ...] = ()
-    duplicates: ExactDuplicates | None = ExactDuplicates()
+    steps: tuple[Step, ...] = (ExactDuplicates(),)
     max_dropped: float = 0.95
     num_shards: int | None = None
 

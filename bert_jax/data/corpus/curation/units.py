@@ -1,26 +1,27 @@
 """Reads the documents of one work unit, and decides about each without looking at other documents.
 
-The result is a spill file: one JSON line for each document, with the text of those that are kept so
-far. Its bytes depend on the unit and the config only.
+The result is a spill file (spills.py) with the text of the documents that are kept so far. Its
+content depends on the unit and the config only.
 """
 
-import gzip
 import hashlib
-import json
 import re
 import unicodedata
-import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.atomic_io import atomic_path
-from bert_jax.data.corpus.curation.c4 import FEW_SENTENCES, clean_page
+from bert_jax.data.corpus.curation.c4 import (
+    FEW_SENTENCES,
+    MIN_SENTENCES,
+    clean_page,
+    count_sentences,
+)
 from bert_jax.data.corpus.curation.plan import CurationConfig, CurationUnit
 from bert_jax.data.corpus.curation.signals import TextView
-from bert_jax.errors import UserError
+from bert_jax.data.corpus.curation.spills import write_spill_lines
 from bert_jax.text.sentences import get_sentence_splitter
 
 EMPTY = "empty"
@@ -63,6 +64,27 @@ def filter_document(text: str, config: CurationConfig, removed_lines: Counter[st
             value = float(page.num_sentences) if page.reason == FEW_SENTENCES else None
             return FilterResult(text="", reason=page.reason, value=value)
         text = page.text
+    reason, value = _check_rules(text, config)
+    return FilterResult(text="" if reason else text, reason=reason, value=value)
+
+
+def check_text(text: str, config: CurationConfig) -> tuple[str, float | None]:
+    """Checks a text again from which a step removed lines that passed the rules for lines.
+
+    Returns:
+      The reason to drop the document, "" to keep it, and the value that broke a rule.
+    """
+    if not any(map(str.isalnum, text)):
+        return EMPTY, None
+    if config.lines is not None:
+        num_sentences = count_sentences(text, get_sentence_splitter(config.lines.splitter))
+        if num_sentences < MIN_SENTENCES:
+            return FEW_SENTENCES, float(num_sentences)
+    return _check_rules(text, config)
+
+
+def _check_rules(text: str, config: CurationConfig) -> tuple[str, float | None]:
+    """Returns the first rule for documents that a text breaks, as `check_text`."""
     view = TextView(text)
     values: dict[str, float] = {}
     for rule_set in config.rule_sets:
@@ -71,8 +93,8 @@ def filter_document(text: str, config: CurationConfig, removed_lines: Counter[st
                 values[rule.signal] = rule.compute(view)
             value = values[rule.signal]
             if not rule.allows(value):
-                return FilterResult(text="", reason=rule_set.reason(rule), value=value)
-    return FilterResult(text=text)
+                return rule_set.reason(rule), value
+    return "", None
 
 
 def normalize_text(text: str) -> str:
@@ -90,79 +112,49 @@ def match_key(text: str) -> str:
     return _WHITE_SPACE.sub(" ", folded).strip()
 
 
+def match_digest(text: str) -> str:
+    """Returns the hash of the form in which documents are compared."""
+    return digest(match_key(text))
+
+
 def digest(text: str) -> str:
     """Returns BLAKE2b of a text, 128 bits in hexadecimal digits."""
     data = text.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
-def write_spill(unit: CurationUnit, config: CurationConfig, path: Path, fingerprint: str) -> None:
+def write_spill(path: Path, unit: CurationUnit, config: CurationConfig, fingerprint: str) -> None:
     """Decides about the documents of a unit and writes its spill file.
 
     Args:
       fingerprint: that of the plan, by which a later run recognizes a finished file.
     """
+    write_spill_lines(path, _spill_lines(unit, config, fingerprint))
+
+
+def _spill_lines(
+    unit: CurationUnit, config: CurationConfig, fingerprint: str
+) -> Iterator[dict[str, Any]]:
     removed_lines, read_counts, num_documents = Counter[str](), Counter[str](), 0
-    with atomic_path(path) as tmp_path:
-        # The time of the file would make its bytes differ.
-        with open(tmp_path, "wb") as raw, gzip.GzipFile("", "wb", 1, raw, mtime=0) as spill:
-            for document in unit.documents():
-                result = FilterResult(text="", reason=document.reason)
-                if not document.reason:
-                    result = filter_document(document.text, config, removed_lines)
-                read_counts.update(document.counts)
-                record = {
-                    "id": document.key,
-                    "digest": digest(document.text),
-                    "characters": len(document.text),
-                    "reason": result.reason,
-                    "value": result.value,
-                    "key": "" if result.reason else digest(match_key(result.text)),
-                    "text": result.text,
-                    "fields": {} if result.reason else dict(document.fields),
-                }
-                spill.write(_line(record))
-                num_documents += 1
-            spill.write(
-                _line(
-                    {
-                        "plan": fingerprint,
-                        "documents": num_documents,
-                        "removed_lines": dict(sorted(removed_lines.items())),
-                        "read_counts": dict(sorted(read_counts.items())),
-                    }
-                )
-            )
-
-
-def read_documents_of(spill: Path) -> Iterator[dict[str, Any]]:
-    """Yields the record of each document in a spill file."""
-    return (record for record in _read_lines(spill) if "id" in record)
-
-
-def read_summary(spill: Path) -> dict[str, Any]:
-    """Returns the last line of a spill file: its plan, and counts."""
-    return deque(_read_lines(spill), maxlen=1)[0]
-
-
-def is_finished(spill: Path, fingerprint: str) -> bool:
-    """Returns whether a spill file exists, is undamaged and belongs to this plan."""
-    try:
-        return read_summary(spill).get("plan") == fingerprint
-    except (IndexError, UserError):
-        return False
-
-
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as spill:
-            for line in spill:
-                yield json.loads(line)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise UserError(
-            f"{path}: damaged ({error}); delete it and run the same command again"
-        ) from None
-
-
-def _line(record: dict[str, Any]) -> bytes:
-    return (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
+    for document in unit.documents():
+        result = FilterResult(text="", reason=document.reason)
+        if not document.reason:
+            result = filter_document(document.text, config, removed_lines)
+        read_counts.update(document.counts)
+        yield {
+            "id": document.key,
+            "digest": digest(document.text),
+            "characters": len(document.text),
+            "reason": result.reason,
+            "value": result.value,
+            "key": "" if result.reason else match_digest(result.text),
+            "text": result.text,
+            "fields": {} if result.reason else dict(document.fields),
+        }
+        num_documents += 1
+    yield {
+        "plan": fingerprint,
+        "documents": num_documents,
+        "removed_lines": dict(sorted(removed_lines.items())),
+        "read_counts": dict(sorted(read_counts.items())),
+    }

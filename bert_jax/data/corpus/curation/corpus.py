@@ -1,0 +1,205 @@
+"""Gives corpus steps access to the documents of all work units, and stores their decisions.
+
+A corpus step compares documents with each other, or with all of the corpus: duplicates, repeated
+lines, decontamination. It is a config dataclass with a method `decide`, which reads the documents
+that the rules and earlier steps retained, and writes one file of decisions for each work unit.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from bert_jax.atomic_io import atomic_write
+from bert_jax.data.corpus.curation.ledger import RETAINED
+from bert_jax.data.corpus.curation.spills import read_documents_of
+from bert_jax.data.corpus.curation.workers import Workers
+
+_BLANK_LINES = re.compile(r"\n\s*\n")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """Holds a document that is retained so far.
+
+    Attributes:
+      index: its number among all documents of its work unit, from 0.
+      id: as in the ledger.
+      text: without the lines that earlier steps removed.
+      match_key: hash of the text but for case, white space and compatible characters, 32
+        hexadecimal digits.
+      fields: the other fields of a JSON line.
+    """
+
+    index: int
+    id: str
+    text: str
+    match_key: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """Describes what a step does to one document: it drops the document, or removes lines of it.
+
+    Attributes:
+      reason: why the document is dropped; "" to remove lines only.
+      value: the number that led to the decision, for the ledger.
+      twin: the id of what the document repeats, for the ledger.
+      removed_lines: numbers of the removed lines, from 0, of the text split at newlines.
+      removed_reason: why the lines were removed; the manifest counts lines by reason.
+    """
+
+    reason: str = RETAINED
+    value: float | None = None
+    twin: str = ""
+    removed_lines: tuple[int, ...] = ()
+    removed_reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFunctions:
+    """Holds the functions of text that depend on the rules of the config; both must be importable.
+
+    Attributes:
+      check: returns the reason to drop a text by the rules for documents ("" to keep it), and the
+        value that broke a rule. Texts are checked again if a step removed lines.
+      match_key: returns the hash of the form in which texts are compared.
+    """
+
+    check: Callable[[str], tuple[str, float | None]]
+    match_key: Callable[[str], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Reads the documents before one step; can be sent to worker processes.
+
+    Attributes:
+      folder: holds the files between the steps. A file of a step that is written atomically, at
+        `path(...)`, stays if the run is stopped, and `Workers.write_files` does not repeat it.
+      sources: the name of the source of each work unit. Sources that are earlier have priority.
+      priorities: the number of that source, from 0.
+      step: number of the step, from 0; decisions of the steps before it are applied.
+    """
+
+    folder: Path
+    sources: tuple[str, ...]
+    priorities: tuple[int, ...]
+    step: int
+    functions: TextFunctions
+
+    @property
+    def num_units(self) -> int:
+        """Returns the number of work units."""
+        return len(self.sources)
+
+    def spill_path(self, unit: int) -> Path:
+        """Returns the path of the spill file of a work unit."""
+        return self.folder / f"spill-{unit:05d}.jsonl.gz"
+
+    def path(self, name: str, number: int) -> Path:
+        """Returns a path for a file of this step, `number` being that of a unit or a partition."""
+        return self.folder / f"step-{self.step}-{name}-{number:05d}"
+
+    def decisions_path(self, unit: int) -> Path:
+        """Returns the path of the decisions of this step about a work unit."""
+        return self.path("decisions", unit)
+
+    def documents(self, unit: int) -> Iterator[Document]:
+        """Yields the documents of a work unit that are retained so far, in order."""
+        for index, (record, _) in enumerate(self.records(unit)):
+            if record["reason"] == RETAINED:
+                yield Document(
+                    index=index,
+                    id=record["id"],
+                    text=record["text"],
+                    match_key=record["key"] or self.functions.match_key(record["text"]),
+                    fields=record["fields"],
+                )
+
+    def records(self, unit: int) -> Iterator[tuple[dict[str, Any], Counter[str]]]:
+        """Yields each record of the spill file of a work unit, with the decisions applied.
+
+        Yields:
+          (record, number of removed lines by reason); the text of a dropped document is "".
+        """
+        earlier = [replace(self, step=k).read_decisions(unit) for k in range(self.step)]
+        for index, record in enumerate(read_documents_of(self.spill_path(unit))):
+            record.setdefault("twin", "")
+            removed = Counter[str]()
+            for decisions in earlier:
+                decision = decisions.get(index)
+                if decision is None:
+                    continue
+                if decision.removed_lines:
+                    record["text"] = remove_lines(record["text"], decision.removed_lines)
+                    record["key"] = ""
+                    removed[decision.removed_reason] += len(decision.removed_lines)
+                if decision.reason != RETAINED:
+                    record.update(
+                        reason=decision.reason, value=decision.value, twin=decision.twin, text=""
+                    )
+            yield record, removed
+
+    def edit(
+        self, document: Document, removed_lines: Collection[int], removed_reason: str
+    ) -> Decision:
+        """Returns the decision to remove lines, and to drop the document if a rule is broken then.
+
+        Args:
+          removed_lines: numbers of lines, from 0, of the text split at newlines.
+        """
+        numbers = tuple(sorted(removed_lines))
+        reason, value = self.functions.check(remove_lines(document.text, numbers))
+        return Decision(
+            reason=reason, value=value, removed_lines=numbers, removed_reason=removed_reason
+        )
+
+    def write_decisions(self, unit: int, decisions: Mapping[int, Decision]) -> None:
+        """Writes the decisions of this step about a work unit, by the index of the document."""
+        lines = [
+            json.dumps(
+                [index, each.reason, each.value, each.twin, each.removed_lines, each.removed_reason]
+            )
+            for index, each in sorted(decisions.items())
+        ]
+        atomic_write(self.decisions_path(unit), "".join(line + "\n" for line in lines))
+
+    def read_decisions(self, unit: int) -> dict[int, Decision]:
+        """Returns the decisions of this step about a work unit, by the index of the document."""
+        decisions: dict[int, Decision] = {}
+        with self.decisions_path(unit).open(encoding="utf-8") as file:
+            for line in file:
+                index, reason, value, twin, removed_lines, removed_reason = json.loads(line)
+                decisions[index] = Decision(
+                    reason=reason,
+                    value=value,
+                    twin=twin,
+                    removed_lines=tuple(removed_lines),
+                    removed_reason=removed_reason,
+                )
+        return decisions
+
+
+class CorpusStep(Protocol):
+    """Defines what a config dataclass needs to be a step of `CurationConfig.steps`."""
+
+    def decide(self, corpus: Corpus, workers: Workers) -> None:
+        """Writes the decisions about each work unit with `corpus.write_decisions`.
+
+        The decisions depend on the documents and on their order only, not on the number of workers
+        or on the time at which a task ends. Memory is bounded: results about all documents are in
+        files, not in dicts.
+        """
+        ...
+
+
+def remove_lines(text: str, removed_lines: Collection[int]) -> str:
+    """Returns a text without some lines; several blank lines in succession become one."""
+    numbers = set(removed_lines)
+    lines = [line for i, line in enumerate(text.split("\n")) if i not in numbers]
+    return _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip()
