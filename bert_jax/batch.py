@@ -1,9 +1,9 @@
 """Defines the fields of a batch, on which data and model agree: dims, dtype and meaning of each.
 
-Each dim is a letter: B batch, L length, P predictions per sequence, C classes, D width, A choices,
-windows of a text, or texts to embed. A batch is a dict from field name to array with exactly the
-fields of its objective. Names are those of BERT's release and Hugging Face. `packing_ids` are what
-seqio calls segment ids.
+Each dim is a letter: B batch, L length, P predictions per sequence, T length of the decoder,
+C classes, D width, A choices, windows of a text, or texts to embed. A batch is a dict from field
+name to array with exactly the fields of its objective. Names are those of BERT's release and
+Hugging Face. `packing_ids` are what seqio calls segment ids.
 """
 
 from collections.abc import Mapping
@@ -32,6 +32,13 @@ FIELDS: dict[str, Field] = {
     "packing_ids": Field(
         "BL", "int32", "packed example that a token belongs to, from 1; 0 = padding"
     ),
+    "decoder_input_ids": Field(
+        "BT", "int32", "targets shifted right, after the decoder's start token"
+    ),
+    "decoder_target_ids": Field("BT", "int32", "ids to predict; 0 where the weight is 0"),
+    "decoder_target_weights": Field("BT", "float32", "1 = predicted, 0 = padding"),
+    "decoder_position_ids": Field("BT", "int32", "as position_ids, of the targets"),
+    "decoder_packing_ids": Field("BT", "int32", "as packing_ids, which the source has, too"),
     "masked_lm_positions": Field("BP", "int32", "selected positions, ascending; 0 where unused"),
     "masked_lm_ids": Field("BP", "int32", "original ids at these positions; 0 where unused"),
     "masked_lm_weights": Field(
@@ -78,6 +85,9 @@ BATCH_AXES = ("data", "fsdp")
 
 ENCODER_FIELDS = ("input_ids", "token_type_ids", "attention_mask")
 PACKED_FIELDS = ("position_ids", "packing_ids")
+ENCODER_DECODER_FIELDS = ("input_ids", "attention_mask", "decoder_input_ids")
+DECODER_TARGET_FIELDS = ("decoder_target_ids", "decoder_target_weights")
+PACKED_DECODER_FIELDS = (*PACKED_FIELDS, "decoder_position_ids", "decoder_packing_ids")
 MASKED_LM_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 SAMPLING_FIELDS = ("sampling_seeds",)
 NEXT_SENTENCE_FIELDS = ("next_sentence_labels",)
@@ -137,3 +147,9 @@ def encoder_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
         }
     packed = {name: batch[name] for name in PACKED_FIELDS if name in batch}
     return {name: batch[name] for name in ENCODER_FIELDS} | packed
+
+
+def encoder_decoder_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `EncoderDecoder.__call__` for a batch, each [B, L] or [B, T]."""
+    packed = {name: batch[name] for name in PACKED_DECODER_FIELDS if name in batch}
+    return {name: batch[name] for name in ENCODER_DECODER_FIELDS} | packed

@@ -14,6 +14,7 @@ from bert_jax.data.finetuning.config import (
     Truncation,
 )
 from bert_jax.data.finetuning.prompts.config import Prompt
+from bert_jax.data.pretraining.denoising_config import BartDenoising, Denoising
 from bert_jax.errors import ConfigError, check_range
 
 
@@ -78,7 +79,22 @@ class DocSentences:
     """Fills each sequence with whole sentences of one document (RoBERTa, section 4.2)."""
 
 
-InputFormat = PairFormat | SingleSegment | PackedSegments | FullSentences | DocSentences
+@dataclass(frozen=True, kw_only=True)
+class ConcatenatedDocuments:
+    """Cuts the corpus, read as one text, into texts of equal length, as T5 does; for denoising.
+
+    There is no separator between two documents.
+    """
+
+
+InputFormat = (
+    PairFormat
+    | SingleSegment
+    | PackedSegments
+    | FullSentences
+    | DocSentences
+    | ConcatenatedDocuments
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +190,8 @@ class PretrainingData:
 
     corpus: str  # folder written by `bert-jax prepare`
     input_format: InputFormat = field(default_factory=SentencePairs)
-    masking: MaskingConfig | None = field(default_factory=Masking)  # None masks nothing
+    # What is hidden from an encoder, or the noise that a decoder removes; None changes nothing.
+    masking: MaskingConfig | Denoising | None = field(default_factory=Masking)
     masking_schedule: DynamicMasking | StaticMasking = field(default_factory=DynamicMasking)
     prefetch_batches: int = 4  # number of batches that are built in advance
     num_workers: int = 0  # processes that build batches; 0 uses a thread of this process
@@ -182,6 +199,30 @@ class PretrainingData:
     def __post_init__(self) -> None:
         check_range("data.prefetch_batches", self.prefetch_batches, at_least=1)
         check_range("data.num_workers", self.num_workers, at_least=0, at_most=MAX_WORKERS)
+        _check_denoising_format(self.input_format, self.masking)
+
+
+def _check_denoising_format(
+    input_format: InputFormat, masking: MaskingConfig | Denoising | None
+) -> None:
+    """Raises ConfigError if denoising is combined with a format of encoders, or the reverse."""
+    name, format_name = type(masking).__name__, type(input_format).__name__
+    if isinstance(masking, BartDenoising):
+        allowed: tuple[type, ...] = (SingleSegment,)  # it needs the sentences of a document
+    elif isinstance(masking, Denoising):
+        allowed = (ConcatenatedDocuments, SingleSegment)
+    elif isinstance(input_format, ConcatenatedDocuments):
+        raise ConfigError(
+            f"data.input_format is {format_name}, which is for encoder-decoders, but data.masking "
+            f"is {name}; expected SpanCorruption, PrefixLM or BertStyleDenoising"
+        )
+    else:
+        return
+    if not isinstance(input_format, allowed):
+        raise ConfigError(
+            f"data.masking is {name} and data.input_format is {format_name}; expected "
+            f"data.input_format {' or '.join(each.__name__ for each in allowed)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

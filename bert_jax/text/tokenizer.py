@@ -5,6 +5,7 @@ tokenizer.json) and `SentencePieceTokenizer` (.model files). `load_tokenizer` op
 """
 
 import hashlib
+import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,8 @@ from bert_jax.text.input_template import (
 # `save` writes this file last: a folder that contains it is complete.
 TOKENIZER_INFO_FILE = "vocabulary.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+
+SENTINEL = "<extra_id_{}>"
 
 # For each role, its token in BERT's vocabulary and in RoBERTa's and T5's.
 _ROLE_NAMES = {
@@ -145,6 +148,12 @@ class Tokenizer(ABC):
     def token_to_id(self, token: str) -> int:
         """Returns the id of a token as the vocabulary spells it; KeyError for an unknown one."""
         return self._vocab[token]
+
+    @property
+    def sentinel_ids(self) -> list[int]:
+        """Returns the ids of <extra_id_0>, <extra_id_1>, ..., T5's sentinels; often none."""
+        names = map(SENTINEL.format, itertools.count())
+        return [self._vocab[name] for name in itertools.takewhile(self.__contains__, names)]
 
     def __contains__(self, token: str) -> bool:
         return token in self._vocab

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bert_jax.data.config import Masking, MaskingConfig
+from bert_jax.data.pretraining.denoising_config import Denoising
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.tuning.config import TuningConfig
 
@@ -121,6 +122,7 @@ class Phase:
     Attributes:
       batch_size: examples for one update, over all devices.
       max_predictions_per_seq: masked positions of a sequence; 0 for data without masked LM.
+      target_length: tokens that the decoder predicts; 0 for models without a decoder.
       gradient_accumulation_steps: microbatches whose gradients are summed for one update.
     """
 
@@ -129,6 +131,7 @@ class Phase:
     batch_size: int
     max_predictions_per_seq: int = 0
     gradient_accumulation_steps: int = 1
+    target_length: int = 0
 
     def __post_init__(self) -> None:
         for name in ("steps", "seq_length", "batch_size", "gradient_accumulation_steps"):
@@ -140,6 +143,7 @@ class Phase:
         check_range(f"{phase} batch_size", self.batch_size, at_most=LARGEST_BATCH_SIZE)
         predictions = self.max_predictions_per_seq
         check_range(f"{phase} max_predictions_per_seq", predictions, at_least=0)
+        check_range(f"{phase} target_length", self.target_length, at_least=0)
         if remainder := self.batch_size % self.gradient_accumulation_steps:
             smaller = self.batch_size - remainder
             larger = smaller + self.gradient_accumulation_steps
@@ -153,8 +157,12 @@ class Phase:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Returns the global size of each dimension of a batch: {"B": 32, "L": 128, "P": 20}."""
-        return {"B": self.batch_size, "L": self.seq_length, "P": self.max_predictions_per_seq}
+        """Returns the global size of each dimension of a batch: {"B": 32, "L": 128, "P": 20}.
+
+        With a decoder also its length "T".
+        """
+        sizes = {"B": self.batch_size, "L": self.seq_length, "P": self.max_predictions_per_seq}
+        return sizes | ({"T": self.target_length} if self.target_length else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +217,7 @@ class HeldOutEval:
     eval_every: int = 1000
     num_examples: int = 1024
     batch_size: int = 64
-    masking: MaskingConfig = Masking()  # noqa: RUF009 (frozen)
+    masking: MaskingConfig | Denoising = Masking()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
         for name in ("eval_every", "num_examples", "batch_size"):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.batch import (
+    DECODER_TARGET_FIELDS,
     ENCODER_FIELDS,
     MASKED_LM_FIELDS,
     NEXT_SENTENCE_FIELDS,
@@ -35,6 +36,14 @@ from bert_jax.data.pretraining.dataset import (
     make_dataset,
     sample_token_ids,
 )
+from bert_jax.data.pretraining.denoising import (
+    DENOISING_FIELDS,
+    ConcatenatedDocumentsDataset,
+    Denoiser,
+    DocumentTextsDataset,
+    make_denoising_dataset,
+)
+from bert_jax.data.pretraining.denoising_config import Denoising
 from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.packing import PackingPlan, collate_packed_segments, pack
 from bert_jax.data.pretraining.rng import epoch_key, example_keys, permute
@@ -55,6 +64,8 @@ class ExampleRefs(NamedTuple):
 
 def batch_fields(config: PretrainingData) -> tuple[str, ...]:
     """Returns the names of the fields that the batches of a config have, as in batch.py."""
+    if isinstance(config.masking, Denoising):
+        return DENOISING_FIELDS
     field_names = ENCODER_FIELDS
     if isinstance(config.input_format, PackedSegments):
         field_names += PACKED_FIELDS
@@ -74,6 +85,8 @@ _MADE_BY = {
     **dict.fromkeys(NEXT_SENTENCE_FIELDS, "data.input_format SentencePairs"),
     **dict.fromkeys(SENTENCE_ORDER_FIELDS, "data.input_format SentenceOrderPairs"),
     **dict.fromkeys(SPAN_BOUNDARY_FIELDS, "data.masking SpanMasking"),
+    **dict.fromkeys(DECODER_TARGET_FIELDS, "data.masking SpanCorruption or BartDenoising"),
+    "token_type_ids": "data.masking for encoders, such as Masking",
 }
 """What makes the fields that not every config has."""
 
@@ -99,7 +112,8 @@ def select_fields(config: PretrainingData, objective_fields: tuple[str, ...]) ->
 class BatchBuilder:
     """Builds the batch that begins at a position. It has no state and can be pickled.
 
-    seq_length, batch_size and max_predictions_per_seq are L, the global B, and P.
+    seq_length, batch_size, max_predictions_per_seq and target_length are L, the global B, P and T,
+    of which P is for masked LM only and T for denoising only.
 
     Raises:
       ConfigError: a size is out of range.
@@ -116,17 +130,24 @@ class BatchBuilder:
         batch_size: int,
         max_predictions_per_seq: int,
         seed: int,
+        target_length: int = 0,
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
         min_length = vocab_arrays.template.num_pair_special_tokens + 2
         if not min_length <= seq_length <= 1 << 16:
             raise ConfigError(f"seq_length is {seq_length}, expected {min_length} to {1 << 16}")
+        self._denoiser = None
+        if isinstance(config.masking, Denoising):
+            self._denoiser = Denoiser(config.masking, seq_length, target_length, vocab_arrays)
+            max_predictions_per_seq = 1
         _check_sizes(seq_length, batch_size, max_predictions_per_seq, process_index, process_count)
         self.config = config
         self.batch_size = batch_size
-        self.dataset: PretrainingDataset = make_dataset(
-            corpus, config.input_format, seq_length, vocab_arrays
+        self.dataset: PretrainingDataset | ConcatenatedDocumentsDataset | DocumentTextsDataset = (
+            make_dataset(corpus, config.input_format, seq_length, vocab_arrays)
+            if self._denoiser is None
+            else make_denoising_dataset(corpus, config, self._denoiser.max_num_tokens)
         )
         self.vocab_arrays = vocab_arrays
         self.seq_length = seq_length
@@ -206,6 +227,8 @@ class BatchBuilder:
         example_contents: Any = [
             self.dataset.read(*example) for example in zip(*columns, strict=True)
         ]
+        if self._denoiser is not None:
+            return self._denoiser.build_fields(example_contents, refs.keys)
         token_keys = refs.keys
         if isinstance(self.config.input_format, PackedSegments):
             shape = (self._process_rows[1] - self._process_rows[0], self.seq_length)

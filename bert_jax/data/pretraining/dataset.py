@@ -170,29 +170,28 @@ class DocSentencesDataset(WindowIndex):
         return take_sentences_that_fit(part, offset, self.max_num_tokens, later_parts, self._sep_id)
 
 
-class FullSentencesDataset:
-    """Makes inputs of whole sentences that may cross documents (RoBERTa's FULL-SENTENCES).
+class CorpusWindows:
+    """Maps examples to windows of the corpus, which is read as one text, document after document.
 
-    The corpus is read as one text, document after document, and its examples are windows of it.
+    There are round(T / max_num_tokens) examples for T tokens.
     """
 
-    def __init__(self, corpus: PreparedCorpus, seq_length: int, vocab_arrays: VocabArrays) -> None:
-        self.max_num_tokens = seq_length - vocab_arrays.template.num_single_special_tokens
-        self._corpus = corpus
-        self._sep_id = vocab_arrays.sep_id
+    def __init__(self, corpus: PreparedCorpus, max_num_tokens: int) -> None:
+        self.corpus = corpus
+        self.max_num_tokens = max_num_tokens
         self._part_starts = _part_starts(corpus)
         self._num_tokens = int(corpus.tokens_per_part.sum(dtype=np.int64))
-        num_windows = windows_per_document(np.array([self._num_tokens]), self.max_num_tokens)
+        num_windows = windows_per_document(np.array([self._num_tokens]), max_num_tokens)
         self.num_examples = int(num_windows[0])
 
     def find_documents(self, example_indices: np.ndarray) -> np.ndarray:
         """Returns the documents [n] in the middle of the ranges where examples [n] may begin."""
         tokens_per_example = self._num_tokens / self.num_examples
         part_indices = self._find_parts((example_indices + 0.5) * tokens_per_example)
-        return np.searchsorted(self._corpus.first_part, part_indices, side="right") - 1
+        return np.searchsorted(self.corpus.first_part, part_indices, side="right") - 1
 
-    def read(self, example_index: int, document_index: int, key: int) -> np.ndarray:
-        """Makes the ids of an example, with separators between documents."""
+    def find_window_start(self, example_index: int, key: int) -> tuple[int, int]:
+        """Returns where an example's window begins: index of the part, token in that part."""
         offset = window_offset(
             self._num_tokens,
             example_index,
@@ -201,17 +200,33 @@ class FullSentencesDataset:
             ExampleRng(key),
         )
         part_index = int(self._find_parts(np.array(offset)))
-        later_part_indices = range(part_index + 1, len(self._part_starts))
-        return take_sentences_that_fit(
-            self._corpus.read(part_index),
-            offset - int(self._part_starts[part_index]),
-            self.max_num_tokens,
-            map(self._corpus.read, later_part_indices),
-            self._sep_id,
-        )
+        return part_index, offset - int(self._part_starts[part_index])
+
+    def later_parts(self, part_index: int) -> Iterator[DocumentPart]:
+        """Yields the parts after `part_index`; each is read when the iterator reaches it."""
+        return map(self.corpus.read, range(part_index + 1, len(self._part_starts)))
 
     def _find_parts(self, tokens: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._part_starts, tokens, side="right") - 1
+
+
+class FullSentencesDataset(CorpusWindows):
+    """Makes inputs of whole sentences that may cross documents (RoBERTa's FULL-SENTENCES)."""
+
+    def __init__(self, corpus: PreparedCorpus, seq_length: int, vocab_arrays: VocabArrays) -> None:
+        super().__init__(corpus, seq_length - vocab_arrays.template.num_single_special_tokens)
+        self._sep_id = vocab_arrays.sep_id
+
+    def read(self, example_index: int, document_index: int, key: int) -> np.ndarray:
+        """Makes the ids of an example, with separators between documents."""
+        part_index, offset = self.find_window_start(example_index, key)
+        return take_sentences_that_fit(
+            self.corpus.read(part_index),
+            offset,
+            self.max_num_tokens,
+            self.later_parts(part_index),
+            self._sep_id,
+        )
 
 
 PretrainingDataset = (

@@ -24,7 +24,7 @@ class PretrainingLoader:
     Args:
       corpus: the prepared corpus.
       config: how examples are made from it.
-      seq_length, batch_size, max_predictions_per_seq: L, the global B, and P.
+      seq_length, batch_size, max_predictions_per_seq, target_length: L, the global B, P and T.
       seed: decides order, windows, pairs and masks, together with the position.
       process_index, process_count: which equal, contiguous part of each batch to build.
       start: the position to begin at: `position` of an earlier loader with the same settings.
@@ -44,6 +44,7 @@ class PretrainingLoader:
         batch_size: int,
         max_predictions_per_seq: int,
         seed: int,
+        target_length: int = 0,
         process_index: int = 0,
         process_count: int = 1,
         start: int = 0,
@@ -58,6 +59,7 @@ class PretrainingLoader:
             batch_size=batch_size,
             max_predictions_per_seq=max_predictions_per_seq,
             seed=seed,
+            target_length=target_length,
             process_index=process_index,
             process_count=process_count,
         )
@@ -111,6 +113,7 @@ def evaluation_batches(
     max_predictions_per_seq: int,
     seed: int,
     num_examples: int,
+    target_length: int = 0,
     process_index: int = 0,
     process_count: int = 1,
     vocab_arrays: VocabArrays | None = None,
@@ -131,6 +134,7 @@ def evaluation_batches(
         batch_size=batch_size,
         max_predictions_per_seq=max_predictions_per_seq,
         seed=seed,
+        target_length=target_length,
         process_index=process_index,
         process_count=process_count,
     )

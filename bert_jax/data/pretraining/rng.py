@@ -35,6 +35,13 @@ class Stream(IntEnum):
     SENTENCE_ORDER = 12
     SAMPLING_SEED = 13
     DEMONSTRATIONS = 14
+    NOISE_SPAN_LENGTH = 15
+    NONNOISE_SPAN_LENGTH = 16
+    PREFIX_LENGTH = 17
+    SENTENCE_CHOICE = 18
+    SENTENCE_PERMUTATION = 19
+    INSERTION = 20
+    ROTATION = 21
 
 
 def splitmix64(x: int) -> int:
@@ -92,6 +99,18 @@ class ExampleRng:
     def randint(self, bound: int, stream: Stream, index: int = 0) -> int:
         """Draws an integer uniform in [0, bound)."""
         return (self.bits(stream, index) * bound) >> 64
+
+    def bits_array(self, n: int, stream: Stream, start: int = 0) -> np.ndarray:
+        """Draws [n] uint64 integers: `bits` for the indices start, start + 1, ..."""
+        return random_bits(np.array([self.key], np.uint64), stream, np.arange(start, start + n))
+
+    def uniforms(self, n: int, stream: Stream, start: int = 0) -> np.ndarray:
+        """Draws [n] float64 uniform in [0, 1): `uniform` for the indices start, start + 1, ..."""
+        return (self.bits_array(n, stream, start) >> np.uint64(11)) * 2.0**-53
+
+    def permutation(self, n: int, stream: Stream) -> np.ndarray:
+        """Draws a random permutation of 0 .. n - 1, [n] int64."""
+        return np.argsort(self.bits_array(n, stream), kind="stable")
 
 
 def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Holds what batch building needs of a tokenizer, as arrays that are cheap to send to workers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,7 @@ class VocabArrays:
       maskable_ids: int32, the ids that are not special; random replacements are drawn from them.
       word_starts: [V] bool, True where the token begins a word.
       template: where special tokens are added around a text or a pair.
+      sentinel_ids: int32 [S], the ids of <extra_id_0>, <extra_id_1>, ...
     """
 
     pad_id: int
@@ -30,6 +31,7 @@ class VocabArrays:
     maskable_ids: np.ndarray
     word_starts: np.ndarray
     template: InputTemplate
+    sentinel_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @classmethod
     def from_tokenizer(cls, tokenizer: "Tokenizer") -> "VocabArrays":
@@ -45,6 +47,7 @@ class VocabArrays:
             maskable_ids=np.flatnonzero(~is_special).astype(np.int32),
             word_starts=np.asarray(tokenizer.word_starts, dtype=bool),
             template=tokenizer.template,
+            sentinel_ids=np.array(tokenizer.sentinel_ids, np.int32),
         )
 
     @property

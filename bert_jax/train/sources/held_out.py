@@ -12,6 +12,7 @@ from bert_jax.data.config import PretrainingData
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
 from bert_jax.data.pretraining.batch_builder import batch_fields
+from bert_jax.data.pretraining.denoising_config import Denoising
 from bert_jax.data.pretraining.loader import evaluation_batches
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.objectives.base import Objective
@@ -52,6 +53,11 @@ def check_held_out_fields(
 ) -> None:
     """Raises a ConfigError if held-out batches lack a field that the objective needs."""
     masking = data.masking and config.masking
+    if isinstance(data.masking, Denoising) != isinstance(masking, Denoising):
+        raise ConfigError(
+            f"train.evaluation.masking is {type(masking).__name__}, but data.masking is "
+            f"{type(data.masking).__name__}; expected the same kind for training and evaluation"
+        )
     available_fields = batch_fields(dataclasses.replace(data, masking=masking))
     for name in objective_fields:
         if name not in available_fields:
@@ -84,6 +90,7 @@ def held_out_batches(
         seq_length=phase.seq_length,
         batch_size=config.batch_size,
         max_predictions_per_seq=phase.max_predictions_per_seq,
+        target_length=phase.target_length,
         num_examples=config.num_examples,
         seed=SEED,
         process_index=host_index,

@@ -100,6 +100,7 @@ class PretrainingSource:
             seq_length=phase_config.seq_length,
             batch_size=phase_config.batch_size,
             max_predictions_per_seq=phase_config.max_predictions_per_seq,
+            target_length=phase_config.target_length,
             seed=self._experiment.seed + phase_index,  # another order of examples in every phase
             process_index=jax.process_index(),
             process_count=jax.process_count(),
