@@ -14,7 +14,7 @@ from bert_jax.data.finetuning.config import (
     Truncation,
 )
 from bert_jax.data.finetuning.prompts.config import Prompt
-from bert_jax.data.pretraining.denoising_config import BartDenoising, Denoising
+from bert_jax.data.pretraining.denoising.config import BartDenoising, Denoising
 from bert_jax.errors import ConfigError, check_range
 
 

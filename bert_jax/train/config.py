@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bert_jax.data.config import Masking, MaskingConfig
-from bert_jax.data.pretraining.denoising_config import Denoising
+from bert_jax.data.pretraining.denoising.config import Denoising
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.tuning.config import TuningConfig
 

@@ -36,14 +36,14 @@ from bert_jax.data.pretraining.dataset import (
     make_dataset,
     sample_token_ids,
 )
-from bert_jax.data.pretraining.denoising import (
+from bert_jax.data.pretraining.denoising.config import Denoising
+from bert_jax.data.pretraining.denoising.examples import (
     DENOISING_FIELDS,
     ConcatenatedDocumentsDataset,
     Denoiser,
     DocumentTextsDataset,
     make_denoising_dataset,
 )
-from bert_jax.data.pretraining.denoising_config import Denoising
 from bert_jax.data.pretraining.masking import mask_tokens
 from bert_jax.data.pretraining.packing import PackingPlan, collate_packed_segments, pack
 from bert_jax.data.pretraining.rng import epoch_key, example_keys, permute
@@ -246,7 +246,7 @@ class BatchBuilder:
             )
         else:
             fields = collate_single_segments(example_contents, self.seq_length, self.vocab_arrays)
-        if self.config.masking is not None:
+        if self.config.masking is not None and not isinstance(self.config.masking, Denoising):
             fields |= mask_tokens(
                 fields["input_ids"],
                 fields["attention_mask"],

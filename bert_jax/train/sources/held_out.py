@@ -12,7 +12,7 @@ from bert_jax.data.config import PretrainingData
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus, corpus_tokenization
 from bert_jax.data.pretraining.batch_builder import batch_fields
-from bert_jax.data.pretraining.denoising_config import Denoising
+from bert_jax.data.pretraining.denoising.config import Denoising
 from bert_jax.data.pretraining.loader import evaluation_batches
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.objectives.base import Objective

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.pretraining.denoising_config import (
+from bert_jax.data.pretraining.denoising.config import (
     BertStyleDenoising,
     SpanCorruption,
 )

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from bert_jax.data.pretraining.denoising_config import (
+from bert_jax.data.pretraining.denoising.config import (
     BartDenoising,
     TextInfilling,
     TokenDeletion,

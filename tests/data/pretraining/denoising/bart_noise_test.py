@@ -1,6 +1,6 @@
 """Compares BART's noise with a slow reference that follows fairseq's code, by statistics.
 
-Covers bert_jax/data/pretraining/bart_noise.py.
+Covers bert_jax/data/pretraining/denoising/bart_noise.py.
 """
 
 import itertools
@@ -11,12 +11,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bert_jax.data.pretraining.bart_noise import (
+from bert_jax.data.pretraining.denoising.bart_noise import (
     add_bart_noise,
     draw_span_lengths,
     permute_sentences,
 )
-from bert_jax.data.pretraining.denoising_config import (
+from bert_jax.data.pretraining.denoising.config import (
     BartDenoising,
     TextInfilling,
     TokenDeletion,

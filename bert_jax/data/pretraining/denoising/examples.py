@@ -11,23 +11,23 @@ import numpy as np
 from bert_jax.batch import DECODER_TARGET_FIELDS
 from bert_jax.data.config import ConcatenatedDocuments, PretrainingData
 from bert_jax.data.corpus.reader import PreparedCorpus
-from bert_jax.data.pretraining.bart_noise import add_bart_noise
 from bert_jax.data.pretraining.dataset import CorpusWindows, WindowIndex
-from bert_jax.data.pretraining.denoising_config import (
+from bert_jax.data.pretraining.denoising.bart_noise import add_bart_noise
+from bert_jax.data.pretraining.denoising.config import (
     BartDenoising,
     BertStyleDenoising,
     Denoising,
     PrefixLM,
     SpanCorruption,
 )
-from bert_jax.data.pretraining.rng import ExampleRng
-from bert_jax.data.pretraining.span_corruption import (
+from bert_jax.data.pretraining.denoising.span_corruption import (
     corrupt_spans,
     count_spans,
     replace_single_tokens,
     span_corruption_lengths,
     split_at_prefix,
 )
+from bert_jax.data.pretraining.rng import ExampleRng
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.data.pretraining.windows import TextWindow, sentence_at_token, take_sentences
 from bert_jax.errors import ConfigError, UserError

@@ -1,6 +1,6 @@
 """Compares T5's denoising with a slow reference and with its law over 10,000 texts of novels.
 
-Covers bert_jax/data/pretraining/span_corruption.py and denoising.py.
+Covers bert_jax/data/pretraining/denoising/span_corruption.py and examples.py.
 """
 
 import dataclasses
@@ -14,21 +14,21 @@ import pytest
 from bert_jax.data.config import ConcatenatedDocuments, Masking, PretrainingData, SingleSegment
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import BatchBuilder, batch_fields
-from bert_jax.data.pretraining.denoising import Denoiser
-from bert_jax.data.pretraining.denoising_config import (
+from bert_jax.data.pretraining.denoising.config import (
     BartDenoising,
     BertStyleDenoising,
     Denoising,
     PrefixLM,
     SpanCorruption,
 )
-from bert_jax.data.pretraining.rng import ExampleRng, epoch_key, example_keys
-from bert_jax.data.pretraining.span_corruption import (
+from bert_jax.data.pretraining.denoising.examples import Denoiser
+from bert_jax.data.pretraining.denoising.span_corruption import (
     corrupt_spans,
     count_spans,
     draw_noise_mask,
     span_corruption_lengths,
 )
+from bert_jax.data.pretraining.rng import ExampleRng, epoch_key, example_keys
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.data.pretraining.windows import TextWindow
 from bert_jax.errors import ConfigError, UserError
