@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Literal
 
 from bert_jax.errors import UserError, near_files
 from bert_jax.text.compression import CHUNK_BYTES, is_compressed, read_chunks, uncompressed_name
-from bert_jax.text.json_lines import json_object, json_text
+from bert_jax.text.json_lines import json_document, json_object, json_text
 
 DocumentUnit = Literal["file", "blank-line", "line"]
 
@@ -111,7 +111,7 @@ def read_documents(
     """
     name = os.path.basename(path)
     chunks = _text_chunks(path, encoding, errors)
-    if uncompressed_name(name).endswith((".jsonl", ".ndjson")):
+    if is_json_lines(path):
         lines = _split_lines(path, chunks)
         documents = ((n, json_text(path, n, line, json_field, errors)) for n, line in lines)
     elif document_unit == "file":
@@ -123,6 +123,26 @@ def read_documents(
     for number, text in documents:
         if keep_empty or (text and not text.isspace()):
             yield f"{name}:{number}", text
+
+
+def is_json_lines(path: str | Path) -> bool:
+    """Returns whether a file is read as JSON lines, by its name."""
+    return uncompressed_name(os.path.basename(path)).endswith((".jsonl", ".ndjson"))
+
+
+def read_json_documents(
+    path: str | Path,
+    *,
+    encoding: str | None = None,
+    errors: str | None = None,
+    json_field: str | None = None,
+) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yields (line number from 1, text, other fields) for the lines of a JSON-lines file, in order.
+
+    The arguments and errors are those of `read_documents`. Empty lines have the text "".
+    """
+    for number, line in _split_lines(path, _text_chunks(path, encoding, errors)):
+        yield number, *json_document(path, number, line, json_field, errors)
 
 
 def read_json_objects(

@@ -32,6 +32,18 @@ def json_text(
 ) -> str:
     """Returns the text in a field of a line that has a JSON object; "" for an empty line.
 
+    The arguments and errors are those of `json_document`.
+    """
+    return json_document(path, number, line, json_field, errors)[0]
+
+
+def json_document(
+    path: str | Path, number: int, line: str, json_field: str | None, errors: str | None
+) -> tuple[str, dict[str, Any]]:
+    """Returns the text and the other fields of a line that has a JSON object.
+
+    An empty line has the text "" and no fields.
+
     Args:
       json_field: the field; None for "text", if the verb has no flag --json-field.
       path, number, errors: as in `json_object`.
@@ -40,14 +52,14 @@ def json_text(
       UserError: the line is not a JSON object, or the field is missing or not text.
     """
     if not line.strip():
-        return ""
+        return "", {}
     field, record = json_field or "text", parse_json_line(path, number, line, errors or "strict")
     if not isinstance(record, dict):
         found = f"a {type(record).__name__} instead of an object"
     elif field not in record:
         found = f"fields {sorted(record)}"
     elif isinstance(record[field], str):
-        return record[field]
+        return record[field], {key: value for key, value in record.items() if key != field}
     else:
         raise UserError(
             f"{path}, line {number}: the field {field!r} is a {type(record[field]).__name__}; "

@@ -1,4 +1,4 @@
-"""Curates text that people wrote as documents: no repetitions, no duplicates.
+"""Curates text that people wrote as documents: no repetitions, no duplicates and near duplicates.
 
     bert-jax curate documents --output curated --arg files='books/*.txt'
 
@@ -6,6 +6,8 @@ The rules of web pages (C4's lines, Gopher's and FineWeb's quality) are left out
 verse, lists and dialogue.
 """
 
+from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
+from bert_jax.data.corpus.curation.duplicates.near import NearDuplicates
 from bert_jax.data.corpus.curation.plan import CurationConfig, Source
 from bert_jax.data.corpus.curation.rules import GOPHER_REPETITION
 from bert_jax.data.corpus.sources import TextFiles
@@ -18,5 +20,8 @@ def get_config(
     """Returns the config for text, .jsonl and .gz files that match a pattern."""
     source = Source(name="documents", files=TextFiles(files, document_unit=document_unit))
     return CurationConfig(
-        sources=(source,), rule_sets=(GOPHER_REPETITION,), max_dropped=max_dropped
+        sources=(source,),
+        rule_sets=(GOPHER_REPETITION,),
+        steps=(ExactDuplicates(), NearDuplicates()),
+        max_dropped=max_dropped,
     )

@@ -1,12 +1,17 @@
-"""Curates web text: C4's rules for lines, the rules of Gopher and FineWeb, no duplicates.
+"""Curates web text: C4's rules for lines, the rules of Gopher and FineWeb, no near duplicates.
 
     bert-jax curate web --output curated --arg files='crawl/*.jsonl.gz'
 
 The stop words and the end marks are those of English: for another language, leave out
 `GOPHER_QUALITY` or replace its rules. The rules for documents see the lines that C4's rules keep:
 all of these end a sentence, and there is no blank line between them.
+
+C4's rule for repeated lines (`RepeatedLines`) is left out: Penedo et al. 2024 (FineWeb) found that
+removing them from the whole corpus, after near duplicates, made models worse.
 """
 
+from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
+from bert_jax.data.corpus.curation.duplicates.near import NearDuplicates
 from bert_jax.data.corpus.curation.plan import C4Lines, CurationConfig, Source
 from bert_jax.data.corpus.curation.rules import (
     FINEWEB_QUALITY,
@@ -22,5 +27,6 @@ def get_config(*, files: str, max_dropped: float = 0.95) -> CurationConfig:
         sources=(Source(name="web", files=TextFiles(files)),),
         lines=C4Lines(),
         rule_sets=(GOPHER_QUALITY, GOPHER_REPETITION, FINEWEB_QUALITY),
+        steps=(ExactDuplicates(), NearDuplicates()),
         max_dropped=max_dropped,
     )

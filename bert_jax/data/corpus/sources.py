@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.text.files import DocumentUnit, expand_globs, read_documents
+from bert_jax.text.files import (
+    DocumentUnit,
+    expand_globs,
+    is_json_lines,
+    read_documents,
+    read_json_documents,
+)
 
 Patterns = str | Sequence[str]
 
@@ -81,12 +87,20 @@ class TextFiles:
         return files
 
     def read_file(self, path: str) -> Iterator[RawDocument]:
-        """Yields the documents of one file, also those without text."""
+        """Yields the documents of one file, also those without text.
+
+        The fields of a document are those of its JSON line other than the text.
+        """
+        if is_json_lines(path):
+            for number, text, fields in read_json_documents(
+                path, encoding=self.encoding, errors=self.errors, json_field=self.json_field
+            ):
+                yield RawDocument(key=str(number), text=text, fields=fields)
+            return
         for key, text in read_documents(
             path,
             encoding=self.encoding,
             errors=self.errors,
-            json_field=self.json_field,
             document_unit=self.document_unit,
             keep_empty=True,
         ):

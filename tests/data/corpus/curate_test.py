@@ -105,13 +105,6 @@ def test_every_document_is_kept_or_dropped_with_a_reason(raw, tmp_path):
     assert not (tmp_path / "out" / ".work").exists()
 
 
-def test_bytes_do_not_depend_on_the_number_of_workers(raw, tmp_path):
-    curate(config(raw), tmp_path / "one", num_workers=1)
-    expected = file_bytes(tmp_path / "one")
-    curate(config(raw), tmp_path / "two", num_workers=2)
-    assert file_bytes(tmp_path / "two") == expected
-
-
 def test_a_stopped_run_continues_with_finished_units(raw, tmp_path, monkeypatch):
     curate(config(raw), tmp_path / "whole", num_workers=1)
     real, calls = units.write_spill, []

@@ -5,6 +5,7 @@ lines, decontamination. It is a config dataclass with a method `decide`, which r
 that the rules and earlier steps retained, and writes one file of decisions for each work unit.
 """
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -13,9 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from bert_jax.atomic_io import atomic_write
 from bert_jax.data.corpus.curation.ledger import RETAINED
 from bert_jax.data.corpus.curation.spills import read_documents_of
+from bert_jax.data.corpus.curation.spills import read_ids as read_spill_ids
 from bert_jax.data.corpus.curation.workers import Workers
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
@@ -145,6 +149,17 @@ class Corpus:
                     )
             yield record, removed
 
+    def read_ids(self, documents: np.ndarray) -> dict[int, str]:
+        """Returns the ids of documents by their numbers (`document_number`), which are uint64."""
+        ids: dict[int, str] = {}
+        numbers = np.unique(documents)
+        units = (numbers >> np.uint64(32)).astype(np.int64)
+        for unit in np.unique(units).tolist():
+            of_unit = numbers[units == unit].tolist()
+            indices = [index_of_document(number) for number in of_unit]
+            ids.update(zip(of_unit, read_spill_ids(self.spill_path(unit), indices), strict=True))
+        return ids
+
     def edit(
         self, document: Document, removed_lines: Collection[int], removed_reason: str
     ) -> Decision:
@@ -196,6 +211,27 @@ class CorpusStep(Protocol):
         files, not in dicts.
         """
         ...
+
+
+def document_number(unit: int, index: int) -> int:
+    """Returns the number of a document in the corpus, 64 bits, ascending in the order of input."""
+    return unit << 32 | index
+
+
+def documents_of_unit(unit: int) -> tuple[int, int]:
+    """Returns the range (first, last) of the numbers of documents in a work unit."""
+    return document_number(unit, 0), document_number(unit, 2**32 - 1)
+
+
+def index_of_document(number: int) -> int:
+    """Returns the index in its work unit of the document with a number."""
+    return number & 0xFFFFFFFF
+
+
+def hash_of_id(document_id: str) -> int:
+    """Returns BLAKE2b of an id, 64 bits: an order of documents that the input does not have."""
+    data = document_id.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def remove_lines(text: str, removed_lines: Collection[int]) -> str:

@@ -27,8 +27,10 @@ class LedgerRow:
       characters: length of the raw text.
       retained_characters: length of the text that was kept; 0 if the document was dropped.
       reason: why it was dropped; "" if it was kept.
-      value: the value of the signal that broke a rule; None for other reasons.
-      twin: the id of the kept document that this one repeats; "" for other reasons.
+      value: the value of the signal that broke a rule, or the similarity of a near duplicate to its
+        twin; None for other reasons.
+      twin: the id of the document that was kept in place of this one, which repeats it; "" for
+        other reasons. If a later step dropped the twin, the row of the twin has that reason.
     """
 
     id: str

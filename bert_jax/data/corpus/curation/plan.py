@@ -11,6 +11,8 @@ from typing import Any
 from bert_jax import __version__
 from bert_jax import config_lib as configs
 from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
+from bert_jax.data.corpus.curation.duplicates.lines import RepeatedLines, RepeatedParagraphs
+from bert_jax.data.corpus.curation.duplicates.near import NearDuplicates
 from bert_jax.data.corpus.curation.rules import RuleSet
 from bert_jax.data.corpus.formats.parquet import ParquetFiles
 from bert_jax.data.corpus.sources import RawDocument, SourceFile, TextFiles
@@ -44,7 +46,7 @@ class C4Lines:
         get_sentence_splitter(self.splitter)  # raises for an unknown name before any work
 
 
-Step = ExactDuplicates
+Step = ExactDuplicates | NearDuplicates | RepeatedLines | RepeatedParagraphs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,9 @@ class CurationConfig:
             raise ConfigError("curation: no source; expected at least one")
         if len(set(names)) < len(names):
             raise ConfigError(f"curation: two sources have one name; found {', '.join(names)}")
+        for step in self.steps:
+            if isinstance(step, NearDuplicates):
+                step.check_sources(names)
         check_range("max_dropped", self.max_dropped, at_least=0, at_most=1)
         if self.num_shards is not None:
             check_range("num_shards", self.num_shards, at_least=1)

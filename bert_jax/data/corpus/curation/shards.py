@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def write_shard(summary_path: Path, corpus: Corpus, unit: int) -> None:
                 rows.append(row)
                 counts.add(row)
                 if row.reason == RETAINED:
-                    fields = record["fields"] | {"id": row.id, "text": record["text"]}
+                    fields = {"id": row.id, "text": record["text"]}
+                    fields |= rename_clashes(record["fields"], fields)
                     line = (json.dumps(fields, ensure_ascii=False) + "\n").encode()
                     sha256.update(line)
                     shard.write(line)
@@ -69,3 +71,15 @@ def write_shard(summary_path: Path, corpus: Corpus, unit: int) -> None:
         "sha256": sha256.hexdigest(),
     }
     write_json(summary_path, summary)
+
+
+def rename_clashes(fields: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Returns other fields of a document; "original_" is put before those that have our names."""
+    renamed: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in names:
+            name = f"original_{name}"
+            while name in fields:
+                name = f"original_{name}"
+        renamed[name] = value
+    return renamed
