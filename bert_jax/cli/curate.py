@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import ConfigError
+from bert_jax.json_io import read_json
 
 HELP = "filter and deduplicate raw text, and record what happened to each document"
 
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _summary(manifest: dict[str, Any], output: Path) -> str:
+    from bert_jax.data.corpus.contamination.tables import SUMMARY_FILE
+
     counts = manifest["counts"]
     retained, total = counts["retained_documents"], counts["documents"]
     fraction = counts["retained_characters"] / max(counts["characters"], 1)
@@ -66,6 +69,13 @@ def _summary(manifest: dict[str, Any], output: Path) -> str:
             lines.append(f"  {source}: {count:,} dropped, {reason}")
     for reason, count in manifest["removed_lines"].items():
         lines.append(f"  {count:,} lines removed, {reason}")
+    if (output / SUMMARY_FILE).is_file():
+        for name, found in read_json(output / SUMMARY_FILE)["sets"].items():
+            lines.append(
+                f"  {name}: an input of {found['items_with_input_found']:,} of {found['items']:,} "
+                f"items was found in {found['documents_with_input']:,} documents, a context of "
+                f"{found['items_with_context_found']:,} in {found['documents_with_context']:,}"
+            )
     lines.append(
         f"next: bert-jax prepare --files '{output}/documents-*.jsonl.gz' --tokenizer VOCABULARY "
         "--output prepared"

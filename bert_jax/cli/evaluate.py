@@ -3,7 +3,7 @@
 import argparse
 import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert_jax.cli.arguments.prediction import (
     MODEL_WITH_HEAD,
@@ -25,12 +25,18 @@ examples:
   bert-jax evaluate runs/reviews columns --test new.csv --text review --label sentiment
   bert-jax evaluate exported glue/rte --glue-dir glue_data --split dev
   bert-jax evaluate runs/all conll --dev eng.testb --model-task conll
+  bert-jax evaluate exported glue/rte --glue-dir glue_data --contamination curated
 
 {MODEL_WITH_HEAD}
 {TASKS_HELP}
 Prints JSON to stdout, such as {{"dev": {{"examples": 277, "accuracy": 0.91, ...}}, ...}}, with the
 metrics rounded to 6 decimals; notes on the data go to stderr. Splits without labels, such as the
 test sets of GLUE, are left out; it is an error if none has labels.
+
+If it is known which examples are in the pretraining corpus, "by_contamination" has the metrics on
+the examples that were found there and on the others ("clean"), each with the number of examples and
+the 95 % bootstrap interval of the first metric. It is known from --contamination, or from the file
+contamination-items.parquet in the folder of the model.
 """
 
 logger = logging.getLogger(__name__)
@@ -49,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-task", metavar="NAME", help="for a multi-task run: the task whose head to use"
     )
+    parser.add_argument(
+        "--contamination",
+        metavar="DIR",
+        help="output folder of `bert-jax curate` with a step Decontamination, which searched the "
+        "examples in the pretraining corpus (default: the folder of the model, if it has the file)",
+    )
     add_max_length_argument(parser)
     add_batch_size_argument(parser)
     parser.epilog = _EPILOG
@@ -59,9 +71,12 @@ def run(args: argparse.Namespace) -> None:
     config = task_config(args)
     from tqdm import tqdm
 
+    from bert_jax.data.corpus.contamination.found_items import known_items
     from bert_jax.data.finetuning.readers.load_task import load_task
     from bert_jax.predict.predictor import Predictor
     from bert_jax.pretrained.load import load_model, require_single_task
+    from bert_jax.tasks import compute_metrics
+    from bert_jax.tasks.contamination import metrics_by_group
 
     model = load_model(args.model, args.model_task, args.base)
     require_single_task(model, "--model-task")
@@ -69,13 +84,19 @@ def run(args: argparse.Namespace) -> None:
     task = load_task(config)
     for note in task.notes:
         logger.info("note: %s", note)
-    results: dict[str, dict[str, int | float]] = {}
+    found_items = known_items(args.contamination, args.model)
+    results: dict[str, dict[str, Any]] = {}
     for split in [args.split] if args.split else _labeled_splits(task):
         num_examples = len(task.splits.get(split, ()))
         with tqdm(desc=split, total=num_examples, unit=" examples", disable=None) as bar:
-            metrics = predictor.evaluate(task, split, on_progress=bar.update)
+            own_task, predictions = predictor.predict_split(task, split, on_progress=bar.update)
+        metrics = compute_metrics(own_task, task.splits[split], predictions)
         rounded = {name: round(value, 6) for name, value in metrics.items()}
         results[split] = {"examples": num_examples, **rounded}
+        if found_items is not None:
+            groups = found_items.groups(task, split)
+            by_group = metrics_by_group(own_task, split, predictions, groups)
+            results[split]["by_contamination"] = by_group
     print(json.dumps(results, indent=2))
 
 

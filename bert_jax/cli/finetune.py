@@ -112,6 +112,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_checkpoints_argument(parser)
     parser.add_argument(
+        "--contamination",
+        metavar="DIR",
+        help="output folder of `bert-jax curate` with a step Decontamination; the results are then "
+        "also computed on the examples that are not in the pretraining corpus (default: the folder "
+        "of --model, if it has contamination-items.parquet)",
+    )
+    parser.add_argument(
         "--epochs",
         type=float,
         metavar="N",
@@ -167,6 +174,11 @@ def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Fine-tunes and returns the exit code of the run."""
     experiment = _experiment_from_recipe(args) if args.config else _experiment_from_flags(args)
+    if args.contamination is not None:
+        from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
+
+        FoundItems.read(args.contamination)  # raises for a folder without the file
+        copy_items(args.contamination, Path(args.run))
     from bert_jax.distributed.processes import config_from_environment, initialize
 
     initialize(config_from_environment())

@@ -179,6 +179,24 @@ class Predictor:
           on_progress: as for `__call__`.
 
         Raises:
+          ConfigError, UserError: as `predict_split`.
+        """
+        own_task, predictions = self.predict_split(task, split, on_progress)
+        return compute_metrics(own_task, own_task.splits[split], predictions)
+
+    def predict_split(
+        self, task: Task, split: str, on_progress: Callable[[int], object] | None = None
+    ) -> tuple[Task, Any]:
+        """Predicts the examples of a labeled split.
+
+        Args:
+          task, on_progress: as for `evaluate`.
+
+        Returns:
+          The task with the labels of the model, whose order gives the class ids of predictions, and
+          the result of `TaskKind.decode`, one prediction for each example.
+
+        Raises:
           ConfigError: the task has no such split, or is of another kind than the model.
           UserError: an example has no label, or one that the model does not have.
         """
@@ -190,9 +208,7 @@ class Predictor:
         features = processor.make_features(examples)
         self.num_truncated += features.num_truncated
         predictions = processor.decode(examples, features, self._run_model(features, on_progress))
-        # The model's labels, whose order gives the class ids of its predictions.
-        own_task = dataclasses.replace(task, labels=processor.labels)
-        return compute_metrics(own_task, examples, predictions)
+        return dataclasses.replace(task, labels=processor.labels), predictions
 
     def _run_model(
         self, features: Features, on_progress: Callable[[int], object] | None

@@ -11,15 +11,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from bert_jax.data.corpus.contamination.found_items import FoundItems
 from bert_jax.data.finetuning.config import Glue, GlueName
 from bert_jax.data.finetuning.example import Task
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS, find_file
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.studies import sweep_trials
-from bert_jax.studies.finished_run import bootstrap_interval
+from bert_jax.studies.finished_run import bootstrap_interval, read_outputs
 from bert_jax.studies.job_runner import Job, JobRunner
 from bert_jax.studies.sweep_trials import Trial
+from bert_jax.tasks.contamination import metrics_by_group
 
 TRAINABLE_TASKS = tuple(name for name in GLUE_TASKS if name != "ax")
 """The tasks with training data; the diagnostic set AX is predicted by the MNLI models."""
@@ -144,9 +146,16 @@ class Benchmark:
                     failed[f"{name}/seed-{seed}"] = "the run of mnli that it starts from has failed"
         return failed | runner.run(self._jobs(mnli_init_tasks))
 
-    def results(self, failed: Mapping[str, str]) -> dict[str, Any]:
-        """Returns all numbers of the finished runs as JSON values, in a deterministic order."""
-        tasks = {name: self._task_results(name) for name in self._num_train_examples}
+    def results(
+        self, failed: Mapping[str, str], found_items: FoundItems | None = None
+    ) -> dict[str, Any]:
+        """Returns all numbers of the finished runs as JSON values, in a deterministic order.
+
+        Args:
+          found_items: the examples that are in the pretraining corpus, if that is known; each task
+            then has "by_contamination": the metrics on these and on the others.
+        """
+        tasks = {name: self._task_results(name, found_items) for name in self._num_train_examples}
         return {
             "config": asdict(self.config),
             "tasks": {name: found for name, found in tasks.items() if found is not None},
@@ -162,7 +171,7 @@ class Benchmark:
         trial, values = best_trial
         return self._output / trial.job(sweep_trials.best_seed(values)).name
 
-    def _task_results(self, name: str) -> dict[str, Any] | None:
+    def _task_results(self, name: str, found_items: FoundItems | None) -> dict[str, Any] | None:
         best_trial = self._best_trial(name)
         if best_trial is None:
             return None
@@ -170,11 +179,16 @@ class Benchmark:
         runs = sweep_trials.read_evaluations(self._output, trial)
         task, median_seed = self._read_task(name), sweep_trials.median_seed(metric_by_seed)
         splits: dict[str, dict[str, Any]] = {}
+        by_contamination: dict[str, Any] = {}
         for split in LABELED_SPLITS:
             for metric in task.metrics:
                 values = sweep_trials.metric_by_seed(runs, split, metric)
                 if median_seed in values:
                     run = self._output / trial.job(median_seed).name
+                    if found_items is not None and split not in by_contamination:
+                        groups = found_items.groups(task, split)
+                        outputs = read_outputs(run, task, split)
+                        by_contamination[split] = metrics_by_group(task, split, outputs, groups)
                     splits.setdefault(split, {})[metric] = {
                         **sweep_trials.seed_statistics(values),
                         "confidence_interval": list(bootstrap_interval(run, task, split, metric)),
@@ -187,6 +201,7 @@ class Benchmark:
             "median_seed": median_seed,
             "best_seed": sweep_trials.best_seed(metric_by_seed),
             "splits": splits,
+            **({} if found_items is None else {"by_contamination": by_contamination}),
             "settings": [
                 {**each.setting, "median": _median(self._first_metric_by_seed(name, each))}
                 for each in self._trials(name)

@@ -5,6 +5,7 @@ from typing import Any
 
 from bert_jax.studies.benchmark import SAME_SEED_MNLI
 from bert_jax.studies.result_page import ResultTable, write_pages
+from bert_jax.tasks.contamination import format_groups
 
 _COLUMNS = ("task", "split", "metric", "runs", "median", "mean", "std", "best", "95 % interval")
 _DISPLAY_NAMES = {
@@ -78,6 +79,12 @@ def _notes(results: dict[str, Any]) -> list[str]:
     notes += [
         f"{_DISPLAY_NAMES[name]} was skipped: {reason}."
         for name, reason in results["skipped"].items()
+    ]
+    notes += [
+        f"{_DISPLAY_NAMES[name]} {split}, {task['best_metric']} of the run with the median result, "
+        f"by what the pretraining corpus contains: {format_groups(groups, task['best_metric'])}."
+        for name, task in results["tasks"].items()
+        for split, groups in task.get("by_contamination", {}).items()
     ]
     notes += [f"{job} failed: {reason}" for job, reason in results["failed"].items()]
     return notes

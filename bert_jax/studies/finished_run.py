@@ -36,6 +36,17 @@ def bootstrap_interval(run: Path, task: Task, split: str, metric: str) -> tuple[
       metric: the name of the metric.
 
     Raises:
+      UserError: as `read_outputs`.
+    """
+    outputs, kind = read_outputs(run, task, split), kind_of(task)
+    references = kind.get_references(task.splits[split], task.labels)
+    return kind.metric_interval(metric, references, outputs, task.labels)
+
+
+def read_outputs(run: Path, task: Task, split: str) -> np.ndarray:
+    """Reads the predictions of a split as the metrics take them: logits [n, C] or values [n].
+
+    Raises:
       UserError: the predictions are missing or belong to other examples.
     """
     predictions, examples = read_predictions(run, split), task.splits[split]
@@ -48,9 +59,5 @@ def bootstrap_interval(run: Path, task: Task, split: str, metric: str) -> tuple[
         probabilities = np.array(
             [[row["probabilities"][n] for n in task.labels] for row in predictions]
         )
-        outputs = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
-    else:
-        outputs = np.array([row["value"] for row in predictions], np.float64)
-    kind = kind_of(task)
-    references = kind.get_references(examples, task.labels)
-    return kind.metric_interval(metric, references, outputs, task.labels)
+        return np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
+    return np.array([row["value"] for row in predictions], np.float64)

@@ -84,3 +84,28 @@ def test_notes_on_the_data_are_logged(exported, tmp_path, capsys):
     assert set(json.loads(captured.out)) == {"test"} and "without a label" in captured.err
     assert main(["evaluate", *flags]) == 2
     assert "--dev or --test, or evaluate it with --split train" in capsys.readouterr().err
+
+
+def test_metrics_of_examples_that_are_in_the_pretraining_corpus(exported, tmp_path, capsys):
+    pytest.importorskip("pyarrow")
+    texts = [*TEXTS, "the old man of the sea cast a net from the boat near the old harbor wall"]
+    labels = ["no", "yes", "no", "no", "no", "yes"]
+    lines = [f"{text},{label}" for text, label in zip(texts, labels, strict=True)]
+    (tmp_path / "dev.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    (tmp_path / "corpus.txt").write_text(f"It is said that {texts[-1]}, and so it was.")
+    folder = str(tmp_path / "out")
+    arguments = [f"files={tmp_path}/corpus.txt", f"items={tmp_path}/dev.csv"]
+    command = ["curate", "contamination", "--output", folder, "--workers", "1", "--arg"]
+    assert main([*command, *arguments]) == 0
+    capsys.readouterr()
+    files = ["--dev", str(tmp_path / "dev.csv")]
+    assert main(["evaluate", exported, *COLUMNS, *files, "--contamination", folder]) == 0
+    results = json.loads(capsys.readouterr().out)["dev"]
+    clean, found = (results["by_contamination"][group] for group in ("clean", "found"))
+    assert (clean["examples"], found["examples"]) == (5, 1)
+    correct = clean["accuracy"] * 5 + found["accuracy"]
+    assert np.isclose(results["accuracy"], correct / 6)
+    low, high = clean["interval"]
+    assert low <= clean["accuracy"] <= high
+    assert main(["evaluate", exported, *COLUMNS, *files, "--contamination", exported]) == 1
+    assert "contamination-items.parquet: no such file; `bert-jax cu" in capsys.readouterr().err

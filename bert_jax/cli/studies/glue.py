@@ -72,6 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="MNLI model that RTE, MRPC and STS-B start from (without MODEL: the MNLI run of this "
         "benchmark with the same seed)",
     )
+    parser.add_argument(
+        "--contamination",
+        metavar="DIR",
+        help="output folder of `bert-jax curate` with a step Decontamination; the table then has "
+        "the results on the examples that are not in the pretraining corpus, too (default: the "
+        "folder of --model, if it has contamination-items.parquet)",
+    )
     _add_shard_arguments(parser)
     parser.add_argument("--zip", action="store_true", help="submission.zip for the leaderboard")
     parser.add_argument(
@@ -138,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from bert_jax.atomic_io import write_json
+    from bert_jax.data.corpus.contamination.found_items import known_items
     from bert_jax.pretrained.initial import check_model_exists
     from bert_jax.studies import benchmark_table, leaderboard
     from bert_jax.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfig
@@ -172,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
             logger.info("stopped; run the same command to resume")
             return EXIT_PREEMPTED
         if shard is None:
-            results = benchmark.results(failed)
+            results = benchmark.results(failed, known_items(args.contamination, args.model))
             write_json(output / "results.json", results)
             print(benchmark_table.write_table(output, results).markdown(), end="")
         if args.zip and shard is None:

@@ -12,6 +12,8 @@ import jax
 
 from bert_jax.atomic_io import atomic_path, atomic_write, write_json
 from bert_jax.data.config import FineTuningData
+from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
+from bert_jax.data.corpus.contamination.tables import ITEMS_FILE
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.data.finetuning.example import is_labeled
 from bert_jax.data.finetuning.features import Features
@@ -29,6 +31,7 @@ from bert_jax.runs import run_folder
 from bert_jax.runs.messages import log_truncation
 from bert_jax.tasks import make_features, text_examples, training_features
 from bert_jax.tasks.analysis import analyze, describe_task
+from bert_jax.tasks.contamination import format_groups, metrics_by_group
 from bert_jax.text.compatibility import (
     Tokenization,
     check_embedding_rows,
@@ -88,6 +91,8 @@ class FineTuningSource:
         if not (folder / TOKENIZER_FOLDER).exists():
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 self._tokenizer.save(partial_folder)
+        if self._experiment.init_from and not (folder / ITEMS_FILE).is_file():
+            copy_items(self._experiment.init_from, folder)
         if self._data.prompt and self._data.prompt.demonstrations:
             save_demonstrations(folder, text_examples(self._task, "train"))
 
@@ -152,8 +157,9 @@ class FineTuningSource:
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
     ) -> None:
         """Writes predictions, metrics and an analysis of every split except "train"."""
+        found_items = FoundItems.read(folder) if (folder / ITEMS_FILE).is_file() else None
         metrics, analysis = self.evaluate_splits(
-            objective, params, mesh, folder / run_folder.PREDICTIONS, step
+            objective, params, mesh, folder / run_folder.PREDICTIONS, step, found_items
         )
         if jax.process_index() == 0:
             write_json(folder / run_folder.EVALUATION, metrics)
@@ -166,8 +172,13 @@ class FineTuningSource:
         mesh: jax.sharding.Mesh,
         predictions_folder: Path,
         step: int,
+        found_items: FoundItems | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Evaluates every split except "train" and writes the predictions for their examples.
+
+        Args:
+          found_items: the examples that are in the pretraining corpus, if that is known; the
+            analysis then has the metrics on these and on the others.
 
         Returns:
           (metrics by split, analysis of the task), the analyses of splits on process 0 only.
@@ -188,6 +199,9 @@ class FineTuningSource:
                     split_analyses[split] = analyze(
                         self._task, self._task.splits[split], result.predictions, result.metrics
                     )
+                if result.metrics and found_items is not None:
+                    by_group = self._metrics_by_group(split, result.predictions, found_items)
+                    split_analyses[split]["by_contamination"] = by_group
                 lines = "".join(json.dumps(row) + "\n" for row in result.prediction_records)
                 atomic_write(predictions_folder / f"{split}.jsonl", lines)
         task_description = {
@@ -195,6 +209,17 @@ class FineTuningSource:
             "train_sequences": len(self.train_features(last_phase_index)),
         }
         return metrics, {**task_description, "step": step, "splits": split_analyses}
+
+    def _metrics_by_group(
+        self, split: str, predictions: Any, found_items: FoundItems
+    ) -> dict[str, dict[str, Any]]:
+        """Computes and logs the metrics of the examples that are in the pretraining corpus."""
+        groups = found_items.groups(self._task, split)
+        by_group = metrics_by_group(self._task, split, predictions, groups)
+        metric = self._task.metrics[0]
+        text = format_groups(by_group, metric)
+        logger.info("%s, %s by what the pretraining corpus contains: %s", split, metric, text)
+        return by_group
 
     def train_features(self, phase_index: int) -> Features:
         """Returns the training sequences of a phase."""

@@ -7,7 +7,7 @@ SQuAD, which is Wikipedia; an `answer` is a label or the text of an answer.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 from bert_jax.data.finetuning.config import TaskConfig
 from bert_jax.errors import ConfigError, check_range, did_you_mean
@@ -92,34 +92,3 @@ class DropDocuments:
 
 
 Action = ReportOnly | RemoveParagraphs | DropDocuments
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decontamination:
-    """Searches the items of evaluation sets in all documents of a corpus.
-
-    Contexts are reported and never removed, since BERT's own corpus has the articles of SQuAD. The
-    same holds for items of a split "train", which are no test.
-
-    Attributes:
-      sets: the evaluation sets.
-      action: what is done with documents that contain an input.
-      max_changed: the largest fraction of the documents that may be dropped or changed; more is an
-        error (Soldaini et al. 2024 stop at 0.001, too), unless it is at most `FEW_DOCUMENTS`.
-      max_documents: n-grams in this many documents are common phrases that are ignored, if they
-        occur in several sources. In corpora of less than 200 documents, 5 % of them are enough.
-    """
-
-    REASON: ClassVar[str] = "contaminated"
-    FEW_DOCUMENTS: ClassVar[int] = 10
-
-    sets: tuple[EvaluationSet, ...]
-    action: Action = DropDocuments()
-    max_changed: float = 0.001
-    max_documents: int = 10
-
-    def __post_init__(self) -> None:
-        if not self.sets:
-            raise ConfigError("decontamination: no evaluation set; expected at least one")
-        check_range("max_changed", self.max_changed, at_least=0, at_most=1)
-        check_range("max_documents", self.max_documents, at_least=2)

@@ -101,6 +101,11 @@ class Corpus:
         """Returns the number of work units."""
         return len(self.sources)
 
+    @property
+    def output_folder(self) -> Path:
+        """Returns the folder whose files are moved to the output at the end; a step may make it."""
+        return self.folder / "output"
+
     def spill_path(self, unit: int) -> Path:
         """Returns the path of the spill file of a work unit."""
         return self.folder / f"spill-{unit:05d}.jsonl.gz"

@@ -3,6 +3,7 @@
 <output>/plan.json                      the config, the files of the input, their fingerprint
          documents-00000-of-00004.jsonl.gz   the documents that are kept, for `bert-jax prepare`
          ledger-00000-of-00004.parquet       what happened to each document of the input
+         contamination*                 what was found of evaluation sets (contamination/tables.py)
          manifest.json                  counts by source and reason, written last
 
 Work unit k becomes shard k. First each unit decides about its documents alone (units.py); then each
@@ -37,6 +38,9 @@ from bert_jax.file_lock import AlreadyLockedError, acquire_lock
 from bert_jax.json_io import read_json
 
 PLAN_FILE, MANIFEST_FILE, LOCK_FILE, WORK_FOLDER = "plan.json", "manifest.json", ".lock", ".work"
+
+# Key in the plan -> whose files its hash stands for.
+_FILES = {"files": "a source", "evaluation_files": "an evaluation set"}
 
 
 def curate(
@@ -88,8 +92,8 @@ def _check_output(output: Path, plan: dict[str, Any]) -> None:
     if path.is_file():
         if differences := configs.diff(read_json(path), plan):
             lines = [
-                "the files of a source were added, removed or changed"
-                if name == "files"
+                f"the files of {_FILES[name]} were added, removed or changed"
+                if name in _FILES
                 else f"{name}: was {old!r}, now {new!r}"
                 for name, old, new in differences
             ]
@@ -193,6 +197,8 @@ def _publish(
             # A run that was stopped here has moved some files already.
             if (corpus.folder / name).exists():
                 (corpus.folder / name).replace(output / name)
+    for path in corpus.output_folder.glob("*"):
+        path.replace(output / path.name)
     return manifest
 
 

@@ -80,7 +80,7 @@ class Counts:
 
 def write_ledger(path: Path, rows: Sequence[LedgerRow]) -> None:
     """Writes the rows of one work unit."""
-    pyarrow, parquet = _pyarrow()
+    pyarrow, parquet = import_pyarrow()
     table = pyarrow.table(
         {name: [getattr(row, name) for row in rows] for name in _COLUMNS}, schema=_schema(pyarrow)
     )
@@ -94,7 +94,7 @@ def read_ledger(paths: Iterable[Path]) -> list[LedgerRow]:
     Raises:
       UserError: a file is missing or is no ledger.
     """
-    pyarrow, parquet = _pyarrow()
+    pyarrow, parquet = import_pyarrow()
     rows: list[LedgerRow] = []
     for path in paths:
         try:
@@ -118,7 +118,8 @@ def _schema(pyarrow: Any) -> Any:
     return pyarrow.schema(list(types.items()))
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def import_pyarrow() -> tuple[Any, Any]:
+    """Returns pyarrow and pyarrow.parquet; MissingExtraError if they are not installed."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -10,6 +10,7 @@ from typing import Any
 
 from bert_jax import __version__
 from bert_jax import config_lib as configs
+from bert_jax.data.corpus.contamination.decontamination import Decontamination
 from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
 from bert_jax.data.corpus.curation.duplicates.lines import RepeatedLines, RepeatedParagraphs
 from bert_jax.data.corpus.curation.duplicates.near import NearDuplicates
@@ -46,7 +47,7 @@ class C4Lines:
         get_sentence_splitter(self.splitter)  # raises for an unknown name before any work
 
 
-Step = ExactDuplicates | NearDuplicates | RepeatedLines | RepeatedParagraphs
+Step = ExactDuplicates | NearDuplicates | RepeatedLines | RepeatedParagraphs | Decontamination
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,10 @@ class CurationConfig:
         for step in self.steps:
             if isinstance(step, NearDuplicates):
                 step.check_sources(names)
+        if sum(isinstance(step, Decontamination) for step in self.steps) > 1:
+            raise ConfigError(
+                "curation: two steps Decontamination; expected one, with the sets of both"
+            )
         check_range("max_dropped", self.max_dropped, at_least=0, at_most=1)
         if self.num_shards is not None:
             check_range("num_shards", self.num_shards, at_least=1)
@@ -134,6 +139,12 @@ def make_plan(config: CurationConfig, work: Sequence[CurationUnit]) -> dict[str,
         for unit in work
         for name, file in zip(unit.names, unit.files, strict=True)
     ]
+    evaluation_files = [
+        file
+        for step in config.steps
+        if isinstance(step, Decontamination)
+        for file in step.input_files()
+    ]
     settings = configs.to_json(config)
     for source in settings["sources"]:
         for name in ("splits", "patterns"):  # `files` has what these match
@@ -144,9 +155,14 @@ def make_plan(config: CurationConfig, work: Sequence[CurationUnit]) -> dict[str,
         # Categories of characters and their cases differ between versions of Unicode.
         "unicode": unicodedata.unidata_version,
         "config": settings,
-        "files": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
+        "files": _digest(files),
+        "evaluation_files": _digest(evaluation_files),
         "units": len(work),
     }
+
+
+def _digest(files: list[list[Any]]) -> str:
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def stable_names(files: tuple[SourceFile, ...]) -> tuple[str, ...]:

@@ -1,0 +1,85 @@
+"""Looks up which examples of a task were found in a corpus, to compute scores on the others too.
+
+The file with the items is in the folder of a curated corpus. It is copied to a prepared corpus, to
+the run that trains on it, and to the runs that start from that one.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from bert_jax.atomic_io import atomic_path
+from bert_jax.data.corpus.contamination.items import item_of_example
+from bert_jax.data.corpus.contamination.tables import ITEMS_FILE, ItemRow, read_item_rows
+from bert_jax.data.finetuning.example import Example, Task
+
+ItemGroup = Literal["clean", "found", "context_found", "not_searched"]
+"""Groups of examples: nothing was found; an input was found; only a context was found; the example
+is in none of the evaluation sets that were searched."""
+ITEM_GROUPS: tuple[ItemGroup, ...] = get_args(ItemGroup)
+
+_WORST_FIRST: tuple[ItemGroup, ...] = ("found", "context_found", "clean")
+
+
+class FoundItems:
+    """Assigns examples to groups by what was found of them in a corpus."""
+
+    def __init__(self, rows: Sequence[ItemRow]):
+        self._groups: dict[int, ItemGroup] = {}
+        for row in rows:
+            group: ItemGroup = "clean"
+            if row.input_documents:
+                group = "found"
+            elif row.context_documents:
+                group = "context_found"
+            # The texts of equal items in two sets may have other roles: the worst group counts.
+            self._groups[row.digest] = min(
+                group, self._groups.get(row.digest, group), key=_WORST_FIRST.index
+            )
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "FoundItems":
+        """Reads the items of a folder that `bert-jax curate` wrote, or to which they were copied.
+
+        Raises:
+          UserError: the folder has no such file, or it is damaged.
+        """
+        return cls(read_item_rows(Path(folder)))
+
+    def group_of(self, example: Example, task_name: str) -> ItemGroup:
+        """Returns the group of an example, which is recognized by the words of its texts."""
+        return self._groups.get(item_of_example(example, task_name).digest, "not_searched")
+
+    def groups(self, task: Task, split: str) -> list[ItemGroup]:
+        """Returns the group of each example of a split."""
+        return [self.group_of(example, task.name) for example in task.splits[split]]
+
+
+def known_items(folder: str | None, model: str) -> FoundItems | None:
+    """Returns what is known about the pretraining corpus of a model.
+
+    Args:
+      folder: the folder that a user gives; None to look in the folder of the model.
+
+    Raises:
+      UserError: the folder that the user gives has no file of items, or the file is damaged.
+    """
+    if folder is not None:
+        return FoundItems.read(folder)
+    return FoundItems.read(model) if (Path(model) / ITEMS_FILE).is_file() else None
+
+
+def copy_items(source: str | Path, target: Path) -> bool:
+    """Copies the file of the items from one folder to another, if there is one.
+
+    Returns:
+      Whether the source has the file.
+    """
+    path = Path(source) / ITEMS_FILE
+    if not path.is_file():
+        return False
+    target.mkdir(parents=True, exist_ok=True)
+    with atomic_path(target / ITEMS_FILE) as tmp_path:
+        shutil.copyfile(path, tmp_path)
+    return True

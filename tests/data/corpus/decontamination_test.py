@@ -1,0 +1,199 @@
+"""Runs `bert-jax curate` with a step Decontamination, on small files and on real evaluation sets.
+
+Covers bert_jax/data/corpus/contamination/{decontamination,passes,summary,tables}.py and
+configs/curate/contamination.py.
+"""
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from bert_jax.cli import main
+from bert_jax.data.corpus.contamination.config import (
+    Action,
+    DropDocuments,
+    FileItems,
+    RemoveParagraphs,
+    ReportOnly,
+    TaskItems,
+)
+from bert_jax.data.corpus.contamination.decontamination import Decontamination
+from bert_jax.data.corpus.contamination.passes import lines_to_remove
+from bert_jax.data.corpus.contamination.tables import read_item_rows, read_matches
+from bert_jax.data.corpus.contamination.words import word_keys
+from bert_jax.data.corpus.curation.curate import curate
+from bert_jax.data.corpus.curation.ledger import read_ledger
+from bert_jax.data.corpus.curation.plan import CurationConfig, Source
+from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.data.finetuning.config import Squad
+from bert_jax.errors import ConfigError, UserError
+from tests.data.corpus.curate_test import paragraph, read_output
+
+pytest.importorskip("pyarrow")
+
+LONG = (
+    "the old clock in the tower of the town hall stopped at noon and nobody ever repaired it again"
+)
+PASSAGE = (
+    "a river that is fed by three springs runs south through the valley and ends in a wide lake"
+)
+MEDIUM = "she sold the boat to a stranger for ten coins"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Writes two sources and an evaluation set, of which three items are in the text."""
+    rows = [
+        {"text": LONG, "passage": PASSAGE},
+        {"text": MEDIUM, "passage": ""},
+        {"text": "this sentence occurs in none of the documents that are read here", "passage": ""},
+        {"text": "yes", "passage": ""},
+    ]
+    (tmp_path / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    book = "\n\n".join([paragraph(90), LONG.upper(), paragraph(91)])
+    web = [paragraph(1), f"{paragraph(2)}. {MEDIUM}.", f"{paragraph(3)} {PASSAGE}", paragraph(4)]
+    (tmp_path / "book.txt").write_text(book)
+    (tmp_path / "web.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in web))
+    return tmp_path
+
+
+def config(files: Path, action: Action, **fields) -> CurationConfig:
+    quiz = FileItems(
+        name="quiz",
+        file=str(files / "quiz.jsonl"),
+        fields={"text": "input", "passage": "context"},
+    )
+    return CurationConfig(
+        sources=(
+            Source(name="books", files=TextFiles(str(files / "book.txt"))),
+            Source(name="web", files=TextFiles(str(files / "web.jsonl"))),
+        ),
+        steps=(Decontamination(sets=(quiz,), action=action, **fields),),
+    )
+
+
+def test_inputs_are_removed_and_contexts_are_reported(files, tmp_path):
+    out = tmp_path / "out"
+    # The book has more words than `max_words`, so it loses a paragraph only.
+    curate(config(files, DropDocuments(max_words=100)), out, num_workers=1)
+    documents = read_output(out)
+    retained = ("books/book.txt:1", "web/web.jsonl:1", "web/web.jsonl:3", "web/web.jsonl:4")
+    assert tuple(documents) == retained
+    assert documents["books/book.txt:1"] == f"{paragraph(90)}\n\n{paragraph(91)}"
+    dropped = [row for row in read_ledger(sorted(out.glob("ledger-*"))) if row.reason]
+    assert [(row.id, row.reason, row.value, row.twin) for row in dropped] == [
+        ("web/web.jsonl:2", "contaminated: quiz", 1.0, "quiz/test/1")
+    ]
+    matches = [(m.document, m.item, m.field, m.role, m.action) for m in read_matches(out)]
+    assert matches == [
+        ("books/book.txt:1", "0", "text", "input", "removed"),
+        ("web/web.jsonl:2", "1", "text", "input", "dropped"),
+        ("web/web.jsonl:3", "0", "passage", "context", "reported"),
+    ]
+    assert read_matches(out)[0].match == LONG.upper()
+    items = [(i.rule, i.input_documents, i.context_documents) for i in read_item_rows(out)]
+    assert items == [
+        ("13-grams", 1, 1),
+        ("whole text", 1, 0),
+        ("whole text", 0, 0),
+        ("with another text", 0, 0),
+    ]
+    summary = json.loads((out / "contamination.json").read_text())
+    assert summary["documents"] == 5
+    assert summary["sets"]["quiz"]["items_with_input_found"] == 2
+    assert summary["sets"]["quiz"]["documents_with_context"] == 1
+    assert json.loads((out / "manifest.json").read_text())["removed_lines"] == {"contaminated": 1}
+
+
+def test_report_only_changes_no_document_with_any_number_of_workers(files, tmp_path):
+    curate(config(files, ReportOnly()), tmp_path / "one", num_workers=1)
+    curate(config(files, ReportOnly()), tmp_path / "two", num_workers=2)
+    assert len(read_output(tmp_path / "one")) == 5
+    assert {match.action for match in read_matches(tmp_path / "one")} == {"reported"}
+    names = [path.name for path in (tmp_path / "one").glob("contamination*")]
+    assert len(names) == 3
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_too_many_contaminated_documents_are_an_error(files, tmp_path):
+    leaked = [f"{paragraph(n)}. {MEDIUM} {n}." for n in range(11)]
+    others = [paragraph(n) for n in range(20, 400)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in leaked + others)
+    (files / "web.jsonl").write_text(lines)
+    wrong = config(files, RemoveParagraphs(), max_documents=100)
+    with pytest.raises(UserError, match=r"12 of 392 documents contain.*0\.10%.*quiz \(12 docum"):
+        curate(wrong, tmp_path / "out", num_workers=1)
+    assert not list((tmp_path / "out").glob("documents-*"))
+
+
+def test_changed_evaluation_files_over_old_output_are_refused(files, tmp_path):
+    curate(config(files, ReportOnly()), tmp_path / "out", num_workers=1)
+    (files / "quiz.jsonl").write_text('{"text": "changed", "passage": ""}\n')
+    with pytest.raises(UserError, match="files of an evaluation set were added, removed or chan"):
+        curate(config(files, ReportOnly()), tmp_path / "out", num_workers=1)
+    two = dataclasses.replace(config(files, ReportOnly())).steps * 2
+    with pytest.raises(ConfigError, match="two steps Decontamination; expected one"):
+        dataclasses.replace(config(files, ReportOnly()), steps=two)
+
+
+def test_paragraphs_are_removed_whole_unless_they_are_long():
+    text = "a b\nc d\n\ne f\ng h\n\ni"
+    start = text.index("g h")
+    assert lines_to_remove(text, [(start, start + 3)]) == {3, 4}
+    assert lines_to_remove(text, [(2, start + 1)]) == {0, 1, 2, 3, 4}
+    assert lines_to_remove(text, []) == set()
+    long = "\n".join(["x " * 40] * 20)
+    assert lines_to_remove(long, [(85, 165)]) == {1, 2}
+
+
+def test_squad_2_is_found_in_squad_1(shared, tmp_path):
+    """The dev sets of SQuAD 1.1 and 2.0 have the same articles: a natural contamination."""
+    with gzip.open(shared / "squad" / "v2.0" / "cs224n-dev-v2.0.json.gz") as file:
+        articles = json.load(file)["data"][:3]
+    with gzip.open(shared / "squad" / "dev-v1.1.json.gz") as file:
+        squad = json.load(file)
+    titles = {article["title"] for article in articles}
+    squad["data"] = [article for article in squad["data"] if article["title"] in titles]
+    (tmp_path / "dev.json").write_text(json.dumps(squad))
+    contexts = [p["context"] for article in articles for p in article["paragraphs"]]
+    asked = [q for a in articles for p in a["paragraphs"] for q in p["qas"]]
+    documents = [*contexts, "\n".join(each["question"] for each in asked)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in documents)
+    (tmp_path / "raw.jsonl").write_text(lines)
+    dev = TaskItems(task=Squad(dev=str(tmp_path / "dev.json")), name="squad")
+    source = Source(name="web", files=TextFiles(str(tmp_path / "raw.jsonl")))
+    step = Decontamination(sets=(dev,), action=ReportOnly())
+    curate(CurationConfig(sources=(source,), steps=(step,)), tmp_path / "out", num_workers=1)
+    matches = read_matches(tmp_path / "out")
+    assert len({match.document for match in matches if match.role == "context"}) == len(contexts)
+    # SQuAD 2.0 has the questions of 1.1, and others without an answer.
+    questions = {each["question"] for each in asked}
+    expected = {
+        q["id"]
+        for article in squad["data"]
+        for p in article["paragraphs"]
+        for q in p["qas"]
+        if q["question"] in questions and len(word_keys(q["question"])) >= 8
+    }
+    found = {match.item for match in matches if match.role == "input"}
+    assert len(expected) > 50
+    assert len(found & expected) >= 0.95 * len(expected)
+
+
+def test_recipe_reports_glue_and_refuses_nothing_to_search(shared, tmp_path, capsys):
+    rte = (shared / "glue" / "RTE" / "dev.tsv").read_text().splitlines()[:60]
+    (tmp_path / "glue" / "RTE").mkdir(parents=True)
+    (tmp_path / "glue" / "RTE" / "dev.tsv").write_text("\n".join(rte) + "\n")
+    (tmp_path / "a.txt").write_text(rte[5].split("\t")[1] + "\n")
+    arguments = [f"files={tmp_path}/a.txt", f"glue_dir={tmp_path}/glue"]
+    command = ["curate", "contamination", "--output", str(tmp_path / "out"), "--workers", "1"]
+    assert main([*command, "--arg", *arguments]) == 0
+    assert "glue/rte: an input of 1 of 59 items was found" in capsys.readouterr().out
+    assert main([*command, "--arg", arguments[0]]) == 2
+    assert "expected --arg glue_dir=, squad=, conll= or items=" in capsys.readouterr().err
+    assert main([*command, "--arg", arguments[0], f"glue_dir={tmp_path}"]) == 2
+    assert "no task of GLUE in this folder" in capsys.readouterr().err
