@@ -19,7 +19,7 @@ ItemGroup = Literal["clean", "found", "context_found", "not_searched"]
 is in none of the evaluation sets that were searched."""
 ITEM_GROUPS: tuple[ItemGroup, ...] = get_args(ItemGroup)
 
-_WORST_FIRST: tuple[ItemGroup, ...] = ("found", "context_found", "clean")
+_SEVERITIES: tuple[ItemGroup, ...] = ("clean", "context_found", "found")
 
 
 class FoundItems:
@@ -34,9 +34,8 @@ class FoundItems:
             elif row.context_documents:
                 group = "context_found"
             # The texts of equal items in two sets may have other roles: the worst group counts.
-            self._groups[row.digest] = min(
-                group, self._groups.get(row.digest, group), key=_WORST_FIRST.index
-            )
+            earlier = self._groups.get(row.digest, group)
+            self._groups[row.digest] = max(group, earlier, key=_SEVERITIES.index)
 
     @classmethod
     def read(cls, folder: str | Path) -> "FoundItems":

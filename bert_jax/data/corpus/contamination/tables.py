@@ -118,7 +118,11 @@ def _read_rows(path: Path, row_type: type[Any]) -> list[dict[str, Any]]:
 
 
 def _schema(pyarrow: Any, row_type: type[Any]) -> Any:
-    types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
+    types: dict[Any, Any] = {
+        str: pyarrow.string(),
+        int: pyarrow.int64(),
+        float: pyarrow.float64(),
+    }
     return pyarrow.schema(
         [(field.name, types[field.type]) for field in dataclasses.fields(row_type)]
     )
