@@ -145,6 +145,7 @@ def test_the_base_must_be_there_and_unchanged(lora_run, tmp_path):
         shutil.move(moved, base)
 
 
+@pytest.mark.slow
 def test_bitfit_changes_biases_and_heads_only(lora_run, tmp_path):
     experiment, _ = lora_run
     experiment = override(experiment, ["train.tuning.method=BitFit", "train.phases.0.steps=4"])

@@ -116,6 +116,7 @@ def test_gradients_and_moments_exist_for_trained_parameters_only():
     assert planned.parameters == 4 * (109_482_240 + 294_912 + 2 * 768 + 2)
 
 
+@pytest.mark.slow
 def test_tasks_share_one_adapter():
     heads = (NamedHead(name="a", head=HEAD), NamedHead(name="b", head=RegressionHead()))
     config = MultiTask(model=small_config(vocab_size=48), heads=heads)

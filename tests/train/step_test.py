@@ -121,6 +121,7 @@ def test_eight_devices_equal_one(preset):
     assert_same(train(experiment(preset=preset), 8), one_device(), 1e-5)
 
 
+@pytest.mark.slow
 def test_all_pretraining_losses_on_eight_devices_equal_one():
     model = dataclasses.replace(MODEL, num_hidden_layers=1)  # compiles faster
     program = Pretraining(model=model, mask_token_id=4, sop_weight=0.5, sbo_weight=2.0)

@@ -87,6 +87,7 @@ def test_student_starts_from_layers_of_the_teacher(folder):
         np.testing.assert_array_equal(params[f"teacher/{path}"], value, err_msg=path)
 
 
+@pytest.mark.slow
 def test_student_starts_from_another_model(folder, tmp_path):
     student = small_model(tmp_path / "vocabulary", num_hidden_layers=1, hidden_size=8)
     export(student, tmp_path / "student")
