@@ -27,6 +27,7 @@ from bert_jax.data.corpus.curation.duplicates.minhash import (
     WordHashes,
     band_keys,
     jaccard,
+    shingle_hashes,
     shingle_set,
 )
 from bert_jax.data.corpus.curation.duplicates.shingle_files import ShingleFiles, write_shingles
@@ -134,7 +135,7 @@ def _write_bands(path: Path, corpus: Corpus, unit: int, config: NearDuplicates) 
             return
         hashes = WordHashes()
         for document in corpus.documents(unit):
-            shingles = shingle_set(hashes.hash_words(document.text), config.ngram)
+            shingles = shingle_hashes(hashes.hash_words(document.text), config.ngram)
             if not len(shingles):
                 continue
             rows = np.empty(config.bands, _BAND)
