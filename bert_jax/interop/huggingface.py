@@ -7,7 +7,7 @@ tokenizer files      see bert_jax.text
 """
 
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ def _read_weights(folder: Path, config: EncoderConfig, head: TaskHead | None) ->
     """
     file = find_weights(folder)
     family_format = format_of(config)
-    tensors = _canonical_tensors(read_weights(file), family_format, file)
+    tensors = canonical_tensors(read_weights(file), family_format.canonical, file)
     if config.tie_word_embeddings:
         _check_tied_copies(tensors, family_format.tied_copies, file)
     elif family_format.decoder_bias in tensors:
@@ -80,17 +80,20 @@ def _read_weights(folder: Path, config: EncoderConfig, head: TaskHead | None) ->
     return {path: np.asarray(tensor, np.float32) for path, tensor in flat.items()}
 
 
-def _canonical_tensors(
-    raw: Mapping[str, np.ndarray], family_format: HuggingFaceFormat, file: Path
+def canonical_tensors(
+    raw: Mapping[str, np.ndarray], canonical_name: Callable[[str], str], file: Path
 ) -> dict[str, np.ndarray]:
     """Returns tensors by today's names in the family's format, without prefixes of wrappers.
+
+    Args:
+      canonical_name: returns today's name of a tensor.
 
     Raises:
       UserError: two tensors have the same name without their prefixes.
     """
     original_names: dict[str, str] = {}
     for name in raw:
-        canonical = family_format.canonical(_without_wrappers(name))
+        canonical = canonical_name(_without_wrappers(name))
         if canonical in original_names:
             raise UserError(
                 f"{file}: {original_names[canonical]!r} and {name!r} are both the tensor "

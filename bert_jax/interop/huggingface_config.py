@@ -19,6 +19,7 @@ from bert_jax.models.huggingface import (
     transformer_fields,
 )
 from bert_jax.models.layers.config import Activation
+from bert_jax.models.seq2seq.huggingface import seq2seq_formats
 
 _SENTENCE_TRANSFORMERS_CONFIG = "config_sentence_transformers.json"
 
@@ -43,6 +44,8 @@ def read_config(
     model_type = data.get("model_type", default_model_type)
     if not isinstance(model_type, str) or model_type not in formats():
         reasons = [f.refused_model_types.get(str(model_type)) for f in formats().values()]
+        if model_type in seq2seq_formats():
+            reasons.append("an encoder-decoder, which `bert-jax generate` runs")
         reason = next((f" ({reason})" for reason in reasons if reason), "")
         raise UserError(
             f"{file}: model_type is {model_type!r}{reason}; supported are {', '.join(formats())}"
@@ -51,7 +54,7 @@ def read_config(
     prefix = family_format.class_prefixes[model_type]
     suffix = _class_suffix(file, data, family_format, prefix)
     for field, supported in family_format.fixed_fields.items():
-        _check_supported(file, field, data, supported)
+        check_supported(file, field, data, supported)
     activation_field = family_format.field_name("hidden_act") or "hidden_act"
     act = data.get(activation_field, family_format.default_activation)
     if not isinstance(act, str) or act not in activations:
@@ -63,7 +66,7 @@ def read_config(
         config = family_format.read_config(
             model_type,
             activations[act],
-            lambda name, default: _read_field(file, data, name, default),
+            lambda name, default: read_field(file, data, name, default),
         )
     except ConfigError as error:
         raise UserError(f"{file}: {error}") from None
@@ -86,7 +89,8 @@ def _with_cross_encoder_fields(file: Path, data: Mapping[str, Any]) -> Mapping[s
     return {**data, "sentence_transformers": {"activation_fn": extra["activation_fn"]}}
 
 
-def _check_supported(file: Path, field: str, data: Mapping[str, Any], supported: Any) -> None:
+def check_supported(file: Path, field: str, data: Mapping[str, Any], supported: Any) -> None:
+    """Raises a UserError unless a field has a supported value; see `HuggingFaceFormat`."""
     if not isinstance(supported, SupportedValues):
         supported = SupportedValues((supported,), default=supported, reason="")
     if data.get(field, supported.default) in supported.values:
@@ -156,7 +160,7 @@ _TYPE_NAMES: dict[type, str] = {
 }
 
 
-def _read_field(file: Path, data: Mapping[str, Any], field: str, default: Any) -> Any:
+def read_field(file: Path, data: Mapping[str, Any], field: str, default: Any) -> Any:
     """Returns a value of the type of its default, an integer without one.
 
     The default is returned if the field is absent and the default is not None.

@@ -17,6 +17,7 @@ from flax import nnx
 from bert_jax.batch import encoder_inputs
 from bert_jax.functional import Network
 from bert_jax.models.encoder import EncoderConfig, EncoderOutput, build_encoder
+from bert_jax.models.encoder_decoder import EncoderDecoderConfig, build_encoder_decoder
 from bert_jax.models.heads.config import (
     PredictionHeadClassifier,
     QuestionAnsweringHead,
@@ -39,6 +40,7 @@ from bert_jax.models.heads.window_encoder import WindowEncoderModule
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.global_attention import global_attention_mask
+from bert_jax.models.seq2seq.network import EncoderDecoder
 
 Batch = Mapping[str, Any]
 
@@ -206,6 +208,15 @@ def build_network(
     return Network(
         lambda rngs: EncoderWithHeads(config, compute, rngs, heads=heads, task_head=task_head)
     )
+
+
+@functools.cache
+def build_encoder_decoder_network(
+    config: EncoderDecoderConfig,
+    compute: ComputeConfig = ComputeConfig(),  # noqa: B008 (frozen)
+) -> Network[EncoderDecoder]:
+    """Returns an encoder-decoder as pure functions over its parameters."""
+    return Network(lambda rngs: build_encoder_decoder(config, compute, rngs))
 
 
 def forward(

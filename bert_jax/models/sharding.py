@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from bert_jax.models.bert.sharding import PARAMETER_AXES as BERT_AXES
 from bert_jax.models.encoder import FAMILIES, family_module
+from bert_jax.models.encoder_decoder import ENCODER_DECODER_FAMILIES
 from bert_jax.models.heads.config import WINDOW_ENCODER
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD
 from bert_jax.params.paths import ADAPTER, AUXILIARY_NETWORKS, PathTable
@@ -96,13 +97,18 @@ _PREFIX_ENCODER: list[tuple[str, LogicalAxes]] = [
 
 @functools.cache
 def parameter_axes() -> PathTable[LogicalAxes]:
-    """Returns the table of logical axes over the parameters of all families and their heads."""
+    """Returns the table of logical axes over the parameters of all families and their heads.
+
+    Paths of encoder-decoders begin at the root of the network, those of encoders at "encoder/".
+    """
     rows: dict[tuple[str, LogicalAxes], None] = {}  # families may share rows; keeps the order
     for family in FAMILIES:
         encoder_rows: Sequence[tuple[str, LogicalAxes]] = family_module(
             family, "sharding"
         ).PARAMETER_AXES
         rows |= dict.fromkeys((f"encoder/{pattern}", axes) for pattern, axes in encoder_rows)
+    for family in ENCODER_DECODER_FAMILIES:
+        rows |= dict.fromkeys(family_module(family, "sharding").PARAMETER_AXES)
     adapter_rows = [row for pattern, axes in rows for row in _adapter_rows(pattern, axes)]
     adapter_rows = [*dict.fromkeys(adapter_rows), *_PREFIX_ENCODER]
     network_rows = [*rows, *_HEADS]

@@ -86,6 +86,25 @@ class LayerNorm(nnx.Module):
         return self(residual + y)
 
 
+class RmsNorm(nnx.Module):
+    """Divides the last axis by its root mean square (Zhang and Sennrich 2019), without a bias.
+
+    Statistics are in float32, the result in `dtype`.
+    """
+
+    def __init__(self, num_features: int, epsilon: float, dtype: str):
+        self.scale = nnx.Param(jnp.ones((num_features,), jnp.float32))
+        self.epsilon = epsilon
+        self.dtype = jnp.dtype(dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [..., D] to [..., D] in `dtype`."""
+        x = x.astype(jnp.float32)
+        mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+        normalized = x * jax.lax.rsqrt(mean_square + self.epsilon)
+        return (normalized * self.scale[...]).astype(self.dtype)
+
+
 def layer_norm(
     config: TransformerConfig, compute: ComputeConfig, num_features: int | None = None
 ) -> LayerNorm:

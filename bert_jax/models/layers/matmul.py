@@ -27,11 +27,12 @@ def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, dtype: jnp.dt
 
 
 def dense_transposed(
-    x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtype
+    x: jax.Array, table: jax.Array, bias: jax.Array | None, dtype: jnp.dtype
 ) -> jax.Array:
-    """Computes x [..., D] times the transpose of a table [F, D] plus a bias [F], float32 [..., F].
+    """Computes x [..., D] times the transpose of a table [F, D] plus a bias, float32 [..., F].
 
-    A table of embeddings has this shape. Its gradient has the dtype of the table.
+    A table of embeddings has this shape. Its gradient has the dtype of the table. The bias is [F],
+    or None.
     """
     return _dense(x, table, bias, 1, dtype)
 

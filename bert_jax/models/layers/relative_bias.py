@@ -12,9 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from bert_jax.models.config import TransformerConfig
-from bert_jax.models.layers.linear import initializer
-
 
 class RelativePositionBias(nnx.Module):
     """Learns a bias for each head and each bucket of distances between query and key.
@@ -25,16 +22,16 @@ class RelativePositionBias(nnx.Module):
 
     def __init__(
         self,
-        config: TransformerConfig,
+        num_heads: int,
+        init: nnx.Initializer,
         rngs: nnx.Rngs,
         *,
         num_buckets: int = 32,
         max_distance: int = 128,
         bidirectional: bool = True,
     ):
-        """Initializes the table; the arguments are those of `relative_position_buckets`."""
-        shape = (num_buckets, config.num_attention_heads)
-        self.bias = nnx.Param(initializer(config)(rngs.params(), shape, jnp.float32))
+        """Initializes the table; the last arguments are those of `relative_position_buckets`."""
+        self.bias = nnx.Param(init(rngs.params(), (num_buckets, num_heads), jnp.float32))
         self.max_distance, self.bidirectional = max_distance, bidirectional
 
     def __call__(self, length: int) -> jax.Array:
@@ -43,6 +40,12 @@ class RelativePositionBias(nnx.Module):
         Within a packed example the distance of two tokens is the difference of their indices in the
         row, so the bias is the same for packed rows.
         """
+        by_offset_HO = self.by_offset(length)
+        shape = (by_offset_HO.shape[0], length, by_offset_HO.shape[1])
+        return skew(jnp.broadcast_to(by_offset_HO[:, None], shape))[None]
+
+    def by_offset(self, length: int) -> jax.Array:
+        """Returns the bias of each offset key - query in a length, float32 [H, 2L - 1]."""
         table = self.bias[...].astype(jnp.float32)
         buckets = relative_position_buckets(
             offsets(length),
@@ -51,13 +54,11 @@ class RelativePositionBias(nnx.Module):
             bidirectional=self.bidirectional,
         )
         # A product, because the gradient of a lookup in so small a table would be a slow scatter.
-        by_offset_HO = jnp.dot(
+        return jnp.dot(
             table.T,
             jax.nn.one_hot(buckets, len(table), axis=0, dtype=jnp.float32),
             precision=jax.lax.Precision.HIGHEST,
         )
-        shape = (by_offset_HO.shape[0], length, by_offset_HO.shape[1])
-        return skew(jnp.broadcast_to(by_offset_HO[:, None], shape))[None]
 
 
 def offsets(length: int) -> np.ndarray:

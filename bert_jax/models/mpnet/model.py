@@ -16,6 +16,7 @@ from bert_jax.models.bert.model import BertEncoder
 from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import make_dropout_seeds
+from bert_jax.models.layers.linear import initializer
 from bert_jax.models.layers.relative_bias import RelativePositionBias
 from bert_jax.models.layers.transformer import NUM_DROPOUT_SITES
 from bert_jax.models.mpnet.config import MPNetConfig
@@ -31,7 +32,9 @@ class MPNetEncoder(BertEncoder):
 
     def __init__(self, config: MPNetConfig, compute: ComputeConfig, rngs: nnx.Rngs):
         super().__init__(config, compute, rngs)
-        self.relative_attention_bias = RelativePositionBias(config, rngs)
+        self.relative_attention_bias = RelativePositionBias(
+            config.num_attention_heads, initializer(config), rngs
+        )
 
     def make_mask(
         self, attention_mask: jax.Array, packing_ids: jax.Array | None, causal: bool

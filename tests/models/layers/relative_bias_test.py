@@ -11,7 +11,6 @@ from bert_jax.models.layers.relative_bias import (
     relative_position_buckets,
     skew,
 )
-from bert_jax.models.mpnet.config import MPNetConfig
 
 torch = pytest.importorskip("torch")
 modeling_t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
@@ -48,8 +47,7 @@ def test_skew_selects_the_offset_of_each_query_and_key(length):
 
 
 def test_bias_has_a_number_for_each_head_and_bucket():
-    config = MPNetConfig(vocab_size=9, hidden_size=6, num_attention_heads=3)
-    layer = RelativePositionBias(config, nnx.Rngs(0))
+    layer = RelativePositionBias(3, nnx.initializers.normal(0.02), nnx.Rngs(0))
     table, length = layer.bias[...], 140
     found = layer(length)
     assert found.shape == (1, 3, length, length) and found.dtype == jnp.float32

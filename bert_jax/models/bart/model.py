@@ -1,0 +1,131 @@
+"""Defines the BART network (Lewis et al. 2020): post-norm layers with learned positions.
+
+The encoder is BERT's with a norm in the same places; the decoder adds cross-attention. Both stacks
+have a position table and a norm of the embeddings of their own.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.errors import ConfigError
+from bert_jax.models.bart.config import POSITION_OFFSET, BartConfig
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.layers.dropout import DropoutSeed, dropout
+from bert_jax.models.layers.embedding_lookup import embedding_lookup
+from bert_jax.models.layers.linear import EmbeddingTable, LayerNorm
+from bert_jax.models.seq2seq.attention import BlockSpec, InitialDeviations, PostNorm
+from bert_jax.models.seq2seq.block import Block
+from bert_jax.models.seq2seq.network import EncoderDecoder, Stack
+
+_EPSILON = 1e-5
+"""The epsilon of all norms, a constant in Hugging Face's BART."""
+
+
+class BartStack(Stack):
+    """Runs the layers of BART's encoder or decoder on normalized embeddings."""
+
+    def __init__(
+        self, config: BartConfig, compute: ComputeConfig, rngs: nnx.Rngs, *, is_decoder: bool
+    ):
+        """Initializes all parameters as Hugging Face does."""
+        self.position_embeddings = EmbeddingTable(
+            config.max_position_embeddings + POSITION_OFFSET,
+            config.hidden_size,
+            param_dtype=jnp.float32,
+            embedding_init=nnx.initializers.normal(config.init_std),
+            rngs=rngs,
+        )
+
+        def make_norm() -> LayerNorm:
+            return LayerNorm(config.hidden_size, _EPSILON, compute.dtype)
+
+        self.embedding_norm = make_norm()
+        num_layers = config.num_decoder_layers if is_decoder else config.num_encoder_layers
+        spec = _block_spec(config)
+        self.layers = nnx.List(
+            [
+                Block(spec, make_norm, compute, rngs, is_decoder=is_decoder)
+                for _ in range(num_layers)
+            ]
+        )
+        self.config, self.compute = config, compute
+
+    def embed(
+        self,
+        vectors_BLD: jax.Array,
+        position_ids: jax.Array | None,
+        dropout_seed: DropoutSeed | None,
+    ) -> jax.Array:
+        """Adds position embeddings, then applies norm and dropout.
+
+        Raises:
+          ConfigError: L is greater than the number of positions.
+        """
+        length = vectors_BLD.shape[1]
+        # Checked here because XLA clamps an index beyond the table without an error.
+        if length > self.config.max_position_embeddings:
+            raise ConfigError(
+                f"sequence length {length} is beyond the position table, which has room for "
+                f"{self.config.max_position_embeddings} tokens (model.max_position_embeddings)"
+            )
+        table = self.position_embeddings.embedding[...]
+        if position_ids is None:
+            rows = table[POSITION_OFFSET : POSITION_OFFSET + length]
+            positions = rows[None].astype(jnp.float32)
+        else:
+            positions = embedding_lookup(table, position_ids + POSITION_OFFSET)
+        x = self.embedding_norm(vectors_BLD + positions)
+        return dropout(x, self.config.dropout_rate, dropout_seed)
+
+    def bias(self, length: int) -> None:
+        """Returns None: attention has no bias."""
+        del length
+
+    def bias_at(self, position: jax.Array, length: int) -> jax.Array:
+        """Returns zeros, float32 [1, L]: attention has no bias."""
+        del position
+        return jnp.zeros((1, length), jnp.float32)
+
+    def finish(self, x: jax.Array, dropout_seed: DropoutSeed | None) -> jax.Array:
+        """Returns the output of the last layer as it is."""
+        del dropout_seed
+        return x
+
+
+def build_encoder_decoder(
+    config: BartConfig, compute: ComputeConfig, rngs: nnx.Rngs
+) -> EncoderDecoder:
+    """Builds BART with initialized parameters."""
+    return EncoderDecoder(
+        config,
+        compute,
+        BartStack(config, compute, rngs, is_decoder=False),
+        BartStack(config, compute, rngs, is_decoder=True),
+        table_init=nnx.initializers.normal(config.init_std),
+        rngs=rngs,
+    )
+
+
+def _block_spec(config: BartConfig) -> BlockSpec:
+    std = config.init_std
+    return BlockSpec(
+        width=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        head_width=config.head_width,
+        intermediate_size=config.intermediate_size,
+        feed_forward=config.feed_forward,
+        placement=PostNorm(),
+        score_scale=config.head_width**-0.5,
+        use_bias=True,
+        attention_dropout=config.attention_dropout,
+        activation_dropout=config.activation_dropout,
+        dropout=config.dropout_rate,
+        stddevs=InitialDeviations(
+            query=std,
+            key_value=std,
+            attention_output=std,
+            intermediate=std,
+            feed_forward_output=std,
+        ),
+    )
