@@ -76,6 +76,27 @@ def check_pad_token_id(tokenizer: Tokenizer, required: int | None, source: str) 
         )
 
 
+def check_end_token(tokenizer: Tokenizer, eos_token_id: int, source: str) -> None:
+    """Checks that the end token of an encoder-decoder is a special token of its tokenizer.
+
+    Raises:
+      UserError: it is not, so that a generated text would end at an ordinary token, or never; the
+        message begins with `source`.
+    """
+    if eos_token_id not in tokenizer.special_ids:
+        token = (
+            repr(tokenizer.id_to_token(eos_token_id))
+            if eos_token_id < tokenizer.vocab_size
+            else "not in the vocabulary"
+        )
+        raise UserError(
+            f"{source}: the end token eos_token_id is {eos_token_id} ({token}), which is no "
+            f"special token of the tokenizer; expected {tokenizer.sep_id}, its "
+            f"{tokenizer.special_tokens.sep}; correct eos_token_id in config.json, or use the "
+            "tokenizer that the model was trained with"
+        )
+
+
 def check_input_template(tokenizer: Tokenizer, type_vocab_size: int, source: str) -> None:
     """Checks that a tokenizer with RoBERTa's tokens does not use BERT's template for RoBERTa.
 

@@ -33,6 +33,7 @@ from bert_jax.text.tokenizer import (
 )
 from bert_jax.text.tokenizer_json import (
     CONTINUING_SUBWORD_PREFIX,
+    added_token,
     canonical,
     check_rules,
     check_vocabulary,
@@ -43,6 +44,7 @@ from bert_jax.text.tokenizer_json import (
     is_roberta_tokenizer,
     make_post_processor,
     merge_pairs,
+    saved_roles,
     tokens_by_id,
 )
 
@@ -131,10 +133,10 @@ class HuggingFaceTokenizer(Tokenizer):
                 "trim_offsets": True,
             }
         added = {t["content"]: t for t in rules["added_tokens"]}
-        for role, token in self.special_tokens.as_dict().items():
+        for role, token in saved_roles(self.special_tokens.as_dict(), self.template).items():
             entry = added.get(token)
             # A string cannot express that the mask token includes the space before it.
-            config[f"{role}_token"] = _added_token(entry) if entry and entry["lstrip"] else token
+            config[f"{role}_token"] = added_token(entry) if entry and entry["lstrip"] else token
         save_tokenizer(
             folder, files=files, tokenizer_config=config, tokenizer=self, main_file="tokenizer.json"
         )
@@ -294,7 +296,3 @@ def load_tokenizer_json(path: Path, config: Mapping[str, Any]) -> HuggingFaceTok
         ) from None
     vocab = backend.get_vocab(with_added_tokens=True)
     return HuggingFaceTokenizer(backend, find_special_tokens(vocab, config, path), path)
-
-
-def _added_token(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {"__type": "AddedToken"} | {key: entry[key] for key in entry if key != "id"}

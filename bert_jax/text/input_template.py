@@ -4,6 +4,7 @@ The template belongs to the tokenizer, as in Hugging Face's `build_inputs_with_s
 
     BertTemplate      [CLS] A [SEP]    [CLS] A [SEP] B [SEP]      token types 0 and 1
     RobertaTemplate   <s> A </s>       <s> A </s></s> B </s>      token types 0
+    T5Template        A </s>           A </s> B </s>              token types 0
 """
 
 from collections.abc import Sequence
@@ -107,7 +108,51 @@ class RobertaTemplate(InputTemplate):
     second_token_type = 0
 
 
-TEMPLATES: tuple[InputTemplate, ...] = (BertTemplate(), RobertaTemplate())
+@dataclass(frozen=True)
+class T5Template(InputTemplate):
+    """Builds A </s> B </s> without token types and without a first special token, as T5 does."""
+
+    name = "t5"
+    separators_between = 1
+    second_token_type = 0
+
+    @property
+    def num_single_special_tokens(self) -> int:
+        """Returns 1."""
+        return 1
+
+    @property
+    def num_pair_special_tokens(self) -> int:
+        """Returns 2."""
+        return 2
+
+    def second_start(self, first_length: int) -> int:
+        """Returns the position of the second text's first token."""
+        return first_length + 1
+
+    def write_inputs(
+        self, row: np.ndarray, cls_id: int, sep_id: int, first: Ids, second: Ids | None = None
+    ) -> int:
+        """Writes what `build_inputs` returns to the start of a row; returns the length."""
+        del cls_id
+        end = len(first)
+        row[:end] = first
+        if second is not None:
+            row[end] = sep_id
+            start = end + 1
+            end = start + len(second)
+            row[start:end] = second
+        row[end] = sep_id
+        return end + 1
+
+    def patterns(self, cls_token: str, sep_token: str) -> dict[str, str]:
+        """Returns the template as arguments of `tokenizers.processors.TemplateProcessing`."""
+        del cls_token
+        single = f"$A:0 {sep_token}:0"
+        return {"single": single, "pair": f"{single} $B:0 {sep_token}:0"}
+
+
+TEMPLATES: tuple[InputTemplate, ...] = (BertTemplate(), RobertaTemplate(), T5Template())
 
 
 def default_template(cls_token: str) -> InputTemplate:

@@ -23,6 +23,10 @@ from bert_jax.text.input_template import (
     default_template,
 )
 
+SENTINEL = "<extra_id_{}>"
+"""The tokens with which T5 numbers the spans that are missing in a text."""
+_T5_NAMES = {"cls": ("</s>",), "mask": (SENTINEL.format(0),)}
+
 # `save` writes this file last: a folder that contains it is complete.
 TOKENIZER_INFO_FILE = "vocabulary.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -216,6 +220,10 @@ def find_special_tokens(
         # unknown token of its WordPiece is still [UNK].
         if vocab.get("<s>") == 0 and role != "unk":
             default_names = default_names[::-1]
+        # T5 has neither a first special token nor a mask. `T5Template` writes no first token, and
+        # the first sentinel is what stands for hidden text.
+        if SENTINEL.format(0) in vocab:
+            default_names = (*default_names, *_T5_NAMES.get(role, ()))
         declared_name = declared_token(tokenizer_config, role)
         candidates = (declared_name, *default_names) if declared_name else default_names
         present = [token for token in candidates if token in vocab]

@@ -11,7 +11,13 @@ from typing import Any
 from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
-from bert_jax.text.input_template import TEMPLATES, BertTemplate, InputTemplate, RobertaTemplate
+from bert_jax.text.input_template import (
+    TEMPLATES,
+    BertTemplate,
+    InputTemplate,
+    RobertaTemplate,
+    T5Template,
+)
 from bert_jax.text.tokenizer import check_unicode
 
 # Keys that do not change the ids of a text.
@@ -120,6 +126,19 @@ def make_post_processor(
     if pre_tokenizer is not None and b"ByteLevel" in pre_tokenizer.__getstate__():
         return processors.Sequence([processors.ByteLevel(trim_offsets=True), special_tokens])
     return special_tokens
+
+
+def saved_roles(roles: Mapping[str, str], template: InputTemplate) -> dict[str, str]:
+    """Returns the special tokens that tokenizer_config.json names, by role."""
+    if template != T5Template():
+        return dict(roles)
+    # T5 has an end token, and no first token or mask.
+    return {"eos": roles["sep"], "pad": roles["pad"], "unk": roles["unk"]}
+
+
+def added_token(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a token of tokenizer.json as tokenizer_config.json has it."""
+    return {"__type": "AddedToken"} | {key: entry[key] for key in entry if key != "id"}
 
 
 def check_rules(rules: Mapping[str, Any], source: str | Path) -> None:
