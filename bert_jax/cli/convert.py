@@ -50,9 +50,17 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.atomic_io import check_new_folder
     from bert_jax.export.export import export
     from bert_jax.pretrained.initial import load_generator, load_model_or_tf1
+    from bert_jax.pretrained.seq2seq import is_seq2seq
 
     # Before the checkpoint is loaded, which takes seconds.
     check_new_folder(Path(args.output))
+    if is_seq2seq(args.source):
+        from bert_jax.export.seq2seq import export_seq2seq
+        from bert_jax.pretrained.seq2seq import load_seq2seq
+
+        export_seq2seq(load_seq2seq(args.source), Path(args.output))
+        logger.info("converted %s to %s", args.source, args.output)
+        return 0
     model = load_generator(args.source) if args.generator else load_model_or_tf1(args.source)
     if args.longformer is not None:
         from bert_jax.pretrained.longformer import make_longformer

@@ -95,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.pretrained.initial import load_generator
     from bert_jax.pretrained.load import load_model
     from bert_jax.pretrained.sentence_model import is_sentence_encoder, sentence_model_of
+    from bert_jax.pretrained.seq2seq import is_seq2seq
 
     # Before the model is loaded, which takes seconds.
     check_new_folder(Path(args.output))
@@ -103,6 +104,9 @@ def run(args: argparse.Namespace) -> int:
     if args.onnx:
         check_onnx_installed()
     _check_sentence_flags(args)
+    if is_seq2seq(args.run_folder):
+        _export_seq2seq(args)
+        return 0
     if args.adapter:
         if args.generator or args.task or args.onnx or args.bundle:
             raise ConfigError(
@@ -165,6 +169,30 @@ def _export_bundle(model: "LoadedModel", args: argparse.Namespace) -> None:
     difference = export_bundle(network, require_tokenizer(model), Path(args.output))
     logger.info(
         "exported %s as a bundle to %s; read back, its outputs differ by at most %.1e",
+        args.run_folder,
+        args.output,
+        difference,
+    )
+
+
+def _export_seq2seq(args: argparse.Namespace) -> None:
+    """Exports a run of T5 or BART.
+
+    Raises:
+      ConfigError: a flag asks for something that encoder-decoders do not have.
+    """
+    from bert_jax.export.seq2seq import export_seq2seq
+    from bert_jax.pretrained.seq2seq import load_seq2seq
+
+    flags = ("adapter", "base", "bundle", "generator", "onnx", "sentence_transformers", "task")
+    for flag in flags:
+        if getattr(args, flag):
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} is not supported for encoder-decoders; remove it"
+            )
+    difference = export_seq2seq(load_seq2seq(args.run_folder), Path(args.output))
+    logger.info(
+        "exported %s to %s; read back, its logits differ by at most %.1e",
         args.run_folder,
         args.output,
         difference,

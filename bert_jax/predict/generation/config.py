@@ -1,0 +1,101 @@
+"""Defines the settings of text generation: how tokens are chosen, and how many. Imports no jax."""
+
+from dataclasses import dataclass
+
+from bert_jax.errors import ConfigError, check_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy:
+    """Chooses the most likely token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Draws each token from the distribution of the model, changed in this order.
+
+    Attributes:
+      temperature: divides the logits; below 1 likely tokens become more likely.
+      top_k: the number of most likely tokens to draw from; 0 for all.
+      top_p: the smallest set of most likely tokens with this probability is drawn from; 1 for all.
+      seed: draws are a function of the seed, the index of the text and the position of the token.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("temperature", self.temperature, above=0)
+        check_range("top_k", self.top_k, at_least=0)
+        check_range("top_p", self.top_p, above=0, at_most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopWhenFull:
+    """Stops as soon as there are `num_beams` finished texts (early_stopping=True)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopWhenUnlikely:
+    """Stops when no beam scores better at its present length (early_stopping=False)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopWhenImpossible:
+    """Stops when no beam can score better at any length (early_stopping="never")."""
+
+
+EarlyStopping = StopWhenFull | StopWhenUnlikely | StopWhenImpossible
+"""When beam search stops; in parentheses the value of Hugging Face's `early_stopping`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearch:
+    """Keeps the most likely texts so far, as Hugging Face's `generate` does.
+
+    Attributes:
+      num_beams: how many texts are kept.
+      length_penalty: a finished text has the score log probability / length ** length_penalty;
+        larger values prefer longer texts.
+    """
+
+    num_beams: int = 4
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = StopWhenUnlikely()
+
+    def __post_init__(self) -> None:
+        check_range("num_beams", self.num_beams, at_least=1)
+        check_range("length_penalty", self.length_penalty)
+
+
+Decoding = Greedy | Sampling | BeamSearch
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """Holds the settings of generation.
+
+    Attributes:
+      max_new_tokens: the largest number of generated tokens, the end token included.
+      min_new_tokens: the end token cannot be generated before this number of tokens.
+      no_repeat_ngram_size: no sequence of so many tokens occurs twice in a text; 0 for no limit.
+      max_source_tokens: longer sources are truncated.
+    """
+
+    decoding: Decoding = Greedy()
+    max_new_tokens: int = 64
+    min_new_tokens: int = 0
+    no_repeat_ngram_size: int = 0
+    max_source_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        check_range("max_new_tokens", self.max_new_tokens, at_least=1)
+        check_range("max_source_tokens", self.max_source_tokens, at_least=2)
+        check_range("no_repeat_ngram_size", self.no_repeat_ngram_size, at_least=0)
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            raise ConfigError(
+                f"min_new_tokens is {self.min_new_tokens}, expected 0 to max_new_tokens, which is "
+                f"{self.max_new_tokens}"
+            )

@@ -1,0 +1,279 @@
+"""Generates token ids with an encoder-decoder: greedy, by sampling, or by beam search.
+
+Each function is one `lax.while_loop` around a decoder with a cache, so a batch of sources is one
+call of one compiled program. The loop ends when all texts have ended. The results are those of
+Hugging Face's `generate` for the same settings; sampling has other random numbers.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.model import build_encoder_decoder_network
+from bert_jax.models.seq2seq.network import Cache, EncoderDecoder, Source
+from bert_jax.predict.generation.config import (
+    BeamSearch,
+    GenerationConfig,
+    Greedy,
+    Sampling,
+    StopWhenFull,
+    StopWhenImpossible,
+)
+from bert_jax.predict.generation.token_scores import TokenRules, apply_rules, cut_to_likely
+
+_LOWEST = -1e9
+"""The score of a beam that does not exist, as in Hugging Face."""
+
+
+def token_rules(config: EncoderDecoderConfig, vocab_size: int | None = None) -> TokenRules:
+    """Returns the special tokens of a model; `vocab_size` as in `TokenRules`."""
+    return TokenRules(
+        eos_token_id=config.eos_token_id,
+        pad_token_id=config.pad_token_id,
+        decoder_start_token_id=config.decoder_start_token_id,
+        forced_bos_token_id=config.forced_bos_token_id,
+        forced_eos_token_id=config.forced_eos_token_id,
+        vocab_size=vocab_size,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("config", "settings", "rules", "compute"))
+def generate_ids(
+    params: Mapping[str, Any],
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    text_indices: jax.Array,
+    *,
+    config: EncoderDecoderConfig,
+    settings: GenerationConfig,
+    rules: TokenRules,
+    compute: ComputeConfig = ComputeConfig(),  # noqa: B008 (frozen)
+) -> jax.Array:
+    """Generates a text for each source.
+
+    It is compiled once for each shape of a batch and for each setting.
+
+    Args:
+      params: the parameters of the encoder-decoder, nested.
+      input_ids, attention_mask: int32 [B, L], the sources.
+      text_indices: int32 [B], from which sampling derives its random numbers.
+
+    Returns:
+      int32 [B, max_new_tokens]: the generated tokens, and padding after the end token.
+    """
+    model = build_encoder_decoder_network(config, compute).merge(dict(params))
+    source = model.encode(input_ids, attention_mask)
+    match settings.decoding:
+        case BeamSearch():
+            return _beam_search(model, source, settings, settings.decoding, rules)
+        case Greedy() | Sampling():
+            return _choose_token_by_token(model, source, settings, rules, text_indices)
+
+
+class _Texts(NamedTuple):
+    """Holds the state of generation without beams."""
+
+    step: jax.Array
+    tokens: jax.Array  # int32 [B, T], from the start token
+    is_finished: jax.Array  # bool [B]
+    cache: Cache
+
+
+def _choose_token_by_token(
+    model: EncoderDecoder,
+    source: Source,
+    settings: GenerationConfig,
+    rules: TokenRules,
+    text_indices: jax.Array,
+) -> jax.Array:
+    """Chooses the most likely token, or samples one, until each text has ended."""
+    batch_size, length = len(source.attention_mask), settings.max_new_tokens
+
+    def is_running(state: _Texts) -> jax.Array:
+        return (state.step < length) & ~jnp.all(state.is_finished)
+
+    def step(state: _Texts) -> _Texts:
+        token_ids = jax.lax.dynamic_slice_in_dim(state.tokens, state.step, 1, axis=1)
+        logits, cache = model.decode(token_ids, state.step, state.cache, source)
+        scores = apply_rules(logits[:, 0], state.tokens, state.step, settings, rules)
+        chosen = _choose(scores, settings, state.step, text_indices)
+        chosen = jnp.where(state.is_finished, rules.pad_token_id, chosen).astype(jnp.int32)
+        return _Texts(
+            state.step + 1,
+            jax.lax.dynamic_update_slice_in_dim(
+                state.tokens, chosen[:, None], state.step + 1, axis=1
+            ),
+            state.is_finished | (chosen == rules.eos_token_id),
+            cache,
+        )
+
+    tokens = jnp.full((batch_size, length + 1), rules.pad_token_id, jnp.int32)
+    first = _Texts(
+        jnp.int32(0),
+        tokens.at[:, 0].set(rules.decoder_start_token_id),
+        jnp.zeros((batch_size,), bool),
+        model.empty_cache(batch_size, 1, length),
+    )
+    return jax.lax.while_loop(is_running, step, first).tokens[:, 1:]
+
+
+def _choose(
+    scores_BV: jax.Array, settings: GenerationConfig, step: jax.Array, text_indices: jax.Array
+) -> jax.Array:
+    """Returns the next token of each text, int32 [B]."""
+    if not isinstance(settings.decoding, Sampling):
+        return jnp.argmax(scores_BV, axis=1)
+    likely = cut_to_likely(scores_BV, settings.decoding)
+    step_key = jax.random.fold_in(jax.random.key(settings.decoding.seed), step)
+    keys = jax.vmap(lambda index: jax.random.fold_in(step_key, index))(text_indices)
+    return jax.vmap(jax.random.categorical)(keys, likely)
+
+
+class _Beams(NamedTuple):
+    """Holds the state of beam search: K texts that grow, and the K best that have ended."""
+
+    step: jax.Array
+    tokens: jax.Array  # int32 [B, K, T], from the start token
+    scores: jax.Array  # float32 [B, K], log probabilities
+    finished_tokens: jax.Array  # int32 [B, K, T], the best first
+    finished_scores: jax.Array  # float32 [B, K], with the length penalty
+    is_finished: jax.Array  # bool [B, K], whether there is such a text
+    can_improve: jax.Array  # bool [B]
+    cache: Cache
+
+
+def _beam_search(
+    model: EncoderDecoder,
+    source: Source,
+    settings: GenerationConfig,
+    beam: BeamSearch,
+    rules: TokenRules,
+) -> jax.Array:
+    """Runs beam search as `_beam_search` of Hugging Face's `GenerationMixin`."""
+    batch_size, length, num_beams = (
+        len(source.attention_mask),
+        settings.max_new_tokens,
+        beam.num_beams,
+    )
+    # Divisors of the scores of texts with 1, 2, ... tokens; computed in float64 as in PyTorch.
+    divisors = jnp.asarray(np.arange(1, length + 1) ** beam.length_penalty, jnp.float32)
+
+    def is_running(state: _Beams) -> jax.Array:
+        running = (state.step < length) & jnp.any(state.can_improve)
+        if isinstance(beam.early_stopping, StopWhenFull):
+            running &= ~jnp.all(state.is_finished)
+        return running
+
+    def step(state: _Beams) -> _Beams:
+        token_ids = jax.lax.dynamic_index_in_dim(state.tokens, state.step, 2, keepdims=False)
+        logits, cache = model.decode(token_ids, state.step, state.cache, source)
+        candidates = _best_continuations(state, logits, settings, rules)
+        is_last = state.step + 1 == length
+        ends = (candidates.token_ids == rules.eos_token_id) | is_last
+        # The K best candidates that have not ended grow further.
+        growing_scores = candidates.scores + ends.astype(jnp.float32) * _LOWEST
+        _, growing = jax.lax.top_k(growing_scores, num_beams)
+        finished = _merge_finished(state, candidates, ends, divisors[state.step], beam)
+        scores = jnp.take_along_axis(growing_scores, growing, axis=1)
+        longest = isinstance(beam.early_stopping, StopWhenImpossible) and beam.length_penalty > 0
+        best_possible = scores[:, :1] / (divisors[-1] if longest else divisors[state.step])
+        worst = jnp.min(finished.scores, axis=1, keepdims=True)
+        worst_finished = jnp.where(finished.is_finished, worst, _LOWEST)
+        parents = jnp.take_along_axis(candidates.parents, growing, axis=1)
+        return _Beams(
+            state.step + 1,
+            _take_beams(candidates.tokens, growing),
+            scores,
+            finished.tokens,
+            finished.scores,
+            finished.is_finished,
+            state.can_improve & jnp.any(best_possible > worst_finished, axis=1),
+            jax.tree.map(lambda leaf: _take_beams(leaf, parents), cache),
+        )
+
+    tokens = jnp.full((batch_size, num_beams, length + 1), rules.pad_token_id, jnp.int32)
+    tokens = tokens.at[:, :, 0].set(rules.decoder_start_token_id)
+    lowest = jnp.full((batch_size, num_beams), _LOWEST, jnp.float32)
+    first = _Beams(
+        jnp.int32(0),
+        tokens,
+        lowest.at[:, 0].set(0.0),  # the beams are equal at first, so only one of them counts
+        tokens,
+        lowest,
+        jnp.zeros((batch_size, num_beams), bool),
+        jnp.ones((batch_size,), bool),
+        model.empty_cache(batch_size, num_beams, length),
+    )
+    return jax.lax.while_loop(is_running, step, first).finished_tokens[:, 0, 1:]
+
+
+class _Candidates(NamedTuple):
+    """Holds the 2 K best continuations of the beams of each source, the best first."""
+
+    scores: jax.Array  # float32 [B, 2K]
+    parents: jax.Array  # int32 [B, 2K], the beam that is continued
+    token_ids: jax.Array  # int32 [B, 2K]
+    tokens: jax.Array  # int32 [B, 2K, T], with the new token
+
+
+def _best_continuations(
+    state: _Beams, logits_BKV: jax.Array, settings: GenerationConfig, rules: TokenRules
+) -> _Candidates:
+    """Returns twice as many candidates as beams, because half of them can end at once."""
+    B, K, V = logits_BKV.shape
+    log_probs = jax.nn.log_softmax(logits_BKV, axis=-1).reshape(B * K, V)
+    ruled = apply_rules(log_probs, state.tokens.reshape(B * K, -1), state.step, settings, rules)
+    totals = ruled.reshape(B, K, V) + state.scores[:, :, None]
+    scores, indices = jax.lax.top_k(totals.reshape(B, K * V), 2 * K)
+    parents, token_ids = indices // V, indices % V
+    tokens = jax.lax.dynamic_update_slice_in_dim(
+        _take_beams(state.tokens, parents), token_ids[:, :, None], state.step + 1, axis=2
+    )
+    return _Candidates(scores, parents, token_ids, tokens)
+
+
+class _Finished(NamedTuple):
+    """Holds the best texts of each source that have ended."""
+
+    tokens: jax.Array
+    scores: jax.Array
+    is_finished: jax.Array
+
+
+def _merge_finished(
+    state: _Beams, candidates: _Candidates, ends: jax.Array, divisor: jax.Array, beam: BeamSearch
+) -> _Finished:
+    """Returns the K best of the texts that had ended and of the candidates that end now."""
+    K = beam.num_beams
+    # Of the 2 K candidates, the second half only replaces others, and cannot end a text.
+    has_ended = ends & (jnp.arange(2 * K) < K)
+    scores = candidates.scores / divisor
+    is_closed = ~state.can_improve
+    if isinstance(beam.early_stopping, StopWhenFull):
+        is_closed |= jnp.all(state.is_finished, axis=1)
+    excluded = is_closed[:, None].astype(jnp.float32) + (~has_ended).astype(jnp.float32)
+    scores = scores + excluded * jnp.float32(_LOWEST)
+    merged_scores = jnp.concatenate([state.finished_scores, scores], axis=1)
+    best_scores, best = jax.lax.top_k(merged_scores, K)
+    merged_tokens = jnp.concatenate([state.finished_tokens, candidates.tokens], axis=1)
+    merged_flags = jnp.concatenate([state.is_finished, has_ended], axis=1)
+    return _Finished(
+        _take_beams(merged_tokens, best),
+        best_scores,
+        jnp.take_along_axis(merged_flags, best, axis=1),
+    )
+
+
+def _take_beams(values: jax.Array, indices_BK: jax.Array) -> jax.Array:
+    """Returns values[b, indices[b, k]] of an array [B, N, ...]."""
+    B, N = values.shape[:2]
+    # Rows of a flat array, because that gather copies whole rows.
+    rows = (jnp.arange(B, dtype=indices_BK.dtype)[:, None] * N + indices_BK).reshape(-1)
+    flat = values.reshape(B * N, *values.shape[2:])
+    return jnp.take(flat, rows, axis=0).reshape(*indices_BK.shape, *values.shape[2:])

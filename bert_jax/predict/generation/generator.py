@@ -1,0 +1,155 @@
+"""Generates a text for each source text with an encoder-decoder."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bert_jax.errors import ConfigError, UserError, require_list_of_texts
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.predict.batching import padded_batches
+from bert_jax.predict.generation.config import BeamSearch, GenerationConfig, Sampling
+from bert_jax.predict.generation.decode import generate_ids, token_rules
+from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
+
+logger = logging.getLogger(__name__)
+
+
+class Generated(NamedTuple):
+    """Holds a generated text.
+
+    Attributes:
+      text: without special tokens.
+      token_ids: with the end token, if the text has ended.
+      is_complete: whether the text has ended, and was not cut at the largest length.
+    """
+
+    text: str
+    token_ids: list[int]
+    is_complete: bool
+
+
+class Generator:
+    """Generates texts: `Generator(load_seq2seq("t5-small"))(["translate ..."])`.
+
+    One program is compiled for each shape of a batch: lengths of sources are padded to powers of
+    two, and so are numbers of texts.
+    """
+
+    def __init__(
+        self,
+        model: LoadedSeq2Seq,
+        settings: GenerationConfig = GenerationConfig(),  # noqa: B008 (frozen)
+        compute: ComputeConfig = ComputeConfig(),  # noqa: B008 (frozen)
+    ):
+        """Moves the parameters to the device.
+
+        Raises:
+          UserError: the model has no tokenizer, or reads fewer tokens than the settings ask for.
+        """
+        if model.tokenizer is None:
+            raise UserError(
+                f"{model.path} has no tokenizer files (tokenizer.json, spiece.model, or vocab.json "
+                "with merges.txt); copy those with which the model was trained into this folder"
+            )
+        _check_sizes(model, settings)
+        self._tokenizer, self._config = model.tokenizer, model.config
+        self._settings, self._compute = settings, compute
+        self._rules = token_rules(model.config, model.tokenizer.vocab_size)
+        self._params: Mapping[str, Any] = jax.device_put(model.params)
+        self._max_length = min(settings.max_source_tokens, model.config.max_length)
+
+    def __call__(
+        self,
+        texts: Sequence[str],
+        on_progress: Callable[[int], None] | None = None,
+        first_index: int = 0,
+    ) -> list[Generated]:
+        """Generates a text for each source; an empty source has an empty text.
+
+        Longer sources than `max_source_tokens` are truncated, with a warning.
+
+        Args:
+          on_progress: called after each batch with the number of texts that it had.
+          first_index: the index of the first text, from which sampling derives random numbers.
+        """
+        require_list_of_texts(texts)
+        sources = self._encode(texts)
+        results = [Generated("", [], True)] * len(texts)
+        indices = [index for index, text in enumerate(texts) if text.strip()]
+        if on_progress is not None and len(indices) < len(texts):
+            on_progress(len(texts) - len(indices))
+        for batch_indices, batch in padded_batches(
+            [sources[index] for index in indices],
+            pad_id=self._config.pad_token_id,
+            max_length=self._max_length,
+        ):
+            text_indices = np.zeros(len(batch["input_ids"]), np.int32)
+            text_indices[: len(batch_indices)] = [first_index + indices[i] for i in batch_indices]
+            rows = self._generate(batch, text_indices)
+            for row, index in zip(rows, batch_indices, strict=False):
+                results[indices[index]] = self._decode(row)
+            if on_progress is not None:
+                on_progress(len(batch_indices))
+        return results
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        template = self._tokenizer.template
+        limit = self._max_length - template.num_single_special_tokens
+        token_ids = self._tokenizer.encode_ids(texts)
+        num_truncated = sum(len(ids) > limit for ids in token_ids)
+        if num_truncated:
+            logger.warning(
+                "%d of %d sources have more than %d tokens and were truncated; max_source_tokens "
+                "sets the limit",
+                num_truncated,
+                len(texts),
+                self._max_length,
+            )
+        add_special_tokens = self._tokenizer.build_inputs_with_special_tokens
+        return [add_special_tokens(ids[:limit]).tolist() for ids in token_ids]
+
+    def _generate(self, batch: Mapping[str, np.ndarray], text_indices: np.ndarray) -> np.ndarray:
+        return jax.device_get(
+            generate_ids(
+                self._params,
+                batch["input_ids"],
+                batch["attention_mask"],
+                text_indices,
+                config=self._config,
+                settings=self._settings,
+                rules=self._rules,
+                compute=self._compute,
+            )
+        )
+
+    def _decode(self, row: np.ndarray) -> Generated:
+        ends = np.flatnonzero(row == self._config.eos_token_id)
+        is_complete = ends.size > 0
+        token_ids: list[int] = row[: ends[0] + 1 if is_complete else len(row)].tolist()
+        special_ids = self._tokenizer.special_ids
+        text = self._tokenizer.decode([i for i in token_ids if i not in special_ids])
+        return Generated(text.strip(), token_ids, is_complete)
+
+
+def _check_sizes(model: LoadedSeq2Seq, settings: GenerationConfig) -> None:
+    """Raises a ConfigError if the settings do not fit the model."""
+    if settings.max_new_tokens > model.config.max_length:
+        raise ConfigError(
+            f"max_new_tokens is {settings.max_new_tokens}, but {model.path} writes at most "
+            f"{model.config.max_length} tokens; choose a smaller number"
+        )
+    match settings.decoding:
+        case BeamSearch(num_beams=num_beams) if 2 * num_beams > model.config.vocab_size:
+            raise ConfigError(
+                f"num_beams is {num_beams}, but {model.path} has {model.config.vocab_size} "
+                "tokens; expected at most half as many beams"
+            )
+        case Sampling(top_k=top_k) if top_k > model.config.vocab_size:
+            raise ConfigError(
+                f"top_k is {top_k}, but {model.path} has {model.config.vocab_size} tokens"
+            )
+        case _:
+            pass

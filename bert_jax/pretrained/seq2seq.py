@@ -1,0 +1,128 @@
+"""Loads an encoder-decoder into memory, from a run or a Hugging Face folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config_lib import from_json
+from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
+from bert_jax.errors import UserError, describe_folder
+from bert_jax.interop import huggingface
+from bert_jax.interop.huggingface import find_tokenizer
+from bert_jax.interop.seq2seq import ImportedSeq2Seq, read_seq2seq_folder
+from bert_jax.json_io import read_json_object
+from bert_jax.models.encoder_decoder import ENCODER_DECODER_FAMILIES, EncoderDecoderConfig
+from bert_jax.models.huggingface import formats
+from bert_jax.models.model import build_encoder_decoder_network
+from bert_jax.models.parameters import check_finite
+from bert_jax.models.seq2seq.huggingface import seq2seq_formats
+from bert_jax.params import paths
+from bert_jax.pretrained.base_model import restore_run
+from bert_jax.runs import run_folder
+from bert_jax.text import compatibility
+from bert_jax.text.tokenizer import Tokenizer
+
+_TYPE_NAMES = frozenset(family.__name__ for family in ENCODER_DECODER_FAMILIES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedSeq2Seq:
+    """Holds an encoder-decoder in memory.
+
+    Attributes:
+      params: nested dict of float32 NumPy arrays.
+      config: the config of the model.
+      tokenizer: None if the source has no tokenizer files.
+      path: the path from which the model was loaded.
+    """
+
+    params: dict[str, Any]
+    config: EncoderDecoderConfig
+    tokenizer: Tokenizer | None
+    path: str
+
+
+def load_seq2seq(path: str | Path) -> LoadedSeq2Seq:
+    """Reads a run folder, one step of a run, or a Hugging Face folder.
+
+    Raises:
+      UserError: the path has no model; the model has no decoder; a file is damaged; the family is
+        not supported; or the tokenizer does not fit.
+    """
+    folder = Path(path)
+    if run_folder.is_run_folder(folder):
+        return _load_run(folder, None)
+    if folder.name.isdigit() and folder.parent.name == run_folder.CHECKPOINTS:
+        return _load_run(folder.parent.parent, int(folder.name))
+    if not (folder / huggingface.CONFIG).is_file():
+        raise UserError(
+            f"{path}: {describe_folder(folder)}; expected a run folder, or a Hugging Face folder "
+            f"with {huggingface.CONFIG} and {huggingface.WEIGHTS}"
+        )
+    model_type = read_json_object(folder / huggingface.CONFIG).get("model_type")
+    if model_type in formats():
+        raise _no_decoder(str(path), str(model_type))
+    return build_seq2seq(read_seq2seq_folder(folder), find_tokenizer(folder), str(path))
+
+
+def is_seq2seq(path: str | Path) -> bool:
+    """Returns whether a folder has an encoder-decoder; False for a folder without any model."""
+    folder = Path(path)
+    if folder.name.isdigit() and folder.parent.name == run_folder.CHECKPOINTS:
+        folder = folder.parent.parent
+    if run_folder.is_run_folder(folder):
+        model = run_folder.read_config(folder).get("objective", {}).get("model") or {}
+        return model.get("type") in _TYPE_NAMES
+    file = folder / huggingface.CONFIG
+    return file.is_file() and read_json_object(file).get("model_type") in seq2seq_formats()
+
+
+def build_seq2seq(
+    imported: ImportedSeq2Seq, tokenizer: Tokenizer | None, path: str
+) -> LoadedSeq2Seq:
+    """Makes a model of parameters, config and tokenizer, after checking that they match.
+
+    Raises:
+      UserError: they do not match.
+    """
+    flat, config = imported
+    expected = paths.flatten(build_encoder_decoder_network(config).abstract())
+    mismatches = [f"{name} is missing" for name in expected.keys() - flat.keys()]
+    mismatches += [f"{name} is not expected" for name in flat.keys() - expected.keys()]
+    mismatches += [
+        f"{name} has shape {list(leaf.shape)}, the config requires {list(expected[name].shape)}"
+        for name, leaf in flat.items()
+        if name in expected and leaf.shape != expected[name].shape
+    ]
+    if mismatches:
+        more = f" (and {len(mismatches) - 1} more)" if len(mismatches) > 1 else ""
+        raise UserError(
+            f"{path}: the weights are not those of the model in its config: "
+            f"{min(mismatches)}{more}; use the config that was saved with these weights"
+        )
+    check_finite(flat, path)
+    if tokenizer is not None:
+        advice = "use the vocabulary that the model was trained with"
+        compatibility.check_embedding_rows(tokenizer.vocab_size, config.vocab_size, path, advice)
+        compatibility.check_end_token(tokenizer, config.eos_token_id, path)
+    return LoadedSeq2Seq(
+        params=paths.unflatten(flat), config=config, tokenizer=tokenizer, path=path
+    )
+
+
+def _load_run(folder: Path, step: int | None) -> LoadedSeq2Seq:
+    params, info, _ = restore_run(folder, step)
+    model = info["config"]["objective"].get("model", {})
+    if model.get("type") not in _TYPE_NAMES:
+        raise _no_decoder(str(folder), str(model.get("type")))
+    config = from_json(EncoderDecoderConfig, model, "objective.model")
+    tokenizer = find_tokenizer(folder / TOKENIZER_FOLDER)
+    return build_seq2seq(ImportedSeq2Seq(paths.flatten(params), config), tokenizer, str(folder))
+
+
+def _no_decoder(path: str, model: str) -> UserError:
+    families = " or ".join(family.family for family in ENCODER_DECODER_FAMILIES)
+    return UserError(
+        f"{path} is an encoder ({model}), which has no decoder, so it cannot generate text; "
+        f"expected {families}; `bert-jax fill-mask` predicts tokens at masks"
+    )

@@ -1,0 +1,140 @@
+"""Compares generated token ids with `generate` of Hugging Face's PyTorch models.
+
+Covers bert_jax/predict/generation/decode.py and token_scores.py. The vocabularies are small, so
+that random models generate the end token in some texts and not in others.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bert_jax.interop.seq2seq import read_seq2seq_folder
+from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.params import paths
+from bert_jax.predict.generation.config import (
+    BeamSearch,
+    GenerationConfig,
+    Greedy,
+    StopWhenFull,
+    StopWhenImpossible,
+)
+from bert_jax.predict.generation.decode import generate_ids, token_rules
+from tests.parity import bart_test, t5_test
+
+torch = pytest.importorskip("torch")
+
+SOURCE_LENGTH, NEW_TOKENS = 9, 12
+T5 = dataclasses.replace(t5_test.SMALL, vocab_size=23)
+BART = dataclasses.replace(bart_test.SMALL, vocab_size=23, forced_bos_token_id=0)
+
+
+def sources(config: EncoderDecoderConfig, count: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(3, config.vocab_size, (count, SOURCE_LENGTH))
+    mask = np.arange(SOURCE_LENGTH) < rng.integers(2, SOURCE_LENGTH + 1, count)[:, None]
+    return {
+        "input_ids": np.where(mask, ids, config.pad_token_id).astype(np.int32),
+        "attention_mask": mask.astype(np.int32),
+    }
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Returns (PyTorch model, config, parameters) of T5 and BART."""
+    found: dict[str, Any] = {}
+    for name, model in (
+        ("t5", t5_test.torch_model(T5)),
+        ("bart", bart_test.torch_model(BART, std=0.3)),
+    ):
+        folder: Path = tmp_path_factory.mktemp(name)
+        model.save_pretrained(folder)
+        flat, config = read_seq2seq_folder(folder)
+        found[name] = (model, config, paths.unflatten(flat))
+    return found
+
+
+def check_ids(model: Any, settings: GenerationConfig, count: int, **options: Any) -> np.ndarray:
+    torch_model, config, params = model
+    batch = sources(config, count)
+    with torch.no_grad():
+        expected = torch_model.generate(
+            **{name: torch.from_numpy(array).long() for name, array in batch.items()},
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            **options,
+        ).numpy()
+    padded = np.full((count, NEW_TOKENS), config.pad_token_id)
+    padded[:, : expected.shape[1] - 1] = expected[:, 1:]
+    found = np.asarray(
+        generate_ids(
+            params,
+            **batch,
+            text_indices=np.arange(count, dtype=np.int32),
+            config=config,
+            settings=settings,
+            rules=token_rules(config),
+        )
+    )
+    np.testing.assert_array_equal(found, padded)
+    return found
+
+
+def check_models(model: Any, count: int) -> None:
+    greedy = check_ids(model, GenerationConfig(max_new_tokens=NEW_TOKENS), count, num_beams=1)
+    ends = (greedy[:, :-1] == model[1].eos_token_id).any(axis=1)
+    assert 0 < ends.mean() < 1, "some texts end, some are cut"
+    assert len(np.unique(greedy, axis=0)) > count // 4
+    beams = GenerationConfig(
+        decoding=BeamSearch(num_beams=4, length_penalty=0.6), max_new_tokens=NEW_TOKENS
+    )
+    found = check_ids(model, beams, count, num_beams=4, length_penalty=0.6, early_stopping=False)
+    assert not np.array_equal(found, greedy)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_greedy_and_beam_search(models, name):
+    check_models(models[name], count=16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_greedy_and_beam_search_of_200_sources(models, name):
+    check_models(models[name], count=200)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        (
+            GenerationConfig(
+                decoding=BeamSearch(num_beams=3, early_stopping=StopWhenFull()),
+                max_new_tokens=NEW_TOKENS,
+                no_repeat_ngram_size=2,
+            ),
+            {"num_beams": 3, "early_stopping": True, "no_repeat_ngram_size": 2},
+        ),
+        (
+            GenerationConfig(
+                decoding=BeamSearch(
+                    num_beams=2, length_penalty=2.0, early_stopping=StopWhenImpossible()
+                ),
+                max_new_tokens=NEW_TOKENS,
+                min_new_tokens=5,
+            ),
+            {"num_beams": 2, "length_penalty": 2.0, "early_stopping": "never",
+             "min_new_tokens": 5},
+        ),
+        (
+            GenerationConfig(
+                decoding=Greedy(), max_new_tokens=NEW_TOKENS, no_repeat_ngram_size=3
+            ),
+            {"num_beams": 1, "no_repeat_ngram_size": 3},
+        ),
+    ],
+    ids=["full, bigrams", "never, penalty, minimum", "greedy, trigrams"],
+)  # fmt: skip
+def test_rules_and_stopping(models, settings, options):
+    check_ids(models["bart"], settings, 16, **options)
