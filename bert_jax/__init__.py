@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from bert_jax.experiment import Experiment as Experiment
     from bert_jax.predict.embedder import Embedder as Embedder
     from bert_jax.predict.fill_mask import FillMask as FillMask
+    from bert_jax.predict.generation.generator import Generator as Generator
     from bert_jax.predict.predictor import Predictor as Predictor
     from bert_jax.pretrained.load import load_model as load_model
+    from bert_jax.pretrained.seq2seq import load_seq2seq as load_seq2seq
     from bert_jax.train import train as train
 
 __version__ = "0.1.0"
@@ -26,9 +28,11 @@ __all__ = [
     "Embedder",
     "Experiment",
     "FillMask",
+    "Generator",
     "Predictor",
     "__version__",
     "load_model",
+    "load_seq2seq",
     "train",
 ]
 
@@ -42,10 +46,14 @@ def __getattr__(name: str) -> Any:
             from bert_jax.experiment import Experiment as value
         case "FillMask":
             from bert_jax.predict.fill_mask import FillMask as value
+        case "Generator":
+            from bert_jax.predict.generation.generator import Generator as value
         case "Predictor":
             from bert_jax.predict.predictor import Predictor as value
         case "load_model":
             from bert_jax.pretrained.load import load_model as value
+        case "load_seq2seq":
+            from bert_jax.pretrained.seq2seq import load_seq2seq as value
         case "train":  # the package, which can be called like a function
             import bert_jax.train as value
         case _:

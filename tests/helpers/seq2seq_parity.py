@@ -9,15 +9,87 @@ import numpy as np
 import pytest
 
 from bert_jax.interop.seq2seq import read_seq2seq_folder, write_seq2seq_folder
+from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig
 from bert_jax.models.model import build_encoder_decoder_network
+from bert_jax.models.seq2seq.config import GatedFeedForward
+from bert_jax.models.t5.config import T5Config
 from bert_jax.params import paths
-from tests.helpers.torch_parity import load_exported
+from tests.helpers.torch_parity import load_exported, randomize_parameters
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 TOLERANCE = 1e-5
+T5_SMALL = T5Config(
+    vocab_size=103,
+    hidden_size=48,
+    d_kv=10,
+    num_attention_heads=3,
+    intermediate_size=70,
+    num_encoder_layers=4,
+    num_decoder_layers=3,
+)
+BART_SMALL = BartConfig(
+    vocab_size=103,
+    hidden_size=48,
+    num_attention_heads=3,
+    intermediate_size=70,
+    num_encoder_layers=3,
+    num_decoder_layers=2,
+    max_position_embeddings=20,
+)
+
+
+def torch_t5(config: T5Config, seed: int = 0) -> Any:
+    """Builds a model with random parameters; its config is written out, not exported."""
+    gated = isinstance(config.feed_forward, GatedFeedForward)
+    hf_config = transformers.T5Config(
+        vocab_size=config.vocab_size,
+        d_model=config.hidden_size,
+        d_kv=config.d_kv,
+        d_ff=config.intermediate_size,
+        num_layers=config.num_encoder_layers,
+        num_decoder_layers=config.num_decoder_layers,
+        num_heads=config.num_attention_heads,
+        relative_attention_num_buckets=config.relative_attention_num_buckets,
+        relative_attention_max_distance=config.relative_attention_max_distance,
+        feed_forward_proj="gated-gelu" if gated else "relu",
+        tie_word_embeddings=config.scale_decoder_outputs,
+        decoder_start_token_id=0,
+        attn_implementation="eager",
+    )
+    model = transformers.T5ForConditionalGeneration(hf_config)
+    if not config.tie_word_embeddings:
+        # transformers 5 ties the head of a new model whatever its config contains.
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+    randomize_parameters(model, std=0.1, seed=seed)
+    with torch.no_grad():
+        # Larger, because the logits of 1.0 are divided by the square root of the width.
+        for table in {model.shared.weight, model.lm_head.weight}:
+            table.mul_(5.0)
+    return model
+
+
+def torch_bart(config: BartConfig, seed: int = 0, std: float = 0.1) -> Any:
+    """Builds a model with random parameters; its config is written out, not exported."""
+    hf_config = transformers.BartConfig(
+        vocab_size=config.vocab_size,
+        d_model=config.hidden_size,
+        encoder_layers=config.num_encoder_layers,
+        decoder_layers=config.num_decoder_layers,
+        encoder_attention_heads=config.num_attention_heads,
+        decoder_attention_heads=config.num_attention_heads,
+        encoder_ffn_dim=config.intermediate_size,
+        decoder_ffn_dim=config.intermediate_size,
+        max_position_embeddings=config.max_position_embeddings,
+        attention_dropout=config.attention_dropout,
+        activation_dropout=config.activation_dropout,
+        forced_bos_token_id=config.forced_bos_token_id,
+        attn_implementation="eager",
+    )
+    model = transformers.BartForConditionalGeneration(hf_config)
+    return randomize_parameters(model, std=std, seed=seed)
 
 
 def seq2seq_batch(
@@ -93,8 +165,10 @@ def check_outputs(
         ("encoder_hidden_states", real),
         ("decoder_hidden_states", np.ones(batch["labels"].shape, bool)),
     ):
-        for layer, (ours, states) in enumerate(zip(found[name], expected[name], strict=True)):
-            assert_close(ours[is_compared], states.numpy()[is_compared], f"{name} {layer}")
+        for layer, (found_states, states) in enumerate(
+            zip(found[name], expected[name], strict=True)
+        ):
+            assert_close(found_states[is_compared], states.numpy()[is_compared], f"{name} {layer}")
     logits = expected.logits.numpy()
     assert logits.std() > 0.05
     assert_close(found["logits"], logits, "logits")

@@ -5,7 +5,6 @@ Every parameter is random; `final_logits_bias` is a buffer of zeros. Covers bert
 
 import dataclasses
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,24 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.errors import UserError
 from bert_jax.interop.seq2seq import read_seq2seq_folder
-from bert_jax.models.bart.config import BartConfig
-from tests.helpers.seq2seq_parity import check_seq2seq_model
-from tests.helpers.torch_parity import randomize_parameters
+from tests.helpers.seq2seq_parity import BART_SMALL, check_seq2seq_model, torch_bart
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-SMALL = BartConfig(
-    vocab_size=103,
-    hidden_size=48,
-    num_attention_heads=3,
-    intermediate_size=70,
-    num_encoder_layers=3,
-    num_decoder_layers=2,
-    max_position_embeddings=20,
-)
 MEDIUM = dataclasses.replace(
-    SMALL,
+    BART_SMALL,
     vocab_size=301,
     hidden_size=64,
     num_attention_heads=4,
@@ -41,30 +26,9 @@ MEDIUM = dataclasses.replace(
 )
 
 
-def torch_model(config: BartConfig, seed: int = 0, std: float = 0.1) -> Any:
-    """Builds a model with random parameters; its config is written out, not exported."""
-    hf_config = transformers.BartConfig(
-        vocab_size=config.vocab_size,
-        d_model=config.hidden_size,
-        encoder_layers=config.num_encoder_layers,
-        decoder_layers=config.num_decoder_layers,
-        encoder_attention_heads=config.num_attention_heads,
-        decoder_attention_heads=config.num_attention_heads,
-        encoder_ffn_dim=config.intermediate_size,
-        decoder_ffn_dim=config.intermediate_size,
-        max_position_embeddings=config.max_position_embeddings,
-        attention_dropout=config.attention_dropout,
-        activation_dropout=config.activation_dropout,
-        forced_bos_token_id=config.forced_bos_token_id,
-        attn_implementation="eager",
-    )
-    model = transformers.BartForConditionalGeneration(hf_config)
-    return randomize_parameters(model, std=std, seed=seed)
-
-
-@pytest.mark.parametrize("config", [SMALL, MEDIUM], ids=["small", "medium"])
+@pytest.mark.parametrize("config", [BART_SMALL, MEDIUM], ids=["small", "medium"])
 def test_outputs_cached_decoding_and_folders(tmp_path, config):
-    check_seq2seq_model(torch_model(config), config, tmp_path)
+    check_seq2seq_model(torch_bart(config), config, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +48,7 @@ def test_outputs_cached_decoding_and_folders(tmp_path, config):
     ],
 )
 def test_unsupported_configs_are_refused_by_field(tmp_path, field, value, message):
-    torch_model(SMALL).save_pretrained(tmp_path)
+    torch_bart(BART_SMALL).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
     with pytest.raises(UserError, match=message):
@@ -92,7 +56,7 @@ def test_unsupported_configs_are_refused_by_field(tmp_path, field, value, messag
 
 
 def test_bias_of_logits_and_unequal_tables_are_refused(tmp_path):
-    torch_model(SMALL).save_pretrained(tmp_path)
+    torch_bart(BART_SMALL).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     for name, message in (

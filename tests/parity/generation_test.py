@@ -22,13 +22,13 @@ from bert_jax.predict.generation.config import (
     StopWhenImpossible,
 )
 from bert_jax.predict.generation.decode import generate_ids, token_rules
-from tests.parity import bart_test, t5_test
+from tests.helpers.seq2seq_parity import BART_SMALL, T5_SMALL, torch_bart, torch_t5
 
 torch = pytest.importorskip("torch")
 
 SOURCE_LENGTH, NEW_TOKENS = 9, 12
-T5 = dataclasses.replace(t5_test.SMALL, vocab_size=23)
-BART = dataclasses.replace(bart_test.SMALL, vocab_size=23, forced_bos_token_id=0)
+T5 = dataclasses.replace(T5_SMALL, vocab_size=23)
+BART = dataclasses.replace(BART_SMALL, vocab_size=23, forced_bos_token_id=0)
 
 
 def sources(config: EncoderDecoderConfig, count: int) -> dict[str, np.ndarray]:
@@ -46,8 +46,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Returns (PyTorch model, config, parameters) of T5 and BART."""
     found: dict[str, Any] = {}
     for name, model in (
-        ("t5", t5_test.torch_model(T5)),
-        ("bart", bart_test.torch_model(BART, std=0.3)),
+        ("t5", torch_t5(T5)),
+        ("bart", torch_bart(BART, std=0.3)),
     ):
         folder: Path = tmp_path_factory.mktemp(name)
         model.save_pretrained(folder)

@@ -8,6 +8,7 @@ are opened with AutoTokenizer, like users of an export do.
 
 import gzip
 import io
+import json
 import random
 import shutil
 
@@ -238,17 +239,36 @@ def test_sentencepiece_of_bigbird_equals_its_tokenizer(real_lines, tmp_path):
     assert_same_inputs(tokenizer, opened, [*texts, "The [MASK] of", "Two."])
 
 
-def test_byte_level_bpe_of_longformer_equals_its_tokenizer(real_lines, tmp_path):
+def test_sentencepiece_of_t5_equals_its_tokenizer(shared, real_lines, tmp_path):
+    shutil.copy(shared / "vocab/t5-base/spiece.model", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    reference = transformers.T5Tokenizer.from_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert len(reference) == tokenizer.vocab_size == 32100
+    for token in ("<pad>", "</s>", "<unk>", "<extra_id_0>", "<extra_id_99>"):
+        assert tokenizer.token_to_id(token) == reference.convert_tokens_to_ids(token)
+    texts = [*real_lines[:600], "The <extra_id_0> walks in <extra_id_1> park", "a  b "]
+    assert_same_inputs(tokenizer, reference, texts)
+    tokenizer.save(tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").fingerprint == tokenizer.fingerprint
+    opened = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert_same_inputs(load_tokenizer(tmp_path / "saved"), opened, texts)
+    assert opened.eos_token_id == 1 and opened.pad_token_id == 0
+
+
+@pytest.mark.parametrize("name", ["longformer", "bart"])
+def test_byte_level_bpe_of_other_families_equals_its_tokenizer(real_lines, tmp_path, name):
     config = TokenizerTrainingConfig(kind="bpe", vocab_size=600)
     train_tokenizer(real_lines[:600], config)[0].save(tmp_path / "trained")
-    folder = tmp_path / "longformer"  # with the files of a published model only
+    folder = tmp_path / name  # with the files of a published model only
     folder.mkdir()
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(tmp_path / "trained" / name, folder)
-    (folder / "config.json").write_text('{"model_type": "longformer"}')
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LongformerTokenizer"}')
+    class_name = f"{name.capitalize()}Tokenizer"
+    (folder / "config.json").write_text(json.dumps({"model_type": name}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": class_name}))
     mask = transformers.AddedToken("<mask>", lstrip=True, special=True)
-    reference = transformers.LongformerTokenizer.from_pretrained(folder, mask_token=mask)
+    reference = getattr(transformers, class_name).from_pretrained(folder, mask_token=mask)
     tokenizer = load_tokenizer(folder)
     texts = [*real_lines[:600], "The <mask> of", "a<mask>b <s>"]
     assert_same_inputs(tokenizer, reference, texts)

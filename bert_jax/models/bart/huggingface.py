@@ -25,13 +25,13 @@ _OTHER_FAMILIES = "models with it are mBART, Pegasus or their like, which comput
 def _attention(internal: str, external: str) -> list[NameMapping]:
     return [
         row
-        for ours, name in (
+        for kernel_name, name in (
             ("query", "q_proj"),
             ("key", "k_proj"),
             ("value", "v_proj"),
             ("output", "out_proj"),
         )
-        for row in dense_names(f"{internal}/{ours}", f"{external}.{name}")
+        for row in dense_names(f"{internal}/{kernel_name}", f"{external}.{name}")
     ]
 
 

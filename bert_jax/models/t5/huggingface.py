@@ -15,7 +15,10 @@ _GATED = "gated-"
 
 def _attention(internal: str, external: str) -> list[NameMapping]:
     names = {"query": "q", "key": "k", "value": "v", "output": "o"}
-    return [kernel(f"{internal}/{ours}", f"{external}.{name}") for ours, name in names.items()]
+    return [
+        kernel(f"{internal}/{kernel_name}", f"{external}.{name}")
+        for kernel_name, name in names.items()
+    ]
 
 
 def _stack(stack: str, feed_forward: int) -> list[NameMapping]:

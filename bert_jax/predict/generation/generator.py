@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ class Generated(NamedTuple):
 
 
 class Generator:
-    """Generates texts: `Generator(load_seq2seq("t5-small"))(["translate ..."])`.
+    """Generates texts: `Generator(load_seq2seq("t5-small"))("translate ...")`.
 
     One program is compiled for each shape of a batch: lengths of sources are padded to powers of
     two, and so are numbers of texts.
@@ -61,21 +61,43 @@ class Generator:
         self._params: Mapping[str, Any] = jax.device_put(model.params)
         self._max_length = min(settings.max_source_tokens, model.config.max_length)
 
+    @overload
+    def __call__(self, texts: str) -> Generated: ...
+
+    @overload
     def __call__(
         self,
-        texts: Sequence[str],
+        texts: list[str] | tuple[str, ...],
         on_progress: Callable[[int], None] | None = None,
         first_index: int = 0,
-    ) -> list[Generated]:
-        """Generates a text for each source; an empty source has an empty text.
+    ) -> list[Generated]: ...
 
-        Longer sources than `max_source_tokens` are truncated, with a warning.
+    def __call__(
+        self,
+        texts: str | Sequence[str],
+        on_progress: Callable[[int], None] | None = None,
+        first_index: int = 0,
+    ) -> Generated | list[Generated]:
+        """Generates a text for one source, or for each source of a list.
+
+        An empty source has an empty text. Longer sources than `max_source_tokens` are truncated,
+        with a warning.
 
         Args:
           on_progress: called after each batch with the number of texts that it had.
           first_index: the index of the first text, from which sampling derives random numbers.
         """
+        if isinstance(texts, str):
+            return self._generate_texts([texts], None, first_index)[0]
         require_list_of_texts(texts)
+        return self._generate_texts(texts, on_progress, first_index)
+
+    def _generate_texts(
+        self,
+        texts: Sequence[str],
+        on_progress: Callable[[int], None] | None,
+        first_index: int,
+    ) -> list[Generated]:
         sources = self._encode(texts)
         results = [Generated("", [], True)] * len(texts)
         indices = [index for index, text in enumerate(texts) if text.strip()]

@@ -1,0 +1,205 @@
+"""Tests texts that a small T5 generates, its folders and `bert-jax generate`.
+
+Covers bert_jax/predict/generation/generator.py, config.py, bert_jax/export/seq2seq.py,
+bert_jax/pretrained/seq2seq.py, bert_jax/text/t5_tokenizer.py and bert_jax/cli/generate.py.
+"""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import sentencepiece
+
+from bert_jax.cli import main
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.export.export import export
+from bert_jax.export.seq2seq import export_seq2seq
+from bert_jax.models.model import build_encoder_decoder_network
+from bert_jax.models.t5.config import T5Config
+from bert_jax.params import paths
+from bert_jax.predict.generation.config import BeamSearch, GenerationConfig, Sampling
+from bert_jax.predict.generation.decode import generate_ids, token_rules
+from bert_jax.predict.generation.generator import Generator
+from bert_jax.predict.generation.token_scores import cut_to_likely
+from bert_jax.pretrained.load import load_model
+from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq
+from bert_jax.testing.models import small_model
+from bert_jax.text.load_tokenizer import load_tokenizer
+
+TEXTS = [
+    "The harbour lay still that morning, and only the fishing boats moved.",
+    "An old man sat on the wall, mending a net.",
+    "His dog slept beside him.",
+]
+EXTRA_IDS = 10
+SHORT = GenerationConfig(max_new_tokens=6, max_source_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedSeq2Seq:
+    """Returns a T5 with random parameters and a tokenizer, which was exported and read back."""
+    folder: Path = tmp_path_factory.mktemp("t5")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS * 5),
+        model_prefix=str(folder / "spiece"),
+        model_type="unigram",
+        vocab_size=60,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+    )
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "T5Tokenizer", "extra_ids": EXTRA_IDS})
+    )
+    tokenizer = load_tokenizer(folder)
+    # More rows than tokens, as in the published models.
+    config = T5Config(
+        vocab_size=72,
+        hidden_size=16,
+        d_kv=8,
+        intermediate_size=32,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        num_attention_heads=2,
+    )
+    params = jax.device_get(build_encoder_decoder_network(config).init(jax.random.key(0)))
+    loaded = LoadedSeq2Seq(params=params, config=config, tokenizer=tokenizer, path="t5")
+    assert export_seq2seq(loaded, folder / "exported") == 0.0
+    return load_seq2seq(folder / "exported")
+
+
+def test_tokenizer_adds_sentinels_and_the_end_token(model):
+    tokenizer = model.tokenizer
+    assert tokenizer.vocab_size == 70
+    assert tokenizer.token_to_id("<extra_id_0>") == 69
+    assert tokenizer.token_to_id("<extra_id_9>") == 60
+    ids = tokenizer.encode("The <extra_id_0> dog.")
+    assert 69 in ids
+    assert tokenizer.build_inputs_with_special_tokens(ids).tolist() == [*ids, 1]
+    assert tokenizer.build_inputs_with_special_tokens([5], [6]).tolist() == [5, 1, 6, 1]
+
+
+def test_texts_do_not_depend_on_their_batch(model):
+    generate = Generator(model, SHORT)
+    together = generate([*TEXTS, "", TEXTS[0]])
+    assert together[3].text == "" and together[3].is_complete
+    assert together[0] == together[4]
+    assert [generate([text])[0] for text in TEXTS] == together[:3]
+    assert len({result.text for result in together}) > 1
+    for result in together:
+        assert len(result.token_ids) <= 6 and max(result.token_ids, default=0) < 70
+        assert result.is_complete == (result.token_ids[-1:] in ([1], []))
+
+
+def test_one_program_serves_all_batches_of_a_shape(model):
+    generate = Generator(model, dataclasses.replace(SHORT, max_new_tokens=5))
+    generate([TEXTS[0]])
+    size = generate_ids._cache_size()
+    generate([TEXTS[1]])
+    generate([TEXTS[2]])
+    assert generate_ids._cache_size() == size
+
+
+def test_sampling_is_a_function_of_seed_and_index(model):
+    def sample(seed: int, **options: float) -> list[str]:
+        sampling = Sampling(seed=seed, temperature=0.9, top_k=20, **options)
+        generate = Generator(model, dataclasses.replace(SHORT, decoding=sampling))
+        return [result.text for result in generate([TEXTS[0]] * 4)]
+
+    assert sample(0) == sample(0)
+    assert len({*sample(0), *sample(1)}) > 2
+
+
+def test_top_k_and_top_p_keep_the_most_likely_tokens():
+    probabilities = np.array([[0.1, 0.4, 0.05, 0.25, 0.2]])
+
+    def kept(**options: float) -> list[int]:
+        scores = cut_to_likely(np.log(probabilities), Sampling(**options))
+        return np.flatnonzero(np.isfinite(scores[0])).tolist()
+
+    assert kept(top_k=2) == [1, 3]
+    assert kept(top_p=0.5) == [1, 3]
+    assert kept(top_p=0.3) == [1]
+    assert kept(top_p=1.0) == [0, 1, 2, 3, 4]
+    assert kept(top_k=3, top_p=0.7) == [1, 3]
+
+
+def test_tokens_without_a_name_are_never_generated(model):
+    # The rows after the vocabulary have the largest logits by far.
+    flat = paths.flatten(model.params)
+    table = flat["shared/embedding"].copy()
+    hidden_direction = table[:70].sum(axis=0)
+    table[70:] = 100 * np.sign(hidden_direction)
+    params = paths.unflatten(flat | {"shared/embedding": table})
+    batch = {"input_ids": np.full((8, 16), 5), "attention_mask": np.ones((8, 16), np.int32)}
+    batch["input_ids"] += np.arange(8)[:, None]
+    for vocab_size, expected in ((None, True), (70, False)):
+        ids = generate_ids(
+            params,
+            **{name: array.astype(np.int32) for name, array in batch.items()},
+            text_indices=np.arange(8, dtype=np.int32),
+            config=model.config,
+            settings=SHORT,
+            rules=token_rules(model.config, vocab_size),
+        )
+        assert bool((np.asarray(ids) >= 70).any()) == expected
+
+
+def test_generate_prints_a_line_for_each_text(model, tmp_path, capsys):
+    (tmp_path / "texts.txt").write_text(f"{TEXTS[0]}\n\n{TEXTS[1]}\n")
+    flags = ["--num-beams", "2", "--max-new-tokens", "6", "--max-source-tokens", "16"]
+    assert main(["generate", model.path, *flags, "--file", str(tmp_path / "texts.txt")]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["text"] for row in rows] == [TEXTS[0], "", TEXTS[1]]
+    assert rows[1] == {"text": "", "generated": "", "complete": True}
+    beams = dataclasses.replace(SHORT, decoding=BeamSearch(num_beams=2))
+    expected = [result.text for result in Generator(model, beams)(TEXTS[:2])]
+    assert [rows[0]["generated"], rows[2]["generated"]] == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num-beams", "0"], "num_beams is 0, expected a number at least 1"),
+        (["--num-beams", "2", "--sample"], "--sample and --num-beams exclude each other"),
+        (["--top-p", "0.5"], "--top-p is a setting of sampling; add --sample"),
+        (["--sample", "--temperature", "0"], "temperature is 0.0, expected a number above 0"),
+        (["--max-new-tokens", "4", "--min-new-tokens", "5"], "min_new_tokens is 5, expected 0 to"),
+        (["--num-beams", "40"], "num_beams is 40, but .* has 72 tokens"),
+    ],
+)
+def test_impossible_settings_are_refused(model, flags, message, capsys):
+    assert main(["generate", model.path, *flags, "a text"]) == ConfigError.exit_code
+    err = capsys.readouterr().err
+    assert re.search(message, err), err
+
+
+def test_encoders_and_wrong_end_tokens_are_refused(model, tmp_path):
+    export(small_model(tmp_path / "vocabulary"), tmp_path / "bert")
+    with pytest.raises(UserError, match=r"is an encoder .bert., which has no decoder"):
+        load_seq2seq(tmp_path / "bert")
+    with pytest.raises(UserError, match="an encoder-decoder, which `bert-jax generate` runs"):
+        load_model(model.path)
+    config = dataclasses.replace(model.config, eos_token_id=7)
+    export_seq2seq(dataclasses.replace(model, config=config, tokenizer=None), tmp_path / "t5")
+    model.tokenizer.save(tmp_path / "t5")
+    with pytest.raises(UserError, match=r"eos_token_id is 7 .*expected 1, its </s>"):
+        load_seq2seq(tmp_path / "t5")
+    config = dataclasses.replace(model.config, vocab_size=300)
+    network = build_encoder_decoder_network(config)
+    larger = LoadedSeq2Seq(
+        params=jax.device_get(network.init(jax.random.key(0))),
+        config=config,
+        tokenizer=None,
+        path="larger",
+    )
+    export_seq2seq(larger, tmp_path / "larger")
+    model.tokenizer.save(tmp_path / "larger")
+    with pytest.raises(UserError, match=r"the vocabulary has 70 tokens, but .* has 300 rows"):
+        load_seq2seq(tmp_path / "larger")
