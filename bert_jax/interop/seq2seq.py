@@ -18,6 +18,8 @@ from bert_jax.interop.weight_files import WEIGHTS, find_weights, read_weights
 from bert_jax.json_io import format_json, read_json_object
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig
 from bert_jax.models.seq2seq.huggingface import (
+    FORCED_TOKENS,
+    NO_TOKEN,
     Seq2SeqFormat,
     seq2seq_format_of,
     seq2seq_formats,
@@ -84,8 +86,10 @@ def read_seq2seq_config(file: Path) -> EncoderDecoderConfig:
             f"{file}: eos_token_id is null; expected the id of the end token, without which "
             "generation would never end"
         )
+    data = _generation_ids(file.parent / GENERATION_CONFIG) | data
     # Hugging Face writes null for a field that has no value, such as num_decoder_layers.
     present = {name: value for name, value in data.items() if value is not None}
+    present |= {name: NO_TOKEN for name in FORCED_TOKENS if data.get(name, 0) is None}
 
     def read(name: str, default: Any) -> Any:
         return read_field(file, present, name, default)
@@ -94,6 +98,15 @@ def read_seq2seq_config(file: Path) -> EncoderDecoderConfig:
         return family_format.read_config(read)
     except ConfigError as error:
         raise UserError(f"{file}: {error}") from None
+
+
+def _generation_ids(file: Path) -> dict[str, Any]:
+    """Returns the token ids that transformers 5 writes to generation_config.json only."""
+    if not file.is_file():
+        return {}
+    data = read_json_object(file)
+    names = (*FORCED_TOKENS, "decoder_start_token_id")
+    return {name: data[name] for name in names if isinstance(data.get(name), int)}
 
 
 def write_seq2seq_folder(folder: Path, flat: FlatParams, config: EncoderDecoderConfig) -> None:

@@ -23,11 +23,14 @@ from bert_jax.predict.generation.config import (
 )
 from bert_jax.predict.generation.decode import generate_ids, token_rules
 from tests.helpers.seq2seq_parity import BART_SMALL, T5_SMALL, torch_bart, torch_t5
+from tests.helpers.torch_parity import randomize_parameters
 
 torch = pytest.importorskip("torch")
 
 SOURCE_LENGTH, NEW_TOKENS = 9, 12
-T5 = dataclasses.replace(T5_SMALL, vocab_size=23)
+T5 = dataclasses.replace(
+    T5_SMALL, vocab_size=23, tie_word_embeddings=False, scale_decoder_outputs=False
+)
 BART = dataclasses.replace(BART_SMALL, vocab_size=23, forced_bos_token_id=0)
 
 
@@ -45,10 +48,13 @@ def sources(config: EncoderDecoderConfig, count: int) -> dict[str, np.ndarray]:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Returns (PyTorch model, config, parameters) of T5 and BART."""
     found: dict[str, Any] = {}
-    for name, model in (
-        ("t5", torch_t5(T5)),
-        ("bart", torch_bart(BART, std=0.3)),
-    ):
+    # With large random biases and tied embeddings, every text would be one repeated token.
+    t5, bart = randomize_parameters(torch_t5(T5), std=0.6), torch_bart(BART)
+    with torch.no_grad():
+        for parameter_name, parameter in bart.named_parameters():
+            if parameter_name.endswith("bias"):
+                parameter.mul_(0.1)
+    for name, model in (("t5", t5), ("bart", bart)):
         folder: Path = tmp_path_factory.mktemp(name)
         model.save_pretrained(folder)
         flat, config = read_seq2seq_folder(folder)

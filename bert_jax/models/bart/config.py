@@ -32,8 +32,6 @@ class BartConfig(Seq2SeqTransformerConfig):
       attention_dropout: the dropout rate of attention weights.
       activation_dropout: the dropout rate inside the feed-forward layers.
       init_std: the deviation of initial kernels and tables.
-      forced_bos_token_id: the token that generation begins with, as for models of summaries.
-      forced_eos_token_id: the token that generation ends with at its largest length.
     """
 
     family: ClassVar[str] = "BART"
@@ -53,7 +51,6 @@ class BartConfig(Seq2SeqTransformerConfig):
     bos_token_id: int = 0
     eos_token_id: int = 2
     decoder_start_token_id: int = 2
-    forced_bos_token_id: int | None = None
     forced_eos_token_id: int | None = 2
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from bert_jax.models.huggingface import (
     norm_names,
 )
 from bert_jax.models.seq2seq.config import DenseFeedForward
-from bert_jax.models.seq2seq.huggingface import Seq2SeqFormat
+from bert_jax.models.seq2seq.huggingface import Seq2SeqFormat, read_forced_token
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable
 
 _SHARED, _LM_HEAD = "model.shared.weight", "lm_head.weight"
@@ -96,7 +96,6 @@ def _read_config(read: ReadField) -> BartConfig:
         raise ConfigError(
             f"activation_function is {activation!r}; supported are {', '.join(ACTIVATIONS)}"
         )
-    forced_bos = read("forced_bos_token_id", -1)
     return BartConfig(
         vocab_size=read("vocab_size", 50265),
         hidden_size=read("d_model", 1024),
@@ -114,8 +113,8 @@ def _read_config(read: ReadField) -> BartConfig:
         bos_token_id=read("bos_token_id", 0),
         eos_token_id=read("eos_token_id", 2),
         decoder_start_token_id=read("decoder_start_token_id", 2),
-        forced_bos_token_id=None if forced_bos < 0 else forced_bos,
-        forced_eos_token_id=read("forced_eos_token_id", 2),
+        forced_bos_token_id=read_forced_token(read, "forced_bos_token_id"),
+        forced_eos_token_id=read_forced_token(read, "forced_eos_token_id", 2),
     )
 
 

@@ -43,6 +43,8 @@ class Seq2SeqTransformerConfig:
       pad_token_id: the padding of encoder inputs.
       eos_token_id: the token that ends a target, and generation.
       decoder_start_token_id: the first decoder input.
+      forced_bos_token_id: the token that generation begins with; None for any.
+      forced_eos_token_id: the token that generation ends with at its largest length; None for any.
     """
 
     family: ClassVar[str]
@@ -59,6 +61,8 @@ class Seq2SeqTransformerConfig:
     pad_token_id: int
     eos_token_id: int
     decoder_start_token_id: int
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
 
     def __post_init__(self) -> None:
         _validate(self)
@@ -72,16 +76,6 @@ class Seq2SeqTransformerConfig:
     def max_length(self) -> int:
         """Returns the largest number of tokens of a source and of a target."""
         raise NotImplementedError
-
-    @property
-    def forced_bos_token_id(self) -> int | None:
-        """Returns the token that generation must begin with; None for no such token."""
-        return None
-
-    @property
-    def forced_eos_token_id(self) -> int | None:
-        """Returns the token that generation must end with at its largest length, or None."""
-        return None
 
     def forward_flops(self, encoder_length: int, decoder_length: int) -> float:
         """Returns the forward FLOPs of one source and target: matrix products only, with logits.

@@ -13,6 +13,11 @@ from bert_jax.models.encoder_decoder import ENCODER_DECODER_FAMILIES, EncoderDec
 from bert_jax.models.huggingface import ReadField
 from bert_jax.params.name_table import NameMapping, NameTable
 
+FORCED_TOKENS = ("forced_bos_token_id", "forced_eos_token_id")
+"""Fields of config.json that may be null, which means that no token is forced."""
+NO_TOKEN = -1
+"""What reading a field of `FORCED_TOKENS` returns for null."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqFormat:
@@ -71,3 +76,9 @@ def kernel(internal: str, external: str) -> NameMapping:
 def scale(internal: str, external: str) -> NameMapping:
     """Maps the scale of an RMS norm."""
     return NameMapping(f"{internal}/scale", f"{external}.weight")
+
+
+def read_forced_token(read: ReadField, name: str, default: int = NO_TOKEN) -> int | None:
+    """Reads a field of `FORCED_TOKENS`; None if no token is forced."""
+    token_id = read(name, default)
+    return None if token_id == NO_TOKEN else token_id

@@ -6,7 +6,12 @@ from bert_jax.errors import ConfigError
 from bert_jax.models.huggingface import ACTIVATIONS, ReadField, SupportedValues
 from bert_jax.models.layers.config import Activation, Gelu, GeluTanh
 from bert_jax.models.seq2seq.config import DenseFeedForward, FeedForward, GatedFeedForward
-from bert_jax.models.seq2seq.huggingface import Seq2SeqFormat, kernel, scale
+from bert_jax.models.seq2seq.huggingface import (
+    Seq2SeqFormat,
+    kernel,
+    read_forced_token,
+    scale,
+)
 from bert_jax.models.t5.config import T5Config
 from bert_jax.params.name_table import Ignored, NameMapping, NameTable
 
@@ -139,6 +144,8 @@ def _read_config(read: ReadField) -> T5Config:
         pad_token_id=read("pad_token_id", 0),
         eos_token_id=read("eos_token_id", 1),
         decoder_start_token_id=read("decoder_start_token_id", 0),
+        forced_bos_token_id=read_forced_token(read, "forced_bos_token_id"),
+        forced_eos_token_id=read_forced_token(read, "forced_eos_token_id"),
     )
 
 
@@ -164,6 +171,8 @@ def _config_fields(config: T5Config) -> dict[str, Any]:
         "pad_token_id": config.pad_token_id,
         "eos_token_id": config.eos_token_id,
         "decoder_start_token_id": config.decoder_start_token_id,
+        "forced_bos_token_id": config.forced_bos_token_id,
+        "forced_eos_token_id": config.forced_eos_token_id,
         "is_encoder_decoder": True,
     }
 
