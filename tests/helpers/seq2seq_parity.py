@@ -85,10 +85,11 @@ def torch_bart(config: BartConfig, seed: int = 0, std: float = 0.1) -> Any:
         max_position_embeddings=config.max_position_embeddings,
         attention_dropout=config.attention_dropout,
         activation_dropout=config.activation_dropout,
-        forced_bos_token_id=config.forced_bos_token_id,
         attn_implementation="eager",
     )
     model = transformers.BartForConditionalGeneration(hf_config)
+    # transformers 5 has no such field in the config of a model.
+    model.generation_config.forced_bos_token_id = config.forced_bos_token_id
     return randomize_parameters(model, std=std, seed=seed)
 
 

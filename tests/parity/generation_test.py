@@ -74,6 +74,9 @@ def check_ids(model: Any, settings: GenerationConfig, count: int, **options: Any
         ).numpy()
     padded = np.full((count, NEW_TOKENS), config.pad_token_id)
     padded[:, : expected.shape[1] - 1] = expected[:, 1:]
+    # Beam search of transformers pads with the end token if the padding id is 0.
+    has_ended = np.cumsum(padded == config.eos_token_id, axis=1) - (padded == config.eos_token_id)
+    padded[has_ended > 0] = config.pad_token_id
     found = np.asarray(
         generate_ids(
             params,

@@ -47,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedSeq2Seq:
         sentence_iterator=iter(TEXTS * 5),
         model_prefix=str(folder / "spiece"),
         model_type="unigram",
-        vocab_size=60,
+        vocab_size=40,
         pad_id=0,
         eos_id=1,
         unk_id=2,
@@ -60,7 +60,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedSeq2Seq:
     tokenizer = load_tokenizer(folder)
     # More rows than tokens, as in the published models.
     config = T5Config(
-        vocab_size=72,
+        vocab_size=56,
         hidden_size=16,
         d_kv=8,
         intermediate_size=32,
@@ -76,11 +76,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedSeq2Seq:
 
 def test_tokenizer_adds_sentinels_and_the_end_token(model):
     tokenizer = model.tokenizer
-    assert tokenizer.vocab_size == 70
-    assert tokenizer.token_to_id("<extra_id_0>") == 69
-    assert tokenizer.token_to_id("<extra_id_9>") == 60
+    assert tokenizer.vocab_size == 50
+    assert tokenizer.token_to_id("<extra_id_0>") == 49
+    assert tokenizer.token_to_id("<extra_id_9>") == 40
     ids = tokenizer.encode("The <extra_id_0> dog.")
-    assert 69 in ids
+    assert 49 in ids
     assert tokenizer.build_inputs_with_special_tokens(ids).tolist() == [*ids, 1]
     assert tokenizer.build_inputs_with_special_tokens([5], [6]).tolist() == [5, 1, 6, 1]
 
@@ -93,7 +93,7 @@ def test_texts_do_not_depend_on_their_batch(model):
     assert [generate([text])[0] for text in TEXTS] == together[:3]
     assert len({result.text for result in together}) > 1
     for result in together:
-        assert len(result.token_ids) <= 6 and max(result.token_ids, default=0) < 70
+        assert len(result.token_ids) <= 6 and max(result.token_ids, default=0) < 50
         assert result.is_complete == (result.token_ids[-1:] in ([1], []))
 
 
@@ -134,12 +134,12 @@ def test_tokens_without_a_name_are_never_generated(model):
     # The rows after the vocabulary have the largest logits by far.
     flat = paths.flatten(model.params)
     table = flat["shared/embedding"].copy()
-    hidden_direction = table[:70].sum(axis=0)
-    table[70:] = 100 * np.sign(hidden_direction)
+    hidden_direction = table[:50].sum(axis=0)
+    table[50:] = 100 * np.sign(hidden_direction)
     params = paths.unflatten(flat | {"shared/embedding": table})
     batch = {"input_ids": np.full((8, 16), 5), "attention_mask": np.ones((8, 16), np.int32)}
     batch["input_ids"] += np.arange(8)[:, None]
-    for vocab_size, expected in ((None, True), (70, False)):
+    for vocab_size, expected in ((None, True), (50, False)):
         ids = generate_ids(
             params,
             **{name: array.astype(np.int32) for name, array in batch.items()},
@@ -148,7 +148,7 @@ def test_tokens_without_a_name_are_never_generated(model):
             settings=SHORT,
             rules=token_rules(model.config, vocab_size),
         )
-        assert bool((np.asarray(ids) >= 70).any()) == expected
+        assert bool((np.asarray(ids) >= 50).any()) == expected
 
 
 def test_generate_prints_a_line_for_each_text(model, tmp_path, capsys):
@@ -171,7 +171,7 @@ def test_generate_prints_a_line_for_each_text(model, tmp_path, capsys):
         (["--top-p", "0.5"], "--top-p is a setting of sampling; add --sample"),
         (["--sample", "--temperature", "0"], "temperature is 0.0, expected a number above 0"),
         (["--max-new-tokens", "4", "--min-new-tokens", "5"], "min_new_tokens is 5, expected 0 to"),
-        (["--num-beams", "40"], "num_beams is 40, but .* has 72 tokens"),
+        (["--num-beams", "40"], "num_beams is 40, but .* has 56 tokens"),
     ],
 )
 def test_impossible_settings_are_refused(model, flags, message, capsys):
@@ -201,5 +201,5 @@ def test_encoders_and_wrong_end_tokens_are_refused(model, tmp_path):
     )
     export_seq2seq(larger, tmp_path / "larger")
     model.tokenizer.save(tmp_path / "larger")
-    with pytest.raises(UserError, match=r"the vocabulary has 70 tokens, but .* has 300 rows"):
+    with pytest.raises(UserError, match=r"the vocabulary has 50 tokens, but .* has 300 rows"):
         load_seq2seq(tmp_path / "larger")
