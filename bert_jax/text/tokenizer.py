@@ -31,8 +31,6 @@ _T5_NAMES = {"cls": ("</s>",), "mask": (SENTINEL.format(0),)}
 TOKENIZER_INFO_FILE = "vocabulary.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 
-SENTINEL = "<extra_id_{}>"
-
 # For each role, its token in BERT's vocabulary and in RoBERTa's and T5's.
 _ROLE_NAMES = {
     "pad": ("[PAD]", "<pad>"),
