@@ -18,10 +18,7 @@ import numpy as np
 from bert_jax.atomic_io import atomic_write, make_folder
 from bert_jax.errors import UserError
 from bert_jax.json_io import format_json
-from bert_jax.text.input_template import (
-    Ids,
-    default_template,
-)
+from bert_jax.text.input_template import Ids, default_template
 
 SENTINEL = "<extra_id_{}>"
 """The tokens with which T5 numbers the spans that are missing in a text."""
@@ -218,8 +215,7 @@ def find_special_tokens(
         # unknown token of its WordPiece is still [UNK].
         if vocab.get("<s>") == 0 and role != "unk":
             default_names = default_names[::-1]
-        # T5 has neither a first special token nor a mask. `T5Template` writes no first token, and
-        # the first sentinel is what stands for hidden text.
+        # T5 has neither a first special token, which `T5Template` does not write, nor a mask.
         if SENTINEL.format(0) in vocab:
             default_names = (*default_names, *_T5_NAMES.get(role, ()))
         declared_name = declared_token(tokenizer_config, role)
