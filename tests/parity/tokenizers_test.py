@@ -256,16 +256,16 @@ def test_sentencepiece_of_t5_equals_its_tokenizer(shared, real_lines, tmp_path):
     assert opened.eos_token_id == 1 and opened.pad_token_id == 0
 
 
-@pytest.mark.parametrize("name", ["longformer", "bart"])
-def test_byte_level_bpe_of_other_families_equals_its_tokenizer(real_lines, tmp_path, name):
+@pytest.mark.parametrize("family", ["longformer", "bart"])
+def test_byte_level_bpe_of_other_families_equals_its_tokenizer(real_lines, tmp_path, family):
     config = TokenizerTrainingConfig(kind="bpe", vocab_size=600)
     train_tokenizer(real_lines[:600], config)[0].save(tmp_path / "trained")
-    folder = tmp_path / name  # with the files of a published model only
+    folder = tmp_path / family  # with the files of a published model only
     folder.mkdir()
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(tmp_path / "trained" / name, folder)
-    class_name = f"{name.capitalize()}Tokenizer"
-    (folder / "config.json").write_text(json.dumps({"model_type": name}))
+    class_name = f"{family.capitalize()}Tokenizer"
+    (folder / "config.json").write_text(json.dumps({"model_type": family}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": class_name}))
     mask = transformers.AddedToken("<mask>", lstrip=True, special=True)
     reference = getattr(transformers, class_name).from_pretrained(folder, mask_token=mask)

@@ -104,7 +104,8 @@ def test_roberta_tokenizer_with_tokens_of_bert(file: str, tmp_path: Path) -> Non
         ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", BertTemplate()),
         ("<s> $A </s>", "<s> $A </s> </s> $B </s>", RobertaTemplate()),
         ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", None),
-        ("$A </s>", "$A </s> $B </s>", None),
+        ("$A </s>", "$A </s> $B </s>", T5Template()),
+        ("$A </s>", "$A </s> </s> $B </s>", None),
     ],
 )
 def test_template_of_a_post_processor(
