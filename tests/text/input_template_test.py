@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import models, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
-from bert_jax.text.input_template import BertTemplate, InputTemplate, RobertaTemplate
+from bert_jax.text.input_template import BertTemplate, InputTemplate, RobertaTemplate, T5Template
 from bert_jax.text.learn import BERT_TOKENS, ROBERTA_TOKENS
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import TOKENIZER_INFO_FILE, SpecialTokens, Tokenizer
