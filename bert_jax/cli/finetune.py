@@ -178,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
         from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
 
         FoundItems.read(args.contamination)  # raises for a folder without the file
-        copy_items(args.contamination, Path(args.run))
+        copy_items([args.contamination], Path(args.run))
     from bert_jax.distributed.processes import config_from_environment, initialize
 
     initialize(config_from_environment())

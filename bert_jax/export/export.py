@@ -15,6 +15,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from bert_jax.atomic_io import atomic_path, check_new_folder
+from bert_jax.data.corpus.contamination.found_items import copy_items
 from bert_jax.errors import UserError
 from bert_jax.export.model_card import model_card
 from bert_jax.export.onnx.write import OnnxPrecision, write_onnx
@@ -87,6 +88,7 @@ def export(model: LoadedModel, output: Path, onnx: OnnxPrecision | None = None) 
         with atomic_path(output) as partial_folder:
             partial_folder.mkdir(parents=True)
             write_folder(model, partial_folder)
+            copy_items([model.path], partial_folder)
             difference = verify_export(model, partial_folder)
             onnx_lines: list[str] = []
             if onnx is not None:

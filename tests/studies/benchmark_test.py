@@ -21,6 +21,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from bert_jax.atomic_io import write_json
 from bert_jax.cli import build_parser, main
 from bert_jax.cli.arguments.task import task_config
+from bert_jax.data.finetuning.config import Glue
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.pretrained import initial
@@ -28,6 +29,7 @@ from bert_jax.studies import job_runner, leaderboard
 from bert_jax.studies.benchmark import SAME_SEED_MNLI, Benchmark, BenchmarkConfig
 from bert_jax.studies.job_runner import JobRunner
 from bert_jax.tasks import compute_metrics, kind_of
+from tests.helpers.contamination import write_item_rows
 
 
 def fake_run(arguments: Sequence[str], run: Path) -> str | None:
@@ -280,6 +282,7 @@ def test_submission_file_class_names():
 
 
 def test_glue_command_writes_results_and_table(glue_dir, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pyarrow")
     monkeypatch.setattr(job_runner, "JobRunner", FakeJobRunner)
     monkeypatch.setattr(initial, "check_model_exists", lambda model: None)  # "<m>" is no folder
     output = tmp_path / "output"
@@ -301,6 +304,20 @@ def test_glue_command_writes_results_and_table(glue_dir, tmp_path, monkeypatch, 
     assert "SST-2 was skipped: no train split" in table
     page = (output / "table.html").read_text()
     assert "&lt;m&gt;" in page and "<m>" not in page and shown[4] in page
+    # The same runs with what is known about the pretraining corpus.
+    task = load_task(Glue(task="rte", folder=glue_dir))
+    write_item_rows(tmp_path / "corpus", task, "dev", {str(n) for n in range(10)})
+    contamination = ["--contamination", str(tmp_path / "corpus")]
+    assert main([*flags, "--num-seeds", "2", *contamination]) == 0
+    capsys.readouterr()
+    rte = json.loads((output / "results.json").read_text())["tasks"]["rte"]
+    groups = rte["by_contamination"]["dev"]
+    assert (groups["clean"]["examples"], groups["found"]["examples"]) == (20, 10)
+    accuracy = (2 * groups["clean"]["accuracy"] + groups["found"]["accuracy"]) / 3
+    median = rte["splits"]["dev"]["accuracy"]["values"][str(rte["median_seed"])]
+    assert accuracy == pytest.approx(median, abs=1e-5)
+    text = f"clean: {groups['clean']['accuracy']:.4f} (20"
+    assert text in (output / "table.md").read_text()
     # More seeds can be added: finished runs are not repeated, and failures are reported.
     assert main([*flags, "--num-seeds", "10"]) == 1
     captured = capsys.readouterr().err

@@ -8,6 +8,7 @@ from typing import Any
 
 from bert_jax import config_lib as configs
 from bert_jax.atomic_io import atomic_path, make_folder, write_json
+from bert_jax.data.corpus.contamination.tables import ITEMS_FILE
 from bert_jax.data.corpus.manifest import MANIFEST_FILE, PLAN_FILE, TOKENIZER_FOLDER
 from bert_jax.data.corpus.plan import PreparePlan
 from bert_jax.errors import UserError
@@ -19,6 +20,7 @@ LOCK_FILE = ".lock"
 # The files of a prepared corpus; --overwrite removes these and no others.
 OWNED_PATTERNS = (
     "documents-*",
+    ITEMS_FILE,
     MANIFEST_FILE,
     PLAN_FILE,
     TOKENIZER_FOLDER,

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import __version__
+from bert_jax.data.corpus.contamination.found_items import copy_items
 from bert_jax.data.corpus.documents import DocumentsConfig
 from bert_jax.data.corpus.manifest import (
     CorpusCounts,
@@ -89,6 +91,12 @@ class PreparePlan:
     def fingerprint(self) -> str:
         """Returns the hash of the plan, which the metadata of its shards contains."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def source_folders(self) -> list[str]:
+        """Returns the folders of the text files; none for other sources."""
+        units = [unit for unit in self.units if isinstance(unit, FileUnit)]
+        return sorted({os.path.dirname(file.path) for unit in units for file in unit.files})
 
     @property
     def shard_files(self) -> list[str]:
@@ -204,6 +212,7 @@ def finalize_corpus(folder: Path, plan: PreparePlan, shards: Sequence[CorpusShar
         versions=_versions(),
     )
     manifest = dataclasses.replace(manifest, fingerprint=content_fingerprint(manifest))
+    copy_items(plan.source_folders, folder)
     write_manifest(folder, manifest)
     return manifest
 

@@ -92,7 +92,7 @@ class FineTuningSource:
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 self._tokenizer.save(partial_folder)
         if self._experiment.init_from and not (folder / ITEMS_FILE).is_file():
-            copy_items(self._experiment.init_from, folder)
+            copy_items([self._experiment.init_from], folder)
         if self._data.prompt and self._data.prompt.demonstrations:
             save_demonstrations(folder, text_examples(self._task, "train"))
 

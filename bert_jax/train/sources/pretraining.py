@@ -8,6 +8,7 @@ import jax
 
 from bert_jax.atomic_io import atomic_path
 from bert_jax.data.config import PretrainingData
+from bert_jax.data.corpus.contamination.found_items import copy_items
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import select_fields
@@ -58,6 +59,7 @@ class PretrainingSource:
         evaluation = self._experiment.train.evaluation
         if isinstance(evaluation, HeldOutEval):
             check_held_out_corpus(self._corpus, evaluation.corpus)
+        copy_items([self._corpus.folder], folder)
         if not (folder / TOKENIZER_FOLDER).exists():
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 shutil.copytree(self._corpus.folder / TOKENIZER_FOLDER, partial_folder)

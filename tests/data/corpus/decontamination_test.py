@@ -1,6 +1,6 @@
 """Runs `bert-jax curate` with a step Decontamination, on small files and on real evaluation sets.
 
-Covers bert_jax/data/corpus/contamination/{decontamination,passes,summary,tables}.py and
+Covers bert_jax/data/corpus/contamination/{decontamination,passes,summary,tables,found_items}.py and
 configs/curate/contamination.py.
 """
 
@@ -21,8 +21,15 @@ from bert_jax.data.corpus.contamination.config import (
     TaskItems,
 )
 from bert_jax.data.corpus.contamination.decontamination import Decontamination
+from bert_jax.data.corpus.contamination.found_items import copy_items
 from bert_jax.data.corpus.contamination.passes import lines_to_remove
-from bert_jax.data.corpus.contamination.tables import read_item_rows, read_matches
+from bert_jax.data.corpus.contamination.tables import (
+    ITEMS_FILE,
+    ItemRow,
+    read_item_rows,
+    read_matches,
+    write_rows,
+)
 from bert_jax.data.corpus.contamination.words import word_keys
 from bert_jax.data.corpus.curation.curate import curate
 from bert_jax.data.corpus.curation.ledger import read_ledger
@@ -197,3 +204,27 @@ def test_recipe_reports_glue_and_refuses_nothing_to_search(shared, tmp_path, cap
     assert "expected --arg glue_dir=, squad=, conll= or items=" in capsys.readouterr().err
     assert main([*command, "--arg", arguments[0], f"glue_dir={tmp_path}"]) == 2
     assert "no task of GLUE in this folder" in capsys.readouterr().err
+
+
+def test_item_files_of_several_corpora_are_added_up(tmp_path):
+    def row(item: str, documents: int) -> ItemRow:
+        return ItemRow(
+            set_name="quiz",
+            split="test",
+            id=item,
+            digest=ord(item),
+            rule="13-grams",
+            input_documents=documents,
+            context_documents=1,
+        )
+
+    corpora = {"one": [row("a", 0), row("b", 1)], "two": [row("b", 2), row("c", 0)]}
+    for name, rows in corpora.items():
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name / ITEMS_FILE, ItemRow, rows)
+    sources, target = [tmp_path / "one", tmp_path / "two"], tmp_path / "merged"
+    assert copy_items(sources, target)
+    (merged,) = read_item_rows(target)
+    assert (merged.id, merged.input_documents, merged.context_documents) == ("b", 3, 2)
+    assert not copy_items([*sources, tmp_path], tmp_path / "incomplete")
+    assert not (tmp_path / "incomplete").exists()

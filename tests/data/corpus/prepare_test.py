@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_jax.data.corpus.contamination.found_items import FoundItems
+from bert_jax.data.corpus.contamination.tables import ITEMS_FILE
 from bert_jax.data.corpus.documents import NO_TOKENS, DocumentsConfig, encode_sentences
 from bert_jax.data.corpus.manifest import MANIFEST_FILE, Manifest, read_manifest
 from bert_jax.data.corpus.output_folder import lock_folder
@@ -22,11 +24,13 @@ from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.data.corpus.work_units import balanced_groups
+from bert_jax.data.finetuning.example import Task, TextExample
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.testing.text_corpus import write_text, write_vocabulary
 from bert_jax.text.cleaning import clean_text
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.sentences import split_sentences
+from tests.helpers.contamination import write_item_rows
 
 
 @pytest.fixture
@@ -103,6 +107,20 @@ def test_bytes_do_not_depend_on_the_number_of_workers(tmp_path, vocabulary):
         prepare(_config(tmp_path, vocabulary, output=output, num_shards=4), num_workers=workers)
     assert len(read_manifest(tmp_path / "1").shards) == 4
     assert _content(tmp_path / "1") == _content(tmp_path / "2")
+
+
+def test_items_found_by_curation_are_copied(tmp_path, vocabulary):
+    pytest.importorskip("pyarrow")
+    write_text(tmp_path / "text")
+    question = TextExample(id="0", text="the old man and the sea")
+    task = Task(name="t", kind="classification", labels=(), metrics=(), splits={"dev": (question,)})
+    write_item_rows(tmp_path / "text", task, "dev", {"0"})
+    _prepare(tmp_path, vocabulary, files="text/*.txt")
+    assert FoundItems.read(tmp_path / "prepared").groups(task, "dev") == ["found"]
+    # Nothing is known about a corpus of which only a part was searched.
+    write_text(tmp_path / "more")
+    _prepare(tmp_path, vocabulary, files="[tm]*/*.txt", output=str(tmp_path / "both"))
+    assert not (tmp_path / "both" / ITEMS_FILE).exists()
 
 
 def test_units_are_contiguous_balanced_and_never_empty():

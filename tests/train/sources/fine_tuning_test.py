@@ -12,6 +12,7 @@ import pytest
 from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.config_lib import override
 from bert_jax.data.finetuning.config import Columns, Conll
+from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
@@ -23,7 +24,10 @@ from bert_jax.runs.metrics import read_metrics
 from bert_jax.testing.models import WORDS, small_model
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
+from tests.helpers.contamination import write_item_rows
 from tests.helpers.one_device import one_device_mesh
+
+pytest.importorskip("pyarrow")
 
 PLAIN = [word for word in WORDS if not word.startswith("##")]
 
@@ -72,6 +76,9 @@ def experiment(task, model: str, **changes) -> Experiment:
 @pytest.fixture(scope="module")
 def finished(columns, model, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
+    # As `bert-jax finetune --contamination` does: 30 examples are in the pretraining corpus.
+    task = load_task(columns)
+    write_item_rows(folder, task, "dev", {each.id for each in task.splits["dev"][:30]})
     with one_device_mesh():
         assert run(experiment(columns, model), folder) == 0
     return folder
@@ -102,6 +109,16 @@ def test_predictions_are_saved_for_all_splits_but_train(finished):
     results = json.loads((finished / "evaluation.json").read_text())
     assert accuracy == pytest.approx(results["test"]["accuracy"])
     assert all(sum(row["probabilities"].values()) == pytest.approx(1) for row in rows)
+
+
+def test_results_are_separate_for_examples_of_the_pretraining_corpus(finished):
+    results = json.loads((finished / "evaluation.json").read_text())["dev"]
+    splits = json.loads((finished / "analysis.json").read_text())["splits"]
+    groups = splits["dev"]["by_contamination"]
+    assert {name: group["examples"] for name, group in groups.items()} == {"clean": 70, "found": 30}
+    accuracy = 0.7 * groups["clean"]["accuracy"] + 0.3 * groups["found"]["accuracy"]
+    assert accuracy == pytest.approx(results["accuracy"], abs=1e-5)
+    assert splits["test"]["by_contamination"].keys() == {"not_searched"}
 
 
 @pytest.mark.usefixtures("one_device")

@@ -1,17 +1,24 @@
 """Looks up which examples of a task were found in a corpus, to compute scores on the others too.
 
-The file with the items is in the folder of a curated corpus. It is copied to a prepared corpus, to
-the run that trains on it, and to the runs that start from that one.
+The file with the items is in the folder of a curated corpus. It is copied to a corpus that is
+prepared from all its documents, to the run that trains on it, to runs that start from that one, and
+to the folders that they are exported to.
 """
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from bert_jax.atomic_io import atomic_path
+from bert_jax.atomic_io import atomic_path, make_folder
 from bert_jax.data.corpus.contamination.items import item_of_example
-from bert_jax.data.corpus.contamination.tables import ITEMS_FILE, ItemRow, read_item_rows
+from bert_jax.data.corpus.contamination.tables import (
+    ITEMS_FILE,
+    ItemRow,
+    read_item_rows,
+    write_rows,
+)
 from bert_jax.data.finetuning.example import Example, Task
 
 ItemGroup = Literal["clean", "found", "context_found", "not_searched"]
@@ -69,16 +76,35 @@ def known_items(folder: str | None, model: str) -> FoundItems | None:
     return FoundItems.read(model) if (Path(model) / ITEMS_FILE).is_file() else None
 
 
-def copy_items(source: str | Path, target: Path) -> bool:
-    """Copies the file of the items from one folder to another, if there is one.
+def copy_items(sources: Sequence[str | Path], target: Path) -> bool:
+    """Copies the file of the items to a folder, if all sources have it.
+
+    Documents are added up over several sources. Items that one of them did not search are left out,
+    because nothing is known about them.
 
     Returns:
-      Whether the source has the file.
+      Whether the file was written.
     """
-    path = Path(source) / ITEMS_FILE
-    if not path.is_file():
+    paths = [Path(source) / ITEMS_FILE for source in sources]
+    if not paths or not all(path.is_file() for path in paths):
         return False
-    target.mkdir(parents=True, exist_ok=True)
-    with atomic_path(target / ITEMS_FILE) as tmp_path:
-        shutil.copyfile(path, tmp_path)
+    make_folder(target)
+    if len(paths) == 1:
+        with atomic_path(target / ITEMS_FILE) as tmp_path:
+            shutil.copyfile(paths[0], tmp_path)
+        return True
+    rows_of_sources = [
+        {(row.set_name, row.split, row.id, row.digest): row for row in read_item_rows(path.parent)}
+        for path in paths
+    ]
+    merged = [
+        replace(
+            row,
+            input_documents=sum(rows[key].input_documents for rows in rows_of_sources),
+            context_documents=sum(rows[key].context_documents for rows in rows_of_sources),
+        )
+        for key, row in rows_of_sources[0].items()
+        if all(key in rows for rows in rows_of_sources)
+    ]
+    write_rows(target / ITEMS_FILE, ItemRow, merged)
     return True
