@@ -12,7 +12,12 @@ from bert_jax.cli.arguments.prediction import (
     add_max_length_argument,
     add_model_argument,
 )
-from bert_jax.cli.arguments.task import TASKS_HELP, add_task_arguments, task_config
+from bert_jax.cli.arguments.task import (
+    TASKS_HELP,
+    add_contamination_argument,
+    add_task_arguments,
+    task_config,
+)
 from bert_jax.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -55,12 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-task", metavar="NAME", help="for a multi-task run: the task whose head to use"
     )
-    parser.add_argument(
-        "--contamination",
-        metavar="DIR",
-        help="output folder of `bert-jax curate` with a step Decontamination, which searched the "
-        "examples in the pretraining corpus (default: the folder of the model, if it has the file)",
-    )
+    add_contamination_argument(parser)
     add_max_length_argument(parser)
     add_batch_size_argument(parser)
     parser.epilog = _EPILOG

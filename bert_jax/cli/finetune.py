@@ -16,7 +16,12 @@ from bert_jax.cli.arguments.recipe import (
     add_override_arguments,
     experiment_from_recipe,
 )
-from bert_jax.cli.arguments.task import add_task_arguments, task_command, task_config
+from bert_jax.cli.arguments.task import (
+    add_contamination_argument,
+    add_task_arguments,
+    task_command,
+    task_config,
+)
 from bert_jax.config_lib import override
 from bert_jax.data.finetuning.truncation_names import make_truncation
 from bert_jax.errors import ConfigError
@@ -111,13 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run", metavar="FOLDER", required=True, help="run folder; resumed if it exists"
     )
     add_checkpoints_argument(parser)
-    parser.add_argument(
-        "--contamination",
-        metavar="DIR",
-        help="output folder of `bert-jax curate` with a step Decontamination; the results are then "
-        "also computed on the examples that are not in the pretraining corpus (default: the folder "
-        "of --model, if it has contamination-items.parquet)",
-    )
+    add_contamination_argument(parser)
     parser.add_argument(
         "--epochs",
         type=float,

@@ -92,6 +92,17 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> argparse.Action:
     return task
 
 
+def add_contamination_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds --contamination."""
+    parser.add_argument(
+        "--contamination",
+        metavar="DIR",
+        help="output folder of `bert-jax curate` with a step Decontamination; the metrics are then "
+        "also computed on the examples that are not in the pretraining corpus (default: the folder "
+        "of the model, if it has the file contamination-items.parquet)",
+    )
+
+
 def add_num_seeds_argument(parser: Any, default: int) -> None:
     """Adds --num-seeds to a parser or to a group of flags."""
     parser.add_argument(

@@ -5,7 +5,11 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert_jax.cli.arguments.task import add_num_seeds_argument, seeds_from_count
+from bert_jax.cli.arguments.task import (
+    add_contamination_argument,
+    add_num_seeds_argument,
+    seeds_from_count,
+)
 from bert_jax.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,13 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="MNLI model that RTE, MRPC and STS-B start from (without MODEL: the MNLI run of this "
         "benchmark with the same seed)",
     )
-    parser.add_argument(
-        "--contamination",
-        metavar="DIR",
-        help="output folder of `bert-jax curate` with a step Decontamination; the table then has "
-        "the results on the examples that are not in the pretraining corpus, too (default: the "
-        "folder of --model, if it has contamination-items.parquet)",
-    )
+    add_contamination_argument(parser)
     _add_shard_arguments(parser)
     parser.add_argument("--zip", action="store_true", help="submission.zip for the leaderboard")
     parser.add_argument(
