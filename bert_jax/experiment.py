@@ -14,12 +14,13 @@ from bert_jax.objectives.config import (
     MultiTask,
     ObjectiveConfig,
     SentenceEmbedding,
+    Seq2Seq,
     teacher_of,
 )
 from bert_jax.objectives.distillation.config import TEACHER_PARAMS
 from bert_jax.parallel.config import MeshConfig
 from bert_jax.train.config import TrainConfig
-from bert_jax.tuning.config import CachedFeatures
+from bert_jax.tuning.config import CachedFeatures, TuningConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,9 @@ class Experiment:
                 "expected float32, or bfloat16 for both"
             )
         max_seq_length = max(phase.seq_length for phase in self.train.phases)
+        if isinstance(self.objective, Seq2Seq):
+            self._check_encoder_decoder(self.objective)
+            return
         model = self.objective.model
         if max_seq_length > model.max_length:
             raise ConfigError(
@@ -63,12 +67,30 @@ class Experiment:
             for phase in self.train.phases:
                 self.objective.check_batch(phase.batch_size, phase.gradient_accumulation_steps)
 
+    def _check_encoder_decoder(self, objective: Seq2Seq) -> None:
+        """Raises ConfigError if an encoder-decoder cannot be trained with the lengths or method."""
+        limit = objective.model.max_length
+        for phase in self.train.phases:
+            for name in ("seq_length", "target_length"):
+                if not 1 <= getattr(phase, name) <= limit:
+                    raise ConfigError(
+                        f"a phase of train.phases has {name} {getattr(phase, name)}, expected 1 to "
+                        f"{limit}, the positions of objective.model"
+                    )
+        tuning = self.train.tuning
+        if tuning != TuningConfig(frozen=tuning.frozen):
+            raise ConfigError(
+                "train.tuning has settings for encoders, but objective is Seq2Seq; expected the "
+                "default values, except for train.tuning.frozen"
+            )
+
     def _check_method(self) -> None:
         """Raises ConfigError if the tuning method needs something that this run does not have."""
         tuning = self.train.tuning
         if not tuning.trains_part_of_encoder:
             return
         method = type(tuning.method).__name__
+        assert not isinstance(self.objective, Seq2Seq)
         model, num_virtual_tokens = self.objective.model, tuning.num_virtual_tokens
         max_seq_length = max(phase.seq_length for phase in self.train.phases)
         if num_virtual_tokens and max_seq_length + num_virtual_tokens > model.max_length:

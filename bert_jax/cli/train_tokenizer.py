@@ -41,6 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of tokens, including special tokens (default: 30522)",
     )
     parser.add_argument(
+        "--sentinels",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of sentinel tokens for T5, part of --vocab-size; for unigram, 100 are usual "
+        "(default: 0)",
+    )
+    parser.add_argument(
         "--cased",
         action="store_true",
         help="case-sensitive tokens (for wordpiece, accents are kept too); bpe always is",
@@ -73,7 +81,9 @@ def run(args: argparse.Namespace) -> None:
     from bert_jax.text.config import TokenizerTrainingConfig
     from bert_jax.text.learn import train_tokenizer_from_files
 
-    config = TokenizerTrainingConfig(kind=args.kind, vocab_size=args.vocab_size, cased=args.cased)
+    config = TokenizerTrainingConfig(
+        kind=args.kind, vocab_size=args.vocab_size, cased=args.cased, sentinels=args.sentinels
+    )
     tokenizer = train_tokenizer_from_files(
         args.files,
         args.output,

@@ -26,6 +26,7 @@ from bert_jax.objectives.pretraining_config import (
     CausalLM,
     MaskedPermutedLM,
     Pretraining,
+    Seq2Seq,
 )
 from bert_jax.objectives.replaced_tokens.config import ReplacedTokens
 from bert_jax.objectives.sentence_embeddings.config import SentenceEmbedding
@@ -206,7 +207,7 @@ class MultiTask:
         raise ConfigError(f"no task {name!r}; {hint}tasks here: {', '.join(self.task_names)}")
 
 
-ObjectiveConfig = (
+EncoderObjective = (
     Pretraining
     | ReplacedTokens
     | MaskedPermutedLM
@@ -215,6 +216,9 @@ ObjectiveConfig = (
     | MultiTask
     | SentenceEmbedding
 )
+"""The objectives of encoders; the model of `Seq2Seq` is an encoder-decoder."""
+
+ObjectiveConfig = EncoderObjective | Seq2Seq
 
 
 def teacher_of(objective: ObjectiveConfig) -> Teacher | None:
@@ -224,5 +228,5 @@ def teacher_of(objective: ObjectiveConfig) -> Teacher | None:
             if distillation is None or isinstance(distillation, SoftLabels):
                 return None
             return distillation.teacher
-        case CausalLM() | MaskedPermutedLM() | MultiTask() | ReplacedTokens() | SentenceEmbedding():
+        case _:
             return None

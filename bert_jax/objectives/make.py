@@ -12,6 +12,7 @@ from bert_jax.objectives.config import (
     Pretraining,
     ReplacedTokens,
     SentenceEmbedding,
+    Seq2Seq,
 )
 from bert_jax.objectives.distillation.config import (
     PretrainingDistillation,
@@ -29,6 +30,7 @@ from bert_jax.objectives.multi_task import MultiTaskObjective
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.objectives.replaced_tokens.objective import ReplacedTokensObjective
 from bert_jax.objectives.sentence_embeddings.objective import SentenceEmbeddingObjective
+from bert_jax.objectives.seq2seq import Seq2SeqObjective
 
 
 def make_objective(
@@ -63,3 +65,5 @@ def make_objective(
             return MultiTaskObjective(config, adapter)
         case SentenceEmbedding():
             return SentenceEmbeddingObjective(config)
+        case Seq2Seq():
+            return Seq2SeqObjective(config)

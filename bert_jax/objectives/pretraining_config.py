@@ -1,10 +1,14 @@
-"""Defines the configs of pretraining, without replaced-token detection. Imports no jax."""
+"""Defines the configs of pretraining and of encoder-decoders, without replaced-token detection.
+
+Imports no jax.
+"""
 
 from dataclasses import dataclass
 
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.config import check_token_id
 from bert_jax.models.encoder import EncoderConfig
+from bert_jax.models.encoder_decoder import EncoderDecoderConfig
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.objectives.distillation.config import PretrainingDistillation
@@ -75,3 +79,18 @@ class CausalLM:
 
     model: EncoderConfig
     compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2Seq:
+    """Configures an encoder-decoder that predicts targets: denoising, or a task as text to text."""
+
+    model: EncoderDecoderConfig
+    label_smoothing: float = 0.0  # fraction of a target that is spread evenly over the vocabulary
+    # Weight of the squared logarithm of the softmax's denominator; 1e-4 for the published T5.
+    z_loss: float = 0.0
+    compute: ComputeConfig = ComputeConfig()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        check_range("objective.label_smoothing", self.label_smoothing, at_least=0, below=1)
+        check_range("objective.z_loss", self.z_loss, at_least=0)

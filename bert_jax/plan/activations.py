@@ -42,10 +42,11 @@ from bert_jax.models.layers import pallas_attention
 from bert_jax.models.layers.config import NoRemat, PallasAttention, Scanned
 from bert_jax.objectives.config import (
     CausalLM,
+    EncoderObjective,
     MaskedPermutedLM,
-    ObjectiveConfig,
     Pretraining,
     ReplacedTokens,
+    Seq2Seq,
 )
 from bert_jax.objectives.distillation.config import AllTokens, PretrainingDistillation
 from bert_jax.tuning.config import CachedFeatures
@@ -132,6 +133,7 @@ def activation_bytes(
         nothing.
     """
     objective = experiment.objective
+    assert not isinstance(objective, Seq2Seq), "make_inputs refuses encoder-decoders"
     generator_bytes = 0
     if isinstance(objective, ReplacedTokens):
         generator = Pretraining(
@@ -157,6 +159,7 @@ def _model_bytes(
 ) -> int:
     """Returns the bytes of activations of the network of `objective.model`."""
     objective = experiment.objective
+    assert not isinstance(objective, Seq2Seq)
     model, compute = objective.model, objective.compute
     scanned = isinstance(compute.layer_loop, Scanned)
     head_bytes = saved.logits * _num_logits(objective, microbatch)
@@ -209,7 +212,7 @@ def _model_bytes(
 
 
 def layer_bytes(
-    objective: ObjectiveConfig, microbatch: DeviceMicrobatch, saved: SavedBytes, num_scores: int
+    objective: EncoderObjective, microbatch: DeviceMicrobatch, saved: SavedBytes, num_scores: int
 ) -> int:
     """Returns the bytes that one layer saves for the backward pass, per the table above.
 
@@ -230,7 +233,7 @@ def layer_bytes(
     )
 
 
-def gathered_bytes(objective: ObjectiveConfig, tensor_parallel_size: int) -> int:
+def gathered_bytes(objective: EncoderObjective, tensor_parallel_size: int) -> int:
     """Returns the bytes of FSDP-gathered parameters, which XLA keeps for the backward pass."""
     model = objective.model
     num_params = (
@@ -240,13 +243,13 @@ def gathered_bytes(objective: ObjectiveConfig, tensor_parallel_size: int) -> int
     return itemsize(objective) * num_params // tensor_parallel_size
 
 
-def itemsize(objective: ObjectiveConfig) -> int:
+def itemsize(objective: EncoderObjective) -> int:
     """Returns the bytes per element of the compute dtype."""
     return 2 if objective.compute.dtype == "bfloat16" else 4
 
 
 def num_attention_scores(
-    objective: ObjectiveConfig, microbatch: DeviceMicrobatch
+    objective: EncoderObjective, microbatch: DeviceMicrobatch
 ) -> tuple[int, ...]:
     """Counts each layer's attention scores; 0 if a fused kernel never materializes them."""
     model = objective.model
@@ -269,7 +272,7 @@ def num_attention_scores(
     )
 
 
-def _num_logits(objective: ObjectiveConfig, microbatch: DeviceMicrobatch) -> int:
+def _num_logits(objective: EncoderObjective, microbatch: DeviceMicrobatch) -> int:
     """Counts the logits over the vocabulary; the logits of task heads are negligible."""
     match objective:
         case Pretraining(distillation=PretrainingDistillation(soft_targets=AllTokens())):

@@ -7,6 +7,7 @@ import numpy as np
 
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import Slice
+from bert_jax.objectives.config import Seq2Seq
 from bert_jax.plan.activations import (
     DeviceMicrobatch,
     activation_bytes,
@@ -54,6 +55,7 @@ def phase_memory(
     """Returns the memory that the longest batches of a phase need on each device."""
     data, fsdp, tensor = experiment.mesh.axis_sizes(tpu_slice.devices)
     objective, phase, shards = experiment.objective, inputs.phase, data * fsdp
+    assert not isinstance(objective, Seq2Seq), "make_inputs refuses encoder-decoders"
     microbatch = DeviceMicrobatch(
         num_sequences=inputs.num_sequences // (phase.gradient_accumulation_steps * shards),
         seq_length=inputs.shapes[-1]["L"],

@@ -14,6 +14,7 @@ from bert_jax.data.pretraining.batch_builder import select_fields
 from bert_jax.data.sentence_embeddings.config import SentenceEmbeddingData
 from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
+from bert_jax.objectives.config import Seq2Seq
 from bert_jax.objectives.make import make_objective
 from bert_jax.train.config import Phase
 from bert_jax.train.sources import make_source
@@ -54,10 +55,15 @@ def make_inputs(experiment: Experiment) -> tuple[Inputs, ...]:
     """Returns the inputs of each phase.
 
     Raises:
-      UserError: labeled data is missing or damaged, does not match the objective, or is data of
-        sentence embeddings, which `bert-jax plan` does not support.
+      UserError: labeled data is missing or damaged, does not match the objective, or the run is one
+        of sentence embeddings or of an encoder-decoder, which `bert-jax plan` does not support.
     """
     data, phases = experiment.data, experiment.train.phases
+    if isinstance(experiment.objective, Seq2Seq):
+        raise UserError(
+            "objective is Seq2Seq, and bert-jax plan does not estimate the memory of "
+            "encoder-decoders; expected a config of an encoder"
+        )
     if isinstance(data, PretrainingData):
         fields = select_fields(data, make_objective(experiment.objective).batch_fields())
         return tuple(

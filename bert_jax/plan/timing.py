@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import Slice
 from bert_jax.models.layers.config import NoRemat
+from bert_jax.objectives.config import Seq2Seq
 from bert_jax.plan.activations import itemsize
 from bert_jax.plan.inputs import Inputs
 from bert_jax.plan.state_bytes import StateBytes
@@ -125,11 +126,13 @@ def _gradient_comm(
 def _activation_comm(experiment: Experiment, tpu_slice: Slice, tokens: float) -> float:
     if isinstance(experiment.train.tuning.features, CachedFeatures):
         return 0.0
-    model, (data, fsdp, _) = (
-        experiment.objective.model,
+    objective, (data, fsdp, _) = (
+        experiment.objective,
         experiment.mesh.axis_sizes(tpu_slice.devices),
     )
-    activation = tokens / (data * fsdp) * model.hidden_size * itemsize(experiment.objective)
+    assert not isinstance(objective, Seq2Seq), "make_inputs refuses encoder-decoders"
+    model = objective.model
+    activation = tokens / (data * fsdp) * model.hidden_size * itemsize(objective)
     link_bytes = (
         4
         * model.num_applied_layers

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from bert_jax.config_lib import from_json
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.errors import UserError, describe_folder
@@ -125,4 +127,38 @@ def _no_decoder(path: str, model: str) -> UserError:
     return UserError(
         f"{path} is an encoder ({model}), which has no decoder, so it cannot generate text; "
         f"expected {families}; `bert-jax fill-mask` predicts tokens at masks"
+    )
+
+
+def check_decoder_tokens(tokenizer: Tokenizer, config: EncoderDecoderConfig, source: str) -> None:
+    """Checks that padding and end of a model are those of the tokenizer of its training data.
+
+    Raises:
+      UserError: an id differs; the message begins with `source`.
+    """
+    for name, expected in (("pad_token_id", tokenizer.pad_id), ("eos_token_id", tokenizer.sep_id)):
+        if (found := getattr(config, name)) != expected:
+            raise UserError(
+                f"{source}: the tokenizer has the id {expected}, but objective.model.{name} is "
+                f"{found}; set it to {expected}"
+            )
+
+
+def start_from_seq2seq(path: str, initial_params: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of a model with the shardings of the initial parameters of a run.
+
+    Raises:
+      UserError: the model cannot be read, or has parameters of other names or shapes.
+    """
+    found = paths.flatten(load_seq2seq(path).params)
+    expected = paths.flatten(initial_params)
+    for name in sorted(found.keys() | expected.keys()):
+        shapes = [list(flat[name].shape) if name in flat else None for flat in (found, expected)]
+        if shapes[0] != shapes[1]:
+            raise UserError(
+                f"--init-from {path}: {name} has shape {shapes[0]}, but objective.model needs "
+                f"{shapes[1]}; set objective.model to the config of that model"
+            )
+    return paths.unflatten(
+        {name: jax.device_put(found[name], leaf.sharding) for name, leaf in expected.items()}
     )

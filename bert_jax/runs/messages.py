@@ -29,15 +29,18 @@ def log_model(model: Any, params: Any, trained: Any) -> None:
     """Logs the model's family, size and numbers of parameters, and the devices.
 
     Args:
-      model: the config of the encoder.
+      model: the config of the encoder or of the encoder-decoder.
       params: the parameters, heads included, as arrays or shapes. A teacher or a generator, which
         is not part of the model, is not counted.
       trained: the parameters that the run trains, in the same form.
     """
     num_params, num_trained = map(_num_parameters, (params, trained))
+    layers = getattr(model, "num_hidden_layers", None)
+    if layers is None:
+        layers = f"{model.num_encoder_layers} encoder and {model.num_decoder_layers} decoder"
     part = f", of which {num_trained:,} ({num_trained / num_params:.2%}) are trained"
     _log(
-        f"model: {model.family}, {model.num_hidden_layers} layers "
+        f"model: {model.family}, {layers} layers "
         f"of width {model.hidden_size}, {num_params:,} parameters"
         f"{part if num_trained < num_params else ''}; devices: "
         f"{jax.device_count()} x {jax.devices()[0].device_kind}"

@@ -109,7 +109,7 @@ def train_tokenizer(
     """Trains a tokenizer on documents in the given order; returns it and counts of the text.
 
     Special tokens get the ids 0 to 4: [PAD], [UNK], [CLS], [SEP], [MASK] (byte-level BPE: <s>,
-    <pad>, </s>, <unk>, <mask>).
+    <pad>, </s>, <unk>, <mask>; with sentinels <pad>, </s>, <unk>, and the sentinels at the end).
 
     Raises:
       UserError: there is no text, or the vocabulary size is too small for the alphabet.
@@ -223,30 +223,41 @@ def _train_unigram(texts: Iterable[str], config: TokenizerTrainingConfig) -> Tok
     from bert_jax.text.fast_tokenizer import HuggingFaceTokenizer
     from bert_jax.text.sentencepiece_model import parse_model
     from bert_jax.text.sentencepiece_tokenizer import unigram_backend
+    from bert_jax.text.t5_tokenizer import build_t5
 
     model = io.BytesIO()
+    # T5 has an end token, and no first token or mask.
+    special_tokens: dict[str, Any] = (
+        {"pad_piece": "<pad>", "eos_id": 1, "eos_piece": "</s>", "unk_id": 2, "unk_piece": "<unk>"}
+        if config.sentinels
+        else {
+            "pad_piece": BERT_TOKENS.pad,
+            "unk_id": 1,
+            "unk_piece": BERT_TOKENS.unk,
+            "eos_id": -1,
+            "control_symbols": [BERT_TOKENS.cls, BERT_TOKENS.sep, BERT_TOKENS.mask],
+        }
+    )
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_split_long_lines(texts),
             model_writer=model,
             model_type="unigram",
-            vocab_size=config.vocab_size,
+            vocab_size=config.vocab_size - config.sentinels,
             hard_vocab_limit=False,
             character_coverage=config.character_coverage,
             normalization_rule_name="nmt_nfkc" if config.cased else "nmt_nfkc_cf",
             pad_id=0,
-            pad_piece=BERT_TOKENS.pad,
-            unk_id=1,
-            unk_piece=BERT_TOKENS.unk,
             bos_id=-1,
-            eos_id=-1,
-            control_symbols=[BERT_TOKENS.cls, BERT_TOKENS.sep, BERT_TOKENS.mask],
+            **special_tokens,
             num_threads=1,
             # On a terminal its log shows progress; elsewhere show warnings only.
             minloglevel=0 if sys.stderr.isatty() else 1,
         )
     except RuntimeError as error:
         raise UserError(f"SentencePiece could not train on this text: {error}") from None
+    if config.sentinels:
+        return build_t5(parse_model(model.getvalue()), config.sentinels, {}, "trained")
     # Encode with `tokenizers`, not `sentencepiece`: AutoTokenizer then gives exactly the same ids.
     backend = unigram_backend(parse_model(model.getvalue()), BERT_TOKENS)
     return HuggingFaceTokenizer(backend, BERT_TOKENS, "trained")

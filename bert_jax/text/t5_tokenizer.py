@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.json_io import read_json_object
 from bert_jax.text.fast_tokenizer import HuggingFaceTokenizer
 from bert_jax.text.input_template import T5Template
-from bert_jax.text.sentencepiece_model import parse_model
+from bert_jax.text.sentencepiece_model import SentencePieceModel, parse_model
 from bert_jax.text.tokenizer import SENTINEL, find_special_tokens
 from bert_jax.text.tokenizer_json import make_post_processor
 
@@ -57,6 +57,17 @@ def load_t5(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
             f"tokenizer {path}: extra_ids in tokenizer_config.json is {extra_ids!r}; expected an "
             f"integer from 1 to {_LARGEST_EXTRA_IDS}"
         )
+    return build_t5(model, extra_ids, config, path)
+
+
+def build_t5(
+    model: SentencePieceModel, extra_ids: int, config: Mapping[str, Any], path: str | Path
+) -> HuggingFaceTokenizer:
+    """Adds `extra_ids` sentinels to a unigram model; `config` and `path` are those of `load_t5`.
+
+    Raises:
+      UserError: the model lacks a special token.
+    """
     # Nine decimals represent a float32 score exactly, also after writing and reading JSON.
     tokens = [(token, round(score, 9)) for token, score in model.pieces]
     known = {token for token, _ in tokens}

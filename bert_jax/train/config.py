@@ -1,118 +1,51 @@
-"""Defines the training config: optimizer, schedule, phases, checkpoints, evaluation, logging.
+"""Defines the training config: phases, checkpoints, evaluation, logging; see optimizer_config.py.
 
 Imports no jax.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from bert_jax.data.config import Masking, MaskingConfig
 from bert_jax.data.pretraining.denoising.config import Denoising
 from bert_jax.errors import ConfigError, check_range
+from bert_jax.train.optimizer_config import (
+    Adafactor,
+    AdamW,
+    ConstantRate,
+    InverseSquareRoot,
+    Lamb,
+    Optimizer,
+    Schedule,
+    StableAdamW,
+    WarmupLinear,
+    WarmupStableDecay,
+)
 from bert_jax.tuning.config import TuningConfig
+
+__all__ = [
+    "Adafactor",
+    "AdamW",
+    "CheckpointConfig",
+    "ConstantRate",
+    "HeldOutEval",
+    "InverseSquareRoot",
+    "LabeledEval",
+    "Lamb",
+    "LoggingConfig",
+    "Optimizer",
+    "Phase",
+    "Schedule",
+    "StableAdamW",
+    "TrainConfig",
+    "WarmupLinear",
+    "WarmupStableDecay",
+]
 
 LARGEST_BATCH_SIZE = 2**19
 """A larger batch is a mistake, which is refused before memory runs out."""
 LARGEST_NUM_STEPS = 2**31 - 1
 """Updates are counted in int32."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdamW:
-    """Configures Adam with decoupled weight decay; BERT's own Adam has no bias correction."""
-
-    b1: float = 0.9
-    b2: float = 0.999
-    epsilon: float = 1e-6
-    weight_decay: float = 0.01
-    bias_correction: bool = True
-
-    def __post_init__(self) -> None:
-        _check_moments(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lamb:
-    """Configures LAMB (You et al. 2020): AdamW with updates scaled by a trust ratio per parameter.
-
-    Used for large batches.
-    """
-
-    b1: float = 0.9
-    b2: float = 0.999
-    epsilon: float = 1e-6
-    weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        _check_moments(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StableAdamW:
-    """Configures AdamW with update clipping (Wortsman et al. 2023, algorithm 2), as for ModernBERT.
-
-    The update of a parameter is divided by the root mean square of its gradient over the second
-    moment if that is above 1. It replaces the clipping of gradients: set `max_grad_norm` to None.
-    """
-
-    b1: float = 0.9
-    b2: float = 0.99
-    epsilon: float = 1e-6
-    weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        _check_moments(self)
-
-
-Optimizer = AdamW | Lamb | StableAdamW
-
-
-def _check_moments(optimizer: Optimizer) -> None:
-    for name in ("b1", "b2"):
-        check_range(f"train.optimizer.{name}", getattr(optimizer, name), at_least=0, below=1)
-    check_range("train.optimizer.epsilon", optimizer.epsilon, at_least=0)
-    check_range("train.optimizer.weight_decay", optimizer.weight_decay, at_least=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WarmupLinear:
-    """Configures a learning rate that rises linearly for `warmup_steps` and then decays to 0."""
-
-    peak_learning_rate: float = 1e-4
-    warmup_steps: int = 10_000
-
-    def __post_init__(self) -> None:
-        _check_schedule(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WarmupStableDecay:
-    """Configures a learning rate that rises linearly, stays at its peak, and decays at the end.
-
-    In the last `decay_steps` it is the peak times 1 - sqrt(fraction of these steps), which ends at
-    0 (Hägele et al. 2024). A run without decay can be continued, with or without decay.
-    """
-
-    peak_learning_rate: float = 1e-4
-    warmup_steps: int = 10_000
-    decay_steps: int = 0
-
-    def __post_init__(self) -> None:
-        _check_schedule(self)
-        check_range("train.schedule.decay_steps", self.decay_steps, at_least=0)
-
-
-Schedule = WarmupLinear | WarmupStableDecay
-
-
-def _check_schedule(schedule: Schedule) -> None:
-    peak = schedule.peak_learning_rate
-    if schedule.warmup_steps < 0 or not (math.isfinite(peak) and peak > 0):
-        raise ConfigError(
-            f"train.schedule has peak_learning_rate {peak} and warmup_steps "
-            f"{schedule.warmup_steps}; expected peak_learning_rate > 0 and warmup_steps >= 0"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,8 +186,8 @@ class TrainConfig:
     """Configures a training run: its phases share one optimizer and one schedule."""
 
     phases: tuple[Phase, ...]
-    optimizer: Optimizer = AdamW()
-    schedule: Schedule = WarmupLinear()
+    optimizer: Optimizer = AdamW()  # noqa: RUF009 (frozen)
+    schedule: Schedule = WarmupLinear()  # noqa: RUF009 (frozen)
     max_grad_norm: float | None = 1.0  # None does not clip gradients
     checkpoints: CheckpointConfig = CheckpointConfig()
     evaluation: HeldOutEval | LabeledEval | None = None
@@ -267,6 +200,8 @@ class TrainConfig:
         check_range("the number of steps in train.phases", self.steps, at_most=LARGEST_NUM_STEPS)
         if self.max_grad_norm is not None:
             check_range("train.max_grad_norm", self.max_grad_norm, above=0)
+        if isinstance(self.schedule, InverseSquareRoot | ConstantRate):
+            return
         if self.schedule.warmup_steps >= self.steps:
             raise ConfigError(
                 f"train.schedule.warmup_steps is {self.schedule.warmup_steps}, but train.phases "

@@ -11,6 +11,7 @@ from bert_jax.objectives.config import (
     Pretraining,
     ReplacedTokens,
     SentenceEmbedding,
+    Seq2Seq,
     teacher_of,
 )
 from bert_jax.objectives.distillation.config import AllTokens
@@ -48,7 +49,11 @@ def step_flops(
     """
     if isinstance(features, CachedFeatures):
         return 0.0
-    model, batch_size = objective.model, phase.batch_size
+    batch_size = phase.batch_size
+    if isinstance(objective, Seq2Seq):
+        length = seq_length or phase.seq_length
+        return 3.0 * batch_size * objective.model.forward_flops(length, phase.target_length)
+    model = objective.model
     seq_length = seq_length or phase.seq_length
     num_layers = num_layers_with_gradients(model, lowest_trainable_layer)
     forward_backward_factor = 1 + 2 * num_layers / model.num_applied_layers

@@ -17,7 +17,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.models.adapters.network import start_from_base
 from bert_jax.models.heads.config import TaskHead, head_param_name, label_tokens_of
-from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig, teacher_of
+from bert_jax.objectives.config import FineTuning, MultiTask, ObjectiveConfig, Seq2Seq, teacher_of
 from bert_jax.objectives.distillation.config import Teacher
 from bert_jax.objectives.multi_task import HEADS
 from bert_jax.objectives.replaced_tokens.config import ReplacedTokens
@@ -200,8 +200,11 @@ def _load_params(
     from bert_jax.predict.batching import require_masked_lm
     from bert_jax.pretrained.initial import load_model_or_tf1
     from bert_jax.pretrained.sentence_model import sentence_model_of
+    from bert_jax.pretrained.seq2seq import start_from_seq2seq
     from bert_jax.train.teacher import load_teacher, student_from_layers, teacher_params
 
+    if isinstance(experiment.objective, Seq2Seq):
+        return start_from_seq2seq(str(experiment.init_from), initial_params)
     config, tuning = experiment.objective, experiment.train.tuning
     student = {name: tree for name, tree in initial_params.items() if name != paths.TEACHER}
     if experiment.init_from:

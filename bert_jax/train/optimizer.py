@@ -9,7 +9,10 @@ import optax
 from bert_jax.params import paths
 from bert_jax.params.paths import PathTable
 from bert_jax.train.config import (
+    Adafactor,
     AdamW,
+    ConstantRate,
+    InverseSquareRoot,
     Lamb,
     Schedule,
     StableAdamW,
@@ -98,9 +101,13 @@ def scale_by_stable_adamw(config: StableAdamW) -> optax.GradientTransformation:
 def learning_rate_schedule(schedule: Schedule, total_steps: int) -> optax.Schedule:
     """Returns the learning rate as a function of the number of updates done.
 
-    The first update uses peak / warmup_steps, update number warmup_steps uses the peak. If the rate
-    decays, it reaches 0 right after the last update.
+    With `WarmupLinear` and `WarmupStableDecay`, the first update uses peak / warmup_steps, update
+    number warmup_steps uses the peak. If the rate decays, it reaches 0 right after the last update.
     """
+    if isinstance(schedule, ConstantRate):
+        return optax.constant_schedule(schedule.learning_rate)
+    if isinstance(schedule, InverseSquareRoot):
+        return _inverse_square_root(schedule)
     peak, warmup_steps = schedule.peak_learning_rate, schedule.warmup_steps
     warmup_schedule = optax.linear_schedule(
         peak / max(warmup_steps, 1), peak, max(warmup_steps - 1, 1)
@@ -119,6 +126,25 @@ def learning_rate_schedule(schedule: Schedule, total_steps: int) -> optax.Schedu
     )
 
 
+def _inverse_square_root(config: InverseSquareRoot) -> optax.Schedule:
+    def schedule(count: Any) -> jax.Array:
+        step = jnp.maximum(jnp.asarray(count, jnp.float32), float(config.warmup_steps))
+        return config.scale * jax.lax.rsqrt(step)
+
+    return schedule
+
+
+def scale_by_adafactor(config: Adafactor) -> optax.GradientTransformation:
+    """Scales gradients by Adafactor: by the learning rate 1, and without momentum."""
+    return optax.chain(
+        optax.scale_by_factored_rms(
+            decay_rate=config.decay_rate, min_dim_size_to_factor=config.min_dim_size_to_factor
+        ),
+        optax.clip_by_block_rms(config.clipping_threshold),
+        optax.scale_by_param_block_rms(),
+    )
+
+
 def _constant_then_sqrt_decay(peak: float, total_steps: int, decay_steps: int) -> optax.Schedule:
     def schedule(count: Any) -> jax.Array:
         step = jnp.asarray(count, jnp.float32) - (total_steps - decay_steps)
@@ -131,16 +157,19 @@ def _constant_then_sqrt_decay(peak: float, total_steps: int, decay_steps: int) -
 def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
     """Returns the optax transform of a training config.
 
-    Order of the chain: weight anchor (L2-SP or EWC), gradient clipping, Adam, weight decay, trust
-    ratio (LAMB), layer-wise learning rates, learning-rate schedule.
+    Order of the chain: weight anchor (L2-SP or EWC), gradient clipping, Adam or Adafactor, weight
+    decay, trust ratio (LAMB), layer-wise learning rates, learning-rate schedule.
     """
     config = train.optimizer
-    weight_decay = optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
     match config:
-        case AdamW(bias_correction=False):
-            adam = [scale_by_uncorrected_adam(config.b1, config.b2, config.epsilon), weight_decay]
         case AdamW() | Lamb():
-            adam = [optax.scale_by_adam(config.b1, config.b2, config.epsilon), weight_decay]
+            weight_decay = optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
+            moments = config.b1, config.b2, config.epsilon
+            corrected = not isinstance(config, AdamW) or config.bias_correction
+            scale = optax.scale_by_adam if corrected else scale_by_uncorrected_adam
+            adam = [scale(*moments), weight_decay]
+        case Adafactor():
+            adam = [scale_by_adafactor(config)]
         case StableAdamW():
             adam = [scale_by_stable_adamw(config)]
     tuning, weight_anchor = train.tuning, train.tuning.weight_anchor

@@ -17,13 +17,15 @@ from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.interop.huggingface import ImportedModel
 from bert_jax.models.albert.config import AlbertConfig
+from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.bigbird.config import BigBirdConfig, BlockSparseWhenLong
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig, generator_config
-from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.layers.config import LearnedPositions, PaddingOffsetPositions
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
+from bert_jax.models.seq2seq.config import Seq2SeqTransformerConfig
+from bert_jax.models.t5.config import T5Config
 from bert_jax.objectives.config import ReplacedTokens
 from bert_jax.pretrained.load import build_model
 from bert_jax.recipes import call_recipe, load_recipe
@@ -34,6 +36,7 @@ from bert_jax.text.learn import train_tokenizer_from_files
 
 LENGTH = 32
 BERT_CORPUS, ROBERTA_CORPUS, TEACHER = "prepared", "prepared-bpe", "teacher"
+T5_CORPUS = "prepared-t5"
 
 # The recipe of each model, its arguments, and the corpus with the special tokens of the model.
 RECIPES: dict[str, tuple[str, list[str], str]] = {
@@ -46,21 +49,24 @@ RECIPES: dict[str, tuple[str, list[str], str]] = {
     "distilbert": ("distilbert", ["teacher_layers=[0]"], BERT_CORPUS),
     "longformer": ("long_sequences", ["model=longformer"], ROBERTA_CORPUS),
     "bigbird": ("long_sequences", ["model=bigbird"], BERT_CORPUS),
+    "t5": ("t5", ["size=small", "warmup_steps=1"], T5_CORPUS),
+    "bart": ("bart", [], ROBERTA_CORPUS),
 }
 
 
 def prepare_recipes(folder: Path) -> Path:
-    """Writes two corpora, with BERT's and with RoBERTa's special tokens, and a teacher."""
+    """Writes corpora with the special tokens of BERT, RoBERTa and T5, and a teacher."""
     prepared = prepare_corpus(folder)
     text = str(folder / "text/*.txt")
-    train_tokenizer_from_files(
-        [text], folder / "bpe", TokenizerTrainingConfig(kind="bpe", vocab_size=280)
-    )
     source = TextFiles(text)
-    output = str(folder / ROBERTA_CORPUS)
-    prepare(
-        PrepareConfig(source=source, tokenizer=str(folder / "bpe"), output=output), num_workers=1
-    )
+    for corpus, training in (
+        (ROBERTA_CORPUS, TokenizerTrainingConfig(kind="bpe", vocab_size=280)),
+        (T5_CORPUS, TokenizerTrainingConfig(kind="unigram", vocab_size=64, sentinels=8)),
+    ):
+        tokenizer_folder, output = str(folder / training.kind), str(folder / corpus)
+        train_tokenizer_from_files([text], tokenizer_folder, training)
+        config = PrepareConfig(source=source, tokenizer=tokenizer_folder, output=output)
+        prepare(config, num_workers=1)
     tokenizer = PreparedCorpus(prepared).tokenizer()
     config = small_config(
         vocab_size=tokenizer.vocab_size,
@@ -92,8 +98,16 @@ def small_experiment(name: str, folder: Path, *, steps: int = 4) -> Experiment:
     )
 
 
-def small_model(config: EncoderConfig) -> EncoderConfig:
+def small_model(config: Any) -> Any:
     """Returns a config of the same family with one or two layers of width 16."""
+    if isinstance(config, Seq2SeqTransformerConfig):
+        sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+        sizes |= {"num_encoder_layers": 1, "num_decoder_layers": 1}
+        if isinstance(config, T5Config):
+            sizes |= {"d_kv": 4, "relative_attention_num_buckets": 8}
+        if isinstance(config, BartConfig):
+            sizes["max_position_embeddings"] = LENGTH
+        return dataclasses.replace(config, **sizes)
     if isinstance(config, DistilBertConfig):
         return config  # as small as its teacher
     fields: dict[str, Any] = {

@@ -25,7 +25,7 @@ from tests.helpers.pretraining_recipes import RECIPES, prepare_recipes, small_ex
 from tests.helpers.processes import drive
 
 STEPS, SAVED_STEP = 4, 2
-FAST = ("albert", "electra", "mpnet", "distilbert")
+FAST = ("albert", "electra", "mpnet", "distilbert", "t5")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def trained_on_one_device(name: str, folder: Path) -> tuple[dict[str, np.ndarray
     return by_path(jax.device_get(state)), losses
 
 
-# The fast tests have shared layers, a generator, two streams of attention and a teacher.
+# The fast tests have shared layers, a generator, two streams of attention, a teacher, a decoder.
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in RECIPES],

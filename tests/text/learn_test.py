@@ -114,6 +114,20 @@ def test_trained_tokenizer_encodes_its_text(kind, speeches):
         ]
 
 
+def test_sentinels_have_the_last_ids_in_reverse(speeches, tmp_path):
+    config = TokenizerTrainingConfig(kind="unigram", vocab_size=600, sentinels=20)
+    tokenizer, _ = train_tokenizer(speeches, config)
+    assert tokenizer.sentinel_ids == list(range(599, 579, -1))
+    special = [tokenizer.id_to_token(token_id) for token_id in range(3)]
+    assert special == ["<pad>", "</s>", "<unk>"] and tokenizer.sep_id == 1
+    ids = tokenizer.build_inputs_with_special_tokens(tokenizer.encode("We <extra_id_0> people"))
+    assert ids[-1] == 1 and 599 in ids
+    tokenizer.save(tmp_path)
+    assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
+    with pytest.raises(ConfigError, match=r"kind is 'bpe'; expected kind 'unigram'"):
+        TokenizerTrainingConfig(kind="bpe", sentinels=100)
+
+
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
 def test_cased_keeps_upper_case(kind, speeches):
     cased, _ = train_tokenizer(

@@ -24,6 +24,7 @@ from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import Slice
 from bert_jax.models.layers import dropout, pallas_attention, pallas_attention_kernels
+from bert_jax.objectives.config import Seq2Seq
 from bert_jax.plan.inputs import Inputs
 from bert_jax.plan.state_bytes import state_bytes
 from bert_jax.plan.timing import model_flops
@@ -109,6 +110,7 @@ def _attention_seconds(
 ) -> tuple[float, float]:
     """Estimates the seconds of a step's attention kernels on one device: (schedule, roofline)."""
     objective, generation = experiment.objective, tpu_slice.generation
+    assert not isinstance(objective, Seq2Seq), "make_inputs refuses encoder-decoders"
     model, seq_length = objective.model, inputs.shapes[-1]["L"]
     request = {
         "slice": tpu_slice.name,

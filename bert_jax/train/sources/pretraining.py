@@ -15,8 +15,10 @@ from bert_jax.data.pretraining.batch_builder import select_fields
 from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.base import Objective
+from bert_jax.objectives.config import Seq2Seq
 from bert_jax.parallel import sharding
 from bert_jax.pretrained.initial import check_initial_tokenizer
+from bert_jax.pretrained.seq2seq import check_decoder_tokens
 from bert_jax.text.compatibility import (
     check_embedding_rows,
     check_input_template,
@@ -47,15 +49,19 @@ class PretrainingSource:
         tokenization = self._corpus.tokenization
         remedy = "prepare the text again with `bert-jax prepare --tokenizer {tokenizer}`"
         check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
-        model = self._experiment.objective.model
+        objective, tokenizer = self._experiment.objective, self._corpus.tokenizer()
         check_embedding_rows(
             tokenization.vocab_size,
-            model.vocab_size,
+            objective.model.vocab_size,
             tokenization.path,
             f"set objective.model.vocab_size to {tokenization.vocab_size}",
         )
-        check_input_template(self._corpus.tokenizer(), model.type_vocab_size, tokenization.path)
-        check_pad_token_id(self._corpus.tokenizer(), model.required_pad_token_id, tokenization.path)
+        if isinstance(objective, Seq2Seq):
+            check_decoder_tokens(tokenizer, objective.model, tokenization.path)
+        else:
+            model = objective.model
+            check_input_template(tokenizer, model.type_vocab_size, tokenization.path)
+            check_pad_token_id(tokenizer, model.required_pad_token_id, tokenization.path)
         evaluation = self._experiment.train.evaluation
         if isinstance(evaluation, HeldOutEval):
             check_held_out_corpus(self._corpus, evaluation.corpus)

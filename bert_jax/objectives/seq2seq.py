@@ -1,0 +1,92 @@
+"""Computes the loss of encoder-decoders: the cross-entropy of each target token.
+
+Used for denoising (Raffel et al. 2020, section 3.1; Lewis et al. 2020) and for text to text.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.batch import (
+    DECODER_TARGET_FIELDS,
+    ENCODER_DECODER_FIELDS,
+    encoder_decoder_inputs,
+)
+from bert_jax.functional import Params
+from bert_jax.models.model import build_encoder_decoder_network
+from bert_jax.objectives.base import Batch, LossOutput
+from bert_jax.objectives.config import Seq2Seq
+from bert_jax.objectives.weighted_mean import (
+    cross_entropy,
+    is_correct,
+    padding_fraction,
+    weighted_mean,
+)
+
+
+class Seq2SeqObjective:
+    """Implements the `Objective` of a `Seq2Seq` config.
+
+    Attributes:
+      network: the encoder-decoder.
+    """
+
+    def __init__(self, config: Seq2Seq):
+        self.config = config
+        self.network = build_encoder_decoder_network(config.model, compute=config.compute)
+
+    def abstract(self) -> Params:
+        """Returns the parameters as shapes and dtypes."""
+        return self.network.abstract()
+
+    def init(self, key: jax.Array) -> Params:
+        """Returns newly initialized parameters, float32."""
+        return self.network.init(key)
+
+    def batch_fields(self) -> tuple[str, ...]:
+        """Returns the fields of the source and the targets, from which decoder inputs are made."""
+        source = tuple(name for name in ENCODER_DECODER_FIELDS if name != "decoder_input_ids")
+        return source + DECODER_TARGET_FIELDS
+
+    def loss_denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns the number of target tokens."""
+        return {"seq2seq": jnp.maximum(jnp.sum(batch["decoder_target_weights"]), 1.0)}
+
+    def compute_loss(
+        self,
+        params: Params,
+        batch: Batch,
+        loss_denominators: dict[str, jax.Array],
+        dropout_key: jax.Array | None,
+    ) -> LossOutput:
+        """Computes the mean cross-entropy of the target tokens, and their accuracy."""
+        model = self.network.merge(params)
+        targets, weights = batch["decoder_target_ids"], batch["decoder_target_weights"]
+        decoder_input_ids = shift_right(targets, self.config.model.decoder_start_token_id)
+        inputs = encoder_decoder_inputs({**batch, "decoder_input_ids": decoder_input_ids})
+        hidden = model(**inputs, dropout_key=dropout_key).last_hidden_state
+        logits = model.logits(hidden)
+        losses = cross_entropy(logits, targets)
+        metrics = {
+            "seq2seq_loss": weighted_mean(losses, weights),
+            "token_accuracy": weighted_mean(is_correct(logits, targets), weights),
+            "padding_fraction": padding_fraction(batch),
+        }
+        losses = self._regularized(losses, logits)
+        total = weighted_mean(losses, weights).total
+        return LossOutput(total / loss_denominators["seq2seq"], metrics)
+
+    def _regularized(self, losses: jax.Array, logits: jax.Array) -> jax.Array:
+        """Adds label smoothing and the z-loss to the cross-entropy of each target, [B, T]."""
+        config, logits = self.config, logits.astype(jnp.float32)
+        if not (config.label_smoothing or config.z_loss):
+            return losses
+        log_z = jax.nn.logsumexp(logits, axis=-1)
+        if config.label_smoothing:
+            uniform = log_z - jnp.mean(logits, axis=-1)
+            losses = (1 - config.label_smoothing) * losses + config.label_smoothing * uniform
+        return losses + config.z_loss * jnp.square(log_z)
+
+
+def shift_right(target_ids: jax.Array, start_id: int) -> jax.Array:
+    """Returns decoder inputs [B, T]: the start token, then all targets but the last."""
+    return jnp.pad(target_ids[:, :-1], ((0, 0), (1, 0)), constant_values=start_id)
