@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bert_jax.cli.arguments.recipe import (
     add_checkpoints_argument,
+    add_corpora_argument,
     add_recipe_arguments,
     load_experiment,
 )
@@ -16,6 +17,8 @@ _EPILOG = """example:
   bert-jax pretrain bert --run runs/tiny \\
       --arg size=tiny corpus=data/train heldout=data/heldout steps=10000 \\
       --set train.logging.tensorboard=true
+  bert-jax pretrain bert --run runs/mixed --corpora data/wiki=0.7 data/books=0.3 \\
+      --arg size=tiny steps=10000 --set data.corpus.corpora.1.max_epochs=4
 
 The same command resumes a run that was stopped. Exit codes: 0 done, 1 failure, 2 usage, 75 stopped
 by SIGTERM or Ctrl-C after saving a checkpoint.
@@ -27,8 +30,9 @@ pod set only BERT_JAX_COORDINATOR=auto.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds CONFIG, --arg, --set, --run, --checkpoints and --init-from."""
+    """Adds CONFIG, --arg, --set, --corpora, --run, --checkpoints and --init-from."""
     add_recipe_arguments(parser)
+    add_corpora_argument(parser)
     parser.add_argument(
         "--run", metavar="FOLDER", required=True, help="run folder; resumed if it exists"
     )

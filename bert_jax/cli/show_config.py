@@ -3,7 +3,11 @@
 import argparse
 import json
 
-from bert_jax.cli.arguments.recipe import add_recipe_arguments, load_experiment
+from bert_jax.cli.arguments.recipe import (
+    add_corpora_argument,
+    add_recipe_arguments,
+    load_experiment,
+)
 
 HELP = "show the resolved config, and for each parameter its shape, decay and sharding"
 
@@ -14,8 +18,9 @@ _EPILOG = """example:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds CONFIG, --arg, --set and --devices."""
+    """Adds CONFIG, --arg, --set, --corpora and --devices."""
     add_recipe_arguments(parser)
+    add_corpora_argument(parser)
     parser.add_argument(
         "--devices",
         type=int,

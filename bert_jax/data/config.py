@@ -1,7 +1,6 @@
 """Defines the configs of training data: input format, masking, masking schedule, labeled tasks.
 
-Imports neither jax nor TensorFlow. Sequence length, batch size and number of predictions are part
-of a training phase (`bert_jax/train/config.py`).
+Imports neither jax nor TensorFlow. The sizes of batches are part of a training phase.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from bert_jax.data.finetuning.config import (
     Truncation,
 )
 from bert_jax.data.finetuning.prompts.config import Prompt
+from bert_jax.data.pretraining.config import CorpusMixture
 from bert_jax.data.pretraining.denoising.config import BartDenoising, Denoising
 from bert_jax.errors import ConfigError, check_range
 
@@ -186,9 +186,9 @@ MAX_WORKERS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingData:
-    """Configures pretraining data: a prepared corpus and how examples are made from it."""
+    """Configures pretraining data: prepared corpora and how examples are made from them."""
 
-    corpus: str  # folder written by `bert-jax prepare`
+    corpus: str | CorpusMixture  # folder written by `bert-jax prepare`, or several with weights
     input_format: InputFormat = field(default_factory=SentencePairs)
     # What is hidden from an encoder, or the noise that a decoder removes; None changes nothing.
     masking: MaskingConfig | Denoising | None = field(default_factory=Masking)

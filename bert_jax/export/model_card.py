@@ -202,12 +202,19 @@ def run_sections(run: RunCheckpoint) -> list[str]:
 
 
 def _data_section(data: Mapping[str, Any]) -> str:
-    manifest_file = Path(data["corpus"]) / "manifest.json"
+    if isinstance(data["corpus"], str):
+        return _corpus_section(data["corpus"])
+    corpora = data["corpus"]["corpora"]  # a mixture
+    return "\n\n".join(f"`{c['folder']}`:\n\n{_corpus_section(c['folder'])}" for c in corpora)
+
+
+def _corpus_section(folder: str) -> str:
+    manifest_file = Path(folder) / "manifest.json"
     try:
         manifest = read_json_object(manifest_file)
         counts, dropped = manifest["counts"], manifest["dropped"]
     except (UserError, KeyError):
-        return f"Prepared corpus `{data['corpus']}` (its manifest could not be read at export)."
+        return f"Prepared corpus `{folder}` (its manifest could not be read at export)."
     rows: dict[str, Any] = {f"source: {k}": _abbreviate(v) for k, v in manifest["source"].items()}
     rows |= {name.replace("_", " "): f"{value:,}" for name, value in counts.items()}
     rows |= {f"dropped: {reason}": f"{count:,}" for reason, count in dropped.items()}

@@ -142,6 +142,8 @@ def _data(run: RunData) -> dict[str, Any]:
     if run.attempts and run.attempts[-1].data:
         return dict(run.attempts[-1].data)
     corpus = nested(run.config, "data", "corpus")
+    if isinstance(corpus, dict):  # a mixture
+        corpus = ", ".join(str(each["folder"]) for each in corpus["corpora"])
     return {"Training corpus": corpus} if corpus else {}
 
 

@@ -9,6 +9,7 @@ from bert_jax.atomic_io import write_json
 from bert_jax.config_lib import from_json
 from bert_jax.data.config import PretrainingData
 from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.pretraining.config import CorpusMixture
 from bert_jax.errors import UserError
 from bert_jax.evals.ngram_baselines import NgramBaselines
 from bert_jax.experiment import Experiment
@@ -75,17 +76,16 @@ def ngram_baseline_losses(experiment: Experiment) -> dict[str, float]:
             f"{experiment.name}: data.masking is None, but n-gram baselines predict masked tokens; "
             "choose a run with masking"
         )
-    corpus = PreparedCorpus(data.corpus)
-    check_held_out_corpus(corpus, evaluation.corpus)
-    part_indices = tqdm(
-        range(len(corpus.tokens_per_part)),
-        "counting bigrams",
-        unit=" parts",
-        leave=False,
-        disable=None,
-    )
+    named = data.corpus.corpora if isinstance(data.corpus, CorpusMixture) else ()
+    # The weights of a mixture do not count: each text is counted once.
+    folders = [each.folder for each in named] or [str(data.corpus)]
+    corpora = [PreparedCorpus(folder) for folder in folders]
+    for corpus in corpora:
+        check_held_out_corpus(corpus, evaluation.corpus)
+    parts = [(corpus, index) for corpus in corpora for index in range(len(corpus.tokens_per_part))]
+    progress = tqdm(parts, "counting bigrams", unit=" parts", leave=False, disable=None)
     baselines = NgramBaselines.fit(
-        (corpus.read(part_index).ids for part_index in part_indices),
-        corpus.manifest.vocab_size,
+        (corpus.read(part_index).ids for corpus, part_index in progress),
+        corpora[0].manifest.vocab_size,
     )
     return baselines.losses(held_out_batches(evaluation, data, experiment.train.phases[-1]))

@@ -96,7 +96,7 @@ class MixtureSampler:
 
     def __init__(self, num_sequences: Mapping[str, int], mixing: Mixing, seed: int):
         self._num_sequences, self._seed = dict(num_sequences), seed
-        self.sequences_per_epoch = _apportion(mixing_rates(num_sequences, mixing), len(self))
+        self.sequences_per_epoch = apportion(mixing_rates(num_sequences, mixing), len(self))
         for name, quota in self.sequences_per_epoch.items():
             if quota == 0:
                 raise ConfigError(
@@ -124,7 +124,7 @@ class MixtureSampler:
         return indices[permute(np.arange(len(indices)), len(indices), epoch_key(self._seed, epoch))]
 
 
-def _apportion(rates: Mapping[str, float], total: int) -> dict[str, int]:
+def apportion(rates: Mapping[str, float], total: int) -> dict[str, int]:
     """Splits `total` into integers in the proportion of `rates`, by largest remainders."""
     exact = np.array(list(rates.values())) * total
     quotas = np.floor(exact + 1e-9).astype(int)  # what should be 3 may be 2.9999999

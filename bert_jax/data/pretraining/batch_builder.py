@@ -1,9 +1,10 @@
 """Builds the batch at a position, which depends only on corpus, config, seed and position.
 
 Global example i (0, 1, 2, ... without end) is example `permute(i mod E)` of epoch i div E, where E
-is the number of examples in an epoch. A batch consists of consecutive global examples from its
-position on: one for each sequence of the batch, or, if packed, as many as fit. Each process builds
-a contiguous slice of the sequences.
+is the number of examples in an epoch. With several corpora, i decides the corpus, and the number of
+examples drawn from it before takes the place of i (mixture_dataset.py). A batch consists of
+consecutive global examples from its position on: one for each sequence of the batch, or, if packed,
+as many as fit. Each process builds a contiguous slice of the sequences.
 """
 
 from typing import Any, NamedTuple
@@ -27,26 +28,22 @@ from bert_jax.data.config import (
     SentenceOrderPairs,
     SentencePairs,
     SpanMasking,
-    StaticMasking,
 )
 from bert_jax.data.corpus.reader import PreparedCorpus
-from bert_jax.data.pretraining.dataset import (
-    PretrainingDataset,
-    SingleSegmentDataset,
-    make_dataset,
-    sample_token_ids,
-)
+from bert_jax.data.pretraining.dataset import SingleSegmentDataset, sample_token_ids
 from bert_jax.data.pretraining.denoising.config import Denoising
-from bert_jax.data.pretraining.denoising.examples import (
-    DENOISING_FIELDS,
-    ConcatenatedDocumentsDataset,
-    Denoiser,
-    DocumentTextsDataset,
-    make_denoising_dataset,
-)
+from bert_jax.data.pretraining.denoising.examples import DENOISING_FIELDS, Denoiser
 from bert_jax.data.pretraining.masking import mask_tokens
+from bert_jax.data.pretraining.mixture_dataset import (
+    CorpusDataset,
+    MixedCorpora,
+    MixtureDataset,
+    locate_examples,
+    make_corpus_dataset,
+    sample_mixture_ids,
+)
 from bert_jax.data.pretraining.packing import PackingPlan, collate_packed_segments, pack
-from bert_jax.data.pretraining.rng import epoch_key, example_keys, permute
+from bert_jax.data.pretraining.rng import example_keys
 from bert_jax.data.pretraining.sentence_pairs import collate_pairs, collate_single_segments
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.errors import ConfigError
@@ -122,7 +119,7 @@ class BatchBuilder:
 
     def __init__(
         self,
-        corpus: PreparedCorpus,
+        corpus: PreparedCorpus | MixedCorpora,
         vocab_arrays: VocabArrays,
         config: PretrainingData,
         *,
@@ -144,20 +141,28 @@ class BatchBuilder:
         _check_sizes(seq_length, batch_size, max_predictions_per_seq, process_index, process_count)
         self.config = config
         self.batch_size = batch_size
-        self.dataset: PretrainingDataset | ConcatenatedDocumentsDataset | DocumentTextsDataset = (
-            make_dataset(corpus, config.input_format, seq_length, vocab_arrays)
-            if self._denoiser is None
-            else make_denoising_dataset(corpus, config, self._denoiser.max_num_tokens)
+        self.dataset: CorpusDataset | MixtureDataset = (
+            MixtureDataset(
+                corpus,
+                [
+                    make_corpus_dataset(each, config, vocab_arrays, seq_length, target_length)
+                    for each in corpus.corpora
+                ],
+            )
+            if isinstance(corpus, MixedCorpora)
+            else make_corpus_dataset(corpus, config, vocab_arrays, seq_length, target_length)
         )
         self.vocab_arrays = vocab_arrays
         self.seq_length = seq_length
         self.max_predictions_per_seq = max_predictions_per_seq
         self._seed = seed
-        self._replacement_ids = (
-            sample_token_ids(corpus, vocab_arrays)
-            if isinstance(config.masking, SpanMasking)
-            else vocab_arrays.maskable_ids
-        )
+        self._replacement_ids = vocab_arrays.maskable_ids
+        if isinstance(config.masking, SpanMasking):
+            self._replacement_ids = (
+                sample_mixture_ids(corpus, vocab_arrays)
+                if isinstance(corpus, MixedCorpora)
+                else sample_token_ids(corpus, vocab_arrays)
+            )
         rows_per_process = batch_size // process_count
         self._process_rows = (
             process_index * rows_per_process,
@@ -166,23 +171,17 @@ class BatchBuilder:
 
     @property
     def examples_per_epoch(self) -> int:
-        """Returns the number of examples in an epoch, E."""
+        """Returns the number of examples in an epoch, E; of several corpora, their sum."""
         return self.dataset.num_examples
 
     def resolve_examples(self, position: int, num_examples: int) -> ExampleRefs:
         """Finds the global examples [position, position + num_examples)."""
-        global_indices = np.arange(position, position + num_examples)
-        epochs = global_indices // self.examples_per_epoch
-        example_indices = np.empty(num_examples, dtype=np.int64)
-        epoch_keys = np.empty(num_examples, dtype=np.uint64)
-        for epoch in np.unique(epochs).tolist():
-            in_epoch = epochs == epoch
-            offsets_in_epoch = global_indices[in_epoch] - epoch * self.examples_per_epoch
-            key = epoch_key(self._seed, epoch)
-            example_indices[in_epoch] = permute(offsets_in_epoch, self.examples_per_epoch, key)
-            if isinstance(self.config.masking_schedule, StaticMasking):
-                key = epoch_key(self._seed, epoch % self.config.masking_schedule.dupe_factor)
-            epoch_keys[in_epoch] = key
+        example_indices, epoch_keys = locate_examples(
+            self.dataset,
+            np.arange(position, position + num_examples),
+            self._seed,
+            self.config.masking_schedule,
+        )
         document_indices = self.dataset.find_documents(example_indices)
         return ExampleRefs(
             example_indices, document_indices, example_keys(epoch_keys, example_indices)
@@ -192,7 +191,7 @@ class BatchBuilder:
         """Returns the global examples of the batch at a position, and the row of each."""
         dataset = self.dataset
         if not (
-            isinstance(dataset, SingleSegmentDataset)
+            isinstance(dataset, SingleSegmentDataset | MixtureDataset)
             and isinstance(self.config.input_format, PackedSegments)
         ):
             rows = np.arange(self.batch_size)

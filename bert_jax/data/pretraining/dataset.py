@@ -49,6 +49,12 @@ class WindowIndex:
         """Returns the number of examples in one epoch."""
         return int(self.first_example[-1])
 
+    @property
+    def mean_example_tokens(self) -> float:
+        """Returns the mean number of tokens of an example, without special tokens."""
+        lengths = np.minimum(self.corpus.tokens_per_document, self.max_num_tokens)
+        return float(lengths @ np.diff(self.first_example)) / self.num_examples
+
     def find_documents(self, example_indices: np.ndarray) -> np.ndarray:
         """Returns the documents [n] that examples [n] come from."""
         return np.searchsorted(self.first_example, example_indices, side="right") - 1
@@ -183,6 +189,7 @@ class CorpusWindows:
         self._num_tokens = int(corpus.tokens_per_part.sum(dtype=np.int64))
         num_windows = windows_per_document(np.array([self._num_tokens]), max_num_tokens)
         self.num_examples = int(num_windows[0])
+        self.mean_example_tokens = float(min(self._num_tokens, self.max_num_tokens))
 
     def find_documents(self, example_indices: np.ndarray) -> np.ndarray:
         """Returns the documents [n] in the middle of the ranges where examples [n] may begin."""

@@ -11,6 +11,7 @@ from typing import Any
 from bert_jax.data.config import PretrainingData
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import Batch, BatchBuilder
+from bert_jax.data.pretraining.mixture_dataset import MixedCorpora
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.parent_process import exit_with_parent
 
@@ -22,7 +23,7 @@ class PretrainingLoader:
     """Iterates without end over this process's rows of batches, built in the background.
 
     Args:
-      corpus: the prepared corpus.
+      corpus: the prepared corpus, or several with their fractions.
       config: how examples are made from it.
       seq_length, batch_size, max_predictions_per_seq, target_length: L, the global B, P and T.
       seed: decides order, windows, pairs and masks, together with the position.
@@ -37,7 +38,7 @@ class PretrainingLoader:
 
     def __init__(
         self,
-        corpus: PreparedCorpus,
+        corpus: PreparedCorpus | MixedCorpora,
         config: PretrainingData,
         *,
         seq_length: int,

@@ -178,7 +178,8 @@ def find_task(name: str, module: str | None) -> seqio.Task:
         _run_module_once(name, module)
     if name in seqio.MixtureRegistry.names():
         raise UserError(
-            f"--task {name}: this is a mixture; expected a task. Prepare each of its tasks"
+            f"--task {name}: this is a mixture; expected a task. Prepare each of its tasks, and "
+            "mix them with `bert-jax pretrain --corpora FOLDER=WEIGHT ...`"
         )
     if name not in seqio.TaskRegistry.names():
         registered = ", ".join(sorted(seqio.TaskRegistry.names())) or "none"

@@ -1,5 +1,6 @@
 """Provides the data of pretraining: a prepared corpus and a held-out corpus for evaluation."""
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,17 @@ import jax
 from bert_jax.atomic_io import atomic_path
 from bert_jax.data.config import PretrainingData
 from bert_jax.data.corpus.contamination.found_items import copy_items
-from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, read_manifest
+from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from bert_jax.data.corpus.reader import PreparedCorpus
 from bert_jax.data.pretraining.batch_builder import select_fields
+from bert_jax.data.pretraining.config import CorpusMixture
 from bert_jax.data.pretraining.loader import PretrainingLoader
+from bert_jax.data.pretraining.mixture_plan import (
+    MAX_USEFUL_EPOCHS,
+    CorpusUse,
+    PhaseSize,
+    plan_mixture,
+)
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import Seq2Seq
@@ -31,25 +39,39 @@ from bert_jax.train.sources.held_out import (
     check_held_out_fields,
 )
 
+logger = logging.getLogger(__name__)
+
 
 class PretrainingSource:
     """Implements `Source` for experiments whose data is `PretrainingData`."""
 
     def __init__(self, experiment: Experiment, data: PretrainingData):
-        """Opens the corpus.
+        """Opens the corpora.
 
         Raises:
-          UserError: `data.corpus` is not a prepared corpus.
+          UserError: `data.corpus` is not a prepared corpus, or the mixture cannot be read.
         """
         self._experiment, self._data = experiment, data
-        self._corpus = PreparedCorpus(data.corpus)
+        self._uses: list[CorpusUse] = []
+        if isinstance(data.corpus, CorpusMixture):
+            phases = [
+                PhaseSize(phase.seq_length, phase.target_length, phase.steps * phase.batch_size)
+                for phase in experiment.train.phases
+            ]
+            self._text, self._uses = plan_mixture(data.corpus, data, phases)
+            self._corpora = self._text.corpora
+        else:
+            self._text = PreparedCorpus(data.corpus)
+            self._corpora = (self._text,)
 
     def prepare_run_folder(self, folder: Path) -> None:
         """See `Source`."""
-        tokenization = self._corpus.tokenization
+        self._log_mixture()
+        corpus = self._corpora[0]  # all of a mixture have the same tokenizer
+        tokenization = corpus.tokenization
         remedy = "prepare the text again with `bert-jax prepare --tokenizer {tokenizer}`"
         check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
-        objective, tokenizer = self._experiment.objective, self._corpus.tokenizer()
+        objective, tokenizer = self._experiment.objective, corpus.tokenizer()
         check_embedding_rows(
             tokenization.vocab_size,
             objective.model.vocab_size,
@@ -64,23 +86,47 @@ class PretrainingSource:
             check_pad_token_id(tokenizer, model.required_pad_token_id, tokenization.path)
         evaluation = self._experiment.train.evaluation
         if isinstance(evaluation, HeldOutEval):
-            check_held_out_corpus(self._corpus, evaluation.corpus)
-        copy_items([self._corpus.folder], folder)
+            for each in self._corpora:
+                check_held_out_corpus(each, evaluation.corpus)
+        copy_items([each.folder for each in self._corpora], folder)
         if not (folder / TOKENIZER_FOLDER).exists():
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
-                shutil.copytree(self._corpus.folder / TOKENIZER_FOLDER, partial_folder)
+                shutil.copytree(corpus.folder / TOKENIZER_FOLDER, partial_folder)
+
+    def _log_mixture(self) -> None:
+        """Logs how much of each corpus of a mixture the run reads; warns of many epochs."""
+        for use in self._uses:
+            logger.info("mixture: %s: %s", use.folder, use)
+            if use.epochs > MAX_USEFUL_EPOCHS:
+                logger.warning(
+                    "warning: %s is read %.3g times. Text that is read more than %d times teaches "
+                    "clearly less; lower its weight, or set max_epochs",
+                    use.folder,
+                    use.epochs,
+                    MAX_USEFUL_EPOCHS,
+                )
+        if self._uses and (first := max(self._uses, key=lambda use: use.epochs)).epochs > 1:
+            logger.info(
+                "mixture: %s is the first to be read completely, after about %.0f %% of the run; "
+                "it is then read again in a new order",
+                first.folder,
+                100 / first.epochs,
+            )
 
     def describe_data(self) -> dict[str, str]:
         """Returns the paths of the corpora with their numbers of documents and tokens."""
-        corpora = {"Training corpus": (self._data.corpus, self._corpus.manifest)}
+        described = {}
+        for index, corpus in enumerate(self._corpora):
+            number = f" {index + 1}" if self._uses else ""
+            described[f"Training corpus{number}"] = _describe_corpus(
+                str(corpus.folder), corpus.manifest
+            ) + (f"; {self._uses[index]}" if self._uses else "")
         evaluation = self._experiment.train.evaluation
         if isinstance(evaluation, HeldOutEval):
-            corpora["Held-out corpus"] = (evaluation.corpus, read_manifest(evaluation.corpus))
-        return {
-            name: f"{path}: {manifest.counts.documents:,} documents, "
-            f"{manifest.counts.tokens:,} tokens"
-            for name, (path, manifest) in corpora.items()
-        }
+            described["Held-out corpus"] = _describe_corpus(
+                evaluation.corpus, read_manifest(evaluation.corpus)
+            )
+        return described
 
     def on_train_start(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
@@ -103,7 +149,7 @@ class PretrainingSource:
         """See `Source`."""
         phase_config = self._experiment.train.phases[phase_index]
         return PretrainingLoader(
-            self._corpus,
+            self._text,
             self._data,
             seq_length=phase_config.seq_length,
             batch_size=phase_config.batch_size,
@@ -130,3 +176,7 @@ class PretrainingSource:
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
     ) -> None:
         """Does nothing: the metrics of the last evaluation are the final results."""
+
+
+def _describe_corpus(path: str, manifest: Manifest) -> str:
+    return f"{path}: {manifest.counts.documents:,} documents, {manifest.counts.tokens:,} tokens"

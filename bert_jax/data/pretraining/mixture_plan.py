@@ -1,0 +1,193 @@
+"""Plans a mixture of corpora for a run: the fraction of each, and how often the run reads it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data.config import PackedSegments, PretrainingData
+from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
+from bert_jax.data.corpus.reader import PreparedCorpus
+from bert_jax.data.pretraining.config import CorpusMixture
+from bert_jax.data.pretraining.mixture_dataset import (
+    PERIOD,
+    MixedCorpora,
+    make_corpus_dataset,
+    period_quotas,
+)
+from bert_jax.data.pretraining.vocab_arrays import VocabArrays
+from bert_jax.errors import UserError
+from bert_jax.text.compatibility import check_same_tokenizer
+
+MAX_USEFUL_EPOCHS = 4
+"""Text that is read more often teaches clearly less (Muennighoff et al. 2023, on decoders)."""
+
+_MAX_ROUNDS = 100
+
+
+class PhaseSize(NamedTuple):
+    """Holds the size of a training phase: L, T and number of its sequences."""
+
+    seq_length: int
+    target_length: int
+    num_sequences: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusUse:
+    """Describes how much of a corpus a run reads.
+
+    `num_tokens` counts tokens without padding, as if no sequence was shorter than its text allows:
+    inputs of whole sentences are, and packed sequences have a few free positions.
+    """
+
+    folder: str
+    token_fraction: float
+    num_tokens: int
+    epochs: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.token_fraction:.2%} of the training tokens (about {self.num_tokens:,}), "
+            f"{self.epochs:.3g} epochs"
+        )
+
+
+class _PhaseCounts(NamedTuple):
+    """Holds, for one phase, the number of its sequences and two numbers for each corpus."""
+
+    num_sequences: int
+    packed: tuple[int, int] | None  # tokens of a sequence, special tokens of an example
+    num_examples: np.ndarray
+    example_tokens: np.ndarray
+
+
+def plan_mixture(
+    config: CorpusMixture, data: PretrainingData, phases: Sequence[PhaseSize]
+) -> tuple[MixedCorpora, list[CorpusUse]]:
+    """Opens the corpora of a mixture and computes their fractions of the training tokens.
+
+    Raises:
+      UserError: a folder is no prepared corpus, two corpora have different tokenizers or the same
+        documents, or the limits of epochs allow fewer tokens than the run reads.
+      ConfigError: a fraction is too small.
+    """
+    corpora = tuple(PreparedCorpus(corpus.folder) for corpus in config.corpora)
+    _check_corpora(corpora)
+    vocab_arrays = VocabArrays.from_tokenizer(corpora[0].tokenizer())
+    num_special_tokens = vocab_arrays.template.num_single_special_tokens
+    counts = []
+    for phase in phases:
+        datasets = [
+            make_corpus_dataset(corpus, data, vocab_arrays, phase.seq_length, phase.target_length)
+            for corpus in corpora
+        ]
+        is_packed = isinstance(data.input_format, PackedSegments)
+        counts.append(
+            _PhaseCounts(
+                phase.num_sequences,
+                (phase.seq_length, num_special_tokens) if is_packed else None,
+                np.array([dataset.num_examples for dataset in datasets]),
+                np.array([dataset.mean_example_tokens for dataset in datasets]),
+            )
+        )
+    fractions = _limited_fractions(config, _fractions(config, corpora), counts)
+    mixed = MixedCorpora(corpora, tuple(fractions.tolist()))
+    rates = [period_quotas(mixed, phase.example_tokens) / PERIOD for phase in counts]
+    epochs, tokens = _epochs_and_tokens(rates, counts)
+    uses = [
+        CorpusUse(
+            folder=corpus.folder,
+            token_fraction=float(tokens[index] / tokens.sum()),
+            num_tokens=round(float(tokens[index])),
+            epochs=float(epochs[index]),
+        )
+        for index, corpus in enumerate(config.corpora)
+    ]
+    return mixed, uses
+
+
+def _check_corpora(corpora: Sequence[PreparedCorpus]) -> None:
+    """Raises a UserError if corpora have different tokenizers or the same documents."""
+    first = corpora[0]
+    for index, corpus in enumerate(corpora):
+        check_same_tokenizer(
+            first.tokenization,
+            corpus.tokenization,
+            f"prepare {corpus.folder} again with "
+            f"`bert-jax prepare --tokenizer {first.folder / TOKENIZER_FOLDER}`",
+        )
+        for other in corpora[:index]:
+            if other.manifest.fingerprint == corpus.manifest.fingerprint:
+                raise UserError(
+                    f"{other.folder} and {corpus.folder} have the same documents (fingerprint "
+                    f"{corpus.manifest.fingerprint[:12]}); name one of them, with the sum of both "
+                    "weights"
+                )
+
+
+def _fractions(config: CorpusMixture, corpora: Sequence[PreparedCorpus]) -> np.ndarray:
+    """Returns the fractions of the training tokens without limits of epochs."""
+    weights = np.array(
+        [
+            float(corpus.tokens_per_document.sum()) if named.weight is None else named.weight
+            for named, corpus in zip(config.corpora, corpora, strict=True)
+        ]
+    )
+    # The largest becomes 1, so that no power overflows.
+    powers = (weights / weights.max()) ** (1 / config.temperature)
+    return powers / powers.sum()
+
+
+def _limited_fractions(
+    config: CorpusMixture, fractions: np.ndarray, counts: Sequence[_PhaseCounts]
+) -> np.ndarray:
+    """Lowers the fractions of corpora that would be read too often, and raises the others.
+
+    Raises:
+      UserError: all corpora reach their limits before the run ends.
+    """
+    limits = np.array(
+        [np.inf if each.max_epochs is None else each.max_epochs for each in config.corpora]
+    )
+    is_limited, limited = np.zeros(len(limits), dtype=bool), fractions.copy()
+    for _ in range(_MAX_ROUNDS):
+        rates = [limited / phase.example_tokens for phase in counts]
+        epochs, tokens = _epochs_and_tokens([each / each.sum() for each in rates], counts)
+        if (epochs <= limits * (1 + 1e-6)).all():
+            return limited
+        is_limited |= epochs > limits
+        # Exact if there is one phase; each round comes closer if there are more.
+        limited[is_limited] *= limits[is_limited] / epochs[is_limited]
+        left = 1 - limited[is_limited].sum()
+        if is_limited.all() or left <= 0:
+            break
+        limited[~is_limited] = left * fractions[~is_limited] / fractions[~is_limited].sum()
+    else:
+        return limited
+    allowed = float((tokens * np.minimum(limits / epochs, 1)).sum())
+    raise UserError(
+        f"the run reads {float(tokens.sum()):,.0f} tokens, but the max_epochs of the corpora allow "
+        f"{allowed:,.0f}: the mixture would end after {allowed / float(tokens.sum()):.1%} of the "
+        "run. Lower the steps in train.phases, raise max_epochs, or leave it out for one corpus"
+    )
+
+
+def _epochs_and_tokens(
+    rates: Sequence[np.ndarray], counts: Sequence[_PhaseCounts]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how often and how many tokens of each corpus all phases read.
+
+    Args:
+      rates: for each phase, the fraction of the examples of each corpus.
+    """
+    epochs = tokens = np.zeros(len(rates[0]))
+    for phase, rate in zip(counts, rates, strict=True):
+        num_examples = float(phase.num_sequences)
+        if phase.packed is not None:  # about as many as fit
+            seq_length, num_special_tokens = phase.packed
+            num_examples *= seq_length / float(rate @ (phase.example_tokens + num_special_tokens))
+        epochs = epochs + num_examples * rate / phase.num_examples
+        tokens = tokens + num_examples * rate * phase.example_tokens
+    return epochs, tokens
