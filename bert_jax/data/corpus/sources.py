@@ -86,19 +86,19 @@ class TextFiles:
             raise UserError(f"{', '.join(self.patterns(split))}: every file is empty")
         return files
 
-    def read_file(self, path: str) -> Iterator[RawDocument]:
+    def read_file(self, file: "SourceFile") -> Iterator[RawDocument]:
         """Yields the documents of one file, also those without text.
 
         The fields of a document are those of its JSON line other than the text.
         """
-        if is_json_lines(path):
+        if is_json_lines(file.path):
             for number, text, fields in read_json_documents(
-                path, encoding=self.encoding, errors=self.errors, json_field=self.json_field
+                file.path, encoding=self.encoding, errors=self.errors, json_field=self.json_field
             ):
                 yield RawDocument(key=str(number), text=text, fields=fields)
             return
         for key, text in read_documents(
-            path,
+            file.path,
             encoding=self.encoding,
             errors=self.errors,
             document_unit=self.document_unit,

@@ -7,6 +7,7 @@ import pytest
 from bert_jax.data.corpus.curation.curate import curate
 from bert_jax.data.corpus.curation.plan import CurationConfig, DocumentFiles, Source
 from bert_jax.data.corpus.formats.parquet import ParquetFiles
+from bert_jax.data.corpus.sources import SourceFile
 from bert_jax.errors import UserError
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -28,9 +29,9 @@ def test_rows_of_parquet_files_are_documents(tmp_path):
     assert manifest["counts"]["retained_documents"] == 2
     assert manifest["counts"]["dropped"] == {"raw": {"empty": 1}}
     with pytest.raises(UserError, match="no column 'contents'; did you mean 'content'"):
-        list(ParquetFiles(str(path), column="contents").read_file(str(path)))
+        list(ParquetFiles(str(path), column="contents").read_file(SourceFile.from_path(str(path))))
     with pytest.raises(UserError, match="column 'stars' has type int64, expected string"):
-        list(ParquetFiles(str(path), column="stars").read_file(str(path)))
+        list(ParquetFiles(str(path), column="stars").read_file(SourceFile.from_path(str(path))))
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(UserError, match=r"a\.parquet: not a Parquet file, or damaged"):
-        list(ParquetFiles(str(path)).read_file(str(path)))
+        list(ParquetFiles(str(path)).read_file(SourceFile.from_path(str(path))))

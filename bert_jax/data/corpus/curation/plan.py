@@ -16,12 +16,13 @@ from bert_jax.data.corpus.curation.duplicates.lines import RepeatedLines, Repeat
 from bert_jax.data.corpus.curation.duplicates.near import NearDuplicates
 from bert_jax.data.corpus.curation.rules import RuleSet
 from bert_jax.data.corpus.formats.parquet import ParquetFiles
+from bert_jax.data.corpus.formats.wikipedia import WikipediaDump
 from bert_jax.data.corpus.sources import RawDocument, SourceFile, TextFiles
 from bert_jax.data.corpus.work_units import balanced_groups, default_num_units
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.text.sentences import get_sentence_splitter
 
-DocumentFiles = TextFiles | ParquetFiles
+DocumentFiles = TextFiles | ParquetFiles | WikipediaDump
 """The kinds of files: each lists its files, and reads the documents of one."""
 
 
@@ -103,7 +104,7 @@ class CurationUnit:
     def documents(self) -> Iterator[RawDocument]:
         """Yields the documents, also those without text, with their ids as keys."""
         for file, name in zip(self.files, self.names, strict=True):
-            for document in self.reader.read_file(file.path):
+            for document in self.reader.read_file(file):
                 yield replace(document, key=f"{self.source}/{name}:{document.key}")
 
 

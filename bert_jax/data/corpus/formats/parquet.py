@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.data.corpus.formats.patterns import FilePatterns
-from bert_jax.data.corpus.sources import RawDocument
+from bert_jax.data.corpus.sources import RawDocument, SourceFile
 from bert_jax.errors import MissingExtraError, UserError, did_you_mean
 
 _BATCH_ROWS = 1024
@@ -17,10 +17,10 @@ class ParquetFiles(FilePatterns):
 
     column: str = "text"
 
-    def read_file(self, path: str) -> Iterator[RawDocument]:
+    def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
         """Yields a document for each row; a row without text has the reason "empty"."""
         number = 0
-        for batch in self._batches(path):
+        for batch in self._batches(file.path):
             for text in batch.column(0).to_pylist():
                 number += 1
                 yield RawDocument(key=str(number), text=text or "")

@@ -39,7 +39,7 @@ class FilePatterns:
             raise UserError(f"{', '.join(self.patterns)}: every file is empty")
         return files
 
-    def read_file(self, path: str) -> Iterator[RawDocument]:
+    def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
         """Yields the documents of one file; each kind of file defines it."""
         raise NotImplementedError
 

@@ -1,0 +1,27 @@
+"""Curates a dump of Wikipedia: text passages of articles, no short articles, no duplicates.
+
+    bert-jax curate wikipedia --output curated --arg files='enwiki-*-multistream*.xml*.bz2'
+
+Needs the extra [curate]. With the file `...-multistream-index.txt.bz2` in the same folder, several
+processes read one dump. `content=all` retains headings and lists.
+"""
+
+from typing import Literal
+
+from bert_jax.data.corpus.curation.plan import CurationConfig, Source
+from bert_jax.data.corpus.curation.rules import Rule, RuleSet
+from bert_jax.data.corpus.formats.wikipedia import WikipediaDump
+
+# Dolma (Soldaini et al. 2024) drops articles of up to 25 words.
+LONG_ENOUGH = RuleSet(name="Wikipedia", rules=(Rule(signal="words", at_least=26),))
+
+
+def get_config(
+    *, files: str, content: Literal["prose", "all"] = "prose", max_dropped: float = 0.5
+) -> CurationConfig:
+    """Returns the config for the dumps that match a pattern."""
+    return CurationConfig(
+        sources=(Source(name="wikipedia", files=WikipediaDump(files, content=content)),),
+        rule_sets=(LONG_ENOUGH,),
+        max_dropped=max_dropped,
+    )
