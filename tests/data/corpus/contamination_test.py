@@ -222,6 +222,26 @@ def test_contexts_of_qnli_in_squad_are_found(shared):
     assert len(found) / len(dev) > 0.95
 
 
+def test_sentences_of_stsb_in_mrpc_are_found(shared):
+    """STS-B was made from MRPC, among others."""
+    folder = str(shared / "glue")
+    dev = TaskItems(task=Glue(task="stsb", folder=folder), splits=("dev",))
+    mrpc = TaskItems(task=Glue(task="mrpc", folder=folder), splits=("train", "dev"))
+    index = ContaminationIndex(read_items([dev]))
+    lines = {text.text for each in read_items([mrpc]) for text in each.texts[:2]}
+    corpus = {word_keys(text).tobytes() for text in lines}
+    expected = {
+        each.id
+        for each in index.items
+        for text in each.texts
+        if len(keys := word_keys(text.text)) >= 8 and keys.tobytes() in corpus
+    }
+    found = {each for line in sorted(lines) for each in found_ids(index, line)}
+    assert len(expected) == 143
+    assert expected <= found
+    assert len(found - expected) <= 5  # sentences of which half the 13-grams are in MRPC
+
+
 def test_fields_of_files_have_roles_and_missing_ones_are_an_error(tmp_path):
     path = tmp_path / "quiz.jsonl"
     rows = [

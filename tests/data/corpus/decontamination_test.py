@@ -135,6 +135,10 @@ def test_too_many_contaminated_documents_are_an_error(files, tmp_path):
     with pytest.raises(UserError, match=r"12 of 392 documents contain.*0\.10%.*quiz \(12 docum"):
         curate(wrong, tmp_path / "out", num_workers=1)
     assert not list((tmp_path / "out").glob("documents-*"))
+    # The work is kept for another limit.
+    allowed = config(files, RemoveParagraphs(), max_documents=100, max_changed=0.1)
+    curate(allowed, tmp_path / "out", num_workers=1)
+    assert {match.action for match in read_matches(tmp_path / "out")} == {"removed", "dropped"}
 
 
 def test_changed_evaluation_files_over_old_output_are_refused(files, tmp_path):

@@ -150,7 +150,10 @@ def make_plan(config: CurationConfig, work: Sequence[CurationUnit]) -> dict[str,
     for source in settings["sources"]:
         for name in ("splits", "patterns"):  # `files` has what these match
             source["files"].pop(name, None)
-    settings.pop("max_dropped")  # it changes no document, so a refused run can continue
+    # Limits that change no document, so a refused run can continue with others.
+    settings.pop("max_dropped")
+    for step in settings["steps"]:
+        step.pop("max_changed", None)
     return {
         "bert_jax": __version__,
         # Categories of characters and their cases differ between versions of Unicode.
