@@ -1,14 +1,22 @@
-"""Covers bert_jax/data/corpus/formats/: documents of raw files, and files that are damaged."""
+"""Covers bert_jax/data/corpus/formats/ and bert_jax/text/decoding.py: good and damaged files."""
 
+import gzip
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from bert_jax.data.corpus.curation.curate import curate
 from bert_jax.data.corpus.curation.plan import CurationConfig, DocumentFiles, Source
+from bert_jax.data.corpus.formats.epub import EpubFiles, GutenbergFiles
+from bert_jax.data.corpus.formats.html import HtmlFiles
+from bert_jax.data.corpus.formats.mail import MailFiles
 from bert_jax.data.corpus.formats.parquet import ParquetFiles
-from bert_jax.data.corpus.sources import SourceFile
+from bert_jax.data.corpus.formats.warc import WarcFiles
+from bert_jax.data.corpus.sources import RawDocument, SourceFile
 from bert_jax.errors import UserError
+from bert_jax.text.decoding import decode_bytes, repair_mojibake
 
 pyarrow = pytest.importorskip("pyarrow")
 
@@ -35,3 +43,170 @@ def test_rows_of_parquet_files_are_documents(tmp_path):
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(UserError, match=r"a\.parquet: not a Parquet file, or damaged"):
         list(ParquetFiles(str(path)).read_file(SourceFile.from_path(str(path))))
+
+
+PAGE = (
+    "<html><head><title>t</title></head><body><nav><a href='/'>Home</a></nav>"
+    "<main><p>{}</p></main></body></html>"
+)
+PROSE = "The cheese is old, and the bread is older than the cheese. " * 8
+
+
+def read(files: DocumentFiles) -> list[RawDocument]:
+    return [document for file in files.list_files() for document in files.read_file(file)]
+
+
+@pytest.mark.parametrize(
+    ("data", "declared", "text", "encoding"),
+    [
+        ("naïve".encode(), "latin-1", "naïve", "utf-8"),  # valid UTF-8, wrongly declared
+        ("naïve “x”".encode("cp1252"), "iso-8859-1", "naïve “x”", "cp1252"),
+        ("日本語のテキスト".encode("shift_jis"), "Shift_JIS", "日本語のテキスト", "cp932"),
+        ("日本".encode("iso2022_jp"), "iso-2022-jp", "日本", "iso2022_jp"),
+        ("text in UTF-16, with é".encode("utf-16"), "", "text in UTF-16, with é", "utf-16"),
+        ("no mark, but zeros".encode("utf-16-be"), "utf-8", "no mark, but zeros", "utf-16-be"),
+        ("é".encode("cp1252"), "klingon", "é", "cp1252"),
+        ("Привет, как дела? Сегодня хорошая погода. ".encode("koi8-r") * 5, "", None, "koi8-r"),
+        (b"\x81\x00", "hex", "\ufffd\x00", "cp1252"),
+    ],
+)
+def test_bytes_are_decoded_in_the_order_of_evidence(data, declared, text, encoding):
+    decoded = decode_bytes(data, declared)
+    assert decoded.encoding == encoding
+    assert decoded.text == (data.decode(encoding) if text is None else text)
+
+
+def test_mojibake_is_repaired_line_by_line():
+    text = "cafÃ© and â€œquotesâ€\x9d\ncafé “stays” as it is ﬁ"
+    assert repair_mojibake(text) == "café and “quotes”\ncafé “stays” as it is ﬁ"
+
+
+def test_html_pages_give_their_main_content(tmp_path):
+    pytest.importorskip("resiliparse")
+    (tmp_path / "a.html").write_bytes(PAGE.format(PROSE + "é").encode("cp1252"))
+    (tmp_path / "b.html").write_bytes(b"<script>x()</script>")
+    (tmp_path / "c.html").write_text(f"<meta charset='sjis'><p>{PROSE}日本</p>", "sjis")
+    (tmp_path / "d.html").write_text("\x00" + PAGE.format(PROSE + "\x00\x00"))
+    first, second, third, fourth = read(HtmlFiles(f"{tmp_path}/*.html"))
+    assert (first.text, first.counts) == (PROSE + "é", {"encoding: cp1252": 1})
+    assert second.reason == "no main content"
+    assert third.text.endswith("日本")
+    assert PROSE.strip() in fourth.text
+
+
+def test_hostile_html_has_a_reason_in_bounded_time(tmp_path, monkeypatch):
+    pytest.importorskip("resiliparse")
+    start = time.process_time()
+    (tmp_path / "deep.html").write_text("<div>" * 10_000 + PROSE + "</div>" * 10_000)
+    (tmp_path / "formatting.html").write_text("<b>" * 10_000 + PROSE)
+    (tmp_path / "large.html").write_bytes(b"x" * (50 << 20))
+    (tmp_path / "long_word.html.gz").write_bytes(gzip.compress(b"<p>" + b"word " * 10**6))
+    (tmp_path / "surrogates.html").write_bytes(b"<p>\xed\xa0\x80 " + PROSE.encode())
+    (tmp_path / "truncated.html.gz").write_bytes(gzip.compress(PROSE.encode())[:-20])
+    reasons = [document.reason for document in read(HtmlFiles(f"{tmp_path}/*"))]
+    nested = "nested too deeply"
+    assert reasons == [nested, nested, "too large", "", "", "damaged file"]
+    assert time.process_time() - start < 5
+
+
+def test_responses_of_archives_are_pages(tmp_path):
+    pytest.importorskip("fastwarc")
+
+    def record(number: int, kind: str, body: bytes, http: str = "") -> bytes:
+        block = (f"{http}\r\n\r\n".encode() if http else b"") + body
+        return (
+            (
+                f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: http://a/{number}\r\n"
+                f"WARC-Date: 2026-01-0{number}T00:00:00Z\r\n"
+                f"WARC-Record-ID: <urn:uuid:{number}>\r\n"
+                f"Content-Type: {'application/http' if http else 'text/plain'}\r\n"
+                f"Content-Length: {len(block)}\r\n\r\n"
+            ).encode()
+            + block
+            + b"\r\n\r\n"
+        )
+
+    page = PAGE.format(PROSE).encode()
+    html = "HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8"
+    records = [
+        record(1, "warcinfo", b"software: x"),
+        record(2, "response", page, html),
+        record(3, "response", b"GIF", "HTTP/1.1 200 OK\r\nContent-Type: image/gif"),
+        record(4, "response", page, "HTTP/1.1 404 Not Found\r\nContent-Type: text/html"),
+        record(5, "conversion", PROSE.encode()),
+        record(6, "response", page, html),
+    ]
+    (tmp_path / "a.warc").write_bytes(b"".join(records))
+    (tmp_path / "b.warc.gz").write_bytes(b"".join(map(gzip.compress, records)))
+    for name in ("a.warc", "b.warc.gz"):
+        found = read(WarcFiles(str(tmp_path / name)))
+        assert [d.reason for d in found] == ["", "not HTML", "HTTP error", "", ""]
+        assert found[0].text == PROSE.strip()
+        assert found[0].fields == {"url": "http://a/2", "date": "2026-01-02T00:00:00Z"}
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(data[:-200])
+        assert "truncated archive" in [d.reason for d in read(WarcFiles(str(tmp_path / name)))]
+
+
+def write_epub(path: Path, chapters: dict[str, str], package_head: str = "") -> None:
+    items = "".join(
+        f'<item id="{name}" href="text/{name}.xhtml" media-type="application/xhtml+xml"/>'
+        for name in sorted(chapters)
+    )
+    spine = "".join(f'<itemref idref="{name}"/>' for name in chapters)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(
+            "META-INF/container.xml",
+            '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
+            '<rootfile full-path="OEBPS/book.opf"/></rootfiles></container>',
+        )
+        archive.writestr(
+            "OEBPS/book.opf",
+            f'{package_head}<package xmlns="http://www.idpf.org/2007/opf"><metadata>'
+            f'<dc:title xmlns:dc="x">A Book</dc:title></metadata><manifest>{items}</manifest>'
+            f"<spine>{spine}</spine></package>",
+        )
+        for name, text in chapters.items():
+            archive.writestr(f"OEBPS/text/{name}.xhtml", text)
+
+
+def test_books_are_read_in_the_order_of_their_spine(tmp_path):
+    pytest.importorskip("resiliparse")
+    chapters = {"z": "<p>First chapter.</p>", "a": "<p>Second chapter.</p>"}
+    write_epub(tmp_path / "a.epub", chapters)
+    write_epub(tmp_path / "b.epub", {"z": "<p>" + " " * (20 << 20)})  # 20 kB of zip file
+    write_epub(tmp_path / "c.epub", chapters, '<!DOCTYPE x [<!ENTITY a "b">]>')
+    (tmp_path / "d.epub").write_bytes((tmp_path / "a.epub").read_bytes()[:-90])
+    book, *others = read(EpubFiles(f"{tmp_path}/*.epub"))
+    assert book.text == "First chapter.\n\nSecond chapter."
+    assert book.fields == {"title": "A Book"}
+    assert [each.reason for each in others] == ["too large", "damaged file", "damaged file"]
+
+
+def test_gutenberg_books_lose_their_license(tmp_path):
+    book = (
+        "\ufeffThe Project Gutenberg EBook of X\r\n\r\n"
+        "*** START OF THIS PROJECT GUTENBERG EBOOK X ***\r\n\r\n"
+        "Produced by A Person\r\n\r\nCHAPTER I\r\n\r\nText.\r\n\r\n\r\n"
+        "*** END OF THIS PROJECT GUTENBERG EBOOK X ***\r\nLicense"
+    )
+    (tmp_path / "a.txt").write_text(book, newline="")
+    (tmp_path / "b.txt").write_text(book.replace("START", "BEGIN"), newline="")
+    first, second = read(GutenbergFiles(f"{tmp_path}/*.txt"))
+    assert (first.text, second.reason) == ("CHAPTER I\n\nText.", "no Gutenberg markers")
+
+
+def test_messages_are_read_without_quotes_and_signatures(tmp_path):
+    mail = (
+        "From a@b Mon Jan  1 00:00:00 2001\nFrom: a@b.c\nSubject: =?utf-8?q?caf=C3=A9?=\n\n"
+        "Ann wrote:\n> old text\nNew text.\n-- \nAnn\n\n"
+        "From x@y Mon Jan  1 00:00:00 2001\nContent-Type: multipart/alternative; boundary=B\n\n"
+        "--B\nContent-Type: text/html\n\n<p>page</p>\n--B\n"
+        "Content-Type: text/plain; charset=latin-1\n"
+        "Content-Transfer-Encoding: quoted-printable\n\nna=EFve\n--B--\n\n"
+        "From x@y Mon Jan  1 00:00:00 2001\nContent-Type: image/png\n\nx\n"
+    )
+    (tmp_path / "a.mbox").write_text(mail)
+    first, second, third = read(MailFiles(str(tmp_path / "a.mbox")))
+    assert (first.text, first.fields) == ("New text.", {"subject": "café"})
+    assert (second.text, third.reason) == ("naïve", "no text part")

@@ -15,14 +15,27 @@ from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
 from bert_jax.data.corpus.curation.duplicates.lines import RepeatedLines, RepeatedParagraphs
 from bert_jax.data.corpus.curation.duplicates.near import NearDuplicates
 from bert_jax.data.corpus.curation.rules import RuleSet
+from bert_jax.data.corpus.formats.epub import EpubFiles, GutenbergFiles
+from bert_jax.data.corpus.formats.html import HtmlFiles
+from bert_jax.data.corpus.formats.mail import MailFiles
 from bert_jax.data.corpus.formats.parquet import ParquetFiles
+from bert_jax.data.corpus.formats.warc import WarcFiles
 from bert_jax.data.corpus.formats.wikipedia import WikipediaDump
 from bert_jax.data.corpus.sources import RawDocument, SourceFile, TextFiles
 from bert_jax.data.corpus.work_units import balanced_groups, default_num_units
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.text.sentences import get_sentence_splitter
 
-DocumentFiles = TextFiles | ParquetFiles | WikipediaDump
+DocumentFiles = (
+    TextFiles
+    | ParquetFiles
+    | WikipediaDump
+    | HtmlFiles
+    | WarcFiles
+    | EpubFiles
+    | GutenbergFiles
+    | MailFiles
+)
 """The kinds of files: each lists its files, and reads the documents of one."""
 
 

@@ -1,0 +1,23 @@
+"""Curates HTML pages, in a folder or in web archives: main content, no bad pages, no duplicates.
+
+    bert-jax curate html --output curated --arg files='docs/**/*.html'
+    bert-jax curate html --output curated --arg files='crawl/*.warc.gz'
+
+Needs the extra [curate]. Files whose names contain `.warc` or `.wet` are read as archives. The
+rules are those of the recipe `web` except C4's, which drop every page with a curly bracket.
+"""
+
+from bert_jax.data.corpus.curation.plan import CurationConfig, Source
+from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION
+from bert_jax.data.corpus.formats.html import HtmlFiles
+from bert_jax.data.corpus.formats.warc import WarcFiles
+
+
+def get_config(*, files: str, max_dropped: float = 0.95) -> CurationConfig:
+    """Returns the config for the pages or archives that match a pattern."""
+    is_archive = ".warc" in files or ".wet" in files
+    return CurationConfig(
+        sources=(Source(name="html", files=WarcFiles(files) if is_archive else HtmlFiles(files)),),
+        rule_sets=(GOPHER_QUALITY, GOPHER_REPETITION),
+        max_dropped=max_dropped,
+    )
