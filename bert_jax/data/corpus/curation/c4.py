@@ -34,7 +34,7 @@ class CleanedPage:
     Attributes:
       text: the lines that are kept; "" if the page is dropped.
       reason: why the page is dropped; None to keep it.
-      num_sentences: the sentences of the lines that are retained.
+      num_sentences: the sentences of the retained lines, counted until there are enough.
       removed_lines: the number of lines removed, by reason.
     """
 
@@ -75,7 +75,8 @@ def clean_page(text: str, splitter: SentenceSplitter) -> CleanedPage:
         if any(words in lower for words in _POLICY_LINES):
             removed["policy"] += 1
             continue
-        num_sentences += len(splitter.split(line))
+        if num_sentences < MIN_SENTENCES:  # splitting takes most of the time
+            num_sentences += len(splitter.split(line))
         retained.append(line)
     if num_sentences < MIN_SENTENCES:
         return CleanedPage("", FEW_SENTENCES, num_sentences, removed)

@@ -44,7 +44,8 @@ class TextView:
     @cached_property
     def words(self) -> list[str]:
         """Returns the tokens that have a letter or a digit."""
-        return [token for token in self.tokens if any(map(str.isalnum, token))]
+        # Most tokens are runs of letters and digits, which one call finds.
+        return [t for t in self.tokens if t.isalnum() or any(map(str.isalnum, t))]
 
     @cached_property
     def lines(self) -> list[str]:
@@ -77,10 +78,21 @@ class TextView:
             if n == 1:
                 self._ngram_ids[1] = self.token_ids
             else:
-                shorter = self.ngram_ids(n - 1)[:-1]
-                pairs = shorter * (len(self.tokens) + 1) + self.token_ids[n - 1 :]
-                self._ngram_ids[n] = np.unique(pairs, return_inverse=True)[1]
+                self._ngram_ids[n] = self._extend(self.ngram_ids(n - 1), self.token_ids[n - 1 :])
         return self._ngram_ids[n]
+
+    def _extend(self, ids: np.ndarray, last_tokens: np.ndarray) -> np.ndarray:
+        """Returns the numbers of n-grams from those of (n-1)-grams and the last tokens.
+
+        An n-gram can occur twice only if both of its (n-1)-grams do, so only these are sorted.
+        """
+        is_repeated = np.bincount(ids)[ids] > 1
+        candidates = np.flatnonzero(is_repeated[:-1] & is_repeated[1:])
+        # Numbers are smaller than twice the number of tokens.
+        extended = len(self.tokens) + np.arange(len(last_tokens))
+        pairs = ids[candidates] * (len(self.tokens) + 1) + last_tokens[candidates]
+        extended[candidates] = np.unique(pairs, return_inverse=True)[1]
+        return extended
 
     @cached_property
     def _ngram_ids(self) -> dict[int, np.ndarray]:
@@ -134,7 +146,7 @@ def ellipsis_lines(view: TextView) -> float:
 
 def tokens_with_letter(view: TextView) -> float:
     """Returns the tokens with a letter / tokens."""
-    found = sum(any(map(str.isalpha, token)) for token in view.tokens)
+    found = sum(t.isalpha() or any(map(str.isalpha, t)) for t in view.tokens)
     return _fraction(found, len(view.tokens))
 
 
@@ -172,11 +184,11 @@ def top_ngram_characters(view: TextView, n: int) -> float:
     if len(view.tokens) < n:
         return 0.0
     ids, lengths = view.ngram_ids(n), _ngram_lengths(view, n) + n - 1
-    _, first, counts = np.unique(ids, return_index=True, return_counts=True)
+    counts = np.bincount(ids)
     count = counts.max()
     if count < 2:
         return 0.0
-    return _fraction(float(lengths[first[counts == count]].max() * count), len(view.text))
+    return _fraction(float(lengths[counts[ids] == count].max() * count), len(view.text))
 
 
 def duplicate_ngram_characters(view: TextView, n: int) -> float:
@@ -188,18 +200,18 @@ def duplicate_ngram_characters(view: TextView, n: int) -> float:
     if len(view.tokens) < n:
         return 0.0
     ids = view.ngram_ids(n)
-    _, first = np.unique(ids, return_index=True)
-    if len(first) == len(ids):
+    repeated = np.flatnonzero(np.bincount(ids)[ids] > 1)
+    if not len(repeated):
         return 0.0
-    lengths, seen, total, index = _ngram_lengths(view, n), set[int](), 0, 0
-    numbers = ids.tolist()
-    while index < len(numbers):
-        if numbers[index] in seen:
+    lengths, seen, total, end = _ngram_lengths(view, n), set[int](), 0, 0
+    for index, number in zip(repeated.tolist(), ids[repeated].tolist(), strict=True):
+        if index < end:
+            continue
+        if number in seen:
             total += int(lengths[index])
-            index += n
+            end = index + n
         else:
-            seen.add(numbers[index])
-            index += 1
+            seen.add(number)
     return _fraction(total, len(view.text))
 
 
