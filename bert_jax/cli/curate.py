@@ -1,27 +1,33 @@
 """Runs `bert-jax curate`: drops bad and repeated documents of raw text, with a ledger of each."""
 
 import argparse
+import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert_jax.errors import ConfigError
 from bert_jax.json_io import read_json
+
+if TYPE_CHECKING:
+    from bert_jax.data.corpus.curation.plan import CurationConfig
 
 HELP = "filter and deduplicate raw text, and record what happened to each document"
 
 _EPILOG = """examples:
   bert-jax curate web --output curated --arg files='crawl/*.jsonl.gz'
+  bert-jax curate web --dry-run --tokenizer vocabulary --arg files='crawl/*.jsonl.gz'
   bert-jax curate documents --output curated --arg files='books/*.txt' document_unit=blank-line
   bert-jax prepare --files 'curated/documents-*.jsonl.gz' --tokenizer vocabulary --output prepared
 
 The same command resumes after a stop. The documents written are identical with any number of
 workers. The ledger-*.parquet files have one row for each document of the input: whether it was
 kept, or by which rule, with which value, or in favor of which other document it was dropped.
+curation.html shows them: counts, limits on histograms, examples of every reason.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds RECIPE, --arg, --output and --workers."""
+    """Adds RECIPE, --arg, --output, --workers, --dry-run and --tokenizer."""
     parser.epilog = _EPILOG
     parser.add_argument("recipe", metavar="RECIPE", help="name or file of a recipe of curation")
     parser.add_argument(
@@ -32,9 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="arguments of get_config in the recipe",
     )
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="output folder")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="output folder; required without --dry-run"
+    )
     parser.add_argument(
         "--workers", type=int, metavar="N", help="number of processes (default: one per CPU core)"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="forecast of documents, time and disk space from a sample; writes nothing",
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="tokenizer of --dry-run, to forecast tokens as well"
     )
 
 
@@ -52,7 +68,29 @@ def run(args: argparse.Namespace) -> None:
             f"{args.recipe}: get_config returns a {type(config).__name__}; `bert-jax curate` "
             "expects a CurationConfig, as in the recipe 'curate/web'"
         )
-    print(_summary(curate(config, args.output, num_workers=args.workers), args.output))
+    if args.dry_run:
+        print(_forecast(config, args))
+        return
+    if args.output is None:
+        raise ConfigError("--output is missing, expected a folder; or give --dry-run")
+    if args.tokenizer is not None:
+        raise ConfigError("--tokenizer is for --dry-run: a curated corpus has no tokens")
+    manifest = curate(config, args.output, num_workers=args.workers)
+
+    from bert_jax.report.curation_report import REPORT_FILE, write_curation_report
+
+    report = args.output / REPORT_FILE
+    if not report.is_file():
+        write_curation_report(config, args.output)
+    print(f"{_summary(manifest, args.output)}\nreport: {report}")
+
+
+def _forecast(config: "CurationConfig", args: argparse.Namespace) -> str:
+    from bert_jax.data.corpus.curation.sample import describe_forecast, forecast
+    from bert_jax.text.load_tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
+    return describe_forecast(forecast(config, tokenizer), args.workers or os.cpu_count() or 1)
 
 
 def _summary(manifest: dict[str, Any], output: Path) -> str:

@@ -167,7 +167,13 @@ def make_plan(config: CurationConfig, work: Sequence[CurationUnit]) -> dict[str,
     settings.pop("max_dropped")
     for step in settings["steps"]:
         step.pop("max_changed", None)
-    return {
+    rules = [rule for rule_set in config.rule_sets for rule in rule_set.rules]
+    models = {
+        str(rule.signal): rule.signal.fingerprint()
+        for rule in rules
+        if not isinstance(rule.signal, str)
+    }
+    return ({"models": models} if models else {}) | {
         "bert_jax": __version__,
         # Categories of characters and their cases differ between versions of Unicode.
         "unicode": unicodedata.unidata_version,

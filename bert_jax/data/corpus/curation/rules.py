@@ -6,6 +6,7 @@ A rule is a signal and a limit. Limits are data: a recipe replaces a rule with
 
 from dataclasses import dataclass
 
+from bert_jax.data.corpus.curation.model_signals import ModelSignal
 from bert_jax.data.corpus.curation.signals import (
     DUPLICATE_NGRAMS,
     SIGNALS,
@@ -17,27 +18,38 @@ from bert_jax.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Keeps documents whose signal is within the limits; a limit of None does not exist."""
+    """Keeps documents whose signal is within the limits; a limit of None does not exist.
 
-    signal: str
+    Attributes:
+      signal: a name in `SIGNALS`, or a signal that needs a file.
+    """
+
+    signal: str | ModelSignal
     at_least: float | None = None
     at_most: float | None = None
 
     def __post_init__(self) -> None:
-        if self.signal not in SIGNALS:
+        if isinstance(self.signal, str) and self.signal not in SIGNALS:
             hint = did_you_mean(self.signal, SIGNALS) or f"expected one of {', '.join(SIGNALS)}"
             raise ConfigError(f"rule: there is no signal {self.signal!r}; {hint}")
         if self.at_least is None and self.at_most is None:
-            raise ConfigError(f"rule {self.signal}: no limit; expected at_least, at_most or both")
+            raise ConfigError(f"rule {self.name}: no limit; expected at_least, at_most or both")
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             raise ConfigError(
-                f"rule {self.signal}: at_least is {self.at_least} and at_most {self.at_most}, "
+                f"rule {self.name}: at_least is {self.at_least} and at_most {self.at_most}, "
                 "which drops every document"
             )
 
+    @property
+    def name(self) -> str:
+        """Returns the name of the signal."""
+        return self.signal if isinstance(self.signal, str) else self.signal.name
+
     def compute(self, view: TextView) -> float:
         """Returns the signal of a document."""
-        return SIGNALS[self.signal](view)
+        if isinstance(self.signal, str):
+            return SIGNALS[self.signal](view)
+        return self.signal.compute(view)
 
     def allows(self, value: float) -> bool:
         """Returns whether a document with this value of the signal is kept."""
@@ -59,7 +71,7 @@ class RuleSet:
 
     def reason(self, rule: Rule) -> str:
         """Returns the reason in the ledger for a document that breaks a rule."""
-        return f"{self.name}: {rule.signal}"
+        return f"{self.name}: {rule.name}"
 
 
 GOPHER_QUALITY = RuleSet(

@@ -15,6 +15,8 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from bert_jax.text.sentences import get_sentence_splitter
+
 _TOKEN = re.compile(r"\w+|(?<=\w)['’]\w+|\.\.\.|[^\w\s]")
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 _ELLIPSES = ("...", "…")
@@ -237,6 +239,14 @@ def newlines_per_token(view: TextView) -> float:
     return _fraction(view.text.count("\n"), len(view.tokens))
 
 
+def sentences(view: TextView) -> float:
+    """Returns the number of sentences by the rules of `text/sentences.py`.
+
+    Sentence pairs (BERT's and ALBERT's second objective) need documents of at least two.
+    """
+    return len(get_sentence_splitter("rules").split(view.text))
+
+
 def replacement_characters(view: TextView) -> float:
     """Returns the number of U+FFFD, which stand for bytes that are not text / characters."""
     return _fraction(view.text.count("\ufffd"), len(view.text))
@@ -261,6 +271,7 @@ SIGNALS: dict[str, Callable[[TextView], float]] = {
         short_lines,
         newlines_per_token,
         replacement_characters,
+        sentences,
     )
 } | {
     **{f"top_{n}gram_characters": partial(top_ngram_characters, n=n) for n in TOP_NGRAMS},

@@ -19,6 +19,7 @@ from bert_jax.data.corpus.curation.c4 import (
     clean_page,
     count_sentences,
 )
+from bert_jax.data.corpus.curation.model_signals import ModelSignal
 from bert_jax.data.corpus.curation.plan import CurationConfig, CurationUnit
 from bert_jax.data.corpus.curation.signals import TextView
 from bert_jax.data.corpus.curation.spills import write_spill_lines
@@ -54,18 +55,26 @@ def filter_document(text: str, config: CurationConfig, removed_lines: Counter[st
     Args:
       removed_lines: gets the number of lines removed, by reason.
     """
+    cleaned = clean_lines(text, config, removed_lines)
+    if cleaned.reason:
+        return cleaned
+    reason, value = _check_rules(cleaned.text, config)
+    return FilterResult(text="" if reason else cleaned.text, reason=reason, value=value)
+
+
+def clean_lines(text: str, config: CurationConfig, removed_lines: Counter[str]) -> FilterResult:
+    """Normalizes a document and applies the rules for lines; arguments as `filter_document`."""
     text = normalize_text(text).strip()
     if not any(map(str.isalnum, text)):
         return FilterResult(text="", reason=EMPTY)
-    if config.lines is not None:
-        page = clean_page(text, get_sentence_splitter(config.lines.splitter))
-        removed_lines.update(page.removed_lines)
-        if page.reason is not None:
-            value = float(page.num_sentences) if page.reason == FEW_SENTENCES else None
-            return FilterResult(text="", reason=page.reason, value=value)
-        text = page.text
-    reason, value = _check_rules(text, config)
-    return FilterResult(text="" if reason else text, reason=reason, value=value)
+    if config.lines is None:
+        return FilterResult(text=text)
+    page = clean_page(text, get_sentence_splitter(config.lines.splitter))
+    removed_lines.update(page.removed_lines)
+    if page.reason is None:
+        return FilterResult(text=page.text)
+    value = float(page.num_sentences) if page.reason == FEW_SENTENCES else None
+    return FilterResult(text="", reason=page.reason, value=value)
 
 
 def check_text(text: str, config: CurationConfig) -> tuple[str, float | None]:
@@ -86,7 +95,7 @@ def check_text(text: str, config: CurationConfig) -> tuple[str, float | None]:
 def _check_rules(text: str, config: CurationConfig) -> tuple[str, float | None]:
     """Returns the first rule for documents that a text breaks, as `check_text`."""
     view = TextView(text)
-    values: dict[str, float] = {}
+    values: dict[str | ModelSignal, float] = {}
     for rule_set in config.rule_sets:
         for rule in rule_set.rules:
             if rule.signal not in values:  # each signal is computed once

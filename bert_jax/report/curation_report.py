@@ -1,0 +1,297 @@
+"""Writes `curation.html`, a self-contained page about a curated corpus that works offline."""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.atomic_io import atomic_write
+from bert_jax.config_lib import flatten, to_json
+from bert_jax.data.corpus.curation.ledger import RETAINED, LedgerRow
+from bert_jax.data.corpus.curation.plan import CurationConfig
+from bert_jax.data.corpus.curation.review import Review, count_broken, review
+from bert_jax.data.corpus.curation.rules import Rule
+from bert_jax.data.corpus.curation.sample import quantiles, rule_limits
+from bert_jax.json_io import read_json
+from bert_jax.report.html import (
+    card,
+    definition_list,
+    details,
+    escape,
+    html_page,
+    key_value_table,
+    section,
+    table,
+)
+from bert_jax.report.svg_charts import HEIGHT, PlotArea, svg, ticks
+
+REPORT_FILE = "curation.html"
+_NUM_BINS = 30
+_SHOWN_WORDS = 200
+_QUANTILES = (0.05, 0.5, 0.95)
+
+
+def write_curation_report(config: CurationConfig, output: Path) -> Path:
+    """Writes `curation.html` into the folder of a curated corpus.
+
+    It reads the input again, for examples of dropped documents and for the signals of a sample.
+
+    Raises:
+      UserError: the corpus is unfinished, or the input cannot be read.
+    """
+    manifest, content = read_json(output / "manifest.json"), review(config, output)
+    body = [
+        _header(output, manifest),
+        _flow(content),
+        _lines(manifest),
+        _rules(config, content),
+        _histograms(config, content),
+        _other_signals(config, content),
+        _examples(content),
+        _pairs(content),
+        _data_card(config, manifest, content),
+    ]
+    atomic_write(
+        output / REPORT_FILE, html_page(f"{output.resolve().name}: curation", "".join(body))
+    )
+    return output / REPORT_FILE
+
+
+def _header(output: Path, manifest: dict[str, Any]) -> str:
+    counts = manifest["counts"]
+    kept, total = counts["retained_documents"], counts["documents"]
+    facts = {
+        "Documents": f"{kept:,} of {total:,} ({_percent(kept, total)})",
+        "Characters": f"{counts['retained_characters']:,} of {counts['characters']:,} "
+        f"({_percent(counts['retained_characters'], counts['characters'])})",
+        "bert_jax": manifest["bert_jax"],
+    }
+    return f"<h1>{escape(output.resolve().name)}: curation</h1>" + definition_list(facts, "facts")
+
+
+def _flow(content: Review) -> str:
+    """Returns what happened to the documents of each source, by reason."""
+    rows: list[list[str]] = []
+    for source, flows in content.flows.items():
+        total = sum(flow.documents for flow in flows.values())
+        characters = sum(flow.characters for flow in flows.values())
+        rows.append([source, f"{total:,}", "100%", f"{characters:,}", "100%"])
+        ordered = sorted(flows.items(), key=lambda item: (item[0] != RETAINED, -item[1].documents))
+        for reason, flow in ordered:
+            is_kept = reason == RETAINED
+            count = flow.retained_characters if is_kept else flow.characters
+            rows.append(
+                [
+                    f"{source} – {'kept' if is_kept else reason}",
+                    *(f"{flow.documents:,}", _percent(flow.documents, total)),
+                    *(f"{count:,}", _percent(count, characters)),
+                ]
+            )
+    header = ("source – reason", "documents", "of source", "characters", "of source")
+    return section("Documents by source and reason", table(header, rows))
+
+
+def _lines(manifest: dict[str, Any]) -> str:
+    content = ""
+    for title, name in (("removed lines", "removed_lines"), ("reading", "read_counts")):
+        counts = manifest.get(name) or {}
+        content += table((title, "count"), [[key, f"{count:,}"] for key, count in counts.items()])
+    return section("Removed lines, and what happened while reading", content)
+
+
+def _rules(config: CurationConfig, content: Review) -> str:
+    """Returns what each rule drops of the sample, alone and whatever the other rules do."""
+    broken, only = count_broken(content.measured)
+    total = len(content.measured)
+    rows = [
+        [
+            reason,
+            _limit(rule),
+            f"{broken[reason]:,}",
+            _percent(broken[reason], total),
+            f"{only[reason]:,}",
+            _percent(only[reason], total),
+        ]
+        for limits in rule_limits(config).values()
+        for reason, rule in limits
+    ]
+    rows.sort(key=lambda row: -int(row[2].replace(",", "")))
+    note = (
+        f"Measured on {total:,} of {content.num_sampled:,} sampled documents "
+        f"({content.fraction:.0%} of the input, chosen by hash): those that the rules for lines "
+        "keep. A document counts for every rule that it breaks; “only this rule” would be kept "
+        "without it."
+    )
+    header = ("rule", "keeps", "breaks it", "of sample", "only this rule", "of sample")
+    rendered = table(header, rows, caption=note)
+    return section("What each rule drops", rendered)
+
+
+def _histograms(config: CurationConfig, content: Review) -> str:
+    """Returns a histogram of each signal that a rule limits, with the limits as dashed lines."""
+    cards = []
+    for signal, limits in rule_limits(config).items():
+        values = [each.signals[signal] for each in content.measured if signal in each.signals]
+        if values:
+            bounds = [
+                bound
+                for _, rule in limits
+                for bound in (rule.at_least, rule.at_most)
+                if bound is not None
+            ]
+            name = signal.replace("_", " ")
+            cards.append(card(histogram(values, bounds, name), title=name))
+    if not cards:
+        return ""
+    note = (
+        '<p class="quiet">Dashed: limits of the rules. Values above the 99th percentile are in the '
+        "last bar.</p>"
+    )
+    return f'<h2>Signals</h2>{note}<div class="charts">{"".join(cards)}</div>'
+
+
+def histogram(values: Sequence[float], bounds: Sequence[float], title: str) -> str:
+    """Draws a histogram with dashed lines at some values.
+
+    Args:
+      title: the label for screen readers.
+    """
+    (top,) = quantiles(values, (0.99,))
+    low = min(values)
+    # A limit far above all values (100,000 words) would leave one bar.
+    high = max([top, *(bound for bound in bounds if bound <= low + 3 * (top - low))])
+    axis = ticks(low, high)
+    low, high = axis[0], axis[-1]
+    counts = [0] * _NUM_BINS
+    for value in values:
+        counts[min(_NUM_BINS - 1, int((value - low) / (high - low) * _NUM_BINS))] += 1
+    count_ticks = ticks(0, max(counts))
+    area = PlotArea(low_x=low, high_x=high, low_y=0, high_y=count_ticks[-1])
+    parts = [area.axes(axis, count_ticks, "value", _number, _number)]
+    width = (high - low) / _NUM_BINS
+    for index, count in enumerate(counts):
+        left, right = low + index * width, low + (index + 1) * width
+        tooltip = escape(f"{_number(left)} to {_number(right)}: {count:,} documents")
+        parts.append(
+            f'<rect x="{area.x(left):.1f}" y="{area.y(count):.1f}" class="c0" '
+            f'width="{area.x(right) - area.x(left) - 0.5:.1f}" '
+            f'height="{area.y(0) - area.y(count):.1f}"><title>{tooltip}</title></rect>'
+        )
+    parts += [
+        area.line((bound, 0), (bound, count_ticks[-1]), "bound")
+        for bound in bounds
+        if low <= bound <= high
+    ]
+    limits = ", ".join(map(_number, bounds))
+    return svg(f"Histogram of {title}, {len(values):,} documents, limits {limits}", parts, HEIGHT)
+
+
+def _other_signals(config: CurationConfig, content: Review) -> str:
+    """Returns quantiles of the signals that no rule limits."""
+    if not content.measured:
+        return ""
+    limited = rule_limits(config)
+    rows = [
+        [name.replace("_", " "), *map(_number, quantiles(values, _QUANTILES))]
+        for name in content.measured[0].signals
+        if name not in limited
+        for values in [[each.signals[name] for each in content.measured]]
+    ]
+    rendered = table(("signal", "5 %", "median", "95 %"), rows)
+    return section("Signals without a limit", details(f"{len(rows)} signals", rendered))
+
+
+def _examples(content: Review) -> str:
+    """Returns some documents of each reason, chosen by hash."""
+    parts = []
+    for reason, flow in content.reasons().items():
+        rows = content.examples.get(reason, [])
+        if rows:
+            items = "".join(_example(row, content) for row in rows)
+            parts.append(details(f"{reason} ({flow.documents:,} documents)", items))
+    return section("Examples of dropped documents", "".join(parts))
+
+
+def _example(row: LedgerRow, content: Review) -> str:
+    facts = {"document": row.id, "characters": f"{row.characters:,}"}
+    if row.value is not None:
+        facts["value"] = _number(row.value)
+    if row.twin:
+        facts["kept instead"] = row.twin
+    words = content.texts.get(row.id, "").split()
+    text = " ".join(words[:_SHOWN_WORDS]) + (" …" if len(words) > _SHOWN_WORDS else "")
+    return f'<div class="card">{definition_list(facts, "facts")}<p>{escape(text)}</p></div>'
+
+
+def _pairs(content: Review) -> str:
+    """Returns near-duplicates side by side, with the words that differ marked."""
+    rows = []
+    for row in content.pairs:
+        dropped, kept = (content.texts.get(name, "") for name in (row.id, row.twin))
+        left, right = mark_differences(dropped, kept)
+        rows.append(
+            f"<tr><td>dropped: {escape(row.id)}, {_number(row.value or 0.0)}<p>{left}</p></td>"
+            f"<td>kept: {escape(row.twin)}<p>{right}</p></td></tr>"
+        )
+    if not rows:
+        return ""
+    return section(
+        "Near-duplicates side by side",
+        f'<table class="words"><tbody>{"".join(rows)}</tbody></table>',
+    )
+
+
+def mark_differences(first: str, second: str) -> tuple[str, str]:
+    """Returns the beginnings of two texts as HTML, with <mark> around words that differ."""
+    words = [text.split()[:_SHOWN_WORDS] for text in (first, second)]
+    rendered: tuple[list[str], list[str]] = ([], [])
+    matcher = difflib.SequenceMatcher(None, words[0], words[1], autojunk=False)
+    for kind, begin_a, end_a, begin_b, end_b in matcher.get_opcodes():
+        for side, begin, end in ((0, begin_a, end_a), (1, begin_b, end_b)):
+            text = escape(" ".join(words[side][begin:end]))
+            if text:
+                rendered[side].append(text if kind == "equal" else f"<mark>{text}</mark>")
+    return " ".join(rendered[0]), " ".join(rendered[1])
+
+
+def _data_card(config: CurationConfig, manifest: dict[str, Any], content: Review) -> str:
+    """Returns what someone needs who uses the corpus or builds it again."""
+    settings = flatten(to_json(config))
+    counts = {
+        source: f"{flows.get(RETAINED, (0,))[0]:,} documents kept"
+        for source, flows in content.flows.items()
+    }
+    facts = {
+        **{f"source {name}": text for name, text in counts.items()},
+        "fingerprint": manifest.get("fingerprint", ""),
+        "known bias": "rules of English web text drop verse, lists, code and other languages more "
+        "often than prose; names of people stay in the text",
+    }
+    shards = [
+        [shard["file"], f"{shard['documents']:,}", shard["sha256"]] for shard in manifest["shards"]
+    ]
+    return section(
+        "Data card",
+        key_value_table(facts, ("fact", "value"))
+        + details(f"{len(settings)} settings", key_value_table(settings, ("setting", "value")))
+        + details(
+            f"{len(shards)} files", table(("file", "documents", "SHA-256 of the text"), shards)
+        ),
+    )
+
+
+def _limit(rule: Rule) -> str:
+    parts = []
+    if rule.at_least is not None:
+        parts.append(f"≥ {_number(rule.at_least)}")
+    if rule.at_most is not None:
+        parts.append(f"≤ {_number(rule.at_most)}")
+    return ", ".join(parts)
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.3g}%" if whole else "–"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

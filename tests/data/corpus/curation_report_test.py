@@ -1,0 +1,160 @@
+"""Tests the report on a curated corpus and the forecast of a dry run.
+
+Covers bert_jax/data/corpus/curation/{sample,review}.py and bert_jax/report/curation_report.py.
+"""
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bert_jax.cli import main
+from bert_jax.data.corpus.curation import sample
+from bert_jax.data.corpus.curation.curate import curate
+from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
+from bert_jax.data.corpus.curation.duplicates.near import NearDuplicates
+from bert_jax.data.corpus.curation.plan import CurationConfig, Source, make_units
+from bert_jax.data.corpus.curation.review import count_broken, review
+from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION
+from bert_jax.data.corpus.curation.sample import forecast, is_sampled, measure, read_raw_documents
+from bert_jax.data.corpus.curation.units import digest, filter_document
+from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.report.curation_report import histogram, mark_differences, write_curation_report
+
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture(scope="module")
+def config(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> CurationConfig:
+    """Returns a config for paragraphs of speeches, copies of some, and hostile documents."""
+    folder = tmp_path_factory.mktemp("raw")
+    speech = (shared / "text/inaugural/1861-Lincoln.txt").read_text("utf-8")
+    paragraphs = [text for text in speech.split("\n\n") if text.strip()]
+    long = max(paragraphs, key=len)
+    near = long.replace(" the ", " a ", 1)
+    hostile = ["", "<script>alert(1)</script> & " * 40, "\x00"]
+    for name, texts in (("speech", paragraphs), ("copies", [paragraphs[5], near, *hostile])):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (folder / f"{name}.jsonl").write_text(lines)
+    return CurationConfig(
+        sources=tuple(
+            Source(name=name, files=TextFiles(str(folder / f"{name}.jsonl")))
+            for name in ("speech", "copies")
+        ),
+        rule_sets=(GOPHER_QUALITY, GOPHER_REPETITION),
+        steps=(ExactDuplicates(), NearDuplicates()),
+    )
+
+
+@pytest.fixture(scope="module")
+def output(config: CurationConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("curated") / "out"
+    curate(config, folder, num_workers=1)
+    return folder
+
+
+def test_review_counts_every_document_of_the_ledger(config, output) -> None:
+    content, manifest = review(config, output), json.loads((output / "manifest.json").read_text())
+    counts = manifest["counts"]
+    totals = content.reasons()
+    assert sum(flow.documents for flow in totals.values()) == counts["documents"]
+    assert totals[""].retained_characters == counts["retained_characters"]
+    for source, reasons in counts["dropped"].items():
+        found = {r: flow.documents for r, flow in content.flows[source].items() if r}
+        assert found == reasons
+    (pair,) = content.pairs
+    assert pair.reason == NearDuplicates.REASON
+    assert {pair.id, pair.twin} <= set(content.texts)
+    for rows in content.examples.values():
+        assert all(row.id in content.texts for row in rows)
+
+
+def test_only_this_rule_counts_what_is_kept_without_it(config, output) -> None:
+    content = review(config, output)
+    broken, only = count_broken(content.measured)
+    documents = [raw for _, raw, _ in read_raw_documents(make_units(config))]
+
+    def num_kept(changed: CurationConfig) -> int:
+        return sum(not filter_document(raw.text, changed, Counter()).reason for raw in documents)
+
+    for rule_set in config.rule_sets:
+        for rule in rule_set.rules:
+            rest = tuple(each for each in rule_set.rules if each != rule)
+            smaller = dataclasses.replace(rule_set, rules=rest)
+            sets = tuple(smaller if each is rule_set else each for each in config.rule_sets)
+            gained = num_kept(dataclasses.replace(config, rule_sets=sets)) - num_kept(config)
+            assert only[rule_set.reason(rule)] == gained
+    assert sum(only.values()) > 0
+    assert sum(broken.values()) > sum(only.values())
+
+
+def test_report_is_offline_and_escapes_documents(config, output) -> None:
+    page = write_curation_report(config, output).read_text("utf-8")
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)" in page  # an example of a dropped document
+    assert "http://" not in page and "https://" not in page.replace("https://schema", "")
+    assert page.count("<svg") == len({r.name for s in config.rule_sets for r in s.rules})
+    assert "Near-duplicates side by side" in page and "<mark>the</mark>" in page
+    assert write_curation_report(config, output).read_text("utf-8") == page
+
+
+def test_forecast_of_a_small_input_equals_its_result(config, tmp_path) -> None:
+    exact = dataclasses.replace(config, steps=(ExactDuplicates(),))
+    manifest, result = curate(exact, tmp_path / "out", num_workers=1), forecast(exact)
+    counts = manifest["counts"]
+    assert result.fraction == 1.0
+    assert result.documents == result.sample_documents == counts["documents"]
+    assert result.retained_documents == counts["retained_documents"]
+    assert result.retained_characters == counts["retained_characters"]
+    assert result.dropped == sum(map(Counter, counts["dropped"].values()), Counter())
+
+
+def test_sample_has_its_fraction_and_depends_on_the_text_only(monkeypatch, config) -> None:
+    digests = [digest(f"text {number}") for number in range(20_000)]
+    chosen = {text_digest for text_digest in digests if is_sampled(text_digest, 0.01)}
+    assert 150 < len(chosen) < 250
+    assert chosen < {text_digest for text_digest in digests if is_sampled(text_digest, 0.05)}
+    monkeypatch.setattr(sample, "MIN_SAMPLE_BYTES", 0)
+    monkeypatch.setattr(sample, "SAMPLE_FRACTION", 0.4)
+    result = forecast(config)
+    assert 0 < result.sample_documents < result.documents
+    assert result.retained_documents + sum(result.dropped.values()) == pytest.approx(
+        result.documents, abs=len(result.dropped) + 1
+    )
+
+
+def test_dry_run_writes_nothing(config, tmp_path, capsys, shared: Path) -> None:
+    files = next(iter(config.sources[0].files.patterns("train")))
+    vocabulary = shared / "vocab/bert-base-uncased"
+    arguments = ["--dry-run", "--workers", "1", "--tokenizer", str(vocabulary)]
+    assert main(["curate", "documents", *arguments, "--arg", f"files={files}"]) == 0
+    printed = capsys.readouterr().out
+    assert "kept: about" in printed and "tokens" in printed
+    assert not list(tmp_path.iterdir())
+    assert main(["curate", "documents", "--arg", f"files={files}"]) == 2
+    assert "--output is missing" in capsys.readouterr().err
+
+
+def test_measure_skips_documents_without_text(config) -> None:
+    documents = {raw.key: raw for _, raw, _ in read_raw_documents(make_units(config))}
+    empty = [raw for raw in documents.values() if not any(map(str.isalnum, raw.text))]
+    assert empty and all(measure(raw, config) is None for raw in empty)
+
+
+def test_mark_differences_marks_words_that_differ() -> None:
+    assert mark_differences("a <b> c", "a d c e") == (
+        "a <mark>&lt;b&gt;</mark> c",
+        "a <mark>d</mark> c <mark>e</mark>",
+    )
+
+
+def test_histogram_counts_every_value_once() -> None:
+    values = [0.0, 0.1, 0.1, 0.5, 1.0, 90.0]
+    svg = histogram(values, [0.2, 100_000], "x")
+    counts = [
+        int(part.split(" documents")[0]) for part in svg.split(": ")[1:] if " documents" in part
+    ]
+    assert sum(counts) == len(values)
+    assert svg.count('class="bound"') == 1  # a limit far outside is not drawn
