@@ -27,11 +27,9 @@ from bert_jax.cli import (
     embed,
     evaluate,
     export,
-    fill_mask,
     finetune,
     fisher,
     forgetting,
-    generate,
     inspect_data,
     plan,
     predict,
@@ -46,6 +44,7 @@ from bert_jax.cli import (
 from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
 from bert_jax.cli.arguments.renamed import renamed_message
 from bert_jax.cli.embeddings import distill_static, embed_evaluate, embed_train
+from bert_jax.cli.language_models import fill_mask, generate
 from bert_jax.cli.search import evaluate as search_evaluate
 from bert_jax.cli.search import hard_negatives as search_hard_negatives
 from bert_jax.cli.search import index as search_index

@@ -95,7 +95,6 @@ def run(args: argparse.Namespace) -> int:
     from bert_jax.pretrained.initial import load_generator
     from bert_jax.pretrained.load import load_model
     from bert_jax.pretrained.sentence_model import is_sentence_encoder, sentence_model_of
-    from bert_jax.pretrained.seq2seq import is_seq2seq
 
     # Before the model is loaded, which takes seconds.
     check_new_folder(Path(args.output))
@@ -104,8 +103,7 @@ def run(args: argparse.Namespace) -> int:
     if args.onnx:
         check_onnx_installed()
     _check_sentence_flags(args)
-    if is_seq2seq(args.run_folder):
-        _export_seq2seq(args)
+    if _export_seq2seq(args):
         return 0
     if args.adapter:
         if args.generator or args.task or args.onnx or args.bundle:
@@ -175,15 +173,17 @@ def _export_bundle(model: "LoadedModel", args: argparse.Namespace) -> None:
     )
 
 
-def _export_seq2seq(args: argparse.Namespace) -> None:
-    """Exports a run of T5 or BART.
+def _export_seq2seq(args: argparse.Namespace) -> bool:
+    """Exports a run of T5 or BART; returns False without exporting for any other run.
 
     Raises:
       ConfigError: a flag asks for something that encoder-decoders do not have.
     """
     from bert_jax.export.seq2seq import export_seq2seq
-    from bert_jax.pretrained.seq2seq import load_seq2seq
+    from bert_jax.pretrained.seq2seq import is_seq2seq, load_seq2seq
 
+    if not is_seq2seq(args.run_folder):
+        return False
     flags = ("adapter", "base", "bundle", "generator", "onnx", "sentence_transformers", "task")
     for flag in flags:
         if getattr(args, flag):
@@ -197,3 +197,4 @@ def _export_seq2seq(args: argparse.Namespace) -> None:
         args.output,
         difference,
     )
+    return True

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from bert_jax.models.bert.sharding import PARAMETER_AXES as BERT_AXES
 from bert_jax.models.encoder import FAMILIES, family_module
-from bert_jax.models.encoder_decoder import ENCODER_DECODER_FAMILIES
 from bert_jax.models.heads.config import WINDOW_ENCODER
 from bert_jax.models.sentence_encoder.config import SENTENCE_HEAD
+from bert_jax.models.seq2seq.sharding import PARAMETER_AXES as ENCODER_DECODER_AXES
 from bert_jax.params.paths import ADAPTER, AUXILIARY_NETWORKS, PathTable
 
 LogicalAxes = tuple[str | None, ...]
@@ -107,8 +107,7 @@ def parameter_axes() -> PathTable[LogicalAxes]:
             family, "sharding"
         ).PARAMETER_AXES
         rows |= dict.fromkeys((f"encoder/{pattern}", axes) for pattern, axes in encoder_rows)
-    for family in ENCODER_DECODER_FAMILIES:
-        rows |= dict.fromkeys(family_module(family, "sharding").PARAMETER_AXES)
+    rows |= dict.fromkeys(ENCODER_DECODER_AXES)
     adapter_rows = [row for pattern, axes in rows for row in _adapter_rows(pattern, axes)]
     adapter_rows = [*dict.fromkeys(adapter_rows), *_PREFIX_ENCODER]
     network_rows = [*rows, *_HEADS]

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.models.encoder_decoder import EncoderDecoderConfig
+from bert_jax.models.encoder_decoder import EncoderDecoderConfig, EncoderDecoderOutput
 from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import DropoutSeed, make_dropout_seeds
@@ -24,23 +24,6 @@ from bert_jax.models.layers.matmul import dense_transposed
 from bert_jax.models.layers.transformer import apply_layers
 from bert_jax.models.seq2seq.attention import KeysValues, LayerCache
 from bert_jax.models.seq2seq.block import NUM_DROPOUT_SITES, Block, LayerInputs
-
-
-class EncoderDecoderOutput(NamedTuple):
-    """Holds what an encoder-decoder returns; field names are Hugging Face's.
-
-    Attributes:
-      last_hidden_state: of the decoder, [B, T, D].
-      encoder_last_hidden_state: [B, L, D].
-      decoder_hidden_states: the input of the first layer and then the output of each layer, arrays
-        [B, T, D], the last one after the final norm; () unless `output_hidden_states`.
-      encoder_hidden_states: the same of the encoder, [B, L, D].
-    """
-
-    last_hidden_state: jax.Array
-    encoder_last_hidden_state: jax.Array
-    decoder_hidden_states: tuple[jax.Array, ...] = ()
-    encoder_hidden_states: tuple[jax.Array, ...] = ()
 
 
 class Source(NamedTuple):

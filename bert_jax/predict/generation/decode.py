@@ -197,10 +197,18 @@ def _beam_search(
             jax.tree.map(lambda leaf: _take_beams(leaf, parents), cache),
         )
 
+    first = _first_beams(model, batch_size, num_beams, length, rules)
+    return jax.lax.while_loop(is_running, step, first).finished_tokens[:, 0, 1:]
+
+
+def _first_beams(
+    model: EncoderDecoder, batch_size: int, num_beams: int, length: int, rules: TokenRules
+) -> _Beams:
+    """Returns the state before the first token; T is `length` + 1."""
     tokens = jnp.full((batch_size, num_beams, length + 1), rules.pad_token_id, jnp.int32)
     tokens = tokens.at[:, :, 0].set(rules.decoder_start_token_id)
     lowest = jnp.full((batch_size, num_beams), _LOWEST, jnp.float32)
-    first = _Beams(
+    return _Beams(
         jnp.int32(0),
         tokens,
         lowest.at[:, 0].set(0.0),  # the beams are equal at first, so only one of them counts
@@ -210,7 +218,6 @@ def _beam_search(
         jnp.ones((batch_size,), bool),
         model.empty_cache(batch_size, num_beams, length),
     )
-    return jax.lax.while_loop(is_running, step, first).finished_tokens[:, 0, 1:]
 
 
 class _Candidates(NamedTuple):

@@ -119,15 +119,15 @@ def test_sampling_is_a_function_of_seed_and_index(model):
 def test_top_k_and_top_p_keep_the_most_likely_tokens():
     probabilities = np.array([[0.1, 0.4, 0.05, 0.25, 0.2]])
 
-    def kept(**options: float) -> list[int]:
+    def likely_tokens(**options: float) -> list[int]:
         scores = cut_to_likely(np.log(probabilities), Sampling(**options))
         return np.flatnonzero(np.isfinite(scores[0])).tolist()
 
-    assert kept(top_k=2) == [1, 3]
-    assert kept(top_p=0.5) == [1, 3]
-    assert kept(top_p=0.3) == [1]
-    assert kept(top_p=1.0) == [0, 1, 2, 3, 4]
-    assert kept(top_k=3, top_p=0.7) == [1, 3]
+    assert likely_tokens(top_k=2) == [1, 3]
+    assert likely_tokens(top_p=0.5) == [1, 3]
+    assert likely_tokens(top_p=0.3) == [1]
+    assert likely_tokens(top_p=1.0) == [0, 1, 2, 3, 4]
+    assert likely_tokens(top_k=3, top_p=0.7) == [1, 3]
 
 
 def test_tokens_without_a_name_are_never_generated(model):

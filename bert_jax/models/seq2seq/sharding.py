@@ -1,9 +1,12 @@
-"""Lists the logical axes of the parameters of T5; see `models/sharding.py`."""
+"""Lists the logical axes of the parameters of T5 and BART; see `models/sharding.py`.
+
+The paths begin at the root of the network.
+"""
 
 LogicalAxes = tuple[str | None, ...]
 
 
-def stack_axes(stack: str) -> list[tuple[str, LogicalAxes]]:
+def _stack_axes(stack: str) -> list[tuple[str, LogicalAxes]]:
     """Returns the rows of the layers of an encoder or a decoder."""
     attentions = ("attention",) if stack == "encoder" else ("attention", "cross_attention")
     layers = f"{stack}/layers/*"
@@ -37,10 +40,14 @@ def stack_axes(stack: str) -> list[tuple[str, LogicalAxes]]:
 PARAMETER_AXES: list[tuple[str, LogicalAxes]] = [
     ("shared/embedding", ("vocab", "embed")),
     ("lm_head/embedding", ("vocab", "embed")),
-    *stack_axes("encoder"),
-    *stack_axes("decoder"),
+    *_stack_axes("encoder"),
+    *_stack_axes("decoder"),
     ("encoder/relative_attention_bias/bias", (None, "heads")),
     ("decoder/relative_attention_bias/bias", (None, "heads")),
     ("encoder/final_norm/*", (None,)),
     ("decoder/final_norm/*", (None,)),
+    ("encoder/position_embeddings/embedding", (None, "embed")),
+    ("decoder/position_embeddings/embedding", (None, "embed")),
+    ("encoder/embedding_norm/*", (None,)),
+    ("decoder/embedding_norm/*", (None,)),
 ]
