@@ -44,7 +44,7 @@ def read_config(
     model_type = data.get("model_type", default_model_type)
     if not isinstance(model_type, str) or model_type not in formats():
         reasons = [f.refused_model_types.get(str(model_type)) for f in formats().values()]
-        if model_type in seq2seq_formats():
+        if str(model_type) in seq2seq_formats():
             reasons.append("an encoder-decoder, which `bert-jax generate` runs")
         reason = next((f" ({reason})" for reason in reasons if reason), "")
         raise UserError(

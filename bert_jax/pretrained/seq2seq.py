@@ -62,7 +62,7 @@ def load_seq2seq(path: str | Path) -> LoadedSeq2Seq:
             f"with {huggingface.CONFIG} and {huggingface.WEIGHTS}"
         )
     model_type = read_json_object(folder / huggingface.CONFIG).get("model_type")
-    if model_type in formats():
+    if str(model_type) in formats():
         raise _no_decoder(str(path), str(model_type))
     return build_seq2seq(read_seq2seq_folder(folder), find_tokenizer(folder), str(path))
 
@@ -76,7 +76,7 @@ def is_seq2seq(path: str | Path) -> bool:
         model = run_folder.read_config(folder).get("objective", {}).get("model") or {}
         return model.get("type") in _TYPE_NAMES
     file = folder / huggingface.CONFIG
-    return file.is_file() and read_json_object(file).get("model_type") in seq2seq_formats()
+    return file.is_file() and str(read_json_object(file).get("model_type")) in seq2seq_formats()
 
 
 def build_seq2seq(

@@ -115,7 +115,10 @@ def test_half_precision_files_become_float32(folder, dtype):
     "fields, message",
     [
         ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'"),
-        ({"model_type": "t5"}, "model_type is 't5'; supported are bert, roberta, .*electra"),
+        (
+            {"model_type": "t5"},
+            "model_type is 't5' .an encoder-decoder.*; supported are bert, roberta, .*electra",
+        ),
         ({"hidden_act": "mish"}, "hidden_act is 'mish'; supported are 'gelu', 'gelu_new'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"is_decoder": True}, "is_decoder is True"),
