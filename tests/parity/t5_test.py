@@ -6,9 +6,11 @@ bert_jax/interop/seq2seq.py.
 """
 
 import dataclasses
+import json
 
 import pytest
 
+from bert_jax.interop.seq2seq import read_seq2seq_folder
 from bert_jax.models.layers.config import GeluTanh
 from bert_jax.models.seq2seq.config import GatedFeedForward
 from bert_jax.models.t5.config import T5Config
@@ -41,3 +43,19 @@ def version_1_1(config: T5Config) -> T5Config:
 def test_outputs_cached_decoding_and_folders(tmp_path, config, version):
     config = config if version == "1.0" else version_1_1(config)
     check_seq2seq_model(torch_t5(config), config, tmp_path)
+
+
+def test_weights_decide_whether_the_head_is_tied(tmp_path):
+    config = version_1_1(T5_SMALL)
+    torch_t5(config).save_pretrained(tmp_path / "untied")
+    # transformers 5 ties the head of a new model whatever its config contains.
+    tied = dataclasses.replace(config, tie_word_embeddings=True)
+    torch_t5(tied).save_pretrained(tmp_path / "tied")
+    for name, expected in (("untied", config), ("tied", tied)):
+        file = tmp_path / name / "config.json"
+        fields = json.loads(file.read_text())
+        assert fields["tie_word_embeddings"] and not fields["scale_decoder_outputs"]
+        assert read_seq2seq_folder(tmp_path / name).config == expected
+        del fields["scale_decoder_outputs"]  # earlier versions wrote only the other field
+        file.write_text(json.dumps(fields | {"tie_word_embeddings": False}))
+        assert read_seq2seq_folder(tmp_path / name).config == expected
