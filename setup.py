@@ -96,6 +96,11 @@ SEARCH = [
     # Approximate nearest neighbors, for collections that are too large for exact search.
     "usearch>=2.20,<3",
 ]
+# `bert-jax finetune text2text`.
+GENERATION = [
+    # BLEU and chrF of generated texts with the signatures that papers name.
+    "sacrebleu>=2.5,<3",
+]
 # `bert-jax export --onnx`.
 ONNX = [
     # Writes the graph. 1.17: Gelu with opset 20.
@@ -128,8 +133,9 @@ EXTRAS = {
     "curate": CURATE,
     "search": SEARCH,
     "onnx": ONNX,
+    "generation": GENERATION,
     # All features. The drivers of GPUs and TPUs are chosen by hardware: [cuda] or [tpu].
-    "all": [*SEQIO, *SENTENCEX, *TENSORBOARD, *CURATE, *SERVE, *SEARCH, *ONNX],
+    "all": [*SEQIO, *SENTENCEX, *TENSORBOARD, *CURATE, *SERVE, *SEARCH, *ONNX, *GENERATION],
     # One NVIDIA GPU, with CUDA 12 from PyPI. Not run yet.
     "cuda": ["jax[cuda12]>=0.10.0,<0.13"],
     "tpu": [

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bert_jax.config_lib import from_json, to_json
 from bert_jax.data.config import FineTuningData, MultiTaskData, PretrainingData
 from bert_jax.data.sentence_embeddings.config import SentenceEmbeddingData
+from bert_jax.data.text_to_text.config import TextToTextData
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.objectives.config import (
     FineTuning,
@@ -36,7 +37,7 @@ class Experiment:
 
     name: str
     objective: ObjectiveConfig
-    data: PretrainingData | FineTuningData | MultiTaskData | SentenceEmbeddingData
+    data: PretrainingData | FineTuningData | MultiTaskData | SentenceEmbeddingData | TextToTextData
     train: TrainConfig
     mesh: MeshConfig = MeshConfig()  # noqa: RUF009 (frozen)
     seed: int = 0

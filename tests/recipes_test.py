@@ -87,8 +87,8 @@ def test_names_of_shipped_recipes_are_unique():
     ("name", "nearest"),
     [
         ("smal_corpus", "did you mean 'small_corpus'"),
-        ("bret", "did you mean 'bert' or 'albert' or 'roberta'"),
-        ("configs/pretrain/bret.py", "did you mean 'bert' or 'albert' or 'roberta'"),
+        ("bret", "did you mean 'bert' or 'bart' or 'albert'"),
+        ("configs/pretrain/bret.py", "did you mean 'bert' or 'bart' or 'albert'"),
         ("bert.py", "did you mean 'bert' or"),  # a file that is missing, not the shipped recipe
         ("zzzz", "no such recipe; expected the path of a Python file or a name"),
     ],

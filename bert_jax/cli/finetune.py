@@ -36,6 +36,8 @@ _EPILOG = """examples:
   bert-jax finetune glue/rte --glue-dir glue_data --teacher runs/rte --teacher-layers 0,2,5 \\
       --run runs/rte-3-layers
   bert-jax finetune glue/mrpc --glue-dir glue_data --model exported --method lora --run runs/mrpc
+  bert-jax finetune text2text --train train.csv --dev dev.csv --source article \\
+      --target summary --model t5 --run runs/summaries
   bert-jax finetune --config multi_task --run runs/four \\
       --arg model=exported glue_dir=glue_data conll=conll2003
 
@@ -75,6 +77,8 @@ class _ConfigAction(argparse.Action):
         self._task.required = False
 
 
+TEXT_TO_TEXT = "text2text"
+_TRAINING = ("model", "epochs")
 _SETTINGS = (
     "model",
     "teacher",
@@ -149,7 +153,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --truncation, --window-pooling and --num-windows."""
+    """Adds --source, --truncation, --window-pooling and --num-windows."""
+    parser.add_argument(
+        "--source",
+        metavar="COLUMN",
+        help="column that the encoder reads (task text2text; --target is what the decoder writes)",
+    )
     parser.add_argument(
         "--truncation",
         choices=("head", "tail", "head+tail", "windows", "hierarchical"),
@@ -172,7 +181,10 @@ def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fine-tunes and returns the exit code of the run."""
-    experiment = _experiment_from_recipe(args) if args.config else _experiment_from_flags(args)
+    if args.task == TEXT_TO_TEXT:
+        experiment = _text_to_text_experiment(args)
+    else:
+        experiment = _experiment_from_recipe(args) if args.config else _experiment_from_flags(args)
     if args.contamination is not None:
         from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
 
@@ -234,6 +246,43 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
     given["prompt"] = few_shot_prompt(args)
     model = given.pop("model", None)
     experiment = fine_tuning_experiment(config, model, **given, tuning=tuning)
+    return override(experiment, args.overrides)
+
+
+def _text_to_text_experiment(args: argparse.Namespace) -> Experiment:
+    """Returns the run of the recipe text_to_text on the columns of --train and --dev.
+
+    Raises:
+      ConfigError: a flag is missing, or is one of encoders.
+    """
+    from bert_jax.data.finetuning.readers.tabular_files import read_table
+    from bert_jax.recipes import load_recipe
+
+    # --target is also the flag for the layers of LoRA, which takes several words.
+    columns, args.targets = args.targets or [], None
+    if len(columns) != 1:
+        raise ConfigError(f"{TEXT_TO_TEXT} needs --target with one column, found {columns}")
+    for name in ("model", "train", "dev", "source"):
+        if getattr(args, name) is None:
+            raise ConfigError(f"{TEXT_TO_TEXT} needs --{name}")
+    given = _given_settings(args)
+    names = {"batch_size": "batch_size", "learning_rate": "learning_rate", "seed": "seed"}
+    names |= {"max_length": "seq_length"}
+    others = [f"--{name.replace('_', '-')}" for name in given if name not in {*names, *_TRAINING}]
+    others += few_shot_flags(args) + method_flags(args)
+    if others := others + ["--contamination"] * (args.contamination is not None):
+        raise ConfigError(f"{others[0]} is not an option of {TEXT_TO_TEXT}")
+    settings = {names[name]: value for name, value in given.items() if name in names}
+    batch_size = settings.setdefault("batch_size", 32)
+    num_examples = len(read_table(args.train, args.encoding).rows)
+    steps = max(1, round(given.get("epochs", 3) * num_examples / batch_size))
+    experiment = load_recipe("text_to_text")(
+        model=args.model,
+        **{name: getattr(args, name) for name in ("train", "dev", "test", "source")},
+        target=columns[0],
+        steps=steps,
+        **settings,
+    )
     return override(experiment, args.overrides)
 
 

@@ -67,6 +67,11 @@ def load_seq2seq(path: str | Path) -> LoadedSeq2Seq:
     return build_seq2seq(read_seq2seq_folder(folder), find_tokenizer(folder), str(path))
 
 
+def seq2seq_config(path: str | Path) -> EncoderDecoderConfig:
+    """Returns the config of a model that `load_seq2seq` reads."""
+    return load_seq2seq(path).config
+
+
 def is_seq2seq(path: str | Path) -> bool:
     """Returns whether a folder has an encoder-decoder; False for a folder without any model."""
     folder = Path(path)

@@ -32,9 +32,8 @@ def step_flops(
 ) -> float:
     """Computes the model FLOPs of one update.
 
-    The backward pass counts as twice the forward pass, and recomputation (remat) is not counted. Of
-    a teacher, the forward pass is counted. Task heads are not counted, because they need less than
-    0.1 % of the FLOPs; the result is therefore 0 for `CachedFeatures`.
+    The backward pass counts as twice the forward pass; recomputation (remat) is not counted. Of a
+    teacher, the forward pass is. Task heads, less than 0.1 %, are not: 0 for `CachedFeatures`.
 
     Args:
       objective: config of the model and its heads.
@@ -42,19 +41,16 @@ def step_flops(
       seq_length: sequence length of the batch.
       num_choices: sequences for each example; more than 1 for multiple choice only.
       features: whether a step runs the encoder.
-      lowest_trainable_layer: depth of the lowest trainable parameter (`tuning.freezing`). There is
-        no backward pass through the layers below it.
+      lowest_trainable_layer: depth below which there is no backward pass (`tuning.freezing`).
       method: without `FullTuning` the encoder's kernels have no gradients, which halves their
         products in the backward pass. The products of an adapter, a few percent, are not counted.
     """
     if isinstance(features, CachedFeatures):
         return 0.0
-    batch_size = phase.batch_size
+    batch_size, seq_length = phase.batch_size, seq_length or phase.seq_length
     if isinstance(objective, Seq2Seq):
-        length = seq_length or phase.seq_length
-        return 3.0 * batch_size * objective.model.forward_flops(length, phase.target_length)
+        return 3.0 * batch_size * objective.model.forward_flops(seq_length, phase.target_length)
     model = objective.model
-    seq_length = seq_length or phase.seq_length
     num_layers = num_layers_with_gradients(model, lowest_trainable_layer)
     forward_backward_factor = 1 + 2 * num_layers / model.num_applied_layers
     encoder_forward_flops = batch_size * num_choices * seq_length * model.encoder_flops(seq_length)

@@ -47,7 +47,9 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> argparse.Action:
     No flag has a default, so `task_config` can tell which flags the user gave.
     """
     task = parser.add_argument(
-        "task", metavar="TASK", help="glue/NAME, snli, squad, conll, swag or columns"
+        "task",
+        metavar="TASK",
+        help="glue/NAME, snli, squad, conll, swag or columns; of finetune also text2text",
     )
     data = parser.add_argument_group("data of the task")
     data.add_argument("--glue-dir", metavar="DIR", help="folder with CoLA/train.tsv and so on")

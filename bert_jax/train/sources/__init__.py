@@ -5,6 +5,7 @@ A source is imported only when it is used: pretraining loads no fine-tuning code
 
 from bert_jax.data.config import FineTuningData, MultiTaskData, PretrainingData
 from bert_jax.data.sentence_embeddings.config import SentenceEmbeddingData
+from bert_jax.data.text_to_text.config import TextToTextData
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.train.sources.base import Source
@@ -42,3 +43,7 @@ def make_source(experiment: Experiment) -> Source:
             from bert_jax.train.sources.sentence_embeddings import SentenceEmbeddingSource
 
             return SentenceEmbeddingSource(experiment, experiment.data)
+        case TextToTextData():
+            from bert_jax.train.sources.text_to_text import TextToTextSource
+
+            return TextToTextSource(experiment, experiment.data)

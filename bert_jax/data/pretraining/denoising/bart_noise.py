@@ -63,12 +63,12 @@ class _ReplacementTokens:
 
     def __init__(self, rng: ExampleRng, random_token_prob: float, vocab_arrays: VocabArrays):
         self._rng, self._random_token_prob = rng, random_token_prob
-        self._vocab_arrays, self._num_drawn = vocab_arrays, 0
+        self._vocab_arrays, self._num_sampled = vocab_arrays, 0
 
     def draw(self, n: int) -> np.ndarray:
         """Draws [n] int32 ids; each call draws new ones."""
-        random_ids, start = self._vocab_arrays.maskable_ids, self._num_drawn
-        self._num_drawn += n
+        random_ids, start = self._vocab_arrays.maskable_ids, self._num_sampled
+        self._num_sampled += n
         is_random = self._rng.uniforms(n, Stream.MASK_ACTION, start) < self._random_token_prob
         choice = self._rng.uniforms(n, Stream.RANDOM_TOKEN, start) * len(random_ids)
         random_tokens = random_ids[choice.astype(np.int64)]
@@ -130,8 +130,8 @@ def draw_span_lengths(num_words: int, rng: ExampleRng, poisson_lambda: float) ->
     lengths = np.zeros(0, np.int64)
     while lengths.sum() < num_words:
         uniforms = rng.uniforms(num_words, Stream.SPAN_LENGTH, len(lengths))
-        drawn = np.searchsorted(cumulative, uniforms, side="right")
-        lengths = np.concatenate((lengths, drawn))
+        sampled = np.searchsorted(cumulative, uniforms, side="right")
+        lengths = np.concatenate((lengths, sampled))
     sums = np.cumsum(lengths)
     num_spans = int(np.searchsorted(sums, num_words)) + 1 if num_words else 0
     lengths = lengths[:num_spans]

@@ -61,9 +61,9 @@ def _slow_infilling(
             position += 1
     result = [token for position, token in enumerate(result) if position not in deleted]
     length = len(result) + num_inserted
-    places = set(rng.choice(length, num_inserted, replace=False).tolist())
+    insertions = set(rng.choice(length, num_inserted, replace=False).tolist())
     tokens = iter(result)
-    return [MASK if position in places else next(tokens) for position in range(length)]
+    return [MASK if position in insertions else next(tokens) for position in range(length)]
 
 
 def test_infilling_has_the_statistics_of_a_slow_reference() -> None:
@@ -96,20 +96,23 @@ def test_infilled_text_keeps_the_order_of_its_tokens(novel_rows: NovelRows) -> N
     config = BartDenoising(permuted_sentences=0.0, random_token_prob=0.0)
     with_random = BartDenoising(permuted_sentences=0.0, random_token_prob=0.5)
     vocab_arrays = novel_rows.vocab_arrays
-    num_kept = num_masks = num_other_masks = 0
+    num_text = num_masks = num_other_masks = 0
     for row, key in zip(novel_rows.input_ids[:500], novel_rows.keys.tolist(), strict=False):
         ids, rng = row[1:-1], ExampleRng(key)
         noised = add_bart_noise(_text(ids), rng, config, vocab_arrays)
-        kept = noised[noised != vocab_arrays.mask_id]
+        text_tokens = noised[noised != vocab_arrays.mask_id]
         remaining = iter(ids.tolist())
-        assert all(token in remaining for token in kept.tolist())
-        num_kept, num_masks = num_kept + len(kept), num_masks + len(noised) - len(kept)
+        assert all(token in remaining for token in text_tokens.tolist())
+        num_text, num_masks = (
+            num_text + len(text_tokens),
+            num_masks + len(noised) - len(text_tokens),
+        )
         other = add_bart_noise(_text(ids), rng, with_random, vocab_arrays)
         is_mask = other == vocab_arrays.mask_id
         num_other_masks += int(is_mask.sum())
         assert len(other) == len(noised) and not vocab_arrays.is_special[other[~is_mask]].any()
     # 30 % of the words are in spans, which overlap, and there is one mask for 3 words.
-    assert 0.68 < num_kept / 63_000 < 0.78
+    assert 0.68 < num_text / 63_000 < 0.78
     assert 0.05 < num_masks / 63_000 < 0.1
     assert abs(num_other_masks / num_masks - 0.5) < 0.03
 

@@ -1,0 +1,175 @@
+"""Reads text-to-text tasks, and makes their training batches in an order of one integer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_jax.data.finetuning.config import Mixing
+from bert_jax.data.finetuning.mixture import MixtureSampler
+from bert_jax.data.finetuning.readers.columns import require_columns
+from bert_jax.data.finetuning.readers.load_task import load_task
+from bert_jax.data.finetuning.readers.tabular_files import read_table
+from bert_jax.data.pretraining.denoising.examples import (
+    SourceAndTarget,
+    collate_sources_and_targets,
+)
+from bert_jax.data.text_to_text.casting import TextToTextExample, cast_task
+from bert_jax.data.text_to_text.config import TextColumns, TextTaskConfig
+from bert_jax.errors import UserError
+from bert_jax.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTask:
+    """Holds the examples of a task as pairs of texts.
+
+    Attributes:
+      kind: of the labeled task that was cast ("classification" and so on); None for
+        columns of texts.
+      labels: the class names of the labeled task, in the order of their ids.
+      metrics: names of the metrics of the labeled task.
+      splits: "train", "dev", "test" and others, as far as they exist.
+    """
+
+    kind: str | None
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    splits: dict[str, tuple[TextToTextExample, ...]]
+
+
+def load_text_task(config: TextTaskConfig, name: str) -> TextTask:
+    """Reads a task; `name` is the prefix of the sources of labeled tasks, as in T5.
+
+    Raises:
+      UserError: a file or column is missing, a text is empty, or a training example has no target.
+    """
+    if isinstance(config, TextColumns):
+        task = TextTask(kind=None, labels=(), metrics=(), splits=_read_columns(config))
+    else:
+        labeled = load_task(config)
+        prefix = labeled.name.removeprefix("glue/") if labeled.name.startswith("glue/") else name
+        task = TextTask(
+            kind=labeled.kind,
+            labels=labeled.labels,
+            metrics=labeled.metrics,
+            splits=cast_task(labeled, prefix),
+        )
+    for split in ("train", "dev"):
+        for example in task.splits.get(split, ()):
+            if not example.targets:
+                raise UserError(
+                    f"task {name!r}: the example {example.id} of {split} has no target; expected "
+                    "a label or an answer"
+                )
+    return task
+
+
+def _read_columns(config: TextColumns) -> dict[str, tuple[TextToTextExample, ...]]:
+    splits: dict[str, tuple[TextToTextExample, ...]] = {}
+    for split, path in (("train", config.train), ("dev", config.dev), ("test", config.test)):
+        if path is None:
+            continue
+        table = read_table(path, config.encoding)
+        has_target = split != "test" or config.target in table.columns
+        require_columns(table, path, [config.source, config.target if has_target else None])
+        examples = []
+        for row, (location, cells) in enumerate(table.rows):
+            source = str(cells[config.source] or "").strip()
+            target = str(cells[config.target] or "").strip() if has_target else ""
+            if not source or (has_target and not target):
+                column = config.target if source else config.source
+                raise UserError(
+                    f"{location}: the column {column!r} is empty; expected a text, or remove the "
+                    "row"
+                )
+            targets = (target,) if has_target else ()
+            examples.append(TextToTextExample(id=str(row), source=source, targets=targets))
+        if not examples:
+            raise UserError(f"{path}: no rows; expected at least one")
+        splits[split] = tuple(examples)
+    return splits
+
+
+def encode_examples(
+    examples: Sequence[TextToTextExample],
+    tokenizer: Tokenizer,
+    seq_length: int,
+    target_length: int,
+) -> tuple[list[SourceAndTarget], int]:
+    """Encodes sources and first targets with their special tokens, truncated to the lengths.
+
+    Returns:
+      The encoded examples, and the number of those that were truncated.
+    """
+    num_special = tokenizer.template.num_single_special_tokens
+    limits = seq_length - num_special, target_length - num_special
+    sources = tokenizer.encode_ids([example.source for example in examples])
+    targets = tokenizer.encode_ids([example.targets[0] for example in examples])
+    add_special_tokens = tokenizer.build_inputs_with_special_tokens
+    num_truncated = 0
+    encoded: list[SourceAndTarget] = []
+    for source, target in zip(sources, targets, strict=True):
+        num_truncated += len(source) > limits[0] or len(target) > limits[1]
+        pair = add_special_tokens(source[: limits[0]]), add_special_tokens(target[: limits[1]])
+        encoded.append(SourceAndTarget(*pair))
+    return encoded, num_truncated
+
+
+class TextToTextLoader:
+    """Iterates without end over this process's rows of batches that mix the tasks.
+
+    Args:
+      examples: task name -> its encoded training examples.
+      lengths: of sources and targets, to which batches are padded.
+      batch_size: over all processes.
+      start: the position to begin at, a number of examples over all processes.
+    """
+
+    def __init__(
+        self,
+        examples: Mapping[str, Sequence[SourceAndTarget]],
+        mixing: Mixing,
+        *,
+        lengths: tuple[int, int],
+        batch_size: int,
+        pad_id: int,
+        seed: int,
+        process_index: int = 0,
+        process_count: int = 1,
+        start: int = 0,
+    ) -> None:
+        self._examples = [example for task in examples.values() for example in task]
+        self._sampler = MixtureSampler(
+            {name: len(task) for name, task in examples.items()}, mixing, seed
+        )
+        self._lengths, self._pad_id = lengths, pad_id
+        rows = batch_size // process_count
+        self._rows = process_index * rows, (process_index + 1) * rows
+        self._batch_size, self._position = batch_size, start
+        self._epoch, self._order = -1, np.zeros(0, np.int64)
+
+    @property
+    def position(self) -> int:
+        """Returns the number of examples, over all processes, in the batches returned so far."""
+        return self._position
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """Returns the number of examples of an epoch."""
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        begin, end = (self._position + row for row in self._rows)
+        rows = [self._examples[self._index_at(position)] for position in range(begin, end)]
+        self._position += self._batch_size
+        return collate_sources_and_targets(rows, *self._lengths, self._pad_id)
+
+    def _index_at(self, position: int) -> int:
+        epoch, offset = divmod(position, len(self._sampler))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._sampler(epoch)
+        return int(self._order[offset])

@@ -1,0 +1,223 @@
+"""Provides the data of text-to-text fine-tuning: batches of tasks, evaluation by generation."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Generator as Iterated
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from bert_jax.atomic_io import atomic_path, atomic_write
+from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
+from bert_jax.data.text_to_text.casting import label_index, parse_score
+from bert_jax.data.text_to_text.config import TextToTextData
+from bert_jax.data.text_to_text.loader import (
+    TextTask,
+    TextToTextLoader,
+    encode_examples,
+    load_text_task,
+)
+from bert_jax.errors import ConfigError, UserError
+from bert_jax.evals.text_generation import (
+    label_text_metrics,
+    require_text_metrics,
+    score_text_metrics,
+    text_metrics,
+)
+from bert_jax.experiment import Experiment
+from bert_jax.objectives.base import Objective
+from bert_jax.objectives.config import Seq2Seq
+from bert_jax.predict.generation.config import GenerationConfig
+from bert_jax.predict.generation.generator import Generator
+from bert_jax.pretrained.initial import check_initial_tokenizer
+from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, check_decoder_tokens
+from bert_jax.text.compatibility import Tokenization, check_embedding_rows
+from bert_jax.text.load_tokenizer import load_tokenizer
+from bert_jax.train.config import LabeledEval, Phase
+
+
+class TextToTextSource:
+    """Implements `Source` for an experiment with `TextToTextData`."""
+
+    def __init__(self, experiment: Experiment, data: TextToTextData):
+        """Reads the tasks.
+
+        Raises:
+          UserError: a file is missing or damaged, or a task has no training examples.
+          ConfigError: the objective is not Seq2Seq.
+        """
+        if not isinstance(experiment.objective, Seq2Seq):
+            raise ConfigError(
+                f"data is TextToTextData, but objective is {type(experiment.objective).__name__}; "
+                "expected Seq2Seq"
+            )
+        self._experiment, self._data = experiment, data
+        self._model = experiment.objective.model
+        self._tokenizer = load_tokenizer(data.tokenizer)
+        self._tasks = {named.name: load_text_task(named.task, named.name) for named in data.tasks}
+        for name, task in self._tasks.items():
+            if "train" not in task.splits:
+                raise UserError(f"the task {name!r} has no training examples; expected a file")
+            if task.kind is None:
+                require_text_metrics()
+
+    def prepare_run_folder(self, folder: Path) -> None:
+        """Checks the tokenizer against the model and saves it; see `Source`."""
+        path = self._data.tokenizer
+        tokenization = Tokenization.of(self._tokenizer, path)
+        remedy = "set data.tokenizer to {tokenizer}"
+        check_initial_tokenizer(self._experiment, folder, tokenization, remedy)
+        advice = "use the tokenizer of the model"
+        check_embedding_rows(tokenization.vocab_size, self._model.vocab_size, path, advice)
+        check_decoder_tokens(self._tokenizer, self._model, path)
+        if not (folder / TOKENIZER_FOLDER).exists():
+            with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
+                self._tokenizer.save(partial_folder)
+
+    def describe_data(self) -> dict[str, str]:
+        """Returns the names of the tasks with the number of examples of each split."""
+        return {
+            f"Task {name}": ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
+            for name, splits in ((name, task.splits) for name, task in self._tasks.items())
+        }
+
+    def on_train_start(
+        self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path
+    ) -> None:
+        """Does nothing: nothing is computed in advance."""
+
+    def batch_fields(self, objective: Objective) -> tuple[str, ...]:
+        """Returns the fields that the objective reads; see `Source`."""
+        return objective.batch_fields()
+
+    def shapes(self, phase_index: int) -> list[dict[str, int]]:
+        """Returns one shape for each phase: all batches are padded to its lengths."""
+        return [self._experiment.train.phases[phase_index].sizes]
+
+    @contextlib.contextmanager
+    def loader(self, phase_index: int, position: int) -> Iterated[TextToTextLoader]:
+        """Opens the training loader; see `Source`."""
+        phase = self._experiment.train.phases[phase_index]
+        lengths = phase.seq_length, phase.target_length
+        examples = {
+            name: encode_examples(task.splits["train"], self._tokenizer, *lengths)[0]
+            for name, task in self._tasks.items()
+        }
+        yield TextToTextLoader(
+            examples,
+            self._data.mixing,
+            lengths=lengths,
+            batch_size=phase.batch_size,
+            pad_id=self._tokenizer.pad_id,
+            seed=self._experiment.seed + phase_index,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            start=position,
+        )
+
+    def evaluator(
+        self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
+    ) -> "GenerationEvaluator | None":
+        """Returns the evaluator of the split that the config names; see `Source`."""
+        evaluation = self._experiment.train.evaluation
+        if not isinstance(evaluation, LabeledEval):
+            return None
+        return self._make_evaluator(evaluation.split, self._experiment.train.phases[phase_index])
+
+    def on_train_end(
+        self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
+    ) -> None:
+        """Writes `predictions/<task>-<split>.jsonl` of dev and test."""
+        for split in ("dev", "test"):
+            evaluator = self._make_evaluator(split, self._experiment.train.phases[-1])
+            outputs = evaluator.generate(params)
+            if jax.process_index():
+                continue
+            for name, texts in outputs.items():
+                lines = [
+                    json.dumps(
+                        {"id": example.id, "prediction": text, "targets": example.targets},
+                        ensure_ascii=False,
+                    )
+                    for example, text in zip(self._tasks[name].splits[split], texts, strict=True)
+                ]
+                file = folder / "predictions" / f"{name}-{split}.jsonl"
+                file.parent.mkdir(exist_ok=True)
+                atomic_write(file, "".join(f"{line}\n" for line in lines))
+
+    def _make_evaluator(self, split: str, phase: Phase) -> "GenerationEvaluator":
+        tasks = {name: task for name, task in self._tasks.items() if split in task.splits}
+        model = LoadedSeq2Seq(
+            params={}, config=self._model, tokenizer=self._tokenizer, path=self._experiment.name
+        )
+        settings = GenerationConfig(
+            max_new_tokens=phase.target_length, max_source_tokens=phase.seq_length
+        )
+        return GenerationEvaluator(model, settings, tasks, split)
+
+
+class GenerationEvaluator:
+    """Generates texts for the examples of a split, greedily, and compares them with the targets.
+
+    Every process generates all texts with its own devices, so no process waits for another one.
+    """
+
+    def __init__(
+        self,
+        model: LoadedSeq2Seq,
+        settings: GenerationConfig,
+        tasks: dict[str, TextTask],
+        split: str,
+    ):
+        self._model, self._settings = model, settings
+        self._tasks, self._split = tasks, split
+
+    @property
+    def known_metrics(self) -> tuple[str, ...]:
+        """Returns no name: which metrics there are depends on the tasks."""
+        return ()
+
+    def generate(self, params: Any) -> dict[str, list[str]]:
+        """Returns the generated text of each example, by task."""
+        host_params = jax.tree.map(_to_host, params)
+        generator = Generator(dataclasses.replace(self._model, params=host_params), self._settings)
+        return {
+            name: [each.text for each in generator([e.source for e in task.splits[self._split]])]
+            for name, task in self._tasks.items()
+        }
+
+    def __call__(self, params: Any) -> dict[str, float]:
+        """Returns the metrics of all tasks, as "<task>/<metric>" if there are several."""
+        outputs = self.generate(params)
+        result: dict[str, float] = {}
+        for name, texts in outputs.items():
+            prefix = f"{name}/" if len(outputs) > 1 else ""
+            metrics = task_metrics(self._tasks[name], self._split, texts)
+            result |= {prefix + metric: value for metric, value in metrics.items()}
+        return result
+
+
+def task_metrics(task: TextTask, split: str, texts: list[str]) -> dict[str, float]:
+    """Computes the metrics of a task for the generated texts of a split."""
+    targets = [example.targets for example in task.splits[split]]
+    match task.kind:
+        case "classification":
+            labels = [label_index(first, task.labels) for first, *_ in targets]
+            predictions = [label_index(text, task.labels) for text in texts]
+            scores = label_text_metrics(labels, predictions, task.labels)
+        case "regression":
+            numbers = [parse_score(first) for first, *_ in targets]
+            scores = score_text_metrics(numbers, [parse_score(text) for text in texts])
+        case _:
+            return text_metrics(targets, texts)
+    return {name: value for name, value in scores.items() if name in task.metrics}
+
+
+def _to_host(leaf: jax.Array) -> np.ndarray:
+    if leaf.is_fully_addressable:
+        return np.asarray(leaf)
+    return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))

@@ -1,0 +1,133 @@
+"""Fine-tunes T5 or BART on tasks as text to text (Raffel et al. 2020, section 2.4).
+
+    bert-jax finetune --config text_to_text --run runs/summaries \\
+        --arg model=t5 train=train.csv dev=dev.csv source=article target=summary
+    bert-jax finetune --config text_to_text --run runs/glue --arg model=t5 glue_dir=glue_data
+
+The first command learns to write the texts of one column from those of another. The second one
+trains on a mixture of GLUE tasks, cast as texts with T5's prefixes and label words; `tasks` selects
+some of them, and `squad_train` and `squad_dev` add SQuAD. Tasks are drawn in proportion to their
+examples, of which at most `max_examples` count. Batches are evaluated by generation. As for the
+published models: Adafactor with a constant rate. For BART, add `adafactor=false`.
+"""
+
+from typing import cast
+
+from bert_jax.data.finetuning.config import CappedMixing, Glue, GlueName, Squad
+from bert_jax.data.text_to_text.config import NamedTextTask, TextColumns, TextToTextData
+from bert_jax.errors import ConfigError
+from bert_jax.experiment import Experiment
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.objectives.config import Seq2Seq
+from bert_jax.parallel.config import Parallelism, make_mesh_config
+from bert_jax.pretrained.initial import tokenizer_folder
+from bert_jax.pretrained.seq2seq import seq2seq_config
+from bert_jax.train.config import (
+    Adafactor,
+    AdamW,
+    CheckpointConfig,
+    ConstantRate,
+    LabeledEval,
+    Phase,
+    TrainConfig,
+    WarmupLinear,
+)
+
+GLUE_TASKS: tuple[GlueName, ...] = (
+    "cola",
+    "sst2",
+    "mrpc",
+    "stsb",
+    "qqp",
+    "mnli",
+    "qnli",
+    "rte",
+)
+
+
+def get_config(
+    *,
+    model: str,
+    train: str | None = None,
+    dev: str | None = None,
+    test: str | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    glue_dir: str | None = None,
+    tasks: str = "all",
+    squad_train: str | None = None,
+    squad_dev: str | None = None,
+    max_examples: int = 2**19,
+    steps: int = 10_000,
+    eval_every: int | None = None,
+    batch_size: int = 128,
+    seq_length: int = 512,
+    target_length: int = 64,
+    gradient_accumulation_steps: int = 1,
+    adafactor: bool = True,
+    learning_rate: float = 1e-3,
+    label_smoothing: float = 0.0,
+    bfloat16: bool = False,
+    parallelism: Parallelism = "dp",
+    seed: int = 0,
+) -> Experiment:
+    """Returns a run that starts from `model`, a run or a Hugging Face folder of T5 or BART.
+
+    `train`, `dev`, `test`, `source` and `target` are files and columns of your own texts.
+    """
+    named: list[NamedTextTask] = []
+    if source is not None and target is not None:
+        columns = TextColumns(train=train, dev=dev, test=test, source=source, target=target)
+        named.append(NamedTextTask(name="columns", task=columns))
+    elif source or target or train:
+        raise ConfigError("expected train, source and target together: a file and two columns")
+    if glue_dir is not None:
+        names = (
+            GLUE_TASKS if tasks == "all" else cast(tuple[GlueName, ...], tuple(tasks.split(",")))
+        )
+        glue = [Glue(task=name, folder=glue_dir) for name in names]
+        named += [NamedTextTask(name=each.task, task=each) for each in glue]
+    if squad_train is not None:
+        named.append(NamedTextTask(name="squad", task=Squad(train=squad_train, dev=squad_dev)))
+    if not named:
+        raise ConfigError("expected source and target, or glue_dir, or squad_train")
+    dtype = "bfloat16" if bfloat16 else "float32"
+    eval_every = eval_every or max(1, steps // 10)
+    return Experiment(
+        name="text-to-text",
+        seed=seed,
+        init_from=model,
+        objective=Seq2Seq(
+            model=seq2seq_config(model),
+            label_smoothing=label_smoothing,
+            compute=ComputeConfig(dtype=dtype),
+        ),
+        data=TextToTextData(
+            tasks=tuple(named),
+            tokenizer=str(tokenizer_folder(model)),
+            mixing=CappedMixing(max_examples=max_examples),
+        ),
+        train=TrainConfig(
+            phases=(
+                Phase(
+                    steps=steps,
+                    seq_length=seq_length,
+                    target_length=target_length,
+                    batch_size=batch_size,
+                    gradient_accumulation_steps=gradient_accumulation_steps,
+                ),
+            ),
+            optimizer=Adafactor() if adafactor else AdamW(),
+            schedule=(
+                ConstantRate(learning_rate=learning_rate)
+                if adafactor
+                else WarmupLinear(
+                    peak_learning_rate=learning_rate, warmup_steps=max(1, round(0.06 * steps))
+                )
+            ),
+            max_grad_norm=None if adafactor else 0.1,
+            checkpoints=CheckpointConfig(save_every=eval_every),
+            evaluation=LabeledEval(split="dev", eval_every=eval_every),
+        ),
+        mesh=make_mesh_config(parallelism, dtype),
+    )

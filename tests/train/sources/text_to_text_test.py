@@ -1,0 +1,111 @@
+"""Fine-tunes a tiny T5 on columns of texts and on a GLUE task, and generates its answers.
+
+Covers bert_jax/train/sources/text_to_text.py, configs/finetune/text_to_text.py and the task
+text2text of bert_jax/cli/finetune.py.
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+from bert_jax.cli import main
+from bert_jax.data.text_to_text.casting import TextToTextExample
+from bert_jax.data.text_to_text.loader import TextTask
+from bert_jax.errors import ConfigError
+from bert_jax.export.seq2seq import export_seq2seq
+from bert_jax.models.t5.config import T5Config
+from bert_jax.objectives.config import Seq2Seq
+from bert_jax.objectives.seq2seq import Seq2SeqObjective
+from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq
+from bert_jax.recipes import call_recipe, load_recipe
+from bert_jax.text.config import TokenizerTrainingConfig
+from bert_jax.text.learn import train_tokenizer
+from bert_jax.train.sources.text_to_text import task_metrics
+
+pytest.importorskip("sacrebleu")
+
+COLORS = ("red", "green", "blue", "black")
+RECIPE = str(Path(__file__).parents[3] / "configs/finetune/text_to_text.py")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes a T5 of width 16 with random parameters, and texts that are answered by a color."""
+    folder = tmp_path_factory.mktemp("text_to_text")
+    rows = [(f"the {color} house", color) for color in COLORS]
+    texts = [" ".join(row) for row in rows] * 20
+    tokenizer, _ = train_tokenizer(
+        texts, TokenizerTrainingConfig(kind="unigram", vocab_size=48, sentinels=4)
+    )
+    config = T5Config(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        d_kv=16,
+        num_attention_heads=2,
+        intermediate_size=64,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        dropout_rate=0.0,
+        relative_attention_num_buckets=8,
+    )
+    params = jax.device_get(Seq2SeqObjective(Seq2Seq(model=config)).init(jax.random.key(0)))
+    model = LoadedSeq2Seq(params=params, config=config, tokenizer=tokenizer, path="random")
+    export_seq2seq(model, folder / "t5")
+    lines = ["text,color", *(f"{source},{target}" for source, target in rows * 4)]
+    (folder / "data.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def _command(folder: Path, run: str, *flags: str) -> list[str]:
+    files = [f"--train={folder / 'data.csv'}", f"--dev={folder / 'data.csv'}"]
+    columns = ["--source=text", "--target=color", f"--model={folder / 't5'}"]
+    return ["finetune", "text2text", *files, *columns, f"--run={folder / run}", *flags]
+
+
+def test_text2text_learns_and_writes_its_answers(folder: Path) -> None:
+    sizes = ["--epochs=60", "--batch-size=8", "--max-length=32", "--learning-rate=0.03"]
+    settings = ["train.evaluation.eval_every=60", "train.checkpoints.save_every=60"]
+    lengths = '[{"steps": 120, "seq_length": 32, "batch_size": 8, "target_length": 16}]'
+    flags = [*sizes, "--set", *settings, f"train.phases={lengths}"]
+    assert main(_command(folder, "run", *flags)) == 0
+    metrics = json.loads((folder / "run/evaluation.json").read_text())
+    assert metrics["exact_match"] == 100 and metrics["rouge1"] == 100
+    lines = (folder / "run/predictions/columns-dev.jsonl").read_text().splitlines()
+    first = json.loads(lines[0])
+    assert first == {"id": "0", "prediction": "red", "targets": ["red"]}
+    assert load_seq2seq(folder / "run").config.num_decoder_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--truncation=windows"], "--truncation is not an option of text2text"),
+        (["--method=lora"], "--method is not an option of text2text"),
+    ],
+)
+def test_flags_of_encoders_are_refused(folder: Path, capsys, flags: list[str], message) -> None:
+    assert main(_command(folder, "refused", *flags)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_recipe_needs_data(folder: Path) -> None:
+    arguments = [f"model={folder / 't5'}"]
+    with pytest.raises(ConfigError, match="expected source and target, or glue_dir"):
+        call_recipe(load_recipe(RECIPE), arguments, RECIPE)
+    with pytest.raises(ConfigError, match="expected train, source and target together"):
+        call_recipe(load_recipe(RECIPE), [*arguments, "source=a"], RECIPE)
+
+
+def test_metrics_of_labels_and_scores() -> None:
+    def task(kind: str, targets: list[str], metrics: tuple[str, ...]) -> TextTask:
+        examples = (TextToTextExample(id="1", source="s", targets=(text,)) for text in targets)
+        return TextTask(
+            kind=kind, labels=("no", "yes"), metrics=metrics, splits={"dev": tuple(examples)}
+        )
+
+    labels = task("classification", ["no", "yes", "yes", "no"], ("accuracy",))
+    assert task_metrics(labels, "dev", ["no", "yes", "yes!", "No"]) == {"accuracy": 0.5}
+    scores = task("regression", ["0.0", "2.6", "5.0"], ("pearson", "spearman"))
+    assert task_metrics(scores, "dev", ["0.2", "2.4", "4.8"])["spearman"] == pytest.approx(1.0)
