@@ -24,6 +24,7 @@ NAMES = {
     "pretrain_roberta_base_16.sh",
     "finetune_glue_multi_task_16.sh",
     "finetune_glue_sharded_16.sh",
+    "finetune_glue_text_to_text_16.sh",
     "smoke_16.sh",
 }
 README = ROOT / "tpu/README.md"
