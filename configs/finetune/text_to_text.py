@@ -20,8 +20,6 @@ from bert_jax.experiment import Experiment
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.config import Seq2Seq
 from bert_jax.parallel.config import Parallelism, make_mesh_config
-from bert_jax.pretrained.initial import tokenizer_folder
-from bert_jax.pretrained.seq2seq import seq2seq_config
 from bert_jax.train.config import (
     Adafactor,
     AdamW,
@@ -75,6 +73,10 @@ def get_config(
 
     `train`, `dev`, `test`, `source` and `target` are files and columns of your own texts.
     """
+    # Imported here, so that listing recipes does not import jax.
+    from bert_jax.pretrained.initial import tokenizer_folder
+    from bert_jax.pretrained.seq2seq import seq2seq_config
+
     named: list[NamedTextTask] = []
     if source is not None and target is not None:
         columns = TextColumns(train=train, dev=dev, test=test, source=source, target=target)
