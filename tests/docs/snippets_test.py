@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.data.corpus.contamination.tables import read_item_rows
 from bert_jax.export.export import export
 from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.serve.config import ServerConfig
@@ -174,6 +175,27 @@ def test_curation_guide(folder):
     note = {"text": " ".join(f"word-{n}" for n in range(30))}
     (folder / "notes/notes.jsonl").write_text(json.dumps(note) + "\n")
     assert len(run_page(DOCS / "how_to/curate.md", make_short)) == 4
+
+
+def test_decontamination_guide(exported):
+    pytest.importorskip("pyarrow")
+    head = SequenceClassificationHead(labels=("entailment", "not_entailment"))
+    shutil.rmtree(exported)
+    export(small_model(exported.parent / "more words", head=head), exported)
+    Path("glue_data/RTE").mkdir(parents=True)
+    section = sorted(Path("books").iterdir())[0].read_text().split()[:20]
+    rows = ["index\tsentence1\tsentence2\tlabel", f"0\t{' '.join(section)}\tA net.\tentailment"]
+    rows.append("1\tThe old man and the sea.\tA man.\tnot_entailment")
+    Path("glue_data/RTE/dev.tsv").write_text("\n".join(rows) + "\n")
+    question = {"id": "q", "question": "Who?", "answers": [{"text": "The man", "answer_start": 0}]}
+    paragraph = {"context": "The man sat by the sea.", "qas": [question]}
+    squad = {"data": [{"title": "t", "paragraphs": [paragraph]}]}
+    Path("dev-v1.1.json").write_text(json.dumps(squad))
+    Path("eng.testb").write_text("The DT O O\nman NN O O\n\n")
+    Path("quiz.jsonl").write_text(json.dumps({"question": "Who sat?", "answer": "A man"}) + "\n")
+    assert len(run_page(DOCS / "how_to/decontaminate.md", make_short)) == 3
+    items = read_item_rows(Path("clean"))
+    assert {row.id for row in items if row.input_documents} == {"0"}
 
 
 def test_serve_guide(tmp_path, monkeypatch):
