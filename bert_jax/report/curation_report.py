@@ -1,18 +1,20 @@
 """Writes `curation.html`, a self-contained page about a curated corpus that works offline."""
 
 import difflib
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from bert_jax.atomic_io import atomic_write
 from bert_jax.config_lib import flatten, to_json
+from bert_jax.data.corpus.contamination.tables import ITEMS_FILE, read_item_rows
 from bert_jax.data.corpus.curation.ledger import RETAINED, LedgerRow
 from bert_jax.data.corpus.curation.plan import CurationConfig
 from bert_jax.data.corpus.curation.review import Review, count_broken, review
 from bert_jax.data.corpus.curation.rules import Rule
 from bert_jax.data.corpus.curation.sample import quantiles, rule_limits
 from bert_jax.json_io import read_json
+from bert_jax.report.curation_charts import format_number, histogram
 from bert_jax.report.html import (
     card,
     definition_list,
@@ -23,10 +25,8 @@ from bert_jax.report.html import (
     section,
     table,
 )
-from bert_jax.report.svg_charts import HEIGHT, PlotArea, svg, ticks
 
 REPORT_FILE = "curation.html"
-_NUM_BINS = 30
 _SHOWN_WORDS = 200
 _QUANTILES = (0.05, 0.5, 0.95)
 
@@ -49,6 +49,7 @@ def write_curation_report(config: CurationConfig, output: Path) -> Path:
         _other_signals(config, content),
         _examples(content),
         _pairs(content),
+        _contamination(output),
         _data_card(config, manifest, content),
     ]
     atomic_write(
@@ -59,9 +60,9 @@ def write_curation_report(config: CurationConfig, output: Path) -> Path:
 
 def _header(output: Path, manifest: dict[str, Any]) -> str:
     counts = manifest["counts"]
-    kept, total = counts["retained_documents"], counts["documents"]
+    retained, total = counts["retained_documents"], counts["documents"]
     facts = {
-        "Documents": f"{kept:,} of {total:,} ({_percent(kept, total)})",
+        "Documents": f"{retained:,} of {total:,} ({_percent(retained, total)})",
         "Characters": f"{counts['retained_characters']:,} of {counts['characters']:,} "
         f"({_percent(counts['retained_characters'], counts['characters'])})",
         "bert_jax": manifest["bert_jax"],
@@ -78,11 +79,11 @@ def _flow(content: Review) -> str:
         rows.append([source, f"{total:,}", "100%", f"{characters:,}", "100%"])
         ordered = sorted(flows.items(), key=lambda item: (item[0] != RETAINED, -item[1].documents))
         for reason, flow in ordered:
-            is_kept = reason == RETAINED
-            count = flow.retained_characters if is_kept else flow.characters
+            is_retained = reason == RETAINED
+            count = flow.retained_characters if is_retained else flow.characters
             rows.append(
                 [
-                    f"{source} – {'kept' if is_kept else reason}",
+                    f"{source} – {'kept' if is_retained else reason}",
                     *(f"{flow.documents:,}", _percent(flow.documents, total)),
                     *(f"{count:,}", _percent(count, characters)),
                 ]
@@ -150,49 +151,13 @@ def _histograms(config: CurationConfig, content: Review) -> str:
     return f'<h2>Signals</h2>{note}<div class="charts">{"".join(cards)}</div>'
 
 
-def histogram(values: Sequence[float], bounds: Sequence[float], title: str) -> str:
-    """Draws a histogram with dashed lines at some values.
-
-    Args:
-      title: the label for screen readers.
-    """
-    (top,) = quantiles(values, (0.99,))
-    low = min(values)
-    # A limit far above all values (100,000 words) would leave one bar.
-    high = max([top, *(bound for bound in bounds if bound <= low + 3 * (top - low))])
-    axis = ticks(low, high)
-    low, high = axis[0], axis[-1]
-    counts = [0] * _NUM_BINS
-    for value in values:
-        counts[min(_NUM_BINS - 1, int((value - low) / (high - low) * _NUM_BINS))] += 1
-    count_ticks = ticks(0, max(counts))
-    area = PlotArea(low_x=low, high_x=high, low_y=0, high_y=count_ticks[-1])
-    parts = [area.axes(axis, count_ticks, "value", _number, _number)]
-    width = (high - low) / _NUM_BINS
-    for index, count in enumerate(counts):
-        left, right = low + index * width, low + (index + 1) * width
-        tooltip = escape(f"{_number(left)} to {_number(right)}: {count:,} documents")
-        parts.append(
-            f'<rect x="{area.x(left):.1f}" y="{area.y(count):.1f}" class="c0" '
-            f'width="{area.x(right) - area.x(left) - 0.5:.1f}" '
-            f'height="{area.y(0) - area.y(count):.1f}"><title>{tooltip}</title></rect>'
-        )
-    parts += [
-        area.line((bound, 0), (bound, count_ticks[-1]), "bound")
-        for bound in bounds
-        if low <= bound <= high
-    ]
-    limits = ", ".join(map(_number, bounds))
-    return svg(f"Histogram of {title}, {len(values):,} documents, limits {limits}", parts, HEIGHT)
-
-
 def _other_signals(config: CurationConfig, content: Review) -> str:
     """Returns quantiles of the signals that no rule limits."""
     if not content.measured:
         return ""
     limited = rule_limits(config)
     rows = [
-        [name.replace("_", " "), *map(_number, quantiles(values, _QUANTILES))]
+        [name.replace("_", " "), *map(format_number, quantiles(values, _QUANTILES))]
         for name in content.measured[0].signals
         if name not in limited
         for values in [[each.signals[name] for each in content.measured]]
@@ -215,7 +180,7 @@ def _examples(content: Review) -> str:
 def _example(row: LedgerRow, content: Review) -> str:
     facts = {"document": row.id, "characters": f"{row.characters:,}"}
     if row.value is not None:
-        facts["value"] = _number(row.value)
+        facts["value"] = format_number(row.value)
     if row.twin:
         facts["kept instead"] = row.twin
     words = content.texts.get(row.id, "").split()
@@ -227,10 +192,11 @@ def _pairs(content: Review) -> str:
     """Returns near-duplicates side by side, with the words that differ marked."""
     rows = []
     for row in content.pairs:
-        dropped, kept = (content.texts.get(name, "") for name in (row.id, row.twin))
-        left, right = mark_differences(dropped, kept)
+        dropped, twin = (content.texts.get(name, "") for name in (row.id, row.twin))
+        left, right = mark_differences(dropped, twin)
+        similarity = format_number(row.value or 0.0)
         rows.append(
-            f"<tr><td>dropped: {escape(row.id)}, {_number(row.value or 0.0)}<p>{left}</p></td>"
+            f"<tr><td>dropped: {escape(row.id)}, {similarity}<p>{left}</p></td>"
             f"<td>kept: {escape(row.twin)}<p>{right}</p></td></tr>"
         )
     if not rows:
@@ -252,6 +218,28 @@ def mark_differences(first: str, second: str) -> tuple[str, str]:
             if text:
                 rendered[side].append(text if kind == "equal" else f"<mark>{text}</mark>")
     return " ".join(rendered[0]), " ".join(rendered[1])
+
+
+def _contamination(output: Path) -> str:
+    """Returns how many items of each evaluation set were found; "" if none was searched."""
+    if not (output / ITEMS_FILE).is_file():
+        return ""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for row in read_item_rows(output):
+        group = "input" if row.input_documents else "context" if row.context_documents else "clean"
+        counts.setdefault((row.set_name, row.split), Counter())[group] += 1
+    rows = [
+        [
+            f"{name}, {split}",
+            f"{found.total():,}",
+            *(f"{found['input']:,}", _percent(found["input"], found.total())),
+            f"{found['context']:,}",
+        ]
+        for (name, split), found in sorted(counts.items())
+    ]
+    header = ("evaluation set", "items", "input found", "of items", "only a context found")
+    note = "Items are counted before documents are removed. Paraphrases are not found."
+    return section("Evaluation items in the corpus", table(header, rows, caption=note))
 
 
 def _data_card(config: CurationConfig, manifest: dict[str, Any], content: Review) -> str:
@@ -283,15 +271,11 @@ def _data_card(config: CurationConfig, manifest: dict[str, Any], content: Review
 def _limit(rule: Rule) -> str:
     parts = []
     if rule.at_least is not None:
-        parts.append(f"≥ {_number(rule.at_least)}")
+        parts.append(f"≥ {format_number(rule.at_least)}")
     if rule.at_most is not None:
-        parts.append(f"≤ {_number(rule.at_most)}")
+        parts.append(f"≤ {format_number(rule.at_most)}")
     return ", ".join(parts)
 
 
 def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.3g}%" if whole else "–"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

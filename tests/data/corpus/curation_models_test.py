@@ -108,8 +108,8 @@ def test_rule_with_a_classifier_drops_novels_and_is_part_of_the_plan(
         rule_sets=(RuleSet(name="mine", rules=(rule,)),),
     )
     results = [[filter_document(t, config, Counter()) for t in group[:150]] for group in texts]
-    kept = [np.mean([not each.reason for each in group]) for group in results]
-    assert kept[0] > 0.9 > 0.1 > kept[1]
+    retained = [np.mean([not each.reason for each in group]) for group in results]
+    assert retained[0] > 0.9 > 0.1 > retained[1]
     assert {each.reason for each in results[1] if each.reason} == {"mine: quality"}
     plan = make_plan(config, make_units(config))
     assert list(plan["models"].values()) == [rule.signal.fingerprint()]

@@ -1,6 +1,7 @@
 """Tests the report on a curated corpus and the forecast of a dry run.
 
-Covers bert_jax/data/corpus/curation/{sample,review}.py and bert_jax/report/curation_report.py.
+Covers bert_jax/data/corpus/curation/{sample,review}.py and
+bert_jax/report/{curation_report,curation_charts}.py.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.cli import main
+from bert_jax.data.corpus.contamination.tables import ITEMS_FILE, ItemRow, write_rows
 from bert_jax.data.corpus.curation import sample
 from bert_jax.data.corpus.curation.curate import curate
 from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
@@ -21,7 +23,8 @@ from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITIO
 from bert_jax.data.corpus.curation.sample import forecast, is_sampled, measure, read_raw_documents
 from bert_jax.data.corpus.curation.units import digest, filter_document
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.report.curation_report import histogram, mark_differences, write_curation_report
+from bert_jax.report.curation_charts import histogram
+from bert_jax.report.curation_report import mark_differences, write_curation_report
 
 pytest.importorskip("pyarrow")
 
@@ -76,7 +79,7 @@ def test_only_this_rule_counts_what_is_kept_without_it(config, output) -> None:
     broken, only = count_broken(content.measured)
     documents = [raw for _, raw, _ in read_raw_documents(make_units(config))]
 
-    def num_kept(changed: CurationConfig) -> int:
+    def num_retained(changed: CurationConfig) -> int:
         return sum(not filter_document(raw.text, changed, Counter()).reason for raw in documents)
 
     for rule_set in config.rule_sets:
@@ -84,7 +87,9 @@ def test_only_this_rule_counts_what_is_kept_without_it(config, output) -> None:
             rest = tuple(each for each in rule_set.rules if each != rule)
             smaller = dataclasses.replace(rule_set, rules=rest)
             sets = tuple(smaller if each is rule_set else each for each in config.rule_sets)
-            gained = num_kept(dataclasses.replace(config, rule_sets=sets)) - num_kept(config)
+            gained = num_retained(dataclasses.replace(config, rule_sets=sets)) - num_retained(
+                config
+            )
             assert only[rule_set.reason(rule)] == gained
     assert sum(only.values()) > 0
     assert sum(broken.values()) > sum(only.values())
@@ -98,6 +103,27 @@ def test_report_is_offline_and_escapes_documents(config, output) -> None:
     assert page.count("<svg") == len({r.name for s in config.rule_sets for r in s.rules})
     assert "Near-duplicates side by side" in page and "<mark>the</mark>" in page
     assert write_curation_report(config, output).read_text("utf-8") == page
+
+
+def test_report_counts_evaluation_items_by_set(config, output) -> None:
+    found = [(0, 0), (2, 0), (0, 3), (1, 1)]
+    rows = [
+        ItemRow(
+            set_name="glue/sst2",
+            split="dev",
+            id=str(number),
+            digest=number,
+            rule="whole item",
+            input_documents=num_inputs,
+            context_documents=num_contexts,
+        )
+        for number, (num_inputs, num_contexts) in enumerate(found)
+    ]
+    write_rows(output / ITEMS_FILE, ItemRow, rows)
+    page = write_curation_report(config, output).read_text("utf-8")
+    (output / ITEMS_FILE).unlink()
+    cells = "".join(f"<td>{cell}</td>" for cell in ("4", "2", "50%", "1"))
+    assert f'<th scope="row">glue/sst2, dev</th>{cells}' in page
 
 
 def test_forecast_of_a_small_input_equals_its_result(config, tmp_path) -> None:

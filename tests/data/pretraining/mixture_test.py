@@ -97,8 +97,8 @@ def test_quotas_are_exact_after_each_period_from_any_start() -> None:
         window = slice(period * PERIOD, (period + 1) * PERIOD)
         np.testing.assert_array_equal(np.bincount(corpora[window]), quotas)
     for corpus in range(3):  # each corpus is drawn from without gaps and repetitions
-        drawn = draws[corpora == corpus]
-        np.testing.assert_array_equal(np.sort(drawn), np.arange(3 * quotas[corpus]))
+        sampled = draws[corpora == corpus]
+        np.testing.assert_array_equal(np.sort(sampled), np.arange(3 * quotas[corpus]))
     for start in (0, 1, PERIOD - 3, 12_345):
         tail = draw_examples(indices[start : start + 50], quotas, seed=5)
         np.testing.assert_array_equal(

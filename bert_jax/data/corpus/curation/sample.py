@@ -168,12 +168,12 @@ def describe_forecast(result: Forecast, num_workers: int) -> str:
     Args:
       num_workers: the number of processes among which the time is divided.
     """
-    kept = result.retained_characters / max(result.characters, 1)
+    fraction = result.retained_characters / max(result.characters, 1)
     lines = [
         f"forecast from {result.sample_documents:,} of {result.documents:,} documents "
         f"({result.fraction:.0%}, chosen by hash):",
         f"  kept: about {result.retained_documents:,} documents, {result.retained_characters:,} "
-        f"characters ({kept:.1%})"
+        f"characters ({fraction:.1%})"
         + ("" if result.retained_tokens is None else f", {result.retained_tokens:,} tokens"),
         *(
             f"  dropped: about {count:,} documents, {reason}"
