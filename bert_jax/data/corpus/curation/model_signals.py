@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bert_jax.data.corpus.curation.classifier import load_classifier
+from bert_jax.data.corpus.curation.language import LanguageProbability
 from bert_jax.data.corpus.curation.signals import TextView
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
@@ -79,7 +80,7 @@ class UnknownTokens:
         return _load_tokenizer(self.tokenizer).fingerprint
 
 
-ModelSignal = QualityScore | TokensPerWord | UnknownTokens
+ModelSignal = LanguageProbability | QualityScore | TokensPerWord | UnknownTokens
 
 _load_tokenizer: Callable[[str], Tokenizer] = functools.lru_cache(maxsize=4)(load_tokenizer)
 

@@ -6,6 +6,7 @@ import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from bert_jax import __version__
@@ -14,11 +15,13 @@ from bert_jax.data.corpus.contamination.decontamination import Decontamination
 from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
 from bert_jax.data.corpus.curation.duplicates.lines import RepeatedLines, RepeatedParagraphs
 from bert_jax.data.corpus.curation.duplicates.near import NearDuplicates
+from bert_jax.data.corpus.curation.edits import RepairMojibake, ReplacePrivateData
 from bert_jax.data.corpus.curation.rules import RuleSet
 from bert_jax.data.corpus.formats.epub import EpubFiles, GutenbergFiles
 from bert_jax.data.corpus.formats.html import HtmlFiles
 from bert_jax.data.corpus.formats.mail import MailFiles
 from bert_jax.data.corpus.formats.parquet import ParquetFiles
+from bert_jax.data.corpus.formats.patterns import FilePatterns
 from bert_jax.data.corpus.formats.warc import WarcFiles
 from bert_jax.data.corpus.formats.wikipedia import WikipediaDump
 from bert_jax.data.corpus.sources import RawDocument, SourceFile, TextFiles
@@ -70,6 +73,7 @@ class CurationConfig:
 
     Attributes:
       sources: raw documents, in order of priority.
+      edits: how the text of documents is changed, before all rules; by default not at all.
       lines: how lines are dropped; None keeps all lines.
       rule_sets: rules that drop documents; the first broken rule is the reason in the ledger.
       steps: what compares the documents of all sources that are retained, in this order; each step
@@ -81,6 +85,7 @@ class CurationConfig:
     """
 
     sources: tuple[Source, ...]
+    edits: tuple[ReplacePrivateData | RepairMojibake, ...] = ()
     lines: C4Lines | None = None
     rule_sets: tuple[RuleSet, ...] = ()
     steps: tuple[Step, ...] = (ExactDuplicates(),)
@@ -177,6 +182,7 @@ def make_plan(config: CurationConfig, work: Sequence[CurationUnit]) -> dict[str,
         "bert_jax": __version__,
         # Categories of characters and their cases differ between versions of Unicode.
         "unicode": unicodedata.unidata_version,
+        "packages": _package_versions(config),
         "config": settings,
         "files": _digest(files),
         "evaluation_files": _digest(evaluation_files),
@@ -186,6 +192,22 @@ def make_plan(config: CurationConfig, work: Sequence[CurationUnit]) -> dict[str,
 
 def _digest(files: list[list[Any]]) -> str:
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
+
+def _package_versions(config: CurationConfig) -> dict[str, str]:
+    """Returns the versions of the libraries that extract or repair the text."""
+    names = ["ftfy"] * (RepairMojibake() in config.edits)
+    for source in config.sources:
+        if isinstance(source.files, FilePatterns):
+            names += source.files.PACKAGES
+    return {name: _version(name) for name in sorted(set(names))}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""  # reading the first file reports the missing extra
 
 
 def stable_names(files: tuple[SourceFile, ...]) -> tuple[str, ...]:

@@ -148,7 +148,10 @@ def _spill_lines(
     for document in unit.documents():
         result = FilterResult(text="", reason=document.reason)
         if not document.reason:
-            result = filter_document(document.text, config, removed_lines)
+            text = document.text
+            for edit in config.edits:
+                text = edit.apply(text, read_counts)
+            result = filter_document(text, config, removed_lines)
         read_counts.update(document.counts)
         yield {
             "id": document.key,

@@ -7,12 +7,18 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from posixpath import dirname, join, normpath
-from typing import IO
+from typing import IO, ClassVar
 from urllib.parse import unquote
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 from bert_jax.data.corpus.formats.html import MAX_PAGE_BYTES, page_document
-from bert_jax.data.corpus.formats.patterns import DAMAGED, TOO_LARGE, FilePatterns, read_limited
+from bert_jax.data.corpus.formats.patterns import (
+    DAMAGED,
+    TOO_LARGE,
+    FilePatterns,
+    read_limited,
+    xml_events,
+)
 from bert_jax.data.corpus.sources import RawDocument, SourceFile
 from bert_jax.text.decoding import decode_bytes
 
@@ -42,6 +48,8 @@ _PRODUCERS = re.compile(
 class EpubFiles(FilePatterns):
     """Names EPUB files: `EpubFiles("books/*.epub")`; a book is a document, chapters in order."""
 
+    PACKAGES: ClassVar[tuple[str, ...]] = ("resiliparse", "charset-normalizer")
+
     def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
         """Yields the book as one document, with its reason if it cannot be read."""
         try:
@@ -60,6 +68,8 @@ class GutenbergFiles(FilePatterns):
     The license before and after the book is removed. A file without both of the markers around the
     book is dropped.
     """
+
+    PACKAGES: ClassVar[tuple[str, ...]] = ("charset-normalizer",)
 
     def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
         """Yields the book as one document."""
@@ -130,7 +140,7 @@ def _read_xml(archive: zipfile.ZipFile, path: str) -> list[Element]:
     parser = XMLPullParser(events=("start", "end"))
     parser.feed(data)
     parser.close()
-    return [element for event, element in parser.read_events() if event == "end"]
+    return [element for event, element in xml_events(parser) if event == "end"]
 
 
 def _name(element: Element) -> str:

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 from bert_jax.data.corpus.formats.patterns import TOO_LARGE, FilePatterns, read_limited
 from bert_jax.data.corpus.sources import RawDocument, SourceFile
-from bert_jax.errors import MissingExtraError
+from bert_jax.errors import ConfigError, MissingExtraError
 from bert_jax.text.decoding import decode_bytes
 
 NO_MAIN_CONTENT, NESTED = "no main content", "nested too deeply"
@@ -36,7 +37,12 @@ class HtmlFiles(FilePatterns):
     `content` is "main" for the main content, which leaves out navigation, or "all" text.
     """
 
-    content: str = field(default="main", kw_only=True)
+    PACKAGES: ClassVar[tuple[str, ...]] = ("resiliparse", "charset-normalizer")
+    content: Literal["main", "all"] = field(default="main", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_content(self.content)
 
     def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
         """Yields the page as one document, with its reason if it has no text."""
@@ -45,6 +51,12 @@ class HtmlFiles(FilePatterns):
             yield data
         else:
             yield page_document("1", data, main_content=self.content == "main")
+
+
+def check_content(content: str) -> None:
+    """Raises ConfigError if `content` is neither "main" nor "all"."""
+    if content not in ("main", "all"):
+        raise ConfigError(f"content is {content!r}, expected 'main' or 'all'")
 
 
 def page_document(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from email.errors import MessageError
 from email.message import Message
+from typing import ClassVar
 
 from bert_jax.data.corpus.formats.html import page_document
 from bert_jax.data.corpus.formats.patterns import FilePatterns, read_limited
@@ -31,6 +32,8 @@ class MailFiles(FilePatterns):
     A message is a document. Headers, quoted lines, signatures and attachments are left out; the
     shards have the subject.
     """
+
+    PACKAGES: ClassVar[tuple[str, ...]] = ("resiliparse", "charset-normalizer")
 
     def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
         """Yields the messages in order, numbered from 1."""

@@ -6,6 +6,8 @@ document that cannot be read is yielded with a reason, so that the ledger has it
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+from xml.etree.ElementTree import Element, XMLPullParser
 
 from bert_jax.data.corpus.sources import Patterns, RawDocument, SourceFile
 from bert_jax.errors import ConfigError, UserError
@@ -18,8 +20,12 @@ DAMAGED, TOO_LARGE = "damaged file", "too large"
 
 @dataclass(frozen=True)
 class FilePatterns:
-    """Names files by one or more glob patterns."""
+    """Names files by one or more glob patterns.
 
+    `PACKAGES` names the libraries that the text depends on; other versions make another corpus.
+    """
+
+    PACKAGES: ClassVar[tuple[str, ...]] = ()
     patterns: Patterns
 
     def __post_init__(self) -> None:
@@ -57,3 +63,8 @@ def read_limited(path: str, max_bytes: int) -> bytes | RawDocument:
     except DamagedFileError:
         return RawDocument(key="1", reason=DAMAGED)
     return b"".join(chunks)
+
+
+def xml_events(parser: "XMLPullParser[Any]") -> Iterator[tuple[str, Element]]:
+    """Returns the events "start" and "end" of a parser, whose type in Python is wider."""
+    return cast(Iterator[tuple[str, Element]], parser.read_events())

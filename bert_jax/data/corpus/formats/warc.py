@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from bert_jax.data.corpus.formats.html import MAX_PAGE_BYTES, page_document
+from bert_jax.data.corpus.formats.html import MAX_PAGE_BYTES, check_content, page_document
 from bert_jax.data.corpus.formats.patterns import TOO_LARGE, FilePatterns
 from bert_jax.data.corpus.formats.wikipedia import TRUNCATED
 from bert_jax.data.corpus.sources import RawDocument, SourceFile
@@ -23,7 +23,12 @@ class WarcFiles(FilePatterns):
     shards have its address and the date.
     """
 
-    content: str = field(default="main", kw_only=True)
+    PACKAGES: ClassVar[tuple[str, ...]] = ("resiliparse", "fastwarc", "charset-normalizer")
+    content: Literal["main", "all"] = field(default="main", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_content(self.content)
 
     def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
         """Yields the pages; an archive that ends in the middle gives one document more."""

@@ -14,7 +14,7 @@ _MONTHS = (
     *("January", "February", "March", "April", "May", "June", "July"),
     *("August", "September", "October", "November", "December"),
 )
-_UNITS = dict(
+_UNITS: dict[str, str] = dict(
     [
         *(("acre", "acres"), ("c", "°C"), ("cuft", "cubic feet"), ("f", "°F")),
         *(("foot", "feet"), ("g/cm3", "g/cm³"), ("inch", "inches"), ("k", "K"), ("km2", "km²")),
@@ -24,8 +24,12 @@ _UNITS = dict(
         *(("sqmi", "square miles"), ("yd", "yards"), ("ft", "feet"), ("in", "inches")),
     ]
 )
-_RANGE_WORDS = {"-": "–", "–": "–", "and": " and ", "to": " to ", "or": " or ", "x": " × "}
-_RANGE_WORDS |= {"×": " × ", "by": " by ", "to(-)": " to ", "+/-": " ± ", "±": " ± "}
+_RANGE_WORDS = dict(
+    [
+        *(("-", "–"), ("–", "–"), ("and", " and "), ("to", " to "), ("or", " or "), ("x", " × ")),
+        *(("×", " × "), ("by", " by "), ("to(-)", " to "), ("+/-", " ± "), ("±", " ± ")),
+    ]
+)
 _NUMBER = re.compile(r"[-+−]?[\d.,/⁄]+(?:e[-+]?\d+)?$")
 
 
@@ -172,10 +176,6 @@ def _chinese(arguments: TemplateArguments) -> str:
     return arguments.get("c", "s", "t", 1)
 
 
-def _nuclide(arguments: TemplateArguments) -> str:
-    return "-".join(value.lower() for value in arguments.positional[:2] if value)
-
-
 _TABLE: dict[str, Callable[[TemplateArguments], str]] = {
     **dict.fromkeys(("convert", "cvt"), _convert),
     **dict.fromkeys(("lang", "transl", "transliteration", "native name"), _last),
@@ -229,9 +229,7 @@ _TABLE: dict[str, Callable[[TemplateArguments], str]] = {
     "as of": _as_of,
     "sic": _sic,
     "zh": _chinese,
-    "simplenuclide": _nuclide,
-    "simplenuclide2": _nuclide,
-    "nuclide": _nuclide,
+    **dict.fromkeys(("simplenuclide", "simplenuclide2", "nuclide"), _joined("-")),
 }
 
 # Templates that show nothing in the text: notes, links to other articles, boxes, marks of editors.

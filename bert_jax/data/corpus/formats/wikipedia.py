@@ -8,11 +8,11 @@ import bz2
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 from urllib.parse import quote
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
-from bert_jax.data.corpus.formats.patterns import DAMAGED, TOO_LARGE, FilePatterns
+from bert_jax.data.corpus.formats.patterns import DAMAGED, TOO_LARGE, FilePatterns, xml_events
 from bert_jax.data.corpus.formats.wikitext import ArticleText
 from bert_jax.data.corpus.sources import RawDocument, SourceFile
 from bert_jax.errors import ConfigError, UserError
@@ -47,6 +47,7 @@ class WikipediaDump(FilePatterns):
     title and the address of each article, which the license CC BY-SA asks for.
     """
 
+    PACKAGES: ClassVar[tuple[str, ...]] = ("mwparserfromhell",)
     content: Literal["prose", "all"] = field(default="prose", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -137,7 +138,7 @@ def _pages(file: SourceFile, site: _Site) -> Iterator[Element]:
             data = chunk[start : start + (1 << 16)]
             page_bytes += len(data)
             parser.feed(data)
-            for event, element in parser.read_events():
+            for event, element in xml_events(parser):
                 if root is None:
                     root = element
                 if event == "end" and _local_name(element) in ("page", "siteinfo"):
@@ -163,7 +164,7 @@ def _read_head(file: FileRange, site: _Site) -> None:
     parser = XMLPullParser(events=("end",))
     for chunk in read_chunks(file.path):
         parser.feed(chunk)
-        for _, element in parser.read_events():
+        for _, element in xml_events(parser):
             if _local_name(element) == "siteinfo":
                 site.read(element)
                 return
