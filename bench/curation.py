@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--datatrove-python", metavar="PATH", help="python with datatrove 0.10.1")
     parser.add_argument("--runs", type=int, default=5, help="runs of each stage (default: 5)")
     parser.add_argument("--megabytes", type=float, default=3, help="size of the text (default: 3)")
+    parser.add_argument("--stages", nargs="+", metavar="NAME", help="stages (default: all)")
     parser.add_argument("--memory-of", type=int, metavar="MB", help="measure memory instead")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -84,7 +85,8 @@ def make_pages(megabytes: float) -> Iterator[str]:
     lines: list[str] = []
     for file in files:
         data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        lines += data.decode("utf-8-sig", "replace").splitlines(keepends=True)
+        text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
+        lines += text.splitlines(keepends=True)
     generator, written, pass_number = random.Random(0), 0, 0
     while True:
         page = ""
@@ -229,7 +231,8 @@ def print_speed(args: argparse.Namespace, scratch: Path) -> None:
     datatrove = Datatrove(args.datatrove_python, path) if args.datatrove_python else None
     print(f"{len(pages):,} pages, {size:.1f} MB; medians of {args.runs} runs\n")
     print("| stage | MB/s | datatrove | ratio |\n|---|---|---|---|")
-    for name, function in stages.items():
+    for name in args.stages or stages:
+        function = stages[name]
         internal, external = list[float](), list[float]()
         has_peer = datatrove is not None and name in datatrove.stages
         for _ in range(args.runs + 1):
