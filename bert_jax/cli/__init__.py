@@ -22,8 +22,6 @@ from bert_jax.atomic_io import DISK_ERRORS
 from bert_jax.cli import (
     baselines,
     convert,
-    curate,
-    curate_classifier,
     embed,
     evaluate,
     export,
@@ -43,6 +41,7 @@ from bert_jax.cli import (
 )
 from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
 from bert_jax.cli.arguments.renamed import renamed_message
+from bert_jax.cli.curation import curate, curate_classifier
 from bert_jax.cli.embeddings import distill_static, embed_evaluate, embed_train
 from bert_jax.cli.language_models import fill_mask, generate
 from bert_jax.cli.search import evaluate as search_evaluate

@@ -1,7 +1,7 @@
 """Runs `bert-jax curate` on real texts, and checks ledger, bytes, restarts and errors.
 
 Covers bert_jax/data/corpus/curation/{plan,curate,ledger,shards,spills,units,workers}.py and
-bert_jax/cli/curate.py.
+bert_jax/cli/curation/curate.py.
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
 """Tests the quality classifier and the signals that need a file.
 
-Covers bert_jax/data/corpus/curation/{classifier,model_signals}.py and cli/curate_classifier.py.
+Covers bert_jax/data/corpus/curation/{classifier,model_signals}.py and
+bert_jax/cli/curation/curate_classifier.py.
 """
 
 import hashlib
