@@ -86,7 +86,7 @@ def read_seq2seq_config(file: Path) -> EncoderDecoderConfig:
             f"{file}: eos_token_id is null; expected the id of the end token, without which "
             "generation would never end"
         )
-    data = _generation_ids(file.parent / GENERATION_CONFIG) | data
+    data |= _generation_ids(file.parent / GENERATION_CONFIG)
     # Hugging Face writes null for a field that has no value, such as num_decoder_layers.
     present = {name: value for name, value in data.items() if value is not None}
     present |= {name: NO_TOKEN for name in FORCED_TOKENS if data.get(name, 0) is None}
@@ -101,7 +101,10 @@ def read_seq2seq_config(file: Path) -> EncoderDecoderConfig:
 
 
 def _generation_ids(file: Path) -> dict[str, Any]:
-    """Returns the token ids that transformers 5 writes to generation_config.json only."""
+    """Returns the token ids of generation_config.json, which Hugging Face reads before config.json.
+
+    transformers 5 writes them only there.
+    """
     if not file.is_file():
         return {}
     data = read_json_object(file)

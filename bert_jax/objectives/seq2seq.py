@@ -61,7 +61,9 @@ class Seq2SeqObjective:
         """Computes the mean cross-entropy of the target tokens, and their accuracy."""
         model = self.network.merge(params)
         targets, weights = batch["decoder_target_ids"], batch["decoder_target_weights"]
-        decoder_input_ids = shift_right(targets, self.config.model.decoder_start_token_id)
+        decoder_input_ids = shift_right(
+            targets, self.config.model.decoder_start_token_id, batch.get("decoder_packing_ids")
+        )
         inputs = encoder_decoder_inputs({**batch, "decoder_input_ids": decoder_input_ids})
         hidden = model(**inputs, dropout_key=dropout_key).last_hidden_state
         logits = model.logits(hidden)
@@ -87,6 +89,20 @@ class Seq2SeqObjective:
         return losses + config.z_loss * jnp.square(log_z)
 
 
-def shift_right(target_ids: jax.Array, start_id: int) -> jax.Array:
-    """Returns decoder inputs [B, T]: the start token, then all targets but the last."""
-    return jnp.pad(target_ids[:, :-1], ((0, 0), (1, 0)), constant_values=start_id)
+def shift_right(
+    target_ids: jax.Array, start_id: int, packing_ids: jax.Array | None = None
+) -> jax.Array:
+    """Returns decoder inputs [B, T]: the start token, then all targets but the last.
+
+    Args:
+      packing_ids: int32 [B, T], which packed target a token belongs to; each begins with the start
+        token. None if rows are not packed.
+    """
+
+    def shift(array: jax.Array, first: int) -> jax.Array:
+        return jnp.pad(array[:, :-1], ((0, 0), (1, 0)), constant_values=first)
+
+    shifted = shift(target_ids, start_id)
+    if packing_ids is None:
+        return shifted
+    return jnp.where(packing_ids == shift(packing_ids, -1), shifted, start_id)

@@ -54,7 +54,9 @@ def get_config(
     model = dataclasses.replace(
         BartConfig.from_size(size, vocab_size=tokenizer.vocab_size),
         pad_token_id=tokenizer.pad_id,
+        bos_token_id=tokenizer.cls_id,
         eos_token_id=tokenizer.sep_id,
+        forced_eos_token_id=tokenizer.sep_id,
         decoder_start_token_id=tokenizer.sep_id,
     )
     save_every = max(1, steps // 100)

@@ -82,6 +82,12 @@ def test_inverse_square_root_schedule() -> None:
     np.testing.assert_allclose(rates, [0.2, 0.2, 0.2, 0.1, 0.02], rtol=1e-6)
 
 
+def test_each_packed_target_begins_with_the_start_token() -> None:
+    targets, packing_ids = jnp.array([[7, 8, 1, 9, 1, 0]]), jnp.array([[1, 1, 1, 2, 2, 0]])
+    assert shift_right(targets, 3).tolist() == [[3, 7, 8, 1, 9, 1]]
+    assert shift_right(targets, 3, packing_ids).tolist() == [[3, 7, 8, 3, 9, 3]]
+
+
 def test_loss_with_label_smoothing_and_z_loss() -> None:
     rng = np.random.default_rng(0)
     targets = rng.integers(2, 50, (2, 5)).astype(np.int32)

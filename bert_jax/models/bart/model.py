@@ -62,7 +62,8 @@ class BartStack(Stack):
         Raises:
           ConfigError: L is greater than the number of positions.
         """
-        length = vectors_BLD.shape[1]
+        # With one position, L is a number of sequences that generation decodes at the same time.
+        length = (vectors_BLD if position_ids is None else position_ids).shape[1]
         # Checked here because XLA clamps an index beyond the table without an error.
         if length > self.config.max_position_embeddings:
             raise ConfigError(

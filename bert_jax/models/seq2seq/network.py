@@ -158,6 +158,8 @@ class EncoderDecoder(nnx.Module):
           dropout_key: None to apply no dropout.
         """
         assert decoder_input_ids is not None, "the decoder needs decoder_input_ids"
+        if (packing_ids is None) != (decoder_packing_ids is None):
+            raise ValueError("packing_ids and decoder_packing_ids must be given together")
         if attention_mask is None:
             attention_mask = jnp.ones_like(input_ids)
         encoder_key, decoder_key = (

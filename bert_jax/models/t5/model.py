@@ -85,9 +85,11 @@ class T5(EncoderDecoder):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps hidden states of the decoder [..., D] to logits of tokens, float32 [..., V]."""
+        logits = super().logits(hidden)
         if self.config.scale_decoder_outputs:
-            hidden = hidden * jnp.asarray(self.config.hidden_size**-0.5, hidden.dtype)
-        return super().logits(hidden)
+            # Here and not before the product: the factor would be rounded in bfloat16.
+            logits *= jnp.float32(self.config.hidden_size**-0.5)
+        return logits
 
 
 def build_encoder_decoder(config: T5Config, compute: ComputeConfig, rngs: nnx.Rngs) -> T5:

@@ -30,6 +30,7 @@ class Sampling:
         check_range("temperature", self.temperature, above=0)
         check_range("top_k", self.top_k, at_least=0)
         check_range("top_p", self.top_p, above=0, at_most=1)
+        check_range("seed", self.seed, above=-(2**62), below=2**62)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +40,19 @@ class StopWhenFull:
 
 @dataclass(frozen=True, kw_only=True)
 class StopWhenUnlikely:
-    """Stops when no beam scores better at its present length (early_stopping=False)."""
+    """Stops when the best growing text is not better than the worst of `num_beams` finished texts.
+
+    The growing text has the score for its present length (early_stopping=False).
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class StopWhenImpossible:
-    """Stops when no beam can score better at any length (early_stopping="never")."""
+    """Stops as `StopWhenUnlikely`, but with the score for the largest length.
+
+    With this length a longer text has the best score it can reach, if `length_penalty` is
+    positive (early_stopping="never").
+    """
 
 
 EarlyStopping = StopWhenFull | StopWhenUnlikely | StopWhenImpossible

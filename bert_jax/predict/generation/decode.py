@@ -162,7 +162,7 @@ def _beam_search(
         beam.num_beams,
     )
     # Divisors of the scores of texts with 1, 2, ... tokens; computed in float64 as in PyTorch.
-    divisors = jnp.asarray(np.arange(1, length + 1) ** beam.length_penalty, jnp.float32)
+    divisors = jnp.asarray(np.arange(1.0, length + 1) ** beam.length_penalty, jnp.float32)
 
     def is_running(state: _Beams) -> jax.Array:
         running = (state.step < length) & jnp.any(state.can_improve)

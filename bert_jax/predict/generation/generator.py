@@ -10,7 +10,7 @@ import numpy as np
 from bert_jax.errors import ConfigError, UserError, require_list_of_texts
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.predict.batching import padded_batches
-from bert_jax.predict.generation.config import BeamSearch, GenerationConfig, Sampling
+from bert_jax.predict.generation.config import GenerationConfig, Sampling
 from bert_jax.predict.generation.decode import generate_ids, token_rules
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
 
@@ -149,8 +149,11 @@ class Generator:
 
     def _decode(self, row: np.ndarray) -> Generated:
         ends = np.flatnonzero(row == self._config.eos_token_id)
-        is_complete = ends.size > 0
-        token_ids: list[int] = row[: ends[0] + 1 if is_complete else len(row)].tolist()
+        num_tokens = int(ends[0]) + 1 if ends.size else len(row)
+        # In the last place, a forced end token hides whether the model would have ended here.
+        is_forced = self._config.forced_eos_token_id is not None and num_tokens == len(row)
+        is_complete = ends.size > 0 and not is_forced
+        token_ids: list[int] = row[:num_tokens].tolist()
         special_ids = self._tokenizer.special_ids
         text = self._tokenizer.decode([i for i in token_ids if i not in special_ids])
         return Generated(text.strip(), token_ids, is_complete)
@@ -158,20 +161,22 @@ class Generator:
 
 def _check_sizes(model: LoadedSeq2Seq, settings: GenerationConfig) -> None:
     """Raises a ConfigError if the settings do not fit the model."""
+    num_special_tokens = model.tokenizer.template.num_single_special_tokens
+    if settings.max_source_tokens <= num_special_tokens:
+        raise ConfigError(
+            f"max_source_tokens is {settings.max_source_tokens}, but {num_special_tokens} of them "
+            f"are special tokens of {model.path}; expected at least {num_special_tokens + 1}"
+        )
     if settings.max_new_tokens > model.config.max_length:
         raise ConfigError(
             f"max_new_tokens is {settings.max_new_tokens}, but {model.path} writes at most "
             f"{model.config.max_length} tokens; choose a smaller number"
         )
-    match settings.decoding:
-        case BeamSearch(num_beams=num_beams) if 2 * num_beams > model.config.vocab_size:
-            raise ConfigError(
-                f"num_beams is {num_beams}, but {model.path} has {model.config.vocab_size} "
-                "tokens; expected at most half as many beams"
-            )
-        case Sampling(top_k=top_k) if top_k > model.config.vocab_size:
-            raise ConfigError(
-                f"top_k is {top_k}, but {model.path} has {model.config.vocab_size} tokens"
-            )
-        case _:
-            pass
+    if (
+        isinstance(settings.decoding, Sampling)
+        and settings.decoding.top_k > model.config.vocab_size
+    ):
+        raise ConfigError(
+            f"top_k is {settings.decoding.top_k}, but {model.path} has {model.config.vocab_size} "
+            "tokens"
+        )

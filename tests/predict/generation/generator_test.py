@@ -18,6 +18,7 @@ from bert_jax.cli import main
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.export.seq2seq import export_seq2seq
+from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.t5.config import T5Config
 from bert_jax.params import paths
@@ -97,6 +98,14 @@ def test_texts_do_not_depend_on_their_batch(model):
         assert result.is_complete == (result.token_ids[-1:] in ([1], []))
 
 
+def test_text_with_a_forced_end_is_not_complete(model):
+    decode = Generator(model, SHORT)
+    decode._config = dataclasses.replace(BartConfig.from_size("base"), eos_token_id=1)
+    assert not decode._decode(np.array([5, 6, 7, 1])).is_complete
+    ended = decode._decode(np.array([5, 1, 0, 0]))
+    assert ended.is_complete and ended.token_ids == [5, 1]
+
+
 def test_one_program_serves_all_batches_of_a_shape(model):
     generate = Generator(model, dataclasses.replace(SHORT, max_new_tokens=5))
     generate([TEXTS[0]])
@@ -171,7 +180,8 @@ def test_generate_prints_a_line_for_each_text(model, tmp_path, capsys):
         (["--top-p", "0.5"], "--top-p is a setting of sampling; add --sample"),
         (["--sample", "--temperature", "0"], "temperature is 0.0, expected a number above 0"),
         (["--max-new-tokens", "4", "--min-new-tokens", "5"], "min_new_tokens is 5, expected 0 to"),
-        (["--num-beams", "40"], "num_beams is 40, but .* has 56 tokens"),
+        (["--sample", "--top-k", "60"], "top_k is 60, but .* has 56 tokens"),
+        (["--max-source-tokens", "1"], "max_source_tokens is 1, expected a number at least 2"),
     ],
 )
 def test_impossible_settings_are_refused(model, flags, message, capsys):

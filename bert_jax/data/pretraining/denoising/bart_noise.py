@@ -1,11 +1,13 @@
 """Adds BART's noise to a document: permutation, masking, deletion, infilling, rotation.
 
 The steps and their order are those of `fairseq/data/denoising_dataset.py` (Lewis et al. 2020,
-section 2.2). Three things differ:
+section 2.2). These things differ:
 
 - sentences end where the corpus says so. fairseq looks for the token of a full stop, which it knows
   for GPT-2's vocabulary only; with any other one its sentences never move;
 - random tokens are never special tokens;
+- an inserted token is random with the same probability as any other, and `TokenMasking` chooses
+  from all tokens instead of the first tokens of words;
 - random numbers come from the key of the example.
 """
 
@@ -29,7 +31,7 @@ def add_bart_noise(
     text: TextWindow, rng: ExampleRng, config: BartDenoising, vocab_arrays: VocabArrays
 ) -> np.ndarray:
     """Returns the ids of a document with noise, [n] int32, without special tokens around it."""
-    ids = permute_sentences(text, rng, config.permuted_sentences)
+    ids, is_sentence_start = permute_sentences(text, rng, config.permuted_sentences)
     tokens = _ReplacementTokens(rng, config.random_token_prob, vocab_arrays)
     match config.token_noise:
         case TokenMasking(ratio=ratio):
@@ -39,7 +41,9 @@ def add_bart_noise(
         case TokenDeletion(ratio=ratio):
             ids = np.delete(ids, _choose_tokens(len(ids), rng, ratio))
         case TextInfilling() as infilling:
-            ids = _infill(ids, rng, infilling, tokens, vocab_arrays.word_starts)
+            # A byte-level token has no mark of a new word where its sentence begins.
+            is_word_start = vocab_arrays.word_starts[ids] | is_sentence_start
+            ids = _infill(ids, rng, infilling, tokens, is_word_start)
         case None:
             pass
     if rng.uniform(Stream.ROTATION) < config.rotation_prob:
@@ -47,15 +51,27 @@ def add_bart_noise(
     return ids
 
 
-def permute_sentences(text: TextWindow, rng: ExampleRng, fraction: float) -> np.ndarray:
-    """Exchanges the places of a fraction of the sentences, rounded up; returns the ids, int32."""
+def permute_sentences(
+    text: TextWindow, rng: ExampleRng, fraction: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Exchanges the places of a fraction of the sentences, rounded up.
+
+    Returns:
+      The ids, [n] int32, and whether a sentence begins at each of them, [n] bool. The beginning of
+      the window does not count, because it may be in the middle of a sentence.
+    """
     num_sentences = len(text.sentence_ends)
     num_permuted = math.ceil(num_sentences * fraction)
     chosen = rng.permutation(num_sentences, Stream.SENTENCE_CHOICE)[:num_permuted]
     order = np.arange(num_sentences)
     order[chosen] = chosen[rng.permutation(num_permuted, Stream.SENTENCE_PERMUTATION)]
     sentences = np.split(text.ids.astype(np.int32), text.sentence_ends[:-1].astype(np.int64))
-    return np.concatenate([sentences[index] for index in order.tolist()])
+    is_start = [np.arange(len(sentence)) == 0 for sentence in sentences]
+    is_start[0][:] = False
+    return (
+        np.concatenate([sentences[index] for index in order.tolist()]),
+        np.concatenate([is_start[index] for index in order.tolist()]),
+    )
 
 
 class _ReplacementTokens:
@@ -85,13 +101,13 @@ def _infill(
     rng: ExampleRng,
     config: TextInfilling,
     tokens: _ReplacementTokens,
-    word_starts: np.ndarray,
+    is_word_start: np.ndarray,
 ) -> np.ndarray:
     """Replaces spans of words by one token each, and inserts a token for each span of length 0.
 
     Spans may overlap, as in fairseq: a span that begins inside another one has no token.
     """
-    starts = np.flatnonzero(word_starts[ids])
+    starts = np.flatnonzero(is_word_start)
     num_words = len(starts)
     lengths = draw_span_lengths(math.ceil(num_words * config.ratio), rng, config.poisson_lambda)
     num_inserted = int((lengths == 0).sum())

@@ -84,9 +84,13 @@ class TextInfilling:
     def __post_init__(self) -> None:
         _check_ratio(self.ratio)
         name = "data.masking.token_noise.poisson_lambda"
-        check_range(name, self.poisson_lambda, above=0, at_most=MAX_POISSON_LAMBDA)
+        check_range(
+            name, self.poisson_lambda, at_least=MIN_POISSON_LAMBDA, at_most=MAX_POISSON_LAMBDA
+        )
 
 
+MIN_POISSON_LAMBDA = 0.1
+"""With a smaller mean, nearly all spans are empty, and drawing enough words takes very long."""
 MAX_POISSON_LAMBDA = 50
 """A larger mean length of spans is a mistake."""
 

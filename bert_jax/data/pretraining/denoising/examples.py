@@ -165,7 +165,13 @@ def max_text_length(config: Denoising, seq_length: int, target_length: int) -> i
     if target_length < 3:
         raise ConfigError(
             f"a phase of train.phases has target_length {target_length}, but data.masking {name} "
-            "makes texts for a decoder; set target_length to the number of tokens that it predicts"
+            "needs targets of at least 3 tokens; set target_length to the number of tokens that "
+            "the decoder predicts"
+        )
+    if seq_length < 3:
+        raise ConfigError(
+            f"a phase of train.phases has seq_length {seq_length}, but data.masking {name} needs "
+            "sequences of at least 3 tokens"
         )
     match config:
         case SpanCorruption():

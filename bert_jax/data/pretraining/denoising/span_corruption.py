@@ -59,6 +59,9 @@ def span_corruption_lengths(inputs_length: int, config: SpanCorruption) -> SpanC
     num_tokens = inputs_length
     while lengths(num_tokens + 1)[0] <= inputs_length:
         num_tokens += 1
+    # Short spans can make inputs longer than the text, which T5's code does not expect.
+    while num_tokens > 1 and lengths(num_tokens)[0] > inputs_length:
+        num_tokens -= 1
     targets_length = lengths(num_tokens)[1]
     # As in T5's code: with half of the tokens as noise, targets shall not be longer than inputs.
     if config.noise_density == 0.5 and targets_length > inputs_length:

@@ -37,10 +37,10 @@ def _text(ids: np.ndarray, sentence_length: int = 10) -> TextWindow:
 
 
 def _slow_infilling(
-    ids: list[int], word_starts: np.ndarray, rng: np.random.Generator, config: TextInfilling
+    ids: list[int], is_word_start: list[bool], rng: np.random.Generator, config: TextInfilling
 ) -> list[int]:
     """Infills a text with masks only, one word and one token at a time, as fairseq does."""
-    starts = [position for position, token in enumerate(ids) if word_starts[token]]
+    starts = [position for position, is_start in enumerate(is_word_start) if is_start]
     budget = math.ceil(len(starts) * config.ratio)
     lengths: list[int] = []
     while sum(lengths) < budget:
@@ -54,7 +54,7 @@ def _slow_infilling(
         result[start] = MASK
         position, words_left = start + 1, num_words
         while position < len(ids):
-            words_left -= bool(word_starts[ids[position]])
+            words_left -= is_word_start[position]
             if not words_left:
                 break
             deleted.add(position)
@@ -82,7 +82,9 @@ def test_infilling_has_the_statistics_of_a_slow_reference() -> None:
     for text in range(num_texts):
         ids = generator.integers(5, 900, length)
         noised = add_bart_noise(_text(ids), ExampleRng(text), config, VOCABULARY).tolist()
-        slow = _slow_infilling(ids.tolist(), VOCABULARY.word_starts, generator, infilling)
+        is_word_start = VOCABULARY.word_starts[ids]
+        is_word_start[10::10] = True  # sentences
+        slow = _slow_infilling(ids.tolist(), is_word_start.tolist(), generator, infilling)
         for source, result in enumerate((noised, slow)):
             for index, measure in enumerate(measures):
                 values[source, index, text] = measure(result)
@@ -135,9 +137,11 @@ def test_sentences_are_permuted_as_a_whole() -> None:
     ids = np.arange(5, 45, dtype=np.uint16)
     orders: Counter[tuple[int, ...]] = Counter()
     for key in range(4800):
-        permuted = permute_sentences(_text(ids), ExampleRng(key), 1.0)
+        permuted, is_start = permute_sentences(_text(ids), ExampleRng(key), 1.0)
         sentences = permuted.reshape(4, 10)
         assert (np.diff(sentences, axis=1) == 1).all()
+        assert (np.flatnonzero(is_start) % 10 == 0).all() and is_start.sum() == 3
+        assert not is_start[permuted == 5]  # the window may begin in the middle of a sentence
         orders[tuple(((sentences[:, 0] - 5) // 10).tolist())] += 1
     assert len(orders) == 24  # all orders, equally likely
     assert max(abs(count - 200) for count in orders.values()) < 4.5 * math.sqrt(200)
@@ -146,7 +150,7 @@ def test_sentences_are_permuted_as_a_whole() -> None:
 def test_a_fraction_of_the_sentences_moves() -> None:
     ids = np.arange(5, 105)
     for key in range(50):
-        permuted = permute_sentences(_text(ids), ExampleRng(key), 0.25)
+        permuted, _ = permute_sentences(_text(ids), ExampleRng(key), 0.25)
         moved = (permuted.reshape(10, 10)[:, 0] != ids.reshape(10, 10)[:, 0]).sum()
         assert moved in (0, 2, 3)  # 3 of 10 sentences exchange their places
         assert sorted(permuted.tolist()) == ids.tolist()

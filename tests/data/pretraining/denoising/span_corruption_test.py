@@ -51,6 +51,15 @@ def test_lengths_are_those_of_t5(inputs: int, num_tokens: int, targets: int) -> 
     assert span_corruption_lengths(inputs, SpanCorruption()) == (num_tokens, targets)
 
 
+def test_short_spans_leave_room_for_their_sentinels() -> None:
+    for inputs_length in (16, 128, 512):
+        for span_length in (1.0, 1.1, 1.9):
+            config = SpanCorruption(noise_density=0.1, mean_noise_span_length=span_length)
+            num_tokens, _ = span_corruption_lengths(inputs_length, config)
+            num_noise_tokens, num_spans = count_spans(num_tokens, config)
+            assert num_tokens - num_noise_tokens + num_spans + 1 <= inputs_length
+
+
 def test_half_of_the_tokens_as_noise_gives_equal_lengths() -> None:
     half = SpanCorruption(noise_density=0.5)
     for inputs_length in range(16, 600):
