@@ -24,7 +24,7 @@ _UNITS: dict[str, str] = dict(
         *(("sqmi", "square miles"), ("yd", "yards"), ("ft", "feet"), ("in", "inches")),
     ]
 )
-_RANGE_WORDS = dict(
+_RANGE_WORDS: dict[str, str] = dict(
     [
         *(("-", "–"), ("–", "–"), ("and", " and "), ("to", " to "), ("or", " or "), ("x", " × ")),
         *(("×", " × "), ("by", " by "), ("to(-)", " to "), ("+/-", " ± "), ("±", " ± ")),
