@@ -1,6 +1,6 @@
-"""Covers bert_jax/data/corpus/formats/ (wikipedia_test.py has the dumps), bert_jax/text/decoding.py
+"""Covers bert_jax/data/corpus/formats/ but dumps, and corpus/curation/{language,edits}.py.
 
-and bert_jax/data/corpus/curation/{language,edits}.py: documents of good and of damaged files.
+The dumps of Wikipedia are in wikipedia_test.py.
 """
 
 import gzip
@@ -17,6 +17,7 @@ from bert_jax.data.corpus.curation.edits import RepairMojibake, ReplacePrivateDa
 from bert_jax.data.corpus.curation.language import LanguageProbability, language_probabilities
 from bert_jax.data.corpus.curation.plan import CurationConfig, DocumentFiles, Source
 from bert_jax.data.corpus.curation.rules import Rule, RuleSet
+from bert_jax.data.corpus.formats.decoding import decode_bytes, repair_mojibake
 from bert_jax.data.corpus.formats.epub import EpubFiles, GutenbergFiles
 from bert_jax.data.corpus.formats.html import HtmlFiles
 from bert_jax.data.corpus.formats.mail import MailFiles
@@ -24,7 +25,6 @@ from bert_jax.data.corpus.formats.parquet import ParquetFiles
 from bert_jax.data.corpus.formats.warc import WarcFiles
 from bert_jax.data.corpus.sources import RawDocument, SourceFile, TextFiles
 from bert_jax.errors import ConfigError, UserError
-from bert_jax.text.decoding import decode_bytes, repair_mojibake
 
 pyarrow = pytest.importorskip("pyarrow")
 

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from bert_jax.text.decoding import repair_mojibake
+from bert_jax.data.corpus.formats.decoding import repair_mojibake
 
 # The parts have limits of RFC 5321, which also bounds the time on lines without spaces.
 _EMAIL = re.compile(

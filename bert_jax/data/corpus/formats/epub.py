@@ -11,6 +11,7 @@ from typing import IO, ClassVar
 from urllib.parse import unquote
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
+from bert_jax.data.corpus.formats.decoding import decode_bytes
 from bert_jax.data.corpus.formats.html import MAX_PAGE_BYTES, page_document
 from bert_jax.data.corpus.formats.patterns import (
     DAMAGED,
@@ -20,7 +21,6 @@ from bert_jax.data.corpus.formats.patterns import (
     xml_events,
 )
 from bert_jax.data.corpus.sources import RawDocument, SourceFile
-from bert_jax.text.decoding import decode_bytes
 
 ENCRYPTED, NO_MARKERS = "encrypted", "no Gutenberg markers"
 

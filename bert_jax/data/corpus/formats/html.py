@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from bert_jax.data.corpus.formats.decoding import decode_bytes
 from bert_jax.data.corpus.formats.patterns import TOO_LARGE, FilePatterns, read_limited
 from bert_jax.data.corpus.sources import RawDocument, SourceFile
 from bert_jax.errors import ConfigError, MissingExtraError
-from bert_jax.text.decoding import decode_bytes
 
 NO_MAIN_CONTENT, NESTED = "no main content", "nested too deeply"
 

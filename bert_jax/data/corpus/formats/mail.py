@@ -9,10 +9,10 @@ from email.errors import MessageError
 from email.message import Message
 from typing import ClassVar
 
+from bert_jax.data.corpus.formats.decoding import decode_bytes
 from bert_jax.data.corpus.formats.html import page_document
 from bert_jax.data.corpus.formats.patterns import FilePatterns, read_limited
 from bert_jax.data.corpus.sources import RawDocument, SourceFile
-from bert_jax.text.decoding import decode_bytes
 
 NO_TEXT_PART = "no text part"
 

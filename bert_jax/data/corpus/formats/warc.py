@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
+from bert_jax.data.corpus.formats.decoding import decode_bytes
 from bert_jax.data.corpus.formats.html import MAX_PAGE_BYTES, check_content, page_document
 from bert_jax.data.corpus.formats.patterns import TOO_LARGE, FilePatterns
 from bert_jax.data.corpus.formats.wikipedia import TRUNCATED
 from bert_jax.data.corpus.sources import RawDocument, SourceFile
 from bert_jax.errors import MissingExtraError
-from bert_jax.text.decoding import decode_bytes
 
 NOT_HTML, HTTP_ERROR = "not HTML", "HTTP error"
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
