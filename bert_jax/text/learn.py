@@ -221,9 +221,9 @@ def _train_unigram(texts: Iterable[str], config: TokenizerTrainingConfig) -> Tok
     import sentencepiece
 
     from bert_jax.text.fast_tokenizer import HuggingFaceTokenizer
-    from bert_jax.text.sentencepiece_model import parse_model
-    from bert_jax.text.sentencepiece_tokenizer import unigram_backend
-    from bert_jax.text.t5_tokenizer import build_t5
+    from bert_jax.text.sentencepiece.sentencepiece_model import parse_model
+    from bert_jax.text.sentencepiece.sentencepiece_tokenizer import unigram_backend
+    from bert_jax.text.sentencepiece.t5_tokenizer import build_t5
 
     model = io.BytesIO()
     # T5 has an end token, and no first token or mask.

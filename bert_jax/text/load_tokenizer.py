@@ -78,13 +78,13 @@ def _load_file(path: Path) -> Tokenizer:
     config_file = path.parent / TOKENIZER_CONFIG_FILE
     config = read_json_object(config_file) if config_file.exists() else {}
     if path.suffix == ".model":
-        from bert_jax.text import albert_tokenizer, t5_tokenizer
+        from bert_jax.text.sentencepiece import albert_tokenizer, t5_tokenizer
 
         if t5_tokenizer.is_t5_model(path, config):
             return t5_tokenizer.load_t5(path, config)
         if albert_tokenizer.is_albert_model(path, config):
             return albert_tokenizer.load_albert(path, config)
-        from bert_jax.text.sentencepiece_tokenizer import load_sentencepiece
+        from bert_jax.text.sentencepiece.sentencepiece_tokenizer import load_sentencepiece
 
         return load_sentencepiece(path, config)
     from bert_jax.text import fast_tokenizer

@@ -18,6 +18,8 @@ from bert_jax.models.heads.config import SequenceClassificationHead
 from bert_jax.serve.config import ServerConfig
 from bert_jax.serve.served_models import serve_model
 from bert_jax.testing.models import small_model
+from bert_jax.text.config import TokenizerTrainingConfig
+from bert_jax.text.learn import train_tokenizer_from_files
 from tests.helpers.server import running_server
 from tests.helpers.snippets import read_snippets, run_page
 
@@ -175,6 +177,16 @@ def test_curation_guide(folder):
     note = {"text": " ".join(f"word-{n}" for n in range(30))}
     (folder / "notes/notes.jsonl").write_text(json.dumps(note) + "\n")
     assert len(run_page(DOCS / "how_to/curate.md", make_short)) == 4
+
+
+@pytest.mark.slow
+def test_mixing_guide(folder):
+    shutil.copytree(folder / "heldout", folder / "wiki")
+    config = TokenizerTrainingConfig(kind="wordpiece", vocab_size=400)
+    files = [str(path) for path in sorted((folder / "books").iterdir())]
+    train_tokenizer_from_files(files, folder / "vocabulary", config)
+    assert len(run_page(DOCS / "how_to/mix_corpora.md", make_short)) == 4
+    assert (folder / "runs/mixed/report.html").is_file()
 
 
 def test_decontamination_guide(exported):

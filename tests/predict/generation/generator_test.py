@@ -1,7 +1,8 @@
 """Tests texts that a small T5 generates, its folders and `bert-jax generate`.
 
 Covers bert_jax/predict/generation/generator.py, config.py, bert_jax/export/seq2seq.py,
-bert_jax/pretrained/seq2seq.py, bert_jax/text/t5_tokenizer.py and bert_jax/cli/generate.py.
+bert_jax/pretrained/seq2seq.py, bert_jax/text/sentencepiece/t5_tokenizer.py and
+bert_jax/cli/language_models/generate.py.
 """
 
 import dataclasses

@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.json_io import read_json_object
 from bert_jax.text.fast_tokenizer import HuggingFaceTokenizer
 from bert_jax.text.input_template import T5Template
-from bert_jax.text.sentencepiece_model import SentencePieceModel, parse_model
+from bert_jax.text.sentencepiece.sentencepiece_model import SentencePieceModel, parse_model
 from bert_jax.text.tokenizer import SENTINEL, find_special_tokens
 from bert_jax.text.tokenizer_json import make_post_processor
 

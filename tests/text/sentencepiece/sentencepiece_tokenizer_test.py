@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.text.load_tokenizer import load_tokenizer
-from bert_jax.text.sentencepiece_model import parse_model
+from bert_jax.text.sentencepiece.sentencepiece_model import parse_model
 
 T5 = "vocab/t5-base/spiece.model"
 ALBERT = "vocab/albert-style-30k/30k-clean.model"

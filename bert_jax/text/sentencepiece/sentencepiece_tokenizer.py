@@ -26,7 +26,7 @@ from tokenizers import (
 
 from bert_jax.errors import UserError
 from bert_jax.text.input_template import InputTemplate, default_template
-from bert_jax.text.sentencepiece_model import SentencePieceModel, parse_model
+from bert_jax.text.sentencepiece.sentencepiece_model import SentencePieceModel, parse_model
 from bert_jax.text.tokenizer import (
     Encoding,
     SpecialTokens,
