@@ -181,7 +181,9 @@ def test_curation_guide(folder):
 
 @pytest.mark.slow
 def test_mixing_guide(folder):
-    shutil.copytree(folder / "heldout", folder / "wiki")
+    (folder / "wiki").mkdir()
+    for page in sorted((folder / "heldout").iterdir())[::2]:
+        page.rename(folder / "wiki" / page.name)
     config = TokenizerTrainingConfig(kind="wordpiece", vocab_size=400)
     files = [str(path) for path in sorted((folder / "books").iterdir())]
     train_tokenizer_from_files(files, folder / "vocabulary", config)
