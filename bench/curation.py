@@ -49,6 +49,7 @@ from bert_jax.data.corpus.curation.rules import (
 )
 from bert_jax.data.corpus.curation.workers import Workers
 from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.text.cleaning import normalize_text
 from bert_jax.text.sentences import get_sentence_splitter
 
 PAGE_CHARACTERS = 4_000
@@ -171,7 +172,7 @@ def make_stages(pages: list[str], path: Path, scratch: Path) -> Stages:
             curate(config, Path(output) / "out", num_workers=1)
 
     return {
-        "normalize characters": lambda: [units.normalize_text(page) for page in pages],
+        "normalize characters": lambda: [normalize_text(page) for page in pages],
         "C4 lines": lambda: [clean_page(page, splitter) for page in pages],
         "Gopher quality": rules(GOPHER_QUALITY),
         "Gopher repetition": rules(GOPHER_REPETITION),

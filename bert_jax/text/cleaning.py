@@ -1,16 +1,31 @@
 """Cleans raw text into paragraphs: newlines, control characters, hard-wrapped lines, headings.
 
-`clean_text` returns paragraphs without newlines inside, separated by one blank line. Sentence
-splitters expect this form, and it keeps a heading separate from the text below it.
+`normalize_text` only normalizes the characters. `clean_text` returns paragraphs without newlines
+inside, separated by one blank line. Sentence splitters expect this form, and it keeps a heading
+separate from the text below it.
 """
 
 import re
+import unicodedata
 from itertools import pairwise
 
 # Line ends of other systems and of Unicode, and form feeds, which separate pages.
 _NEWLINES = re.compile("\r\n|[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 # Control characters, byte-order marks, soft hyphens, lone surrogates.
 _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\u00ad\ufeff\ud800-\udfff]")
+# For `normalize_text`: also zero-width spaces, text-direction controls and tags. Zero-width joiners
+# (U+200C, U+200D) stay, because Persian and Indic scripts need them.
+_INVISIBLE_CHARACTERS = (
+    "\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f\u202a-\u202e"
+    "\u2060-\u2064\u2066-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f"
+)
+_SPACE_CHARACTERS = "\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
+_INVISIBLE_UNICODE = re.compile(f"[{_INVISIBLE_CHARACTERS}]")
+_UNICODE_SPACES = re.compile(f"[{_SPACE_CHARACTERS}]")
+_CHANGED_CHARACTERS = re.compile(
+    f"[\r\v\f\x1c-\x1e\x85\u2028\u2029{_INVISIBLE_CHARACTERS}{_SPACE_CHARACTERS}]"
+)
+_SOFT_LINE_BREAK = re.compile(r"\u00ad[ \t]*\n[ \t]*(?=\w)")
 _BLANK_LINES = re.compile(r"\n[^\S\n]*(?:\n[^\S\n]*)+")
 _SPACES = re.compile(r"[^\S\n]+")
 _WORD = re.compile(r"\S+")
@@ -38,6 +53,18 @@ def clean_text(text: str) -> str:
     """
     text = _INVISIBLE.sub("", _NEWLINES.sub("\n", text).replace("\t", " "))
     return "\n\n".join(split_paragraphs(text))
+
+
+def normalize_text(text: str) -> str:
+    """Returns text in NFC with "\\n" as newline, without invisible characters.
+
+    Special spaces become U+0020. A word that a soft hyphen breaks at the end of a line is joined.
+    Other words, punctuation and lines do not change. Normalizing a second time changes nothing.
+    """
+    if _CHANGED_CHARACTERS.search(text) is not None:  # one pass over most texts, not four
+        text = _SOFT_LINE_BREAK.sub("", _NEWLINES.sub("\n", text))
+        text = _UNICODE_SPACES.sub(" ", _INVISIBLE_UNICODE.sub("", text))
+    return unicodedata.normalize("NFC", text)
 
 
 def split_paragraphs(text: str) -> list[str]:

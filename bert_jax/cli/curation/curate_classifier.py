@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Trains, writes the model, and prints its results on held-out documents."""
     from bert_jax.data.corpus.curation.classifier import ClassifierTraining, train_classifier
-    from bert_jax.data.corpus.curation.units import normalize_text
     from bert_jax.data.corpus.sources import TextFiles
+    from bert_jax.text.cleaning import normalize_text
 
     config = ClassifierTraining(epochs=args.epochs, seed=args.seed)
 

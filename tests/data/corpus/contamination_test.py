@@ -194,6 +194,14 @@ def test_keys_ignore_case_marks_and_line_breaks():
         word_keys("STRASSE first caf\u00e9").tolist()
     )
     assert len(word_keys("東京は日本の首都")) == 8
+    assert len(word_keys("हिन्दी दुनिया")) == 2  # vowel signs and joiners belong to their word
+    assert word_keys("مي\u200cخواهم").tolist() == word_keys("ميخواهم").tolist()
+    hidden = "soft\u00adhyphen zero\u200bwidth direc\u200etion\u00a0mark bro\u00ad\nken"
+    assert word_keys(hidden).tolist() == Words.of(hidden).keys.tolist()
+    assert (
+        word_keys(hidden).tolist()
+        == word_keys("softhyphen zerowidth direction mark broken").tolist()
+    )
     words = Words.of("One two. Three\nfour")
     assert words.boundaries.tolist() == [True, False, True, True, True]
     assert words.lines.tolist() == [0, 0, 0, 1]

@@ -18,9 +18,10 @@ from bert_jax.data.corpus.curation.curate import curate
 from bert_jax.data.corpus.curation.ledger import read_ledger
 from bert_jax.data.corpus.curation.plan import C4Lines, CurationConfig, Source
 from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION, Rule, RuleSet
-from bert_jax.data.corpus.curation.units import match_key, normalize_text
+from bert_jax.data.corpus.curation.units import match_key
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.errors import UserError
+from bert_jax.text.cleaning import normalize_text
 
 pytest.importorskip("pyarrow")
 

@@ -17,9 +17,10 @@ from bert_jax.data.corpus.curation.rules import (
     Rule,
 )
 from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
-from bert_jax.data.corpus.curation.units import filter_document, match_key, normalize_text
+from bert_jax.data.corpus.curation.units import filter_document, match_key
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.errors import ConfigError
+from bert_jax.text.cleaning import normalize_text
 from bert_jax.text.files import read_text
 
 PROSE = (
@@ -173,8 +174,11 @@ def test_lines_of_c4_equal_the_code_of_tfds(shared, monkeypatch):
 
 
 def test_normalization_removes_what_is_invisible_and_composes():
-    raw = "Cafe\u0301\u00a0au\u2009lait\u200b\x00\ud800\u00ad\r\nmi\u200cxed\ufeff\U000e0041"
+    raw = "Cafe\u0301\u00a0au\u2009lait\u200b\x00\ud800\r\nmi\u200cxed\ufeff\U000e0041"
     assert normalize_text(raw) == "Café au lait\nmi\u200cxed"
+    assert normalize_text("a hy\u00adphen con\u00ad \r\n tinues\u00ad\n\nHere") == (
+        "a hyphen continues\n\nHere"
+    )
     assert normalize_text(normalize_text(raw)) == normalize_text(raw)
     assert match_key("The  ﬁrst\nLINE ") == match_key("the first line")
 

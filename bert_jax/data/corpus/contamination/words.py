@@ -1,8 +1,9 @@
 """Splits a text into words that are compared by 64-bit keys, and makes the keys of n-grams.
 
-A word is a run of letters and digits, or one Chinese, Japanese or Thai character, since these
-scripts put no space between words. Case, punctuation, quotation marks, compatible characters and
-line breaks do not matter, also not a line break after a hyphen inside a word.
+A word is a run of letters and digits with their marks, or one Chinese, Japanese or Thai character,
+since these scripts put no space between words. Case, punctuation, quotation marks, compatible and
+invisible characters and line breaks do not matter, also not a line break after a hyphen inside a
+word.
 """
 
 import functools
@@ -14,20 +15,58 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-_LETTERS = rf"[^\W_{_UNSPACED}]+"
+from bert_jax.data.corpus.curation.duplicates.minhash import UNSPACED_SCRIPTS
+from bert_jax.text.cleaning import normalize_text
+
+_JOINERS = "\u200c\u200d"
+
+
+def _mark_ranges() -> str:
+    """Returns the ranges of the marks for a character class: accents, vowel signs (Mn, Mc, Me).
+
+    `\\w` of Python's `re` does not contain them, so it splits a Hindi word at each vowel sign.
+    """
+    unspaced = re.compile(f"[{UNSPACED_SCRIPTS}]")
+    ranges: list[list[int]] = []
+    # Below U+0300 there are no marks, and those above U+1FFFF are variation selectors.
+    for code in range(0x300, 0x20000):
+        if unicodedata.category(chr(code))[0] == "M" and not unspaced.match(chr(code)):
+            if ranges and ranges[-1][1] == code - 1:
+                ranges[-1][1] = code
+            else:
+                ranges.append([code, code])
+    return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
+
+
+# Marks and the zero-width joiners of Persian and Indic scripts belong to the word before them.
+_MARKS = _mark_ranges() + _JOINERS
+_ANY_MARK = re.compile(f"[{_MARKS}]")
+_LETTERS = rf"[^\W_{UNSPACED_SCRIPTS}]+"
+_LETTERS_AND_MARKS = rf"{_LETTERS}(?:[{_MARKS}]+[^\W_{UNSPACED_SCRIPTS}]*)*"
 # A word that is broken at the end of a line goes on with a letter that is not a capital.
 _BREAK = r"[-\u2010]\n[ \t]*(?=[^\W\d_A-Z])"
-_WORD = rf"[{_UNSPACED}]|{_LETTERS}(?:{_BREAK}{_LETTERS})*"
-_WORDS = re.compile(_WORD)
-# Marks that may end a sentence, a cell of a table or a quotation.
-_TOKENS = re.compile(rf"{_WORD}|[.!?\u2026\u3002\uff01\uff1f\t|\"\u201c\u201d]|\n")
-_BREAKS = re.compile(_BREAK)
+
+
+def _compile(letters: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Compiles the patterns of words, and of words and marks that may end a sentence."""
+    word = rf"[{UNSPACED_SCRIPTS}]|{letters}(?:{_BREAK}{letters})*"
+    # Marks that may end a sentence, a cell of a table or a quotation.
+    tokens = rf"{word}|[.!?\u2026\u3002\uff01\uff1f\t|\"\u201c\u201d]|\n"
+    return re.compile(word), re.compile(tokens)
+
+
+_WORDS, _TOKENS = _compile(_LETTERS_AND_MARKS)
+_WORDS_WITHOUT_MARKS, _TOKENS_WITHOUT_MARKS = _compile(_LETTERS)  # much faster
+_NO_PART_OF_KEYS = re.compile(rf"{_BREAK}|[{_JOINERS}]")
 
 # Keys of tokens that are no words; a hash of 64 bits has these values in 1 of 10^19 words.
 _MARK, _NEWLINE = 0, 1
 _MAX_CACHED_WORDS = 1 << 20
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _has_marks(text: str) -> bool:
+    return not text.isascii() and _ANY_MARK.search(text) is not None
 
 
 class _TokenKeys(dict[str, int]):
@@ -45,7 +84,7 @@ def _token_key(token: str) -> int:
         return _NEWLINE
     if not token[0].isalnum() and not _WORDS.match(token):
         return _MARK
-    folded = unicodedata.normalize("NFKC", _BREAKS.sub("", token)).casefold()
+    folded = unicodedata.normalize("NFKC", _NO_PART_OF_KEYS.sub("", token)).casefold()
     data = unicodedata.normalize("NFKC", folded).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
@@ -58,7 +97,7 @@ class Words:
     """Holds the words of a text.
 
     Attributes:
-      text: the text in NFC, to which `span` refers.
+      text: the text after `normalize_text`, to which `span` refers.
       keys: uint64 [N], equal for equal words.
       boundaries: bool [N + 1], whether a sentence may begin before word i (or end, for N).
       lines: int32 [N], the number of the line in which each word begins.
@@ -72,8 +111,8 @@ class Words:
     @classmethod
     def of(cls, text: str) -> "Words":
         """Splits a text."""
-        text = unicodedata.normalize("NFC", text)
-        tokens = _TOKENS.findall(text)
+        text = normalize_text(text)
+        tokens = (_TOKENS if _has_marks(text) else _TOKENS_WITHOUT_MARKS).findall(text)
         keys = np.fromiter(map(_token_keys.__getitem__, tokens), np.uint64, len(tokens))
         is_word = keys > _NEWLINE
         # The number of words before each mark is the position of a boundary.
@@ -88,7 +127,8 @@ class Words:
     @functools.cached_property
     def spans(self) -> list[tuple[int, int]]:
         """Returns the first character of each word and the one behind its last."""
-        return [match.span() for match in _WORDS.finditer(self.text)]
+        pattern = _WORDS if _has_marks(self.text) else _WORDS_WITHOUT_MARKS
+        return [match.span() for match in pattern.finditer(self.text)]
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """Returns the characters of the words from `start` up to `end`, which is excluded."""
@@ -97,7 +137,8 @@ class Words:
 
 def word_keys(text: str) -> np.ndarray:
     """Returns the keys of the words of a text, uint64 [N], as `Words.of(text).keys`, but faster."""
-    words = _WORDS.findall(unicodedata.normalize("NFC", text))
+    text = normalize_text(text)
+    words = (_WORDS if _has_marks(text) else _WORDS_WITHOUT_MARKS).findall(text)
     return np.fromiter(map(_token_keys.__getitem__, words), np.uint64, len(words))
 
 

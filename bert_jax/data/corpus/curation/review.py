@@ -19,7 +19,7 @@ from bert_jax.data.corpus.curation.sample import (
     read_raw_documents,
     sample_fraction,
 )
-from bert_jax.data.corpus.curation.units import normalize_text
+from bert_jax.text.cleaning import normalize_text
 
 EXAMPLES_PER_REASON, NUM_PAIRS = 5, 10
 MAX_TEXT_CHARACTERS = 3000

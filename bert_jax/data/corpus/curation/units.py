@@ -23,20 +23,13 @@ from bert_jax.data.corpus.curation.model_signals import ModelSignal
 from bert_jax.data.corpus.curation.plan import CurationConfig, CurationUnit
 from bert_jax.data.corpus.curation.signals import TextView
 from bert_jax.data.corpus.curation.spills import write_spill_lines
+from bert_jax.text.cleaning import normalize_text
 from bert_jax.text.sentences import get_sentence_splitter
 
 EMPTY = "empty"
 """The reason for dropping a document without a letter or a digit."""
 DIGEST_BYTES = 16
 
-_NEWLINES = re.compile("\r\n|[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-# Controls, soft hyphens, zero-width spaces, marks of direction, byte-order marks, tags, lone
-# surrogates. Zero-width joiners (U+200C, U+200D) stay: Persian and Indic scripts need them.
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f\u202a-\u202e"
-    "\u2060-\u2064\u2066-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
-)
-_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _WHITE_SPACE = re.compile(r"\s+")
 
 
@@ -104,15 +97,6 @@ def _check_rules(text: str, config: CurationConfig) -> tuple[str, float | None]:
             if not rule.allows(value):
                 return rule_set.reason(rule), value
     return "", None
-
-
-def normalize_text(text: str) -> str:
-    """Returns text in NFC with "\\n" as newline, without invisible characters.
-
-    Special spaces become U+0020. Words, punctuation and lines do not change.
-    """
-    text = _INVISIBLE.sub("", _NEWLINES.sub("\n", text))
-    return unicodedata.normalize("NFC", _SPACES.sub(" ", text))
 
 
 def match_key(text: str) -> str:

@@ -14,12 +14,12 @@ import numpy as np
 
 # Scripts that do not separate words by spaces: each character is a word. Chinese and Japanese,
 # Thai, Lao, Myanmar, Khmer.
-_NO_SPACES = (
+UNSPACED_SCRIPTS = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\U00020000-\U0003ffff"
 )
-_CHARACTER_WORD = re.compile(f"[{_NO_SPACES}]")
-_WORD = re.compile(f"[{_NO_SPACES}]|[^\\W{_NO_SPACES}]+")
+_CHARACTER_WORD = re.compile(f"[{UNSPACED_SCRIPTS}]")
+_WORD = re.compile(f"[{UNSPACED_SCRIPTS}]|[^\\W{UNSPACED_SCRIPTS}]+")
 _WORD_WITH_SPACES = re.compile(r"\w+")  # twice as fast, for texts without such characters
 _MAX_CACHED_WORDS = 1 << 20
 _CHUNK_SHINGLES = 2048
