@@ -55,10 +55,16 @@ class MissingExtraError(UserError, ImportError):
     """Reports that a feature needs an optional dependency, and how to install it."""
 
     def __init__(self, need: str, extra: str):
+        self._arguments = (need, extra)
         super().__init__(
             f"{need}; install the extra [{extra}]: pip install 'bert_jax[{extra}]', or in a clone "
             f"pip install -e '.[{extra}]'"
         )
+
+    def __reduce__(self) -> tuple[type["MissingExtraError"], tuple[str, str]]:
+        # An exception is otherwise pickled with its message as the only argument, which cannot be
+        # loaded: a pool of processes would report that a worker was killed.
+        return type(self), self._arguments
 
 
 def closest_names(

@@ -27,7 +27,7 @@ class RawDocument:
     Attributes:
       key: distinguishes the documents of a file: the number of a line, the id of a page.
       text: the text; "" if there is a reason.
-      reason: why the file has no text here, such as "no main content"; "" if there is text.
+      reason: why this document has no text, such as "no main content"; "" if it has.
       counts: what happened while reading, such as {"encoding: windows-1252": 1}; the manifest has
         the sums.
       fields: other fields of the document, as JSON values.

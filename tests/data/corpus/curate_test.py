@@ -1,26 +1,35 @@
 """Runs `bert-jax curate` on real texts, and checks ledger, bytes, restarts and errors.
 
 Covers bert_jax/data/corpus/curation/{plan,curate,ledger,shards,spills,units,workers}.py and
-bert_jax/cli/curation/curate.py.
+bert_jax/cli/curation/curate.py, and how errors come back from worker processes.
 """
 
 import dataclasses
 import gzip
 import json
+import multiprocessing
+import pickle
+import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from bert_jax.cli import main
-from bert_jax.data.corpus.curation import units
+from bert_jax.data.corpus.curation import ledger, units, workers
 from bert_jax.data.corpus.curation.curate import curate
-from bert_jax.data.corpus.curation.ledger import read_ledger
+from bert_jax.data.corpus.curation.ledger import LedgerRow, open_ledger, read_ledger
 from bert_jax.data.corpus.curation.plan import C4Lines, CurationConfig, Source
 from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION, Rule, RuleSet
+from bert_jax.data.corpus.curation.spills import (
+    is_finished,
+    read_documents_of,
+    read_summary,
+    write_spill_lines,
+)
 from bert_jax.data.corpus.curation.units import match_key
-from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.errors import UserError
+from bert_jax.data.corpus.sources import RawDocument, SourceFile, TextFiles
+from bert_jax.errors import MissingExtraError, UserError
 from bert_jax.text.cleaning import normalize_text
 
 pytest.importorskip("pyarrow")
@@ -119,13 +128,74 @@ def test_a_stopped_run_continues_with_finished_units(raw, tmp_path, monkeypatch)
     monkeypatch.setattr(units, "write_spill", stop_after_two)
     with pytest.raises(KeyboardInterrupt):
         curate(config(raw), tmp_path / "out", num_workers=1)
-    # A damaged spill file is written again.
+    # A spill file that is cut off is written again.
     spill = tmp_path / "out" / ".work" / "spill-00000.jsonl.gz"
     spill.write_bytes(spill.read_bytes()[:-20])
     monkeypatch.setattr(units, "write_spill", lambda *a: (calls.append(a), real(*a)))
     curate(config(raw), tmp_path / "out", num_workers=1)
     assert len(calls) == 2 + len(list((tmp_path / "out").glob("documents-*"))) - 1
     assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "whole")
+
+
+def test_a_finished_spill_file_is_recognized_without_reading_it(tmp_path):
+    path = tmp_path / "spill-00000.jsonl.gz"
+    records = [{"id": "a", "fields": {"name": "half of a pair: \ud83d"}}, {"id": "é", "fields": {}}]
+    write_spill_lines(path, [*records, {"plan": "p", "documents": 2}])
+    assert list(read_documents_of(path)) == records
+    assert read_summary(path)["documents"] == 2
+    assert is_finished(path, "p") and not is_finished(path, "q")
+    data = bytearray(path.read_bytes())
+    data[20] ^= 0xFF
+    path.write_bytes(data)
+    assert is_finished(path, "p")
+    with pytest.raises(UserError, match=r"damaged .* delete it and run the same command again"):
+        list(read_documents_of(path))
+    path.unlink()
+    assert not is_finished(path, "p")
+
+
+def test_lone_surrogates_of_keys_and_fields_are_written(raw, tmp_path, monkeypatch):
+    def read_file(files: TextFiles, file: SourceFile):
+        yield RawDocument(key="page \udce9", text=paragraph(0), fields={"x": "\ud83d"})
+
+    monkeypatch.setattr(TextFiles, "read_file", read_file)
+    source = Source(name="web", files=TextFiles(str(raw / "book.txt")))
+    curate(CurationConfig(sources=(source,)), tmp_path / "out", num_workers=1)
+    assert list(read_output(tmp_path / "out")) == ["web/book.txt:page \\udce9"]
+
+
+def test_groups_of_ledger_rows_are_read_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "GROUP_ROWS", 2)
+    rows = [
+        LedgerRow(id=str(n), source="web", digest="", characters=n, retained_characters=0)
+        for n in range(5)
+    ]
+    with open_ledger(tmp_path / "ledger.parquet") as add_row:
+        for row in rows:
+            add_row(row)
+    assert read_ledger([tmp_path / "ledger.parquet"]) == rows
+
+
+def test_errors_come_back_from_worker_processes():
+    classes, found = [UserError], [MissingExtraError("--onnx needs onnx", "onnx")]
+    while classes:
+        kind = classes.pop()
+        classes += kind.__subclasses__()
+        if kind is not MissingExtraError:
+            found.append(kind("message"))
+    assert len(found) > 2
+    for error in found:
+        loaded = pickle.loads(pickle.dumps(error))
+        assert (type(loaded), str(loaded)) == (type(error), str(error))
+
+
+def test_worker_processes_leave_ctrl_c_to_their_parent():
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        workers._start_worker(multiprocessing.get_context("spawn").Event())
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def test_another_config_or_input_over_old_output_is_refused(raw, tmp_path):
@@ -137,6 +207,11 @@ def test_another_config_or_input_over_old_output_is_refused(raw, tmp_path):
     with pytest.raises(UserError, match="files of a source were added, removed or changed"):
         curate(config(raw), out)
     (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".plan.json.host.1.partial").write_text("{")
+    curate(config(raw), tmp_path / "other", num_workers=1)  # what a killed run leaves
+    (tmp_path / "other" / "plan.json").unlink()
+    for path in (tmp_path / "other").glob("[!.]*"):
+        path.unlink()
     (tmp_path / "other" / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match=r"not a curated corpus \(it contains mine.txt\)"):
         curate(config(raw), tmp_path / "other")

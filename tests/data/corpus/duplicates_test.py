@@ -22,7 +22,7 @@ import pytest
 
 from bert_jax.data.corpus.curation.corpus import hash_of_id, remove_lines
 from bert_jax.data.corpus.curation.curate import curate
-from bert_jax.data.corpus.curation.duplicates import sorted_rows
+from bert_jax.data.corpus.curation.duplicates import shingle_files, sorted_rows
 from bert_jax.data.corpus.curation.duplicates.lines import paragraph_parts
 from bert_jax.data.corpus.curation.duplicates.minhash import (
     WordHashes,
@@ -31,6 +31,7 @@ from bert_jax.data.corpus.curation.duplicates.minhash import (
     jaccard,
     shingle_set,
 )
+from bert_jax.data.corpus.curation.duplicates.shingle_files import ShingleFiles, write_shingles
 from bert_jax.data.corpus.curation.ledger import LedgerRow, read_ledger
 from bert_jax.data.corpus.curation.plan import (
     C4Lines,
@@ -151,7 +152,24 @@ def test_jaccard_similarity_is_that_of_python_sets():
         expected = reference_similarity(text, other, 3)
         assert jaccard(first, second) == jaccard(second, first) == expected
     assert len(sets[4]) == 8  # Chinese characters are words
+    # 0.55 * 100 is rounded to more than 55.
+    assert jaccard(np.arange(55), np.arange(100), at_least=0.55) == 0.55
     assert jaccard(sets[0], sets[1], at_least=0.9) in (0.0, reference_similarity(*texts[:2], 3))
+
+
+def test_few_files_of_shingles_are_open_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(shingle_files, "MAX_OPEN_FILES", 2)
+    paths = [tmp_path / str(unit) for unit in range(5)]
+    expected = {}
+    for unit, path in enumerate(paths):
+        sets = [(unit << 32 | k, np.arange(10 * unit + k, dtype="<u8")) for k in (1, 4)]
+        expected.update(sets)
+        write_shingles(path, sets)
+    files = ShingleFiles(paths)
+    for document in [*expected, *reversed(expected)]:
+        np.testing.assert_array_equal(files.read(document), expected[document])
+        open_files = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
+        assert sum(name.startswith(str(tmp_path)) for name in open_files) <= 2
 
 
 def reference_shingles(text: str, n: int) -> set[tuple[str, ...]]:

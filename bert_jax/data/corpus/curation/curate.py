@@ -28,8 +28,14 @@ from bert_jax import config_lib as configs
 from bert_jax.atomic_io import make_folder, write_json
 from bert_jax.data.corpus.curation import units
 from bert_jax.data.corpus.curation.corpus import Corpus, TextFunctions
-from bert_jax.data.corpus.curation.ledger import Counts
-from bert_jax.data.corpus.curation.plan import CurationConfig, CurationUnit, make_plan, make_units
+from bert_jax.data.corpus.curation.ledger import Counts, import_pyarrow
+from bert_jax.data.corpus.curation.plan import (
+    CurationConfig,
+    CurationUnit,
+    make_plan,
+    make_units,
+    package_versions,
+)
 from bert_jax.data.corpus.curation.shards import DOCUMENTS, LEDGER, shard_suffix, write_shard
 from bert_jax.data.corpus.curation.spills import is_finished
 from bert_jax.data.corpus.curation.workers import Workers
@@ -59,6 +65,7 @@ def curate(
       UserError: the input cannot be read, the folder contains something else, or more than
         `config.max_dropped` of the characters would be dropped.
     """
+    import_pyarrow()  # raises before the work, not when the first ledger is written
     make_folder(output)
     try:
         lock = acquire_lock(output / LOCK_FILE)
@@ -104,7 +111,9 @@ def _check_output(output: Path, plan: dict[str, Any]) -> None:
                 + "\nchoose another --output, or remove the folder"
             )
         return
-    if others := sorted(p.name for p in output.iterdir() if p.name != LOCK_FILE):
+    # A run that was killed while it wrote the plan leaves a file ".plan.json.HOST.PID.partial".
+    names = (p.name for p in output.iterdir() if not p.match(".*.partial"))
+    if others := sorted(name for name in names if name != LOCK_FILE):
         raise UserError(
             f"--output {output}: not empty and not a curated corpus (it contains {others[0]}); "
             "choose a new folder"
@@ -186,6 +195,7 @@ def _publish(
         )
     manifest = {
         "bert_jax": __version__,
+        "packages": package_versions(config),
         "counts": counts.to_json(),
         "removed_lines": dict(sorted(removed_lines.items())),
         "read_counts": _top_counts(read_counts),
@@ -216,16 +226,18 @@ def _check_dropped(config: CurationConfig, manifest: dict[str, Any]) -> None:
     if counts["retained_documents"] and dropped <= config.max_dropped:
         return
     reasons = sum(map(Counter, counts["dropped"].values()), Counter[str]())
-    documents = [f"{reason} ({count:,})" for reason, count in reasons.most_common(3)]
-    lines = [f"{reason} ({count:,} lines)" for reason, count in manifest["removed_lines"].items()]
-    frequent = ", ".join(documents + lines)
+    lines = Counter[str](manifest["removed_lines"])
+    frequent = f"most documents were dropped by: {_most_common(reasons)}"
+    if lines:
+        frequent += f"; most lines were removed by: {_most_common(lines)}"
     if not counts["retained_documents"]:
-        raise UserError(
-            f"no document is left; the most frequent reasons by document: {frequent}. Change the "
-            "limits of these rules"
-        )
+        raise UserError(f"no document is left; {frequent}. Change the limits of these rules")
     raise UserError(
         f"{dropped:.1%} of the characters would be dropped, more than max_dropped, which is "
-        f"{config.max_dropped:.1%}; the most frequent reasons by document: {frequent}. Change the "
-        "limits of these rules, or raise max_dropped: the work that is done is kept"
+        f"{config.max_dropped:.1%}; {frequent}. Change the limits of these rules, or raise "
+        "max_dropped: the work that is done is kept"
     )
+
+
+def _most_common(counts: Counter[str]) -> str:
+    return ", ".join(f"{reason} ({count:,})" for reason, count in counts.most_common(3))

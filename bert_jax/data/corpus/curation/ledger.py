@@ -3,8 +3,9 @@
 Each work unit writes one file, with one row for each document, in the order of the input.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from bert_jax.errors import MissingExtraError, UserError
 
 RETAINED = ""
 """The reason of a document that is kept."""
+GROUP_ROWS = 100_000
+"""Rows of a ledger that are compressed together, and that are in memory while it is written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +32,9 @@ class LedgerRow:
       reason: why it was dropped; "" if it was kept.
       value: the value of the signal that broke a rule, or the similarity of a near duplicate to its
         twin; None for other reasons.
-      twin: the id of the document that was kept in place of this one, which repeats it; "" for
-        other reasons. If a later step dropped the twin, the row of the twin has that reason.
+      twin: of a duplicate, the id of the document that was kept instead; if a later step dropped
+        that one, its own row has the reason. Of a contaminated document, SET/SPLIT/ITEM, and
+        `value` is the fraction of the item that was found. "" for other reasons.
     """
 
     id: str
@@ -78,14 +82,31 @@ class Counts:
         return asdict(self) | {"dropped": dropped}
 
 
-def write_ledger(path: Path, rows: Sequence[LedgerRow]) -> None:
-    """Writes the rows of one work unit."""
+@contextlib.contextmanager
+def open_ledger(path: Path) -> Generator[Callable[[LedgerRow], None]]:
+    """Yields a function that adds a row to the ledger of one work unit; writes it atomically.
+
+    At most `GROUP_ROWS` rows are in memory: each group of rows is written when it is full.
+    """
     pyarrow, parquet = import_pyarrow()
-    table = pyarrow.table(
-        {name: [getattr(row, name) for row in rows] for name in _COLUMNS}, schema=_schema(pyarrow)
-    )
+    schema = _schema(pyarrow)
+    rows: list[LedgerRow] = []
+
+    def write_group() -> None:
+        columns = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+        writer.write_table(pyarrow.table(columns, schema=schema))
+        rows.clear()
+
+    def add_row(row: LedgerRow) -> None:
+        rows.append(row)
+        if len(rows) == GROUP_ROWS:
+            write_group()
+
     with atomic_path(path) as tmp_path:
-        parquet.write_table(table, tmp_path, compression="zstd")
+        with parquet.ParquetWriter(tmp_path, schema, compression="zstd") as writer:
+            yield add_row
+            if rows:
+                write_group()
 
 
 def read_ledger(paths: Iterable[Path]) -> list[LedgerRow]:

@@ -123,7 +123,9 @@ class CurationUnit:
         """Yields the documents, also those without text, with their ids as keys."""
         for file, name in zip(self.files, self.names, strict=True):
             for document in self.reader.read_file(file):
-                yield replace(document, key=f"{self.source}/{name}:{document.key}")
+                # A key may have bytes of a damaged file; ids are text, also in Parquet files.
+                key = document.key.encode("utf-8", "backslashreplace").decode()
+                yield replace(document, key=f"{self.source}/{name}:{key}")
 
 
 def make_units(config: CurationConfig) -> list[CurationUnit]:
@@ -182,7 +184,7 @@ def make_plan(config: CurationConfig, work: Sequence[CurationUnit]) -> dict[str,
         "bert_jax": __version__,
         # Categories of characters and their cases differ between versions of Unicode.
         "unicode": unicodedata.unidata_version,
-        "packages": _package_versions(config),
+        "packages": package_versions(config),
         "config": settings,
         "files": _digest(files),
         "evaluation_files": _digest(evaluation_files),
@@ -194,7 +196,7 @@ def _digest(files: list[list[Any]]) -> str:
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
-def _package_versions(config: CurationConfig) -> dict[str, str]:
+def package_versions(config: CurationConfig) -> dict[str, str]:
     """Returns the versions of the libraries that extract or repair the text."""
     names = ["ftfy"] * (RepairMojibake() in config.edits)
     for source in config.sources:

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 from bert_jax.atomic_io import atomic_path, write_json
 from bert_jax.data.corpus.curation.corpus import Corpus
-from bert_jax.data.corpus.curation.ledger import RETAINED, Counts, LedgerRow, write_ledger
-from bert_jax.data.corpus.curation.spills import read_summary
+from bert_jax.data.corpus.curation.ledger import RETAINED, Counts, LedgerRow, open_ledger
+from bert_jax.data.corpus.curation.spills import encode_json_line, read_summary
 
 DOCUMENTS, LEDGER = "documents-{}.jsonl.gz", "ledger-{}.parquet"
 """Names of the two files of a shard, with `shard_suffix` in place of {}."""
@@ -33,10 +32,13 @@ def write_shard(summary_path: Path, corpus: Corpus, unit: int) -> None:
     """
     suffix = shard_suffix(unit, corpus.num_units)
     folder = summary_path.parent
-    counts, rows, sha256 = Counts(), list[LedgerRow](), hashlib.sha256()
+    counts, sha256 = Counts(), hashlib.sha256()
     spill_summary = read_summary(corpus.spill_path(unit))
     removed_lines = Counter[str](spill_summary["removed_lines"])
-    with atomic_path(folder / DOCUMENTS.format(suffix)) as tmp_path:
+    with (
+        open_ledger(folder / LEDGER.format(suffix)) as add_row,
+        atomic_path(folder / DOCUMENTS.format(suffix)) as tmp_path,
+    ):
         # The time of the file would make its bytes differ.
         with open(tmp_path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as shard:
             for record, removed in corpus.records(unit):
@@ -51,19 +53,19 @@ def write_shard(summary_path: Path, corpus: Corpus, unit: int) -> None:
                     value=record["value"],
                     twin=record["twin"],
                 )
-                rows.append(row)
+                add_row(row)
                 counts.add(row)
                 if row.reason == RETAINED:
                     fields = {"id": row.id, "text": record["text"]}
                     fields |= rename_clashes(record["fields"], fields)
-                    line = (json.dumps(fields, ensure_ascii=False) + "\n").encode()
+                    line = encode_json_line(fields)
                     sha256.update(line)
                     shard.write(line)
-    if len(rows) != spill_summary["documents"]:
+    if counts.documents != spill_summary["documents"]:
         raise RuntimeError(
-            f"{corpus.spill_path(unit)}: the ledger has {len(rows)} rows, fewer than documents"
+            f"{corpus.spill_path(unit)}: has {counts.documents} documents, but "
+            f"{spill_summary['documents']} were read"
         )
-    write_ledger(folder / LEDGER.format(suffix), rows)
     summary: dict[str, Any] = {
         "counts": counts.to_json(),
         "removed_lines": dict(sorted(removed_lines.items())),

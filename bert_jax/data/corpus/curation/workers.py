@@ -1,9 +1,13 @@
 """Runs functions that write files in several processes."""
 
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +29,7 @@ class Workers:
     def __init__(self, num_workers: int):
         self.num_workers = num_workers
         self._pool: ProcessPoolExecutor | None = None
+        self._stop: Event | None = None
 
     def __enter__(self) -> "Workers":
         return self
@@ -35,7 +40,9 @@ class Workers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._pool is not None:
+        if self._pool is not None and self._stop is not None:
+            if error is not None:
+                self._stop.set()  # else the wait would be for the end of the tasks that run
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def write_files(
@@ -71,10 +78,10 @@ class Workers:
                     bar.update(size_of[path])
                 return
             if self._pool is None:
+                context = multiprocessing.get_context("spawn")
+                self._stop = context.Event()
                 self._pool = ProcessPoolExecutor(
-                    self.num_workers,
-                    multiprocessing.get_context("spawn"),
-                    initializer=exit_with_parent,
+                    self.num_workers, context, initializer=_start_worker, initargs=(self._stop,)
                 )
             missing.sort(key=lambda path: -size_of[path])
             try:
@@ -87,3 +94,18 @@ class Workers:
                     "a worker process was killed, perhaps because memory ran out. Finished work is "
                     "kept: run the same command again with fewer --workers"
                 ) from None
+
+
+def _start_worker(stop: Event) -> None:
+    """Initializes a worker process, which ends with its parent or when `stop` is set.
+
+    Only the parent process handles Ctrl-C: each worker would print a traceback.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    exit_with_parent()
+    threading.Thread(target=_exit_at, args=(stop,), daemon=True, name="exit at stop").start()
+
+
+def _exit_at(stop: Event) -> None:
+    stop.wait()
+    os._exit(1)  # the files of a task are written atomically

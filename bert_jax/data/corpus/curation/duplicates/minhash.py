@@ -97,7 +97,8 @@ def jaccard(first: np.ndarray, second: np.ndarray, at_least: float = 0.0) -> flo
       at_least: 0 is returned if the sizes of the sets show that the result is smaller.
     """
     small, large = (first, second) if len(first) <= len(second) else (second, first)
-    if not len(small) or len(small) < at_least * len(large):
+    # The product is rounded: 0.55 * 100 is greater than 55.
+    if not len(small) or len(small) < at_least * len(large) - 1e-9:
         return 0.0
     found = np.minimum(np.searchsorted(large, small), len(large) - 1)
     common = int(np.count_nonzero(large[found] == small))
