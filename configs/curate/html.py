@@ -3,9 +3,10 @@
     bert-jax curate html --output curated --arg files='docs/**/*.html'
     bert-jax curate html --output curated --arg files='crawl/*.warc.gz'
 
-Needs the extra [curate]. Files whose names contain `.warc` or `.wet` are read as archives. The
-rules are those of the recipe `web` without those that drop pages with code: C4's drop every page
-with a curly bracket, and one of Gopher's every page with one punctuation mark for four words.
+Needs the extra [curate]. A pattern that ends in `.warc` or `.wet`, before the suffix of the
+compression, names archives. The rules are those of the recipe `web` without those that drop pages
+with code: C4's drop every page with a curly bracket, and one of Gopher's every page with one
+punctuation mark for four words.
 """
 
 from dataclasses import replace
@@ -19,6 +20,7 @@ from bert_jax.data.corpus.curation.plan import (
 from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION
 from bert_jax.data.corpus.formats.html import HtmlFiles
 from bert_jax.data.corpus.formats.warc import WarcFiles
+from bert_jax.text.compression import uncompressed_name
 
 QUALITY = replace(
     GOPHER_QUALITY,
@@ -28,7 +30,7 @@ QUALITY = replace(
 
 def get_config(*, files: str, max_dropped: float = 0.95) -> CurationConfig:
     """Returns the config for the pages or archives that match a pattern."""
-    is_archive = ".warc" in files or ".wet" in files
+    is_archive = uncompressed_name(files).removesuffix(".*").endswith((".warc", ".wet"))
     return CurationConfig(
         sources=(Source(name="html", files=WarcFiles(files) if is_archive else HtmlFiles(files)),),
         rule_sets=(QUALITY, GOPHER_REPETITION),

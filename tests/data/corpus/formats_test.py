@@ -25,6 +25,7 @@ from bert_jax.data.corpus.formats.parquet import ParquetFiles
 from bert_jax.data.corpus.formats.warc import WarcFiles
 from bert_jax.data.corpus.sources import RawDocument, SourceFile, TextFiles
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.recipes import load_recipe
 
 pyarrow = pytest.importorskip("pyarrow")
 
@@ -48,6 +49,10 @@ def test_rows_of_parquet_files_are_documents(tmp_path):
         list(ParquetFiles(str(path), column="contents").read_file(SourceFile.from_path(str(path))))
     with pytest.raises(UserError, match="column 'stars' has type int64, expected string"):
         list(ParquetFiles(str(path), column="stars").read_file(SourceFile.from_path(str(path))))
+    latin = pyarrow.array([b"ok", b"caf\xe9", None]).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"text": latin}), tmp_path / "b.parquet")
+    documents = read(ParquetFiles(f"{tmp_path}/b.parquet"))
+    assert [(d.text, d.reason) for d in documents] == [("ok", ""), ("", "not UTF-8"), ("", "")]
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(UserError, match=r"a\.parquet: not a Parquet file, or damaged"):
         list(ParquetFiles(str(path)).read_file(SourceFile.from_path(str(path))))
@@ -159,6 +164,49 @@ def test_responses_of_archives_are_pages(tmp_path):
         assert "truncated archive" in [d.reason for d in read(WarcFiles(str(tmp_path / name)))]
 
 
+def test_one_bad_record_does_not_lose_the_rest_of_an_archive(tmp_path):
+    pytest.importorskip("fastwarc")
+    page = PAGE.format(PROSE).encode()
+
+    def response(number: int, header: str, body: bytes) -> bytes:
+        block = f"HTTP/1.1 200 OK\r\nContent-Type: text/html{header}\r\n\r\n".encode() + body
+        head = (
+            f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: <urn:uuid:{number}>\r\n"
+            f"Content-Type: application/http\r\nContent-Length: {len(block)}\r\n\r\n"
+        )
+        return head.encode() + block + b"\r\n\r\n"
+
+    path = tmp_path / "a.warc"
+    path.write_bytes(
+        response(1, "\r\nContent-Encoding: gzip", gzip.compress(page))
+        + response(2, "\r\nContent-Encoding: gzip", page)  # as crawlers write after decoding
+        + response(3, "\r\nTransfer-Encoding: chunked", page)
+        + response(4, "", b"<p>" + b"word " * (3 << 20))
+        + response(5, "", page)
+    )
+    found = read(WarcFiles(str(path)))
+    damaged = "damaged record"
+    assert [d.reason for d in found] == ["", damaged, damaged, "too large", ""]
+    assert found[0].text == found[4].text == PROSE.strip()
+    missing = SourceFile(str(tmp_path / "none.warc"), 1, 0)
+    with pytest.raises(UserError, match=r"none\.warc: cannot be read"):
+        list(WarcFiles(str(path)).read_file(missing))
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        ("crawl/*.warc.gz", WarcFiles),
+        ("crawl/*.wet.*", WarcFiles),
+        ("www.wetter.de/*.html", HtmlFiles),
+        ("my.warc/**/*.html.gz", HtmlFiles),
+    ],
+)
+def test_the_end_of_a_pattern_names_archives(files, kind):
+    config = load_recipe("curate/html")(files=files)
+    assert type(config.sources[0].files) is kind
+
+
 def write_epub(path: Path, chapters: dict[str, str], package_head: str = "") -> None:
     items = "".join(
         f'<item id="{name}" href="text/{name}.xhtml" media-type="application/xhtml+xml"/>'
@@ -192,6 +240,23 @@ def test_books_are_read_in_the_order_of_their_spine(tmp_path):
     assert book.text == "First chapter.\n\nSecond chapter."
     assert book.fields == {"title": "A Book"}
     assert [each.reason for each in others] == ["too large", "damaged file", "damaged file"]
+    chapters["m"] = "<div>" * 2000 + "deep"
+    write_epub(tmp_path / "e.epub", chapters)
+    (book,) = read(EpubFiles(f"{tmp_path}/e.epub"))
+    assert book.text == "First chapter.\n\nSecond chapter."
+    assert book.counts["chapter left out: nested too deeply"] == 1
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damage_of_all_compressions_of_books_has_a_reason(compression, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.epub", "w", compression) as archive:
+        archive.writestr("META-INF/container.xml", bytes(range(256)) * 40)
+    data = bytearray((tmp_path / "a.epub").read_bytes())
+    data[60:100] = b"\xff" * 40
+    (tmp_path / "a.epub").write_bytes(data)
+    assert [d.reason for d in read(EpubFiles(f"{tmp_path}/a.epub"))] == ["damaged file"]
+    with pytest.raises(UserError, match=r"none\.epub: cannot be read \(No such file"):
+        list(EpubFiles("*").read_file(SourceFile(str(tmp_path / "none.epub"), 1, 0)))
 
 
 def test_gutenberg_books_lose_their_license(tmp_path):
@@ -221,6 +286,14 @@ def test_messages_are_read_without_quotes_and_signatures(tmp_path):
     first, second, third = read(MailFiles(str(tmp_path / "a.mbox")))
     assert (first.text, first.fields) == ("New text.", {"subject": "café"})
     assert (second.text, third.reason) == ("naïve", "no text part")
+
+
+def test_messages_with_many_nested_parts_have_a_reason(tmp_path):
+    parts = (f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(1000))
+    mail = f"From a@b x\n{''.join(parts)}\n\nFrom x@y z\n\nThe next message.\n"
+    (tmp_path / "a.mbox").write_text(mail)
+    first, second = read(MailFiles(str(tmp_path / "a.mbox")))
+    assert (first.reason, second.text) == ("nested too deeply", "The next message.")
 
 
 @pytest.mark.parametrize(

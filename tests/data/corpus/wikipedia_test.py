@@ -112,6 +112,11 @@ def test_a_multistream_dump_is_divided_and_read_whole(tmp_path, monkeypatch):
     assert len(WikipediaDump(str(path)).list_files()) == 6
     assert read(path) == whole
     assert read(tmp_path / "*.bz2") == whole  # the index is not read as a dump
+    # Cut off in the last stream, and after a page that is complete.
+    path.write_bytes(b"".join(streams)[:-9])
+    assert [d.key for d in read(path)] == [*(d.key for d in whole), "after page 1"]
+    assert read(path)[-1].reason == "truncated archive"
+    monkeypatch.setattr(wikipedia, "RANGE_BYTES", 1 << 20)  # one range, which starts at byte 0
     path.write_bytes(b"".join(streams[:-2])[:-9])
     with pytest.raises(UserError, match=r"has a stream at byte .* download both files of one dump"):
         read(path)

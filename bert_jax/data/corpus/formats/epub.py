@@ -1,5 +1,6 @@
 """Reads books: EPUB files, and the text files of Project Gutenberg without their license."""
 
+import lzma
 import re
 import zipfile
 import zlib
@@ -12,7 +13,7 @@ from urllib.parse import unquote
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 from bert_jax.data.corpus.formats.decoding import decode_bytes
-from bert_jax.data.corpus.formats.html import MAX_PAGE_BYTES, page_document
+from bert_jax.data.corpus.formats.html import MAX_PAGE_BYTES, NESTED, page_document
 from bert_jax.data.corpus.formats.patterns import (
     DAMAGED,
     TOO_LARGE,
@@ -21,12 +22,22 @@ from bert_jax.data.corpus.formats.patterns import (
     xml_events,
 )
 from bert_jax.data.corpus.sources import RawDocument, SourceFile
+from bert_jax.errors import UserError
 
 ENCRYPTED, NO_MARKERS = "encrypted", "no Gutenberg markers"
 
 MAX_BOOK_BYTES = 100 << 20
 """The most decompressed bytes of a book: a zip file of 100 kB can have gigabytes inside."""
 _MAX_PACKAGE_BYTES = 10 << 20
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    ParseError,
+    KeyError,
+    EOFError,
+    ValueError,
+)
 _CONTAINER = "META-INF/container.xml"
 _START = re.compile(
     r"^\s*\*\*\*\s*START OF TH(?:IS|E) PROJECT GUTENBERG.*?(?:\*\*\*|$)"
@@ -51,14 +62,26 @@ class EpubFiles(FilePatterns):
     PACKAGES: ClassVar[tuple[str, ...]] = ("resiliparse", "charset-normalizer")
 
     def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
-        """Yields the book as one document, with its reason if it cannot be read."""
+        """Yields the book as one document, with its reason if its content cannot be read.
+
+        Raises:
+          UserError: the file cannot be read.
+        """
+        reason = DAMAGED
         try:
             with zipfile.ZipFile(file.path) as archive:
                 yield _book(archive)
-        except (zipfile.BadZipFile, zlib.error, ParseError, KeyError, EOFError, ValueError):
-            yield RawDocument(key="1", reason=DAMAGED)
-        except (RuntimeError, NotImplementedError):  # zipfile: a password, unknown compression
-            yield RawDocument(key="1", reason=ENCRYPTED)
+                return
+        except OSError as error:
+            if error.errno is not None:  # errors of bz2 about the content have no number
+                raise UserError(f"{file.path}: cannot be read ({error.strerror})") from None
+        except _DAMAGE:
+            pass
+        except RecursionError:
+            reason = NESTED
+        except RuntimeError:  # zipfile: a password, unknown compression
+            reason = ENCRYPTED
+        yield RawDocument(key="1", reason=reason)
 
 
 @dataclass(frozen=True)
@@ -120,6 +143,8 @@ def _book(archive: zipfile.ZipFile) -> RawDocument:
             return RawDocument(key="1", reason=TOO_LARGE)
         page = page_document("1", data, main_content=False)
         counts.update(page.counts)
+        if page.reason:
+            counts[f"chapter left out: {page.reason}"] += 1
         chapters.append(page.text)
     title = next((e.text or "" for e in elements if _name(e) == "title"), "")
     text = "\n\n".join(filter(None, chapters))

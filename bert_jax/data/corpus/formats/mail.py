@@ -10,7 +10,7 @@ from email.message import Message
 from typing import ClassVar
 
 from bert_jax.data.corpus.formats.decoding import decode_bytes
-from bert_jax.data.corpus.formats.html import page_document
+from bert_jax.data.corpus.formats.html import NESTED, page_document
 from bert_jax.data.corpus.formats.patterns import FilePatterns, read_limited
 from bert_jax.data.corpus.sources import RawDocument, SourceFile
 
@@ -46,7 +46,10 @@ class MailFiles(FilePatterns):
             starts = [0]  # one message; a line of it may begin with "From "
         ends = [*(data.rfind(b"From ", 0, start) for start in starts[1:]), len(data)]
         for number, (start, end) in enumerate(zip(starts, ends, strict=True), start=1):
-            yield _message_document(str(number), data[start:end])
+            try:
+                yield _message_document(str(number), data[start:end])
+            except RecursionError:  # hundreds of parts inside each other
+                yield RawDocument(key=str(number), reason=NESTED)
 
 
 def message_text(text: str) -> str:

@@ -10,20 +10,30 @@ from bert_jax.errors import MissingExtraError, UserError, did_you_mean
 
 _BATCH_ROWS = 1024
 
+NOT_UTF8 = "not UTF-8"
+
 
 @dataclass(frozen=True)
 class ParquetFiles(FilePatterns):
-    """Names Parquet files: `ParquetFiles("fineweb/*.parquet")`, with the text in a column."""
+    """Names Parquet files: `ParquetFiles("fineweb/*.parquet")`, with the text in a column.
+
+    Other columns are left out.
+    """
 
     column: str = "text"
 
     def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
-        """Yields a document for each row; a row without text has the reason "empty"."""
+        """Yields a document for each row; one that is not UTF-8 has that reason.
+
+        Raises:
+          UserError: the file cannot be read, or has no such column of text.
+        """
         number = 0
         for batch in self._batches(file.path):
-            for text in batch.column(0).to_pylist():
+            for text in _texts(batch.column(0)):
                 number += 1
-                yield RawDocument(key=str(number), text=text or "")
+                reason = NOT_UTF8 if text is None else ""
+                yield RawDocument(key=str(number), text=text or "", reason=reason)
 
     def _batches(self, path: str) -> Iterator[Any]:
         try:
@@ -48,3 +58,18 @@ class ParquetFiles(FilePatterns):
         kind = schema.field(self.column).type
         if not (types.is_string(kind) or types.is_large_string(kind)):
             raise UserError(f"{path}: column {self.column!r} has type {kind}, expected string")
+
+
+def _texts(column: Any) -> list[str | None]:
+    """Returns the texts of a column, "" for null, and None for bytes that are not UTF-8."""
+    try:
+        return [text or "" for text in column.to_pylist()]
+    except UnicodeDecodeError:  # Parquet files state that a column is text, but few readers check
+        return [_text(value) for value in column]
+
+
+def _text(value: Any) -> str | None:
+    try:
+        return value.as_py() or ""
+    except UnicodeDecodeError:
+        return None

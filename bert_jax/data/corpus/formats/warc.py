@@ -9,9 +9,11 @@ from bert_jax.data.corpus.formats.html import MAX_PAGE_BYTES, check_content, pag
 from bert_jax.data.corpus.formats.patterns import TOO_LARGE, FilePatterns
 from bert_jax.data.corpus.formats.wikipedia import TRUNCATED
 from bert_jax.data.corpus.sources import RawDocument, SourceFile
-from bert_jax.errors import MissingExtraError
+from bert_jax.errors import MissingExtraError, UserError
 
-NOT_HTML, HTTP_ERROR = "not HTML", "HTTP error"
+NOT_HTML, HTTP_ERROR, DAMAGED_RECORD = "not HTML", "HTTP error", "damaged record"
+MAX_BLOCK_BYTES = MAX_PAGE_BYTES + (1 << 20)
+"""The most bytes of a record that are read: a page with the headers of HTTP."""
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 
 
@@ -31,18 +33,33 @@ class WarcFiles(FilePatterns):
         check_content(self.content)
 
     def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
-        """Yields the pages; an archive that ends in the middle gives one document more."""
-        number = 0
-        try:
-            for record in _records(file.path):
-                number += 1
-                if (document := self._document(record, number)) is not None:
-                    yield document
-        except (EOFError, ValueError, OSError):
-            yield RawDocument(key=f"after record {number}", reason=TRUNCATED)
+        """Yields the pages; an archive that ends in the middle gives one document more.
 
-    def _document(self, record: Any, number: int) -> RawDocument | None:
-        """Returns the document of a response or of extracted text; None for other records."""
+        Raises:
+          UserError: the file cannot be read.
+        """
+        number = 0
+        records = _records(file.path)
+        while True:
+            try:
+                if (record := next(records, None)) is None:
+                    return
+                block = record.reader.read(MAX_BLOCK_BYTES + 1)
+            except (EOFError, ValueError, OSError) as error:
+                if "os error" in str(error):  # fastwarc sets no `errno`
+                    raise UserError(f"{file.path}: cannot be read ({error})") from None
+                yield RawDocument(key=f"after record {number}", reason=TRUNCATED)
+                return
+            number += 1
+            if (document := self._document(record, block, number)) is not None:
+                yield document
+
+    def _document(self, record: Any, block: bytes, number: int) -> RawDocument | None:
+        """Returns the document of a response or of extracted text; None for other records.
+
+        Args:
+          block: the content of the record, with the headers of HTTP.
+        """
         headers = record.headers
         kind = (headers.get("WARC-Type") or "").lower()
         if kind not in ("response", "conversion"):
@@ -51,23 +68,24 @@ class WarcFiles(FilePatterns):
         document = RawDocument(key=key or f"record {number}")
         names = {"url": "WARC-Target-URI", "date": "WARC-Date"}
         fields = {name: headers.get(header) or "" for name, header in names.items()}
-        if kind == "response":
-            reason = _response_reason(record)
-            if reason:
-                return replace(document, reason=reason)
-        expected_bytes = 0 if _is_encoded(record) else record.content_length
-        data = record.reader.read(MAX_PAGE_BYTES + 1)
-        if len(data) > MAX_PAGE_BYTES:
-            return replace(document, reason=TOO_LARGE)
-        if len(data) < expected_bytes:
+        if len(block) < min(record.content_length, MAX_BLOCK_BYTES):
             return replace(document, reason=TRUNCATED)
         if kind == "conversion":
-            decoded = decode_bytes(data)
+            if len(block) > MAX_PAGE_BYTES:
+                return replace(document, reason=TOO_LARGE)
+            decoded = decode_bytes(block)
             counts = {f"encoding: {decoded.encoding}": 1}
             return replace(document, text=decoded.text, counts=counts, fields=fields)
-        page = page_document(
-            document.key, data, record.http_charset or "", main_content=self.content == "main"
-        )
+        try:
+            response = _http_response(record, block)
+            if reason := _response_reason(record, response):
+                return replace(document, reason=reason)
+            data, charset = response.reader.read(MAX_PAGE_BYTES + 1), response.http_charset
+        except (EOFError, ValueError, OSError):
+            return replace(document, reason=DAMAGED_RECORD)
+        if len(data) > MAX_PAGE_BYTES or len(block) > MAX_BLOCK_BYTES:
+            return replace(document, reason=TOO_LARGE)
+        page = page_document(document.key, data, charset or "", main_content=self.content == "main")
         return replace(page, fields=fields)
 
 
@@ -79,24 +97,32 @@ def _records(path: str) -> Iterator[Any]:
     kinds = WarcRecordType.response | WarcRecordType.conversion
     # Detects gzip, Zstandard and LZ4 from the first bytes.
     yield from ArchiveIterator(
-        path, record_types=kinds, parse_http=True, auto_decode="all", fsspec_args=False
+        path, record_types=kinds, parse_http=False, auto_decode="none", fsspec_args=False
     )
 
 
-def _is_encoded(record: Any) -> bool:
-    """Returns whether the bytes of the body are fewer or more than the record states."""
-    headers = record.http_headers
-    names = ("Content-Encoding", "Transfer-Encoding")
-    return headers is not None and any(headers.get(name) for name in names)
+def _http_response(record: Any, block: bytes) -> Any:
+    """Returns a record of the same content, with the headers parsed and the body decoded.
+
+    A body that is not of the Content-Encoding of its headers is an error of this record. As an
+    error of the archive's own record, it would end the iteration over the archive.
+    """
+    from fastwarc.warc import WarcRecord
+
+    response = WarcRecord()
+    response.is_http = record.is_http
+    response.set_bytes_content(block)
+    response.parse_http(auto_decode="all")
+    return response
 
 
-def _response_reason(record: Any) -> str:
-    if record.http_headers is None:
+def _response_reason(record: Any, response: Any) -> str:
+    if response.http_headers is None:
         # The headers of the last record may be cut off; a response of DNS has a body.
-        return NOT_HTML if record.reader.read(1) else TRUNCATED
-    if record.http_headers.status_code != 200:
+        return NOT_HTML if response.reader.read(1) else TRUNCATED
+    if response.http_headers.status_code != 200:
         return HTTP_ERROR
-    identified = record.headers.get("WARC-Identified-Payload-Type") or record.http_content_type
-    if not identified and not record.reader.read(1):
+    identified = record.headers.get("WARC-Identified-Payload-Type") or response.http_content_type
+    if not identified and not response.reader.read(1):
         return TRUNCATED
     return "" if (identified or "").lower() in _HTML_TYPES else NOT_HTML

@@ -162,7 +162,7 @@ def _local_name(element: Element) -> str:
 def _read_head(file: FileRange, site: _Site) -> None:
     """Reads the first stream of a multistream dump, which has the names of the namespaces."""
     parser = XMLPullParser(events=("end",))
-    for chunk in read_chunks(file.path):
+    for chunk in _range_chunks(file.path, 0, file.start):
         parser.feed(chunk)
         for _, element in xml_events(parser):
             if _local_name(element) == "siteinfo":
@@ -171,8 +171,12 @@ def _read_head(file: FileRange, site: _Site) -> None:
 
 
 def _range_chunks(path: str, start: int, end: int) -> Iterator[bytes]:
-    """Yields the decompressed bytes of the bzip2 streams from `start` to `end`."""
-    decompressor = bz2.BZ2Decompressor()
+    """Yields the decompressed bytes of the bzip2 streams from `start` to `end`.
+
+    Raises:
+      DamagedFileError: a stream is damaged, or does not end at `end`.
+    """
+    decompressor, is_in_stream = bz2.BZ2Decompressor(), False
     with open(path, "rb") as file:
         file.seek(start)
         while start < end and (data := file.read(min(CHUNK_BYTES, end - start))):
@@ -182,12 +186,12 @@ def _range_chunks(path: str, start: int, end: int) -> Iterator[bytes]:
                     yield decompressor.decompress(data)
                 except OSError as error:
                     raise DamagedFileError(f"{path}: damaged bzip2 file ({error})") from None
-                data = b""
+                data, is_in_stream = b"", not decompressor.eof
                 if decompressor.eof:
                     data = decompressor.unused_data
                     decompressor = bz2.BZ2Decompressor()
-    if start < end:
-        raise DamagedFileError(f"{path}: ends before byte {end}")
+    if start < end or is_in_stream:
+        raise DamagedFileError(f"{path}: ends before byte {end}, or in a bzip2 stream")
 
 
 def _ranges(file: SourceFile) -> list[SourceFile]:
@@ -197,14 +201,14 @@ def _ranges(file: SourceFile) -> list[SourceFile]:
     index = path.with_name(name)
     if "-multistream" not in path.name or path.suffix != ".bz2" or not index.is_file():
         return [file]
-    starts = [0]
+    starts, offset = [0], 0
     for offset in _stream_offsets(index):
         if offset - starts[-1] >= RANGE_BYTES:
             starts.append(offset)
     ends = [*starts[1:], file.size_bytes]
-    if starts[-1] >= file.size_bytes:
+    if offset >= file.size_bytes:
         raise UserError(
-            f"{index}: has a stream at byte {starts[-1]}, after the end of {path.name}; download "
+            f"{index}: has a stream at byte {offset}, after the end of {path.name}; download "
             "both files of one dump"
         )
     return [
