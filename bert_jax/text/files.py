@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Literal
 
 from bert_jax.errors import UserError, near_files
 from bert_jax.text.compression import CHUNK_BYTES, is_compressed, read_chunks, uncompressed_name
-from bert_jax.text.json_lines import json_document, json_object, json_text
+from bert_jax.text.json_lines import FLAGS, SettingNames, json_document, json_object, json_text
 
 DocumentUnit = Literal["file", "blank-line", "line"]
 
@@ -89,6 +89,7 @@ def read_documents(
     json_field: str | None = None,
     document_unit: DocumentUnit = "file",
     keep_empty: bool = False,
+    names: SettingNames = FLAGS,
 ) -> Iterator[tuple[str, str]]:
     """Yields the documents of one file, in order.
 
@@ -101,6 +102,7 @@ def read_documents(
       document_unit: what a document is in plain text: the whole file, a block of lines between
         blank lines, or a line.
       keep_empty: whether documents without text are yielded; they are left out by default.
+      names: how messages name the settings above.
 
     Yields:
       (key, text); the key is "file name:number". The number counts JSON lines, blocks or lines
@@ -110,16 +112,17 @@ def read_documents(
       UserError: as `read_text`; or a line is not a JSON object or does not have the field.
     """
     name = os.path.basename(path)
-    chunks = _text_chunks(path, encoding, errors)
+    chunks = _text_chunks(path, encoding, errors, names)
+    check_size = partial(_check_document_size, path, names)
     if is_json_lines(path):
         lines = _split_lines(path, chunks)
-        documents = ((n, json_text(path, n, line, json_field, errors)) for n, line in lines)
+        documents = ((n, json_text(path, n, line, json_field, errors, names)) for n, line in lines)
     elif document_unit == "file":
-        documents = iter([(1, _join_chunks(chunks, partial(_check_document_size, path, 1)))])
+        documents = iter([(1, _join_chunks(chunks, partial(check_size, 1)))])
     elif document_unit == "line":
         documents = _split_lines(path, chunks)
     else:
-        documents = enumerate(_split_blocks(path, _split_lines(path, chunks)), start=1)
+        documents = enumerate(_split_blocks(_split_lines(path, chunks), check_size), start=1)
     for number, text in documents:
         if keep_empty or (text and not text.isspace()):
             yield f"{name}:{number}", text
@@ -136,13 +139,14 @@ def read_json_documents(
     encoding: str | None = None,
     errors: str | None = None,
     json_field: str | None = None,
+    names: SettingNames = FLAGS,
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yields (line number from 1, text, other fields) for the lines of a JSON-lines file, in order.
 
     The arguments and errors are those of `read_documents`. Empty lines have the text "".
     """
-    for number, line in _split_lines(path, _text_chunks(path, encoding, errors)):
-        yield number, *json_document(path, number, line, json_field, errors)
+    for number, line in _split_lines(path, _text_chunks(path, encoding, errors, names)):
+        yield number, *json_document(path, number, line, json_field, errors, names)
 
 
 def read_json_objects(
@@ -193,13 +197,15 @@ def _join_chunks(chunks: Iterable[str], check_size: Callable[[int], None]) -> st
     return "".join(parts)
 
 
-def _split_blocks(path: str | Path, lines: Iterator[tuple[int, str]]) -> Iterator[str]:
+def _split_blocks(
+    lines: Iterator[tuple[int, str]], check_size: Callable[[int, int], None]
+) -> Iterator[str]:
     block: list[str] = []
     size = 0
     for number, line in lines:
         if line.strip():
             size += len(line)
-            _check_document_size(path, number, size)
+            check_size(number, size)
             block.append(line)
         elif block:
             yield "\n".join(block)
@@ -208,12 +214,12 @@ def _split_blocks(path: str | Path, lines: Iterator[tuple[int, str]]) -> Iterato
         yield "\n".join(block)
 
 
-def _check_document_size(path: str | Path, number: int, size: int) -> None:
+def _check_document_size(path: str | Path, names: SettingNames, number: int, size: int) -> None:
     if size > MAX_DOCUMENT_CHARACTERS:
         raise UserError(
             f"{path}, line {number}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} "
-            "characters, which would need gigabytes of memory; use --document-unit line or "
-            "blank-line, or split the file"
+            "characters, which would need gigabytes of memory; use "
+            f"{names.document_unit.format('line')} or blank-line, or split the file"
         )
 
 
@@ -234,12 +240,18 @@ def _split_lines(name: str | Path, chunks: Iterable[str]) -> Iterator[tuple[int,
         yield number + 1, rest.removesuffix("\r")
 
 
-def _text_chunks(path: str | Path, encoding: str | None, errors: str | None) -> Iterator[str]:
-    return _decode_chunks(path, read_chunks(path), encoding, errors)
+def _text_chunks(
+    path: str | Path, encoding: str | None, errors: str | None, names: SettingNames = FLAGS
+) -> Iterator[str]:
+    return _decode_chunks(path, read_chunks(path), encoding, errors, names)
 
 
 def _decode_chunks(
-    name: str | Path, raw_chunks: Iterable[bytes], encoding: str | None, errors: str | None
+    name: str | Path,
+    raw_chunks: Iterable[bytes],
+    encoding: str | None,
+    errors: str | None,
+    names: SettingNames = FLAGS,
 ) -> Iterator[str]:
     """Yields chunks of decoded text; errors name the byte offset from the first chunk.
 
@@ -248,8 +260,12 @@ def _decode_chunks(
       raw_chunks: bytes; the last chunk is empty.
       encoding, errors: as in `read_text`.
     """
-    advice = _decode_advice(encoding is not None, errors is not None)
-    expected = ", and strict, replace or ignore for --errors" if errors else ""
+    advice = "convert the file: iconv -f {} -t utf-8 FILE > NEW_FILE"
+    if encoding is not None:
+        advice = f"if the text has another encoding, set it with {names.encoding}"
+    if errors is not None:
+        advice += f"; to replace such bytes, use {names.errors.format('replace')}"
+    expected = ", and strict, replace or ignore for such bytes" if errors else ""
     encoding, errors = encoding or "utf-8", errors or "strict"
     try:
         # str.encode accepts text encodings only; getincrementaldecoder alone would accept "hex".
@@ -272,7 +288,7 @@ def _decode_chunks(
             value = error.object[error.start] if error.start < len(error.object) else 0
             raise UserError(
                 f"{name}: not {encoding} text at {location}: 0x{value:02x}, {error.reason}; "
-                + advice.format(encoding=hint)
+                + advice.format(hint)
             ) from None
         except UnicodeError as error:
             byte_order = encoding.lower() in ("utf-16", "utf-32", "utf16", "utf32")
@@ -282,11 +298,3 @@ def _decode_chunks(
         if first and text:
             text, first = text.removeprefix("\ufeff"), False
         yield text
-
-
-def _decode_advice(has_encoding_flag: bool, has_errors_flag: bool) -> str:
-    """Returns what to do about bytes that are not text; names only flags that the verb has."""
-    advice = "convert the file: iconv -f {encoding} -t utf-8 FILE > NEW_FILE"
-    if has_encoding_flag:
-        advice = "if the text has another encoding, set it with --encoding {encoding}"
-    return advice + "; to replace such bytes, use --errors replace" * has_errors_flag
