@@ -110,9 +110,10 @@ def _summary(manifest: dict[str, Any], output: Path) -> str:
     if (output / SUMMARY_FILE).is_file():
         for name, found in read_json(output / SUMMARY_FILE)["sets"].items():
             lines.append(
-                f"  {name}: an input of {found['items_with_input_found']:,} of {found['items']:,} "
-                f"items was found in {found['documents_with_input']:,} documents, a context of "
-                f"{found['items_with_context_found']:,} in {found['documents_with_context']:,}"
+                f"  {name}: {found['items_with_input_found']:,} of {found['items']:,} items found "
+                f"as input (in {found['documents_with_input']:,} documents), "
+                f"{found['items_with_context_found']:,} as context (in "
+                f"{found['documents_with_context']:,})"
             )
     lines.append(
         f"next: bert-jax prepare --files '{output}/documents-*.jsonl.gz' --tokenizer VOCABULARY "

@@ -203,7 +203,7 @@ def test_recipe_reports_glue_and_refuses_nothing_to_search(shared, tmp_path, cap
     arguments = [f"files={tmp_path}/a.txt", f"glue_dir={tmp_path}/glue"]
     command = ["curate", "contamination", "--output", str(tmp_path / "out"), "--workers", "1"]
     assert main([*command, "--arg", *arguments]) == 0
-    assert "glue/rte: an input of 1 of 59 items was found" in capsys.readouterr().out
+    assert "glue/rte: 1 of 59 items found as input (in " in capsys.readouterr().out
     assert main([*command, "--arg", arguments[0]]) == 2
     assert "expected --arg glue_dir=, squad=, conll= or items=" in capsys.readouterr().err
     assert main([*command, "--arg", arguments[0], f"glue_dir={tmp_path}"]) == 2
