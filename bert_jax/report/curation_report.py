@@ -7,7 +7,11 @@ from typing import Any
 
 from bert_jax.atomic_io import atomic_write
 from bert_jax.config_lib import flatten, to_json
-from bert_jax.data.corpus.contamination.tables import ITEMS_FILE, read_item_rows
+from bert_jax.data.corpus.contamination.tables import (
+    ITEMS_FILE,
+    NOT_SEARCHABLE,
+    read_item_rows,
+)
 from bert_jax.data.corpus.curation.ledger import RETAINED, LedgerRow
 from bert_jax.data.corpus.curation.plan import CurationConfig
 from bert_jax.data.corpus.curation.review import Review, count_broken, review
@@ -226,19 +230,29 @@ def _contamination(output: Path) -> str:
         return ""
     counts: dict[tuple[str, str], Counter[str]] = {}
     for row in read_item_rows(output):
-        group = "input" if row.input_documents else "context" if row.context_documents else "clean"
-        counts.setdefault((row.set_name, row.split), Counter())[group] += 1
+        group = "input" if row.input_documents else "context" if row.context_documents else ""
+        count = counts.setdefault((row.set_name, row.split), Counter())
+        count["items"] += 1
+        count[group] += 1
+        count["removed"] += row.removed_documents > 0
+        count["not searchable"] += row.rule in NOT_SEARCHABLE
     rows = [
         [
             f"{name}, {split}",
-            f"{found.total():,}",
-            *(f"{found['input']:,}", _percent(found["input"], found.total())),
-            f"{found['context']:,}",
+            f"{found['items']:,}",
+            *(f"{found['input']:,}", _percent(found["input"], found["items"])),
+            *(f"{found[name]:,}" for name in ("context", "removed", "not searchable")),
         ]
         for (name, split), found in sorted(counts.items())
     ]
-    header = ("evaluation set", "items", "input found", "of items", "only a context found")
-    note = "Items are counted before documents are removed. Paraphrases are not found."
+    header = (
+        *("evaluation set", "items", "input in the corpus", "of items"),
+        *("only a context", "input removed", "not searchable"),
+    )
+    note = (
+        "“Input removed” counts items of which a document or its lines were removed. Items that "
+        "are too short or common phrases are not searchable. Paraphrases are not found."
+    )
     return section("Evaluation items in the corpus", table(header, rows, caption=note))
 
 

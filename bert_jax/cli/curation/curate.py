@@ -113,7 +113,8 @@ def _summary(manifest: dict[str, Any], output: Path) -> str:
                 f"  {name}: {found['items_with_input_found']:,} of {found['items']:,} items found "
                 f"as input (in {found['documents_with_input']:,} documents), "
                 f"{found['items_with_context_found']:,} as context (in "
-                f"{found['documents_with_context']:,})"
+                f"{found['documents_with_context']:,}); {found['items_not_searchable']:,} are too "
+                "short or too common to be searched"
             )
     lines.append(
         f"next: bert-jax prepare --files '{output}/documents-*.jsonl.gz' --tokenizer VOCABULARY "

@@ -113,16 +113,17 @@ def test_report_counts_evaluation_items_by_set(config, output) -> None:
             split="dev",
             id=str(number),
             digest=number,
-            rule="whole item",
+            rule="whole text" if number else "too short",
             input_documents=num_inputs,
             context_documents=num_contexts,
+            removed_documents=number // 2,
         )
         for number, (num_inputs, num_contexts) in enumerate(found)
     ]
     write_rows(output / ITEMS_FILE, ItemRow, rows)
     page = write_curation_report(config, output).read_text("utf-8")
     (output / ITEMS_FILE).unlink()
-    cells = "".join(f"<td>{cell}</td>" for cell in ("4", "2", "50%", "1"))
+    cells = "".join(f"<td>{cell}</td>" for cell in ("4", "2", "50%", "1", "2", "1"))
     assert f'<th scope="row">glue/sst2, dev</th>{cells}' in page
 
 

@@ -7,7 +7,10 @@ configs/curate/contamination.py.
 import dataclasses
 import gzip
 import json
+import shutil
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,21 +24,25 @@ from bert_jax.data.corpus.contamination.config import (
     TaskItems,
 )
 from bert_jax.data.corpus.contamination.decontamination import Decontamination
-from bert_jax.data.corpus.contamination.found_items import copy_items
+from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
+from bert_jax.data.corpus.contamination.items import item_of_example
 from bert_jax.data.corpus.contamination.passes import lines_to_remove
 from bert_jax.data.corpus.contamination.tables import (
     ITEMS_FILE,
     ItemRow,
+    SearchRule,
     read_item_rows,
     read_matches,
     write_rows,
 )
 from bert_jax.data.corpus.contamination.words import word_keys
 from bert_jax.data.corpus.curation.curate import curate
+from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
 from bert_jax.data.corpus.curation.ledger import read_ledger
 from bert_jax.data.corpus.curation.plan import CurationConfig, Source
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.data.finetuning.config import Squad
+from bert_jax.data.finetuning.example import TextExample
 from bert_jax.errors import ConfigError, UserError
 from tests.data.corpus.curate_test import paragraph, read_output
 
@@ -67,11 +74,12 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config(files: Path, action: Action, **fields) -> CurationConfig:
+def config(files: Path, action: Action, *, id=None, **fields) -> CurationConfig:
     quiz = FileItems(
         name="quiz",
         file=str(files / "quiz.jsonl"),
         fields={"text": "input", "passage": "context"},
+        id=id,
     )
     return CurationConfig(
         sources=(
@@ -80,6 +88,13 @@ def config(files: Path, action: Action, **fields) -> CurationConfig:
         ),
         steps=(Decontamination(sets=(quiz,), action=action, **fields),),
     )
+
+
+def counts_of_items(out: Path) -> list[tuple[str, int, int, int]]:
+    return [
+        (i.rule, i.input_documents, i.context_documents, i.removed_documents)
+        for i in read_item_rows(out)
+    ]
 
 
 def test_inputs_are_removed_and_contexts_are_reported(files, tmp_path):
@@ -101,16 +116,17 @@ def test_inputs_are_removed_and_contexts_are_reported(files, tmp_path):
         ("web/web.jsonl:3", "0", "passage", "context", "reported"),
     ]
     assert read_matches(out)[0].match == LONG.upper()
-    items = [(i.rule, i.input_documents, i.context_documents) for i in read_item_rows(out)]
-    assert items == [
-        ("13-grams", 1, 1),
-        ("whole text", 1, 0),
-        ("whole text", 0, 0),
-        ("with another text", 0, 0),
+    assert counts_of_items(out) == [
+        ("13-grams", 0, 1, 1),
+        ("whole text", 0, 0, 1),
+        ("whole text", 0, 0, 0),
+        ("too short", 0, 0, 0),
     ]
     summary = json.loads((out / "contamination.json").read_text())
     assert summary["documents"] == 5
     assert summary["sets"]["quiz"]["items_with_input_found"] == 2
+    assert summary["sets"]["quiz"]["items_with_input_retained"] == 0
+    assert summary["sets"]["quiz"]["items_not_searchable"] == 1
     assert summary["sets"]["quiz"]["documents_with_context"] == 1
     assert json.loads((out / "manifest.json").read_text())["removed_lines"] == {"contaminated": 1}
 
@@ -139,6 +155,51 @@ def test_too_many_contaminated_documents_are_an_error(files, tmp_path):
     allowed = config(files, RemoveParagraphs(), max_documents=100, max_changed=0.1)
     curate(allowed, tmp_path / "out", num_workers=1)
     assert {match.action for match in read_matches(tmp_path / "out")} == {"removed", "dropped"}
+    # A document of which nothing remains is not "empty" in the ledger.
+    ledger = read_ledger(sorted((tmp_path / "out").glob("ledger-*")))
+    assert Counter(row.reason for row in ledger if row.reason) == {"contaminated: quiz": 11}
+
+
+def test_items_with_equal_ids_are_counted_one_by_one(files, tmp_path):
+    """A second corpus in one process, in the same folder, also searches its own items."""
+    quiz, web = files / "quiz.jsonl", files / "web.jsonl"
+    whole = quiz.read_text()
+    quiz.write_text(whole.splitlines()[2] + "\n")
+    curate(config(files, ReportOnly()), tmp_path / "out", num_workers=1)
+    assert counts_of_items(tmp_path / "out") == [("whole text", 0, 0, 0)]
+    shutil.rmtree(tmp_path / "out")
+    quiz.write_text(whole)
+    web.write_text(web.read_text() + json.dumps({"text": f"{MEDIUM}. {PASSAGE}"}) + "\n")
+    equal_ids = config(files, DropDocuments(), id="passage")
+    curate(equal_ids, tmp_path / "out", num_workers=1)
+    assert [item.id for item in read_item_rows(tmp_path / "out")] == [PASSAGE, "", "", ""]
+    # The context of the dropped document is no longer in the corpus, that of another one is.
+    assert [counts[1:] for counts in counts_of_items(tmp_path / "out")] == [
+        (0, 1, 1),
+        (0, 0, 2),
+        (0, 0, 0),
+        (0, 0, 0),
+    ]
+
+
+def test_examples_that_cannot_be_searched_are_not_clean():
+    def group(rule: SearchRule, *documents: int) -> str:
+        example = TextExample(id="0", text=LONG)
+        digest = item_of_example(example, "t").digest
+        found = FoundItems([item_row("a", documents[0], documents[1], rule=rule, digest=digest)])
+        return found.group_of(example, "t")
+
+    assert group("13-grams", 0, 0) == "clean"
+    assert group("13-grams", 0, 1) == group("common phrase", 0, 1) == "context_found"
+    assert group("common phrase", 1, 1) == "found"
+    for rule in ("too short", "common phrase", "no words"):
+        assert group(rule, 0, 0) == "not_searchable"
+
+
+def item_row(item: str, inputs: int, contexts: int, **fields: Any) -> ItemRow:
+    counts = {"input_documents": inputs, "context_documents": contexts}
+    values = {"rule": "13-grams", "digest": ord(item), **counts, **fields}
+    return ItemRow(set_name="quiz", split="test", id=item, **values)
 
 
 def test_changed_evaluation_files_over_old_output_are_refused(files, tmp_path):
@@ -146,6 +207,13 @@ def test_changed_evaluation_files_over_old_output_are_refused(files, tmp_path):
     (files / "quiz.jsonl").write_text('{"text": "changed", "passage": ""}\n')
     with pytest.raises(UserError, match="files of an evaluation set were added, removed or chan"):
         curate(config(files, ReportOnly()), tmp_path / "out", num_workers=1)
+    (files / "quiz.jsonl").unlink()
+    with pytest.raises(UserError, match=r"quiz\.jsonl"):
+        curate(config(files, ReportOnly()), tmp_path / "new", num_workers=1)
+    assert not (tmp_path / "new" / "plan.json").exists()
+    steps = (*config(files, ReportOnly()).steps, ExactDuplicates())
+    with pytest.raises(ConfigError, match="ExactDuplicates comes after Decontamination"):
+        dataclasses.replace(config(files, ReportOnly()), steps=steps)
     two = dataclasses.replace(config(files, ReportOnly())).steps * 2
     with pytest.raises(ConfigError, match="two steps Decontamination; expected one"):
         dataclasses.replace(config(files, ReportOnly()), steps=two)
@@ -203,7 +271,7 @@ def test_recipe_reports_glue_and_refuses_nothing_to_search(shared, tmp_path, cap
     arguments = [f"files={tmp_path}/a.txt", f"glue_dir={tmp_path}/glue"]
     command = ["curate", "contamination", "--output", str(tmp_path / "out"), "--workers", "1"]
     assert main([*command, "--arg", *arguments]) == 0
-    assert "glue/rte: 1 of 59 items found as input (in " in capsys.readouterr().out
+    assert "glue/rte: 1 of 59 items found as input (in 1 documents)" in capsys.readouterr().out
     assert main([*command, "--arg", arguments[0]]) == 2
     assert "expected --arg glue_dir=, squad=, conll= or items=" in capsys.readouterr().err
     assert main([*command, "--arg", arguments[0], f"glue_dir={tmp_path}"]) == 2
@@ -211,24 +279,17 @@ def test_recipe_reports_glue_and_refuses_nothing_to_search(shared, tmp_path, cap
 
 
 def test_item_files_of_several_corpora_are_added_up(tmp_path):
-    def row(item: str, documents: int) -> ItemRow:
-        return ItemRow(
-            set_name="quiz",
-            split="test",
-            id=item,
-            digest=ord(item),
-            rule="13-grams",
-            input_documents=documents,
-            context_documents=1,
-        )
-
-    corpora = {"one": [row("a", 0), row("b", 1)], "two": [row("b", 2), row("c", 0)]}
+    phrase = item_row("b", 2, 1, rule="common phrase", removed_documents=4)
+    corpora = {
+        "one": [item_row("a", 0, 1), item_row("b", 1, 1)],
+        "two": [phrase, item_row("c", 0, 1)],
+    }
     for name, rows in corpora.items():
         (tmp_path / name).mkdir()
         write_rows(tmp_path / name / ITEMS_FILE, ItemRow, rows)
     sources, target = [tmp_path / "one", tmp_path / "two"], tmp_path / "merged"
     assert copy_items(sources, target)
     (merged,) = read_item_rows(target)
-    assert (merged.id, merged.input_documents, merged.context_documents) == ("b", 3, 2)
+    assert merged == item_row("b", 3, 2, rule="common phrase", removed_documents=4)
     assert not copy_items([*sources, tmp_path], tmp_path / "incomplete")
     assert not (tmp_path / "incomplete").exists()

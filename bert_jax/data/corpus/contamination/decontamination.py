@@ -60,11 +60,11 @@ class Decontamination:
       sets: the evaluation sets.
       action: what is done with documents that contain an input.
       max_changed: the largest fraction of the documents that may be dropped or changed; more is an
-        error, unless it is at most `FEW_DOCUMENTS`. Soldaini et al. 2024 (Dolma) stop at the same
+        error, if more than 10 documents would change. Soldaini et al. 2024 (Dolma) stop at the same
         fraction.
-      max_documents: n-grams in this many documents are common phrases that are ignored, if they
-        occur in three sources, or in all of them if there are fewer. In a corpus of less than 200
-        documents, 5 % of them are enough, but at least 3.
+      max_documents: an n-gram in at least this many documents, from at least three sources (all, if
+        there are fewer), is a common phrase and ignored. Below 200 documents the limit is 5 % of
+        the documents, at least 3.
     """
 
     FEW_DOCUMENTS: ClassVar[int] = 10
@@ -85,6 +85,15 @@ class Decontamination:
         paths = sorted(path for each in self.sets for path in _files_of(each))
         stats = [(path, os.stat(path)) for path in paths if os.path.isfile(path)]
         return [[os.path.basename(path), s.st_size, s.st_mtime_ns] for path, s in stats]
+
+    def check_sets(self) -> None:
+        """Reads the evaluation sets, so that a wrong file or column is an error before any work.
+
+        Raises:
+          UserError: a file cannot be read or does not have a column that is named.
+          ConfigError: two sets have one name, or a task does not have a split that is named.
+        """
+        read_items(self.sets)
 
     def decide(self, corpus: Corpus, workers: Workers) -> None:
         """Writes the decisions about each work unit, and the three files of the report.
@@ -146,7 +155,11 @@ class Decontamination:
         changed = sum(map(len, decisions))
         if changed <= max(self.FEW_DOCUMENTS, self.max_changed * documents):
             return
-        pairs = {(row.set_name, row.document) for row in rows if row.action != "reported"}
+        pairs = {
+            (row.set_name, row.document)
+            for row in rows
+            if row.action != "reported" and row.role == "input"
+        }
         sets = Counter(name for name, _ in pairs).most_common(3)
         found = ", ".join(f"{name} ({count:,} documents)" for name, count in sets)
         raise UserError(

@@ -15,18 +15,20 @@ from bert_jax.atomic_io import atomic_path, make_folder
 from bert_jax.data.corpus.contamination.items import item_of_example
 from bert_jax.data.corpus.contamination.tables import (
     ITEMS_FILE,
+    NOT_SEARCHABLE,
     ItemRow,
     read_item_rows,
     write_rows,
 )
 from bert_jax.data.finetuning.example import Example, Task
 
-ItemGroup = Literal["clean", "found", "context_found", "not_searched"]
-"""Groups of examples: nothing was found; an input was found; only a context was found; the example
-is in none of the evaluation sets that were searched."""
+ItemGroup = Literal["clean", "found", "context_found", "not_searchable", "not_searched"]
+"""Groups of examples: nothing was found; an input was found; only a context was found; the inputs
+are too short or common phrases, which cannot be found; the example is in none of the evaluation
+sets that were searched. Inputs that were removed from the corpus do not count as found."""
 ITEM_GROUPS: tuple[ItemGroup, ...] = get_args(ItemGroup)
 
-_SEVERITIES: tuple[ItemGroup, ...] = ("clean", "context_found", "found")
+_SEVERITIES: tuple[ItemGroup, ...] = ("clean", "not_searchable", "context_found", "found")
 
 
 class FoundItems:
@@ -40,9 +42,12 @@ class FoundItems:
                 group = "found"
             elif row.context_documents:
                 group = "context_found"
+            elif row.rule in NOT_SEARCHABLE:
+                group = "not_searchable"
             # The texts of equal items in two sets may have other roles: the worst group counts.
             earlier = self._groups.get(row.digest, group)
-            self._groups[row.digest] = max(group, earlier, key=_SEVERITIES.index)
+            if _SEVERITIES.index(group) >= _SEVERITIES.index(earlier):
+                self._groups[row.digest] = group
 
     @classmethod
     def read(cls, folder: str | Path) -> "FoundItems":
@@ -102,6 +107,12 @@ def copy_items(sources: Sequence[str | Path], target: Path) -> bool:
             row,
             input_documents=sum(rows[key].input_documents for rows in rows_of_sources),
             context_documents=sum(rows[key].context_documents for rows in rows_of_sources),
+            removed_documents=sum(rows[key].removed_documents for rows in rows_of_sources),
+            # What could not be searched in one of the corpora may be in it.
+            rule=next(
+                (rows[key].rule for rows in rows_of_sources if rows[key].rule in NOT_SEARCHABLE),
+                row.rule,
+            ),
         )
         for key, row in rows_of_sources[0].items()
         if all(key in rows for rows in rows_of_sources)

@@ -1,8 +1,8 @@
 """Decides which evaluation items a document contains, from the n-grams that occur in it.
 
-- A text of 13 words and more is found if at least half of its 13-grams occur within a part of the
-  document that is twice as long as the text. Counting is on the side of the item, so neither a long
-  document nor other line breaks dilute it.
+- A text of 13 words and more is found if at least half of its 13-grams, not counting common
+  phrases, occur within a part of the document that is twice as long as the text. Counting is on the
+  side of the item, so neither a long document nor other line breaks dilute it.
 - A text of 8 to 12 words is found as a whole.
 - A shorter text is found if it is a whole sentence of the document and another text of the item is
   within 50 words, or an answer in the same line. Alone it is too common to mean anything.

@@ -45,6 +45,7 @@ def write_items(path: Path, items: Iterable[Item]) -> None:
         for each in items
     )
     atomic_write(path, "".join(line + "\n" for line in lines))
+    load_index.cache_clear()  # an earlier corpus in this process may have had the same path
 
 
 @functools.lru_cache(maxsize=1)
@@ -103,9 +104,8 @@ def write_found(path: Path, corpus: Corpus, unit: int, action: Action) -> None:
             continue
         removed = [each for each in matches if _is_removable(index, each)]
         decision = _decide(corpus, document, words, removed, index, action)
-        name = "reported" if decision is None else "dropped" if decision.reason else "removed"
         rows = [
-            _match_row(index, document, words, each, name if each in removed else "reported")
+            _match_row(index, document, words, each, _action_on(each, words, decision))
             for each in matches
         ]
         content = decision and asdict(decision)
@@ -145,17 +145,28 @@ def _decide(
         return None
     if isinstance(action, RemoveParagraphs) or len(words.keys) > action.max_words:
         spans = [words.span(each.start, each.end) for each in removed]
-        lines = lines_to_remove(document.text, spans)
-        decision = corpus.edit(document, lines, REASON)
-        num_lines = document.text.count("\n") + 1
-        if decision.reason or len(lines) < num_lines:
+        decision = corpus.edit(document, lines_to_remove(document.text, spans), REASON)
+        if not decision.reason:
             return decision
+    # Also if the rest is empty or breaks a rule: the cause that the ledger names is the test item.
     item = index.items[removed[0].item]
     return Decision(
         reason=f"{REASON}: {item.set_name}",
         value=removed[0].fraction,
         twin=f"{item.set_name}/{item.split}/{item.id}",
     )
+
+
+def _action_on(match: ItemMatch, words: Words, decision: Decision | None) -> str:
+    """Returns `MatchRow.action`: "reported" if the corpus still has the place afterwards."""
+    if decision is None:
+        return "reported"
+    if decision.reason:
+        return "dropped"
+    start, end = words.span(match.start, match.end)
+    first = words.text.count("\n", 0, start)
+    last = first + words.text.count("\n", start, end)
+    return "removed" if {*range(first, last + 1)} <= {*decision.removed_lines} else "reported"
 
 
 def lines_to_remove(text: str, spans: Iterable[tuple[int, int]]) -> set[int]:
@@ -192,6 +203,7 @@ def _match_row(
         set_name=item.set_name,
         split=item.split,
         item=item.id,
+        item_row=match.item,
         field=field.field,
         role=field.role,
         fraction=match.fraction,

@@ -19,10 +19,16 @@ SUMMARY_FILE = "contamination.json"
 MATCHES_FILE = "contamination.parquet"
 ITEMS_FILE = "contamination-items.parquet"
 
-SearchRule = Literal["13-grams", "whole text", "with another text", "common phrase", "no words"]
-"""How the longest input of an item was searched. A text of fewer than 8 words is found with another
-text of its item only, and a common phrase not at all."""
+SearchRule = Literal[
+    "13-grams", "whole text", "with another text", "too short", "common phrase", "no words"
+]
+"""How the longest input of an item was searched. A text of fewer than 8 words counts only near
+another text or an answer of its item, and is "too short" if the item has none. Common phrases never
+count by themselves."""
 SEARCH_RULES: tuple[SearchRule, ...] = get_args(SearchRule)
+NOT_SEARCHABLE: tuple[SearchRule, ...] = ("too short", "common phrase", "no words")
+"""The rules of items that cannot be found. An item that was copied into many documents is a common
+phrase, so nothing found does not mean that it is clean."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,16 +38,19 @@ class MatchRow:
     Attributes:
       document: the id of the document in the ledger.
       item, field: the id of the item, and which of its texts was found.
+      item_row: the row of the item in contamination-items.parquet, from 0.
       fraction: the part of the n-grams of the text that was found.
       start, end: characters of the document before this step, `end` excluded.
       before, match, after: the text at the place, the match shortened to 500 characters.
-      action: "reported", "removed" for paragraphs, or "dropped" for documents.
+      action: "reported" if the corpus still has the place, "removed" if its lines were removed,
+        "dropped" if the document was.
     """
 
     document: str
     set_name: str
     split: str
     item: str
+    item_row: int
     field: str
     role: str
     fraction: float
@@ -61,8 +70,11 @@ class ItemRow:
       digest: identifies the item by the words of its texts, so that it is recognized in other
         files of the same data.
       rule: how the item was searched, one of `SEARCH_RULES`.
-      input_documents: the number of documents that contain an input of the item.
-      context_documents: the number of documents that contain a context of the item.
+      input_documents: the number of documents of the finished corpus that contain an input of the
+        item.
+      context_documents: the same for a context of the item.
+      removed_documents: the number of documents that were dropped because of an input of the item,
+        or that lost the lines with it.
     """
 
     set_name: str
@@ -72,6 +84,7 @@ class ItemRow:
     rule: str
     input_documents: int
     context_documents: int
+    removed_documents: int = 0
 
 
 def write_rows(path: Path, row_type: type[MatchRow] | type[ItemRow], rows: Sequence[Any]) -> None:
@@ -101,7 +114,11 @@ def read_item_rows(folder: Path) -> list[ItemRow]:
     Raises:
       UserError: the folder has no such file, or it is damaged.
     """
-    return [ItemRow(**row) for row in _read_rows(folder / ITEMS_FILE, ItemRow)]
+    rows = _read_rows(folder / ITEMS_FILE, ItemRow)
+    # The first files had no column "removed_documents".
+    for row in rows:
+        row["removed_documents"] = row["removed_documents"] or 0
+    return [ItemRow(**row) for row in rows]
 
 
 def _read_rows(path: Path, row_type: type[Any]) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from typing import Any
 from bert_jax import __version__
 from bert_jax import config_lib as configs
 from bert_jax.atomic_io import make_folder, write_json
+from bert_jax.data.corpus.contamination.decontamination import Decontamination
 from bert_jax.data.corpus.curation import units
 from bert_jax.data.corpus.curation.corpus import Corpus, TextFunctions
 from bert_jax.data.corpus.curation.ledger import Counts, import_pyarrow
@@ -76,6 +77,10 @@ def curate(
         ) from None
     with lock:
         work = make_units(config)
+        if not (output / MANIFEST_FILE).is_file():
+            for step in config.steps:
+                if isinstance(step, Decontamination):
+                    step.check_sets()
         plan = make_plan(config, work)
         fingerprint = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
         _check_output(output, plan)

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from typing import Any
 
 from bert_jax import __version__
@@ -105,6 +106,13 @@ class CurationConfig:
             raise ConfigError(
                 "curation: two steps Decontamination; expected one, with the sets of both"
             )
+        for step, next_step in pairwise(self.steps):
+            if isinstance(step, Decontamination):
+                raise ConfigError(
+                    f"curation: the step {type(next_step).__name__} comes after Decontamination; "
+                    "expected Decontamination last, because it reports what the finished corpus "
+                    "contains"
+                )
         check_range("max_dropped", self.max_dropped, at_least=0, at_most=1)
         if self.num_shards is not None:
             check_range("num_shards", self.num_shards, at_least=1)
