@@ -1,12 +1,13 @@
-"""Searches evaluation sets in text, and changes no document: only reports what is found.
+"""Searches evaluation sets in text, and drops nothing: only reports what is found.
 
     bert-jax curate contamination --output report --arg files='books/*.txt' glue_dir=glue_data \\
         squad=dev-v1.1.json conll=eng.testb
 
 The output has the files contamination.json, contamination.parquet and contamination-items.parquet,
-and a copy of the documents. `bert-jax evaluate --contamination report` then computes the scores on
-items that were found and on the others. To remove what is found, add the step `Decontamination` to
-a recipe of your own, with the action `RemoveParagraphs()` or `DropDocuments()`.
+and a copy of the documents, in which characters are normalized as always. `bert-jax evaluate
+--contamination report` then computes the scores on items that were found and on the others. To
+remove what is found, add the step `Decontamination` to a recipe of your own, with the action
+`RemoveParagraphs()` or `DropDocuments()`.
 """
 
 from pathlib import Path
@@ -21,6 +22,7 @@ from bert_jax.data.corpus.contamination.config import (
 )
 from bert_jax.data.corpus.contamination.decontamination import Decontamination
 from bert_jax.data.corpus.curation.plan import CurationConfig, Source
+from bert_jax.data.corpus.formats.parquet import ParquetFiles
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.data.finetuning.config import Conll, Glue, GlueName, Squad
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS, find_file
@@ -41,7 +43,8 @@ def get_config(
     """Returns the config for files that match a pattern.
 
     Args:
-      files: text, .jsonl, .parquet and compressed files.
+      files: text, .jsonl and compressed files; or Parquet files with a column "text", if the
+        pattern ends in .parquet.
       glue_dir: searches the dev and test sets of all tasks of GLUE that this folder has.
       squad: a file of SQuAD, version 1.1 or 2.0.
       conll: a file of CoNLL-2003.
@@ -61,8 +64,10 @@ def get_config(
         raise ConfigError(
             "contamination: no evaluation set; expected --arg glue_dir=, squad=, conll= or items="
         )
+    is_parquet = files.endswith(".parquet")
+    documents = ParquetFiles(files) if is_parquet else TextFiles(files, document_unit=document_unit)
     return CurationConfig(
-        sources=(Source(name="documents", files=TextFiles(files, document_unit=document_unit)),),
+        sources=(Source(name="documents", files=documents),),
         steps=(Decontamination(sets=tuple(sets), action=ReportOnly()),),
     )
 

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import __version__
-from bert_jax.data.corpus.contamination.found_items import copy_items
+from bert_jax.data.corpus.contamination.found_items import copy_items_of_files
 from bert_jax.data.corpus.documents import DocumentsConfig
 from bert_jax.data.corpus.manifest import (
     CorpusCounts,
@@ -93,10 +92,10 @@ class PreparePlan:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     @property
-    def source_folders(self) -> list[str]:
-        """Returns the folders of the text files; none for other sources."""
+    def source_paths(self) -> list[str]:
+        """Returns the paths of the text files; none for other sources."""
         units = [unit for unit in self.units if isinstance(unit, FileUnit)]
-        return sorted({os.path.dirname(file.path) for unit in units for file in unit.files})
+        return [file.path for unit in units for file in unit.files]
 
     @property
     def shard_files(self) -> list[str]:
@@ -212,7 +211,7 @@ def finalize_corpus(folder: Path, plan: PreparePlan, shards: Sequence[CorpusShar
         versions=_versions(),
     )
     manifest = dataclasses.replace(manifest, fingerprint=content_fingerprint(manifest))
-    copy_items(plan.source_folders, folder)
+    copy_items_of_files(plan.source_paths, folder)
     write_manifest(folder, manifest)
     return manifest
 

@@ -39,14 +39,16 @@ from bert_jax.data.corpus.contamination.words import word_keys
 from bert_jax.data.corpus.curation.curate import curate
 from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
 from bert_jax.data.corpus.curation.ledger import read_ledger
-from bert_jax.data.corpus.curation.plan import CurationConfig, Source
+from bert_jax.data.corpus.curation.plan import CurationConfig, Source, make_units
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.data.finetuning.config import Squad
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.recipes import call_recipe, load_recipe
 from tests.data.corpus.curate_test import paragraph, read_output
 
-pytest.importorskip("pyarrow")
+pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")
 
 LONG = (
     "the old clock in the tower of the town hall stopped at noon and nobody ever repaired it again"
@@ -272,6 +274,12 @@ def test_recipe_reports_glue_and_refuses_nothing_to_search(shared, tmp_path, cap
     command = ["curate", "contamination", "--output", str(tmp_path / "out"), "--workers", "1"]
     assert main([*command, "--arg", *arguments]) == 0
     assert "glue/rte: 1 of 59 items found as input (in 1 documents)" in capsys.readouterr().out
+    parquet = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": [rte[5].split("\t")[1]]}), parquet)
+    recipe = load_recipe("curate/contamination")
+    config = call_recipe(recipe, [f"files={parquet}", arguments[1]], "contamination")
+    ((document,),) = [[*unit.documents()] for unit in make_units(config)]
+    assert document.text == rte[5].split("\t")[1]
     assert main([*command, "--arg", arguments[0]]) == 2
     assert "expected --arg glue_dir=, squad=, conll= or items=" in capsys.readouterr().err
     assert main([*command, "--arg", arguments[0], f"glue_dir={tmp_path}"]) == 2

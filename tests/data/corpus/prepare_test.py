@@ -109,7 +109,7 @@ def test_bytes_do_not_depend_on_the_number_of_workers(tmp_path, vocabulary):
     assert _content(tmp_path / "1") == _content(tmp_path / "2")
 
 
-def test_items_found_by_curation_are_copied(tmp_path, vocabulary):
+def test_items_found_by_curation_are_copied(tmp_path, vocabulary, caplog):
     pytest.importorskip("pyarrow")
     write_text(tmp_path / "text")
     question = TextExample(id="0", text="the old man and the sea")
@@ -117,6 +117,11 @@ def test_items_found_by_curation_are_copied(tmp_path, vocabulary):
     write_item_rows(tmp_path / "text", task, "dev", {"0"})
     _prepare(tmp_path, vocabulary, files="text/*.txt")
     assert FoundItems.read(tmp_path / "prepared").groups(task, "dev") == ["found"]
+    # The counts are those of all shards.
+    (tmp_path / "text" / "documents-00001-of-00002.jsonl.gz").touch()
+    _prepare(tmp_path, vocabulary, files="text/*.txt", output=str(tmp_path / "part"))
+    assert not (tmp_path / "part" / ITEMS_FILE).exists()
+    assert "read without documents-00001-of-00002.jsonl.gz" in caplog.text
     # Nothing is known about a corpus of which only a part was searched.
     write_text(tmp_path / "more")
     _prepare(tmp_path, vocabulary, files="[tm]*/*.txt", output=str(tmp_path / "both"))

@@ -5,6 +5,7 @@ prepared from all its documents, to the run that trains on it, to runs that star
 to the folders that they are exported to.
 """
 
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +21,10 @@ from bert_jax.data.corpus.contamination.tables import (
     read_item_rows,
     write_rows,
 )
+from bert_jax.data.corpus.curation.shards import DOCUMENTS
 from bert_jax.data.finetuning.example import Example, Task
+
+logger = logging.getLogger(__name__)
 
 ItemGroup = Literal["clean", "found", "context_found", "not_searchable", "not_searched"]
 """Groups of examples: nothing was found; an input was found; only a context was found; the inputs
@@ -79,6 +83,29 @@ def known_items(folder: str | None, model: str) -> FoundItems | None:
     if folder is not None:
         return FoundItems.read(folder)
     return FoundItems.read(model) if (Path(model) / ITEMS_FILE).is_file() else None
+
+
+def copy_items_of_files(files: Sequence[str], target: Path) -> bool:
+    """Copies the file of the items to a corpus that is prepared from files, as `copy_items`.
+
+    It is not copied if only some of the shards of a curated corpus are read, because the counts are
+    those of all shards; this logs a warning.
+    """
+    paths = [Path(file) for file in files]
+    folders = sorted({path.parent for path in paths})
+    for folder in folders:
+        if not (folder / ITEMS_FILE).is_file():
+            return False
+        if missing := sorted({*folder.glob(DOCUMENTS.format("*"))} - {*paths}):
+            logger.warning(
+                "warning: %s is read without %s and so has other counts of evaluation items than "
+                "%s; the file is not copied",
+                folder,
+                missing[0].name,
+                ITEMS_FILE,
+            )
+            return False
+    return copy_items(folders, target)
 
 
 def copy_items(sources: Sequence[str | Path], target: Path) -> bool:
