@@ -232,9 +232,9 @@ def _check_dropped(config: CurationConfig, manifest: dict[str, Any]) -> None:
         return
     reasons = sum(map(Counter, counts["dropped"].values()), Counter[str]())
     lines = Counter[str](manifest["removed_lines"])
-    frequent = f"most documents were dropped by: {_most_common(reasons)}"
+    frequent = f"most documents were dropped by: {_describe_counts(reasons)}"
     if lines:
-        frequent += f"; most lines were removed by: {_most_common(lines)}"
+        frequent += f"; most lines were removed by: {_describe_counts(lines)}"
     if not counts["retained_documents"]:
         raise UserError(f"no document is left; {frequent}. Change the limits of these rules")
     raise UserError(
@@ -244,5 +244,5 @@ def _check_dropped(config: CurationConfig, manifest: dict[str, Any]) -> None:
     )
 
 
-def _most_common(counts: Counter[str]) -> str:
+def _describe_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{reason} ({count:,})" for reason, count in counts.most_common(3))
