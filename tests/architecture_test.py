@@ -69,6 +69,7 @@ JAX_PACKAGES = {
 }
 TENSORFLOW_FILES = {
     "data/seqio/text_tasks.py",
+    "data/seqio/denoising_tasks.py",
     "data/seqio/feature_converter.py",
     "data/seqio/preprocessors.py",
     "data/seqio/tf_numpy.py",
