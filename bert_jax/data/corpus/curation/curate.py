@@ -47,7 +47,7 @@ from bert_jax.json_io import read_json
 MAX_READ_COUNTS = 300
 PLAN_FILE, MANIFEST_FILE, LOCK_FILE, WORK_FOLDER = "plan.json", "manifest.json", ".lock", ".work"
 
-# Key in the plan -> whose files its hash stands for.
+# Key of a hash in the plan -> what the hashed files belong to.
 _FILES = {"files": "a source", "evaluation_files": "an evaluation set"}
 
 

@@ -19,6 +19,7 @@ from bert_jax.data.corpus.curation.sample import (
     read_raw_documents,
     sample_fraction,
 )
+from bert_jax.data.corpus.curation.units import edit_text
 from bert_jax.text.cleaning import normalize_text
 
 EXAMPLES_PER_REASON, NUM_PAIRS = 5, 10
@@ -123,7 +124,9 @@ def _read_texts(config: CurationConfig, result: Review) -> None:
     result.fraction = sample_fraction(work)
     for _, document, text_digest in read_raw_documents(work):
         if document.key in wanted:
-            text = normalize_text(document.text[: 2 * MAX_TEXT_CHARACTERS])
+            # Edited, so that the report does not show private data that the shards lack.
+            text = edit_text(document.text[: 2 * MAX_TEXT_CHARACTERS], config, Counter())
+            text = normalize_text(text)
             result.texts[document.key] = text[:MAX_TEXT_CHARACTERS]
         if is_sampled(text_digest, result.fraction):
             result.num_sampled += 1

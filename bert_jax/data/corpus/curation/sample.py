@@ -17,6 +17,7 @@ from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
 from bert_jax.data.corpus.curation.units import (
     clean_lines,
     digest,
+    edit_text,
     filter_document,
     match_digest,
 )
@@ -90,7 +91,7 @@ def read_raw_documents(
 
 def measure(document: RawDocument, config: CurationConfig) -> MeasuredDocument | None:
     """Computes all signals of a document; None if it is dropped before the rules for documents."""
-    cleaned = clean_lines(document.text, config, Counter())
+    cleaned = clean_lines(edit_text(document.text, config, Counter()), config, Counter())
     if document.reason or cleaned.reason:
         return None
     view = TextView(cleaned.text)
@@ -152,7 +153,7 @@ def _retained_text(
     """
     if document.reason:
         return document.reason, ""
-    result = filter_document(document.text, config, Counter())
+    result = filter_document(edit_text(document.text, config, Counter()), config, Counter())
     if result.reason or match_keys is None:
         return result.reason, result.text
     key = match_digest(result.text)

@@ -55,6 +55,13 @@ def filter_document(text: str, config: CurationConfig, removed_lines: Counter[st
     return FilterResult(text="" if reason else cleaned.text, reason=reason, value=value)
 
 
+def edit_text(text: str, config: CurationConfig, counts: Counter[str]) -> str:
+    """Applies the edits of the config to a raw text; adds what they change to `counts`."""
+    for edit in config.edits:
+        text = edit.apply(text, counts)
+    return text
+
+
 def clean_lines(text: str, config: CurationConfig, removed_lines: Counter[str]) -> FilterResult:
     """Normalizes a document and applies the rules for lines; arguments as `filter_document`."""
     text = normalize_text(text).strip()
@@ -132,9 +139,7 @@ def _spill_lines(
     for document in unit.documents():
         result = FilterResult(text="", reason=document.reason)
         if not document.reason:
-            text = document.text
-            for edit in config.edits:
-                text = edit.apply(text, read_counts)
+            text = edit_text(document.text, config, read_counts)
             result = filter_document(text, config, removed_lines)
         read_counts.update(document.counts)
         yield {

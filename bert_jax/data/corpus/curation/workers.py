@@ -42,7 +42,7 @@ class Workers:
     ) -> None:
         if self._pool is not None and self._stop is not None:
             if error is not None:
-                self._stop.set()  # else the wait would be for the end of the tasks that run
+                self._stop.set()  # otherwise `shutdown` waits for the tasks that run
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def write_files(

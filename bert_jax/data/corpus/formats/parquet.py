@@ -64,7 +64,7 @@ def _texts(column: Any) -> list[str | None]:
     """Returns the texts of a column, "" for null, and None for bytes that are not UTF-8."""
     try:
         return [text or "" for text in column.to_pylist()]
-    except UnicodeDecodeError:  # Parquet files state that a column is text, but few readers check
+    except UnicodeDecodeError:  # few writers check the bytes of a text column
         return [_text(value) for value in column]
 
 

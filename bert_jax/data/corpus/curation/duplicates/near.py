@@ -149,7 +149,7 @@ def _write_bands(path: Path, corpus: Corpus, unit: int, config: NearDuplicates) 
 
 
 def _rank(priority: int, document: Document) -> int:
-    """Returns a number that is smaller for documents that are rather kept."""
+    """Returns the rank of a document: of two similar ones, the one of the smaller rank is kept."""
     return priority << 48 | (_MAX_CHARACTERS - len(document.text))
 
 
