@@ -14,8 +14,15 @@ from bert_jax.data.text_to_text.casting import (
     score_text,
 )
 from bert_jax.data.text_to_text.config import NamedTextTask, TextColumns, TextToTextData
-from bert_jax.data.text_to_text.loader import TextToTextLoader, load_text_task
+from bert_jax.data.text_to_text.loader import (
+    TextTask,
+    TextToTextLoader,
+    check_labels,
+    load_text_task,
+)
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.text.config import TokenizerTrainingConfig
+from bert_jax.text.learn import train_tokenizer
 
 
 def test_glue_and_squad_are_cast_as_in_t5() -> None:
@@ -58,6 +65,27 @@ def test_other_outputs_are_no_label() -> None:
         -1,
         -1,
     ]
+
+
+def _labels_task(*labels: str) -> TextTask:
+    return TextTask(kind="classification", labels=labels, metrics=(), splits={})
+
+
+def test_labels_that_the_decoder_cannot_tell_apart_raise() -> None:
+    texts = ["good enough bad", "good enough worse"] * 20
+    tokenizer, _ = train_tokenizer(
+        texts, TokenizerTrainingConfig(kind="unigram", vocab_size=40, sentinels=2)
+    )
+    # A label may begin another one, because both end with the end token.
+    check_labels(_labels_task("good", "good enough"), "own", tokenizer, 16)
+    needed = len(tokenizer.encode("good enough")) + 1
+    check_labels(_labels_task("good", "good enough"), "own", tokenizer, needed)
+    with pytest.raises(UserError, match=f"'good enough' has .* to at least {needed}"):
+        check_labels(_labels_task("good", "good enough"), "own", tokenizer, needed - 1)
+    with pytest.raises(UserError, match="'good' and ' good' have the same tokens"):
+        check_labels(_labels_task("good", " good"), "own", tokenizer, 16)
+    with pytest.raises(UserError, match="turns the label 'good 9' into"):
+        check_labels(_labels_task("good 9", "bad"), "own", tokenizer, 16)
 
 
 def test_real_glue_has_the_label_words_of_t5(shared) -> None:

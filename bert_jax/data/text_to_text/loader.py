@@ -91,6 +91,42 @@ def _read_columns(config: TextColumns) -> dict[str, tuple[TextToTextExample, ...
     return splits
 
 
+def check_labels(task: TextTask, name: str, tokenizer: Tokenizer, target_length: int) -> None:
+    """Checks that the decoder can write every label of a task, and no two labels in the same way.
+
+    A label that begins another one, such as "good" and "good enough", is allowed: the end token
+    tells them apart, unless the longer one is truncated.
+
+    Raises:
+      UserError: a label has more tokens than targets may have, two labels have the same tokens, or
+        the tokenizer does not return the characters of a label.
+    """
+    num_special = tokenizer.template.num_single_special_tokens
+    label_of: dict[tuple[int, ...], str] = {}
+    for label, ids in zip(task.labels, tokenizer.encode_ids(list(task.labels)), strict=True):
+        if len(ids) + num_special > target_length:
+            raise UserError(
+                f"task {name!r}: the label {label!r} has {len(ids)} tokens and {num_special} "
+                f"special tokens, but target_length is {target_length}, so it could not be told "
+                "from other labels with the same beginning; set target_length of the phase to at "
+                f"least {len(ids) + num_special}, or use shorter labels"
+            )
+        key = tuple(int(i) for i in ids)
+        other = label_of.setdefault(key, label)
+        if other != label:
+            raise UserError(
+                f"task {name!r}: the labels {other!r} and {label!r} have the same tokens; expected "
+                "labels that the tokenizer of the model tells apart"
+            )
+        decoded = tokenizer.decode([i for i in key if i not in tokenizer.special_ids]).strip()
+        if decoded != label:
+            raise UserError(
+                f"task {name!r}: the tokenizer turns the label {label!r} into {decoded!r}, so "
+                "every output would be wrong; expected a label whose characters, case and spaces "
+                "the tokenizer of the model keeps"
+            )
+
+
 def encode_examples(
     examples: Sequence[TextToTextExample],
     tokenizer: Tokenizer,

@@ -18,6 +18,7 @@ from bert_jax.data.text_to_text.config import TextToTextData
 from bert_jax.data.text_to_text.loader import (
     TextTask,
     TextToTextLoader,
+    check_labels,
     encode_examples,
     load_text_task,
 )
@@ -47,7 +48,8 @@ class TextToTextSource:
         """Reads the tasks.
 
         Raises:
-          UserError: a file is missing or damaged, or a task has no training examples.
+          UserError: a file is missing or damaged, a task has no training examples, or a label
+            cannot be written by the decoder.
           ConfigError: the objective is not Seq2Seq.
         """
         if not isinstance(experiment.objective, Seq2Seq):
@@ -59,7 +61,9 @@ class TextToTextSource:
         self._model = experiment.objective.model
         self._tokenizer = load_tokenizer(data.tokenizer)
         self._tasks = {named.name: load_text_task(named.task, named.name) for named in data.tasks}
+        target_length = min(phase.target_length for phase in experiment.train.phases)
         for name, task in self._tasks.items():
+            check_labels(task, name, self._tokenizer, target_length)
             if "train" not in task.splits:
                 raise UserError(f"the task {name!r} has no training examples; expected a file")
             if task.kind is None:

@@ -4,16 +4,20 @@ Covers bert_jax/train/sources/text_to_text.py, configs/finetune/text_to_text.py 
 text2text of bert_jax/cli/finetune.py.
 """
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 
 from bert_jax.cli import main
+from bert_jax.data.finetuning.config import Columns
 from bert_jax.data.text_to_text.casting import TextToTextExample
+from bert_jax.data.text_to_text.config import NamedTextTask
 from bert_jax.data.text_to_text.loader import TextTask
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.seq2seq import export_seq2seq
 from bert_jax.models.t5.config import T5Config
 from bert_jax.objectives.config import Seq2Seq
@@ -22,7 +26,7 @@ from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq
 from bert_jax.recipes import call_recipe, load_recipe
 from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.learn import train_tokenizer
-from bert_jax.train.sources.text_to_text import task_metrics
+from bert_jax.train.sources.text_to_text import TextToTextSource, task_metrics
 
 pytest.importorskip("sacrebleu")
 
@@ -83,10 +87,25 @@ def test_text2text_learns_and_writes_its_answers(folder: Path) -> None:
     [
         (["--truncation=windows"], "--truncation is not an option of text2text"),
         (["--method=lora"], "--method is not an option of text2text"),
+        (["--target", "a", "b"], "--source article --target summary; found 2: a, b"),
     ],
 )
 def test_flags_of_encoders_are_refused(folder: Path, capsys, flags: list[str], message) -> None:
     assert main(_command(folder, "refused", *flags)) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["columns", "--source=a"], "--source a is a flag of the task text2text, not of columns"),
+        (["columns", "--target=b"], "or the task text2text, whose column it names"),
+        (["--config", RECIPE, "--source=a"], "expected --arg source=COLUMN, or no --source"),
+        (["text2text", "--model=m", "--train=f", "--dev=f", "--source=a"], "found no --target"),
+    ],
+)
+def test_flags_of_texts_with_other_tasks_are_refused(capsys, flags: list[str], message) -> None:
+    assert main(["finetune", *flags, "--run=never"]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -96,6 +115,18 @@ def test_recipe_needs_data(folder: Path) -> None:
         call_recipe(load_recipe(RECIPE), arguments, RECIPE)
     with pytest.raises(ConfigError, match="expected train, source and target together"):
         call_recipe(load_recipe(RECIPE), [*arguments, "source=a"], RECIPE)
+
+
+def test_labels_longer_than_targets_are_refused_before_training(folder: Path) -> None:
+    file = str(folder / "data.csv")
+    arguments = [f"model={folder / 't5'}", f"train={file}", f"dev={file}", "source=text"]
+    experiment = call_recipe(load_recipe(RECIPE), [*arguments, "target=color"], RECIPE)
+    task = Columns(train=file, dev=file, text="color", label="text")
+    data: Any = dataclasses.replace(experiment.data, tasks=(NamedTextTask(name="own", task=task),))
+    phase = dataclasses.replace(experiment.train.phases[0], target_length=3)
+    train = dataclasses.replace(experiment.train, phases=(phase,))
+    with pytest.raises(UserError, match=r"task 'own': the label 'the \w+ house' has .* at least"):
+        TextToTextSource(dataclasses.replace(experiment, train=train), data)
 
 
 def test_metrics_of_labels_and_scores() -> None:
