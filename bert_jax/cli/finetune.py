@@ -22,6 +22,12 @@ from bert_jax.cli.arguments.task import (
     task_command,
     task_config,
 )
+from bert_jax.cli.arguments.text_to_text import (
+    TEXT_TO_TEXT,
+    add_source_argument,
+    refuse_columns_of_texts,
+    text_to_text_experiment,
+)
 from bert_jax.config_lib import override
 from bert_jax.data.finetuning.truncation_names import make_truncation
 from bert_jax.errors import ConfigError
@@ -77,8 +83,6 @@ class _ConfigAction(argparse.Action):
         self._task.required = False
 
 
-TEXT_TO_TEXT = "text2text"
-_TRAINING = ("model", "epochs")
 _SETTINGS = (
     "model",
     "teacher",
@@ -144,6 +148,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="maximum length of a sequence (default: 128, or 384 for question answering, but not "
         "more than the model allows)",
     )
+    add_source_argument(parser)
     _add_long_text_arguments(parser)
     parser.add_argument("--seed", type=int, help="random seed (default: 0)")
     add_method_arguments(parser)
@@ -153,12 +158,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --source, --truncation, --window-pooling and --num-windows."""
-    parser.add_argument(
-        "--source",
-        metavar="COLUMN",
-        help="column that the encoder reads (task text2text; --target is what the decoder writes)",
-    )
+    """Adds --truncation, --window-pooling and --num-windows."""
     parser.add_argument(
         "--truncation",
         choices=("head", "tail", "head+tail", "windows", "hierarchical"),
@@ -182,8 +182,9 @@ def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Fine-tunes and returns the exit code of the run."""
     if args.task == TEXT_TO_TEXT:
-        experiment = _text_to_text_experiment(args)
+        experiment = text_to_text_experiment(args, _given_settings(args))
     else:
+        refuse_columns_of_texts(args)
         experiment = _experiment_from_recipe(args) if args.config else _experiment_from_flags(args)
     if args.contamination is not None:
         from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
@@ -246,43 +247,6 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
     given["prompt"] = few_shot_prompt(args)
     model = given.pop("model", None)
     experiment = fine_tuning_experiment(config, model, **given, tuning=tuning)
-    return override(experiment, args.overrides)
-
-
-def _text_to_text_experiment(args: argparse.Namespace) -> Experiment:
-    """Returns the run of the recipe text_to_text on the columns of --train and --dev.
-
-    Raises:
-      ConfigError: a flag is missing, or is one of encoders.
-    """
-    from bert_jax.data.finetuning.readers.tabular_files import read_table
-    from bert_jax.recipes import load_recipe
-
-    # --target is also the flag for the layers of LoRA, which takes several words.
-    columns, args.targets = args.targets or [], None
-    if len(columns) != 1:
-        raise ConfigError(f"{TEXT_TO_TEXT} needs --target with one column, found {columns}")
-    for name in ("model", "train", "dev", "source"):
-        if getattr(args, name) is None:
-            raise ConfigError(f"{TEXT_TO_TEXT} needs --{name}")
-    given = _given_settings(args)
-    names = {"batch_size": "batch_size", "learning_rate": "learning_rate", "seed": "seed"}
-    names |= {"max_length": "seq_length"}
-    others = [f"--{name.replace('_', '-')}" for name in given if name not in {*names, *_TRAINING}]
-    others += few_shot_flags(args) + method_flags(args)
-    if others := others + ["--contamination"] * (args.contamination is not None):
-        raise ConfigError(f"{others[0]} is not an option of {TEXT_TO_TEXT}")
-    settings = {names[name]: value for name, value in given.items() if name in names}
-    batch_size = settings.setdefault("batch_size", 32)
-    num_examples = len(read_table(args.train, args.encoding).rows)
-    steps = max(1, round(given.get("epochs", 3) * num_examples / batch_size))
-    experiment = load_recipe("text_to_text")(
-        model=args.model,
-        **{name: getattr(args, name) for name in ("train", "dev", "test", "source")},
-        target=columns[0],
-        steps=steps,
-        **settings,
-    )
     return override(experiment, args.overrides)
 
 

@@ -90,9 +90,10 @@ def add_method_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         dest="targets",
         nargs="+",
-        metavar="LAYER",
-        help="adapted layers of lora and dora, by the end of their paths, such as attention/output "
-        "(default: query value)",
+        metavar="NAME",
+        help="with --method lora or dora: adapted layers, by the end of their paths, such as "
+        "attention/output (default: query value); with the task text2text: the column that the "
+        "decoder learns to write",
     )
 
 
