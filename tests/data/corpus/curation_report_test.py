@@ -17,11 +17,12 @@ from bert_jax.data.corpus.curation import sample
 from bert_jax.data.corpus.curation.curate import curate
 from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
 from bert_jax.data.corpus.curation.duplicates.near import NearDuplicates
+from bert_jax.data.corpus.curation.edits import ReplacePrivateData
 from bert_jax.data.corpus.curation.plan import CurationConfig, Source, make_units
 from bert_jax.data.corpus.curation.review import count_broken, review
 from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION
 from bert_jax.data.corpus.curation.sample import forecast, is_sampled, measure, read_raw_documents
-from bert_jax.data.corpus.curation.units import digest, filter_document
+from bert_jax.data.corpus.curation.units import digest, edit_text, filter_document
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.report.curation_charts import histogram
 from bert_jax.report.curation_report import mark_differences, write_curation_report
@@ -37,7 +38,9 @@ def config(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> CurationCo
     paragraphs = [text for text in speech.split("\n\n") if text.strip()]
     long = max(paragraphs, key=len)
     near = long.replace(" the ", " a ", 1)
-    hostile = ["", "<script>alert(1)</script> & " * 40, "\x00"]
+    # Of 11 characters per word, which breaks a rule unless the address is replaced.
+    private = "me.and.my.friend@example.org the and " * 40
+    hostile = ["", "<script>alert(1)</script> & " * 40, "\x00", private]
     for name, texts in (("speech", paragraphs), ("copies", [paragraphs[5], near, *hostile])):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         (folder / f"{name}.jsonl").write_text(lines)
@@ -46,6 +49,7 @@ def config(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> CurationCo
             Source(name=name, files=TextFiles(str(folder / f"{name}.jsonl")))
             for name in ("speech", "copies")
         ),
+        edits=(ReplacePrivateData(),),
         rule_sets=(GOPHER_QUALITY, GOPHER_REPETITION),
         steps=(ExactDuplicates(), NearDuplicates()),
     )
@@ -78,9 +82,10 @@ def test_only_this_rule_counts_what_is_kept_without_it(config, output) -> None:
     content = review(config, output)
     broken, only = count_broken(content.measured)
     documents = [raw for _, raw, _ in read_raw_documents(make_units(config))]
+    texts = [edit_text(raw.text, config, Counter()) for raw in documents]
 
     def num_retained(changed: CurationConfig) -> int:
-        return sum(not filter_document(raw.text, changed, Counter()).reason for raw in documents)
+        return sum(not filter_document(text, changed, Counter()).reason for text in texts)
 
     for rule_set in config.rule_sets:
         for rule in rule_set.rules:
@@ -99,6 +104,7 @@ def test_report_is_offline_and_escapes_documents(config, output) -> None:
     page = write_curation_report(config, output).read_text("utf-8")
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page  # an example of a dropped document
+    assert "the and email address" in page and "@example.org" not in page
     assert "http://" not in page and "https://" not in page.replace("https://schema", "")
     assert page.count("<svg") == len({r.name for s in config.rule_sets for r in s.rules})
     assert "Near-duplicates side by side" in page and "<mark>the</mark>" in page

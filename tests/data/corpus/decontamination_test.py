@@ -40,6 +40,7 @@ from bert_jax.data.corpus.curation.curate import curate
 from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
 from bert_jax.data.corpus.curation.ledger import read_ledger
 from bert_jax.data.corpus.curation.plan import CurationConfig, Source, make_units
+from bert_jax.data.corpus.curation.review import review
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.data.finetuning.config import Squad
 from bert_jax.data.finetuning.example import TextExample
@@ -111,6 +112,8 @@ def test_inputs_are_removed_and_contexts_are_reported(files, tmp_path):
     assert [(row.id, row.reason, row.value, row.twin) for row in dropped] == [
         ("web/web.jsonl:2", "contaminated: quiz", 1.0, "quiz/test/1")
     ]
+    content = review(config(files, DropDocuments(max_words=100)), out)
+    assert content.examples == {"contaminated: quiz": dropped} and not content.pairs
     matches = [(m.document, m.item, m.field, m.role, m.action) for m in read_matches(out)]
     assert matches == [
         ("books/book.txt:1", "0", "text", "input", "removed"),

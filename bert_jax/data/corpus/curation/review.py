@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from bert_jax.data.corpus.curation.duplicates.near import NearDuplicates
 from bert_jax.data.corpus.curation.ledger import RETAINED, LedgerRow, read_ledger
 from bert_jax.data.corpus.curation.plan import CurationConfig, make_units
 from bert_jax.data.corpus.curation.sample import (
@@ -50,7 +51,7 @@ class Review:
       flows: source -> reason ("" for kept documents) -> counts.
       examples: reason -> some of its documents, chosen by hash.
       pairs: documents that were dropped for a similar one that was kept, chosen by hash.
-      texts: the beginnings of the normalized texts of all examples and pairs, by id.
+      texts: the beginnings of the texts of all examples and pairs, edited and normalized, by id.
       fraction: fraction of the documents that was measured, chosen by hash.
       num_sampled: the documents in the sample.
       measured: those of the sample that the rules for lines keep.
@@ -87,7 +88,8 @@ def review(config: CurationConfig, output: Path) -> Review:
         for row in read_ledger([path]):  # one file at a time
             flows = result.flows.setdefault(row.source, {})
             flows[row.reason] = flows.get(row.reason, Flow()).with_row(row)
-            if row.twin and row.value is not None:
+            # Contaminated documents have a twin and a value too: an evaluation item.
+            if row.reason == NearDuplicates.REASON:
                 pairs.add(row)
             elif row.reason != RETAINED:
                 chosen.setdefault(row.reason, _Smallest(EXAMPLES_PER_REASON)).add(row)
@@ -124,9 +126,10 @@ def _read_texts(config: CurationConfig, result: Review) -> None:
     result.fraction = sample_fraction(work)
     for _, document, text_digest in read_raw_documents(work):
         if document.key in wanted:
-            # Edited, so that the report does not show private data that the shards lack.
-            text = edit_text(document.text[: 2 * MAX_TEXT_CHARACTERS], config, Counter())
-            text = normalize_text(text)
+            # Edited, so that the report does not show private data that the shards lack. The whole
+            # text, because an address at the cut would not be recognized.
+            edited = edit_text(document.text, config, Counter())
+            text = normalize_text(edited[: 2 * MAX_TEXT_CHARACTERS])
             result.texts[document.key] = text[:MAX_TEXT_CHARACTERS]
         if is_sampled(text_digest, result.fraction):
             result.num_sampled += 1

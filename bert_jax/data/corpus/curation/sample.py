@@ -91,8 +91,10 @@ def read_raw_documents(
 
 def measure(document: RawDocument, config: CurationConfig) -> MeasuredDocument | None:
     """Computes all signals of a document; None if it is dropped before the rules for documents."""
+    if document.reason:
+        return None
     cleaned = clean_lines(edit_text(document.text, config, Counter()), config, Counter())
-    if document.reason or cleaned.reason:
+    if cleaned.reason:
         return None
     view = TextView(cleaned.text)
     values = {name: function(view) for name, function in SIGNALS.items()}
