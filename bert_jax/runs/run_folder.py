@@ -4,6 +4,7 @@
                  lock             locked by the process that trains here
                  checkpoints/     see checkpoints/checkpointer.py; config.json names another
                                   location if there is one
+                 mixture.json     pretraining: fingerprints and quotas of several corpora
                  metrics.jsonl    see runs/metrics.py
                  evaluation.json  results of the final evaluation
                  attempts.jsonl   see runs/attempt_log.py
@@ -40,7 +41,7 @@ from bert_jax.runs import attempt_log
 
 CONFIG, LOCK, CHECKPOINTS, EVALUATION = "config.json", "lock", "checkpoints", "evaluation.json"
 DEMONSTRATIONS = "demonstrations.json"
-ANALYSIS, BASELINES = "analysis.json", "baselines.json"
+ANALYSIS, BASELINES, MIXTURE = "analysis.json", "baselines.json", "mixture.json"
 PREDICTIONS, REPORT = "predictions", "report.html"
 # A key of config.json next to "config"; the location of the checkpoints does not affect results.
 _CHECKPOINT_DIR_KEY = "checkpoints"
@@ -194,6 +195,7 @@ def discard_failed_start(
       Whether something was removed.
     """
     file = folder / CONFIG
+    (folder / MIXTURE).unlink(missing_ok=True)  # nothing was trained on its batches yet
     if not file.is_file() or (folder / EVALUATION).exists():
         return False
     saved = _read_saved_config(file)

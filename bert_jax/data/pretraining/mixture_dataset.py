@@ -39,10 +39,16 @@ _PERIOD_EPOCH_OFFSET = 1 << 61
 
 @dataclass(frozen=True)
 class MixedCorpora:
-    """Holds open corpora with one tokenizer, and the fraction of the training tokens of each."""
+    """Holds open corpora with one tokenizer, and the fraction of the training tokens of each.
+
+    Attributes:
+      limited: the indices of the corpora whose fraction `max_epochs` limits. Their quotas are
+        rounded down, so that no corpus is read more often than allowed.
+    """
 
     corpora: tuple[PreparedCorpus, ...]
     token_fractions: tuple[float, ...]
+    limited: frozenset[int] = frozenset()
 
     def tokenizer(self) -> Tokenizer:
         """Loads the tokenizer that made the ids of all corpora."""
@@ -135,6 +141,8 @@ class MixtureDataset:
 def period_quotas(mixed: MixedCorpora, example_tokens: Sequence[float]) -> np.ndarray:
     """Divides the examples of a period so that each corpus has its fraction of the tokens.
 
+    The quotas of limited corpora are rounded down, and the others get the remaining examples.
+
     Args:
       example_tokens: mean tokens of an example of each corpus. They differ if documents of some
         corpora are shorter than a sequence.
@@ -146,16 +154,23 @@ def period_quotas(mixed: MixedCorpora, example_tokens: Sequence[float]) -> np.nd
       ConfigError: a corpus has no example in a period.
     """
     rates = np.array(mixed.token_fractions) / np.array(example_tokens)
-    named_rates = {str(i): rate for i, rate in enumerate((rates / rates.sum()).tolist())}
-    quotas = list(apportion(named_rates, PERIOD).values())
+    rates /= rates.sum()
+    limited = sorted(mixed.limited)
+    quotas = np.floor(rates * PERIOD + 1e-9).astype(int)  # what should be 3 may be 2.9999999
+    free = [index for index in range(len(rates)) if index not in mixed.limited]
+    free_rates = rates[free] / rates[free].sum() if limited else rates
+    named_rates = {str(index): rate for index, rate in zip(free, free_rates.tolist(), strict=True)}
+    quotas[free] = list(apportion(named_rates, PERIOD - int(quotas[limited].sum())).values())
     for index, corpus in enumerate(mixed.corpora):
         if quotas[index] == 0:
+            remedy = "raise its max_epochs" if index in mixed.limited else "raise its weight"
+            cause = "max_epochs allows " if index in mixed.limited else "it has "
             raise ConfigError(
-                f"data.corpus: {corpus.folder} has the fraction "
+                f"data.corpus: {corpus.folder}: {cause}the fraction "
                 f"{mixed.token_fractions[index]:.2g} of the tokens, less than one example in "
-                f"{PERIOD:,}; raise its weight, or leave it out"
+                f"{PERIOD:,}; {remedy}, or leave it out"
             )
-    return np.array(quotas)
+    return quotas
 
 
 def draw_examples(

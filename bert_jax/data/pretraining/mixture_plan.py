@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.atomic_io import write_json
 from bert_jax.data.config import PackedSegments, PretrainingData
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.data.corpus.reader import PreparedCorpus
@@ -18,12 +20,14 @@ from bert_jax.data.pretraining.mixture_dataset import (
 )
 from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 from bert_jax.errors import UserError
+from bert_jax.json_io import read_json_object
 from bert_jax.text.compatibility import check_same_tokenizer
 
 MAX_USEFUL_EPOCHS = 4
 """Text that is read more often teaches clearly less (Muennighoff et al. 2023, on decoders)."""
 
 _MAX_ROUNDS = 100
+_TOLERANCE = 1e-6
 
 
 class PhaseSize(NamedTuple):
@@ -38,8 +42,8 @@ class PhaseSize(NamedTuple):
 class CorpusUse:
     """Describes how much of a corpus a run reads.
 
-    `num_tokens` counts tokens without padding, as if no sequence was shorter than its text allows:
-    inputs of whole sentences are, and packed sequences have a few free positions.
+    `num_tokens` is an estimate without padding; whole-sentence inputs and packed rows hold slightly
+    fewer.
     """
 
     folder: str
@@ -54,6 +58,28 @@ class CorpusUse:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class MixturePlan:
+    """Holds what a run reads of several corpora.
+
+    Attributes:
+      uses: what the run reads of each corpus.
+      quotas: for each phase, the examples of each corpus in a period. Equal quotas of equal corpora
+        give equal batches.
+    """
+
+    mixed: MixedCorpora
+    uses: tuple[CorpusUse, ...]
+    quotas: tuple[tuple[int, ...], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what must be the same when a run is resumed."""
+        return {
+            "corpora": [corpus.manifest.fingerprint for corpus in self.mixed.corpora],
+            "quotas": [list(quotas) for quotas in self.quotas],
+        }
+
+
 class _PhaseCounts(NamedTuple):
     """Holds, for one phase, the number of its sequences and two numbers for each corpus."""
 
@@ -65,7 +91,7 @@ class _PhaseCounts(NamedTuple):
 
 def plan_mixture(
     config: CorpusMixture, data: PretrainingData, phases: Sequence[PhaseSize]
-) -> tuple[MixedCorpora, list[CorpusUse]]:
+) -> MixturePlan:
     """Opens the corpora of a mixture and computes their fractions of the training tokens.
 
     Raises:
@@ -92,11 +118,9 @@ def plan_mixture(
                 np.array([dataset.mean_example_tokens for dataset in datasets]),
             )
         )
-    fractions = _limited_fractions(config, _fractions(config, corpora), counts)
-    mixed = MixedCorpora(corpora, tuple(fractions.tolist()))
-    rates = [period_quotas(mixed, phase.example_tokens) / PERIOD for phase in counts]
-    epochs, tokens = _epochs_and_tokens(rates, counts)
-    uses = [
+    mixed, quotas = _round_quotas(config, corpora, counts)
+    epochs, tokens = _epochs_and_tokens([each / PERIOD for each in quotas], counts)
+    uses = tuple(
         CorpusUse(
             folder=corpus.folder,
             token_fraction=float(tokens[index] / tokens.sum()),
@@ -104,8 +128,36 @@ def plan_mixture(
             epochs=float(epochs[index]),
         )
         for index, corpus in enumerate(config.corpora)
-    ]
-    return mixed, uses
+    )
+    return MixturePlan(
+        mixed=mixed, uses=uses, quotas=tuple(tuple(each.tolist()) for each in quotas)
+    )
+
+
+def write_or_check_mixture(mixture: MixturePlan, path: Path) -> None:
+    """Writes the plan of a run, or compares it: with other text or quotas, batches would differ.
+
+    Raises:
+      UserError: a corpus was prepared again, or the quotas of the corpora are different now.
+    """
+    plan = mixture.to_json()
+    if not path.is_file():
+        write_json(path, plan)
+        return
+    saved = read_json_object(path)
+    for old, new, use in zip(saved.get("corpora", ()), plan["corpora"], mixture.uses, strict=False):
+        if old != new:
+            raise UserError(
+                f"{use.folder}: has the fingerprint {new[:12]}, but the run began with "
+                f"{old[:12]} ({path}), so it cannot be resumed with the same batches; restore that "
+                "corpus, or choose another run folder"
+            )
+    if saved != plan:
+        raise UserError(
+            f"{path}: the run began with the quotas {saved.get('quotas')} of its corpora, and they "
+            f"are {plan['quotas']} now, so it cannot be resumed with the same batches; use the "
+            "version of bert_jax that began the run, or choose another run folder"
+        )
 
 
 def _check_corpora(corpora: Sequence[PreparedCorpus]) -> None:
@@ -140,22 +192,54 @@ def _fractions(config: CorpusMixture, corpora: Sequence[PreparedCorpus]) -> np.n
     return powers / powers.sum()
 
 
+def _round_quotas(
+    config: CorpusMixture, corpora: tuple[PreparedCorpus, ...], counts: Sequence[_PhaseCounts]
+) -> tuple[MixedCorpora, list[np.ndarray]]:
+    """Returns the mixture, and for each phase quotas with which no limit of epochs is exceeded.
+
+    Raises:
+      UserError: all corpora reach their limits before the run ends.
+      ConfigError: a corpus has no example in a period.
+    """
+    limits, free_fractions = _epoch_limits(config), _fractions(config, corpora)
+    fractions = _limited_fractions(limits, free_fractions, counts)
+    # Rounding up may exceed a limit: 2 examples in a period are 25 % more than 1.6.
+    limited = frozenset(np.flatnonzero(fractions < free_fractions * (1 - _TOLERANCE)).tolist())
+    epochs = tokens = np.zeros(len(limits))
+    for _ in range(_MAX_ROUNDS):
+        mixed = MixedCorpora(corpora, tuple(fractions.tolist()), limited)
+        quotas = [period_quotas(mixed, phase.example_tokens.tolist()) for phase in counts]
+        epochs, tokens = _epochs_and_tokens([each / PERIOD for each in quotas], counts)
+        exceeded = np.flatnonzero(epochs > limits * (1 + _TOLERANCE)).tolist()
+        if not exceeded:
+            return mixed, quotas
+        again = sorted(limited.intersection(exceeded))
+        fractions[again] *= limits[again] / epochs[again]
+        limited |= {*exceeded}
+        if len(limited) == len(limits):
+            break
+    raise _too_few_epochs(limits, epochs, tokens)
+
+
+def _epoch_limits(config: CorpusMixture) -> np.ndarray:
+    return np.array(
+        [np.inf if each.max_epochs is None else each.max_epochs for each in config.corpora]
+    )
+
+
 def _limited_fractions(
-    config: CorpusMixture, fractions: np.ndarray, counts: Sequence[_PhaseCounts]
+    limits: np.ndarray, fractions: np.ndarray, counts: Sequence[_PhaseCounts]
 ) -> np.ndarray:
     """Lowers the fractions of corpora that would be read too often, and raises the others.
 
     Raises:
       UserError: all corpora reach their limits before the run ends.
     """
-    limits = np.array(
-        [np.inf if each.max_epochs is None else each.max_epochs for each in config.corpora]
-    )
     is_limited, limited = np.zeros(len(limits), dtype=bool), fractions.copy()
     for _ in range(_MAX_ROUNDS):
         rates = [limited / phase.example_tokens for phase in counts]
         epochs, tokens = _epochs_and_tokens([each / each.sum() for each in rates], counts)
-        if (epochs <= limits * (1 + 1e-6)).all():
+        if (epochs <= limits * (1 + _TOLERANCE)).all():
             return limited
         is_limited |= epochs > limits
         # Exact if there is one phase; each round comes closer if there are more.
@@ -166,10 +250,14 @@ def _limited_fractions(
         limited[~is_limited] = left * fractions[~is_limited] / fractions[~is_limited].sum()
     else:
         return limited
+    raise _too_few_epochs(limits, epochs, tokens)
+
+
+def _too_few_epochs(limits: np.ndarray, epochs: np.ndarray, tokens: np.ndarray) -> UserError:
     allowed = float((tokens * np.minimum(limits / epochs, 1)).sum())
-    raise UserError(
+    return UserError(
         f"the run reads {float(tokens.sum()):,.0f} tokens, but the max_epochs of the corpora allow "
-        f"{allowed:,.0f}: the mixture would end after {allowed / float(tokens.sum()):.1%} of the "
+        f"{allowed:,.0f}: the mixture would end after {allowed / float(tokens.sum()):.2%} of the "
         "run. Lower the steps in train.phases, raise max_epochs, or leave it out for one corpus"
     )
 

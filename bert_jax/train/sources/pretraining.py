@@ -17,9 +17,10 @@ from bert_jax.data.pretraining.config import CorpusMixture
 from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.data.pretraining.mixture_plan import (
     MAX_USEFUL_EPOCHS,
-    CorpusUse,
+    MixturePlan,
     PhaseSize,
     plan_mixture,
+    write_or_check_mixture,
 )
 from bert_jax.experiment import Experiment
 from bert_jax.objectives.base import Objective
@@ -27,6 +28,7 @@ from bert_jax.objectives.config import Seq2Seq
 from bert_jax.parallel import sharding
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.pretrained.seq2seq import check_decoder_tokens
+from bert_jax.runs import run_folder
 from bert_jax.text.compatibility import (
     check_embedding_rows,
     check_input_template,
@@ -52,13 +54,14 @@ class PretrainingSource:
           UserError: `data.corpus` is not a prepared corpus, or the mixture cannot be read.
         """
         self._experiment, self._data = experiment, data
-        self._uses: list[CorpusUse] = []
+        self._mixture: MixturePlan | None = None
         if isinstance(data.corpus, CorpusMixture):
             phases = [
                 PhaseSize(phase.seq_length, phase.target_length, phase.steps * phase.batch_size)
                 for phase in experiment.train.phases
             ]
-            self._text, self._uses = plan_mixture(data.corpus, data, phases)
+            self._mixture = plan_mixture(data.corpus, data, phases)
+            self._text = self._mixture.mixed
             self._corpora = self._text.corpora
         else:
             self._text = PreparedCorpus(data.corpus)
@@ -66,7 +69,9 @@ class PretrainingSource:
 
     def prepare_run_folder(self, folder: Path) -> None:
         """See `Source`."""
-        self._log_mixture()
+        if self._mixture is not None:
+            _log_mixture(self._mixture)
+            write_or_check_mixture(self._mixture, folder / run_folder.MIXTURE)
         corpus = self._corpora[0]  # all of a mixture have the same tokenizer
         tokenization = corpus.tokenization
         remedy = "prepare the text again with `bert-jax prepare --tokenizer {tokenizer}`"
@@ -93,34 +98,14 @@ class PretrainingSource:
             with atomic_path(folder / TOKENIZER_FOLDER) as partial_folder:
                 shutil.copytree(corpus.folder / TOKENIZER_FOLDER, partial_folder)
 
-    def _log_mixture(self) -> None:
-        """Logs how much of each corpus of a mixture the run reads; warns of many epochs."""
-        for use in self._uses:
-            logger.info("mixture: %s: %s", use.folder, use)
-            if use.epochs > MAX_USEFUL_EPOCHS:
-                logger.warning(
-                    "warning: %s is read %.3g times. Text that is read more than %d times teaches "
-                    "clearly less; lower its weight, or set max_epochs",
-                    use.folder,
-                    use.epochs,
-                    MAX_USEFUL_EPOCHS,
-                )
-        if self._uses and (first := max(self._uses, key=lambda use: use.epochs)).epochs > 1:
-            logger.info(
-                "mixture: %s is the first to be read completely, after about %.0f %% of the run; "
-                "it is then read again in a new order",
-                first.folder,
-                100 / first.epochs,
-            )
-
     def describe_data(self) -> dict[str, str]:
         """Returns the paths of the corpora with their numbers of documents and tokens."""
         described = {}
         for index, corpus in enumerate(self._corpora):
-            number = f" {index + 1}" if self._uses else ""
+            number = f" {index + 1}" if self._mixture else ""
             described[f"Training corpus{number}"] = _describe_corpus(
                 str(corpus.folder), corpus.manifest
-            ) + (f"; {self._uses[index]}" if self._uses else "")
+            ) + (f"; {self._mixture.uses[index]}" if self._mixture else "")
         evaluation = self._experiment.train.evaluation
         if isinstance(evaluation, HeldOutEval):
             described["Held-out corpus"] = _describe_corpus(
@@ -180,3 +165,25 @@ class PretrainingSource:
 
 def _describe_corpus(path: str, manifest: Manifest) -> str:
     return f"{path}: {manifest.counts.documents:,} documents, {manifest.counts.tokens:,} tokens"
+
+
+def _log_mixture(mixture: MixturePlan) -> None:
+    """Logs how much of each corpus of a mixture the run reads; warns of many epochs."""
+    for use in mixture.uses:
+        logger.info("mixture: %s: %s", use.folder, use)
+        if use.epochs > MAX_USEFUL_EPOCHS:
+            logger.warning(
+                "warning: %s is read %.3g times. Text that is read more than %d times teaches "
+                "clearly less; lower its weight, or set max_epochs",
+                use.folder,
+                use.epochs,
+                MAX_USEFUL_EPOCHS,
+            )
+    first = max(mixture.uses, key=lambda use: use.epochs)
+    if first.epochs > 1:
+        logger.info(
+            "mixture: %s is the first to be read completely, after about %.0f %% of the run; "
+            "it is then read again in a new order",
+            first.folder,
+            100 / first.epochs,
+        )

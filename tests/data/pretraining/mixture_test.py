@@ -31,7 +31,12 @@ from bert_jax.data.pretraining.config import CorpusMixture, WeightedCorpus
 from bert_jax.data.pretraining.denoising.config import PrefixLM
 from bert_jax.data.pretraining.loader import PretrainingLoader
 from bert_jax.data.pretraining.mixture_dataset import PERIOD, MixedCorpora, draw_examples
-from bert_jax.data.pretraining.mixture_plan import PhaseSize, plan_mixture
+from bert_jax.data.pretraining.mixture_plan import (
+    MixturePlan,
+    PhaseSize,
+    plan_mixture,
+    write_or_check_mixture,
+)
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.testing.random_corpus import random_documents, random_vocab_arrays, write_corpus
 
@@ -182,7 +187,8 @@ def test_pairs_take_both_texts_from_one_corpus(folders) -> None:
 def test_weights_are_fractions_of_the_tokens_in_a_period(folders, plan) -> None:
     corpora = parse_mixture([f"{folders[0]}=1.4", f"{folders[1]}=0.6"]).corpora
     data = _data(SingleSegment())
-    mixed, uses = plan(corpora, data, num_sequences=PERIOD)
+    planned = plan(corpora, data, num_sequences=PERIOD)
+    mixed, uses = planned.mixed, planned.uses
     builder = BatchBuilder(mixed, TABLE, data, **SIZES)
     refs = builder.resolve_examples(0, PERIOD)
     lengths = builder.dataset.seq_lengths(refs.document_indices) - 2
@@ -201,7 +207,8 @@ def test_weights_are_fractions_of_the_tokens_in_a_period(folders, plan) -> None:
 def test_weights_are_fractions_of_packed_tokens(folders, plan) -> None:
     corpora = parse_mixture([f"{folders[0]}=0.7", f"{folders[1]}=0.3"]).corpora
     data = _data(PackedSegments(), masking=None)
-    mixed, uses = plan(corpora, data, num_sequences=1000)
+    planned = plan(corpora, data, num_sequences=1000)
+    mixed, uses = planned.mixed, planned.uses
     builder = BatchBuilder(mixed, TABLE, data, **{**SIZES, "batch_size": 1000})
     batch, num_examples = builder.build_batch(0)
     ids = batch["input_ids"]
@@ -226,16 +233,18 @@ def test_temperature_and_sizes_decide_fractions_without_weights(folders, plan) -
     sizes = np.array([PreparedCorpus(folder).tokens_per_document.sum() for folder in folders])
     for temperature in (1.0, 2.0):
         expected = sizes ** (1 / temperature)
-        mixed, _ = plan(corpora, temperature=temperature)
+        mixed = plan(corpora, temperature=temperature).mixed
         np.testing.assert_allclose(mixed.token_fractions, expected / expected.sum())
 
 
 def test_max_epochs_lower_a_fraction_and_raise_the_others(folders, plan) -> None:
     limited = WeightedCorpus(folder=folders[1], weight=0.5, max_epochs=2)
     corpora = [WeightedCorpus(folder=folders[0], weight=0.5), limited]
-    _, free = plan([corpora[0], dataclasses.replace(limited, max_epochs=None)])
+    free = plan([corpora[0], dataclasses.replace(limited, max_epochs=None)]).uses
     assert free[1].epochs > 4
-    mixed, uses = plan(corpora)
+    planned = plan(corpora)
+    mixed, uses = planned.mixed, planned.uses
+    assert uses[1].epochs <= 2 * (1 + 1e-6)
     assert uses[1].epochs == pytest.approx(2, rel=0.02)
     assert sum(mixed.token_fractions) == pytest.approx(1)
     assert uses[0].epochs > free[0].epochs
@@ -243,6 +252,38 @@ def test_max_epochs_lower_a_fraction_and_raise_the_others(folders, plan) -> None
         plan([dataclasses.replace(each, max_epochs=0.5) for each in corpora])
     with pytest.raises(ConfigError, match="less than one example in 10,000; raise its weight"):
         plan([WeightedCorpus(folder=folders[0], weight=1e9), limited])
+
+
+@pytest.mark.parametrize("input_format", [SingleSegment(), PackedSegments()])
+def test_rounded_quotas_stay_within_max_epochs(folders, plan, input_format) -> None:
+    corpora = [WeightedCorpus(folder=folder, weight=0.5) for folder in folders]
+    free = plan(corpora, _data(input_format))
+    epochs_of_slot = free.uses[1].epochs / free.quotas[0][1]
+
+    def limited(slots: float) -> MixturePlan:
+        second = dataclasses.replace(corpora[1], max_epochs=slots * epochs_of_slot)
+        return plan([corpora[0], second], _data(input_format))
+
+    # The examples of packed sequences are fewer if fewer of them are short.
+    planned = limited(100.6)
+    assert planned.uses[1].epochs <= 100.6 * epochs_of_slot * (1 + 1e-6)
+    assert planned.uses[1].epochs > 98 * epochs_of_slot
+    assert sum(planned.quotas[0]) == PERIOD
+    with pytest.raises(ConfigError, match=r"max_epochs allows .* raise its max_epochs"):
+        limited(0.1)
+
+
+def test_resumed_mixture_must_have_the_same_corpora(folders, plan, tmp_path: Path) -> None:
+    corpora = [WeightedCorpus(folder=folder, weight=0.5) for folder in folders]
+    planned, path = plan(corpora), tmp_path / "mixture.json"
+    write_or_check_mixture(planned, path)
+    write_or_check_mixture(planned, path)
+    quotas = dataclasses.replace(planned, quotas=((4_000, 6_000),))
+    with pytest.raises(UserError, match=r"began with the quotas .* are \[\[4000, 6000\]\] now"):
+        write_or_check_mixture(quotas, path)
+    path.write_text(path.read_text().replace(PreparedCorpus(folders[0]).manifest.fingerprint, "x"))
+    with pytest.raises(UserError, match=r"books: has the fingerprint .* began with x "):
+        write_or_check_mixture(planned, path)
 
 
 def test_corpora_that_cannot_be_mixed_raise(folders, tmp_path: Path) -> None:
