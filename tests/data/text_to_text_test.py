@@ -71,7 +71,7 @@ def _labels_task(*labels: str) -> TextTask:
     return TextTask(kind="classification", labels=labels, metrics=(), splits={})
 
 
-def test_labels_that_the_decoder_cannot_tell_apart_raise() -> None:
+def test_labels_that_the_decoder_cannot_write_raise() -> None:
     texts = ["good enough bad", "good enough worse"] * 20
     tokenizer, _ = train_tokenizer(
         texts, TokenizerTrainingConfig(kind="unigram", vocab_size=40, sentinels=2)

@@ -95,7 +95,7 @@ def check_labels(task: TextTask, name: str, tokenizer: Tokenizer, target_length:
     """Checks that the decoder can write every label of a task, and no two labels in the same way.
 
     A label that begins another one, such as "good" and "good enough", is allowed: the end token
-    tells them apart, unless the longer one is truncated.
+    distinguishes them, unless the longer one is truncated.
 
     Raises:
       UserError: a label has more tokens than targets may have, two labels have the same tokens, or
@@ -107,16 +107,16 @@ def check_labels(task: TextTask, name: str, tokenizer: Tokenizer, target_length:
         if len(ids) + num_special > target_length:
             raise UserError(
                 f"task {name!r}: the label {label!r} has {len(ids)} tokens and {num_special} "
-                f"special tokens, but target_length is {target_length}, so it could not be told "
-                "from other labels with the same beginning; set target_length of the phase to at "
-                f"least {len(ids) + num_special}, or use shorter labels"
+                f"special tokens, but target_length is {target_length}, so it could not be "
+                "distinguished from labels with the same beginning; set target_length of the phase "
+                f"to at least {len(ids) + num_special}, or use shorter labels"
             )
         key = tuple(int(i) for i in ids)
         other = label_of.setdefault(key, label)
         if other != label:
             raise UserError(
                 f"task {name!r}: the labels {other!r} and {label!r} have the same tokens; expected "
-                "labels that the tokenizer of the model tells apart"
+                "labels that the tokenizer of the model distinguishes"
             )
         decoded = tokenizer.decode([i for i in key if i not in tokenizer.special_ids]).strip()
         if decoded != label:
