@@ -1,7 +1,9 @@
 """Computes metrics of generated texts: exact match, token F1, ROUGE, BLEU, chrF; and of labels.
 
 ROUGE has the values of the package rouge-score without stemming; it is implemented here because
-that package has no wheel. BLEU and chrF are those of sacrebleu (signature 13a).
+that package has no wheel. Its words are ASCII letters and digits, so ROUGE is 0 for texts in other
+scripts; use chrF for them. BLEU and chrF are those of sacrebleu with its default tokenizer, 13a.
+T5 reports other variants: BLEU with the tokenizer `intl`, and ROUGE-L over sentences (rougeLsum).
 """
 
 import importlib.util
@@ -24,7 +26,7 @@ _WORD = re.compile("[a-z0-9]+")
 def text_metrics(
     references: Sequence[Sequence[str]], predictions: Sequence[str]
 ) -> dict[str, float]:
-    """Computes metrics in percent; of several right texts, the best one counts.
+    """Computes metrics from 0 to 100; of several references, the best one counts.
 
     Returns:
       exact_match, token_f1   after the normalization of SQuAD
@@ -63,6 +65,9 @@ def rouge_scores(reference: str, prediction: str) -> dict[str, float]:
         ]
         overlap = (counts[0] & counts[1]).total()
         scores[f"rouge{n}"] = _f1(overlap, counts[0].total(), counts[1].total())
+    if not reference.strip() and not prediction.strip():
+        # For a question without an answer the empty text is correct; rouge-score gives 0.
+        return dict.fromkeys(("rouge1", "rouge2", "rougeL"), 1.0)
     common = _common_subsequence_length(words, predicted)
     scores["rougeL"] = _f1(common, len(words), len(predicted))
     return scores
@@ -114,8 +119,8 @@ def label_text_metrics(
     """Computes accuracy, F1 and Matthews correlation of classes that were written as texts.
 
     Args:
-      predictions: class ids; -1 for a text that is no class, which is always wrong (T5's rule). For
-        the F1 of class 1 of 2, such a text is a prediction that is not class 1.
+      predictions: class ids; -1 for a text that is no class, which is always wrong. For the F1 of
+        class 1 of 2, T5 counts such a text as the class that is not the label.
     """
     label_ids, predicted = np.asarray(labels), np.asarray(predictions)
     num_classes = len(class_names)
@@ -125,7 +130,7 @@ def label_text_metrics(
     result = {name: scores[name] for name in ("accuracy", "f1_macro", "matthews")}
     result["f1"] = result["f1_macro"]
     if num_classes == 2:
-        logits = np.eye(2)[np.maximum(predicted, 0)]
+        logits = np.eye(2)[np.where(predicted < 0, 1 - label_ids, predicted)]
         result["f1"] = classification_metrics(label_ids, logits, class_names)["f1"]
     return result
 

@@ -32,8 +32,8 @@ def step_flops(
 ) -> float:
     """Computes the model FLOPs of one update.
 
-    The backward pass counts as twice the forward pass; recomputation (remat) is not counted. Of a
-    teacher, the forward pass is. Task heads, less than 0.1 %, are not: 0 for `CachedFeatures`.
+    The backward pass counts as twice the forward pass; recomputation (remat) is not counted.
+    A teacher's forward pass is counted. Task heads (under 0.1 %) are not, so `CachedFeatures` has 0.
 
     Args:
       objective: config of the model and its heads.

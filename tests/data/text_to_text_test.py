@@ -32,6 +32,7 @@ def test_glue_and_squad_are_cast_as_in_t5() -> None:
     assert cast_example(pair, "rte").source == "rte sentence1: A b. sentence2: C d."
     assert cast_example(pair, "qnli").source == "qnli question: A b. sentence: C d."
     assert cast_example(pair, "qqp").source == "qqp question1: A b. question2: C d."
+    assert cast_example(pair, "cola").source == "cola sentence1: A b. sentence2: C d."
     single = TextExample(id="1", text="A b.", label="acceptable")
     assert cast_example(single, "cola").source == "cola sentence: A b."
     question = QuestionExample(
@@ -55,6 +56,9 @@ def test_scores_are_rounded_to_multiples_of_a_fifth() -> None:
         "4.8",
         "5.0",
     ]
+    example = TextExample(id="1", text="a", text_pair="b", label=0.57)
+    assert cast_example(example, "stsb").targets == ("0.6",)
+    assert cast_example(example, "own").targets == ("0.57",)
     assert [parse_score(text) for text in ("2.6", "-3", "two", "nan", "")] == [2.6, -3, -1, -1, -1]
 
 

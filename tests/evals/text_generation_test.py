@@ -29,8 +29,8 @@ def test_metrics_of_texts() -> None:
 def test_outputs_that_are_no_label_are_wrong() -> None:
     scores = label_text_metrics([1, 1, 0, 0], [1, -1, 0, -1], ["no", "yes"])
     assert scores["accuracy"] == 0.5
-    # As in T5's scikit-learn: the second is a false negative, the last one counts as negative.
-    assert scores["f1"] == pytest.approx(2 / 3)
+    # T5 counts an invalid text as the other class: a false negative and a false positive.
+    assert scores["f1"] == pytest.approx(1 / 2)
     assert label_text_metrics([0, 1], [0, 1], ["no", "yes"])["matthews"] == 1.0
 
 
@@ -48,3 +48,10 @@ def test_rouge_has_the_values_of_the_original_package() -> None:
         {"rouge1": 22 / 26, "rouge2": 6 / 24, "rougeL": 16 / 26}
     )
     assert set(rouge_scores("a", "").values()) == {0.0}
+    assert set(rouge_scores("", "a").values()) == {0.0}
+
+
+def test_empty_output_for_an_empty_reference_is_correct() -> None:
+    metrics = text_metrics([[""], ["a dog"]], ["", "a dog"])
+    names = ("exact_match", "token_f1", "rouge1", "rouge2", "rougeL")
+    assert [metrics[name] for name in names] == [100] * 5

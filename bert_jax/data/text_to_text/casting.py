@@ -31,7 +31,10 @@ _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextToTextExample:
-    """Holds a source text, and the texts that are right answers to it, the first to train on."""
+    """Holds a source text and its targets.
+
+    `targets` are the correct outputs; training uses the first.
+    """
 
     id: str
     source: str
@@ -60,7 +63,8 @@ def cast_example(example: Example, task_name: str) -> TextToTextExample:
         case TextExample():
             label = example.label
             if isinstance(label, float | int):
-                label = score_text(label)
+                # T5 rounds only STS-B; other scores may be smaller than 0.2.
+                label = score_text(label) if task_name == "stsb" else f"{label:g}"
             source = f"{task_name} {_join_texts(example, task_name)}"
             targets = () if label is None else (label,)
         case QuestionExample():
@@ -80,7 +84,10 @@ def cast_example(example: Example, task_name: str) -> TextToTextExample:
 def _join_texts(example: TextExample, task_name: str) -> str:
     names = _TEXT_NAMES.get(task_name, _OTHER_TEXT_NAMES)
     texts = {names[0]: example.text}
-    if example.text_pair is not None:
+    if example.text_pair is not None and len(names) == 1:
+        names = _OTHER_TEXT_NAMES  # a task of the user's with a name of GLUE, such as "cola"
+        texts = {names[0]: example.text, names[1]: example.text_pair}
+    elif example.text_pair is not None:
         texts[names[1]] = example.text_pair
     elif names == _OTHER_TEXT_NAMES:
         texts = {"sentence": example.text}

@@ -46,8 +46,8 @@ class NamedTextTask:
 class TextToTextData:
     """Configures text-to-text data: batches that mix the examples of one or several tasks.
 
-    An epoch has as many examples as all tasks together. Longer sources and targets than those of
-    the phase are truncated.
+    An epoch has as many examples as all tasks together. Sources and targets longer than the
+    phase's lengths are truncated.
     """
 
     tasks: tuple[NamedTextTask, ...]

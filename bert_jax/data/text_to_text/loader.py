@@ -1,4 +1,7 @@
-"""Reads text-to-text tasks, and makes their training batches in an order of one integer."""
+"""Reads text-to-text tasks, and makes their training batches.
+
+A seed and a position determine the order of the examples.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
