@@ -48,9 +48,10 @@ _EPILOG = """examples:
       --arg model=exported glue_dir=glue_data conll=conll2003
 
 The run folder then holds the checkpoint with the best dev score, predictions/dev.jsonl and
-test.jsonl, evaluation.json and report.html. `bert-jax export runs/rte --output rte` writes it as a
-Hugging Face folder. The same command resumes a run that was stopped. Exit codes: 0 done, 1 failure,
-2 usage, 75 stopped by SIGTERM or Ctrl-C after saving a checkpoint.
+test.jsonl (for text2text: predictions/columns-dev.jsonl), evaluation.json and report.html.
+`bert-jax export runs/rte --output rte` writes it as a Hugging Face folder. The same
+command resumes a run that was stopped. Exit codes: 0 done, 1 failure, 2 usage, 75 stopped by
+SIGTERM or Ctrl-C after saving a checkpoint.
 
 The third command distills the run of the second: a smaller model learns from the labels and from
 the predictions of a teacher, a model that was fine-tuned on the same task. The fourth command
@@ -91,6 +92,7 @@ _SETTINGS = (
     "batch_size",
     "learning_rate",
     "max_length",
+    "max_target_length",
     "truncation",
     "window_pooling",
     "num_windows",
@@ -130,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="N",
         help="training epochs (default: 3, or with few examples as many as give 200 updates; three "
-        "times as many with a --method other than full)",
+        "times as many with a --method other than full; text2text: always 3)",
     )
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="sequences of a batch (default: 32)"
@@ -139,14 +141,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--learning-rate",
         type=float,
         metavar="RATE",
-        help="peak learning rate (default: 5e-5, or that of --method)",
+        help="peak learning rate (default: 5e-5, or that of --method; text2text: 1e-3, or "
+        "3e-5 with --arg adafactor=false)",
     )
     parser.add_argument(
         "--max-length",
         type=int,
         metavar="TOKENS",
         help="maximum length of a sequence (default: 128, or 384 for question answering, but not "
-        "more than the model allows)",
+        "more than the model allows; text2text: 512)",
+    )
+    parser.add_argument(
+        "--max-target-length",
+        type=int,
+        metavar="TOKENS",
+        help="maximum length of a text that the decoder writes (text2text; default: 64)",
     )
     add_source_argument(parser)
     _add_long_text_arguments(parser)
@@ -223,6 +232,8 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
     config, given = few_shot_task(args, task_config(args)), _given_settings(args)
     if args.arguments:
         raise ConfigError(f"--arg is for recipes given with --config, not for {args.task}")
+    if "max_target_length" in given:
+        raise ConfigError(f"--max-target-length is an option of {TEXT_TO_TEXT}, not of {args.task}")
     if "teacher_layers" in given and "teacher" not in given:
         raise ConfigError("--teacher-layers needs --teacher, the model that has these layers")
     if "teacher_layers" in given and "model" in given:

@@ -20,6 +20,9 @@ from bert_jax.evals.regression import regression_metrics
 from bert_jax.evals.squad_metrics import squad2_scores
 from bert_jax.evals.validate_inputs import require_matching_counts
 
+TEXT_METRICS = ("token_f1", "exact_match", "rouge1", "rouge2", "rougeL", "bleu", "chrf")
+"""Names of the metrics of `text_metrics`; the first one is the main metric."""
+
 _WORD = re.compile("[a-z0-9]+")
 
 

@@ -3,7 +3,7 @@
 import math
 import statistics
 
-from bert_jax.report.html import escape, format_value, humanize, is_number, scrollable
+from bert_jax.report.html import escape, format_value, humanize, is_number, scrollable, table
 from bert_jax.report.run_data import Row, RunData, nested
 from bert_jax.report.task_report import results_table, tasks_of
 
@@ -102,13 +102,15 @@ def _task_headline(run: RunData) -> str:
 
 
 def _multi_task_headline(run: RunData) -> str:
-    table = results_table(tasks_of(run.analysis), splits=(run.eval_split,), num_metrics=1)
-    table = table or results_table(tasks_of(run.analysis), num_metrics=1)
-    return f"<h2>Result of each task</h2>{scrollable(table, 'Result of each task')}"
+    content = results_table(tasks_of(run.analysis), splits=(run.eval_split,), num_metrics=1)
+    content = content or results_table(tasks_of(run.analysis), num_metrics=1)
+    return f"<h2>Result of each task</h2>{scrollable(content, 'Result of each task')}"
 
 
 def _unfinished_task_headline(run: RunData) -> str:
     best = run.best_evaluation()
+    if run.is_complete and any(map(is_number, run.results.values())):
+        return _results_headline(run)
     if best is None or run.best_metric is None:
         if run.is_complete:
             return (
@@ -122,6 +124,18 @@ def _unfinished_task_headline(run: RunData) -> str:
     ) + (
         f'<p class="quiet">After {best["step"]:,} updates. Intervals and an error analysis appear '
         "here when the run is complete.</p>"
+    )
+
+
+def _results_headline(run: RunData) -> str:
+    """Returns the metrics of a complete run without an error analysis, such as text to text."""
+    values = {name: value for name, value in run.results.items() if is_number(value)}
+    main = run.best_metric if run.best_metric in values else next(iter(values))
+    rows = [(humanize(name), format_value(name, value)) for name, value in values.items()]
+    caption = "Metrics"
+    title = f"{humanize(main)}, {run.eval_split}"
+    return _value(title, format_value(main, values[main])) + scrollable(
+        table(("metric", "value"), rows, caption=caption), caption
     )
 
 

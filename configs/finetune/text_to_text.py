@@ -7,8 +7,13 @@
 The first command learns to write the texts of one column from those of another. The second one
 trains on a mixture of GLUE tasks, cast as texts with T5's prefixes and label words; `tasks` selects
 some of them, and `squad_train` and `squad_dev` add SQuAD. Tasks are drawn in proportion to their
-examples, of which at most `max_examples` count. Batches are evaluated by generation. As for the
-published models: Adafactor with a constant rate. For BART, add `adafactor=false`.
+examples, of which at most `max_examples` count. Evaluation generates a text for each dev example.
+T5's optimizer, Adafactor with a constant rate, is the default. For BART, add `adafactor=false`,
+which trains with AdamW. The checkpoint with the best main metric on dev is kept, or with the best
+mean of the main metrics of several tasks.
+
+Every host generates all texts on one device. GLUE has 69,000 dev examples, so choose `tasks`, or a
+large `eval_every`; `predict_test=true` also generates texts for the 420,000 test examples.
 """
 
 from typing import cast
@@ -51,6 +56,7 @@ def get_config(
     test: str | None = None,
     source: str | None = None,
     target: str | None = None,
+    encoding: str = "utf-8",
     glue_dir: str | None = None,
     tasks: str = "all",
     squad_train: str | None = None,
@@ -63,23 +69,28 @@ def get_config(
     target_length: int = 64,
     gradient_accumulation_steps: int = 1,
     adafactor: bool = True,
-    learning_rate: float = 1e-3,
+    learning_rate: float | None = None,
     label_smoothing: float = 0.0,
+    predict_test: bool = False,
     bfloat16: bool = False,
     parallelism: Parallelism = "dp",
     seed: int = 0,
 ) -> Experiment:
     """Returns a run that starts from `model`, a run or a Hugging Face folder of T5 or BART.
 
-    `train`, `dev`, `test`, `source` and `target` are files and columns of your own texts.
+    `train`, `dev`, `test`, `source` and `target` are files and columns of your own texts. The
+    learning rate is 1e-3 with Adafactor and 3e-5 with AdamW, if none is given.
     """
     # Imported here, so that listing recipes does not import jax.
+    from bert_jax.data.finetuning.readers.glue import GLUE_TASKS as GLUE_FILES
     from bert_jax.pretrained.initial import tokenizer_folder
     from bert_jax.pretrained.seq2seq import seq2seq_config
 
     named: list[NamedTextTask] = []
     if source is not None and target is not None:
-        columns = TextColumns(train=train, dev=dev, test=test, source=source, target=target)
+        columns = TextColumns(
+            train=train, dev=dev, test=test, source=source, target=target, encoding=encoding
+        )
         named.append(NamedTextTask(name="columns", task=columns))
     elif source or target or train:
         raise ConfigError("expected train, source and target together: a file and two columns")
@@ -87,12 +98,24 @@ def get_config(
         names = (
             GLUE_TASKS if tasks == "all" else cast(tuple[GlueName, ...], tuple(tasks.split(",")))
         )
+        if unknown := set(names) - set(GLUE_TASKS):
+            raise ConfigError(
+                f"tasks has {', '.join(sorted(unknown))}, expected all or some of "
+                f"{','.join(GLUE_TASKS)}; T5 trains on other data instead of wnli"
+            )
         glue = [Glue(task=name, folder=glue_dir) for name in names]
         named += [NamedTextTask(name=each.task, task=each) for each in glue]
     if squad_train is not None:
         named.append(NamedTextTask(name="squad", task=Squad(train=squad_train, dev=squad_dev)))
     if not named:
         raise ConfigError("expected source and target, or glue_dir, or squad_train")
+    best_metric = "mean"
+    if len(named) == 1:
+        best_metric = GLUE_FILES[named[0].name].metrics[0] if glue_dir else "token_f1"
+    has_dev = glue_dir is not None or dev is not None or squad_dev is not None
+    test_splits = ("test", "test_mismatched") if predict_test or test is not None else ()
+    if learning_rate is None:
+        learning_rate = 1e-3 if adafactor else 3e-5
     dtype = "bfloat16" if bfloat16 else "float32"
     eval_every = eval_every or max(1, steps // 10)
     return Experiment(
@@ -108,6 +131,7 @@ def get_config(
             tasks=tuple(named),
             tokenizer=str(tokenizer_folder(model)),
             mixing=CappedMixing(max_examples=max_examples),
+            predicted_splits=("dev", "dev_mismatched", *test_splits),
         ),
         train=TrainConfig(
             phases=(
@@ -128,8 +152,12 @@ def get_config(
                 )
             ),
             max_grad_norm=None if adafactor else 0.1,
-            checkpoints=CheckpointConfig(save_every=eval_every),
-            evaluation=LabeledEval(split="dev", eval_every=eval_every),
+            checkpoints=CheckpointConfig(
+                save_every=eval_every,
+                best_metric=best_metric if has_dev else None,
+                best_mode="max" if has_dev else None,
+            ),
+            evaluation=LabeledEval(split="dev", eval_every=eval_every) if has_dev else None,
         ),
         mesh=make_mesh_config(parallelism, dtype),
     )

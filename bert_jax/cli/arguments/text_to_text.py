@@ -1,23 +1,32 @@
 """Defines the task text2text of `bert-jax finetune`: T5 or BART on two columns of texts."""
 
 import argparse
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.cli.arguments.few_shot import few_shot_flags
 from bert_jax.cli.arguments.method import method_flags
+from bert_jax.cli.arguments.task import task_command
 from bert_jax.config_lib import override
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 
 TEXT_TO_TEXT = "text2text"
-# Flag -> argument of the recipe text_to_text. --epochs becomes its number of steps.
-_ARGUMENTS = {
+"""The TASK of pairs of texts for encoder-decoders."""
+
+_RECIPE = "text_to_text"
+_FILES = ("train", "dev", "test", "encoding")
+# Flag -> the argument of the recipe.
+_SETTINGS = {
     "batch_size": "batch_size",
     "learning_rate": "learning_rate",
-    "seed": "seed",
     "max_length": "seq_length",
+    "max_target_length": "target_length",
+    "seed": "seed",
 }
+_DEFAULT_BATCH_SIZE = 32
+_DEFAULT_EPOCHS = 3
 _EXAMPLE = "--source article --target summary"
 
 
@@ -55,17 +64,14 @@ def text_to_text_experiment(args: argparse.Namespace, given: Mapping[str, Any]) 
       given: the hyperparameters that the user gave as flags.
 
     Raises:
-      ConfigError: a flag is missing, or is one of encoders.
+      ConfigError: a flag is missing, belongs to encoders, or is repeated by --arg.
     """
     from bert_jax.data.finetuning.readers.tabular_files import read_table
-    from bert_jax.recipes import load_recipe
+    from bert_jax.recipes import call_recipe, load_recipe
 
-    columns, args.targets = args.targets or [], None  # else --target is taken for LoRA's below
-    allowed = {*_ARGUMENTS, "model", "epochs"}
-    others = [f"--{name.replace('_', '-')}" for name in given if name not in allowed]
-    others += few_shot_flags(args) + method_flags(args)
-    if others := others + ["--contamination"] * (args.contamination is not None):
-        raise ConfigError(f"{others[0]} is not an option of {TEXT_TO_TEXT}")
+    # --target is also the flag for the layers of LoRA, which takes several words.
+    columns, args.targets = args.targets or [], None
+    _refuse_other_flags(args, given)
     for name in ("model", "train", "dev", "source"):
         if getattr(args, name) is None:
             raise ConfigError(f"{TEXT_TO_TEXT} needs --{name}")
@@ -75,15 +81,44 @@ def text_to_text_experiment(args: argparse.Namespace, given: Mapping[str, Any]) 
             f"{TEXT_TO_TEXT} needs one column after --target, the one that the decoder learns to "
             f"write, as in {_EXAMPLE}; {found}"
         )
-    settings = {_ARGUMENTS[name]: value for name, value in given.items() if name in _ARGUMENTS}
-    batch_size = settings.setdefault("batch_size", 32)
-    num_examples = len(read_table(args.train, args.encoding).rows)
-    steps = max(1, round(given.get("epochs", 3) * num_examples / batch_size))
-    experiment = load_recipe("text_to_text")(
-        model=args.model,
-        **{name: getattr(args, name) for name in ("train", "dev", "test", "source")},
-        target=columns[0],
-        steps=steps,
-        **settings,
-    )
+    settings = {_SETTINGS[name]: value for name, value in given.items() if name in _SETTINGS}
+    batch_size = settings.setdefault("batch_size", _DEFAULT_BATCH_SIZE)
+    files = {name: value for name in _FILES if (value := getattr(args, name)) is not None}
+    table = read_table(args.train, args.encoding)
+    epochs = given.get("epochs", _DEFAULT_EPOCHS)
+    steps = max(1, round(epochs * len(table.rows) / batch_size))
+    values = {**files, "source": args.source, "target": columns[0], "steps": steps, **settings}
+    # As JSON, so that a column named 1 stays a text; `model` is always read as a text.
+    assignments = [f"model={args.model}"]
+    assignments += [
+        f"{name}={value if name == 'encoding' else json.dumps(value)}"
+        for name, value in values.items()
+    ]
+    experiment = call_recipe(load_recipe(_RECIPE), [*assignments, *args.arguments], _RECIPE)
     return override(experiment, args.overrides)
+
+
+def _refuse_other_flags(args: argparse.Namespace, given: Mapping[str, Any]) -> None:
+    """Raises a ConfigError for flags that text2text does not have, and for --arg of a flag."""
+    if args.config is not None:
+        raise ConfigError(f"TASK {TEXT_TO_TEXT} and --config {args.config}: expected one of them")
+    task_flags = (word.partition("=")[0] for word in task_command(args)[1:])
+    others = [flag for flag in task_flags if flag.removeprefix("--") not in _FILES]
+    others += [_flag(name) for name in given if name not in {*_SETTINGS, "model", "epochs"}]
+    others += few_shot_flags(args) + method_flags(args)
+    others += ["--frozen-encoder"] * args.frozen_encoder
+    others += ["--contamination"] * (args.contamination is not None)
+    if others:
+        raise ConfigError(f"{others[0]} is not an option of {TEXT_TO_TEXT}")
+    flags = {name: _flag(name) for name in ("model", *_FILES, "source", "target")}
+    flags |= {argument: _flag(name) for name, argument in _SETTINGS.items()}
+    flags["steps"] = "--epochs"
+    for assignment in args.arguments:
+        name = assignment.partition("=")[0]
+        # Without --epochs, steps may be given: there is no flag for a number of updates.
+        if name in flags and not (name == "steps" and "epochs" not in given):
+            raise ConfigError(f"--arg {assignment}: {TEXT_TO_TEXT} sets it with {flags[name]}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -48,11 +48,15 @@ class TextToTextData:
 
     An epoch has as many examples as all tasks together. Sources and targets longer than the
     phase's lengths are truncated.
+
+    Attributes:
+      predicted_splits: the splits for which texts are generated at the end of training.
     """
 
     tasks: tuple[NamedTextTask, ...]
     tokenizer: str  # a file or folder that `load_tokenizer` opens
     mixing: Mixing = ProportionalMixing()  # noqa: RUF009 (frozen)
+    predicted_splits: tuple[str, ...] = ("dev", "test")
 
     def __post_init__(self) -> None:
         names = [named.name for named in self.tasks]

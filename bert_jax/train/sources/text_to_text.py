@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import json
+import logging
 from collections.abc import Generator as Iterated
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from bert_jax.atomic_io import atomic_path, atomic_write
+from bert_jax.atomic_io import atomic_path, atomic_write, write_json
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
-from bert_jax.data.text_to_text.casting import label_index, parse_score
+from bert_jax.data.pretraining.denoising.examples import SourceAndTarget
+from bert_jax.data.text_to_text.casting import TextToTextExample, label_index, parse_score
 from bert_jax.data.text_to_text.config import TextToTextData
 from bert_jax.data.text_to_text.loader import (
     TextTask,
@@ -24,21 +27,30 @@ from bert_jax.data.text_to_text.loader import (
 )
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.evals.text_generation import (
+    TEXT_METRICS,
     label_text_metrics,
     require_text_metrics,
     score_text_metrics,
     text_metrics,
 )
 from bert_jax.experiment import Experiment
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.config import Seq2Seq
 from bert_jax.predict.generation.config import GenerationConfig
 from bert_jax.predict.generation.generator import Generator
 from bert_jax.pretrained.initial import check_initial_tokenizer
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, check_decoder_tokens
+from bert_jax.runs import run_folder
 from bert_jax.text.compatibility import Tokenization, check_embedding_rows
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.train.config import LabeledEval, Phase
+from bert_jax.train.sources.multi_task import MEAN_METRIC
+
+logger = logging.getLogger(__name__)
+
+_LABELED_KINDS = ("classification", "regression")
+"""Kinds of tasks whose targets are labels or scores; those of all others are free texts."""
 
 
 class TextToTextSource:
@@ -48,8 +60,7 @@ class TextToTextSource:
         """Reads the tasks.
 
         Raises:
-          UserError: a file is missing or damaged, a task has no training examples, or a label
-            cannot be written by the decoder.
+          UserError: a file is damaged, a label cannot be written, or a task has no training data.
           ConfigError: the objective is not Seq2Seq.
         """
         if not isinstance(experiment.objective, Seq2Seq):
@@ -59,6 +70,8 @@ class TextToTextSource:
             )
         self._experiment, self._data = experiment, data
         self._model = experiment.objective.model
+        # Of the settings of training, such as remat, generation uses only the dtype.
+        self._compute = ComputeConfig(dtype=experiment.objective.compute.dtype)
         self._tokenizer = load_tokenizer(data.tokenizer)
         self._tasks = {named.name: load_text_task(named.task, named.name) for named in data.tasks}
         target_length = min(phase.target_length for phase in experiment.train.phases)
@@ -66,7 +79,7 @@ class TextToTextSource:
             check_labels(task, name, self._tokenizer, target_length)
             if "train" not in task.splits:
                 raise UserError(f"the task {name!r} has no training examples; expected a file")
-            if task.kind is None:
+            if task.kind not in _LABELED_KINDS:
                 require_text_metrics()
 
     def prepare_run_folder(self, folder: Path) -> None:
@@ -107,10 +120,17 @@ class TextToTextSource:
         """Opens the training loader; see `Source`."""
         phase = self._experiment.train.phases[phase_index]
         lengths = phase.seq_length, phase.target_length
-        examples = {
-            name: encode_examples(task.splits["train"], self._tokenizer, *lengths)[0]
-            for name, task in self._tasks.items()
-        }
+        examples: dict[str, list[SourceAndTarget]] = {}
+        for name, task in self._tasks.items():
+            examples[name], num_truncated = encode_examples(
+                task.splits["train"], self._tokenizer, *lengths
+            )
+            if num_truncated:
+                limits = "seq_length {} or target_length {}".format(*lengths)
+                message = (
+                    "task %r: %d of %d training examples are longer than %s and were truncated"
+                )
+                logger.warning(message, name, num_truncated, len(examples[name]), limits)
         yield TextToTextLoader(
             examples,
             self._data.mixing,
@@ -126,82 +146,121 @@ class TextToTextSource:
     def evaluator(
         self, objective: Objective, phase_index: int, mesh: jax.sharding.Mesh
     ) -> "GenerationEvaluator | None":
-        """Returns the evaluator of the split that the config names; see `Source`."""
-        evaluation = self._experiment.train.evaluation
-        if not isinstance(evaluation, LabeledEval):
+        """Returns the evaluator of the split that the config names; see `Source`.
+
+        Raises:
+          ConfigError: no task has the split, or its examples have no targets.
+        """
+        if not isinstance(evaluation := self._experiment.train.evaluation, LabeledEval):
             return None
+        splits = [task.splits.get(evaluation.split, ()) for task in self._tasks.values()]
+        if not any(splits) or not all(map(_have_targets, splits)):
+            found = "examples without targets" if any(splits) else "no examples"
+            raise ConfigError(
+                f"train.evaluation.split is {evaluation.split!r}, for which there are {found}; "
+                "expected a split with targets, such as 'dev', or set train.evaluation to null"
+            )
         return self._make_evaluator(evaluation.split, self._experiment.train.phases[phase_index])
 
     def on_train_end(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
     ) -> None:
-        """Writes `predictions/<task>-<split>.jsonl` of dev and test."""
-        for split in ("dev", "test"):
+        """Writes `predictions/<task>-<split>.jsonl`, and the metrics of splits with targets."""
+        metrics: dict[str, float] = {}
+        found_splits = {split for task in self._tasks.values() for split in task.splits}
+        for split in filter(found_splits.__contains__, self._data.predicted_splits):
             evaluator = self._make_evaluator(split, self._experiment.train.phases[-1])
             outputs = evaluator.generate(params)
             if jax.process_index():
                 continue
+            prefix = "" if split == "dev" else f"{split}/"
+            metrics |= {prefix + k: value for k, value in evaluator.metrics(outputs).items()}
             for name, texts in outputs.items():
                 lines = [
-                    json.dumps(
-                        {"id": example.id, "prediction": text, "targets": example.targets},
-                        ensure_ascii=False,
-                    )
+                    _prediction_line(example, text)
                     for example, text in zip(self._tasks[name].splits[split], texts, strict=True)
                 ]
                 file = folder / "predictions" / f"{name}-{split}.jsonl"
                 file.parent.mkdir(exist_ok=True)
                 atomic_write(file, "".join(f"{line}\n" for line in lines))
+        if metrics:
+            write_json(folder / run_folder.EVALUATION, metrics)
 
     def _make_evaluator(self, split: str, phase: Phase) -> "GenerationEvaluator":
-        tasks = {name: task for name, task in self._tasks.items() if split in task.splits}
         model = LoadedSeq2Seq(
             params={}, config=self._model, tokenizer=self._tokenizer, path=self._experiment.name
         )
         settings = GenerationConfig(
             max_new_tokens=phase.target_length, max_source_tokens=phase.seq_length
         )
-        return GenerationEvaluator(model, settings, tasks, split)
+        return GenerationEvaluator(model, settings, self._compute, self._tasks, split)
 
 
 class GenerationEvaluator:
     """Generates texts for the examples of a split, greedily, and compares them with the targets.
 
-    Every process generates all texts with its own devices, so no process waits for another one.
+    Every process generates all texts on its first device, so no process waits for another one.
     """
 
     def __init__(
         self,
         model: LoadedSeq2Seq,
         settings: GenerationConfig,
+        compute: ComputeConfig,
         tasks: dict[str, TextTask],
         split: str,
     ):
-        self._model, self._settings = model, settings
+        self._model, self._settings, self._compute = model, settings, compute
         self._tasks, self._split = tasks, split
 
     @property
     def known_metrics(self) -> tuple[str, ...]:
-        """Returns no name: which metrics there are depends on the tasks."""
-        return ()
+        """Returns the names of all metrics."""
+        names = [
+            self._prefix(name) + metric
+            for name, task in self._split_tasks.items()
+            for metric in _metric_names(task)
+        ]
+        return (MEAN_METRIC, *names) if len(self._tasks) > 1 else tuple(names)
+
+    @property
+    def _split_tasks(self) -> dict[str, TextTask]:
+        return {name: task for name, task in self._tasks.items() if self._split in task.splits}
+
+    def _prefix(self, name: str) -> str:
+        return f"{name}/" if len(self._tasks) > 1 else ""
 
     def generate(self, params: Any) -> dict[str, list[str]]:
         """Returns the generated text of each example, by task."""
         host_params = jax.tree.map(_to_host, params)
-        generator = Generator(dataclasses.replace(self._model, params=host_params), self._settings)
+        model = dataclasses.replace(self._model, params=host_params)
+        generator = Generator(model, self._settings, self._compute)
         return {
             name: [each.text for each in generator([e.source for e in task.splits[self._split]])]
-            for name, task in self._tasks.items()
+            for name, task in self._split_tasks.items()
         }
 
     def __call__(self, params: Any) -> dict[str, float]:
-        """Returns the metrics of all tasks, as "<task>/<metric>" if there are several."""
-        outputs = self.generate(params)
+        """Generates all texts and returns their metrics."""
+        return self.metrics(self.generate(params))
+
+    def metrics(self, outputs: dict[str, list[str]]) -> dict[str, float]:
+        """Computes metrics from generated texts, as "<task>/<metric>" if there are several tasks.
+
+        These also have `MEAN_METRIC`, the mean of their main metrics as fractions from 0 to 1.
+        """
         result: dict[str, float] = {}
+        main: list[float] = []
         for name, texts in outputs.items():
-            prefix = f"{name}/" if len(outputs) > 1 else ""
-            metrics = task_metrics(self._tasks[name], self._split, texts)
-            result |= {prefix + metric: value for metric, value in metrics.items()}
+            task = self._tasks[name]
+            if not _have_targets(task.splits[self._split]):
+                continue
+            metrics = task_metrics(task, self._split, texts)
+            scale = 1.0 if task.kind in _LABELED_KINDS else 0.01
+            main.append(scale * metrics[_metric_names(task)[0]])
+            result |= {self._prefix(name) + metric: value for metric, value in metrics.items()}
+        if main and len(self._tasks) > 1:
+            return {MEAN_METRIC: sum(main) / len(main), **result}
         return result
 
 
@@ -219,6 +278,20 @@ def task_metrics(task: TextTask, split: str, texts: list[str]) -> dict[str, floa
         case _:
             return text_metrics(targets, texts)
     return {name: value for name, value in scores.items() if name in task.metrics}
+
+
+def _metric_names(task: TextTask) -> tuple[str, ...]:
+    """Returns the names of the metrics of `task_metrics`, the main one first."""
+    return task.metrics if task.kind in _LABELED_KINDS else TEXT_METRICS
+
+
+def _have_targets(examples: Sequence[TextToTextExample]) -> bool:
+    return all(example.targets for example in examples)
+
+
+def _prediction_line(example: TextToTextExample, text: str) -> str:
+    values = {"id": example.id, "prediction": text, "targets": example.targets}
+    return json.dumps(values, ensure_ascii=False)
 
 
 def _to_host(leaf: jax.Array) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Fine-tunes a tiny T5 on columns of texts and on a GLUE task, and generates its answers.
 
-Covers bert_jax/train/sources/text_to_text.py, configs/finetune/text_to_text.py and the task
-text2text of bert_jax/cli/finetune.py.
+Covers bert_jax/train/sources/text_to_text.py, configs/finetune/text_to_text.py and
+bert_jax/cli/arguments/text_to_text.py.
 """
 
 import dataclasses
@@ -15,18 +15,26 @@ import pytest
 from bert_jax.cli import main
 from bert_jax.data.finetuning.config import Columns
 from bert_jax.data.text_to_text.casting import TextToTextExample
-from bert_jax.data.text_to_text.config import NamedTextTask
+from bert_jax.data.text_to_text.config import NamedTextTask, TextToTextData
 from bert_jax.data.text_to_text.loader import TextTask
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.experiment import Experiment
 from bert_jax.export.seq2seq import export_seq2seq
+from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.t5.config import T5Config
 from bert_jax.objectives.config import Seq2Seq
 from bert_jax.objectives.seq2seq import Seq2SeqObjective
+from bert_jax.predict.generation.config import GenerationConfig
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq
 from bert_jax.recipes import call_recipe, load_recipe
 from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.learn import train_tokenizer
-from bert_jax.train.sources.text_to_text import TextToTextSource, task_metrics
+from bert_jax.train.config import AdamW, WarmupLinear
+from bert_jax.train.sources.text_to_text import (
+    GenerationEvaluator,
+    TextToTextSource,
+    task_metrics,
+)
 
 pytest.importorskip("sacrebleu")
 
@@ -71,12 +79,13 @@ def _command(folder: Path, run: str, *flags: str) -> list[str]:
 def test_text2text_learns_and_writes_its_answers(folder: Path) -> None:
     sizes = ["--epochs=60", "--batch-size=8", "--max-length=32", "--learning-rate=0.03"]
     settings = ["train.evaluation.eval_every=60", "train.checkpoints.save_every=60"]
-    lengths = '[{"steps": 120, "seq_length": 32, "batch_size": 8, "target_length": 16}]'
-    flags = [*sizes, "--set", *settings, f"train.phases={lengths}"]
+    flags = [*sizes, "--max-target-length=16", "--set", *settings]
     assert main(_command(folder, "run", *flags)) == 0
     metrics = json.loads((folder / "run/evaluation.json").read_text())
     assert metrics["exact_match"] == 100 and metrics["rouge1"] == 100
     lines = (folder / "run/predictions/columns-dev.jsonl").read_text().splitlines()
+    report = (folder / "run/report.html").read_text()
+    assert "<h2>Token F1, dev</h2>" in report and "No result" not in report
     first = json.loads(lines[0])
     assert first == {"id": "0", "prediction": "red", "targets": ["red"]}
     assert load_seq2seq(folder / "run").config.num_decoder_layers == 1
@@ -88,6 +97,11 @@ def test_text2text_learns_and_writes_its_answers(folder: Path) -> None:
         (["--truncation=windows"], "--truncation is not an option of text2text"),
         (["--method=lora"], "--method is not an option of text2text"),
         (["--target", "a", "b"], "--source article --target summary; found 2: a, b"),
+        (["--frozen-encoder"], "--frozen-encoder is not an option of text2text"),
+        (["--config=x"], "expected one of them"),
+        (["--label=color"], "--label is not an option of text2text"),
+        (["--arg", "batch_size=4"], "text2text sets it with --batch-size"),
+        (["--arg", "adafactr=false"], "did you mean 'adafactor'"),
     ],
 )
 def test_flags_of_encoders_are_refused(folder: Path, capsys, flags: list[str], message) -> None:
@@ -107,6 +121,32 @@ def test_flags_of_encoders_are_refused(folder: Path, capsys, flags: list[str], m
 def test_flags_of_texts_with_other_tasks_are_refused(capsys, flags: list[str], message) -> None:
     assert main(["finetune", *flags, "--run=never"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_arguments_and_flags_reach_the_recipe(folder: Path, monkeypatch) -> None:
+    experiments: list[Experiment] = []
+    monkeypatch.setattr(
+        "bert_jax.train.run.run", lambda experiment, *_: experiments.append(experiment) or 0
+    )
+    flags = ["--max-target-length=9", "--encoding=latin-1", "--arg", "adafactor=false"]
+    assert main(_command(folder, "arguments", *flags)) == 0
+    (experiment,) = experiments
+    assert isinstance(experiment.train.optimizer, AdamW)
+    assert experiment.train.schedule == WarmupLinear(peak_learning_rate=3e-5, warmup_steps=1)
+    assert experiment.train.phases[0].target_length == 9
+    checkpoints = experiment.train.checkpoints
+    assert (checkpoints.best_metric, checkpoints.best_mode) == ("token_f1", "max")
+    assert isinstance(experiment.data, TextToTextData)
+    assert experiment.data.predicted_splits == ("dev", "dev_mismatched")
+
+
+def test_recipe_ranks_checkpoints_by_the_main_metrics(folder: Path) -> None:
+    arguments = [f"model={folder / 't5'}", "glue_dir=glue"]
+    for tasks, metric in (("mrpc", "f1"), ("mrpc,stsb", "mean")):
+        experiment = call_recipe(load_recipe(RECIPE), [*arguments, f"tasks={tasks}"], RECIPE)
+        assert experiment.train.checkpoints.best_metric == metric
+    with pytest.raises(ConfigError, match="tasks has wnli, expected all or some of cola"):
+        call_recipe(load_recipe(RECIPE), [*arguments, "tasks=wnli"], RECIPE)
 
 
 def test_recipe_needs_data(folder: Path) -> None:
@@ -140,3 +180,13 @@ def test_metrics_of_labels_and_scores() -> None:
     assert task_metrics(labels, "dev", ["no", "yes", "yes!", "No"]) == {"accuracy": 0.5}
     scores = task("regression", ["0.0", "2.6", "5.0"], ("pearson", "spearman"))
     assert task_metrics(scores, "dev", ["0.2", "2.4", "4.8"])["spearman"] == pytest.approx(1.0)
+    texts = task("question_answering", ["a b"], ("f1", "exact_match"))
+    model = LoadedSeq2Seq(params={}, config=T5Config(vocab_size=8), tokenizer=None, path="")
+    evaluator = GenerationEvaluator(
+        model, GenerationConfig(), ComputeConfig(), {"a": labels, "b": texts}, "dev"
+    )
+    outputs = {"a": ["no", "no", "no", "no"], "b": ["a b"]}
+    metrics = evaluator.metrics(outputs)
+    # The mean is of fractions: an accuracy of 0.5 and a token F1 of 100.
+    assert metrics["mean"] == 0.75 and metrics["b/token_f1"] == 100
+    assert set(metrics) == set(evaluator.known_metrics)
