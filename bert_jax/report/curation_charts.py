@@ -1,8 +1,14 @@
-"""Draws the distribution of a signal of documents as inline SVG, with the limits of the rules."""
+"""Draws the distribution of a signal of documents as inline SVG, with the limits of the rules.
+
+Also formats the numbers of the report on a curated corpus.
+"""
 
 from collections.abc import Sequence
 
-from bert_jax.data.corpus.curation.sample import quantiles
+from bert_jax.data.corpus.curation.model_signals import ModelSignal
+from bert_jax.data.corpus.curation.plan import CurationConfig
+from bert_jax.data.corpus.curation.rules import Rule
+from bert_jax.data.corpus.curation.sample import quantiles, rule_limits
 from bert_jax.report.html import escape
 from bert_jax.report.svg_charts import HEIGHT, PlotArea, svg, ticks
 
@@ -17,8 +23,10 @@ def histogram(values: Sequence[float], bounds: Sequence[float], title: str) -> s
     """
     (top,) = quantiles(values, (0.99,))
     low = min(values)
-    # A limit far above all values (100,000 words) would leave one bar.
-    high = max([top, *(bound for bound in bounds if bound <= low + 3 * (top - low))])
+    # A limit far from all values (100,000 words) would leave one bar; equal values have one anyway.
+    margin = 2 * (top - low) or float("inf")
+    near = [bound for bound in bounds if low - margin <= bound <= top + margin]
+    low, high = min([low, *near]), max([top, *near])
     axis = ticks(low, high)
     low, high = axis[0], axis[-1]
     counts = [0] * _NUM_BINS
@@ -48,3 +56,30 @@ def histogram(values: Sequence[float], bounds: Sequence[float], title: str) -> s
 def format_number(value: float) -> str:
     """Formats a number with at most four significant digits, or as a whole number."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def signal_title(signal: str | ModelSignal, reason: str, config: CurationConfig) -> str:
+    """Returns the name of a signal, or the reason of a rule if two signals have this name."""
+    names = [each if isinstance(each, str) else each.name for each in rule_limits(config)]
+    name = signal if isinstance(signal, str) else signal.name
+    return name.replace("_", " ") if names.count(name) == 1 else reason
+
+
+def format_limits(rule: Rule) -> str:
+    """Formats the limits of a rule, such as "≥ 50, ≤ 100,000"."""
+    parts: list[str] = []
+    if rule.at_least is not None:
+        parts.append(f"≥ {format_number(rule.at_least)}")
+    if rule.at_most is not None:
+        parts.append(f"≤ {format_number(rule.at_most)}")
+    return ", ".join(parts)
+
+
+def format_percent(part: float, whole: float) -> str:
+    """Formats a fraction as percent; "0%" and "100%" mean none and all, never a rounded value."""
+    if not whole:
+        return "–"
+    percent = 100 * part / whole
+    if 0 < abs(percent) < 0.01:
+        return "<0.01%" if percent > 0 else ">-0.01%"
+    return ">99.9%" if 99.95 <= percent < 100 else f"{percent:.3g}%"

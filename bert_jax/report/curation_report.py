@@ -7,6 +7,7 @@ from typing import Any
 
 from bert_jax.atomic_io import atomic_write
 from bert_jax.config_lib import flatten, to_json
+from bert_jax.data.corpus.contamination.passes import REASON as CONTAMINATED
 from bert_jax.data.corpus.contamination.tables import (
     ITEMS_FILE,
     NOT_SEARCHABLE,
@@ -15,10 +16,16 @@ from bert_jax.data.corpus.contamination.tables import (
 from bert_jax.data.corpus.curation.ledger import RETAINED, LedgerRow
 from bert_jax.data.corpus.curation.plan import CurationConfig
 from bert_jax.data.corpus.curation.review import Review, count_broken, review
-from bert_jax.data.corpus.curation.rules import Rule
 from bert_jax.data.corpus.curation.sample import quantiles, rule_limits
+from bert_jax.data.corpus.curation.signals import SIGNALS
 from bert_jax.json_io import read_json
-from bert_jax.report.curation_charts import format_number, histogram
+from bert_jax.report.curation_charts import (
+    format_limits,
+    format_number,
+    format_percent,
+    histogram,
+    signal_title,
+)
 from bert_jax.report.html import (
     card,
     definition_list,
@@ -66,9 +73,9 @@ def _header(output: Path, manifest: dict[str, Any]) -> str:
     counts = manifest["counts"]
     retained, total = counts["retained_documents"], counts["documents"]
     facts = {
-        "Documents": f"{retained:,} of {total:,} ({_percent(retained, total)})",
+        "Documents": f"{retained:,} of {total:,} ({format_percent(retained, total)})",
         "Characters": f"{counts['retained_characters']:,} of {counts['characters']:,} "
-        f"({_percent(counts['retained_characters'], counts['characters'])})",
+        f"({format_percent(counts['retained_characters'], counts['characters'])})",
         "bert_jax": manifest["bert_jax"],
     }
     return f"<h1>{escape(output.resolve().name)}: curation</h1>" + definition_list(facts, "facts")
@@ -88,34 +95,39 @@ def _flow(content: Review) -> str:
             rows.append(
                 [
                     f"{source} – {'kept' if is_retained else reason}",
-                    *(f"{flow.documents:,}", _percent(flow.documents, total)),
-                    *(f"{count:,}", _percent(count, characters)),
+                    *(f"{flow.documents:,}", format_percent(flow.documents, total)),
+                    *(f"{count:,}", format_percent(count, characters)),
                 ]
             )
+            # Negative if edits made the documents longer; without it, the sum is not 100 %.
+            removed = flow.characters - flow.retained_characters
+            if is_retained and removed:
+                name = f"{source} – removed from kept documents"
+                rows.append([name, "–", "–", f"{removed:,}", format_percent(removed, characters)])
     header = ("source – reason", "documents", "of source", "characters", "of source")
     return section("Documents by source and reason", table(header, rows))
 
 
 def _lines(manifest: dict[str, Any]) -> str:
     content = ""
-    for title, name in (("removed lines", "removed_lines"), ("reading", "read_counts")):
+    for title, name in (("removed lines", "removed_lines"), ("reading and edits", "read_counts")):
         counts = manifest.get(name) or {}
         content += table((title, "count"), [[key, f"{count:,}"] for key, count in counts.items()])
-    return section("Removed lines, and what happened while reading", content)
+    return section("Removed lines and repairs", content)
 
 
 def _rules(config: CurationConfig, content: Review) -> str:
-    """Returns what each rule drops of the sample, alone and whatever the other rules do."""
+    """Returns what each rule drops of the sample, alone and together with other rules."""
     broken, only = count_broken(content.measured)
     total = len(content.measured)
     rows = [
         [
             reason,
-            _limit(rule),
+            format_limits(rule),
             f"{broken[reason]:,}",
-            _percent(broken[reason], total),
+            format_percent(broken[reason], total),
             f"{only[reason]:,}",
-            _percent(only[reason], total),
+            format_percent(only[reason], total),
         ]
         for limits in rule_limits(config).values()
         for reason, rule in limits
@@ -123,11 +135,11 @@ def _rules(config: CurationConfig, content: Review) -> str:
     rows.sort(key=lambda row: -int(row[2].replace(",", "")))
     note = (
         f"Measured on {total:,} of {content.num_sampled:,} sampled documents "
-        f"({content.fraction:.0%} of the input, chosen by hash): those that the rules for lines "
-        "keep. A document counts for every rule that it breaks; “only this rule” would be kept "
-        "without it."
+        f"({format_percent(content.fraction, 1)} of the input, chosen by hash): those that the "
+        "rules for lines keep. A document counts for every rule that it breaks. Only this rule: "
+        "documents that break no other rule."
     )
-    header = ("rule", "keeps", "breaks it", "of sample", "only this rule", "of sample")
+    header = ("rule", "keeps", "breaks it", "of measured", "only this rule", "of measured")
     rendered = table(header, rows, caption=note)
     return section("What each rule drops", rendered)
 
@@ -144,13 +156,13 @@ def _histograms(config: CurationConfig, content: Review) -> str:
                 for bound in (rule.at_least, rule.at_most)
                 if bound is not None
             ]
-            name = signal.replace("_", " ")
+            name = signal_title(signal, limits[0][0], config)
             cards.append(card(histogram(values, bounds, name), title=name))
     if not cards:
         return ""
     note = (
-        '<p class="quiet">Dashed: limits of the rules. Values above the 99th percentile are in the '
-        "last bar.</p>"
+        '<p class="quiet">Dashed: limits of the rules; limits far from all values are not drawn. '
+        "Values above the 99th percentile are in the last bar.</p>"
     )
     return f'<h2>Signals</h2>{note}<div class="charts">{"".join(cards)}</div>'
 
@@ -162,7 +174,7 @@ def _other_signals(config: CurationConfig, content: Review) -> str:
     limited = rule_limits(config)
     rows = [
         [name.replace("_", " "), *map(format_number, quantiles(values, _QUANTILES))]
-        for name in content.measured[0].signals
+        for name in SIGNALS
         if name not in limited
         for values in [[each.signals[name] for each in content.measured]]
     ]
@@ -186,7 +198,8 @@ def _example(row: LedgerRow, content: Review) -> str:
     if row.value is not None:
         facts["value"] = format_number(row.value)
     if row.twin:
-        facts["kept instead"] = row.twin
+        is_item = row.reason.startswith(CONTAMINATED)
+        facts["evaluation item" if is_item else "duplicate of"] = row.twin
     words = content.texts.get(row.id, "").split()
     text = " ".join(words[:_SHOWN_WORDS]) + (" …" if len(words) > _SHOWN_WORDS else "")
     return f'<div class="card">{definition_list(facts, "facts")}<p>{escape(text)}</p></div>'
@@ -200,14 +213,15 @@ def _pairs(content: Review) -> str:
         left, right = mark_differences(dropped, twin)
         similarity = format_number(row.value or 0.0)
         rows.append(
-            f"<tr><td>dropped: {escape(row.id)}, {similarity}<p>{left}</p></td>"
-            f"<td>kept: {escape(row.twin)}<p>{right}</p></td></tr>"
+            f"<tr><td>dropped: {escape(row.id)}, similarity {similarity}<p>{left}</p></td>"
+            f"<td>duplicate of: {escape(row.twin)}<p>{right}</p></td></tr>"
         )
     if not rows:
         return ""
     return section(
         "Near-duplicates side by side",
-        f'<table class="words"><tbody>{"".join(rows)}</tbody></table>',
+        '<table class="words"><caption>Later steps may have dropped the document on the right too.'
+        f"</caption><tbody>{''.join(rows)}</tbody></table>",
     )
 
 
@@ -240,7 +254,7 @@ def _contamination(output: Path) -> str:
         [
             f"{name}, {split}",
             f"{found['items']:,}",
-            *(f"{found['input']:,}", _percent(found["input"], found["items"])),
+            *(f"{found['input']:,}", format_percent(found["input"], found["items"])),
             *(f"{found[name]:,}" for name in ("context", "removed", "not searchable")),
         ]
         for (name, split), found in sorted(counts.items())
@@ -266,9 +280,13 @@ def _data_card(config: CurationConfig, manifest: dict[str, Any], content: Review
     facts = {
         **{f"source {name}": text for name, text in counts.items()},
         "fingerprint": manifest.get("fingerprint", ""),
-        "known bias": "rules of English web text drop verse, lists, code and other languages more "
-        "often than prose; names of people stay in the text",
+        "private data": "names of people stay in the text",
     }
+    if config.rule_sets or config.lines:
+        facts["known bias"] = (
+            "rules of English web text drop verse, lists, code and other languages more often than "
+            "prose"
+        )
     shards = [
         [shard["file"], f"{shard['documents']:,}", shard["sha256"]] for shard in manifest["shards"]
     ]
@@ -280,16 +298,3 @@ def _data_card(config: CurationConfig, manifest: dict[str, Any], content: Review
             f"{len(shards)} files", table(("file", "documents", "SHA-256 of the text"), shards)
         ),
     )
-
-
-def _limit(rule: Rule) -> str:
-    parts = []
-    if rule.at_least is not None:
-        parts.append(f"≥ {format_number(rule.at_least)}")
-    if rule.at_most is not None:
-        parts.append(f"≤ {format_number(rule.at_most)}")
-    return ", ".join(parts)
-
-
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.3g}%" if whole else "–"

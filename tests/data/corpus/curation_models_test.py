@@ -4,6 +4,7 @@ Covers bert_jax/data/corpus/curation/{classifier,model_signals}.py and
 bert_jax/cli/curation/curate_classifier.py.
 """
 
+import dataclasses
 import hashlib
 import itertools
 from collections import Counter
@@ -22,9 +23,10 @@ from bert_jax.data.corpus.curation.classifier import (
 from bert_jax.data.corpus.curation.model_signals import QualityScore, TokensPerWord, UnknownTokens
 from bert_jax.data.corpus.curation.plan import CurationConfig, Source, make_plan, make_units
 from bert_jax.data.corpus.curation.rules import Rule, RuleSet
+from bert_jax.data.corpus.curation.sample import measure
 from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
 from bert_jax.data.corpus.curation.units import filter_document
-from bert_jax.data.corpus.sources import TextFiles
+from bert_jax.data.corpus.sources import RawDocument, TextFiles
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.text.load_tokenizer import load_tokenizer
 
@@ -82,6 +84,22 @@ def test_auc_is_the_fraction_of_ordered_pairs() -> None:
     assert evaluation.auc == pytest.approx(np.mean(pairs), abs=0.02)
 
 
+def test_few_positives_against_many_negatives_are_calibrated(texts) -> None:
+    positives, negatives = texts
+    evaluation = train_classifier(
+        positives[:30], negatives, ClassifierTraining(num_features=1 << 16, epochs=2)
+    )[1]
+    assert evaluation.num_negatives > 10 * evaluation.num_positives
+    assert evaluation.auc > 0.9
+    # Both classes weigh the same, so the fractions of all tenths have the mean 1/2.
+    labels = [1 / 2 / evaluation.num_positives, 1 / 2 / evaluation.num_negatives]
+    total = 0.0
+    for count, _, fraction in evaluation.calibration:
+        weight = count / (fraction / labels[0] + (1 - fraction) / labels[1])
+        total += weight * fraction
+    assert total == pytest.approx(0.5)
+
+
 def test_saved_classifier_gives_the_same_scores(texts, trained) -> None:
     model, _, path = trained
     loaded = QualityClassifier.load(path)
@@ -101,7 +119,9 @@ def test_features_are_words_and_bigrams_in_lower_case() -> None:
 def test_rule_with_a_classifier_drops_novels_and_is_part_of_the_plan(
     texts, trained, tmp_path
 ) -> None:
-    _, _, path = trained
+    model, _, path = trained
+    copy = tmp_path / "low.safetensors"
+    QualityClassifier(model.weights, -1000.0, model.info).save(copy)
     (tmp_path / "a.txt").write_text(texts[0][0])
     rule = Rule(signal=QualityScore(model=str(path)), at_least=0.5)
     config = CurationConfig(
@@ -112,6 +132,15 @@ def test_rule_with_a_classifier_drops_novels_and_is_part_of_the_plan(
     retained = [np.mean([not each.reason for each in group]) for group in results]
     assert retained[0] > 0.9 > 0.1 > retained[1]
     assert {each.reason for each in results[1] if each.reason} == {"mine: quality"}
+    # A second model has its own scores, and its own reason in the ledger.
+    other = Rule(signal=QualityScore(model=str(copy)), at_least=0.5)
+    pair = (RuleSet(name="mine", rules=(rule,)), RuleSet(name="other", rules=(other,)))
+    document = RawDocument(key="1", text=texts[0][0])
+    measured = measure(document, dataclasses.replace(config, rule_sets=pair))
+    assert measured is not None and measured.broken == ("other: quality",)
+    assert measured.signals[rule.signal] > 0.5 > measured.signals[other.signal] == 0
+    with pytest.raises(ConfigError, match="two signals have the reason 'mine: quality'"):
+        dataclasses.replace(config, rule_sets=(RuleSet(name="mine", rules=(rule, other)),))
     plan = make_plan(config, make_units(config))
     assert list(plan["models"].values()) == [rule.signal.fingerprint()]
 

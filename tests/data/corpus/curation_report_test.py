@@ -6,6 +6,7 @@ bert_jax/report/{curation_report,curation_charts}.py.
 
 import dataclasses
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITIO
 from bert_jax.data.corpus.curation.sample import forecast, is_sampled, measure, read_raw_documents
 from bert_jax.data.corpus.curation.units import digest, edit_text, filter_document
 from bert_jax.data.corpus.sources import TextFiles
-from bert_jax.report.curation_charts import histogram
+from bert_jax.report.curation_charts import format_percent, histogram
 from bert_jax.report.curation_report import mark_differences, write_curation_report
 
 pytest.importorskip("pyarrow")
@@ -107,6 +108,13 @@ def test_report_is_offline_and_escapes_documents(config, output) -> None:
     assert "the and email address" in page and "@example.org" not in page
     assert "http://" not in page and "https://" not in page.replace("https://schema", "")
     assert page.count("<svg") == len({r.name for s in config.rule_sets for r in s.rules})
+    removed = "– removed from kept documents</th><td>–</td><td>–</td>"
+    for source, flows in review(config, output).flows.items():
+        # The characters of a source are 100 %, which the rows add up to.
+        cells = re.findall(rf'row">{source} –.*?<td>([-\d,]+)</td><td>[^<]+</td></tr>', page)
+        shown = sum(int(cell.replace(",", "")) for cell in cells)
+        assert shown == sum(flow.characters for flow in flows.values())
+    assert removed in page
     assert "Near-duplicates side by side" in page and "<mark>the</mark>" in page
     assert write_curation_report(config, output).read_text("utf-8") == page
 
@@ -191,3 +199,10 @@ def test_histogram_counts_every_value_once() -> None:
     ]
     assert sum(counts) == len(values)
     assert svg.count('class="bound"') == 1  # a limit far outside is not drawn
+    below_all, constant = histogram([1.0, 2.0, 3.0], [0.5], "x"), histogram([0.0] * 9, [0.3], "x")
+    assert below_all.count('class="bound"') == constant.count('class="bound"') == 1
+
+
+def test_percent_is_0_or_100_for_none_and_all_only() -> None:
+    percents = [format_percent(part, 1_000_000) for part in (0, 1, 500_000, 999_600, 1_000_000)]
+    assert percents == ["0%", "<0.01%", "50%", ">99.9%", "100%"]

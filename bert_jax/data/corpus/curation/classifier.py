@@ -3,7 +3,7 @@
 Documents that look like positive examples (Wikipedia, books) get a score near 1, documents that
 look like negative ones (raw web text) near 0. As in fastText, the features of a document are
 averaged, so its length does not decide. Training is a fixed sequence of float64 operations: the
-same files give the same model.
+same files in the same order give the same model on the same kind of processor.
 """
 
 import functools
@@ -41,15 +41,16 @@ class ClassifierTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_range("--features", self.num_features, at_least=1 << 10, at_most=1 << 24)
+        check_range("num_features", self.num_features, at_least=1 << 10, at_most=1 << 24)
         check_range("--epochs", self.epochs, at_least=1)
-        check_range("--learning-rate", self.learning_rate, above=0)
+        check_range("learning_rate", self.learning_rate, above=0)
 
 
 class Evaluation(NamedTuple):
     """Holds results on the half of the documents that was not trained on.
 
-    `calibration` has (documents, mean score, fraction of positives) for tenths of the scores.
+    `calibration` has (documents, mean score, fraction of positives) for tenths of the scores. Both
+    classes have the same total weight in the means and fractions, as in training.
     """
 
     num_positives: int
@@ -178,9 +179,10 @@ def _train(
     positives: Sequence[np.ndarray], negatives: Sequence[np.ndarray], config: ClassifierTraining
 ) -> tuple[np.ndarray, float]:
     """Runs averaged SGD (Polyak and Juditsky 1992) on the logistic loss; returns weights, bias."""
-    documents = [*positives, *negatives]
-    total = len(documents)
-    class_weights = (total / (2 * len(positives)), total / (2 * len(negatives)))
+    # Each epoch has the documents of the smaller class several times. Larger steps for them would
+    # give the same loss, but with a few documents against many they would diverge.
+    class_size = max(len(positives), len(negatives))
+    total = 2 * class_size
     weights, late = np.zeros(config.num_features), np.zeros(config.num_features)
     bias = late_bias = 0.0
     num_steps = config.epochs * total
@@ -189,11 +191,11 @@ def _train(
         for epoch in range(config.epochs)
     ]
     for step, index in enumerate(np.concatenate(order).tolist()):
-        features, is_positive = documents[index], index < len(positives)
+        is_positive, group = index < class_size, positives if index < class_size else negatives
+        features = group[index % class_size % len(group)]
         logit = float(weights[features].sum()) / len(features) + bias
         error = float(is_positive) - float(_sigmoid(logit))
-        rate = config.learning_rate * (1 - step / num_steps)
-        change = rate * error * class_weights[0 if is_positive else 1]
+        change = config.learning_rate * (1 - step / num_steps) * error
         # The mean of the weights after all steps is weights - late / steps: a change in step t is
         # missing in the t weights before it.
         np.add.at(weights, features, change / len(features))
@@ -226,8 +228,14 @@ def _evaluate(
     )
     auc = float(below.mean() / 2 / len(ordered))
     bins = np.minimum((joined * _NUM_BINS).astype(int), _NUM_BINS - 1)
+    # The scores are those of equally frequent classes, whatever the sizes of the files.
+    weights = 1 / np.where(labels == 1, len(positives), len(negatives))
     calibration = [
-        (int(chosen.sum()), float(joined[chosen].mean()), float(labels[chosen].mean()))
+        (
+            int(chosen.sum()),
+            float(np.average(joined[chosen], weights=weights[chosen])),
+            float(np.average(labels[chosen], weights=weights[chosen])),
+        )
         for chosen in (bins == index for index in range(_NUM_BINS))
         if chosen.any()
     ]

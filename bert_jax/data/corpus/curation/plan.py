@@ -99,6 +99,15 @@ class CurationConfig:
             raise ConfigError("curation: no source; expected at least one")
         if len(set(names)) < len(names):
             raise ConfigError(f"curation: two sources have one name; found {', '.join(names)}")
+        reasons: dict[str, object] = {}  # the ledger has the reason only, not the file of a signal
+        for rule_set in self.rule_sets:
+            for rule in rule_set.rules:
+                reason = rule_set.reason(rule)
+                if reasons.setdefault(reason, rule.signal) != rule.signal:
+                    raise ConfigError(
+                        f"curation: rules with two signals have the reason {reason!r}; put them "
+                        "into rule sets with different names"
+                    )
         for step in self.steps:
             if isinstance(step, NearDuplicates):
                 step.check_sources(names)

@@ -18,7 +18,7 @@ from bert_jax.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Keeps documents whose signal is within the limits; a limit of None does not exist.
+    """Keeps documents whose signal is within the limits; a limit of None means no limit.
 
     Attributes:
       signal: a name in `SIGNALS`, or a signal that needs a file.

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
+from bert_jax.data.corpus.curation.model_signals import ModelSignal
 from bert_jax.data.corpus.curation.plan import CurationConfig, CurationUnit, make_units
 from bert_jax.data.corpus.curation.rules import Rule
 from bert_jax.data.corpus.curation.signals import SIGNALS, TextView
@@ -34,11 +35,11 @@ class MeasuredDocument:
     """Holds what the rules find in a document that the rules for lines keep.
 
     Attributes:
-      signals: the value of each signal.
+      signals: the value of each signal in `SIGNALS`, and of each rule that needs a file.
       broken: the reasons of all rules that the document breaks, not only of the first.
     """
 
-    signals: dict[str, float]
+    signals: dict[str | ModelSignal, float]
     broken: tuple[str, ...]
 
 
@@ -97,13 +98,15 @@ def measure(document: RawDocument, config: CurationConfig) -> MeasuredDocument |
     if cleaned.reason:
         return None
     view = TextView(cleaned.text)
-    values = {name: function(view) for name, function in SIGNALS.items()}
+    values: dict[str | ModelSignal, float] = {
+        name: function(view) for name, function in SIGNALS.items()
+    }
     broken: list[str] = []
     for rule_set in config.rule_sets:
         for rule in rule_set.rules:
-            if rule.name not in values:  # a signal that needs a file
-                values[rule.name] = rule.compute(view)
-            if not rule.allows(values[rule.name]):
+            if rule.signal not in values:  # a signal that needs a file
+                values[rule.signal] = rule.compute(view)
+            if not rule.allows(values[rule.signal]):
                 broken.append(rule_set.reason(rule))
     return MeasuredDocument(signals=values, broken=tuple(broken))
 
@@ -198,10 +201,10 @@ def quantiles(values: Sequence[float], fractions: Sequence[float]) -> list[float
     return [ordered[min(len(ordered) - 1, int(fraction * len(ordered)))] for fraction in fractions]
 
 
-def rule_limits(config: CurationConfig) -> dict[str, list[tuple[str, Rule]]]:
-    """Returns (reason, rule) of all rules, by the name of the signal."""
-    limits: dict[str, list[tuple[str, Rule]]] = {}
+def rule_limits(config: CurationConfig) -> dict[str | ModelSignal, list[tuple[str, Rule]]]:
+    """Returns (reason, rule) of all rules, by signal: two models have one name of a signal."""
+    limits: dict[str | ModelSignal, list[tuple[str, Rule]]] = {}
     for rule_set in config.rule_sets:
         for rule in rule_set.rules:
-            limits.setdefault(rule.name, []).append((rule_set.reason(rule), rule))
+            limits.setdefault(rule.signal, []).append((rule_set.reason(rule), rule))
     return limits
