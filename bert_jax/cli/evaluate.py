@@ -39,9 +39,10 @@ metrics rounded to 6 decimals; notes on the data go to stderr. Splits without la
 test sets of GLUE, are left out; it is an error if none has labels.
 
 If it is known which examples are in the pretraining corpus, "by_contamination" has the metrics on
-the examples that were found there and on the others ("clean"), each with the number of examples and
-the 95 % bootstrap interval of the first metric. It is known from --contamination, or from the file
-contamination-items.parquet in the folder of the model.
+the examples that were found there, on those that were not ("clean"), and on those that could not be
+searched, each with the number of examples and the 95 % bootstrap interval of the first metric. It
+is known from --contamination, or from the file contamination-items.parquet in the folder of the
+model.
 """
 
 logger = logging.getLogger(__name__)

@@ -209,7 +209,8 @@ def test_decontamination_guide(exported):
     Path("quiz.jsonl").write_text(json.dumps({"question": "Who sat?", "answer": "A man"}) + "\n")
     assert len(run_page(DOCS / "how_to/decontaminate.md", make_short)) == 3
     items = read_item_rows(Path("clean"))
-    assert {row.id for row in items if row.input_documents} == {"0"}
+    assert {row.id for row in items if row.removed_documents} == {"0"}
+    assert not any(row.input_documents for row in items)
 
 
 def test_serve_guide(tmp_path, monkeypatch):

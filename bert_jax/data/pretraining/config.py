@@ -29,7 +29,7 @@ class WeightedCorpus:
 class CorpusMixture:
     """Configures pretraining on several prepared corpora with one tokenizer.
 
-    The mixture never ends: a corpus that was read once is read again in a new order.
+    A corpus that was read completely is read again in a new order, up to its `max_epochs`.
 
     Attributes:
       corpora: the corpora; either each has a weight or none.
