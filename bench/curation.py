@@ -238,7 +238,7 @@ def print_speed(args: argparse.Namespace, scratch: Path) -> None:
         has_peer = datatrove is not None and name in datatrove.stages
         for _ in range(args.runs + 1):
             internal.append(run_seconds(function))
-            if has_peer:
+            if datatrove is not None and has_peer:
                 external.append(datatrove.run(name))
         rate = size / statistics.median(internal[1:])
         row = f"| {name} | {rate:.1f} | "

@@ -59,6 +59,7 @@ def test_override_sets_nested_fields_and_types():
         ],
     )
     assert changed.seed == 7
+    assert isinstance(changed.train.schedule, WarmupLinear)
     assert changed.train.schedule.peak_learning_rate == 2e-4
     assert changed.train.phases[0].steps == 20
     assert (

@@ -71,6 +71,7 @@ def test_long_sequences_recipe_has_the_published_networks(tmp_path):
     assert bigbird.objective.model == BigBirdConfig()
     assert isinstance(bigbird.data, PretrainingData)
     assert bigbird.data.masking == Masking(whole_word_mask=True)
+    assert isinstance(bigbird.train.schedule, WarmupLinear)
     assert bigbird.train.schedule.warmup_steps == 5_000
     export(small_model(tmp_path / "vocabulary"), tmp_path / "bert")
     arguments = [f"init_from={tmp_path / 'bert'}"]

@@ -9,7 +9,7 @@ from bert_jax.models.albert.config import AlbertConfig, AlbertSize, AlbertVersio
 from bert_jax.objectives.config import Pretraining
 from bert_jax.plan.inputs import make_inputs
 from bert_jax.plan.placeholder_corpus import planned_experiment
-from bert_jax.train.config import Lamb
+from bert_jax.train.config import Lamb, WarmupLinear
 
 RECIPE = str(Path(__file__).parents[2] / "configs/pretrain/albert.py")
 
@@ -24,6 +24,7 @@ def test_recipe_has_the_published_hyperparameters(
     train, data, objective = experiment.train, experiment.data, experiment.objective
     assert train.optimizer == Lamb(b1=0.9, b2=0.999, epsilon=1e-6, weight_decay=0.01)
     assert train.max_grad_norm == 1.0
+    assert isinstance(train.schedule, WarmupLinear)
     assert (train.schedule.peak_learning_rate, train.schedule.warmup_steps) == (1.76e-3, 3125)
     (phase,) = train.phases
     assert (phase.steps, phase.batch_size, phase.seq_length) == (125_000, 4096, 512)

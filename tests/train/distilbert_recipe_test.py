@@ -23,7 +23,7 @@ from bert_jax.recipes import call_recipe, load_recipe
 from bert_jax.runs.metrics import read_metrics
 from bert_jax.testing.models import random_parameters, small_config
 from bert_jax.testing.text_corpus import prepare_corpus
-from bert_jax.train.config import AdamW
+from bert_jax.train.config import AdamW, WarmupLinear
 from bert_jax.train.run import run
 from tests.helpers.one_device import one_device_mesh
 
@@ -63,6 +63,7 @@ def test_recipe_has_the_published_hyperparameters(folder):
     train, distillation = experiment.train, distillation_of(experiment)
     assert train.optimizer == AdamW(b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.0)
     assert train.max_grad_norm == 5.0
+    assert isinstance(train.schedule, WarmupLinear)
     assert (train.schedule.peak_learning_rate, train.schedule.warmup_steps) == (5e-4, 625)
     assert train.tuning.frozen == (TEACHER_PARAMS,)
     assert isinstance(experiment.objective, Pretraining)
@@ -80,6 +81,7 @@ def test_layers_and_soft_targets_are_arguments(folder):
     chosen = recipe(folder, 4, "teacher_layers=[3]", "masked_tokens_only=true")
     assert distillation_of(chosen).teacher.layers == (3,)
     assert distillation_of(chosen).soft_targets == MaskedTokens()
+    assert isinstance(chosen.objective, Pretraining)
     assert chosen.objective.model.num_hidden_layers == 1
 
 

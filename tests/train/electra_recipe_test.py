@@ -53,6 +53,7 @@ def test_recipe_has_the_published_hyperparameters(size: ElectraSize) -> None:
     peak, batch_size, steps, seq_length, predictions, generator_width = PUBLISHED[size]
     assert train.optimizer == AdamW(epsilon=1e-6, weight_decay=0.01, bias_correction=False)
     assert train.max_grad_norm == 1.0
+    assert isinstance(train.schedule, WarmupLinear)
     assert (train.schedule.peak_learning_rate, train.schedule.warmup_steps) == (peak, 10_000)
     (phase,) = train.phases
     assert (phase.steps, phase.batch_size, phase.seq_length) == (steps, batch_size, seq_length)

@@ -60,6 +60,7 @@ def test_batches_are_packed_and_long_sequences_have_other_rotations() -> None:
     model = experiment.objective.model
     assert isinstance(model, ModernBertConfig)
     assert model.global_rope_theta == 160_000.0 and model.max_length == 8192
+    assert isinstance(experiment.train.schedule, WarmupStableDecay)
     assert experiment.train.schedule.warmup_steps == 24
 
 

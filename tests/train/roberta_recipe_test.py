@@ -9,7 +9,7 @@ from bert_jax.models.roberta.config import RobertaConfig, RobertaSize
 from bert_jax.objectives.config import Pretraining
 from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.recipes import call_recipe, load_recipe
-from bert_jax.train.config import AdamW
+from bert_jax.train.config import AdamW, WarmupLinear
 
 RECIPE = str(Path(__file__).parents[2] / "configs/pretrain/roberta.py")
 
@@ -24,6 +24,7 @@ def test_recipe_has_the_published_hyperparameters(
     train, data = experiment.train, experiment.data
     assert train.optimizer == AdamW(b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01)
     assert train.max_grad_norm is None
+    assert isinstance(train.schedule, WarmupLinear)
     assert train.schedule.peak_learning_rate == peak
     assert train.schedule.warmup_steps == warmup_steps
     (phase,) = train.phases
@@ -40,6 +41,7 @@ def test_recipe_takes_the_hyperparameters_of_fairseq() -> None:
     arguments = ["steps=125000", "batch_size=2048", "learning_rate=5e-4", "warmup_steps=10000"]
     experiment, missing = planned_experiment(RECIPE, arguments, [], 50265)
     assert missing == ("corpus",)
+    assert isinstance(experiment.train.schedule, WarmupLinear)
     assert experiment.train.schedule.peak_learning_rate == 5e-4
     assert experiment.train.schedule.warmup_steps == 10_000
 

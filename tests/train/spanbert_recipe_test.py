@@ -11,7 +11,7 @@ from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.make import make_objective
 from bert_jax.plan.inputs import make_inputs
 from bert_jax.plan.placeholder_corpus import planned_experiment
-from bert_jax.train.config import AdamW, HeldOutEval
+from bert_jax.train.config import AdamW, HeldOutEval, WarmupLinear
 from bert_jax.train.sources.held_out import check_held_out_fields
 
 RECIPE = str(Path(__file__).parents[2] / "configs/pretrain/spanbert.py")
@@ -22,6 +22,7 @@ def test_recipe_has_the_published_hyperparameters() -> None:
     train, data, objective = experiment.train, experiment.data, experiment.objective
     assert train.optimizer == AdamW(b1=0.9, b2=0.999, epsilon=1e-8, weight_decay=0.01)
     assert train.max_grad_norm == 1.0
+    assert isinstance(train.schedule, WarmupLinear)
     assert (train.schedule.peak_learning_rate, train.schedule.warmup_steps) == (1e-4, 10_000)
     (phase,) = train.phases
     assert (phase.steps, phase.batch_size, phase.seq_length) == (2_400_000, 256, 512)
@@ -40,6 +41,7 @@ def test_batches_have_the_fields_of_the_objective() -> None:
     (inputs,) = make_inputs(experiment)
     assert set(inputs.fields) == set(make_objective(experiment.objective).batch_fields())
     assert inputs.batch_spec()["span_target_weights"] == ((256, 19), "float32")
+    assert isinstance(experiment.train.schedule, WarmupLinear)
     assert experiment.train.schedule.warmup_steps == 1
 
 

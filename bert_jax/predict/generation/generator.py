@@ -13,6 +13,7 @@ from bert_jax.predict.batching import padded_batches
 from bert_jax.predict.generation.config import GenerationConfig, Sampling
 from bert_jax.predict.generation.decode import generate_ids, token_rules
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq
+from bert_jax.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Generator:
                 f"{model.path} has no tokenizer files (tokenizer.json, spiece.model, or vocab.json "
                 "with merges.txt); copy those with which the model was trained into this folder"
             )
-        _check_sizes(model, settings)
+        _check_sizes(model, model.tokenizer, settings)
         self._tokenizer, self._config = model.tokenizer, model.config
         self._settings, self._compute = settings, compute
         self._rules = token_rules(model.config, model.tokenizer.vocab_size)
@@ -159,9 +160,9 @@ class Generator:
         return Generated(text.strip(), token_ids, is_complete)
 
 
-def _check_sizes(model: LoadedSeq2Seq, settings: GenerationConfig) -> None:
+def _check_sizes(model: LoadedSeq2Seq, tokenizer: Tokenizer, settings: GenerationConfig) -> None:
     """Raises a ConfigError if the settings do not fit the model."""
-    num_special_tokens = model.tokenizer.template.num_single_special_tokens
+    num_special_tokens = tokenizer.template.num_single_special_tokens
     if settings.max_source_tokens <= num_special_tokens:
         raise ConfigError(
             f"max_source_tokens is {settings.max_source_tokens}, but {num_special_tokens} of them "

@@ -48,7 +48,9 @@ def texts(shared: Path) -> tuple[list[str], list[str]]:
 
 @pytest.fixture(scope="module")
 def trained(texts, tmp_path_factory: pytest.TempPathFactory):
-    model, evaluation = train_classifier(*texts, ClassifierTraining(num_features=1 << 16))
+    model, evaluation = train_classifier(
+        texts[0], texts[1], ClassifierTraining(num_features=1 << 16)
+    )
     path = tmp_path_factory.mktemp("model") / "quality.safetensors"
     model.save(path)
     return model, evaluation, path
@@ -123,7 +125,8 @@ def test_rule_with_a_classifier_drops_novels_and_is_part_of_the_plan(
     copy = tmp_path / "low.safetensors"
     QualityClassifier(model.weights, -1000.0, model.info).save(copy)
     (tmp_path / "a.txt").write_text(texts[0][0])
-    rule = Rule(signal=QualityScore(model=str(path)), at_least=0.5)
+    signal = QualityScore(model=str(path))
+    rule = Rule(signal=signal, at_least=0.5)
     config = CurationConfig(
         sources=(Source(name="a", files=TextFiles(str(tmp_path / "a.txt"))),),
         rule_sets=(RuleSet(name="mine", rules=(rule,)),),
@@ -142,7 +145,7 @@ def test_rule_with_a_classifier_drops_novels_and_is_part_of_the_plan(
     with pytest.raises(ConfigError, match="two signals have the reason 'mine: quality'"):
         dataclasses.replace(config, rule_sets=(RuleSet(name="mine", rules=(rule, other)),))
     plan = make_plan(config, make_units(config))
-    assert list(plan["models"].values()) == [rule.signal.fingerprint()]
+    assert list(plan["models"].values()) == [signal.fingerprint()]
 
 
 def test_token_signals_count_tokens_of_the_tokenizer(shared: Path) -> None:

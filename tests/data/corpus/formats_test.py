@@ -10,6 +10,7 @@ import time
 import zipfile
 from collections import Counter
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -128,7 +129,7 @@ def test_html_pages_give_their_main_content(tmp_path):
     assert PROSE.strip() in fourth.text
     for kind in (HtmlFiles, WarcFiles):
         with pytest.raises(ConfigError, match="content is 'prose', expected 'main' or 'all'"):
-            kind("*", content="prose")
+            kind("*", content=cast(Any, "prose"))
 
 
 def test_hostile_html_has_a_reason_in_bounded_time(tmp_path, monkeypatch):

@@ -30,7 +30,12 @@ from bert_jax.data.pretraining.batch_builder import BatchBuilder
 from bert_jax.data.pretraining.config import CorpusMixture, WeightedCorpus
 from bert_jax.data.pretraining.denoising.config import PrefixLM
 from bert_jax.data.pretraining.loader import PretrainingLoader
-from bert_jax.data.pretraining.mixture_dataset import PERIOD, MixedCorpora, draw_examples
+from bert_jax.data.pretraining.mixture_dataset import (
+    PERIOD,
+    MixedCorpora,
+    MixtureDataset,
+    draw_examples,
+)
 from bert_jax.data.pretraining.mixture_plan import (
     MixturePlan,
     PhaseSize,
@@ -88,6 +93,11 @@ def plan(monkeypatch: pytest.MonkeyPatch):
 def _builder(folders: list[str], data: PretrainingData, fractions=(0.6, 0.4), **sizes):
     mixed = MixedCorpora(tuple(map(PreparedCorpus, folders)), fractions)
     return BatchBuilder(mixed, TABLE, data, **{**SIZES, **sizes})
+
+
+def _dataset(builder: BatchBuilder) -> MixtureDataset:
+    assert isinstance(builder.dataset, MixtureDataset)
+    return builder.dataset
 
 
 def _data(input_format, **settings) -> PretrainingData:
@@ -157,10 +167,10 @@ def test_resumed_mixture_continues_with_the_same_batches(folders, input_format) 
 def test_each_epoch_of_a_corpus_has_every_example_once(folders, input_format) -> None:
     builder = _builder(folders, _data(input_format, masking_schedule=StaticMasking(dupe_factor=1)))
     refs = builder.resolve_examples(0, 2 * PERIOD)
-    first = builder.dataset.first_example
+    first = _dataset(builder).first_example
     for corpus in range(2):
         size = int(first[corpus + 1] - first[corpus])
-        _, draws = draw_examples(np.arange(2 * PERIOD), builder.dataset.quotas, SIZES["seed"])
+        _, draws = draw_examples(np.arange(2 * PERIOD), _dataset(builder).quotas, SIZES["seed"])
         own = (refs.example_indices >= first[corpus]) & (refs.example_indices < first[corpus + 1])
         order = np.argsort(draws[own])
         for epoch in range(2):
@@ -191,8 +201,8 @@ def test_weights_are_fractions_of_the_tokens_in_a_period(folders, plan) -> None:
     mixed, uses = planned.mixed, planned.uses
     builder = BatchBuilder(mixed, TABLE, data, **SIZES)
     refs = builder.resolve_examples(0, PERIOD)
-    lengths = builder.dataset.seq_lengths(refs.document_indices) - 2
-    first = builder.dataset.first_example
+    lengths = _dataset(builder).seq_lengths(refs.document_indices) - 2
+    first = _dataset(builder).first_example
     is_notes = refs.example_indices >= first[1]
     # Most notes are shorter than a sequence, so more of them are drawn.
     assert is_notes.mean() > 0.6
@@ -218,10 +228,10 @@ def test_weights_are_fractions_of_packed_tokens(folders, plan) -> None:
     assert uses[0].epochs + uses[1].epochs == pytest.approx(
         float(
             (
-                builder.dataset.quotas
+                _dataset(builder).quotas
                 / PERIOD
                 * num_examples
-                / np.diff(builder.dataset.first_example)
+                / np.diff(_dataset(builder).first_example)
             ).sum()
         ),
         rel=0.05,
@@ -318,5 +328,6 @@ def test_invalid_weights_raise_config_error(words: list[str], message: str) -> N
 
 def test_mixture_round_trips_through_json() -> None:
     data = PretrainingData(corpus=parse_mixture(["data/a=b=0.7", "c=0.3"]))
+    assert isinstance(data.corpus, CorpusMixture)
     assert data.corpus.corpora[0] == WeightedCorpus(folder="data/a=b", weight=0.7)
     assert from_json(PretrainingData, to_json(data)) == data

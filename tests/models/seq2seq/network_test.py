@@ -119,7 +119,7 @@ def test_packed_rows_are_computed_as_if_alone(config, params):
 
 @each_family
 def test_scanned_and_rematerialized_layers_are_the_same(config, params):
-    fields = {
+    fields: dict[str, Any] = {
         "input_ids": token_ids(8),
         "decoder_input_ids": token_ids(6, seed=1),
         "dropout_key": jax.random.key(1),
@@ -134,7 +134,10 @@ def test_scanned_and_rematerialized_layers_are_the_same(config, params):
 
 @each_family
 def test_bfloat16_is_close_and_every_parameter_has_axes(config, params):
-    fields = {"input_ids": token_ids(8), "decoder_input_ids": token_ids(6, seed=1)}
+    fields: dict[str, Any] = {
+        "input_ids": token_ids(8),
+        "decoder_input_ids": token_ids(6, seed=1),
+    }
     expected = forward(config, params, **fields)
     with jax.numpy_dtype_promotion("strict"):
         found = forward(config, params, ComputeConfig(dtype="bfloat16"), **fields)

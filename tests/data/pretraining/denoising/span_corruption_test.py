@@ -21,7 +21,7 @@ from bert_jax.data.pretraining.denoising.config import (
     PrefixLM,
     SpanCorruption,
 )
-from bert_jax.data.pretraining.denoising.examples import Denoiser
+from bert_jax.data.pretraining.denoising.examples import ConcatenatedDocumentsDataset, Denoiser
 from bert_jax.data.pretraining.denoising.span_corruption import (
     corrupt_spans,
     count_spans,
@@ -223,7 +223,9 @@ def test_batches_are_full_and_read_each_token_once(corpus: Path) -> None:
         corpus="", input_format=ConcatenatedDocuments(), masking=SpanCorruption()
     )
     builder = _builder(corpus, data)
-    num_tokens = int(builder.dataset.corpus.tokens_per_part.sum())
+    dataset = builder.dataset
+    assert isinstance(dataset, ConcatenatedDocumentsDataset)
+    num_tokens = int(dataset.corpus.tokens_per_part.sum())
     assert builder.examples_per_epoch == round(num_tokens / 70)
     batch, position = builder.build_batch(0)
     assert position == 16 and tuple(batch) == batch_fields(data)
