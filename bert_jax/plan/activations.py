@@ -44,6 +44,7 @@ from bert_jax.objectives.config import (
     CausalLM,
     EncoderObjective,
     MaskedPermutedLM,
+    ObjectiveConfig,
     Pretraining,
     ReplacedTokens,
     Seq2Seq,
@@ -107,6 +108,7 @@ class DeviceMicrobatch:
     num_sequences: int
     seq_length: int
     max_predictions_per_seq: int
+    target_length: int = 0  # of a decoder
     tensor_parallel_size: int = 1
 
     @property
@@ -133,7 +135,7 @@ def activation_bytes(
         nothing.
     """
     objective = experiment.objective
-    assert not isinstance(objective, Seq2Seq), "make_inputs refuses encoder-decoders"
+    assert not isinstance(objective, Seq2Seq), "see encoder_decoder_activations.py"
     generator_bytes = 0
     if isinstance(objective, ReplacedTokens):
         generator = Pretraining(
@@ -243,7 +245,7 @@ def gathered_bytes(objective: EncoderObjective, tensor_parallel_size: int) -> in
     return itemsize(objective) * num_params // tensor_parallel_size
 
 
-def itemsize(objective: EncoderObjective) -> int:
+def itemsize(objective: ObjectiveConfig) -> int:
     """Returns the bytes per element of the compute dtype."""
     return 2 if objective.compute.dtype == "bfloat16" else 4
 

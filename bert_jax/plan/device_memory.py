@@ -14,6 +14,10 @@ from bert_jax.plan.activations import (
     gathered_bytes,
     saved_bytes_of,
 )
+from bert_jax.plan.encoder_decoder_activations import (
+    encoder_decoder_activation_bytes,
+    encoder_decoder_gathered_bytes,
+)
 from bert_jax.plan.inputs import Inputs
 from bert_jax.plan.state_bytes import StateBytes
 
@@ -29,7 +33,7 @@ class Memory:
       accumulated_gradients: the sum over earlier microbatches, float32; 0 without microbatches.
       gradients: all gradients at the end of the backward pass, float32.
       activations: the activations at the beginning of the backward pass; `plan/activations.py`
-        has the formula.
+        has the formula, and `plan/encoder_decoder_activations.py` that of encoder-decoders.
     """
 
     parameters: int
@@ -55,24 +59,32 @@ def phase_memory(
     """Returns the memory that the longest batches of a phase need on each device."""
     data, fsdp, tensor = experiment.mesh.axis_sizes(tpu_slice.devices)
     objective, phase, shards = experiment.objective, inputs.phase, data * fsdp
-    assert not isinstance(objective, Seq2Seq), "make_inputs refuses encoder-decoders"
     microbatch = DeviceMicrobatch(
         num_sequences=inputs.num_sequences // (phase.gradient_accumulation_steps * shards),
         seq_length=inputs.shapes[-1]["L"],
         max_predictions_per_seq=phase.max_predictions_per_seq,
+        target_length=phase.target_length,
         tensor_parallel_size=tensor,
     )
     batch = sum(
         math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in inputs.batch_spec().values()
     )
     saved = saved_bytes_of(tpu_slice.generation)
-    gathered = gathered_bytes(objective, tensor) if fsdp > 1 else 0
+    if isinstance(objective, Seq2Seq):
+        gathered = encoder_decoder_gathered_bytes(objective, tensor)
+        decoder_fraction = objective.model.decoder_kernel_params / state.num_parameters
+        activations = encoder_decoder_activation_bytes(
+            objective, microbatch, saved, int(decoder_fraction * state.gradients)
+        )
+    else:
+        gathered = gathered_bytes(objective, tensor)
+        activations = activation_bytes(experiment, microbatch, saved, state.lowest_trainable_layer)
+    gathered = gathered if fsdp > 1 else 0
     return Memory(
         parameters=state.parameters,
         optimizer=state.optimizer,
         batch=batch // shards,
         accumulated_gradients=state.gradients if phase.gradient_accumulation_steps > 1 else 0,
         gradients=state.gradients + gathered,
-        activations=activation_bytes(experiment, microbatch, saved, state.lowest_trainable_layer)
-        + gathered,
+        activations=activations + gathered,
     )

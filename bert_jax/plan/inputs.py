@@ -1,7 +1,8 @@
 """Describes the batches of each phase by their fields and shapes.
 
 This is all that the estimates of memory and time and a compilation need from the data. A
-pretraining corpus does not have to exist yet; labeled files are read for their lengths.
+pretraining corpus does not have to exist yet; labeled files are read for their lengths, except for
+those of text to text, whose batches have one shape.
 """
 
 import collections
@@ -12,9 +13,9 @@ from bert_jax.data.config import PretrainingData
 from bert_jax.data.finetuning.loader import FineTuningLoader
 from bert_jax.data.pretraining.batch_builder import select_fields
 from bert_jax.data.sentence_embeddings.config import SentenceEmbeddingData
+from bert_jax.data.text_to_text.config import TextToTextData
 from bert_jax.errors import UserError
 from bert_jax.experiment import Experiment
-from bert_jax.objectives.config import Seq2Seq
 from bert_jax.objectives.make import make_objective
 from bert_jax.train.config import Phase
 from bert_jax.train.sources import make_source
@@ -56,16 +57,14 @@ def make_inputs(experiment: Experiment) -> tuple[Inputs, ...]:
 
     Raises:
       UserError: labeled data is missing or damaged, does not match the objective, or the run is one
-        of sentence embeddings or of an encoder-decoder, which `bert-jax plan` does not support.
+        of sentence embeddings, which `bert-jax plan` does not support.
     """
     data, phases = experiment.data, experiment.train.phases
-    if isinstance(experiment.objective, Seq2Seq):
-        raise UserError(
-            "objective is Seq2Seq, and bert-jax plan does not estimate the memory of "
-            "encoder-decoders; expected a config of an encoder"
-        )
-    if isinstance(data, PretrainingData):
-        fields = select_fields(data, make_objective(experiment.objective).batch_fields())
+    if isinstance(data, PretrainingData | TextToTextData):
+        fields = make_objective(experiment.objective).batch_fields()
+        if isinstance(data, PretrainingData):
+            fields = select_fields(data, fields)
+        # Texts of `TextToTextData` are padded to the lengths of the phase, so they are not read.
         return tuple(
             Inputs(phase=phase, fields=fields, shapes=(phase.sizes,), step_fractions=(1.0,))
             for phase in phases

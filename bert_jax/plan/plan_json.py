@@ -64,6 +64,7 @@ def _phase_to_json(phase: PhasePlan) -> dict[str, Any]:
     inputs, step = phase.inputs, phase.step
     return {
         "seq_length": inputs.phase.seq_length,
+        "target_length": inputs.phase.target_length,
         "steps": inputs.phase.steps,
         "batch_size": inputs.phase.batch_size,
         "gradient_accumulation_steps": inputs.phase.gradient_accumulation_steps,

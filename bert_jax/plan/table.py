@@ -116,11 +116,14 @@ def _memory_section(plan: RunPlan) -> str:
 
 def _step_section(plan: RunPlan) -> str:
     steps = [phase.step for phase in plan.phases]
+    phases = [phase.inputs.phase for phase in plan.phases]
+    targets = [f"{each.batch_size * each.target_length:,}" for each in phases]
     return format_columns(
         ("one step", *_length_headers(plan)),
         ("batch size", *(f"{phase.inputs.phase.batch_size:,}" for phase in plan.phases)),
         ("batch size per device", *map(_per_device_batch_size, plan.phases)),
         ("tokens", *(f"{step.tokens:,.0f}" for step in steps)),
+        *([("target tokens", *targets)] if any(each.target_length for each in phases) else []),
         ("model FLOPs", *(f"{step.flops:.3g}" for step in steps)),
         (
             f"compute at MFU {plan.mfu:.0%}, ms",

@@ -13,7 +13,8 @@ The upper bound adds, without any overlap, the costs that are unavoidable but ma
   (1 + 2 m) (n - 1) / n. All of this is halved if `mesh.communication_dtype` is bfloat16. Devices on
   the same chip exchange data for free, but share the chip's links.
 - Activation communication of tensor parallelism: two all-reduces per layer in each direction, over
-  one axis of the topology. It is the only part that grows with the batch.
+  one axis of the topology; three in a decoder layer with cross-attention, and one for the gradient
+  of the encoder's output. It is the only part that grows with the batch.
 - The optimizer: reads and writes parameters and optimizer state and reads gradients, all in HBM.
 
 If the assumed MFU is right, the true time lies between the bounds. Neither includes evaluation,
@@ -40,7 +41,7 @@ class StepTime:
 
     Attributes:
       flops: model FLOPs over all chips; recomputation is not counted.
-      tokens: input positions, including padding.
+      tokens: input positions, including padding; those of the encoder, if there are two stacks.
       compute: the seconds of the FLOPs at the assumed MFU.
       gradient_comm: the minimal seconds to communicate gradients and FSDP parameters.
       activation_comm: the minimal seconds to communicate activations of tensor-parallel layers; it
@@ -83,7 +84,9 @@ def step_time(
         tokens=tokens,
         compute=remat_factor * flops / (mfu * tpu_slice.bf16_flops),
         gradient_comm=_gradient_comm(experiment, inputs, state, tpu_slice),
-        activation_comm=_activation_comm(experiment, tpu_slice, tokens),
+        activation_comm=_activation_comm(
+            experiment, tpu_slice, tokens, inputs.num_sequences * inputs.phase.target_length
+        ),
         optimizer=hbm_bytes / tpu_slice.generation.device_bandwidth,
     )
 
@@ -123,23 +126,24 @@ def _gradient_comm(
     return link_bytes / (link_axes(tpu_slice) * tpu_slice.generation.link_bytes_per_second)
 
 
-def _activation_comm(experiment: Experiment, tpu_slice: Slice, tokens: float) -> float:
+def _activation_comm(
+    experiment: Experiment, tpu_slice: Slice, tokens: float, target_tokens: int
+) -> float:
     if isinstance(experiment.train.tuning.features, CachedFeatures):
         return 0.0
     objective, (data, fsdp, _) = (
         experiment.objective,
         experiment.mesh.axis_sizes(tpu_slice.devices),
     )
-    assert not isinstance(objective, Seq2Seq), "make_inputs refuses encoder-decoders"
-    model = objective.model
-    activation = tokens / (data * fsdp) * model.hidden_size * itemsize(objective)
-    link_bytes = (
-        4
-        * model.num_applied_layers
-        * 2
-        * _bytes_leaving_chip(experiment, tpu_slice)[2]
-        * activation
-    )
+    if isinstance(objective, Seq2Seq):
+        model = objective.model
+        reduced_tokens = (4 * model.num_encoder_layers + 1) * tokens
+        reduced_tokens += 6 * model.num_decoder_layers * target_tokens
+    else:
+        model = objective.model
+        reduced_tokens = 4 * model.num_applied_layers * tokens
+    reduced_bytes = reduced_tokens / (data * fsdp) * model.hidden_size * itemsize(objective)
+    link_bytes = 2 * _bytes_leaving_chip(experiment, tpu_slice)[2] * reduced_bytes
     return link_bytes / tpu_slice.generation.link_bytes_per_second
 
 

@@ -24,6 +24,7 @@ from bert_jax.objectives.distillation.config import (
 from bert_jax.parallel.config import Parallelism, make_mesh_config
 from bert_jax.plan.estimate import RunPlan, make_plan
 from bert_jax.plan.inputs import make_inputs
+from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.plan.state_bytes import state_bytes
 from bert_jax.plan.suggestions import suggest
 from bert_jax.plan.table import describe_plan
@@ -193,6 +194,25 @@ def test_tensor_parallel_activation_communication():
     assert (
         step.no_overlap == step.compute + step.gradient_comm + step.activation_comm + step.optimizer
     )
+
+
+def test_t5_state_and_communication_by_hand():
+    """T5 1.1 base with Adafactor: rows and columns of each matrix, not its elements."""
+    config, _ = planned_experiment(
+        "configs/pretrain/t5.py", ["size=base", "parallelism=tp"], [], 32128
+    )
+    T5_F, T5_V = 2048, 32128
+    kernels, norms = 12 * (12 * D * D + 6 * D * T5_F), (12 * 5 + 2) * D
+    state = state_bytes(dataclasses.replace(config, mesh=make_mesh_config("dp")), 16)
+    assert state.num_parameters == kernels + norms + 2 * T5_V * D + 2 * 32 * 12
+    factored = 12 * (12 * (2 * D + 1) + 6 * (D + T5_F + 1)) + 2 * (T5_V + D + 1)
+    unfactored = norms + 2 * 62 + 2 * (32 * 12 + 2)  # vectors, and the two relative biases
+    assert state.optimizer == 4 * (factored + unfactored + 2)
+    # 4 all-reduces of sources in an encoder layer, 6 of targets in a decoder layer, one of the
+    # encoder's output: of 128 / 8 sequences in bf16, over two chips.
+    step = make_plan(config, find_slice("v5e-16")).phases[0].step
+    reduced_tokens = 16 * (49 * 512 + 72 * 128)
+    assert step.activation_comm == pytest.approx(2 * (1 / 2) * reduced_tokens * D * 2 / 45e9)
 
 
 def test_tensor_parallel_within_a_chip_is_free():

@@ -110,7 +110,7 @@ def _attention_seconds(
 ) -> tuple[float, float]:
     """Estimates the seconds of a step's attention kernels on one device: (schedule, roofline)."""
     objective, generation = experiment.objective, tpu_slice.generation
-    assert not isinstance(objective, Seq2Seq), "make_inputs refuses encoder-decoders"
+    assert not isinstance(objective, Seq2Seq), "encoder-decoders have no such kernel"
     model, seq_length = objective.model, inputs.shapes[-1]["L"]
     request = {
         "slice": tpu_slice.name,

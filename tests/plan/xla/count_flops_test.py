@@ -3,6 +3,7 @@
 Covers bert_jax/plan/xla/count_flops.py and bert_jax/train/flops.py.
 """
 
+import dataclasses
 import re
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.models.adapters.config import LoRA
 from bert_jax.models.albert.config import AlbertConfig
+from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.bigbird.config import BigBirdConfig
 from bert_jax.models.deberta_v2.config import DebertaV2Config
@@ -17,7 +19,8 @@ from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.heads.config import MultipleChoiceHead, SequenceClassificationHead
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
-from bert_jax.objectives.config import FineTuning, Pretraining
+from bert_jax.models.t5.config import T5Config
+from bert_jax.objectives.config import FineTuning, Pretraining, Seq2Seq
 from bert_jax.objectives.make import make_objective
 from bert_jax.params import paths
 from bert_jax.plan.inputs import Inputs, make_inputs
@@ -72,6 +75,36 @@ def test_formulas_of_families_match_program(model):
     global_kernels = [leaf.size for path, leaf in params.items() if "_global/kernel" in path]
     expected = model.num_distinct_layers * model.kernel_params_per_layer
     assert sum(kernels) - sum(global_kernels) == expected
+
+
+SMALL = {"num_encoder_layers": 2, "num_decoder_layers": 1}
+ENCODER_DECODERS = [
+    dataclasses.replace(T5Config.v1_1("base"), d_kv=32, **SMALL),
+    dataclasses.replace(BartConfig(), **SMALL),
+]
+
+
+@pytest.mark.parametrize("model", ENCODER_DECODERS, ids=lambda model: model.family)
+def test_formula_of_encoder_decoders_matches_program(model):
+    phase = Phase(steps=1, seq_length=256, target_length=64, batch_size=1024)
+    config = Seq2Seq(model=model)
+    objective = make_objective(config)
+    inputs = Inputs(
+        phase=phase, fields=objective.batch_fields(), shapes=(phase.sizes,), step_fractions=(1.0,)
+    )
+    counted = count_flops.check_formula(config, inputs)
+    assert counted == pytest.approx(count_flops.step_flops(config, phase), rel=5e-4)
+    params = paths.flatten(objective.abstract())
+    for stack, expected in (
+        ("encoder", model.encoder_kernel_params),
+        ("decoder", model.decoder_kernel_params),
+    ):
+        kernels = [
+            leaf.size
+            for path, leaf in params.items()
+            if path.startswith(f"{stack}/layers/") and path.endswith("/kernel")
+        ]
+        assert sum(kernels) == expected
 
 
 def test_wrong_formula_is_an_error(monkeypatch):

@@ -149,6 +149,21 @@ def test_recipe_ranks_checkpoints_by_the_main_metrics(folder: Path) -> None:
         call_recipe(load_recipe(RECIPE), [*arguments, "tasks=wnli"], RECIPE)
 
 
+def test_plan_of_the_recipe_counts_both_stacks(folder: Path, capsys) -> None:
+    data = [f"{name}={folder / 'data.csv'}" for name in ("train", "dev")]
+    columns = ["source=text", "target=color", f"model={folder / 't5'}"]
+    sizes = ["batch_size=16", "seq_length=32", "target_length=8"]
+    arguments = [RECIPE, "--slice", "v5e-4", "--json", "--arg", *data, *columns, *sizes]
+    assert main(["plan", *arguments]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)["slices"]
+    (phase,) = plan["phases"]
+    model = load_seq2seq(folder / "t5").config
+    assert phase["step"]["model_flops"] == 3 * 16 * model.forward_flops(32, 8)
+    assert (phase["target_length"], phase["per_device_batch_size"]) == (8, 4)
+    # 16 sequences on 4 devices: two fields of the source, and two of the targets.
+    assert phase["memory_bytes"]["batch"] == 4 * 4 * 2 * (32 + 8)
+
+
 def test_recipe_needs_data(folder: Path) -> None:
     arguments = [f"model={folder / 't5'}"]
     with pytest.raises(ConfigError, match="expected source and target, or glue_dir"):
