@@ -16,8 +16,8 @@ both. Cross-attention has queries of the target, and keys and values of the sour
 
 Memory can peak at two moments. When the backward pass of the decoder begins, both stacks are saved,
 and the logits or the gradient of the last scores exist. When that of the encoder begins, the
-decoder's activations are freed, but the gradients of its parameters have been created. For T5,
-whose targets are a quarter of its sources, the second moment is the larger one.
+decoder's activations are freed, but the gradients of its parameters have been created. With few
+sequences on a device and short targets, as in T5, the second moment is the larger one.
 
 `tests/plan/activations_test.py` compares the formula with XLA on CPU. Scanned layers have not
 been compared with a compiler.
