@@ -24,7 +24,7 @@ from bert_jax.cli.arguments.task import (
 )
 from bert_jax.cli.arguments.text_to_text import (
     TEXT_TO_TEXT,
-    add_source_argument,
+    add_text_to_text_arguments,
     refuse_columns_of_texts,
     text_to_text_experiment,
 )
@@ -151,13 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="maximum length of a sequence (default: 128, or 384 for question answering, but not "
         "more than the model allows; text2text: 512)",
     )
-    parser.add_argument(
-        "--max-target-length",
-        type=int,
-        metavar="TOKENS",
-        help="maximum length of a text that the decoder writes (text2text; default: 64)",
-    )
-    add_source_argument(parser)
+    add_text_to_text_arguments(parser)
     _add_long_text_arguments(parser)
     parser.add_argument("--seed", type=int, help="random seed (default: 0)")
     add_method_arguments(parser)

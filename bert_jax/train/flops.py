@@ -33,8 +33,7 @@ def step_flops(
     """Computes the model FLOPs of one update.
 
     The backward pass counts as twice the forward pass; recomputation (remat) is not counted.
-    A teacher's forward pass is counted. Task heads (under 0.1 %) are not, so `CachedFeatures` has
-    0.
+    A teacher's forward pass is counted. Task heads (under 0.1 %) are not: 0 for `CachedFeatures`.
 
     Args:
       objective: config of the model and its heads.

@@ -30,13 +30,23 @@ _DEFAULT_EPOCHS = 3
 _EXAMPLE = "--source article --target summary"
 
 
-def add_source_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds --source. Its counterpart --target is also a flag of LoRA (`add_method_arguments`)."""
+def add_text_to_text_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --source and --max-target-length.
+
+    The counterpart --target is also a flag of LoRA (`add_method_arguments`).
+    """
     parser.add_argument(
         "--source",
         metavar="COLUMN",
         help=f"column that the encoder reads, for the task {TEXT_TO_TEXT} only; --target is the "
         "column that the decoder learns to write",
+    )
+    parser.add_argument(
+        "--max-target-length",
+        type=int,
+        metavar="TOKENS",
+        help=f"maximum length of a text that the decoder writes, for the task {TEXT_TO_TEXT} only "
+        "(default: 64)",
     )
 
 
