@@ -180,6 +180,7 @@ def test_activation_bytes_within_20_percent_of_xla_on_cpu(size, batch_size, leng
     assert estimated(config, CPU) == pytest.approx(temporary_bytes(config), rel=0.2)
 
 
+@pytest.mark.slow  # compiles a large step: 30 seconds
 def test_encoder_decoder_activation_bytes_match_xla_on_cpu():
     """Tables are small, so that cross-attention is a sixth of the memory."""
     model = BartConfig(
