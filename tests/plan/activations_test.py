@@ -63,6 +63,11 @@ def experiment(
     )
 
 
+def objective_of(config: Experiment) -> Pretraining:
+    assert isinstance(config.objective, Pretraining)
+    return config.objective
+
+
 def estimated(config: Experiment, saved: SavedBytes) -> int:
     (phase,) = config.train.phases
     microbatch = DeviceMicrobatch(
@@ -230,7 +235,7 @@ def temporary_bytes(config: Experiment) -> int:
 
 def test_layer_bytes_by_hand():
     """BERT-base, 16 sequences of 512, bfloat16: scores in 4 bytes, six times D and once F in 2."""
-    program = experiment("base", 16, 512, 77, dtype="bfloat16").objective
+    program = objective_of(experiment("base", 16, 512, 77, dtype="bfloat16"))
     numbers = 16 * 512 * (6 * 768 + 3072)
     microbatch = DeviceMicrobatch(num_sequences=16, seq_length=512, max_predictions_per_seq=77)
     num_scores = num_attention_scores(program, microbatch)[0]
@@ -250,12 +255,12 @@ def test_fused_attention_saves_no_scores():
     fused = experiment("base", 16, 512, 77, dtype="bfloat16", attention=PallasAttention())
     microbatch = DeviceMicrobatch(num_sequences=16, seq_length=512, max_predictions_per_seq=77)
     scores = (16 * 12 * 512 * 512,) * 12
-    assert num_attention_scores(plain.objective, microbatch) == scores
-    assert num_attention_scores(fused.objective, microbatch) == (0,) * 12
+    assert num_attention_scores(objective_of(plain), microbatch) == scores
+    assert num_attention_scores(objective_of(fused), microbatch) == (0,) * 12
     # The kernel supports neither length 100 nor a causal mask, so the scores are materialized.
     unsupported = dataclasses.replace(microbatch, seq_length=100)
-    assert num_attention_scores(fused.objective, unsupported) == (16 * 12 * 100 * 100,) * 12
-    causal = CausalLM(model=fused.objective.model, compute=fused.objective.compute)
+    assert num_attention_scores(objective_of(fused), unsupported) == (16 * 12 * 100 * 100,) * 12
+    causal = CausalLM(model=objective_of(fused).model, compute=objective_of(fused).compute)
     assert num_attention_scores(causal, microbatch) == scores
 
 
@@ -263,7 +268,9 @@ def test_frozen_lower_layers_save_no_activations():
     config = experiment("base", 16, 512, 77, dtype="bfloat16")
     microbatch = DeviceMicrobatch(num_sequences=16, seq_length=512, max_predictions_per_seq=77)
     num_scores = 16 * 12 * 512 * 512
-    bytes_per_layer = layer_bytes(config.objective, microbatch, TPU, num_scores) + 2 * num_scores
+    bytes_per_layer = (
+        layer_bytes(objective_of(config), microbatch, TPU, num_scores) + 2 * num_scores
+    )
     all_trainable = activation_bytes(config, microbatch, TPU)
     assert (
         activation_bytes(config, microbatch, TPU, lowest_trainable_layer=1) == all_trainable
@@ -279,7 +286,7 @@ def test_frozen_lower_layers_save_no_activations():
 
 def test_causal_lm_has_logits_at_every_position():
     config = experiment("base", 4, 512, 0, dtype="bfloat16")
-    causal = CausalLM(model=config.objective.model, compute=config.objective.compute)
+    causal = CausalLM(model=objective_of(config).model, compute=objective_of(config).compute)
     causal_experiment = dataclasses.replace(config, objective=causal)
     microbatch = DeviceMicrobatch(num_sequences=4, seq_length=512, max_predictions_per_seq=0)
     logits = 4 * 4 * 511 * 30522

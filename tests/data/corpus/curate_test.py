@@ -178,7 +178,8 @@ def test_groups_of_ledger_rows_are_read_in_order(tmp_path, monkeypatch):
 
 
 def test_errors_come_back_from_worker_processes():
-    classes, found = [UserError], [MissingExtraError("--onnx needs onnx", "onnx")]
+    classes: list[type[UserError]] = [UserError]
+    found: list[UserError] = [MissingExtraError("--onnx needs onnx", "onnx")]
     while classes:
         kind = classes.pop()
         classes += kind.__subclasses__()
