@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 class UserError(Exception):
@@ -18,6 +19,16 @@ class UserError(Exception):
     """
 
     exit_code = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is otherwise pickled as a call with its message. Errors with other arguments
+        # could not be loaded then: a pool of processes would report that a worker was killed.
+        return _new_error, (type(self), self.args), self.__dict__
+
+
+def _new_error(kind: type[UserError], args: tuple[Any, ...]) -> UserError:
+    """Returns an unpickled error, without a call of `__init__`."""
+    return kind.__new__(kind, *args)
 
 
 class ConfigError(UserError):
@@ -55,16 +66,10 @@ class MissingExtraError(UserError, ImportError):
     """Reports that a feature needs an optional dependency, and how to install it."""
 
     def __init__(self, need: str, extra: str):
-        self._arguments = (need, extra)
         super().__init__(
             f"{need}; install the extra [{extra}]: pip install 'bert_jax[{extra}]', or in a clone "
             f"pip install -e '.[{extra}]'"
         )
-
-    def __reduce__(self) -> tuple[type["MissingExtraError"], tuple[str, str]]:
-        # An exception is otherwise pickled with its message as the only argument, which cannot be
-        # loaded: a pool of processes would report that a worker was killed.
-        return type(self), self._arguments
 
 
 def closest_names(

@@ -4,6 +4,7 @@ Models, data and numbers of updates are smaller than on the pages; `make_short` 
 """
 
 import csv
+import gzip
 import importlib
 import json
 import re
@@ -176,7 +177,10 @@ def test_curation_guide(folder):
     (folder / "notes").mkdir()
     note = {"text": " ".join(f"word-{n}" for n in range(30))}
     (folder / "notes/notes.jsonl").write_text(json.dumps(note) + "\n")
-    assert len(run_page(DOCS / "how_to/curate.md", make_short)) == 4
+    (folder / "crawl").mkdir()
+    pages = [json.dumps({"text": path.read_text()}) for path in (folder / "heldout").iterdir()]
+    (folder / "crawl/pages.jsonl.gz").write_bytes(gzip.compress("\n".join(pages).encode()))
+    assert len(run_page(DOCS / "how_to/curate.md", make_short)) == 6
 
 
 @pytest.mark.slow

@@ -183,8 +183,7 @@ def test_errors_come_back_from_worker_processes():
     while classes:
         kind = classes.pop()
         classes += kind.__subclasses__()
-        if kind is not MissingExtraError:
-            found.append(kind("message"))
+        found.append(kind.__new__(kind, "message"))
     assert len(found) > 2
     for error in found:
         loaded = pickle.loads(pickle.dumps(error))
