@@ -53,7 +53,20 @@ def validate_params(
     """
     if task_head is not None:
         _validate_head_size(flat_params, task_head, source)
-    expected = expected_parameters(parts_in(flat_params), config, task_head)
+    check_same_shapes(
+        flat_params, expected_parameters(parts_in(flat_params), config, task_head), source
+    )
+
+
+def check_same_shapes(
+    flat_params: Mapping[str, Any], expected: Mapping[str, Any], source: str
+) -> None:
+    """Raises a UserError if parameters have other paths or shapes than those of a config.
+
+    Args:
+      expected: arrays or shapes by path.
+      source: the file or folder, for messages.
+    """
     mismatches = [f"{path} is missing" for path in expected.keys() - flat_params.keys()]
     mismatches += [f"{path} is not expected" for path in flat_params.keys() - expected.keys()]
     mismatches += [

@@ -16,7 +16,7 @@ from bert_jax.json_io import read_json_object
 from bert_jax.models.encoder_decoder import ENCODER_DECODER_FAMILIES, EncoderDecoderConfig
 from bert_jax.models.huggingface import formats
 from bert_jax.models.model import build_encoder_decoder_network
-from bert_jax.models.parameters import check_finite
+from bert_jax.models.parameters import check_finite, check_same_shapes
 from bert_jax.models.seq2seq.huggingface import seq2seq_formats
 from bert_jax.params import paths
 from bert_jax.pretrained.base_model import restore_run
@@ -94,19 +94,7 @@ def build_seq2seq(
     """
     flat, config = imported
     expected = paths.flatten(build_encoder_decoder_network(config).abstract())
-    mismatches = [f"{name} is missing" for name in expected.keys() - flat.keys()]
-    mismatches += [f"{name} is not expected" for name in flat.keys() - expected.keys()]
-    mismatches += [
-        f"{name} has shape {list(leaf.shape)}, the config requires {list(expected[name].shape)}"
-        for name, leaf in flat.items()
-        if name in expected and leaf.shape != expected[name].shape
-    ]
-    if mismatches:
-        more = f" (and {len(mismatches) - 1} more)" if len(mismatches) > 1 else ""
-        raise UserError(
-            f"{path}: the weights are not those of the model in its config: "
-            f"{min(mismatches)}{more}; use the config that was saved with these weights"
-        )
+    check_same_shapes(flat, expected, path)
     check_finite(flat, path)
     if tokenizer is not None:
         advice = "use the vocabulary that the model was trained with"

@@ -12,11 +12,10 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
-from bert_jax.errors import UserError
 from bert_jax.json_io import read_json_object
 from bert_jax.text.fast_tokenizer import HuggingFaceTokenizer
 from bert_jax.text.input_template import BertTemplate
-from bert_jax.text.sentencepiece.sentencepiece_model import SentencePieceModel, parse_model
+from bert_jax.text.sentencepiece.sentencepiece_model import SentencePieceModel, read_unigram_model
 from bert_jax.text.tokenizer import declared_flag, find_special_tokens
 from bert_jax.text.tokenizer_json import make_post_processor
 
@@ -44,15 +43,7 @@ def load_albert(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
     Raises:
       UserError: the file is damaged, is no unigram model, or lacks a special token.
     """
-    try:
-        model = parse_model(path.read_bytes())
-    except (OSError, ValueError, LookupError) as error:
-        raise UserError(f"tokenizer {path}: not a SentencePiece model ({error})") from None
-    if model.model_type != "unigram":
-        raise UserError(
-            f"tokenizer {path}: a SentencePiece model of the type {model.model_type!r}; ALBERT's "
-            "is 'unigram'. Remove tokenizer_class from tokenizer_config.json if this is no ALBERT"
-        )
+    model = read_unigram_model(path, "ALBERT")
     special_tokens = find_special_tokens(
         {piece: token_id for token_id, (piece, _) in enumerate(model.pieces)}, config, path
     )

@@ -9,6 +9,9 @@ protobuf, and TensorFlow and Apache Beam rarely accept the same one.
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+from bert_jax.errors import UserError
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
@@ -35,6 +38,25 @@ class SentencePieceModel:
     precompiled_charsmap: bytes
     add_dummy_prefix: bool
     remove_extra_whitespaces: bool
+
+
+def read_unigram_model(path: Path, family: str) -> SentencePieceModel:
+    """Reads the `.model` file of a family, such as "T5", whose models are of the type "unigram".
+
+    Raises:
+      UserError: the file is damaged or of another type.
+    """
+    try:
+        model = parse_model(path.read_bytes())
+    except (OSError, ValueError, LookupError) as error:
+        raise UserError(f"tokenizer {path}: not a SentencePiece model ({error})") from None
+    if model.model_type != "unigram":
+        raise UserError(
+            f"tokenizer {path}: a SentencePiece model of the type {model.model_type!r}; {family}'s "
+            "is 'unigram'. Remove tokenizer_class from tokenizer_config.json if this is no "
+            f"{family}"
+        )
+    return model
 
 
 def parse_model(data: bytes) -> SentencePieceModel:

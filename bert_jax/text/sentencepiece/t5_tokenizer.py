@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.json_io import read_json_object
 from bert_jax.text.fast_tokenizer import HuggingFaceTokenizer
 from bert_jax.text.input_template import T5Template
-from bert_jax.text.sentencepiece.sentencepiece_model import SentencePieceModel, parse_model
+from bert_jax.text.sentencepiece.sentencepiece_model import SentencePieceModel, read_unigram_model
 from bert_jax.text.tokenizer import SENTINEL, find_special_tokens
 from bert_jax.text.tokenizer_json import make_post_processor
 
@@ -42,15 +42,7 @@ def load_t5(path: Path, config: Mapping[str, Any]) -> HuggingFaceTokenizer:
     Raises:
       UserError: the file is damaged, is no unigram model, or lacks a special token.
     """
-    try:
-        model = parse_model(path.read_bytes())
-    except (OSError, ValueError, LookupError) as error:
-        raise UserError(f"tokenizer {path}: not a SentencePiece model ({error})") from None
-    if model.model_type != "unigram":
-        raise UserError(
-            f"tokenizer {path}: a SentencePiece model of the type {model.model_type!r}; T5's is "
-            "'unigram'. Remove tokenizer_class from tokenizer_config.json if this is no T5"
-        )
+    model = read_unigram_model(path, "T5")
     extra_ids = config.get("extra_ids", _DEFAULT_EXTRA_IDS)
     if type(extra_ids) is not int or not 1 <= extra_ids <= _LARGEST_EXTRA_IDS:
         raise UserError(
