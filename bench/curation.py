@@ -235,17 +235,17 @@ def print_speed(args: argparse.Namespace, scratch: Path) -> None:
     for name in args.stages or stages:
         function = stages[name]
         internal, external = list[float](), list[float]()
-        has_peer = datatrove is not None and name in datatrove.stages
+        peer = datatrove if datatrove is not None and name in datatrove.stages else None
         for _ in range(args.runs + 1):
             internal.append(run_seconds(function))
-            if datatrove is not None and has_peer:
-                external.append(datatrove.run(name))
+            if peer is not None:
+                external.append(peer.run(name))
         rate = size / statistics.median(internal[1:])
         row = f"| {name} | {rate:.1f} | "
-        if has_peer:
+        if peer is not None:
             other_rate = size / statistics.median(external[1:])
             row += f"{other_rate:.2f} | {rate / other_rate:.1f} |"
-        print(row if has_peer else row + "| |", flush=True)
+        print(row if peer is not None else row + "| |", flush=True)
 
 
 def print_memory(megabytes: int, scratch: Path) -> None:

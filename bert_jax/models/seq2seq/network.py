@@ -166,7 +166,7 @@ class EncoderDecoder(nnx.Module):
             (None, None) if dropout_key is None else jax.random.split(dropout_key)
         )
         encoder_hidden, encoder_states = self.encoder(
-            self._vectors(input_ids),
+            self.shared(input_ids),
             position_ids,
             LayerInputs(make_attention_mask(attention_mask, packing_ids, causal=False)),
             encoder_key,
@@ -177,7 +177,7 @@ class EncoderDecoder(nnx.Module):
         if packing_ids is not None and decoder_packing_ids is not None:
             cross_mask = AttentionMask(decoder_packing_ids, packing_ids, causal=False)
         decoder_hidden, decoder_states = self.decoder(
-            self._vectors(decoder_input_ids),
+            self.shared(decoder_input_ids),
             decoder_position_ids,
             LayerInputs(
                 make_attention_mask(target_mask, decoder_packing_ids, causal=True),
@@ -197,7 +197,7 @@ class EncoderDecoder(nnx.Module):
     def encode(self, input_ids: jax.Array, attention_mask: jax.Array) -> Source:
         """Encodes sources, int32 [B, L], for generation."""
         hidden, _ = self.encoder(
-            self._vectors(input_ids),
+            self.shared(input_ids),
             None,
             LayerInputs(make_attention_mask(attention_mask, None, causal=False)),
             None,
@@ -228,7 +228,7 @@ class EncoderDecoder(nnx.Module):
           The logits of the next token, float32 [B, Q, V], and the cache with this token.
         """
         length = cache[0].keys.shape[3]
-        x = self.decoder.embed(self._vectors(token_ids), position[None, None], None)
+        x = self.decoder.embed(self.shared(token_ids), position[None, None], None)
         bias = jnp.where(
             jnp.arange(length) <= position,
             self.decoder.bias_at(position, length),
@@ -242,10 +242,6 @@ class EncoderDecoder(nnx.Module):
             x, layer_cache = layer.decode(x, position, layer_cache, bias, keys_values, cross_mask)
             written.append(layer_cache)
         return self.logits(self.decoder.finish(x, None)), tuple(written)
-
-    def _vectors(self, ids: jax.Array) -> jax.Array:
-        """Looks up token embeddings, float32 [B, L, D]."""
-        return self.shared(ids)
 
 
 def _table(config: EncoderDecoderConfig, init: nnx.Initializer, rngs: nnx.Rngs) -> EmbeddingTable:

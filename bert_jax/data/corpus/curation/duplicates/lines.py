@@ -149,16 +149,17 @@ def _write_decisions(
 ) -> None:
     """Writes which lines of the documents of a work unit are removed."""
     assert path == corpus.decisions_path(unit)
-    rows = read_rows([*removed, repeated], _REMOVED, *documents_of_unit(unit))
-    documents = set(map(index_of_document, np.unique(rows["document"]).tolist()))
-    other_documents = read_rows(removed, _REMOVED, *documents_of_unit(unit))
+    in_others = read_rows(removed, _REMOVED, *documents_of_unit(unit))
+    in_itself = read_rows([repeated], _REMOVED)
+    edited = np.union1d(in_others["document"], in_itself["document"])
+    documents = set(map(index_of_document, edited.tolist()))
     decisions: dict[int, Decision] = {}
     for document in corpus.documents(unit) if documents else ():
         if document.index not in documents:
             continue
         number = np.uint64(document_number(unit, document.index))
-        begin, end = np.searchsorted(other_documents["document"], [number, number + np.uint64(1)])
-        seen = set(other_documents["key"][begin:end].tolist())
+        begin, end = np.searchsorted(in_others["document"], [number, number + np.uint64(1)])
+        seen = set(in_others["key"][begin:end].tolist())
         lines: list[int] = []
         for key, numbers in config.PARTS(document.text):
             if key in seen:
