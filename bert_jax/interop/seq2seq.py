@@ -159,6 +159,6 @@ def _resolve_copies(
     for name in family_format.zeros:
         if name in tensors and np.any(tensors.pop(name)):
             raise UserError(
-                f"{file}: {name} has values other than 0; expected zeros, as in the published "
-                "models: this bias of the logits is not supported"
+                f"{file}: {name} has values other than 0, but a bias of the logits is not "
+                "supported (the published models have zeros), so this model cannot be read"
             )

@@ -24,14 +24,14 @@ from bert_jax.json_io import read_json_object
 from bert_jax.text.compatibility import check_same_tokenizer
 
 MAX_USEFUL_EPOCHS = 4
-"""Text that is read more often teaches clearly less (Muennighoff et al. 2023, on decoders)."""
+"""Text that is read more often helps clearly less (Muennighoff et al. 2023, on decoders)."""
 
 _MAX_ROUNDS = 100
 _TOLERANCE = 1e-6
 
 
 class PhaseSize(NamedTuple):
-    """Holds the size of a training phase: L, T and number of its sequences."""
+    """Holds the size of a training phase: source and target length, and number of sequences."""
 
     seq_length: int
     target_length: int
@@ -81,7 +81,10 @@ class MixturePlan:
 
 
 class _PhaseCounts(NamedTuple):
-    """Holds, for one phase, the number of its sequences and two numbers for each corpus."""
+    """Holds the sequences of a phase, and the examples of each corpus and their mean length.
+
+    `packed` is None if each sequence holds one example.
+    """
 
     num_sequences: int
     packed: tuple[int, int] | None  # tokens of a sequence, special tokens of an example
@@ -135,7 +138,9 @@ def plan_mixture(
 
 
 def write_or_check_mixture(mixture: MixturePlan, path: Path) -> None:
-    """Writes the plan of a run, or compares it: with other text or quotas, batches would differ.
+    """Writes the plan of a new run, or compares that of a resumed run.
+
+    With other text or quotas, the batches would differ.
 
     Raises:
       UserError: a corpus was prepared again, or the quotas of the corpora are different now.
@@ -180,7 +185,7 @@ def _check_corpora(corpora: Sequence[PreparedCorpus]) -> None:
 
 
 def _fractions(config: CorpusMixture, corpora: Sequence[PreparedCorpus]) -> np.ndarray:
-    """Returns the fractions of the training tokens without limits of epochs."""
+    """Returns the fractions of the training tokens before `max_epochs` is applied."""
     weights = np.array(
         [
             float(corpus.tokens_per_document.sum()) if named.weight is None else named.weight
@@ -203,7 +208,8 @@ def _round_quotas(
     """
     limits, free_fractions = _epoch_limits(config), _fractions(config, corpora)
     fractions = _limited_fractions(limits, free_fractions, counts)
-    # Rounding up may exceed a limit: 2 examples in a period are 25 % more than 1.6.
+    # Whole quotas can exceed a limit: 1.6 examples rounded up to 2 are 25 % more. So the quotas of
+    # limited corpora are rounded down.
     limited = frozenset(np.flatnonzero(fractions < free_fractions * (1 - _TOLERANCE)).tolist())
     epochs = tokens = np.zeros(len(limits))
     for _ in range(_MAX_ROUNDS):
@@ -242,7 +248,7 @@ def _limited_fractions(
         if (epochs <= limits * (1 + _TOLERANCE)).all():
             return limited
         is_limited |= epochs > limits
-        # Exact if there is one phase; each round comes closer if there are more.
+        # Each round comes closer, because the fractions of the others change their epochs too.
         limited[is_limited] *= limits[is_limited] / epochs[is_limited]
         left = 1 - limited[is_limited].sum()
         if is_limited.all() or left <= 0:

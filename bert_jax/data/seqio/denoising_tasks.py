@@ -174,7 +174,7 @@ class DenoisedTexts:
         if not {"inputs", "targets"} <= lengths.keys():
             raise UserError(
                 f"sequence_length is {lengths}; expected the lengths of the encoder and of the "
-                "decoder, as in {'inputs': 512, 'targets': 114}"
+                "decoder: pass sequence_length={'inputs': 512, 'targets': 114} to get_dataset"
             )
         vocab_arrays = VocabArrays.from_tokenizer(self.vocabulary.tokenizer)
         try:  # errors inside a pipeline would be those of TensorFlow, with its stack

@@ -27,7 +27,7 @@ from bert_jax.models.seq2seq.attention import (
 from bert_jax.models.seq2seq.config import GatedFeedForward
 
 NUM_DROPOUT_SITES = 6
-"""Number of dropouts in a decoder layer: two in each sublayer."""
+"""Dropouts in a decoder layer, two in each sublayer. An encoder layer leaves two of them unused."""
 
 MakeNorm = Callable[[], nnx.Module]
 
@@ -36,7 +36,7 @@ class LayerInputs(NamedTuple):
     """Holds what all layers of a stack share.
 
     Attributes:
-      mask: of self-attention, with the relative bias, if any.
+      mask: the mask of self-attention, with the relative bias if the model has one.
       cross_mask: of cross-attention; None in an encoder.
       encoder_hidden: [B, L, D], the source as the encoder returns it; None in an encoder.
     """

@@ -78,7 +78,7 @@ class TextToTextSource:
         for name, task in self._tasks.items():
             check_labels(task, name, self._tokenizer, target_length)
             if "train" not in task.splits:
-                raise UserError(f"the task {name!r} has no training examples; expected a file")
+                raise UserError(f"the task {name!r} has no training examples; name a file")
             if task.kind not in _LABELED_KINDS:
                 require_text_metrics()
 

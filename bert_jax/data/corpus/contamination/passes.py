@@ -1,4 +1,7 @@
-"""Runs the two passes of decontamination over one work unit, in worker processes."""
+"""Runs the two passes of decontamination over one work unit, in worker processes.
+
+`write_counts` finds n-grams of evaluation items, then `write_found` decides about the documents.
+"""
 
 import bisect
 import functools
@@ -27,12 +30,12 @@ _CONTEXT_CHARACTERS, _MATCH_CHARACTERS = 80, 500
 
 
 def items_path(corpus: Corpus) -> Path:
-    """Returns the file of the items, for all workers."""
+    """Returns the path of the evaluation items, which all workers read."""
     return corpus.path("items", 0)
 
 
 def common_path(corpus: Corpus) -> Path:
-    """Returns the file of the n-grams that are ignored."""
+    """Returns the path of the n-grams that are too common to count as matches."""
     return corpus.path("common", 0)
 
 
@@ -45,7 +48,7 @@ def write_items(path: Path, items: Iterable[Item]) -> None:
         for each in items
     )
     atomic_write(path, "".join(line + "\n" for line in lines))
-    load_index.cache_clear()  # an earlier corpus in this process may have had the same path
+    load_index.cache_clear()  # an earlier run in this process may have had the same path
 
 
 @functools.lru_cache(maxsize=1)
@@ -61,7 +64,7 @@ def _item_from_json(set_name: str, split: str, item_id: str, texts: list[Any]) -
 
 
 def write_counts(path: Path, corpus: Corpus, unit: int) -> None:
-    """Counts the documents of a unit with each n-gram, and lists the documents with any."""
+    """Writes how many documents of a unit have each n-gram, and which have at least one."""
     index = load_index(items_path(corpus))
     counts = np.zeros(index.num_ngrams, np.int64)
     candidates: list[int] = []
@@ -128,6 +131,7 @@ def read_found(path: Path) -> Iterator[tuple[int, Decision | None, list[MatchRow
 
 
 def _is_removable(index: ContaminationIndex, match: ItemMatch) -> bool:
+    """Returns whether a match is the input of a test item; contexts and training items are not."""
     item = index.items[match.item]
     return item.texts[match.field].role == "input" and item.split != "train"
 
@@ -148,7 +152,7 @@ def _decide(
         decision = corpus.edit(document, lines_to_remove(document.text, spans), REASON)
         if not decision.reason:
             return decision
-    # Also if the rest is empty or breaks a rule: the cause that the ledger names is the test item.
+    # Also if the rest is empty or breaks a rule: the ledger then names the test item as the cause.
     item = index.items[removed[0].item]
     return Decision(
         reason=f"{REASON}: {item.set_name}",
@@ -158,7 +162,7 @@ def _decide(
 
 
 def _action_on(match: ItemMatch, words: Words, decision: Decision | None) -> str:
-    """Returns `MatchRow.action`: "reported" if the corpus still has the place afterwards."""
+    """Returns `MatchRow.action`: "reported" if the matched text stays in the corpus."""
     if decision is None:
         return "reported"
     if decision.reason:

@@ -190,8 +190,13 @@ def _range_chunks(path: str, start: int, end: int) -> Iterator[bytes]:
                 if decompressor.eof:
                     data = decompressor.unused_data
                     decompressor = bz2.BZ2Decompressor()
-    if start < end or is_in_stream:
-        raise DamagedFileError(f"{path}: ends before byte {end}, or in a bzip2 stream")
+    if start < end:
+        raise DamagedFileError(f"{path}: ends at byte {start}, expected {end}; download it again")
+    if is_in_stream:
+        raise DamagedFileError(
+            f"{path}: no bzip2 stream ends at byte {end}; download the dump, and its index if it "
+            "has one, of the same date"
+        )
 
 
 def _ranges(file: SourceFile) -> list[SourceFile]:
