@@ -168,7 +168,10 @@ def restore_params(
     else:
         verify_step(root / str(step), file_prefixes=required_files)
     if step is None:
-        raise UserError(f"{root} holds no checkpoint")
+        raise UserError(
+            f"{root} holds no checkpoint: the run was stopped before it saved one, or has only "
+            "begun. If it is no longer running, start it again with the same command"
+        )
     step_path = root / str(step)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         array_names = array_metadata(step_path / PARAMS)

@@ -94,7 +94,7 @@ VERBS: dict[str, Any] = {
 
 TRAINING_VERBS = (pretrain, quickstart, finetune, embed_train)
 
-DESCRIPTION = "Pretrains, fine-tunes, exports and runs BERT and RoBERTa encoders in JAX."
+DESCRIPTION = "Pretrains, fine-tunes, exports and runs BERT-family encoders, T5 and BART in JAX."
 
 EPILOG = """\
 example: train a tokenizer, prepare documents, pretrain, export, predict
@@ -221,10 +221,14 @@ class _Parser(argparse.ArgumentParser):
         nearest = "".join(
             f"did you mean --{name}? " for name in closest_names(flag, known, cutoff=0.6)
         )
+        if not flag and "--arg" in self._option_string_actions and "=" in unknown[0]:
+            nearest = f"did you mean --arg {unknown[0]}? "
         return f"; {nearest}`{self.prog} --help` lists all flags"
 
     def error(self, message: str) -> NoReturn:
-        """Prints usage and message and exits; adds the nearest name to an invalid choice."""
+        """Prints usage, message and the next step, such as the name nearest to a wrong choice."""
+        if message.startswith("the following arguments are required"):
+            message = f"{message}; `{self.prog} --help` explains them and has an example"
         if found := re.search(r"invalid choice: '(.+?)' \(choose from (.*)\)", message):
             name, choices = found.groups()
             if nearest := did_you_mean(name, re.findall(r"[^\s',]+", choices)).strip():

@@ -65,11 +65,15 @@ def ngram_baseline_losses(experiment: Experiment) -> dict[str, float]:
         corpora have different vocabularies or the same documents.
     """
     evaluation, data = experiment.train.evaluation, experiment.data
-    if not isinstance(evaluation, HeldOutEval) or not isinstance(data, PretrainingData):
+    if not isinstance(data, PretrainingData):
         raise UserError(
-            f"{experiment.name}: train.evaluation is {type(evaluation).__name__} and data is "
-            f"{type(data).__name__}; n-gram baselines need HeldOutEval and PretrainingData; choose "
-            "a pretraining run with a held-out corpus"
+            f"{experiment.name}: the data of the run are {type(data).__name__}, but n-gram "
+            "baselines need a prepared corpus; choose a run of `bert-jax pretrain`"
+        )
+    if not isinstance(evaluation, HeldOutEval):
+        raise UserError(
+            f"{experiment.name}: the run has no held-out corpus, whose tokens the n-gram baselines "
+            "predict; choose a run that was started with `--arg heldout=FOLDER`"
         )
     if data.masking is None:
         raise UserError(

@@ -122,6 +122,11 @@ def test_wrong_usage_exits_with_2(main_with, arguments, capsys):
             "recipes --zzz",
             "bert-jax recipes: error: unrecognized arguments: --zzz; `bert-jax recipes",
         ),
+        (
+            "pretrain small_corpus --run x corpus=y steps=5",
+            "unrecognized arguments: corpus=y steps=5; did you mean --arg corpus=y? `bert-jax",
+        ),
+        ("pretrain", "required: CONFIG, --run; `bert-jax pretrain --help` explains them"),
         ("finetun columns", "; did you mean 'finetune'?"),
         ("predict model --truncation head+tial", "; did you mean 'head+tail'?"),
     ],
