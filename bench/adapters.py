@@ -29,6 +29,7 @@ METHODS = (
 TASKS = ("mrpc", "rte", "stsb", "cola")
 NUM_ADAPTERS = 30
 WARMUP_STEPS = 2
+NEVER = 1_000_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     scores.add_argument("--conll", nargs=2, metavar="FILE", help="CoNLL-2003 files: train and dev")
     scores.add_argument("--num-seeds", type=int, default=3)
     scores.add_argument("--epochs", type=float, help="default: that of the method")
+    scores.add_argument("--batch-size", type=int, default=32)
+    scores.add_argument("--max-length", type=int, default=128, help="tokens of a sequence")
+    scores.add_argument("--full-learning-rate", type=float, default=5e-5, help="of full tuning")
     scores.add_argument("--output", type=Path, required=True, help="folder of the runs")
     args = parser.parse_args(argv)
     {"steps": print_steps, "scores": run_scores, "set": print_set}[args.verb](args)
@@ -170,6 +174,11 @@ def run_scores(args: argparse.Namespace) -> None:
         if task == "conll":
             arguments += ["--train", args.conll[0], "--dev", args.conll[1]]
         arguments += [] if args.epochs is None else ["--epochs", str(args.epochs)]
+        arguments += ["--batch-size", str(args.batch_size), "--max-length", str(args.max_length)]
+        if method == "full":
+            arguments += ["--learning-rate", str(args.full_learning_rate)]
+        # The only evaluation is that at the end: dev chooses no checkpoint.
+        arguments += ["--set", f"train.evaluation.eval_every={NEVER}"]
         folder = task.replace("/", "-")
         return Job(name=f"{folder}/{method}/seed-{seed}", arguments=tuple(arguments))
 

@@ -2,6 +2,7 @@
 
 <output>/<method>/seed-<n>/   a run folder of a method that trains the encoder (see job_runner.py),
                               or result.json of one that does not; seed n is that of the sample, too
+         ensemble/            the models of PET and iPET, see pet.py
          results.json         mean, standard deviation and values over the seeds of each method
          table.md, table.html the same as a table
 
@@ -10,20 +11,20 @@ All numbers are on the dev split of the task, which is not used otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.atomic_io import write_json
-from bert_jax.data.finetuning.config import FewShot, Glue
+from bert_jax.data.finetuning.config import FewShot
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.prompts.glue_prompts import load_prompt
 from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.data.sentence_embeddings.config import ContrastivePairs
-from bert_jax.errors import ConfigError, UserError, check_range
+from bert_jax.errors import UserError
 from bert_jax.evals.text_baselines import (
     logistic_regression,
     nearest_class_mean,
@@ -32,62 +33,27 @@ from bert_jax.predict.embedder import Embedder
 from bert_jax.predict.prompt_classifier import PromptClassifier
 from bert_jax.pretrained.load import load_model
 from bert_jax.runs import run_folder
+from bert_jax.studies.few_shot_config import (
+    DISTILLED,
+    FEATURES,
+    SETFIT,
+    TFIDF,
+    TRAINED,
+    ZERO_SHOT,
+    FewShotConfig,
+    fine_tuning_job,
+)
 from bert_jax.studies.few_shot_features import embed_examples, predict_tfidf, train_examples
 from bert_jax.studies.job_runner import Interrupted, Job, JobRunner, is_finished
+from bert_jax.studies.pet import PetStudy, classifier_job
 from bert_jax.studies.result_page import ResultTable, write_pages
 from bert_jax.studies.sweep_trials import seed_statistics
 from bert_jax.tasks import compute_metrics
 from bert_jax.train.preemption import EXIT_DONE
 from bert_jax.train.setfit import SetFitConfig, train_setfit
 
-LM_BFF_SEEDS = (13, 21, 42, 87, 100)
-"""The seeds of LM-BFF's five samples."""
-
 RESULT_FILE = "result.json"
 _TEST = "test"
-_ZERO_SHOT = ("zero-shot", "zero-shot-calibrated")
-_FEATURES = ("nearest-class-mean", "logistic-regression")
-_TFIDF = "tf-idf"
-_SETFIT = "setfit"
-_TRAINED: dict[str, tuple[str, ...]] = {
-    "fine-tuning": (),
-    "lora": ("--method", "lora"),
-    "prompt-tuning": (),  # with --prompt
-}
-METHODS = (_TFIDF, *_FEATURES, _SETFIT, *_ZERO_SHOT, *_TRAINED)
-"""The methods by the names that users type, from the cheapest on; `--help` describes them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FewShotConfig:
-    """Configures the comparison; `shots` 0 is zero-shot only.
-
-    Attributes:
-      prompt: name of a published prompt, or a .json file.
-      epochs: training epochs of fine-tuning, LoRA and prompt tuning; None for the default of
-        `finetune`. SetFit has its own, as its batch size and learning rate.
-      learning_rate: peak learning rate of these; None for the default of each method.
-      max_length: maximum number of tokens in a sequence, except for frozen features and SetFit.
-    """
-
-    task: Glue
-    model: str
-    shots: int
-    seeds: tuple[int, ...]
-    methods: tuple[str, ...]
-    prompt: str
-    epochs: float | None = None
-    batch_size: int = 8
-    learning_rate: float | None = None
-    max_length: int = 128
-
-    def __post_init__(self) -> None:
-        check_range("--shots", self.shots, at_least=0)
-        if self.shots == 0 and not set(self.methods) <= set(_ZERO_SHOT):
-            raise ConfigError(
-                f"--shots 0 and --methods {' '.join(self.methods)}; expected only "
-                f"{' or '.join(_ZERO_SHOT)}, which need no examples"
-            )
 
 
 class FewShotStudy:
@@ -124,16 +90,18 @@ class FewShotStudy:
           {name of a failed job: reason}.
 
         Raises:
-          UserError: the model has no masked-LM head, or a label word is not a token of it.
+          UserError: the model has no masked-LM head, a label word is not a token of it, or the
+            ensemble of iPET predicts a label for no text.
           Interrupted: a signal asked to stop.
         """
         self._run_zero_shot()
         self._run_features()
-        if _TFIDF in self._config.methods:
+        if TFIDF in self._config.methods:
             for seed, sample in self._samples.items():
-                self._save_if_new(_TFIDF, seed, lambda sample=sample: predict_tfidf(sample))
+                self._save_if_new(TFIDF, seed, lambda sample=sample: predict_tfidf(sample))
         self._run_setfit()
-        return runner.run([job for method in self._trained() for job in self._jobs(method)])
+        failed = runner.run([job for method in self._trained() for job in self._jobs(method)])
+        return failed | self._run_distilled(runner)
 
     def results(self, failed: Mapping[str, str]) -> dict[str, Any]:
         """Returns all numbers of the finished runs as JSON values."""
@@ -173,49 +141,51 @@ class FewShotStudy:
         return table
 
     def _trained(self) -> list[str]:
-        return [method for method in self._config.methods if method in _TRAINED]
+        return [method for method in self._config.methods if method in TRAINED]
 
     def _jobs(self, method: str) -> list[Job]:
-        """Returns the jobs of a method that trains, one for each seed."""
+        """Returns the runs of a method that trains one model for each seed, in its order."""
         config = self._config
-        arguments = [self._task.name, "--model", config.model, "--shots", str(config.shots)]
-        arguments += ["--batch-size", str(config.batch_size)]
-        arguments += ["--max-length", str(config.max_length), *_TRAINED[method]]
-        if config.task.folder is not None:
-            arguments += ["--glue-dir", config.task.folder]
-        for flag, value in (("epochs", config.epochs), ("learning-rate", config.learning_rate)):
-            arguments += [] if value is None else [f"--{flag}", str(value)]
+        if method in DISTILLED:
+            return [classifier_job(config, self._output, method, seed) for seed in config.seeds]
+        further = TRAINED[method]
         if method == "prompt-tuning":
-            arguments += ["--prompt", config.prompt]
+            further += ("--prompt", config.prompt)
         return [
-            Job(
-                name=f"{method}/seed-{seed}",
-                arguments=(*arguments, "--seed", str(seed), "--split-seed", str(seed)),
-            )
+            fine_tuning_job(config, f"{method}/seed-{seed}", seed, *further)
             for seed in config.seeds
         ]
 
+    def _run_distilled(self, runner: JobRunner) -> dict[str, str]:
+        """Runs PET and iPET for each seed."""
+        failed: dict[str, str] = {}
+        for method in self._config.methods:
+            for seed, sample in self._samples.items() if method in DISTILLED else ():
+                study = PetStudy(self._config, self._output, seed, self._task, sample)
+                failed |= study.run(runner, method)
+        return failed
+
     def _metrics_by_seed(self, method: str) -> dict[int, dict[str, float]]:
         found = {}
-        if method in _TRAINED:
+        if method in TRAINED or method in DISTILLED:
             for seed, job in zip(self._config.seeds, self._jobs(method), strict=True):
                 if is_finished(self._output, job):
                     file = self._output / job.name / run_folder.EVALUATION
                     found[seed] = run_folder.read_run_json(file)[_TEST]
             return found
         # The result of a zero-shot method is the same for all samples.
-        for seed in (0,) if method in _ZERO_SHOT else self._config.seeds:
+        for seed in (0,) if method in ZERO_SHOT else self._config.seeds:
             file = self._result_file(method, seed)
             if file.exists():
                 saved = run_folder.read_run_json(file)
-                found[seed] = saved[_TEST] if method == _SETFIT else saved
+                found[seed] = saved[_TEST] if method == SETFIT else saved
         return found
 
     def _result_file(self, method: str, seed: int) -> Path:
         folder = self._output / method
-        if method == _SETFIT:
+        if method == SETFIT:
             return folder / f"seed-{seed}" / run_folder.EVALUATION
-        return (folder if method in _ZERO_SHOT else folder / f"seed-{seed}") / RESULT_FILE
+        return (folder if method in ZERO_SHOT else folder / f"seed-{seed}") / RESULT_FILE
 
     def _is_saved(self, methods: Sequence[str], seeds: Sequence[int]) -> bool:
         wanted = [method for method in methods if method in self._config.methods]
@@ -234,14 +204,14 @@ class FewShotStudy:
         write_json(file, {name: metrics[name] for name in self._task.metrics})
 
     def _run_zero_shot(self) -> None:
-        if self._is_saved(_ZERO_SHOT, (0,)):
+        if self._is_saved(ZERO_SHOT, (0,)):
             return
         config, labels = self._config, self._task.labels
         classifier = PromptClassifier(
             load_model(config.model), self._prompt, labels, max_length=config.max_length
         )
         for method, score in zip(
-            _ZERO_SHOT, (classifier.logits, classifier.calibrated_logits), strict=True
+            ZERO_SHOT, (classifier.logits, classifier.calibrated_logits), strict=True
         ):
             self._save_if_new(
                 method,
@@ -250,11 +220,11 @@ class FewShotStudy:
             )
 
     def _run_setfit(self) -> None:
-        if _SETFIT not in self._config.methods:
+        if SETFIT not in self._config.methods:
             return
         config = self._config
         for seed in self._samples:
-            file = self._result_file(_SETFIT, seed)
+            file = self._result_file(SETFIT, seed)
             if file.exists():
                 continue
             task = FewShot(task=config.task, shots=config.shots, seed=seed)
@@ -269,7 +239,7 @@ class FewShotStudy:
 
     def _run_features(self) -> None:
         """Classifies the frozen features of the model, the mean of its last hidden states."""
-        if self._is_saved(_FEATURES, self._config.seeds):
+        if self._is_saved(FEATURES, self._config.seeds):
             return
         embedder = Embedder(load_model(self._config.model))
         test_vectors = embed_examples(embedder, self._test)
@@ -277,15 +247,7 @@ class FewShotStudy:
             train, labels = train_examples(sample)
             vectors = embed_examples(embedder, train)
             for method, predict in zip(
-                _FEATURES, (nearest_class_mean, logistic_regression), strict=True
+                FEATURES, (nearest_class_mean, logistic_regression), strict=True
             ):
                 arguments = vectors, labels, test_vectors
                 self._save_if_new(method, seed, lambda f=predict, a=arguments: f(*a))
-
-
-def settings_json(config: FewShotConfig) -> dict[str, Any]:
-    """Returns the settings that may not change when a study is resumed: all but seeds, methods."""
-    fields = asdict(config)
-    # The content of a file, so that results of another prompt are not mixed with its own.
-    fields["prompt"] = asdict(load_prompt(load_task(config.task).name, config.prompt))
-    return {name: value for name, value in fields.items() if name not in ("seeds", "methods")}

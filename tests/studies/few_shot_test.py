@@ -29,7 +29,8 @@ from bert_jax.params import paths
 from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
 from bert_jax.studies import few_shot
-from bert_jax.studies.few_shot import METHODS, FewShotConfig, FewShotStudy
+from bert_jax.studies.few_shot import FewShotStudy
+from bert_jax.studies.few_shot_config import METHODS, FewShotConfig
 from bert_jax.studies.job_runner import JobRunner
 from bert_jax.testing.models import small_model
 from bert_jax.train.presets import fine_tuning_experiment

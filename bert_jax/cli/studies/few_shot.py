@@ -23,7 +23,10 @@ _METHODS = (
     "fine-tuning",
     "lora",
     "prompt-tuning",
+    "pet",
+    "ipet",
 )
+_DISTILLED = ("pet", "ipet")
 _ZERO_SHOT = ("zero-shot", "zero-shot-calibrated")
 
 _EPILOG = """examples:
@@ -43,6 +46,9 @@ set. The table has the mean and the standard deviation over the seeds. Methods:
   fine-tuning           a new classifier on the first token, all parameters trained
   lora                  the same, with LoRA
   prompt-tuning         the masked-LM head on label words, all parameters trained
+  pet                   three models with each prompt of --ensemble label other training examples of
+                        the task, whose own labels are not used; a new classifier learns from them
+  ipet                  the same, after three generations of models that label for each other
 
 Prompts: lm-bff, and pet-0 to pet-3 for mnli and pet-0 to pet-4 for rte; or a .json file such as
 {"template": "{text} It was {mask}.", "label_words": {"negative": ["bad"], "positive": ["good"]}}.
@@ -84,13 +90,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=_METHODS,
         metavar="METHOD",
-        help="methods to compare (default: all)",
+        help="methods to compare (default: all except pet and ipet, which train many models)",
     )
     parser.add_argument(
         "--prompt",
         default="lm-bff",
         metavar="NAME",
         help="published prompt, or a .json file (default: lm-bff)",
+    )
+    parser.add_argument(
+        "--ensemble",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="prompts of pet and ipet (default: all published ones of the task)",
+    )
+    parser.add_argument(
+        "--unlabeled",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="maximum number of texts that pet and ipet label (default: 10000)",
     )
     _add_training_arguments(parser)
     parser.epilog = _EPILOG
@@ -132,7 +152,8 @@ def run(args: argparse.Namespace) -> int:
     """Runs the comparison; returns 0, 1 if a run failed, 75 if stopped."""
     from bert_jax.atomic_io import write_json
     from bert_jax.pretrained.initial import check_model_exists
-    from bert_jax.studies.few_shot import FewShotConfig, FewShotStudy, settings_json
+    from bert_jax.studies.few_shot import FewShotStudy
+    from bert_jax.studies.few_shot_config import FewShotConfig, settings_json
     from bert_jax.studies.job_runner import Interrupted, JobRunner
     from bert_jax.train.preemption import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
 
@@ -143,12 +164,14 @@ def run(args: argparse.Namespace) -> int:
         model=args.model,
         shots=args.shots,
         seeds=tuple(args.seeds),
-        methods=tuple(args.methods or (_METHODS if args.shots else _ZERO_SHOT)),
+        methods=tuple(args.methods or _default_methods(args.shots)),
         prompt=args.prompt,
         epochs=args.epochs,
         batch_size=args.batch_size,
         learning_rate=args.learning_rate,
         max_length=args.max_length,
+        ensemble=tuple(args.ensemble),
+        num_unlabeled=args.unlabeled,
     )
     output = Path(args.output)
     with JobRunner(output) as runner:
@@ -166,6 +189,10 @@ def run(args: argparse.Namespace) -> int:
     for job, reason in failed.items():
         logger.error("%s failed: %s", job, reason)
     return EXIT_USER_ERROR if failed else EXIT_DONE
+
+
+def _default_methods(shots: int) -> list[str]:
+    return [method for method in _METHODS if method not in _DISTILLED] if shots else [*_ZERO_SHOT]
 
 
 def _glue_task(args: argparse.Namespace) -> Glue:
