@@ -145,7 +145,7 @@ def initialize_or_load(setup: TrainSetup) -> State:
     initial_params = jax.jit(objective.init, out_shardings=shardings["params"])(key)
     params = _load_params(experiment, initial_params, teacher)
     if tuning.adapter is not None:
-        params = start_from_base(tuning.adapter, params)
+        params = jax.device_put(start_from_base(tuning.adapter, params), shardings["params"])
     jitted_opt_init = jax.jit(optimizer.init, out_shardings=shardings["opt_state"])
     opt_state, weight_anchor = jitted_opt_init(params), tuning.weight_anchor
     if isinstance(weight_anchor, EWC):

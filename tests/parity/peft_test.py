@@ -16,8 +16,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bert_jax import cli
 from bert_jax.batch import CHOICE_FIELDS, ENCODER_FIELDS
+from bert_jax.cli.arguments.method import tuning_method
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.export.export import export
 from bert_jax.interop.peft.adapter_config import PeftAdapter
 from bert_jax.interop.peft.folder import read_adapter_folder, write_adapter_folder
 from bert_jax.models.adapters.config import (
@@ -30,6 +33,7 @@ from bert_jax.models.adapters.config import (
     PrefixTuning,
     PromptTuning,
 )
+from bert_jax.models.adapters.network import start_from_base
 from bert_jax.models.huggingface import format_of
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import FineTuningObjective
@@ -37,6 +41,7 @@ from bert_jax.params import paths
 from bert_jax.params.paths import ADAPTER
 from bert_jax.pretrained.load import LoadedModel, load_model
 from bert_jax.testing.batches import fine_tuning_batch
+from bert_jax.testing.models import small_model
 from bert_jax.train.config import AdamW, Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import init_state, make_train_step
@@ -420,3 +425,33 @@ def torch_losses(model: Any, batches: list[Any]) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+@pytest.mark.parametrize("length", [3, 20])  # fewer and more vectors than tokens
+def test_prompts_start_from_the_tokens_of_a_text_as_in_peft(length, tmp_path):
+    text = "the man sings by the old sea"
+    export(small_model(tmp_path / "vocabulary", num_hidden_layers=1), tmp_path / "base")
+    command = ["finetune", "glue/sst2", "--run", "run", "--model", str(tmp_path / "base")]
+    command += ["--method", "prompt", "--initial-text", text]
+    method = tuning_method(cli.build_parser().parse_args(command))
+    assert isinstance(method, PromptTuning)
+    method = dataclasses.replace(method, length=length)
+    base = load_model(tmp_path / "base")
+    table = paths.flatten(base.params)["encoder/embeddings/word_embeddings/embedding"]
+    empty = {"prompt": np.zeros((length, table.shape[1]), np.float32)}
+    adapter = {"encoder": {"embeddings": {"word_embeddings": empty}}}
+    params = start_from_base(method, {**base.params, ADAPTER: adapter})
+    config = peft.PromptTuningConfig(
+        task_type="SEQ_CLS",
+        num_virtual_tokens=length,
+        token_dim=table.shape[1],
+        num_transformer_submodules=1,
+        prompt_tuning_init="TEXT",
+        prompt_tuning_init_text=text,
+        tokenizer_name_or_path=str(tmp_path / "base"),
+    )
+    embedding = torch.nn.Embedding.from_pretrained(torch.tensor(np.asarray(table)))
+    expected = peft.PromptEmbedding(config, embedding).embedding.weight.detach().numpy()
+    found = paths.flatten(params[ADAPTER])["encoder/embeddings/word_embeddings/prompt"]
+    np.testing.assert_array_equal(found, expected)
+    assert len(np.unique(expected, axis=0)) > 2

@@ -53,6 +53,7 @@ _FLAGS = {
     "alpha": ("lora", "dora"),
     "dropout": ("lora", "dora"),
     "targets": ("lora", "dora"),
+    "initial_text": ("prompt",),
 }
 """The field of each flag, and the methods that have it."""
 
@@ -95,6 +96,12 @@ def add_method_arguments(parser: argparse.ArgumentParser) -> None:
         "attention/output (default: query value); with the task text2text: the column that the "
         "decoder learns to write",
     )
+    parser.add_argument(
+        "--initial-text",
+        metavar="TEXT",
+        help="with --method prompt: text from the embeddings of whose tokens the vectors start "
+        "(default: random vectors)",
+    )
 
 
 def tuning_method(args: argparse.Namespace) -> TuningMethod:
@@ -115,7 +122,21 @@ def tuning_method(args: argparse.Namespace) -> TuningMethod:
                 f"{' or '.join(methods)}"
             )
         fields[field] = tuple(value) if isinstance(value, list) else value
+    if "initial_text" in fields:
+        fields["initial_ids"] = _initial_ids(fields.pop("initial_text"), args.model or args.teacher)
     return METHODS[name](**fields)
+
+
+def _initial_ids(text: str, model: str) -> tuple[int, ...]:
+    """Returns the ids of a text with its special tokens, as peft's `PromptTuningInit.TEXT`."""
+    from bert_jax.pretrained.initial import tokenizer_folder
+    from bert_jax.text.load_tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(tokenizer_folder(model))
+    ids = tokenizer.encode_ids([text])[0]
+    if not len(ids):
+        raise ConfigError(f"--initial-text {text!r} has no tokens; expected some words")
+    return tuple(map(int, tokenizer.build_inputs_with_special_tokens(ids, None)))
 
 
 def method_flags(args: argparse.Namespace) -> list[str]:
@@ -124,4 +145,4 @@ def method_flags(args: argparse.Namespace) -> list[str]:
 
 
 def _flag(field: str) -> str:
-    return "--target" if field == "targets" else f"--{field}"
+    return "--target" if field == "targets" else f"--{field.replace('_', '-')}"

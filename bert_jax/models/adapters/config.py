@@ -156,12 +156,17 @@ class PromptTuning:
 
     Attributes:
       length: n, the number of vectors.
+      initial_ids: tokens from whose embeddings the vectors start, repeated or cut to n as in peft;
+        empty for random vectors.
     """
 
     length: int = 20
+    initial_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_range(f"{_FIELD}.length", self.length, at_least=1)
+        for token_id in self.initial_ids:
+            check_range(f"{_FIELD}.initial_ids", token_id, at_least=0)
 
 
 Adapter = LoRA | DoRA | IA3 | HoulsbyAdapter | PfeifferAdapter | PrefixTuning | PromptTuning

@@ -82,7 +82,8 @@ def _init(
     return values
 
 
-def _from_base(adapter: Leaves, base: Leaves) -> dict[str, Any]:
+def _from_base(method: LoRA, adapter: Leaves, base: Leaves) -> dict[str, Any]:
+    del method
     if "magnitude" not in adapter:
         return dict(adapter)
     return {**adapter, "magnitude": _column_norms(base["kernel"])}

@@ -28,9 +28,9 @@ def keep_modules(adapter: Modules, base: Modules) -> Modules:
     return adapter
 
 
-def keep_adapter(leaves: Leaves, base: Leaves) -> dict[str, Any]:
+def keep_adapter(method: Any, leaves: Leaves, base: Leaves) -> dict[str, Any]:
     """Returns the adapter as it is: it does not depend on the values of the base."""
-    del base
+    del method, base
     return dict(leaves)
 
 
@@ -47,8 +47,8 @@ class Implementation(NamedTuple):
       merge: (method, path of a module, its adapter's parameters, those of the base) -> parameters
         of a base that computes the same; None if there is no such base.
       unmerge: the inverse of `merge` in the last argument.
-      from_base: (parameters of one module, those of the base) -> parameters with what follows from
-        the values of the base.
+      from_base: (method, parameters of one module, those of the base) -> parameters with what
+        follows from the values of the base.
       prepare: (parameters by module, modules of the base) -> the parameters that `install` needs,
         if those that are trained compute them.
     """
@@ -58,7 +58,7 @@ class Implementation(NamedTuple):
     install: Callable[[Any, Any, Modules], None]
     merge: Callable[[Any, str, Leaves, Leaves], dict[str, Any]] | None = None
     unmerge: Callable[[Any, str, Leaves, Leaves], dict[str, Any]] | None = None
-    from_base: Callable[[Leaves, Leaves], dict[str, Any]] = keep_adapter
+    from_base: Callable[[Any, Leaves, Leaves], dict[str, Any]] = keep_adapter
     prepare: Callable[[Modules, Modules], Modules] = keep_modules
 
 

@@ -104,7 +104,7 @@ def implementation(method: Adapter) -> Implementation:
 
 
 def start_from_base(method: Adapter, params: Params) -> Params:
-    """Returns parameters whose adapter starts from the values of the base, as DoRA's magnitude.
+    """Returns parameters whose adapter starts from the base, as DoRA's magnitude and prompts do.
 
     Call it after the base is loaded.
     """
@@ -112,7 +112,7 @@ def start_from_base(method: Adapter, params: Params) -> Params:
     started = {
         f"{path}/{name}": leaf
         for path, leaves in group_adapter(params[ADAPTER]).items()
-        for name, leaf in from_base(leaves, base.get(path, {})).items()
+        for name, leaf in from_base(method, leaves, base.get(path, {})).items()
     }
     return {**params, ADAPTER: paths.unflatten(started)}
 

@@ -1,6 +1,7 @@
 """Computes prompt tuning: trained embeddings in front of those of the text.
 
-The parameter is `prompt` [n, E], under the path of the word embeddings.
+The parameter is `prompt` [n, E], under the path of the word embeddings. It starts from random
+values, or from the embeddings of tokens (Lester et al. 2021, section 3.2; peft's `TEXT`).
 """
 
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from bert_jax.errors import ConfigError
@@ -27,8 +29,14 @@ from bert_jax.models.heads.config import FirstTokenPooling, reads_one_vector
 
 
 def _prompt_shapes(method: PromptTuning, modules: Modules, config: TransformerConfig) -> Shapes:
-    del modules
     check_prompt_length(method.length, config)
+    vocab_size = modules[WORD_EMBEDDINGS]["embedding"].shape[0]
+    largest = max(method.initial_ids, default=0)
+    if largest >= vocab_size:
+        raise ConfigError(
+            f"train.tuning.method.initial_ids contains {largest}, but the model has {vocab_size:,} "
+            "tokens; expected ids of its tokenizer"
+        )
     return {WORD_EMBEDDINGS: {"prompt": (method.length, config.word_embedding_size)}}
 
 
@@ -38,6 +46,13 @@ def _init_prompt(
     del method
     # The standard deviation of BERT's embeddings; `torch.nn.Embedding`, as in peft, has 1.
     return {name: 0.02 * jax.random.normal(key, shape) for name, shape in shapes.items()}
+
+
+def _start_from_tokens(method: PromptTuning, adapter: Leaves, base: Leaves) -> dict[str, Any]:
+    if not method.initial_ids:
+        return dict(adapter)
+    ids = np.resize(np.array(method.initial_ids), method.length)
+    return {"prompt": base["embedding"][ids].astype(np.float32)}
 
 
 def _install_prompt(method: PromptTuning, network: Any, adapter: Modules) -> None:
@@ -122,7 +137,9 @@ class PromptEncoder(nnx.Module):
         return self.base.token_embeddings()
 
 
-IMPLEMENTATION = Implementation(_prompt_shapes, _init_prompt, _install_prompt)
+IMPLEMENTATION = Implementation(
+    _prompt_shapes, _init_prompt, _install_prompt, from_base=_start_from_tokens
+)
 
 
 def check_prompt_length(length: int, config: TransformerConfig) -> None:

@@ -22,7 +22,12 @@ from bert_jax.models.adapters.config import (
     PrefixTuning,
     PromptTuning,
 )
-from bert_jax.models.adapters.network import AdaptedNetwork, merge_adapter, unmerge_adapter
+from bert_jax.models.adapters.network import (
+    AdaptedNetwork,
+    merge_adapter,
+    start_from_base,
+    unmerge_adapter,
+)
 from bert_jax.models.albert.config import AlbertConfig
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.deberta_v2.config import DebertaV2Config
@@ -238,6 +243,14 @@ def test_rows_of_a_batch_can_have_different_adapters(method):
         np.testing.assert_allclose(found[row], one_by_one[adapter][row], atol=1e-5)
 
 
+def test_prompts_start_from_the_embeddings_of_tokens():
+    method = PromptTuning(length=5, initial_ids=(7, 3))
+    params = start_from_base(method, initial(objectives(FAMILIES["bert"], method)[0]))
+    table = params["encoder"]["embeddings"]["word_embeddings"]["embedding"]
+    prompt = params[ADAPTER]["encoder"]["embeddings"]["word_embeddings"]["prompt"]
+    np.testing.assert_array_equal(prompt, table[[7, 3, 7, 3, 7]])
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [
@@ -247,6 +260,7 @@ def test_rows_of_a_batch_can_have_different_adapters(method):
         (DoRA(targets=("word_embeddings",)), "which is an embedding table; DoRA"),
         (PfeifferAdapter(reduction_factor=17), "reduction_factor is 17, but the encoder has width"),
         (PromptTuning(length=18), "length is 18, which leaves no room for text.*at most 17"),
+        (PromptTuning(initial_ids=(9, 50)), "initial_ids contains 50, but the model has 50 tokens"),
         (PrefixTuning(length=18), "length is 18, which leaves no room for text.*at most 17"),
     ],
 )
