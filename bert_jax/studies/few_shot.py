@@ -20,7 +20,11 @@ import numpy as np
 from bert_jax.atomic_io import write_json
 from bert_jax.data.finetuning.config import FewShot
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.data.finetuning.prompts.glue_prompts import load_prompt
+from bert_jax.data.finetuning.prompts.glue_prompts import (
+    load_prompt,
+    similar_demonstrations,
+    write_prompt,
+)
 from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.data.sentence_embeddings.config import ContrastivePairs
@@ -34,8 +38,10 @@ from bert_jax.predict.prompt_classifier import PromptClassifier
 from bert_jax.pretrained.load import load_model
 from bert_jax.runs import run_folder
 from bert_jax.studies.few_shot_config import (
+    DEMONSTRATIONS,
     DISTILLED,
     FEATURES,
+    PROMPT_TUNING,
     SETFIT,
     TFIDF,
     TRAINED,
@@ -49,6 +55,7 @@ from bert_jax.studies.pet import PetStudy, classifier_job
 from bert_jax.studies.result_page import ResultTable, write_pages
 from bert_jax.studies.sweep_trials import seed_statistics
 from bert_jax.tasks import compute_metrics
+from bert_jax.tasks.text_similarity import vector_text, write_text_vectors
 from bert_jax.train.preemption import EXIT_DONE
 from bert_jax.train.setfit import SetFitConfig, train_setfit
 
@@ -100,6 +107,8 @@ class FewShotStudy:
             for seed, sample in self._samples.items():
                 self._save_if_new(TFIDF, seed, lambda sample=sample: predict_tfidf(sample))
         self._run_setfit()
+        if DEMONSTRATIONS in self._config.methods:
+            self._write_demonstrations()
         failed = runner.run([job for method in self._trained() for job in self._jobs(method)])
         return failed | self._run_distilled(runner)
 
@@ -149,12 +158,32 @@ class FewShotStudy:
         if method in DISTILLED:
             return [classifier_job(config, self._output, method, seed) for seed in config.seeds]
         further = TRAINED[method]
-        if method == "prompt-tuning":
+        if method == PROMPT_TUNING:
             further += ("--prompt", config.prompt)
+        if method == DEMONSTRATIONS:
+            further += ("--prompt", str(self._output / DEMONSTRATIONS / "prompt.json"))
         return [
             fine_tuning_job(config, f"{method}/seed-{seed}", seed, *further)
             for seed in config.seeds
         ]
+
+    def _write_demonstrations(self) -> None:
+        """Writes a prompt with demonstrations by similarity, and the vectors of all texts."""
+        folder = self._output / DEMONSTRATIONS
+        file = folder / "vectors.jsonl"
+        if file.exists():
+            return
+        splits = [split for sample in self._samples.values() for split in sample.splits.values()]
+        examples = {
+            vector_text(example): example
+            for split in splits
+            for example in split
+            if isinstance(example, TextExample)
+        }
+        vectors = Embedder(load_model(self._config.model)).vectors(list(examples))
+        folder.mkdir(parents=True, exist_ok=True)
+        write_prompt(folder / "prompt.json", similar_demonstrations(self._prompt, str(file)))
+        write_text_vectors(file, list(examples.values()), list(vectors))
 
     def _run_distilled(self, runner: JobRunner) -> dict[str, str]:
         """Runs PET and iPET for each seed."""

@@ -14,10 +14,13 @@ ZERO_SHOT = ("zero-shot", "zero-shot-calibrated")
 FEATURES = ("nearest-class-mean", "logistic-regression")
 TFIDF = "tf-idf"
 SETFIT = "setfit"
+PROMPT_TUNING = "prompt-tuning"
+DEMONSTRATIONS = "demonstrations"
 TRAINED: dict[str, tuple[str, ...]] = {
     "fine-tuning": (),
     "lora": ("--method", "lora"),
-    "prompt-tuning": (),  # with --prompt
+    PROMPT_TUNING: (),  # with --prompt
+    DEMONSTRATIONS: (),  # with --prompt, a file
 }
 DISTILLED = {"pet": 1, "ipet": 3}
 """Number of generations of the ensembles of prompts, from which a classifier is distilled."""

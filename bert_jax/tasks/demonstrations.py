@@ -8,7 +8,8 @@ Each demonstration is in the template of the prompt, with a label word in place 
 texts are limited to `max_text_tokens`, and the end of a sequence that is too long is cut. Unlike
 LM-BFF, which adds token types to BERT, all demonstrations have the token type of a second text.
 
-A draw is a function of (seed, epoch, index of the sequence) in training. In prediction it depends
+Demonstrations are drawn from all training examples, or from those most similar to the input. A draw
+is a function of (seed, epoch, index of the sequence) in training. In prediction it depends
 on the texts of the example and not on the other examples of the call.
 """
 
@@ -20,10 +21,16 @@ import numpy as np
 
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features
-from bert_jax.data.finetuning.prompts.config import Demonstrations, Prompt, parse_template
+from bert_jax.data.finetuning.prompts.config import (
+    Demonstrations,
+    MostSimilar,
+    Prompt,
+    parse_template,
+)
 from bert_jax.data.pretraining.rng import ExampleRng, Stream, epoch_key, example_keys
 from bert_jax.errors import UserError
 from bert_jax.tasks.prompt_features import check_texts, encode_template, find_label_tokens
+from bert_jax.tasks.text_similarity import rank_by_similarity, read_text_vectors
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -75,6 +82,14 @@ class DemonstrationPool:
         ]
         self._indices = [_indices_by_texts(candidates) for candidates in self._classes]
         self.longest = sum(max(len(each.token_ids) for each in c) for c in self._classes)
+        assert prompt.demonstrations is not None
+        self._selection = prompt.demonstrations.selection
+        if isinstance(self._selection, MostSimilar):
+            self._vectors = read_text_vectors(self._selection.vectors)
+            self._class_vectors = [
+                [self._vectors(each) for each in examples if each.label == label]
+                for label in labels
+            ]
 
     def append(
         self,
@@ -86,6 +101,9 @@ class DemonstrationPool:
         """Returns input_ids and token_type_ids with a draw of demonstrations at their end.
 
         An example with the same texts as `example` is not drawn, unless its class has no other.
+
+        Raises:
+          UserError: similar demonstrations are drawn, and there is no vector of the example.
         """
         texts = example.text, example.text_pair
         sampled: list[np.ndarray] = []
@@ -93,15 +111,29 @@ class DemonstrationPool:
             equal = self._indices[class_id].get(texts, [])
             if len(equal) == len(candidates):
                 equal = []
-            # The n-th of the other candidates, without a search through all of them.
-            index = rng.randint(len(candidates) - len(equal), Stream.DEMONSTRATIONS, class_id)
-            for excluded in equal:
-                index += index >= excluded
+            index = self._draw(example, class_id, equal, rng)
             sampled.append(candidates[index].token_ids)
         ids = np.concatenate([input_ids, *sampled])[: self.max_length]
         types = np.full(len(ids), self._token_type, np.int32)
         types[: len(token_type_ids)] = token_type_ids
         return ids, types
+
+    def _draw(
+        self, example: TextExample, class_id: int, excluded: list[int], rng: ExampleRng
+    ) -> int:
+        """Returns the index of a demonstration of a class, except for some in ascending order."""
+        count = len(self._classes[class_id]) - len(excluded)
+        if isinstance(self._selection, MostSimilar):
+            vectors = self._class_vectors[class_id]
+            ranked = rank_by_similarity(self._vectors(example), vectors)
+            ranked = ranked[~np.isin(ranked, excluded)]
+            count = max(1, int(count * self._selection.fraction))
+            return int(ranked[rng.randint(count, Stream.DEMONSTRATIONS, class_id)])
+        # The n-th of the other candidates, without a search through all of them.
+        index = rng.randint(count, Stream.DEMONSTRATIONS, class_id)
+        for each in excluded:
+            index += index >= each
+        return index
 
 
 @dataclass(frozen=True, kw_only=True)

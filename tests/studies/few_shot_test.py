@@ -25,7 +25,12 @@ from bert_jax.config_lib import override
 from bert_jax.data.config import FineTuningData
 from bert_jax.data.finetuning.config import Columns, FewShot, Glue
 from bert_jax.data.finetuning.example import Example, Task, TextExample
-from bert_jax.data.finetuning.prompts.config import Demonstrations, LabelWords, Prompt
+from bert_jax.data.finetuning.prompts.config import (
+    Demonstrations,
+    LabelWords,
+    MostSimilar,
+    Prompt,
+)
 from bert_jax.data.finetuning.prompts.glue_prompts import read_prompt
 from bert_jax.data.finetuning.readers.few_shot import sample_few_shot
 from bert_jax.data.finetuning.readers.load_task import load_task
@@ -36,8 +41,9 @@ from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
 from bert_jax.studies import few_shot
 from bert_jax.studies.few_shot import FewShotStudy
-from bert_jax.studies.few_shot_config import METHODS, FewShotConfig
+from bert_jax.studies.few_shot_config import DISTILLED, METHODS, FewShotConfig
 from bert_jax.studies.job_runner import JobRunner
+from bert_jax.tasks.text_similarity import read_text_vectors
 from bert_jax.testing.models import small_model
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
@@ -208,7 +214,17 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
                 and isinstance(data.task, FewShot)
                 and data.task.shots == 2
             )
-            assert (data.prompt is not None) == job.name.startswith("prompt-tuning")
+            has_prompt = job.name.startswith(("prompt-tuning", "demonstrations"))
+            assert (data.prompt is not None) == has_prompt
+            if job.name.startswith("demonstrations"):
+                assert data.prompt is not None and data.prompt.demonstrations is not None
+                selection = data.prompt.demonstrations.selection
+                assert isinstance(selection, MostSimilar)
+                vectors = read_text_vectors(selection.vectors)
+                examples = load_task(data.task).splits.values()
+                norms = [np.linalg.norm(vectors(each)) for split in examples for each in split]
+                assert len(norms) == 4 + 4 + 10
+                np.testing.assert_allclose(norms, 1, rtol=1e-5)
             trained.append(job.name)
             run_folder = tmp_path / "out" / job.name
             run_folder.mkdir(parents=True, exist_ok=True)
@@ -233,12 +249,13 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
     command += ["--prompt", str(folder / "prompt.json"), "--max-length", "16"]
     assert cli.main(command) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
-    assert list(results) == list(METHODS)
+    default = [method for method in METHODS if method not in DISTILLED]
+    assert list(results) == default
     assert results["lora"]["accuracy"]["mean"] == pytest.approx(0.17)
     assert results["setfit"]["accuracy"]["mean"] == pytest.approx(0.17)
     assert results["zero-shot"]["accuracy"]["runs"] == 1
-    assert all(0 <= results[method]["accuracy"]["mean"] <= 1 for method in METHODS)
-    assert len(trained) == 6
+    assert all(0 <= results[method]["accuracy"]["mean"] <= 1 for method in default)
+    assert len(trained) == 8
     table = capsys.readouterr().out
     monkeypatch.setattr("bert_jax.studies.few_shot.load_model", None)  # nothing is computed again
     assert cli.main(command) == 0

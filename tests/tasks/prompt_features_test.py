@@ -1,9 +1,10 @@
 """Tests templates, label words, truncation and demonstrations of prompts.
 
-Covers bert_jax/data/finetuning/prompts/, bert_jax/tasks/prompt_features.py and
-bert_jax/tasks/demonstrations.py.
+Covers bert_jax/data/finetuning/prompts/, bert_jax/tasks/prompt_features.py,
+bert_jax/tasks/demonstrations.py and bert_jax/tasks/text_similarity.py.
 """
 
+import dataclasses
 import json
 
 import numpy as np
@@ -17,10 +18,16 @@ from bert_jax.data.finetuning.prompts.config import (
     AveragedTokens,
     Demonstrations,
     LabelWords,
+    MostSimilar,
     Prompt,
     parse_template,
 )
-from bert_jax.data.finetuning.prompts.glue_prompts import GLUE_PROMPTS, glue_prompt
+from bert_jax.data.finetuning.prompts.glue_prompts import (
+    GLUE_PROMPTS,
+    glue_prompt,
+    read_prompt,
+    write_prompt,
+)
 from bert_jax.data.finetuning.readers.glue import GLUE_TASKS
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.tasks import make_features, training_features
@@ -101,6 +108,42 @@ def test_demonstrations_have_the_layout_of_lm_bff(wordpiece, max_length):
     outputs = {"logits": [np.array([1.0 + n, -n]) for n in range(12)]}
     logits = SequenceClassification().decode([example], features, outputs, LABELS)
     np.testing.assert_allclose(logits, [[6.5, -5.5]])
+
+
+def test_demonstrations_are_drawn_from_the_most_similar_half(wordpiece, tmp_path):
+    task, vectors = demonstration_task(train=tuple(DEMONSTRATED)), tmp_path / "vectors.jsonl"
+    yes, *no = DEMONSTRATED
+    example = TextExample(id="0", text="the old man .")
+    angles = {example.text: 0.1, yes.text: 2.0, no[0].text: 0.2}
+    angles |= {no[1].text: 3.0, no[2].text: 2.5}
+    lines = [
+        json.dumps({"text": text, "embedding": [7 * np.cos(angle), 7 * np.sin(angle)]})
+        for text, angle in angles.items()
+    ]
+    vectors.write_text("\n".join(lines))
+    config = Demonstrations(num_samples=12, selection=MostSimilar(vectors=str(vectors)))
+    prompt = make_prompt(demonstrations=config)
+    write_prompt(tmp_path / "prompt.json", prompt)
+    assert read_prompt(tmp_path / "prompt.json") == prompt
+    splits = {**task.splits, "test": (example, no[0])}
+    features = make_features(demonstration_task(**splits), "test", wordpiece, 40, prompt=prompt)
+    # Half of two or three examples is one: the nearest, except for the input itself.
+    expected = [
+        lm_bff_inputs(text, [nearest, yes], wordpiece, None, 40)[0]
+        for text, nearest in ((example, no[0]), (no[0], no[2]))
+        for _ in range(12)
+    ]
+    assert [ids.tolist() for ids in features.input_ids] == expected
+    vectors.write_text("\n".join(lines[1:]))
+    config = dataclasses.replace(config, num_samples=1)  # another prompt, so another pool
+    prompt = make_prompt(demonstrations=config)
+    with pytest.raises(UserError, match="no vector of the text 'the old man"):
+        make_features(demonstration_task(**splits), "test", wordpiece, 40, prompt=prompt)
+    vectors.write_text('{"text": "a"}')
+    config = dataclasses.replace(config, num_samples=2)
+    prompt = make_prompt(demonstrations=config)
+    with pytest.raises(UserError, match='line 1: expected a JSON object with "text", a string'):
+        make_features(demonstration_task(**splits), "test", wordpiece, 40, prompt=prompt)
 
 
 def test_training_draws_demonstrations_by_seed_and_epoch(wordpiece):

@@ -23,6 +23,7 @@ _METHODS = (
     "fine-tuning",
     "lora",
     "prompt-tuning",
+    "demonstrations",
     "pet",
     "ipet",
 )
@@ -46,6 +47,8 @@ set. The table has the mean and the standard deviation over the seeds. Methods:
   fine-tuning           a new classifier on the first token, all parameters trained
   lora                  the same, with LoRA
   prompt-tuning         the masked-LM head on label words, all parameters trained
+  demonstrations        prompt-tuning, with examples of each class after the text, drawn from the
+                        half of the class whose frozen embeddings are most similar
   pet                   three models with each prompt of --ensemble label other training examples of
                         the task, whose own labels are not used; a new classifier learns from them
   ipet                  the same, after three generations of models that label for each other

@@ -89,6 +89,31 @@ class LabelWords:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AllExamples:
+    """Draws demonstrations from all examples of a class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MostSimilar:
+    """Draws demonstrations from the examples of each class that are most similar to the input.
+
+    The similarity is the cosine of sentence vectors (Gao et al. 2021, section 6.2).
+
+    Attributes:
+      vectors: file of JSON lines with "text" and "embedding", as `bert-jax embed` writes them, of
+        all inputs and examples; both texts of a pair are joined with a space.
+      fraction: how many of the examples of a class, rounded down, but at least one.
+    """
+
+    vectors: str
+    fraction: float = 0.5
+
+    def __post_init__(self) -> None:
+        name = "prompt.demonstrations.selection.fraction"
+        check_range(name, self.fraction, above=0, at_most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Demonstrations:
     """Configures demonstrations: training examples, one of each class, after the input (LM-BFF).
 
@@ -100,10 +125,12 @@ class Demonstrations:
       num_samples: number of draws for each example in prediction.
       max_text_tokens: maximum number of tokens of each text of a demonstration, LM-BFF's
         `other_sent_limit`; None for no limit. The end of a sequence that is too long is cut.
+      selection: which examples of a class are drawn from.
     """
 
     num_samples: int = 16
     max_text_tokens: int | None = None
+    selection: AllExamples | MostSimilar = AllExamples()
 
     def __post_init__(self) -> None:
         check_range("prompt.demonstrations.num_samples", self.num_samples, at_least=1)

@@ -8,12 +8,15 @@ removed only if it is punctuation.
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-from bert_jax.config_lib import from_json
+from bert_jax.atomic_io import write_json
+from bert_jax.config_lib import from_json, to_json
 from bert_jax.data.finetuning.prompts.config import (
     AveragedTokens,
     Demonstrations,
     LabelWords,
+    MostSimilar,
     Prompt,
     SingleTokenWords,
 )
@@ -63,6 +66,25 @@ def with_demonstrations(prompt: Prompt, num_samples: int | None) -> Prompt:
         return prompt
     config = dataclasses.replace(prompt.demonstrations or Demonstrations(), num_samples=num_samples)
     return dataclasses.replace(prompt, demonstrations=config)
+
+
+def similar_demonstrations(prompt: Prompt, vectors: str) -> Prompt:
+    """Returns the prompt with demonstrations by similarity, of the vectors in a file."""
+    config = prompt.demonstrations or Demonstrations()
+    config = dataclasses.replace(config, selection=MostSimilar(vectors=vectors))
+    return dataclasses.replace(prompt, demonstrations=config)
+
+
+def write_prompt(path: Path, prompt: Prompt) -> None:
+    """Writes a prompt as JSON for `read_prompt`."""
+    data: dict[str, Any] = {
+        "template": prompt.template,
+        "label_words": {each.label: list(each.words) for each in prompt.label_words},
+        "average_tokens": isinstance(prompt.tokens_of_words, AveragedTokens),
+    }
+    if prompt.demonstrations is not None:
+        data["demonstrations"] = to_json(prompt.demonstrations)
+    write_json(path, data)
 
 
 def read_prompt(path: Path) -> Prompt:
