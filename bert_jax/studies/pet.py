@@ -74,7 +74,7 @@ def draw_labeled_examples(
     """
     probabilities = softmax(logits.astype(np.float64), axis=1)
     predicted = probabilities.argmax(axis=1)
-    drawn: list[TextExample] = []
+    sampled: list[TextExample] = []
     for class_id, label in enumerate(labels):
         candidates = np.flatnonzero(predicted == class_id)
         if not len(candidates):
@@ -86,8 +86,8 @@ def draw_labeled_examples(
         candidates = np.tile(candidates, -(-count // len(candidates)))
         scores = probabilities[candidates, class_id]
         indices = rng.choice(candidates, size=count, replace=False, p=scores / scores.sum())
-        drawn += [dataclasses.replace(examples[index], label=label) for index in indices]
-    return drawn
+        sampled += [dataclasses.replace(examples[index], label=label) for index in indices]
+    return sampled
 
 
 def classifier_job(config: FewShotConfig, output: Path, method: str, seed: int) -> Job:
@@ -199,9 +199,9 @@ class PetStudy:
                 [weights[each.prompt] for each in chosen],
             )
             count = size * GROWTH ** (generation - 1) - size
-            drawn = draw_labeled_examples(self._unlabeled, logits, self._labels, count, rng)
+            sampled = draw_labeled_examples(self._unlabeled, logits, self._labels, count, rng)
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_training_file(file, [*self._train, *drawn])
+            write_training_file(file, [*self._train, *sampled])
 
     def _write_soft_labels(self, file: Path, generation: int) -> None:
         if file.exists():

@@ -23,8 +23,8 @@ from bert_jax.data.finetuning.example import TextExample
 from bert_jax.data.finetuning.features import Features
 from bert_jax.data.finetuning.prompts.config import (
     Demonstrations,
-    MostSimilar,
     Prompt,
+    SimilarExamples,
     parse_template,
 )
 from bert_jax.data.pretraining.rng import ExampleRng, Stream, epoch_key, example_keys
@@ -84,7 +84,7 @@ class DemonstrationPool:
         self.longest = sum(max(len(each.token_ids) for each in c) for c in self._classes)
         assert prompt.demonstrations is not None
         self._selection = prompt.demonstrations.selection
-        if isinstance(self._selection, MostSimilar):
+        if isinstance(self._selection, SimilarExamples):
             self._vectors = read_text_vectors(self._selection.vectors)
             self._class_vectors = [
                 [self._vectors(each) for each in examples if each.label == label]
@@ -123,7 +123,7 @@ class DemonstrationPool:
     ) -> int:
         """Returns the index of a demonstration of a class, except for some in ascending order."""
         count = len(self._classes[class_id]) - len(excluded)
-        if isinstance(self._selection, MostSimilar):
+        if isinstance(self._selection, SimilarExamples):
             vectors = self._class_vectors[class_id]
             ranked = rank_by_similarity(self._vectors(example), vectors)
             ranked = ranked[~np.isin(ranked, excluded)]

@@ -60,19 +60,19 @@ def test_weights_of_zero_give_the_plain_mean():
     np.testing.assert_array_equal(mean_logits(logits, [0.0, 0.0]), [[1.0, 2.0]])
 
 
-def test_certain_examples_are_drawn_more_often():
+def test_certain_examples_are_sampled_more_often():
     examples = [TextExample(id=str(index), text="") for index in range(3)]
     # Probabilities of the predicted class: 0.9, 0.6 and, the only one of the other class, 0.8.
     logits = np.log([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
     rng = np.random.RandomState(0)
-    drawn = Counter(
+    sampled = Counter(
         (example.id, example.label)
         for _ in range(2000)
         for example in draw_labeled_examples(examples, logits, LABELS, 1, rng)
     )
-    assert drawn[("2", "positive")] == 2000
-    assert drawn[("0", "negative")] + drawn[("1", "negative")] == 2000
-    assert drawn[("0", "negative")] / 2000 == pytest.approx(0.9 / 1.5, abs=0.04)
+    assert sampled[("2", "positive")] == 2000
+    assert sampled[("0", "negative")] + sampled[("1", "negative")] == 2000
+    assert sampled[("0", "negative")] / 2000 == pytest.approx(0.9 / 1.5, abs=0.04)
     repeated = draw_labeled_examples(examples, logits, LABELS, 5, rng)
     assert Counter(example.label for example in repeated) == {"negative": 5, "positive": 5}
     with pytest.raises(UserError, match="label 'positive' for none of 2 unlabeled texts"):

@@ -18,8 +18,8 @@ from bert_jax.data.finetuning.prompts.config import (
     AveragedTokens,
     Demonstrations,
     LabelWords,
-    MostSimilar,
     Prompt,
+    SimilarExamples,
     parse_template,
 )
 from bert_jax.data.finetuning.prompts.glue_prompts import (
@@ -110,7 +110,7 @@ def test_demonstrations_have_the_layout_of_lm_bff(wordpiece, max_length):
     np.testing.assert_allclose(logits, [[6.5, -5.5]])
 
 
-def test_demonstrations_are_drawn_from_the_most_similar_half(wordpiece, tmp_path):
+def test_demonstrations_are_sampled_from_the_most_similar_half(wordpiece, tmp_path):
     task, vectors = demonstration_task(train=tuple(DEMONSTRATED)), tmp_path / "vectors.jsonl"
     yes, *no = DEMONSTRATED
     example = TextExample(id="0", text="the old man .")
@@ -121,7 +121,7 @@ def test_demonstrations_are_drawn_from_the_most_similar_half(wordpiece, tmp_path
         for text, angle in angles.items()
     ]
     vectors.write_text("\n".join(lines))
-    config = Demonstrations(num_samples=12, selection=MostSimilar(vectors=str(vectors)))
+    config = Demonstrations(num_samples=12, selection=SimilarExamples(vectors=str(vectors)))
     prompt = make_prompt(demonstrations=config)
     write_prompt(tmp_path / "prompt.json", prompt)
     assert read_prompt(tmp_path / "prompt.json") == prompt

@@ -94,7 +94,7 @@ class AllExamples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MostSimilar:
+class SimilarExamples:
     """Draws demonstrations from the examples of each class that are most similar to the input.
 
     The similarity is the cosine of sentence vectors (Gao et al. 2021, section 6.2).
@@ -130,7 +130,7 @@ class Demonstrations:
 
     num_samples: int = 16
     max_text_tokens: int | None = None
-    selection: AllExamples | MostSimilar = AllExamples()
+    selection: AllExamples | SimilarExamples = AllExamples()
 
     def __post_init__(self) -> None:
         check_range("prompt.demonstrations.num_samples", self.num_samples, at_least=1)

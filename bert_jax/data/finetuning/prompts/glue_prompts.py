@@ -16,8 +16,8 @@ from bert_jax.data.finetuning.prompts.config import (
     AveragedTokens,
     Demonstrations,
     LabelWords,
-    MostSimilar,
     Prompt,
+    SimilarExamples,
     SingleTokenWords,
 )
 from bert_jax.errors import ConfigError, UserError, did_you_mean
@@ -71,7 +71,7 @@ def with_demonstrations(prompt: Prompt, num_samples: int | None) -> Prompt:
 def similar_demonstrations(prompt: Prompt, vectors: str) -> Prompt:
     """Returns the prompt with demonstrations by similarity, of the vectors in a file."""
     config = prompt.demonstrations or Demonstrations()
-    config = dataclasses.replace(config, selection=MostSimilar(vectors=vectors))
+    config = dataclasses.replace(config, selection=SimilarExamples(vectors=vectors))
     return dataclasses.replace(prompt, demonstrations=config)
 
 
