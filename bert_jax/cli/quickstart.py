@@ -8,9 +8,9 @@ HELP = "train, export, and fine-tune a tiny BERT on Python documentation of this
 _EPILOG = """example:
   bert-jax quickstart --output quickstart
 
-Gathers the docstrings of Python and of the installed packages, trains a tokenizer, prepares the
-text, pretrains a tiny BERT, evaluates it on held-out packages, exports it, fills a few masks, and
-fine-tunes it to classify docstrings by library. The same command resumes after a stop.
+Gathers and curates the docstrings of Python and of the installed packages, trains a tokenizer,
+prepares the text, pretrains a tiny BERT, evaluates it on held-out packages, exports it, fills a few
+masks, and fine-tunes it for two classification tasks. The same command resumes after a stop.
 """
 
 

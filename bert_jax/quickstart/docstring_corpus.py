@@ -2,9 +2,9 @@
 
 It reads the docstrings of the standard library and of every installed package from their source
 (`ast`), without importing them. A document is a module; its paragraphs are the prose of its
-docstrings in source order. Code, tables, and markup are dropped, and duplicate paragraphs are
-removed across the corpus. Training and held-out text come from different packages, so that held-out
-text is new in style and subject, too.
+docstrings in source order. Code, tables, and markup are dropped. Training and held-out text come
+from different packages, so that held-out text is new in style and subject, too. The recipe
+configs/curate/docstrings.py removes what is repeated.
 """
 
 import ast
@@ -26,7 +26,6 @@ from tqdm import tqdm
 from bert_jax.atomic_io import atomic_path, write_json
 from bert_jax.errors import UserError
 
-MIN_DOCUMENT_WORDS = 40
 MIN_PARAGRAPH_WORDS = 4
 # Vendored copies of other packages repeat text, and tests contain little prose.
 SKIPPED_FOLDERS = frozenset(
@@ -83,13 +82,11 @@ def write_docstring_corpus(
             "expected at least two, so that one can be held out: pip install more packages"
         )
     output.mkdir(parents=True, exist_ok=True)
-    seen: set[bytes] = set()
     counts: dict[str, dict[str, int]] = {}
-    # Train is written first, so that a paragraph in both is removed from the held-out text.
     paths = {"train": output / "train.jsonl", "held_out": output / "heldout.jsonl"}
     for name, packages in (("train", set(by_package) - held_out), ("held_out", held_out)):
         documents = ((p, *document) for p in sorted(packages) for document in by_package[p])
-        counts[name] = _write_documents(paths[name], documents, seen)
+        counts[name] = _write_documents(paths[name], documents)
         counts[name]["packages"] = len(packages)
     write_json(output / "counts.json", counts)
     return DocstringCorpus(train=paths["train"], held_out=paths["held_out"], counts=counts)
@@ -231,29 +228,14 @@ def _choose_held_out(
     return held_out_packages
 
 
-def _write_documents(
-    path: Path, documents: Iterator[tuple[str, str, list[str]]], seen: set[bytes]
-) -> dict[str, int]:
-    """Writes documents whose new paragraphs make enough words; adds the paragraphs to `seen`."""
+def _write_documents(path: Path, documents: Iterator[tuple[str, str, list[str]]]) -> dict[str, int]:
+    """Writes the documents that have a paragraph, and returns their counts."""
     counts: Counter[str] = Counter(documents=0)
     with atomic_path(path) as tmp_path, tmp_path.open("w", encoding="utf-8") as file:
         for package, module, found_paragraphs in documents:
-            new_paragraphs = []
-            for paragraph in found_paragraphs:
-                normalized = re.sub(r"[^a-z0-9]+", "", paragraph.lower())
-                key = hashlib.blake2b(normalized.encode(), digest_size=12).digest()
-                if key in seen:
-                    counts["duplicate paragraphs dropped"] += 1
-                    continue
-                seen.add(key)
-                new_paragraphs.append(paragraph)
-            words = sum(len(p.split()) for p in new_paragraphs)
-            if words < MIN_DOCUMENT_WORDS:
-                counts["short documents dropped"] += 1
+            if not found_paragraphs:
                 continue
-            text = "\n\n".join(new_paragraphs)
-            counts.update(
-                documents=1, paragraphs=len(new_paragraphs), words=words, characters=len(text)
-            )
+            text = "\n\n".join(found_paragraphs)
+            counts.update(documents=1, paragraphs=len(found_paragraphs), characters=len(text))
             file.write(json.dumps({"module": module, "package": package, "text": text}) + "\n")
     return dict(counts)

@@ -8,7 +8,6 @@ help, because such a sentence has the same words as before.
 import csv
 import hashlib
 import itertools
-import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from bert_jax.atomic_io import atomic_path
 from bert_jax.data.finetuning.config import Columns
 from bert_jax.errors import UserError
+from bert_jax.text.files import read_json_objects
 from bert_jax.text.sentences import split_sentences
 
 NUM_LIBRARIES = 8
@@ -120,11 +120,9 @@ def _swap_positions(words: list[str]) -> list[int]:
 
 def _read_paragraphs(documents: Path) -> Iterator[tuple[str, str, str]]:
     """Yields (module, library, paragraph)."""
-    with documents.open(encoding="utf-8") as lines:
-        for line in lines:
-            document = json.loads(line)
-            for paragraph in document["text"].split("\n\n"):
-                yield document["module"], document["package"], paragraph
+    for _, document in read_json_objects(documents):
+        for paragraph in document["text"].split("\n\n"):
+            yield document["module"], document["package"], paragraph
 
 
 def _read_texts_by_library(documents: Path) -> dict[str, Texts]:

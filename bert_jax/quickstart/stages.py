@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.atomic_io import atomic_write, make_folder, write_json
+from bert_jax.data.corpus.curation.curate import curate
+from bert_jax.data.corpus.curation.ledger import import_pyarrow
+from bert_jax.data.corpus.curation.shards import DOCUMENTS, shard_suffix
 from bert_jax.data.corpus.plan import PrepareConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.sources import RegisteredTask
@@ -16,6 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.json_io import read_json_object
 from bert_jax.quickstart.docstring_corpus import write_docstring_corpus
 from bert_jax.quickstart.docstring_tasks import write_library_task, write_word_order_task
+from bert_jax.recipes import load_recipe
 from bert_jax.text.config import TokenizerTrainingConfig
 from bert_jax.text.learn import train_tokenizer_from_files
 
@@ -24,6 +28,9 @@ logger = logging.getLogger(__name__)
 STAGES_FILE, SUMMARY_FILE = "stages.json", "summary.txt"
 VOCAB_SIZE = 8192
 SEQIO_TASK, SEQIO_MODULE = "docstrings", "docstrings_task.py"
+CURATION_RECIPE = "curate/docstrings"
+# The recipe has two sources of one file each, and each of them becomes one shard.
+CURATED_SHARDS = tuple(DOCUMENTS.format(shard_suffix(source, 2)) for source in range(2))
 # Written to the output folder: the file that a user would write for a corpus of their own.
 SEQIO_MODULE_TEXT = '''\
 """Registers the docstrings as a seqio task, for `bert-jax prepare --task docstrings`."""
@@ -35,8 +42,8 @@ from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.data.seqio.text_tasks import register_text_task
 
 folder = Path(__file__).parent
-corpus = glob.escape(str(folder / "corpus"))
-splits = {"train": f"{corpus}/train.jsonl", "heldout": f"{corpus}/heldout.jsonl"}
+shards = glob.escape(str(folder / "curated")) + "/documents-0000{}-of-00002.jsonl.gz"
+splits = {"train": shards.format(0), "heldout": shards.format(1)}
 register_text_task("docstrings", TextFiles(splits), tokenizer=str(folder / "vocabulary"))
 '''
 CLASSIFICATION_TASKS = {"library": write_library_task, "word order": write_word_order_task}
@@ -72,9 +79,10 @@ def run_stages(folder: Path, *, recipe: str, steps: int | None, seed: int) -> in
 
     Raises:
       UserError: the folder was created with other settings.
-      MissingExtraError: seqio is not installed.
+      MissingExtraError: seqio or pyarrow is not installed.
     """
     importlib.import_module("bert_jax.data.seqio")  # fails before the work if seqio is missing
+    import_pyarrow()  # likewise
     settings = {"recipe": recipe, "steps": steps, "seed": seed}
     progress = _load_progress(folder, settings)
     stages = _stages(folder, settings)
@@ -100,13 +108,14 @@ def run_stages(folder: Path, *, recipe: str, steps: int | None, seed: int) -> in
 
 
 def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
-    documents, tokenizer_folder = folder / "corpus", folder / "vocabulary"
-    prepared, trained = folder / "prepared", folder / "run"
-    exported = folder / "exported"
+    gathered, curated = folder / "corpus", folder / "curated"
+    train_documents, held_out_documents = (curated / name for name in CURATED_SHARDS)
+    tokenizer_folder, prepared = folder / "vocabulary", folder / "prepared"
+    trained, exported = folder / "run", folder / "exported"
 
     def learn_vocabulary() -> None:
         config = TokenizerTrainingConfig(kind="wordpiece", vocab_size=VOCAB_SIZE, cased=False)
-        train_tokenizer_from_files([str(documents / "train.jsonl")], tokenizer_folder, config)
+        train_tokenizer_from_files([str(train_documents)], tokenizer_folder, config)
 
     def prepare_splits() -> None:
         module = folder / SEQIO_MODULE
@@ -120,15 +129,16 @@ def _stages(folder: Path, settings: dict[str, Any]) -> list[Stage]:
         return Stage(
             name=f"classify {name}",
             output=output,
-            run=lambda: _classify(name, documents, exported, output, settings["seed"]),
+            run=lambda: _classify(name, held_out_documents, exported, output, settings["seed"]),
         )
 
     return [
         Stage(
             name="gather documentation",
-            output=documents,
-            run=lambda: {"corpus": write_docstring_corpus(documents).counts},
+            output=gathered,
+            run=lambda: {"corpus": write_docstring_corpus(gathered).counts},
         ),
+        Stage(name="curate", output=curated, run=lambda: _curate(gathered, curated)),
         Stage(name="learn a vocabulary", output=tokenizer_folder, run=learn_vocabulary),
         Stage(name="prepare", output=prepared, run=prepare_splits),
         Stage(name="pretrain", output=trained, run=lambda: _pretrain(prepared, trained, settings)),
@@ -145,9 +155,18 @@ def _task_folder(folder: Path, name: str) -> Path:
     return folder / name.replace(" ", "-")
 
 
+def _curate(gathered: Path, curated: Path) -> dict[str, Any]:
+    get_config = load_recipe(CURATION_RECIPE)
+    config = get_config(
+        train=str(gathered / "train.jsonl"), heldout=str(gathered / "heldout.jsonl")
+    )
+    manifest = curate(config, curated)
+    return {"curated": manifest["counts"], "removed": manifest["removed_lines"]}
+
+
 def _pretrain(prepared: Path, folder: Path, settings: dict[str, Any]) -> int:
     from bert_jax.experiment import check_experiment
-    from bert_jax.recipes import errors_of_user_code, find_recipe, load_recipe
+    from bert_jax.recipes import errors_of_user_code, find_recipe
     from bert_jax.train.run import run as train
 
     steps = {} if settings["steps"] is None else {"steps": settings["steps"]}
@@ -194,7 +213,7 @@ def _classify(
     from bert_jax.quickstart.classification import compare_classifiers
 
     write_task = CLASSIFICATION_TASKS[name]
-    task = write_task(documents / "heldout.jsonl", folder / "task")
+    task = write_task(documents, folder / "task")
     scores = compare_classifiers(task, exported, folder, seed)
     return scores if isinstance(scores, int) else {name: scores}
 
@@ -217,12 +236,17 @@ def _load_progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summary(folder: Path, stages: list[Stage], progress: dict[str, Any]) -> str:
-    held_out, counts = progress["results"]["held_out"], progress["results"]["corpus"]
+    results = progress["results"]
+    held_out, counts, curated = results["held_out"], results["corpus"], results["curated"]
+    removed = sum(results["removed"].values())
     lines = ["", "masks filled by the exported model"]
-    for text, tokens in progress["results"]["filled"]:
+    for text, tokens in results["filled"]:
         lines.append(f"  {text:<66} {', '.join(tokens)}")
     lines += [
         "",
+        f"curated: {curated['retained_documents']:,} of {curated['documents']:,} modules retained, "
+        f"{curated['retained_characters'] / curated['characters']:.0%} of the characters; "
+        f"{removed:,} repeated paragraphs removed",
         f"held-out text: {counts['held_out']['packages']} packages outside the training text, "
         f"{held_out['masked_tokens']:,.0f} masked tokens",
         f"  {'':<32}{'model':>10}{'bigram':>10}{'unigram':>10}",
@@ -237,7 +261,7 @@ def _summary(folder: Path, stages: list[Stage], progress: dict[str, Any]) -> str
         f"{'majority':>10}",
     ]
     for name in CLASSIFICATION_TASKS:
-        scores = progress["results"][name]
+        scores = results[name]
         lines.append(
             f"  {name:<16}{scores['train']:>7,}{scores['dev']:>7,}{scores['fine-tuned']:>12.1%}"
             f"{scores['not pretrained']:>16.1%}{scores['tf-idf']:>9.1%}{scores['majority']:>10.1%}"

@@ -82,6 +82,7 @@ def test_summary(command):
     output = Path(command[-1])
     summary = (output / "summary.txt").read_text()
     for expected in (
+        "modules retained",
         "bigram",
         "unigram",
         "50.0%",
@@ -102,7 +103,7 @@ def test_finished_stages_are_not_repeated(command, capsys):
     assert main(command) == 0
     second_run = capsys.readouterr()
     assert second_run.out == (output / "summary.txt").read_text()
-    assert second_run.err.count("already done") == 9
+    assert second_run.err.count("already done") == 10
     assert (output / "vocabulary" / "vocab.txt").stat().st_mtime_ns == vocabulary
 
     # A stage that is missing in stages.json runs again on the outputs of the others.
@@ -110,7 +111,7 @@ def test_finished_stages_are_not_repeated(command, capsys):
     del stages["seconds"]["fill masks"]
     (output / "stages.json").write_text(json.dumps(stages))
     assert main(command) == 0
-    assert capsys.readouterr().err.count("already done") == 8
+    assert capsys.readouterr().err.count("already done") == 9
 
 
 def test_other_settings_in_same_folder_are_an_error(command, capsys):
