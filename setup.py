@@ -89,6 +89,9 @@ CURATE = [
     # Repairs text that was decoded with the wrong encoding.
     "ftfy>=6.3,<7",
 ]
+# Paths such as gs://bucket/file for `curate` and `prepare`; hf:// needs nothing more. 2026.4: the
+# releases that fit the fsspec of etils' epath.
+REMOTE = ["gcsfs>=2026.4.0", "s3fs>=2026.4.0"]
 # `bert-jax search`.
 SEARCH = [
     # BM25, the baseline of every retrieval table; NumPy and SciPy only.
@@ -131,10 +134,12 @@ EXTRAS = {
     "tensorboard": TENSORBOARD,
     "serve": SERVE,
     "curate": CURATE,
+    "remote": REMOTE,
     "search": SEARCH,
     "onnx": ONNX,
     "generation": GENERATION,
-    # All features. The drivers of GPUs and TPUs are chosen by hardware: [cuda] or [tpu].
+    # All features but remote file systems, which are chosen like the drivers of GPUs and TPUs:
+    # [remote], [cuda] or [tpu].
     "all": [*SEQIO, *SENTENCEX, *TENSORBOARD, *CURATE, *SERVE, *SEARCH, *ONNX, *GENERATION],
     # One NVIDIA GPU, with CUDA 12 from PyPI. Not run yet.
     "cuda": ["jax[cuda12]>=0.10.0,<0.13"],

@@ -17,6 +17,7 @@ _EPILOG = """examples:
   bert-jax curate web --output curated --arg files='crawl/*.jsonl.gz'
   bert-jax curate web --dry-run --tokenizer vocabulary --arg files='crawl/*.jsonl.gz'
   bert-jax curate documents --output curated --arg files='books/*.txt' document_unit=blank-line
+  bert-jax curate web --output gs://my-bucket/curated --arg files='gs://my-bucket/crawl/*.jsonl.gz'
   bert-jax prepare --files 'curated/documents-*.jsonl.gz' --tokenizer vocabulary --output prepared
 
 The same command resumes after a stop. The documents written are identical with any number of
@@ -39,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="arguments of get_config in the recipe",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="output folder; required without --dry-run"
+        "--output",
+        metavar="DIR",
+        help="output folder, which may be remote (gs://bucket/corpus); required without --dry-run",
     )
     parser.add_argument(
         "--workers", type=int, metavar="N", help="number of processes (default: one per CPU core)"
@@ -58,7 +61,9 @@ def run(args: argparse.Namespace) -> None:
     """Curates the corpus and prints what was kept and dropped."""
     from bert_jax.data.corpus.curation.curate import curate
     from bert_jax.data.corpus.curation.plan import CurationConfig
+    from bert_jax.data.corpus.curation.remote_output import local_output
     from bert_jax.recipes import call_recipe, load_recipe
+    from bert_jax.report.curation_report import REPORT_FILE, write_curation_report
 
     if args.workers is not None and args.workers < 1:
         raise ConfigError(f"--workers {args.workers}: expected at least 1")
@@ -75,14 +80,14 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("--output is missing, expected a folder; or give --dry-run")
     if args.tokenizer is not None:
         raise ConfigError("--tokenizer is for --dry-run: a curated corpus has no tokens")
-    manifest = curate(config, args.output, num_workers=args.workers)
-
-    from bert_jax.report.curation_report import REPORT_FILE, write_curation_report
-
-    report = args.output / REPORT_FILE
-    if not report.is_file():
-        write_curation_report(config, args.output)
-    print(f"{_summary(manifest, args.output)}\nreport: {report}")
+    output = args.output.rstrip("/") or "/"
+    with local_output(output) as folder:
+        manifest = curate(config, folder, num_workers=args.workers)
+        report = folder / REPORT_FILE
+        if not report.is_file():
+            write_curation_report(config, folder)
+        summary = _summary(manifest, folder, output)
+    print(f"{summary}\nreport: {output}/{REPORT_FILE}")
 
 
 def _forecast(config: "CurationConfig", args: argparse.Namespace) -> str:
@@ -93,7 +98,7 @@ def _forecast(config: "CurationConfig", args: argparse.Namespace) -> str:
     return describe_forecast(forecast(config, tokenizer), args.workers or os.cpu_count() or 1)
 
 
-def _summary(manifest: dict[str, Any], output: Path) -> str:
+def _summary(manifest: dict[str, Any], folder: Path, output: str) -> str:
     from bert_jax.data.corpus.contamination.tables import SUMMARY_FILE
 
     counts = manifest["counts"]
@@ -107,8 +112,8 @@ def _summary(manifest: dict[str, Any], output: Path) -> str:
             lines.append(f"  {source}: {count:,} dropped, {reason}")
     for reason, count in manifest["removed_lines"].items():
         lines.append(f"  {count:,} lines removed, {reason}")
-    if (output / SUMMARY_FILE).is_file():
-        for name, found in read_json(output / SUMMARY_FILE)["sets"].items():
+    if (folder / SUMMARY_FILE).is_file():
+        for name, found in read_json(folder / SUMMARY_FILE)["sets"].items():
             lines.append(
                 f"  {name}: {found['items_with_input_found']:,} of {found['items']:,} items found "
                 f"as input (in {found['documents_with_input']:,} documents), "

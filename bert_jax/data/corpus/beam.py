@@ -46,7 +46,8 @@ from bert_jax.data.corpus.shards import (
     shard_metadata_path,
     write_shard,
 )
-from bert_jax.data.corpus.sources import SourceFile, TextFiles
+from bert_jax.data.corpus.source_files import SourceFile
+from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.data.corpus.work_units import FileUnit
 from bert_jax.errors import UserError
 from bert_jax.text.load_tokenizer import load_tokenizer

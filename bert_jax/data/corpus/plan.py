@@ -27,7 +27,8 @@ from bert_jax.data.corpus.manifest import (
     write_manifest,
 )
 from bert_jax.data.corpus.records import ids_dtype, shard_file_name
-from bert_jax.data.corpus.sources import RegisteredTask, SourceFile, TextFiles
+from bert_jax.data.corpus.source_files import SourceFile
+from bert_jax.data.corpus.sources import RegisteredTask, TextFiles
 from bert_jax.data.corpus.work_units import FileUnit, TaskUnit, describe_files, make_file_units
 from bert_jax.errors import ConfigError, UserError, check_range
 from bert_jax.text.load_tokenizer import load_tokenizer

@@ -3,15 +3,14 @@
 A source opens nothing until it is read, and this module imports no TensorFlow.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bert_jax.data.corpus.source_files import SourceFile, find_source_files, local_file
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.text.files import (
     DocumentUnit,
-    expand_globs,
     is_json_lines,
     read_documents,
     read_json_documents,
@@ -82,18 +81,15 @@ class TextFiles:
             raise UserError(f"split is {split!r}, expected one of {', '.join(splits)}")
         return tuple(splits[split])
 
-    def list_files(self, split: str = "train") -> "tuple[SourceFile, ...]":
+    def list_files(self, split: str = "train") -> tuple[SourceFile, ...]:
         """Returns the files of a split, sorted by path.
 
         Raises:
           UserError: a pattern matches no file, or all files are empty.
         """
-        files = tuple(SourceFile.from_path(path) for path in expand_globs(self.patterns(split)))
-        if not sum(file.size_bytes for file in files):
-            raise UserError(f"{', '.join(self.patterns(split))}: every file is empty")
-        return files
+        return find_source_files(self.patterns(split))
 
-    def read_file(self, file: "SourceFile") -> Iterator[RawDocument]:
+    def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
         """Yields the documents of one file, also those without text.
 
         The fields of a document are those of its JSON line other than the text.
@@ -118,17 +114,18 @@ class TextFiles:
         ):
             yield RawDocument(key=key.rpartition(":")[2], text=text)
 
-    def read_texts(self, files: "Iterable[SourceFile]") -> Iterator[str]:
+    def read_texts(self, files: Iterable[SourceFile]) -> Iterator[str]:
         """Yields the text of the documents in `files`, unchanged."""
         for file in files:
-            for _, text in read_documents(
-                file.path,
-                encoding=self.encoding,
-                errors=self.errors,
-                json_field=self.json_field,
-                document_unit=self.document_unit,
-            ):
-                yield text
+            with local_file(file) as local:
+                for _, text in read_documents(
+                    local.path,
+                    encoding=self.encoding,
+                    errors=self.errors,
+                    json_field=self.json_field,
+                    document_unit=self.document_unit,
+                ):
+                    yield text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,26 +159,3 @@ class RegisteredTask:
 
     name: str
     module: str | None = None
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """Describes a file: path, size in bytes, time of the last change in nanoseconds."""
-
-    path: str
-    size_bytes: int
-    modified_ns: int
-
-    @classmethod
-    def from_path(cls, path: str) -> "SourceFile":
-        file_stat = os.stat(path)
-        return cls(path, file_stat.st_size, file_stat.st_mtime_ns)
-
-    @property
-    def text_bytes(self) -> int:
-        """Bytes of text, for the progress bar. A gzip file stores this size modulo 2^32."""
-        if not self.path.endswith(".gz") or self.size_bytes < 18:
-            return self.size_bytes
-        with open(self.path, "rb") as file:
-            file.seek(-4, os.SEEK_END)
-            return max(self.size_bytes, int.from_bytes(file.read(4), "little"))

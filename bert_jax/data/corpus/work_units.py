@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bert_jax.data.corpus.documents import DocumentsConfig, EncodedDocument, encode_document
-from bert_jax.data.corpus.sources import SourceFile, TextFiles
+from bert_jax.data.corpus.source_files import SourceFile
+from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.text.sentences import get_sentence_splitter
 from bert_jax.text.tokenizer import Tokenizer
 

@@ -29,7 +29,8 @@ from bert_jax.data.corpus.curation.spills import (
     write_spill_lines,
 )
 from bert_jax.data.corpus.curation.units import match_key
-from bert_jax.data.corpus.sources import RawDocument, SourceFile, TextFiles
+from bert_jax.data.corpus.source_files import SourceFile
+from bert_jax.data.corpus.sources import RawDocument, TextFiles
 from bert_jax.errors import MissingExtraError, UserError
 from bert_jax.text.cleaning import normalize_text
 

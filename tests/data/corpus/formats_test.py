@@ -27,7 +27,8 @@ from bert_jax.data.corpus.formats.html import HtmlFiles
 from bert_jax.data.corpus.formats.mail import MailFiles
 from bert_jax.data.corpus.formats.parquet import ParquetFiles
 from bert_jax.data.corpus.formats.warc import WarcFiles
-from bert_jax.data.corpus.sources import RawDocument, SourceFile, TextFiles
+from bert_jax.data.corpus.source_files import SourceFile
+from bert_jax.data.corpus.sources import RawDocument, TextFiles
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.recipes import load_recipe
 from bert_jax.text import files as text_files

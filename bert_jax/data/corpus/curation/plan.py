@@ -25,7 +25,8 @@ from bert_jax.data.corpus.formats.parquet import ParquetFiles
 from bert_jax.data.corpus.formats.patterns import FilePatterns
 from bert_jax.data.corpus.formats.warc import WarcFiles
 from bert_jax.data.corpus.formats.wikipedia import WikipediaDump
-from bert_jax.data.corpus.sources import RawDocument, SourceFile, TextFiles
+from bert_jax.data.corpus.source_files import SourceFile, is_remote, local_file
+from bert_jax.data.corpus.sources import RawDocument, TextFiles
 from bert_jax.data.corpus.work_units import balanced_groups, default_num_units
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.text.sentences import get_sentence_splitter
@@ -139,10 +140,11 @@ class CurationUnit:
     def documents(self) -> Iterator[RawDocument]:
         """Yields the documents, also those without text, with their ids as keys."""
         for file, name in zip(self.files, self.names, strict=True):
-            for document in self.reader.read_file(file):
-                # A key may have bytes of a damaged file; ids are text, also in Parquet files.
-                key = document.key.encode("utf-8", "backslashreplace").decode()
-                yield replace(document, key=f"{self.source}/{name}:{key}")
+            with local_file(file) as local:
+                for document in self.reader.read_file(local):
+                    # A key may have bytes of a damaged file; ids are text, also in Parquet files.
+                    key = document.key.encode("utf-8", "backslashreplace").decode()
+                    yield replace(document, key=f"{self.source}/{name}:{key}")
 
 
 def make_units(config: CurationConfig) -> list[CurationUnit]:
@@ -234,7 +236,11 @@ def stable_names(files: tuple[SourceFile, ...]) -> tuple[str, ...]:
 
     Bytes of a name that are not UTF-8 are written as "\\xff".
     """
-    paths = [os.path.abspath(file.path) for file in files]
+    # Not the absolute path of "gs://bucket/a", which would depend on the working directory.
+    paths = [
+        os.path.normpath(f"/{file.path}") if is_remote(file.path) else os.path.abspath(file.path)
+        for file in files
+    ]
     folder = os.path.commonpath([os.path.dirname(path) for path in paths])
     relative = (os.path.relpath(path, folder).replace(os.sep, "/") for path in paths)
     return tuple(os.fsencode(name).decode("utf-8", "backslashreplace") for name in relative)

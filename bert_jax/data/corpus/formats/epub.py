@@ -21,7 +21,8 @@ from bert_jax.data.corpus.formats.patterns import (
     read_limited,
     xml_events,
 )
-from bert_jax.data.corpus.sources import RawDocument, SourceFile
+from bert_jax.data.corpus.source_files import SourceFile
+from bert_jax.data.corpus.sources import RawDocument
 from bert_jax.errors import UserError
 
 ENCRYPTED, NO_MARKERS = "encrypted", "no Gutenberg markers"

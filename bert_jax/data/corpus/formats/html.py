@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 
 from bert_jax.data.corpus.formats.decoding import decode_bytes
 from bert_jax.data.corpus.formats.patterns import TOO_LARGE, FilePatterns, read_limited
-from bert_jax.data.corpus.sources import RawDocument, SourceFile
+from bert_jax.data.corpus.source_files import SourceFile
+from bert_jax.data.corpus.sources import RawDocument
 from bert_jax.errors import ConfigError, MissingExtraError
 
 NO_MAIN_CONTENT, NESTED = "no main content", "nested too deeply"

@@ -12,7 +12,8 @@ from typing import ClassVar
 from bert_jax.data.corpus.formats.decoding import decode_bytes
 from bert_jax.data.corpus.formats.html import NESTED, page_document
 from bert_jax.data.corpus.formats.patterns import FilePatterns, read_limited
-from bert_jax.data.corpus.sources import RawDocument, SourceFile
+from bert_jax.data.corpus.source_files import SourceFile
+from bert_jax.data.corpus.sources import RawDocument
 
 NO_TEXT_PART = "no text part"
 

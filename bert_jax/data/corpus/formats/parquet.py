@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.data.corpus.formats.patterns import FilePatterns
-from bert_jax.data.corpus.sources import RawDocument, SourceFile
+from bert_jax.data.corpus.source_files import SourceFile
+from bert_jax.data.corpus.sources import RawDocument
 from bert_jax.errors import MissingExtraError, UserError, did_you_mean
 
 _BATCH_ROWS = 1024

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 from xml.etree.ElementTree import Element, XMLPullParser
 
-from bert_jax.data.corpus.sources import Patterns, RawDocument, SourceFile
-from bert_jax.errors import ConfigError, UserError
+from bert_jax.data.corpus.source_files import SourceFile, find_source_files
+from bert_jax.data.corpus.sources import Patterns, RawDocument
+from bert_jax.errors import ConfigError
 from bert_jax.text.compression import DamagedFileError, read_chunks
-from bert_jax.text.files import expand_globs
 
 DAMAGED, TOO_LARGE = "damaged file", "too large"
 """Reasons for dropping a whole file."""
@@ -40,10 +40,7 @@ class FilePatterns:
         Raises:
           UserError: a pattern matches no file, or all files are empty.
         """
-        files = tuple(SourceFile.from_path(path) for path in expand_globs(tuple(self.patterns)))
-        if not sum(file.size_bytes for file in files):
-            raise UserError(f"{', '.join(self.patterns)}: every file is empty")
-        return files
+        return find_source_files(tuple(self.patterns))
 
     def read_file(self, file: SourceFile) -> Iterator[RawDocument]:
         """Yields the documents of one file; each kind of file defines it."""

@@ -8,7 +8,8 @@ from bert_jax.data.corpus.formats.decoding import decode_bytes
 from bert_jax.data.corpus.formats.html import MAX_PAGE_BYTES, check_content, page_document
 from bert_jax.data.corpus.formats.patterns import TOO_LARGE, FilePatterns
 from bert_jax.data.corpus.formats.wikipedia import TRUNCATED
-from bert_jax.data.corpus.sources import RawDocument, SourceFile
+from bert_jax.data.corpus.source_files import SourceFile
+from bert_jax.data.corpus.sources import RawDocument
 from bert_jax.errors import MissingExtraError, UserError
 
 NOT_HTML, HTTP_ERROR, DAMAGED_RECORD = "not HTML", "HTTP error", "damaged record"

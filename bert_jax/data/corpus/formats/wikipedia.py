@@ -14,7 +14,8 @@ from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 from bert_jax.data.corpus.formats.patterns import DAMAGED, TOO_LARGE, FilePatterns, xml_events
 from bert_jax.data.corpus.formats.wikitext import ArticleText
-from bert_jax.data.corpus.sources import RawDocument, SourceFile
+from bert_jax.data.corpus.source_files import SourceFile
+from bert_jax.data.corpus.sources import RawDocument
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.text.compression import CHUNK_BYTES, DamagedFileError, read_chunks
 
