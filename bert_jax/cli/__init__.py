@@ -41,7 +41,7 @@ from bert_jax.cli import (
 )
 from bert_jax.cli.arguments.huge_pages import restart_with_huge_pages
 from bert_jax.cli.arguments.renamed import renamed_message
-from bert_jax.cli.curation import curate, curate_classifier
+from bert_jax.cli.curation import curate, curate_classifier, curate_ngrams
 from bert_jax.cli.embeddings import distill_static, embed_evaluate, embed_train
 from bert_jax.cli.language_models import fill_mask, generate
 from bert_jax.cli.search import evaluate as search_evaluate
@@ -59,6 +59,7 @@ VERBS: dict[str, Any] = {
     "tokenizer train": train_tokenizer,
     "curate": curate,
     "curate-classifier": curate_classifier,
+    "curate-ngrams": curate_ngrams,
     "prepare": prepare,
     "data inspect": inspect_data,
     "recipes": recipes,

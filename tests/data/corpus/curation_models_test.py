@@ -20,7 +20,12 @@ from bert_jax.data.corpus.curation.classifier import (
     hash_features,
     train_classifier,
 )
-from bert_jax.data.corpus.curation.model_signals import QualityScore, TokensPerWord, UnknownTokens
+from bert_jax.data.corpus.curation.model_signals import (
+    BadWords,
+    QualityScore,
+    TokensPerWord,
+    UnknownTokens,
+)
 from bert_jax.data.corpus.curation.plan import CurationConfig, Source, make_plan, make_units
 from bert_jax.data.corpus.curation.rules import Rule, RuleSet
 from bert_jax.data.corpus.curation.sample import measure
@@ -157,6 +162,20 @@ def test_token_signals_count_tokens_of_the_tokenizer(shared: Path) -> None:
     assert TokensPerWord(tokenizer=path).compute(view) == len(ids) / len(view.words)
     assert UnknownTokens(tokenizer=path).compute(view) == unknown / len(ids)
     assert SIGNALS["sentences"](TextView("One. Two? Three!")) == 3
+
+
+def test_bad_words_are_whole_words_and_phrases(tmp_path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("darn\nholy  cow\n\n\u99ac\u9e7f\nC++\n")
+    signal = BadWords(words=str(path))
+    view = TextView("Darn! Holy cow, darned cows: \u4f60\u99ac\u9e7f\u5440. C++ and c+ darn")
+    assert signal.compute(view) == 1000 * 5 / len(view.words)
+    assert signal.compute(TextView("...")) == 0
+    path.write_text("other\n")
+    assert signal.fingerprint() == hashlib.sha256(b"other\n").hexdigest()
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(UserError, match=r"empty.txt: no word; expected"):
+        BadWords(words=str(tmp_path / "empty.txt"))
 
 
 def test_files_that_are_no_classifier_raise(tmp_path, trained) -> None:

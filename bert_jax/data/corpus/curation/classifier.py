@@ -8,7 +8,6 @@ same files in the same order give the same model on the same kind of processor.
 
 import functools
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.atomic_io import atomic_path
+from bert_jax.data.corpus.curation.model_files import load_arrays, save_arrays
 from bert_jax.data.corpus.curation.signals import TextView
 from bert_jax.data.pretraining.rng import epoch_key, permute
 from bert_jax.errors import UserError, check_range
@@ -24,7 +23,7 @@ from bert_jax.errors import UserError, check_range
 MAX_TOKENS = 2000
 """The beginning of a document that is read, in tokens."""
 
-_KIND = "bert_jax quality classifier"
+KIND = "quality classifier"
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _MAX_CACHED_TOKENS = 1 << 20
 _NUM_BINS = 10
@@ -75,12 +74,8 @@ class QualityClassifier:
 
     def save(self, path: Path) -> None:
         """Writes the model as one safetensors file, with its training data in the header."""
-        from safetensors.numpy import save_file
-
-        tensors = {"weights": self.weights, "bias": np.array([self.bias], np.float64)}
-        metadata = {"kind": _KIND, "info": json.dumps(self.info, sort_keys=True)}
-        with atomic_path(path) as tmp_path:
-            save_file(tensors, tmp_path, metadata)
+        arrays = {"weights": self.weights, "bias": np.array([self.bias], np.float64)}
+        save_arrays(path, KIND, arrays, self.info)
 
     @classmethod
     def load(cls, path: str | Path) -> "QualityClassifier":
@@ -89,23 +84,8 @@ class QualityClassifier:
         Raises:
           UserError: there is no such file, or it is no quality classifier.
         """
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("kind") != _KIND:
-                    raise UserError(
-                        f"{path}: not a quality classifier; make one with "
-                        "`bert-jax curate-classifier`"
-                    )
-                weights, bias = file.get_tensor("weights"), file.get_tensor("bias")
-        except (OSError, SafetensorError) as error:
-            raise UserError(
-                f"{path}: cannot be read as a quality classifier ({error}); make one with "
-                "`bert-jax curate-classifier`"
-            ) from None
-        return cls(weights, float(bias[0]), json.loads(metadata["info"]))
+        arrays, info = load_arrays(path, KIND, "curate-classifier")
+        return cls(arrays["weights"], float(arrays["bias"][0]), info)
 
 
 @functools.lru_cache(maxsize=4)
