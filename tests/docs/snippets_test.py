@@ -180,7 +180,7 @@ def test_curation_guide(folder):
     (folder / "crawl").mkdir()
     pages = [json.dumps({"text": path.read_text()}) for path in (folder / "heldout").iterdir()]
     (folder / "crawl/pages.jsonl.gz").write_bytes(gzip.compress("\n".join(pages).encode()))
-    assert len(run_page(DOCS / "how_to/curate.md", make_short)) == 6
+    assert len(run_page(DOCS / "how_to/curate.md", make_short)) == 7
 
 
 @pytest.mark.slow
