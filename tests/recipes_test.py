@@ -14,6 +14,7 @@ from bert_jax.errors import ConfigError
 from bert_jax.export.export import export
 from bert_jax.models.bigbird.config import BigBirdConfig
 from bert_jax.models.deberta_v2.config import DebertaV2Config
+from bert_jax.models.eurobert.config import EuroBertConfig
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.plan.placeholder_corpus import planned_experiment
@@ -60,6 +61,10 @@ def test_masked_lm_recipe_has_the_published_networks():
     assert permuted.train.schedule == WarmupLinear(peak_learning_rate=5e-4, warmup_steps=10_000)
     with pytest.raises(ConfigError, match="size is 'small', but MPNet was published as 'base'"):
         planned_experiment(recipe, ["model=mpnet", "size=small"], [], 30527)
+    eurobert, _ = planned_experiment(recipe, ["model=eurobert", "size=610m"], [], 128_256)
+    assert eurobert.objective.model == EuroBertConfig.from_size("610m")
+    with pytest.raises(ConfigError, match="size is 'base', but EuroBERT was published as '210m'"):
+        planned_experiment(recipe, ["model=eurobert"], [], 128_256)
 
 
 def test_long_sequences_recipe_has_the_published_networks(tmp_path):

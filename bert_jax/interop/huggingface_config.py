@@ -127,12 +127,21 @@ def to_hf_config(
     Args:
       parts: the encoder and the heads that the weights have; they decide on the class.
       pad_token_id: the tokenizer's; a family whose positions depend on the id has its own.
+
+    Raises:
+      UserError: transformers has no class with this task head for the family.
     """
     family_format = format_of(config)
     model_type = family_format.model_type(config)
     suffix = heads.class_suffix(head) if head else _smallest_class(family_format, parts)
+    class_name = family_format.class_prefixes[model_type] + suffix
+    if suffix in family_format.missing_task_classes:
+        raise UserError(
+            f"transformers has no class {class_name}, so no folder of it can be written; use the "
+            f"run folder with bert_jax, or fine-tune another family than {config.family}"
+        )
     return {
-        "architectures": [family_format.class_prefixes[model_type] + suffix],
+        "architectures": [class_name],
         "model_type": model_type,
         "dtype": "float32",
         "pad_token_id": pad_token_id,

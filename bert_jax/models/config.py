@@ -151,10 +151,17 @@ class TransformerConfig:
     def kernel_params_per_layer(self) -> int:
         """Returns the number of parameters of the kernels by which a layer multiplies each token.
 
-        Four D x D projections and the D x F kernels, without biases and norms.
+        The projections of queries and outputs, D x D, those of keys and values, and the D x F
+        kernels, without biases and norms.
         """
         width = self.hidden_size
-        return 4 * width**2 + self.num_feed_forward_kernels * width * self.intermediate_size
+        feed_forward = self.num_feed_forward_kernels * width * self.intermediate_size
+        return 2 * width * (width + self.key_value_width) + feed_forward
+
+    @property
+    def key_value_width(self) -> int:
+        """Returns the width of keys and values: D, less if several heads share each of them."""
+        return self.hidden_size
 
     def attended_keys(self, seq_length: int) -> tuple[float, ...]:
         """Returns for each applied layer to how many keys a query attends, on average."""
@@ -231,6 +238,15 @@ def validate_transformer(config: TransformerConfig) -> None:
     check_dropout("model.attention_probs_dropout_prob", config.attention_probs_dropout_prob)
     for name in ("layer_norm_eps", "initializer_range"):
         check_range(f"model.{name}", getattr(config, name), at_least=0)
+
+
+def check_rotary_heads(config: TransformerConfig) -> None:
+    """Raises a ConfigError if rotary positions cannot rotate the heads in pairs of elements."""
+    if (config.hidden_size // config.num_attention_heads) % 2:
+        raise ConfigError(
+            f"model.hidden_size {config.hidden_size} over {config.num_attention_heads} heads gives "
+            "heads of an odd width, but rotary positions rotate pairs of elements"
+        )
 
 
 def check_token_id(field: str, token_id: int, vocab_size: int) -> None:

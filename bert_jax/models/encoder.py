@@ -24,6 +24,7 @@ from bert_jax.models.bigbird.config import BigBirdConfig
 from bert_jax.models.deberta_v2.config import DebertaV2Config
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
+from bert_jax.models.eurobert.config import EuroBertConfig
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.longformer.config import LongformerConfig
 from bert_jax.models.modernbert.config import ModernBertConfig
@@ -45,6 +46,7 @@ EncoderConfig = (
     | MPNetConfig
     | DebertaV2Config
     | ModernBertConfig
+    | EuroBertConfig
 )
 """The config of an encoder of any family.
 

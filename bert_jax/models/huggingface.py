@@ -92,6 +92,7 @@ class HuggingFaceFormat:
       tied_copies: tensors that repeat another one in a file with tied embeddings.
       decoder_bias, lm_bias: two names of the masked-LM bias; untied files need both.
       refused_model_types: similar models that are not supported, with the reason.
+      missing_task_classes: the ends of the names of task classes that transformers lacks.
     """
 
     class_prefixes: Mapping[str, str]
@@ -108,6 +109,7 @@ class HuggingFaceFormat:
     field_names: Mapping[str, str | None] = field(default_factory=dict)
     default_activation: str = "gelu"
     refused_model_types: Mapping[str, str] = field(default_factory=dict)
+    missing_task_classes: tuple[str, ...] = ()
 
     def field_name(self, name: str) -> str | None:
         """Returns Hugging Face's name of a field of `TransformerConfig`; None if it has none."""
@@ -132,11 +134,9 @@ def read_transformer_fields(
 
 def transformer_fields(config: EncoderConfig) -> dict[str, Any]:
     """Returns the content of config.json that comes from fields of `TransformerConfig`."""
-    activation = next(name for name, kind in ACTIVATIONS.items() if kind == config.hidden_act)
-    values = {name: getattr(config, name) for name in _TRANSFORMER_FIELDS} | {
-        "hidden_act": activation,
-        "max_position_embeddings": config.positions.max_position_embeddings,
-    }
+    values = {name: getattr(config, name) for name in _TRANSFORMER_FIELDS}
+    values["hidden_act"] = next(n for n, kind in ACTIVATIONS.items() if kind == config.hidden_act)
+    values["max_position_embeddings"] = config.positions.max_position_embeddings
     named = ((format_of(config).field_name(name), value) for name, value in values.items())
     return {name: value for name, value in named if name is not None}
 

@@ -178,7 +178,7 @@ class EncoderWithHeads(PretrainingHeads):
             hidden_BLD, attention_mask = self.window_encoder(vectors, window_mask, dropout_key)
         module = getattr(self, head_param_name(head))
         if isinstance(module, DenseClassifierModule):
-            return module(hidden_BLD[:, 0], dropout_rate, dropout_key)
+            return module(hidden_BLD, attention_mask, dropout_rate, dropout_key)
         if isinstance(module, FeedForwardSpanModule):
             return module(hidden_BLD, dropout_rate, dropout_key)
         # BERT's release has no dropout between the encoder and the question-answering head.

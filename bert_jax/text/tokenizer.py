@@ -28,13 +28,13 @@ _T5_NAMES = {"cls": ("</s>",), "mask": (SENTINEL.format(0),)}
 TOKENIZER_INFO_FILE = "vocabulary.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 
-# For each role, its token in BERT's vocabulary and in RoBERTa's and T5's.
+# For each role, its token in the vocabularies of BERT, of RoBERTa and T5, and of EuroBERT.
 _ROLE_NAMES = {
-    "pad": ("[PAD]", "<pad>"),
-    "unk": ("[UNK]", "<unk>"),
-    "cls": ("[CLS]", "<s>"),
-    "sep": ("[SEP]", "</s>"),
-    "mask": ("[MASK]", "<mask>"),
+    "pad": ("[PAD]", "<pad>", "<|end_of_text|>"),
+    "unk": ("[UNK]", "<unk>", "<|end_of_text|>"),
+    "cls": ("[CLS]", "<s>", "<|begin_of_text|>"),
+    "sep": ("[SEP]", "</s>", "<|end_of_text|>"),
+    "mask": ("[MASK]", "<mask>", "<|mask|>"),
 }
 
 
@@ -197,7 +197,7 @@ def check_unicode(texts: Sequence[str]) -> None:
 
 
 def usual_special_tokens() -> set[str]:
-    """Returns the special tokens of BERT, RoBERTa and T5."""
+    """Returns the special tokens of BERT, RoBERTa, T5 and EuroBERT."""
     return {token for names in _ROLE_NAMES.values() for token in names}
 
 

@@ -1,15 +1,16 @@
-"""Pretrains an encoder with relative positions, MPNet or DeBERTa-v3, with masked LM alone.
+"""Pretrains MPNet, DeBERTa-v3 or EuroBERT with masked LM alone.
 
     bert-jax pretrain masked_lm --run runs/deberta \\
         --arg model=deberta size=base corpus=data/train heldout=data/heldout
 
 The network is that of the published models, the objective is simpler: MPNet was pretrained with
 masked and permuted language modeling (`configs/pretrain/mpnet.py`), DeBERTa-v3 with replaced-token
-detection (He et al. 2023). The inputs, masks and optimizer are those of
-`configs/pretrain/roberta.py`; the default learning rate is that of MPNet.
+detection (He et al. 2023), EuroBERT with 50 % masks and another schedule (Boizard et al. 2025). The
+inputs, masks and optimizer are those of `configs/pretrain/roberta.py`; the default learning rate is
+that of MPNet.
 
 The corpus needs a tokenizer with the special tokens of the model: <s> and </s> with padding id 1
-for MPNet, [CLS] and [SEP] for DeBERTa.
+for MPNet, [CLS] and [SEP] for DeBERTa, any for EuroBERT.
 """
 
 from typing import Literal
@@ -18,7 +19,8 @@ from bert_jax.data.config import FullSentences, PretrainingData
 from bert_jax.data.corpus.reader import corpus_tokenizer
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
-from bert_jax.models.deberta_v2.config import DebertaV2Config
+from bert_jax.models.deberta_v2.config import DebertaV2Config, DebertaV3Size
+from bert_jax.models.eurobert.config import EuroBertConfig, EuroBertSize
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.mpnet.config import MPNetConfig
 from bert_jax.objectives.config import Pretraining
@@ -37,8 +39,8 @@ def get_config(
     *,
     corpus: str,
     heldout: str | None = None,
-    model: Literal["mpnet", "deberta"] = "deberta",
-    size: Literal["xsmall", "small", "base", "large"] = "base",
+    model: Literal["mpnet", "deberta", "eurobert"] = "deberta",
+    size: Literal[DebertaV3Size, EuroBertSize] = "base",
     steps: int = 125_000,
     batch_size: int = 2048,
     seq_length: int = 512,
@@ -51,8 +53,8 @@ def get_config(
 ) -> Experiment:
     """Returns a run on a corpus that `bert-jax prepare` has written.
 
-    `size` is that of DeBERTa-v3; MPNet has "base" only. `warmup_steps` is by default 8 % of the
-    steps.
+    `size` is that of DeBERTa-v3 or of EuroBERT; MPNet has "base" only. `warmup_steps` is by default
+    8 % of the steps.
     """
     tokenizer = corpus_tokenizer(corpus)
     dtype = "bfloat16" if bfloat16 else "float32"
@@ -92,12 +94,21 @@ def get_config(
 
 
 def _encoder(
-    model: Literal["mpnet", "deberta"],
-    size: Literal["xsmall", "small", "base", "large"],
+    model: Literal["mpnet", "deberta", "eurobert"],
+    size: Literal[DebertaV3Size, EuroBertSize],
     vocab_size: int,
-) -> MPNetConfig | DebertaV2Config:
-    if model == "deberta":
-        return DebertaV2Config.from_size(size, vocab_size=vocab_size)
-    if size != "base":
-        raise ConfigError(f"size is {size!r}, but MPNet was published as 'base' only")
-    return MPNetConfig(vocab_size=vocab_size)
+) -> MPNetConfig | DebertaV2Config | EuroBertConfig:
+    match model, size:
+        case "eurobert", "210m" | "610m" | "2.1b":
+            return EuroBertConfig.from_size(size, vocab_size=vocab_size)
+        case "deberta", "xsmall" | "small" | "base" | "large":
+            return DebertaV2Config.from_size(size, vocab_size=vocab_size)
+        case "mpnet", "base":
+            return MPNetConfig(vocab_size=vocab_size)
+        case _:
+            published = {
+                "mpnet": "MPNet was published as 'base' only",
+                "deberta": "DeBERTa-v3 was published as 'xsmall', 'small', 'base' and 'large'",
+                "eurobert": "EuroBERT was published as '210m', '610m' and '2.1b'",
+            }
+            raise ConfigError(f"size is {size!r}, but {published[model]}")

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 from bert_jax.errors import ConfigError, check_range
 from bert_jax.models.heads.pretraining_config import (
     MaskedLMTransform,
+    NoTransform,
     OwnTransform,
     SharedTransform,
 )
@@ -140,7 +141,8 @@ class DenseClassifier:
     """Classifies the first token: dropout, dense, activation, dropout, linear (RoBERTa).
 
     The layers of Hugging Face's `RobertaClassificationHead`, and with another activation of
-    ELECTRA's. DistilBERT and DeBERTa have no dropout before the dense layer.
+    ELECTRA's. DistilBERT, DeBERTa and EuroBERT have no dropout before the dense layer. Instead of
+    the first token, EuroBERT classifies what `TransformerConfig.sequence_pooling` selects.
     """
 
     activation: Activation = Tanh()  # noqa: RUF009 (frozen)
@@ -157,7 +159,12 @@ class MeanPooling:
     """Selects the mean of the hidden states of all tokens that are not padding."""
 
 
-Pooling = FirstTokenPooling | MeanPooling
+@dataclass(frozen=True, kw_only=True)
+class LatePooling:
+    """Selects the mean of the logits of all tokens; as one vector, the mean of their states."""
+
+
+Pooling = FirstTokenPooling | MeanPooling | LatePooling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,7 +281,7 @@ def task_parts(head: TaskHead, family: FamilyClassifiers) -> tuple[str, ...]:
 def masked_lm_parts(family: FamilyClassifiers) -> tuple[str, ...]:
     """Returns the parts that masked LM needs besides the encoder."""
     match family.masked_lm_transform:
-        case OwnTransform():
+        case OwnTransform() | NoTransform():
             return ("masked_lm",)
         case SharedTransform():
             return ("prediction_head", "masked_lm")

@@ -9,6 +9,7 @@ from bert_jax.models.heads.config import (
     DenseClassifier,
     FeedForwardSpan,
     FirstTokenPooling,
+    LatePooling,
     LinearClassifier,
     MeanPooling,
     PoolerClassifier,
@@ -19,7 +20,7 @@ from bert_jax.models.heads.config import (
     classifier_layers,
     num_outputs,
 )
-from bert_jax.models.heads.pretraining_config import OwnTransform
+from bert_jax.models.heads.pretraining_config import NoTransform, OwnTransform
 from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.layers.dropout import dropout, make_dropout_seeds
 from bert_jax.models.layers.linear import Linear, layer_norm, linear, output_stddev
@@ -58,7 +59,8 @@ class LMHead(nnx.Module):
     """Computes masked-LM logits: dense, activation, norm, product with the token embeddings, bias.
 
     The dense layer maps D to E, the width of the token embeddings. With `SharedTransform` the head
-    has no dense layer and no norm; its input is the output of the prediction head.
+    has no dense layer and no norm; its input is the output of the prediction head. With
+    `NoTransform` it has no bias either.
     The encoder's table of token embeddings is an argument of the call, because a shared reference
     between modules would be untied without an error. With `tie_word_embeddings` False the head has
     its own table, `decoder`.
@@ -75,7 +77,9 @@ class LMHead(nnx.Module):
         if self.has_transform:
             self.transform = linear(config.hidden_size, width, config, compute, rngs)
             self.norm = layer_norm(config, compute, width)
-        self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
+        self.has_bias = not isinstance(config.masked_lm_transform, NoTransform)
+        if self.has_bias:
+            self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
         if not config.tie_word_embeddings:
             init = nnx.initializers.truncated_normal(config.initializer_range)
             shape = (config.vocab_size, width)
@@ -88,13 +92,15 @@ class LMHead(nnx.Module):
         if self.has_transform:
             hidden = self.norm(activate(self.transform(hidden), self.activation))
         table = token_embeddings_VE if self.tied else self.decoder[...]
-        return dense_transposed(hidden, table, self.bias[...], hidden.dtype)
+        bias = self.bias[...] if self.has_bias else None
+        return dense_transposed(hidden, table, bias, hidden.dtype)
 
 
 class DenseClassifierModule(nnx.Module):
-    """Classifies the first token: dropout, dense, activation, dropout, linear.
+    """Classifies one vector of a sequence: dropout, dense, activation, dropout, linear.
 
-    Its config is `DenseClassifier`.
+    Its config is `DenseClassifier`. With `LatePooling`, the dense layer reads all tokens. The mean
+    of their logits is computed as the logits of the mean, because the last layer is linear.
     """
 
     def __init__(
@@ -106,17 +112,25 @@ class DenseClassifierModule(nnx.Module):
     ):
         self.dense = linear(config.hidden_size, config.hidden_size, config, ComputeConfig(), rngs)
         self.out_proj = head_linear(config, head, rngs)
-        self.classifier = classifier
+        self.classifier, self.pooling = classifier, config.sequence_pooling
 
     def __call__(
-        self, first_BD: jax.Array, dropout_rate: float, dropout_key: jax.Array | None
+        self,
+        hidden_BLD: jax.Array,
+        attention_mask: jax.Array,
+        dropout_rate: float,
+        dropout_key: jax.Array | None,
     ) -> jax.Array:
-        """Maps the hidden states of first tokens [B, D] to logits, float32 [B, outputs]."""
+        """Maps hidden states [B, L, D] and an int32 mask [B, L] to logits, float32 [B, outputs]."""
         seeds = (None, None) if dropout_key is None else make_dropout_seeds(dropout_key, (2,))
+        is_late = isinstance(self.pooling, LatePooling)
+        x = hidden_BLD if is_late else pool_tokens(hidden_BLD, attention_mask, self.pooling)
         if self.classifier.input_dropout:
-            first_BD = dropout(first_BD, dropout_rate, seeds[0])
-        hidden = activate(self.dense(first_BD), self.classifier.activation)
-        return self.out_proj(dropout(hidden, dropout_rate, seeds[1]))
+            x = dropout(x, dropout_rate, seeds[0])
+        x = activate(self.dense(x), self.classifier.activation)
+        if is_late:
+            x = pool_tokens(x, attention_mask, self.pooling)
+        return self.out_proj(dropout(x, dropout_rate, seeds[1]))
 
 
 def build_task_module(config: TransformerConfig, head: TaskHead, rngs: nnx.Rngs) -> nnx.Module:
@@ -138,7 +152,7 @@ def pool_tokens(hidden_BLD: jax.Array, attention_mask: jax.Array, pooling: Pooli
     match pooling:
         case FirstTokenPooling():
             return hidden_BLD[:, 0]
-        case MeanPooling():
+        case MeanPooling() | LatePooling():
             weights = attention_mask[:, :, None].astype(jnp.float32)
             total = jnp.sum(hidden_BLD.astype(jnp.float32) * weights, axis=1)
             return (total / jnp.maximum(jnp.sum(weights, axis=1), 1.0)).astype(hidden_BLD.dtype)

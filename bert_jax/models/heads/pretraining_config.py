@@ -19,7 +19,12 @@ class SharedTransform:
     """Gives masked LM the prediction head, which the task heads use as well (ModernBERT)."""
 
 
-MaskedLMTransform = OwnTransform | SharedTransform
+@dataclass(frozen=True, kw_only=True)
+class NoTransform:
+    """Gives masked LM a table of its own for the logits, and nothing else, no bias (EuroBERT)."""
+
+
+MaskedLMTransform = OwnTransform | SharedTransform | NoTransform
 """The layers between the encoder and the masked-LM logits."""
 
 

@@ -72,7 +72,8 @@ def make_attention_mask(
 class SelfAttention(nnx.Module):
     """Computes scaled dot-product attention with H heads of width K = D / H.
 
-    Vaswani et al. 2017, section 3.2.
+    Vaswani et al. 2017, section 3.2. With fewer heads of keys and values than of queries, several
+    heads share them (grouped-query attention, Ainslie et al. 2023).
     """
 
     def __init__(
@@ -85,10 +86,10 @@ class SelfAttention(nnx.Module):
         output_stddev: float | None = None,
     ):
         """Builds the projections; `output_stddev` None initializes all of them alike."""
-        width = config.hidden_size
+        width, key_width = config.hidden_size, config.key_value_width
         self.query = linear(width, width, config, compute, rngs, use_bias=use_bias)
-        self.key = linear(width, width, config, compute, rngs, use_bias=use_bias)
-        self.value = linear(width, width, config, compute, rngs, use_bias=use_bias)
+        self.key = linear(width, key_width, config, compute, rngs, use_bias=use_bias)
+        self.value = linear(width, key_width, config, compute, rngs, use_bias=use_bias)
         self.output = linear(
             width, width, config, compute, rngs, use_bias=use_bias, stddev=output_stddev
         )
@@ -125,8 +126,9 @@ class SelfAttention(nnx.Module):
         *,
         return_attention_weights: bool,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns what `__call__` returns, from queries, keys and values [B, L, D]."""
+        """Returns what `__call__` returns, from queries [B, L, D] and their keys and values."""
         B, L, D = q.shape
+        k, v = (_repeat_heads(x, D, D // self.num_heads) for x in (k, v))
         use_kernel = (
             self.fused
             and pallas_attention.is_supported(L, D, self.num_heads)
@@ -166,3 +168,12 @@ class SelfAttention(nnx.Module):
         context = attention_context(dropout(attention_weights, self.dropout_rate, dropout_seed), v)
         context = context.astype(v.dtype).reshape(B, L, D)
         return self.output(context), attention_weights if return_attention_weights else None
+
+
+def _repeat_heads(x_BLG: jax.Array, width: int, head_width: int) -> jax.Array:
+    """Repeats each head of keys or values for the queries that share it: [B, L, D]."""
+    if x_BLG.shape[-1] == width:
+        return x_BLG
+    heads = x_BLG.reshape(*x_BLG.shape[:-1], -1, head_width)
+    repeated = jnp.repeat(heads, width // x_BLG.shape[-1], axis=2)
+    return repeated.reshape(*x_BLG.shape[:-1], width)

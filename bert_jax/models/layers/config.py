@@ -72,7 +72,7 @@ class PaddingOffsetPositions:
 class NoPositions:
     """Adds nothing to the token embeddings; attention itself depends on the positions, if at all.
 
-    DeBERTa and ModernBERT compute attention from relative positions.
+    DeBERTa, ModernBERT and EuroBERT compute attention from relative positions.
     """
 
     max_position_embeddings: int = 512
@@ -147,7 +147,12 @@ class LayerNormWithoutBias:
     """Selects LayerNorm with a scale only, as in ModernBERT."""
 
 
-Norm = LayerNormWithBias | LayerNormWithoutBias
+@dataclass(frozen=True, kw_only=True)
+class RootMeanSquareNorm:
+    """Selects division by the root mean square and a scale, as in EuroBERT."""
+
+
+Norm = LayerNormWithBias | LayerNormWithoutBias | RootMeanSquareNorm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,9 +29,17 @@ class Embeddings(nnx.Module):
     Attributes:
       position_embeddings: absent with `NoPositions`.
       token_type_embeddings: absent if `type_vocab_size` is 0.
+      norm: absent if `has_norm` is False.
     """
 
-    def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        compute: ComputeConfig,
+        rngs: nnx.Rngs,
+        *,
+        has_norm: bool = True,
+    ):
         self.word_embeddings = embedding(config.vocab_size, config, rngs)
         if not isinstance(config.positions, NoPositions):
             init = _position_init(config.positions.init, config)
@@ -40,7 +48,9 @@ class Embeddings(nnx.Module):
             )
         if config.type_vocab_size:
             self.token_type_embeddings = embedding(config.type_vocab_size, config, rngs)
-        self.norm = layer_norm(config, compute, config.word_embedding_size)
+        if has_norm:
+            self.norm = layer_norm(config, compute, config.word_embedding_size)
+        self.has_norm, self.dtype = has_norm, jnp.dtype(compute.dtype)
         self.type_vocab_size = config.type_vocab_size
         self.positions = config.positions
         self.dropout_rate = config.hidden_dropout_prob
@@ -74,7 +84,8 @@ class Embeddings(nnx.Module):
 
     def normalize(self, x_BLE: jax.Array, dropout_seed: DropoutSeed | None) -> jax.Array:
         """Applies norm and dropout; BigBird overrides the order."""
-        return dropout(self.norm(x_BLE), self.dropout_rate, dropout_seed)
+        x_BLE = self.norm(x_BLE) if self.has_norm else x_BLE.astype(self.dtype)
+        return dropout(x_BLE, self.dropout_rate, dropout_seed)
 
     def _token_type_vectors(self, token_type_ids: jax.Array) -> jax.Array:
         """Returns the token-type embeddings, float32 [B, L, E] or [E]."""

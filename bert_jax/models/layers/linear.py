@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.models.config import TransformerConfig
-from bert_jax.models.layers.config import ComputeConfig, LayerNormWithBias
+from bert_jax.models.layers.config import ComputeConfig, LayerNormWithBias, RootMeanSquareNorm
 from bert_jax.models.layers.embedding_lookup import embedding_lookup
 from bert_jax.models.layers.matmul import dense
 
@@ -86,16 +86,14 @@ class LayerNorm(nnx.Module):
         return self(residual + y)
 
 
-class RmsNorm(nnx.Module):
+class RmsNorm(LayerNorm):
     """Divides the last axis by its root mean square (Zhang and Sennrich 2019), without a bias.
 
     Statistics are in float32, the result in `dtype`.
     """
 
     def __init__(self, num_features: int, epsilon: float, dtype: str):
-        self.scale = nnx.Param(jnp.ones((num_features,), jnp.float32))
-        self.epsilon = epsilon
-        self.dtype = jnp.dtype(dtype)
+        super().__init__(num_features, epsilon, dtype, use_bias=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., D] to [..., D] in `dtype`."""
@@ -108,9 +106,12 @@ class RmsNorm(nnx.Module):
 def layer_norm(
     config: TransformerConfig, compute: ComputeConfig, num_features: int | None = None
 ) -> LayerNorm:
-    """Builds the LayerNorm of a config, over D features or another number of them."""
+    """Builds the norm of a config, over D features or another number of them."""
+    width = num_features or config.hidden_size
+    if isinstance(config.norm, RootMeanSquareNorm):
+        return RmsNorm(width, config.layer_norm_eps, compute.dtype)
     return LayerNorm(
-        num_features or config.hidden_size,
+        width,
         config.layer_norm_eps,
         compute.dtype,
         use_bias=isinstance(config.norm, LayerNormWithBias),

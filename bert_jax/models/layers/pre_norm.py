@@ -1,4 +1,4 @@
-"""Defines the pre-norm layer with rotary positions and a gated feed-forward layer (ModernBERT)."""
+"""Defines the pre-norm layer with rotary positions and a gated feed-forward layer."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -39,9 +39,9 @@ class RotarySelfAttention(SelfAttention):
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns what `SelfAttention` returns."""
         B, L, D = x_BLD.shape
-        head_shape = (B, L, self.num_heads, D // self.num_heads)
+        head_shape = (B, L, -1, D // self.num_heads)
         q, k = (
-            inputs.rotary.rotate(x.reshape(head_shape)).reshape(B, L, D)
+            inputs.rotary.rotate(x.reshape(head_shape)).reshape(x.shape)
             for x in (self.query(x_BLD), self.key(x_BLD))
         )
         return self.attend(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from bert_jax.errors import ConfigError, check_range
-from bert_jax.models.config import TransformerConfig
+from bert_jax.models.config import TransformerConfig, check_rotary_heads
 from bert_jax.models.heads.config import (
     MeanPooling,
     Pooling,
@@ -100,11 +100,7 @@ class ModernBertConfig(TransformerConfig):
                 f"model.layer_types has {len(self.layer_types)} layers, expected "
                 f"model.num_hidden_layers, which is {self.num_hidden_layers}"
             )
-        if (self.hidden_size // self.num_attention_heads) % 2:
-            raise ConfigError(
-                f"model.hidden_size {self.hidden_size} over {self.num_attention_heads} heads gives "
-                "heads of an odd width, but rotary positions rotate pairs of elements"
-            )
+        check_rotary_heads(self)
         check_dropout("model.attention_output_dropout", self.attention_output_dropout)
         check_dropout("model.mlp_dropout", self.mlp_dropout)
         check_range("model.local_attention", self.local_attention, at_least=2)

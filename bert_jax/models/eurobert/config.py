@@ -1,0 +1,114 @@
+"""Defines the config of EuroBERT and its published sizes. No jax."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+from bert_jax.errors import ConfigError, check_range
+from bert_jax.models.config import TransformerConfig, check_rotary_heads, check_size
+from bert_jax.models.heads.config import (
+    DenseClassifier,
+    LatePooling,
+    Pooling,
+    SequenceClassifier,
+)
+from bert_jax.models.heads.pretraining_config import MaskedLMTransform, NoTransform
+from bert_jax.models.layers.config import (
+    Activation,
+    Gelu,
+    NoPositions,
+    Norm,
+    RootMeanSquareNorm,
+    Silu,
+)
+
+EuroBertSize = Literal["210m", "610m", "2.1b"]
+
+# Layers, hidden size, feed-forward size, heads of queries, and heads of keys and values: Boizard et
+# al. 2025, table 3.
+_SIZES: dict[EuroBertSize, tuple[int, int, int, int, int]] = {
+    "210m": (12, 768, 3072, 12, 12),
+    "610m": (26, 1152, 4096, 18, 6),
+    "2.1b": (32, 2304, 6144, 18, 6),
+}
+_CLASSIFIER = DenseClassifier(activation=Gelu(), input_dropout=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EuroBertConfig(TransformerConfig):
+    """Configures a EuroBERT encoder (Boizard et al. 2025); default values are those of 210m.
+
+    Attributes:
+      num_key_value_heads: heads of keys and values, each of which several heads of queries share;
+        a divisor of `num_attention_heads`.
+      hidden_dropout_prob: dropout after the embeddings, which the published models do not have.
+      rope_theta: base of the rotation angles.
+      classifier_pooling: what heads on the whole sequence read.
+    """
+
+    family: ClassVar[str] = "EuroBERT"
+    pretraining_heads: ClassVar[tuple[str, ...]] = ("masked_lm",)
+    masked_lm_transform: ClassVar[MaskedLMTransform] = NoTransform()
+    sequence_classifier: ClassVar[SequenceClassifier] = _CLASSIFIER
+    multiple_choice_classifier: ClassVar[SequenceClassifier] = _CLASSIFIER
+    norm: ClassVar[Norm] = RootMeanSquareNorm()
+    num_feed_forward_kernels: ClassVar[int] = 3
+
+    vocab_size: int = 128_256
+    positions: NoPositions = NoPositions(max_position_embeddings=8192)  # noqa: RUF009 (frozen)
+    hidden_act: Activation = Silu()  # noqa: RUF009 (frozen)
+    type_vocab_size: int = 0
+    hidden_dropout_prob: float = 0.0
+    attention_probs_dropout_prob: float = 0.0
+    layer_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = False
+    num_key_value_heads: int = 12
+    rope_theta: float = 250_000.0
+    classifier_pooling: Pooling = LatePooling()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rotary_heads(self)
+        heads = self.num_attention_heads
+        check_size("model.num_key_value_heads", self.num_key_value_heads, heads)
+        if heads % self.num_key_value_heads:
+            raise ConfigError(
+                f"model.num_key_value_heads is {self.num_key_value_heads}, expected a divisor of "
+                f"model.num_attention_heads, which is {heads}"
+            )
+        if self.tie_word_embeddings:
+            raise ConfigError(
+                "model.tie_word_embeddings is True, but EuroBERT's masked-LM head is a table of "
+                "its own; expected False"
+            )
+        check_range("model.rope_theta", self.rope_theta, above=0)
+
+    @classmethod
+    def from_size(
+        cls, size: EuroBertSize, *, vocab_size: int = 128_256, max_position_embeddings: int = 8192
+    ) -> Self:
+        """Returns the config of a published size."""
+        layers, hidden, intermediate, heads, key_value_heads = _SIZES[size]
+        return cls(
+            vocab_size=vocab_size,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=key_value_heads,
+            intermediate_size=intermediate,
+            positions=NoPositions(max_position_embeddings=max_position_embeddings),
+        )
+
+    @property
+    def head_width(self) -> int:
+        """Returns K, the width of a head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_value_width(self) -> int:
+        """Returns the width of keys and values."""
+        return self.num_key_value_heads * self.head_width
+
+    @property
+    def sequence_pooling(self) -> Pooling:
+        """Returns what heads on the whole sequence read."""
+        return self.classifier_pooling

@@ -1,0 +1,46 @@
+"""Defines the EuroBERT encoder: RMS norm, rotary positions, grouped-query attention, no biases."""
+
+import jax
+from flax import nnx
+
+from bert_jax.models.eurobert.config import EuroBertConfig
+from bert_jax.models.layers.attention import AttentionMask
+from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.layers.embeddings import Embeddings
+from bert_jax.models.layers.linear import layer_norm
+from bert_jax.models.layers.pre_norm import AttentionInputs, PreNormBlock, PreNormDropouts
+from bert_jax.models.layers.rotary import rotary_table
+from bert_jax.models.pre_norm_encoder import PreNormEncoder
+
+_LAYER_TYPE = "full_attention"
+
+
+class EuroBertEncoder(PreNormEncoder):
+    """Encodes token ids (Boizard et al. 2025), with the layers of Llama without a causal mask."""
+
+    def __init__(self, config: EuroBertConfig, compute: ComputeConfig, rngs: nnx.Rngs):
+        self.embeddings = Embeddings(config, compute, rngs, has_norm=False)
+        blocks = [
+            PreNormBlock(
+                config,
+                compute,
+                rngs,
+                layer_type=_LAYER_TYPE,
+                dropouts=PreNormDropouts(attention_output=0.0, feed_forward=0.0),
+            )
+            for _ in range(config.num_hidden_layers)
+        ]
+        self.layers = nnx.List(blocks)
+        self.final_norm = layer_norm(config, compute)
+        self.config, self.compute = config, compute
+
+    def attention_inputs(
+        self, mask: AttentionMask, position_ids: jax.Array | None
+    ) -> dict[str, AttentionInputs]:
+        """Returns the mask and the rotations, which are the same in all layers."""
+        config, length = self.config, mask.kv_segment_ids.shape[1]
+        table = rotary_table(length, config.head_width, config.rope_theta, position_ids)
+        return {_LAYER_TYPE: AttentionInputs(mask, table)}
+
+
+build_encoder = EuroBertEncoder
