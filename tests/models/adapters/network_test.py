@@ -260,7 +260,10 @@ def test_prompts_start_from_the_embeddings_of_tokens():
         (DoRA(targets=("word_embeddings",)), "which is an embedding table; DoRA"),
         (PfeifferAdapter(reduction_factor=17), "reduction_factor is 17, but the encoder has width"),
         (PromptTuning(length=18), "length is 18, which leaves no room for text.*at most 17"),
-        (PromptTuning(initial_ids=(9, 50)), "initial_ids contains 50, but the model has 50 tokens"),
+        (
+            PromptTuning(length=2, initial_ids=(9, 50)),
+            "initial_ids contains 50, but the model has 50",
+        ),
         (PrefixTuning(length=18), "length is 18, which leaves no room for text.*at most 17"),
     ],
 )
