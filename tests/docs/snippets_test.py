@@ -138,6 +138,7 @@ def test_seqio_guide(folder, capsys, monkeypatch):
     assert "masked_lm_positions" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # adapter_run_test.py trains, exports and predicts with adapters
 def test_adapters_guide(exported):
     assert len(run_page(DOCS / "how_to/adapters.md", make_short)) == 6
     assert (exported.parent / "reviews-lora/adapter_model.safetensors").is_file()

@@ -43,6 +43,18 @@ HEADS: dict[str, tuple[TaskHead, str, dict[str, Any]]] = {
 """Name -> (head, the end of Hugging Face's class name, and the fields of its config)."""
 
 
+def _heads(*fast: str) -> list[Any]:
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in HEADS]
+
+
+# Regression has the class and the weights of "sequence".
+each_head_of_family = pytest.mark.parametrize(
+    "head_name", _heads("sequence", "token", "span", "choice")
+)
+# Of a second size; the first has all heads.
+each_head_of_second_size = pytest.mark.parametrize("head_name", _heads("sequence"))
+
+
 def randomize_parameters(model: Any, *, std: float, seed: int = 0) -> Any:
     """Gives every parameter random values, biases and norms too, and turns off dropout."""
     generator = torch.Generator().manual_seed(seed)

@@ -34,6 +34,10 @@ SIZES: dict[str, Any] = {
 BERT = BertConfig(positions=LearnedPositions(max_position_embeddings=24), **SIZES)
 ROBERTA = RobertaConfig(positions=PaddingOffsetPositions(max_position_embeddings=26), **SIZES)
 both_families = pytest.mark.parametrize("config", [BERT, ROBERTA], ids=["bert", "roberta"])
+# RoBERTa's layers are BERT's.
+bert_is_fast = pytest.mark.parametrize(
+    "config", [BERT, pytest.param(ROBERTA, marks=pytest.mark.slow)], ids=["bert", "roberta"]
+)
 IDS = jnp.array([[5, 6, 7, 8], [9, 10, 11, 12]], jnp.int32)
 
 
@@ -48,7 +52,7 @@ class Classifier(nnx.Module):
         return self.head(self.encoder(input_ids).last_hidden_state[:, 0])
 
 
-@both_families
+@bert_is_fast
 def test_flax_user_adds_a_head_and_differentiates_with_nnx(config):
     model = Classifier(config, nnx.Rngs(0))
 
@@ -65,7 +69,7 @@ def test_flax_user_adds_a_head_and_differentiates_with_nnx(config):
     assert float(loss(model)) < before
 
 
-@both_families
+@bert_is_fast
 def test_flax_user_differentiates_with_plain_jax(config):
     params, merge = functional.split(Classifier(config, nnx.Rngs(0)))
 
@@ -144,7 +148,7 @@ def test_abstract_parameters_are_those_of_init():
     assert "pooler" not in abstract
 
 
-@both_families
+@bert_is_fast
 @pytest.mark.parametrize(
     "compute",
     [ComputeConfig(layer_loop=Scanned()), ComputeConfig(remat=FullRemat())],

@@ -37,7 +37,8 @@ from tests.helpers.folder_parity import (
     config_fields,
 )
 from tests.helpers.torch_parity import (
-    HEADS,
+    each_head_of_family,
+    each_head_of_second_size,
     load_exported,
     randomize_parameters,
 )
@@ -69,7 +70,6 @@ EQUAL_WIDTHS = AlbertConfig(
     positions=LearnedPositions(max_position_embeddings=64),
 )
 both_sizes = pytest.mark.parametrize("config", [GROUPS, EQUAL_WIDTHS], ids=["groups", "equal"])
-each_head = pytest.mark.parametrize("head_name", HEADS)
 
 
 def torch_model(config: AlbertConfig, name: str, seed: int = 0, **fields: Any) -> Any:
@@ -128,13 +128,13 @@ def test_pooler_and_the_longest_sequence():
     np.testing.assert_allclose(found, expected, atol=TOLERANCE)
 
 
-@each_head
+@each_head_of_family
 def test_task_heads_and_their_folders(tmp_path, head_name):
     config = dataclasses.replace(GROUPS, num_hidden_layers=2)  # compiles faster
     check_head_folder(torch_model, config, head_name, tmp_path)
 
 
-@each_head
+@each_head_of_second_size
 def test_task_heads_with_equal_widths(tmp_path, head_name):
     check_head_outputs(torch_model, EQUAL_WIDTHS, head_name, tmp_path)
 

@@ -26,7 +26,11 @@ MEDIUM = dataclasses.replace(
 )
 
 
-@pytest.mark.parametrize("config", [BART_SMALL, MEDIUM], ids=["small", "medium"])
+@pytest.mark.parametrize(
+    "config",
+    [BART_SMALL, pytest.param(MEDIUM, marks=pytest.mark.slow)],
+    ids=["small", "medium"],
+)
 def test_outputs_cached_decoding_and_folders(tmp_path, config):
     check_seq2seq_model(torch_bart(config), config, tmp_path)
 

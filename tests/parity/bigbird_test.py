@@ -101,7 +101,9 @@ def test_pretraining_heads_both_ways(tmp_path):
     assert_same_tensors(model, reopened)
 
 
-@pytest.mark.parametrize("head_name", ["sequence", "regression", "token", "choice"])
+@pytest.mark.parametrize(
+    "head_name", ["sequence", pytest.param("regression", marks=pytest.mark.slow), "token", "choice"]
+)
 def test_task_head_folders_both_ways(tmp_path, head_name):
     check_head_folder(torch_model, SMALL, head_name, tmp_path)
 

@@ -29,7 +29,12 @@ from tests.helpers.folder_parity import (
     check_outputs,
     config_fields,
 )
-from tests.helpers.torch_parity import HEADS, randomize_parameters
+from tests.helpers.torch_parity import (
+    HEADS,
+    each_head_of_family,
+    each_head_of_second_size,
+    randomize_parameters,
+)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -88,12 +93,12 @@ def test_pretrained_models(tmp_path, config, seq_length, name, parts):
     )
 
 
-@pytest.mark.parametrize("head_name", HEADS)
+@each_head_of_family
 def test_task_heads_and_their_folders(tmp_path, head_name):
     check_head_folder(torch_model, SMALL, head_name, tmp_path)
 
 
-@pytest.mark.parametrize("head_name", HEADS)
+@each_head_of_second_size
 def test_task_heads_of_another_size(tmp_path, head_name):
     check_head_outputs(torch_model, MEDIUM, head_name, tmp_path, seq_length=96)
 

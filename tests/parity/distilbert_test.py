@@ -19,7 +19,12 @@ from tests.helpers.folder_parity import (
     check_head_outputs,
     check_outputs,
 )
-from tests.helpers.torch_parity import HEADS, load_exported, randomize_parameters
+from tests.helpers.torch_parity import (
+    each_head_of_family,
+    each_head_of_second_size,
+    load_exported,
+    randomize_parameters,
+)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -72,12 +77,12 @@ def test_pretrained_models(tmp_path, config, name, parts):
     check_folder(torch_model(config, name), tmp_path, auto_class=auto, config=config, parts=parts)
 
 
-@pytest.mark.parametrize("head_name", HEADS)
+@each_head_of_family
 def test_task_heads_and_their_folders(tmp_path, head_name):
     check_head_folder(torch_model, SMALL, head_name, tmp_path)
 
 
-@pytest.mark.parametrize("head_name", HEADS)
+@each_head_of_second_size
 def test_task_heads_of_another_size(tmp_path, head_name):
     check_head_outputs(torch_model, MEDIUM, head_name, tmp_path)
 

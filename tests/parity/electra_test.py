@@ -22,7 +22,11 @@ from tests.helpers.folder_parity import (
     check_outputs,
     config_fields,
 )
-from tests.helpers.torch_parity import HEADS, randomize_parameters
+from tests.helpers.torch_parity import (
+    each_head_of_family,
+    each_head_of_second_size,
+    randomize_parameters,
+)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -46,7 +50,11 @@ MEDIUM = ElectraConfig(
     positions=LearnedPositions(max_position_embeddings=64),
     hidden_act=GeluTanh(),  # not that of the masked-LM head, nor of the classifiers
 )
-both_sizes = pytest.mark.parametrize("config", [SMALL, MEDIUM], ids=["small", "medium"])
+both_sizes = pytest.mark.parametrize(
+    "config",
+    [SMALL, pytest.param(MEDIUM, marks=pytest.mark.slow)],
+    ids=["small", "medium"],
+)
 
 
 def torch_model(config: ElectraConfig, name: str, **fields: Any) -> Any:
@@ -76,12 +84,12 @@ def test_pretrained_models(tmp_path, config, name, parts):
     assert ("embedding_projection" in loaded.params["encoder"]) == (config is SMALL)
 
 
-@pytest.mark.parametrize("head_name", HEADS)
+@each_head_of_family
 def test_task_heads_and_their_folders(tmp_path, head_name):
     check_head_folder(torch_model, SMALL, head_name, tmp_path)
 
 
-@pytest.mark.parametrize("head_name", HEADS)
+@each_head_of_second_size
 def test_task_heads_of_another_size(tmp_path, head_name):
     check_head_outputs(torch_model, MEDIUM, head_name, tmp_path)
 

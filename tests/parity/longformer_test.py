@@ -23,6 +23,7 @@ from bert_jax.testing.batches import fine_tuning_batch
 from tests.helpers.folder_parity import assert_same_tensors
 from tests.helpers.torch_parity import (
     HEADS,
+    each_head_of_family,
     jax_head_outputs,
     load_exported,
     randomize_parameters,
@@ -53,7 +54,6 @@ LONG = LongformerConfig(
     attention_window=(16, 16),
     max_global_tokens=20,
 )
-each_head = pytest.mark.parametrize("head_name", HEADS)
 
 
 def torch_model(config: LongformerConfig, name: str, **fields: Any) -> Any:
@@ -148,7 +148,8 @@ def test_hidden_states_and_masked_lm_logits(config, length, is_global):
     ("config", "length", "head_name"),
     [
         *((SMALL, 20, name) for name in HEADS),
-        *((LONG, 280, name) for name in ("sequence", "span", "choice")),
+        (LONG, 280, "span"),
+        *(pytest.param(LONG, 280, name, marks=pytest.mark.slow) for name in ("sequence", "choice")),
     ],
 )
 def test_task_head_logits(config, length, head_name):
@@ -169,7 +170,7 @@ def test_task_head_logits(config, length, head_name):
         )
 
 
-@each_head
+@each_head_of_family
 def test_task_head_folders_both_ways(tmp_path, head_name):
     head, name, fields = HEADS[head_name]
     model = torch_model(SMALL, f"For{name}", **fields)

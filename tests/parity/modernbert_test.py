@@ -25,7 +25,8 @@ from bert_jax.pretrained.load import load_model
 from bert_jax.testing.batches import pretraining_batch
 from tests.helpers.folder_parity import assert_same_tensors, check_head_folder, check_head_outputs
 from tests.helpers.torch_parity import (
-    HEADS,
+    each_head_of_family,
+    each_head_of_second_size,
     load_exported,
     randomize_parameters,
 )
@@ -57,7 +58,6 @@ MEDIUM = ModernBertConfig(
     classifier_pooling=FirstTokenPooling(),
 )
 both_sizes = pytest.mark.parametrize("config", [SMALL, MEDIUM], ids=["small", "medium"])
-each_head = pytest.mark.parametrize("head_name", HEADS)
 
 
 def torch_model(config: ModernBertConfig, name: str, **fields: Any) -> Any:
@@ -158,17 +158,17 @@ def test_packed_examples_are_computed_as_if_alone():
     np.testing.assert_allclose(together, np.concatenate(alone), atol=3e-6)
 
 
-@each_head
+@each_head_of_family
 def test_task_heads_and_their_folders(tmp_path, head_name):
     check_head_folder(torch_model, SMALL, head_name, tmp_path)
 
 
-@each_head
+@each_head_of_second_size
 def test_task_heads_of_another_size(tmp_path, head_name):
     check_head_outputs(torch_model, MEDIUM, head_name, tmp_path, seq_length=40)
 
 
-@both_sizes
+@pytest.mark.parametrize("config", [SMALL, pytest.param(MEDIUM, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["Model", "ForMaskedLM"])
 def test_pretrained_folders_come_back_bit_identical(tmp_path, config, name):
     model = torch_model(config, name)

@@ -25,7 +25,12 @@ from tests.helpers.folder_parity import (
     check_head_outputs,
     config_fields,
 )
-from tests.helpers.torch_parity import HEADS, load_exported, randomize_parameters
+from tests.helpers.torch_parity import (
+    each_head_of_family,
+    each_head_of_second_size,
+    load_exported,
+    randomize_parameters,
+)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -86,12 +91,12 @@ def test_pretrained_models(tmp_path, config, seq_length, name, parts):
     )
 
 
-@pytest.mark.parametrize("head_name", HEADS)
+@each_head_of_family
 def test_task_heads_and_their_folders(tmp_path, head_name):
     check_head_folder(torch_model, SMALL, head_name, tmp_path, pad_token_id=1)
 
 
-@pytest.mark.parametrize("head_name", HEADS)
+@each_head_of_second_size
 def test_task_heads_on_long_texts(tmp_path, head_name):
     check_head_outputs(torch_model, MEDIUM, head_name, tmp_path, seq_length=160, pad_token_id=1)
 

@@ -34,7 +34,8 @@ from tests.helpers.folder_parity import (
     config_fields,
 )
 from tests.helpers.torch_parity import (
-    HEADS,
+    each_head_of_family,
+    each_head_of_second_size,
     load_exported,
     randomize_parameters,
 )
@@ -61,8 +62,6 @@ MEDIUM = RobertaConfig(
     positions=PaddingOffsetPositions(max_position_embeddings=66),
 )
 both_sizes = pytest.mark.parametrize("config", [SMALL, MEDIUM], ids=["small", "medium"])
-
-each_head = pytest.mark.parametrize("head_name", HEADS)
 
 
 def torch_model(config: RobertaConfig, name: str, seed: int = 0, **fields: Any) -> Any:
@@ -183,18 +182,27 @@ def test_packed_examples_are_computed_as_if_alone():
     np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-6)
 
 
-@each_head
+@each_head_of_family
 def test_task_heads_and_their_folders(tmp_path, head_name):
     check_head_folder(torch_model, SMALL, head_name, tmp_path, pad_token_id=PAD)
 
 
-@each_head
+@each_head_of_second_size
 def test_task_heads_of_another_size(tmp_path, head_name):
     check_head_outputs(torch_model, MEDIUM, head_name, tmp_path, pad_token_id=PAD)
 
 
-@pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta", "camembert"])
-@pytest.mark.parametrize("name", ["Model", "ForMaskedLM"])
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("roberta", "Model"),
+        *((model_type, "ForMaskedLM") for model_type in ("roberta", "xlm-roberta", "camembert")),
+        *(
+            pytest.param(model_type, "Model", marks=pytest.mark.slow)
+            for model_type in ("xlm-roberta", "camembert")
+        ),
+    ],
+)
 def test_pretrained_folders_come_back_bit_identical(tmp_path, model_type, name):
     config = dataclasses.replace(SMALL, model_type=model_type)
     model = torch_model(config, name)

@@ -38,7 +38,11 @@ def version_1_1(config: T5Config) -> T5Config:
     )
 
 
-@pytest.mark.parametrize("config", [T5_SMALL, MEDIUM], ids=["small", "medium"])
+@pytest.mark.parametrize(
+    "config",
+    [T5_SMALL, pytest.param(MEDIUM, marks=pytest.mark.slow)],
+    ids=["small", "medium"],
+)
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_outputs_cached_decoding_and_folders(tmp_path, config, version):
     config = config if version == "1.0" else version_1_1(config)

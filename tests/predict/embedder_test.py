@@ -169,6 +169,7 @@ def test_unknown_layers_and_poolings_are_rejected(model):
         Embedder(model, pooling="sum")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow  # predictor_test.py has the same test of a model with a task head
 def test_embedding_from_an_export_imports_no_tensorflow_torch_or_orbax(model, tmp_path):
     export(model, tmp_path / "exported")
     code = f"""

@@ -85,6 +85,7 @@ def test_layers_and_soft_targets_are_arguments(folder):
     assert chosen.objective.model.num_hidden_layers == 1
 
 
+@pytest.mark.slow  # tests/integration and teacher_test.py train with a teacher
 def test_recipe_trains_a_distilbert(folder, tmp_path):
     sizes = ("steps=6", "batch_size=8", "learning_rate=1e-2", "bfloat16=false")
     changes = ["train.checkpoints.save_every=3", "train.logging.log_every=1"]

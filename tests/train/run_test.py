@@ -239,7 +239,11 @@ def test_indivisible_batch_size_is_rejected(corpora, tmp_path):
 
 
 @pytest.mark.usefixtures("one_device")
-@pytest.mark.parametrize("examples", [SingleSegment(), PackedSegments()], ids=["single", "packed"])
+@pytest.mark.parametrize(
+    "examples",
+    [pytest.param(SingleSegment(), marks=pytest.mark.slow), PackedSegments()],
+    ids=["single", "packed"],
+)
 def test_masked_lm_only_with_packing(corpora, tmp_path, examples):
     config = short(experiment(corpora, input_format=examples))
     config = override(config, ["objective.nsp_weight=0"])

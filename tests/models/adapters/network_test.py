@@ -112,10 +112,10 @@ def loss(objective: FineTuningObjective, params: Any, batch: Any) -> float:
     [
         ("bert", LoRA(targets=(*DENSE, "word_embeddings")), ComputeConfig()),
         ("albert", DoRA(targets=("query",)), ComputeConfig(layer_loop=Scanned())),
-        ("modernbert", IA3(selection=PeftSelection()), PLAIN),
         *(
             pytest.param(*values, marks=pytest.mark.slow)
             for values in (
+                ("modernbert", IA3(selection=PeftSelection()), PLAIN),
                 ("bert", DoRA(targets=("query",)), ComputeConfig(layer_loop=Scanned())),
                 ("bert", LoRA(), ComputeConfig(remat=FullRemat(), dtype="bfloat16")),
                 ("albert", LoRA(), ComputeConfig(layer_loop=Scanned())),

@@ -28,7 +28,7 @@ def count(config: ElectraConfig, *heads: str) -> int:
     [  # the counts of Hugging Face's classes; discriminators published as 14M, 110M and 335M
         ("small", 13_483_008, 13_549_057, 13_546_682),
         ("base", 108_891_648, 109_483_009, 33_740_602),
-        ("large", 334_092_288, 335_142_913, 51_295_290),
+        pytest.param("large", 334_092_288, 335_142_913, 51_295_290, marks=pytest.mark.slow),
     ],
 )
 def test_parameter_counts(size: ElectraSize, encoder, discriminator, generator):

@@ -21,7 +21,7 @@ from bert_jax.params import paths
     [  # the counts of Hugging Face's classes; published as 82M, 125M and 355M
         ("distil", 81_527_808, 82_118_400, 82_170_201),
         ("base", 124_055_040, 124_645_632, 124_697_433),
-        ("large", 354_310_144, 355_359_744, 355_412_057),
+        pytest.param("large", 354_310_144, 355_359_744, 355_412_057, marks=pytest.mark.slow),
     ],
 )
 def test_parameter_counts(size, encoder, pooler, masked_lm):

@@ -222,6 +222,7 @@ def test_token_classification_run_learns(model, tmp_path):
     assert json.loads((tmp_path / "tagging/evaluation.json").read_text())["dev"]["f1"] > 0.9
 
 
+@pytest.mark.usefixtures("one_device")
 def test_incompatible_settings_are_rejected(columns, model, tmp_path):
     config = experiment(columns, model)
     other = dataclasses.replace(
