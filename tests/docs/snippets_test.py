@@ -237,6 +237,7 @@ def test_serve_guide(tmp_path, monkeypatch):
         assert len(run_page(DOCS / "how_to/serve.md", make_short)) == 8
 
 
+@pytest.mark.slow  # tests/api_test.py uses the same functions
 def test_api_page(exported):
     import jax
 

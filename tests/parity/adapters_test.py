@@ -222,7 +222,7 @@ def test_outputs_are_those_of_peft(family, kind, name):
         assert np.abs(values).max() > 0.01
 
 
-@pytest.mark.parametrize("name", ["lora", "prompt"])
+@pytest.mark.parametrize("name", ["lora", pytest.param("prompt", marks=pytest.mark.slow)])
 def test_losses_of_20_steps_are_those_of_peft(name):
     """peft does not train the pooler, so it is frozen here, too."""
     steps, peak, (method, _, _) = 20, 3e-3, CASES[name]

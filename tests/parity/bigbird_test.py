@@ -108,7 +108,7 @@ def test_task_head_folders_both_ways(tmp_path, head_name):
     check_head_folder(torch_model, SMALL, head_name, tmp_path)
 
 
-@pytest.mark.parametrize("length", [12, 22, 23, 101])
+@pytest.mark.parametrize("length", [pytest.param(12, marks=pytest.mark.slow), 22, 23, 101])
 def test_lengths_of_full_and_of_block_sparse_attention(tmp_path, length):
     model, batch = torch_model(SMALL, "ForMaskedLM"), padded_batch(length)
     model.save_pretrained(tmp_path)

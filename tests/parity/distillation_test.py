@@ -149,6 +149,7 @@ def without_dropout(model: LoadedModel) -> Any:
     )
 
 
+@pytest.mark.slow  # tests/objectives/distillation_test.py compares them with loops
 def test_pretraining_losses_equal_those_of_pytorch(tmp_path):
     torch_teacher = save_teacher(tmp_path, "ForMaskedLM")
     teacher_model = load_model(tmp_path)

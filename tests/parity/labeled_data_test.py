@@ -92,9 +92,7 @@ def encode_texts(tokenizer: Any, first: list[str], second: list[str] | None, len
         pytest.param(
             name,
             length,
-            marks=[pytest.mark.slow]
-            if name in ("qqp", "mnli") or (name, length) == ("qnli", 32)
-            else [],
+            marks=[pytest.mark.slow] if name in ("qqp", "mnli", "qnli") else [],
         )
         for name in GLUE
         for length in (32, 128)

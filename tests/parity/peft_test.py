@@ -188,7 +188,16 @@ def our_outputs(model: LoadedModel, batch: Any) -> dict[str, np.ndarray]:
     return {"logits": outputs["values"][:, None]} if "values" in outputs else outputs
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    # test_folders_of_peft_are_read_and_written_alike has all of them.
+    [
+        pytest.param(
+            name, marks=[pytest.mark.slow] if name in ("rslora", "electra", "choice") else []
+        )
+        for name in CASES
+    ],
+)
 def test_peft_computes_the_outputs_of_our_folder(name, exchanged):
     adapter, folder, base = exchanged(name)
     model, batch = load_model(folder), batch_of(name)

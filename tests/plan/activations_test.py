@@ -130,7 +130,10 @@ FAMILY_PEAKS = [
 
 @pytest.mark.parametrize(
     ("recipe", "arguments", "overrides", "vocab_size", "peak"),
-    FAMILY_PEAKS,
+    [
+        pytest.param(*row, marks=[pytest.mark.slow] if "model=mpnet" in row[1] else [])
+        for row in FAMILY_PEAKS
+    ],
     ids=["albert", "mpnet", "deberta", "longformer"],
 )
 def test_memory_of_families_matches_libtpu_peak(recipe, arguments, overrides, vocab_size, peak):

@@ -45,6 +45,11 @@ INPUTS: dict[str, list[Any]] = {
     "multiple_choice": [("the old man", "a net", "sea"), ("a", LONG, "the"), ("sea", "net", "man")],
 }
 each_kind = pytest.mark.parametrize("kind", HEADS)
+# Scores of regression are rows like those of classes.
+each_kind_but_regression = pytest.mark.parametrize(
+    "kind",
+    [pytest.param(x, marks=[pytest.mark.slow] if x == "regression" else []) for x in HEADS],
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +79,7 @@ def assert_close(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
         assert found == expected
 
 
-@each_kind
+@each_kind_but_regression
 def test_prediction_depends_on_its_own_input_only(models, kind):
     inputs, predict = INPUTS[kind], Predictor(models[kind])
     together = predict(inputs)
@@ -120,7 +125,7 @@ def test_pairs_are_two_texts_or_two_lists_of_the_same_length(models):
             cached(models, kind)("a", "net")
 
 
-@each_kind
+@each_kind_but_regression
 def test_progress_counts_every_input_once(models, kind):
     counts: list[int] = []
     Predictor(models[kind], batch_size=2)(INPUTS[kind], on_progress=counts.append)

@@ -102,8 +102,8 @@ TRUNCATIONS = {"windows": Windows(pooling="max"), "hierarchical": JointWindows(n
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize(
     "name",
-    # predictor_test.py predicts tags and multiple choice, and with windows of long texts.
-    [pytest.param(x, marks=[] if x in ("columns", "squad") else [pytest.mark.slow]) for x in TASKS],
+    # predictor_test.py predicts answers, tags and multiple choice, and with windows of long texts.
+    [pytest.param(x, marks=[] if x == "columns" else [pytest.mark.slow]) for x in TASKS],
 )
 def test_run_folder_reproduces_its_saved_predictions(name, tmp_path, capsys):
     model = small_model(

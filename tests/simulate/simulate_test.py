@@ -60,6 +60,8 @@ def same_bits(run: Path, other: Path) -> bool:
     return all(np.array_equal(leaf, trees[1][path]) for path, leaf in trees[0].items())
 
 
+# attempt_test.py kills hosts, supervisor_test.py restarts them, and preemption_test.py stops two.
+@pytest.mark.slow
 def test_sigterm_to_one_of_two_hosts(corpus, tmp_path):
     run = tmp_path / "run"
     flags = ("--hosts", "2", "--devices", "1", "--kill", "host=1@step=7")

@@ -128,7 +128,13 @@ def test_unlabeled_examples(folder):
 
 
 @pytest.mark.parametrize(
-    "mixing", [EqualMixing(), TemperatureMixing(temperature=2.0), CappedMixing(max_examples=100)]
+    "mixing",
+    [
+        TemperatureMixing(temperature=2.0),
+        # tests/data/finetuning/mixture_test.py computes the rates of all.
+        pytest.param(EqualMixing(), marks=pytest.mark.slow),
+        pytest.param(CappedMixing(max_examples=100), marks=pytest.mark.slow),
+    ],
 )
 def test_mixtures_sample_at_their_rates(folder, tmp_path, mixing):
     sizes = {"small": 36, "large": 900}

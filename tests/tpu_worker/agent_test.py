@@ -125,7 +125,7 @@ def test_missing_resources_are_reported_with_numbers(make):
 @pytest.mark.parametrize(
     ("script", "check"),
     [
-        ({}, "data wiki"),
+        pytest.param({}, "data wiki", marks=pytest.mark.slow),
         pytest.param(
             {"deny_storage": [["read", "gs://bucket/data"]]}, "data wiki", marks=pytest.mark.slow
         ),

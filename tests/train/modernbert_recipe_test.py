@@ -87,6 +87,7 @@ def small_run(corpus: Path) -> Experiment:
     )
 
 
+@pytest.mark.slow  # run_test.py runs packed rows, and tests/parity exports such models
 def test_run_is_exported_with_its_prediction_head(tmp_path: Path) -> None:
     experiment = small_run(prepare_corpus(tmp_path / "corpus"))
     with one_device_mesh():

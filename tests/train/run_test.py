@@ -251,6 +251,7 @@ def test_masked_lm_only_with_packing(corpora, tmp_path, examples):
     assert "nsp_loss" not in json.loads((tmp_path / "run" / "evaluation.json").read_text())
 
 
+@pytest.mark.slow  # step_test.py trains a causal LM
 @pytest.mark.usefixtures("one_device")
 def test_causal_lm(corpora, tmp_path):
     config = dataclasses.replace(

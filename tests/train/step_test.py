@@ -186,7 +186,11 @@ def test_gradient_accumulation_on_a_mesh_equals_the_large_batch():
         pytest.param(ComputeConfig(layer_loop=Scanned()), id="scan", marks=pytest.mark.slow),
         pytest.param(ComputeConfig(remat=FullRemat()), id="remat", marks=pytest.mark.slow),
         pytest.param(ComputeConfig(layer_loop=Scanned(), remat=FullRemat()), id="scan-remat"),
-        pytest.param(ComputeConfig(layer_loop=Scanned(), remat=SaveDots()), id="scan-dots"),
+        pytest.param(
+            ComputeConfig(layer_loop=Scanned(), remat=SaveDots()),
+            id="scan-dots",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_layer_loop_and_remat_change_nothing(compute):

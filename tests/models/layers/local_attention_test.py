@@ -47,8 +47,8 @@ def segments(length):
         (257, 64, False),
         (384, 64, True),
         (500, 3, False),
-        (600, 65, False),  # one more than half a tile
-        (900, 256, False),
+        pytest.param(600, 65, False, marks=pytest.mark.slow),  # one more than half a tile
+        pytest.param(900, 256, False, marks=pytest.mark.slow),
     ],
 )
 def test_context_and_gradients_equal_dense_attention(length, radius, causal):

@@ -108,7 +108,7 @@ class Opened:
     "kind",
     [
         "classification",
-        "token_classification",
+        pytest.param("token_classification", marks=pytest.mark.slow),
         pytest.param("question_answering", marks=pytest.mark.slow),
         pytest.param("multiple_choice", marks=pytest.mark.slow),
     ],

@@ -140,6 +140,8 @@ def _reference_mask(rng: np.random.Generator, num_tokens: int) -> np.ndarray:
     return np.cumsum(is_start) % 2 == 1
 
 
+# The tests above compare texts with a slow reference, and the divisions with their law.
+@pytest.mark.slow
 def test_ten_thousand_texts_of_novels_have_the_law_of_t5(novel_rows: NovelRows) -> None:
     tokens = novel_rows.input_ids[:, 1:-1].reshape(-1)
     sentinels = np.arange(28_996, 29_096, dtype=np.int32)[::-1]
