@@ -14,6 +14,8 @@ from bert_jax.text.tokenizer import Tokenizer
 
 MIN_LENGTH = 16
 TOKENS_PER_BATCH = 4096
+_MANY_TOKENS = 16 * TOKENS_PER_BATCH
+"""From so many tokens on, less padding saves more time than further compilations cost."""
 Batch = dict[str, np.ndarray]
 
 
@@ -71,7 +73,9 @@ def padded_batches(
 ) -> Iterator[tuple[list[int], Batch]]:
     """Groups token ids of similar length into padded batches.
 
-    Lengths are padded to 16, 32, 64, ... or `max_length`, numbers of rows to 1, 2, 4, ...
+    Lengths are padded to 16, 32, 64, ... or `max_length`, numbers of rows to 1, 2, 4, ... or those
+    of a full batch. With many texts, there are three lengths more between 64 and 128, 128 and 256,
+    and so on.
 
     Args:
       sequences: token ids of each text with special tokens, at most `max_length` each.
@@ -83,17 +87,23 @@ def padded_batches(
       index are padding.
     """
     remaining = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
+    has_many_lengths = sum(map(len, sequences)) >= _MANY_TOKENS
     while remaining:
         longest = len(sequences[remaining[-1]])
-        length = min(max(next_power_of_two(longest), MIN_LENGTH), max_length)
+        length = max(next_power_of_two(longest), MIN_LENGTH)
+        if has_many_lengths and length > 64:
+            step = length // 8
+            length = -(-longest // step) * step
+        length = min(length, max_length)
         batch_size = max(TOKENS_PER_BATCH // length, 1)
         # Longest first: the largest buffers are allocated at the start.
         batch_indices, remaining = remaining[-batch_size:], remaining[:-batch_size]
-        yield batch_indices, _pad([sequences[index] for index in batch_indices], pad_id, length)
+        num_rows = min(next_power_of_two(len(batch_indices)), batch_size)
+        batch_sequences = [sequences[index] for index in batch_indices]
+        yield batch_indices, _pad(batch_sequences, pad_id, (num_rows, length))
 
 
-def _pad(sequences: Sequence[Sequence[int]], pad_id: int, length: int) -> Batch:
-    shape = (next_power_of_two(len(sequences)), length)
+def _pad(sequences: Sequence[Sequence[int]], pad_id: int, shape: tuple[int, int]) -> Batch:
     ids, mask = np.full(shape, pad_id, np.int32), np.zeros(shape, np.int32)
     for index, sequence in enumerate(sequences):
         ids[index, : len(sequence)] = sequence

@@ -14,7 +14,9 @@ def test_every_text_is_in_one_batch_of_few_shapes(lengths):
     for indices, batch in padded_batches(rows, pad_id=3, max_length=50):
         seen += indices
         height, width = batch["input_ids"].shape
-        assert height == next_power_of_two(len(indices)) and width in (16, 32, 50)
+        assert height == min(
+            next_power_of_two(len(indices)), TOKENS_PER_BATCH // width
+        ) and width in (16, 32, 50)
         assert height * width <= TOKENS_PER_BATCH
         for place, index in enumerate(indices):
             length = len(rows[index])
@@ -24,6 +26,22 @@ def test_every_text_is_in_one_batch_of_few_shapes(lengths):
         assert (batch["attention_mask"].sum(axis=1) >= 1).all()
         assert all(array.dtype == np.int32 for array in batch.values())
     assert sorted(seen) == list(range(len(rows)))
+
+
+def test_many_texts_have_more_lengths_and_less_padding():
+    rows = [[7] * (1 + number % 300) for number in range(900)]
+    batches = [batch for _, batch in padded_batches(rows, pad_id=3, max_length=300)]
+    widths = {batch["input_ids"].shape[1] for batch in batches}
+    assert widths == {16, 64, 80, 96, 112, 128, 160, 192, 224, 256, 300}
+    # A full batch has as many rows as fit, whether or not they are a power of two.
+    assert (TOKENS_PER_BATCH // 300, 300) in {batch["input_ids"].shape for batch in batches}
+    padded, texts = sum(batch["input_ids"].size for batch in batches), sum(map(len, rows))
+    assert padded < 1.15 * texts
+    few = [
+        batch["input_ids"].shape
+        for _, batch in padded_batches(rows[:300], pad_id=3, max_length=300)
+    ]
+    assert {width for _, width in few} == {64, 128, 256, 300}
 
 
 def test_round_up():
