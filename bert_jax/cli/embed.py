@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 
 from bert_jax.cli.arguments.prediction import MODEL_WITHOUT_HEAD, add_model_argument
 from bert_jax.cli.arguments.sentence_encoder import (
@@ -11,6 +12,7 @@ from bert_jax.cli.arguments.sentence_encoder import (
     add_prompt_arguments,
 )
 from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
+from bert_jax.errors import ConfigError
 
 HELP = "compute embeddings of texts"
 
@@ -22,7 +24,8 @@ _EPILOG = f"""examples:
 
 {MODEL_WITHOUT_HEAD}
 A folder of sentence-transformers, and a run of `bert-jax embed-train`, has a pooling, dense layers,
-normalization and prompts of its own, which are used unless flags choose others.
+normalization and prompts of its own, which are used unless flags choose others. A static embedding
+model, as bert-jax distill-static makes, has none of these flags.
 
 Each embedding is one line: {{"text": ..., "truncated": false, "embedding": [...]}}. Line N of the
 output belongs to line N of a file or of standard input; the embedding of an empty line is that of
@@ -51,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Prints one JSON line for each text, in order."""
+    from bert_jax.predict.static_embedder import is_static_folder
+
+    if is_static_folder(Path(args.model)):
+        _embed_statically(args)
+        return
     from bert_jax.predict.embedder import Embedder
     from bert_jax.pretrained.load import load_model
 
@@ -64,8 +72,30 @@ def run(args: argparse.Namespace) -> None:
     for text_batch in text_groups(args):
         embeddings = embed(text_batch, prompt_name=args.prompt_name, prompt=args.prompt)
         for text, (vector, truncated) in zip(text_batch, embeddings, strict=True):
-            record = {"text": text, "truncated": truncated, "embedding": vector.tolist()}
-            print(json.dumps(record, ensure_ascii=False), flush=True)
+            _print_record(text, truncated, vector.tolist())
+
+
+def _embed_statically(args: argparse.Namespace) -> None:
+    """Prints the vectors of a static embedding model, which has no layers, pooling or prompts."""
+    from bert_jax.predict.static_embedder import StaticEmbedder
+
+    flags = ("pooling", "layers", "normalize", "dimensions", "prompt_name", "prompt")
+    given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) is not None]
+    if given:
+        raise ConfigError(
+            f"{args.model} is a static embedding model, which does not support {given[0]}; "
+            "remove it"
+        )
+    embed = StaticEmbedder(args.model)
+    for text_batch in text_groups(args):
+        vectors, truncated = embed.embed(text_batch)
+        for text, vector, is_truncated in zip(text_batch, vectors, truncated, strict=True):
+            _print_record(text, is_truncated, vector.tolist())
+
+
+def _print_record(text: str, truncated: bool, vector: list[float]) -> None:
+    record = {"text": text, "truncated": truncated, "embedding": vector}
+    print(json.dumps(record, ensure_ascii=False), flush=True)
 
 
 def _parse_layers(text: str) -> tuple[int, ...]:

@@ -83,8 +83,13 @@ class StaticEmbedder:
 
         Unknown tokens are left out of the mean. A text without tokens has a vector of zeros.
         """
+        return self.embed(texts)[0]
+
+    def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, list[bool]]:
+        """Returns the vectors of texts, float32 [texts, E], and whether each was truncated."""
         require_list_of_texts(texts)
         check_unicode(texts)
+        lengths = [len(text) for text in texts]
         if self._max_length is not None:
             longest = self._max_length * self._median_token_length
             texts = [text[:longest] for text in texts]
@@ -96,7 +101,11 @@ class StaticEmbedder:
                 vectors[row] = self.embeddings[ids].mean(axis=0, dtype=np.float32)
         if self.normalize:
             vectors /= np.linalg.norm(vectors, axis=1, keepdims=True) + 1e-32
-        return vectors
+        truncated = [
+            len(text) < length or bool(encoding.overflowing)
+            for text, length, encoding in zip(texts, lengths, encodings, strict=True)
+        ]
+        return vectors, truncated
 
 
 def _read_max_length(folder: Path, config: Mapping[str, Any]) -> int | None:

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from bert_jax.cli import main
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.export.export import export
 from bert_jax.export.static_model import (
@@ -209,3 +210,14 @@ def test_static_folder_is_recognized_and_too_many_dimensions_refused(model, stat
         assert not (tmp_path / "new").exists()
     with pytest.raises(UserError, match="model2vec"):
         load_model(static)
+
+
+def test_embed_prints_vectors_of_a_static_folder(static, capsys):
+    long = "net " * 600
+    assert main(["embed", str(static), TEXTS[0], long]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["truncated"] for record in records] == [False, True]
+    vectors = [record["embedding"] for record in records]
+    np.testing.assert_allclose(vectors, StaticEmbedder(static)([TEXTS[0], long]), atol=1e-7)
+    assert main(["embed", str(static), "sea", "--pooling", "cls"]) == 2
+    assert "static embedding model, which does not support --pooling" in capsys.readouterr().err
