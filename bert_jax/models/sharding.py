@@ -77,6 +77,8 @@ _HEADS: list[tuple[str, LogicalAxes]] = [
     *_WINDOW_ENCODER,
     ("softmax_classifier/kernel", ("embed", None)),
     ("softmax_classifier/bias", (None,)),
+    ("simcse_mlp/kernel", ("embed", None)),
+    ("simcse_mlp/bias", (None,)),
     # In a multi-task model each task has heads of its own.
     *((f"heads/*/{pattern}", axes) for pattern, axes in _POOLER_AND_TASK_HEADS),
     ("heads/*/log_variance", ()),

@@ -58,6 +58,7 @@ _HEAD_NAMES = {
     "window_encoder": "window encoder",
     "sentence_head": "dense layers of the sentence encoder",
     "softmax_classifier": "softmax classifier",
+    "simcse_mlp": "layer of SimCSE",
 }
 """Maps the top-level names of head parameters to the names shown in messages."""
 
@@ -255,12 +256,8 @@ def _load_initial_params(
     for path, leaf in paths.flatten(initial_params).items():
         head, single_task_path = _single_task_head_and_path(config, path)
         reinitialize = lowest_reinit_layer <= param_depth(path, layers) <= layers
-        if (
-            head is not None
-            and head != model.head
-            and single_task_path.startswith(f"{head_param_name(head)}/")
-        ):
-            reinitialize = True
+        if head is not None and head != model.head:
+            reinitialize |= single_task_path.startswith(f"{head_param_name(head)}/")
         value = leaf if reinitialize else pretrained_params.get(single_task_path, leaf)
         if value.shape != leaf.shape:
             raise ConfigError(

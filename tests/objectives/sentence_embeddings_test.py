@@ -13,7 +13,6 @@ from bert_jax.objectives.sentence_embeddings.config import (
     CoSENTLoss,
     CosineSimilarityLoss,
     MatryoshkaLoss,
-    MSELoss,
     MultipleNegativesRankingLoss,
     SentenceEmbedding,
     SoftmaxLoss,
@@ -116,6 +115,24 @@ def test_two_views_of_a_text_differ_by_dropout(params):
     assert (distances > 1e-3).all()
 
 
+def test_mlp_of_simcse_is_read_by_the_loss_and_not_by_vectors():
+    loss = UnsupervisedSimCSE(mlp_only_train=True)
+    objective = SentenceEmbeddingObjective(dataclasses.replace(CONFIG, loss=loss))
+    params = objective.init(jax.random.key(0))
+    assert jax.eval_shape(lambda: params) == objective.abstract()
+    layer = params["simcse_mlp"]
+    layer["kernel"] = 30 * layer["kernel"]  # so that the tanh is not almost linear
+    batch = make_batch(2)
+    value, gradients = value_and_gradients(objective, params, batch)
+    vectors = np.asarray(jax.jit(objective.example_vectors)(params, batch, None))
+    unit = np.tanh(vectors @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"]))
+    unit /= np.linalg.norm(unit, axis=-1, keepdims=True)
+    logits = unit[:, 0] @ unit[:, 1].T / loss.temperature
+    expected = np.mean(np.log(np.exp(logits).sum(axis=1)) - np.diag(logits))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradients["simcse_mlp"]))
+
+
 def test_softmax_classifier_is_trained_with_the_encoder():
     objective = SentenceEmbeddingObjective(
         dataclasses.replace(CONFIG, loss=SoftmaxLoss(labels=("no", "maybe", "yes")))
@@ -152,8 +169,6 @@ def test_errors_of_losses():
         CoSENTLoss(scale=0)
     with pytest.raises(ConfigError, match="expected at least two different names"):
         SoftmaxLoss(labels=("a",))
-    with pytest.raises(ConfigError, match="which needs vectors of one size"):
-        MatryoshkaLoss(loss=MSELoss(teacher="t"), dims=(4,))
     with pytest.raises(ConfigError, match="one for each"):
         MatryoshkaLoss(loss=CosineSimilarityLoss(), dims=(4, 2), weights=(1.0,))
 

@@ -59,9 +59,11 @@ def symmetric_loss(model):
     )
 
 
-def matryoshka_loss(model):
-    ranking = losses.MultipleNegativesRankingLoss(model)
-    return losses.MatryoshkaLoss(model, ranking, MATRYOSHKA["dims"], MATRYOSHKA["weights"])
+def matryoshka(make_loss):
+    """Returns a function that makes a loss of several sizes."""
+    return lambda model: losses.MatryoshkaLoss(
+        model, make_loss(model), MATRYOSHKA["dims"], MATRYOSHKA["weights"]
+    )
 
 
 # Name -> (our loss, that of sentence-transformers, texts of an example, field of the batch).
@@ -90,9 +92,15 @@ CASES = {
     "margin mse": (MarginMSELoss(teacher="t"), losses.MarginMSELoss, 3, {"label_values": SCORES}),
     "matryoshka": (
         MatryoshkaLoss(loss=MultipleNegativesRankingLoss(), **MATRYOSHKA),
-        matryoshka_loss,
+        matryoshka(losses.MultipleNegativesRankingLoss),
         2,
         {},
+    ),
+    "matryoshka mse": (
+        MatryoshkaLoss(loss=MSELoss(teacher="t"), **MATRYOSHKA),
+        matryoshka(losses.MSELoss),
+        1,
+        {"teacher_vectors": TEACHER},
     ),
 }
 
@@ -120,6 +128,20 @@ def test_values_and_gradients_equal_sentence_transformers(name):
     np.testing.assert_allclose(value, expected.item(), rtol=1e-6, atol=1e-6)
     for index, text in enumerate(texts):
         np.testing.assert_allclose(gradient[:, index], text.grad.numpy(), rtol=1e-6, atol=2e-6)
+
+
+def test_matryoshka_over_softmax_reads_the_weights_of_the_first_components():
+    """Compares with vectors of zeros after a size; sentence-transformers has no such loss."""
+    vectors = RNG.normal(size=(SIZE, 2, WIDTH)).astype(np.float32)
+    loss, batch = SoftmaxLoss(labels=("a", "b", "c")), {"labels": LABELS}
+    compute = jax.jit(loss_of_vectors, static_argnums=0)
+    expected = 0.0
+    for dim, weight in zip(*MATRYOSHKA.values(), strict=True):
+        cut = vectors * (np.arange(WIDTH) < dim)
+        cut /= np.linalg.norm(cut, axis=-1, keepdims=True)
+        expected += weight * compute(loss, cut, batch, CLASSIFIER)[0]
+    total = compute(MatryoshkaLoss(loss=loss, **MATRYOSHKA), vectors, batch, CLASSIFIER)[0]
+    np.testing.assert_allclose(total, expected, rtol=1e-6)
 
 
 def test_hard_negative_weight_is_a_log_weight():

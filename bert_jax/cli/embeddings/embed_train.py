@@ -84,20 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     numbers = (
         ("--epochs", float, "N", "training epochs (default: 1)"),
         ("--batch-size", int, "N", "examples of a batch (default: 64)"),
-        (
-            "--chunk-size",
-            int,
-            "N",
-            "examples that are encoded at once, to save memory; the loss is that of the whole "
-            "batch (default: all)",
-        ),
+        ("--chunk-size", int, "N", "examples encoded at once, to save memory (default: all)"),
         ("--learning-rate", float, "RATE", "peak learning rate (default: 2e-5)"),
-        (
-            "--max-length",
-            int,
-            "TOKENS",
-            "maximum length of a text (default: that of a sentence encoder, or 128)",
-        ),
+        ("--max-length", int, "TOKENS", "length of a text (default: that of the model, or 128)"),
         ("--eval-every", int, "N", "updates between evaluations (default: a tenth of the run)"),
         ("--seed", int, "N", "random seed (default: 0)"),
     )
@@ -156,6 +145,12 @@ def _add_loss_arguments(parser: argparse.ArgumentParser) -> None:
         help="sizes to which vectors can be shortened after training; the loss is summed over them",
     )
     loss.add_argument(
+        "--mlp-only-train",
+        action="store_true",
+        help="with --loss simcse, a tanh layer over the vectors that is left out after training, "
+        "as in the paper with --pooling cls",
+    )
+    loss.add_argument(
         "--teacher",
         metavar="MODEL",
         help="model whose vectors are learned, for the losses mse and margin-mse",
@@ -198,6 +193,8 @@ def _loss(args: argparse.Namespace, name: str, train: TextGroupsConfig) -> "Sent
     from bert_jax.objectives.sentence_embeddings import config
     from bert_jax.train.sentence_encoder_preset import softmax_loss
 
+    if args.mlp_only_train and name != "simcse":
+        raise ConfigError("--mlp-only-train is a part of --loss simcse; remove one of them")
     has_teacher = name in ("mse", "margin-mse")
     if has_teacher != (args.teacher is not None):
         problem = "needs" if has_teacher else "does not use"
@@ -209,7 +206,7 @@ def _loss(args: argparse.Namespace, name: str, train: TextGroupsConfig) -> "Sent
         "softmax": lambda: softmax_loss(train),
         "triplet": config.TripletLoss,
         "contrastive": config.ContrastiveLoss,
-        "simcse": config.UnsupervisedSimCSE,
+        "simcse": lambda: config.UnsupervisedSimCSE(mlp_only_train=args.mlp_only_train),
         "supervised-simcse": config.SupervisedSimCSE,
         "mse": lambda: config.MSELoss(teacher=args.teacher),
         "margin-mse": lambda: config.MarginMSELoss(teacher=args.teacher),

@@ -89,9 +89,14 @@ class UnsupervisedSimCSE:
     """Recognizes a text after other dropout among the texts of the batch (Gao et al. 2021, 3).
 
     Each text is in a batch twice; dropout makes its two vectors different.
+
+    Attributes:
+      mlp_only_train: whether the loss reads tanh(W v + b) in place of the vector v, with a layer
+        that is trained and then left out, as in the paper with the pooling "cls" (section 6.3).
     """
 
     temperature: float = 0.05
+    mlp_only_train: bool = False
 
     def __post_init__(self) -> None:
         _check_positive("temperature", self.temperature)
@@ -159,7 +164,8 @@ SingleLoss = (
 class MatryoshkaLoss:
     """Sums a loss over vectors of several sizes, so that vectors can be shortened later.
 
-    Each vector is cut to its first components and normalized (Kusupati et al. 2022).
+    Each vector is cut to its first components and normalized (Kusupati et al. 2022). The vectors of
+    a teacher are cut, too, and `SoftmaxLoss` uses the weights of these components alone (MRL-E).
 
     Attributes:
       dims: the sizes; the size of the vectors of the model should be one of them.
@@ -174,11 +180,6 @@ class MatryoshkaLoss:
         if not self.dims or min(self.dims) < 1 or len(set(self.dims)) < len(self.dims):
             raise ConfigError(
                 f"{_LOSS}.dims is {list(self.dims)}, expected different sizes of at least 1"
-            )
-        if isinstance(self.loss, SoftmaxLoss | MSELoss):
-            raise ConfigError(
-                f"{_LOSS}.loss is {type(self.loss).__name__}, which needs vectors of one size; "
-                "expected a loss of similarities, such as MultipleNegativesRankingLoss"
             )
         if self.weights and len(self.weights) != len(self.dims):
             raise ConfigError(

@@ -124,6 +124,16 @@ def margin_mse_loss(
     return jnp.square(jnp.sum(queries * (positives - negatives), axis=-1) - margins)
 
 
+def tanh_layer(vectors: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    """Computes tanh(vectors W + b), [..., E], the layer of SimCSE (Gao et al. 2021, section 6.3).
+
+    Args:
+      kernel: float32 [E, E].
+      bias: float32 [E].
+    """
+    return jnp.tanh(_matmul(vectors, kernel) + bias)
+
+
 def truncate(vectors: jax.Array, dim: int) -> jax.Array:
     """Returns the first `dim` components of vectors [..., E], normalized (Kusupati et al. 2022)."""
     return normalize(vectors[..., :dim])

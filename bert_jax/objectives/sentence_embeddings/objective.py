@@ -42,6 +42,8 @@ from bert_jax.objectives.weighted_mean import (
 
 SOFTMAX_CLASSIFIER = "softmax_classifier"
 """The name of the linear layer of `SoftmaxLoss` in the parameters; exports leave it out."""
+SIMCSE_MLP = "simcse_mlp"
+"""The name of the layer of `UnsupervisedSimCSE.mlp_only_train`; exports leave it out."""
 
 Metrics = dict[str, WeightedMean]
 
@@ -56,12 +58,12 @@ class SentenceEmbeddingObjective:
 
     def abstract(self) -> Params:
         """Returns the parameters as shapes and dtypes."""
-        classifier = jax.eval_shape(self._init_classifier, jax.random.key(0))
-        return {**self.network.abstract(), **classifier}
+        layer = jax.eval_shape(self._init_training_layer, jax.random.key(0))
+        return {**self.network.abstract(), **layer}
 
     def init(self, key: jax.Array) -> Params:
         """Initializes new parameters, float32."""
-        return {**self.network.init(key), **self._init_classifier(key)}
+        return {**self.network.init(key), **self._init_training_layer(key)}
 
     def batch_fields(self) -> tuple[str, ...]:
         """Returns the texts and the field of the labels, scores or teacher's vectors."""
@@ -93,6 +95,8 @@ class SentenceEmbeddingObjective:
     ) -> LossOutput:
         """Computes the loss, and for losses that classify the accuracy as a metric."""
         vectors_BAE = self.example_vectors(params, batch, dropout_key)
+        if SIMCSE_MLP in params:
+            vectors_BAE = losses.tanh_layer(vectors_BAE, **params[SIMCSE_MLP])
         classifier = params.get(SOFTMAX_CLASSIFIER, {})
         total, metrics = loss_of_vectors(self.config.loss, vectors_BAE, batch, classifier)
         mask = encoder_inputs(batch)["attention_mask"]
@@ -133,12 +137,16 @@ class SentenceEmbeddingObjective:
         vectors = _encode(self.network.merge(params), batch, None)
         return vectors[:, : self.config.sentence_encoder.truncate_dim]
 
-    def _init_classifier(self, key: jax.Array) -> Params:
-        """Initializes the linear layer of `SoftmaxLoss` like PyTorch; {} for other losses."""
+    def _init_training_layer(self, key: jax.Array) -> Params:
+        """Initializes the layer that only training uses; {} for losses without one."""
+        key, size = jax.random.fold_in(key, 1), self.config.embedding_size
+        if isinstance(self._loss, UnsupervisedSimCSE) and self._loss.mlp_only_train:
+            kernel = 0.02 * jax.random.normal(key, (size, size))  # as SimCSE's code
+            return {SIMCSE_MLP: {"kernel": kernel, "bias": jnp.zeros(size, jnp.float32)}}
         if not isinstance(self._loss, SoftmaxLoss):
             return {}
-        shape = 3 * self.config.embedding_size, len(self._loss.labels)
-        key, limit = jax.random.fold_in(key, 1), shape[0] ** -0.5
+        shape = 3 * size, len(self._loss.labels)
+        limit = shape[0] ** -0.5  # as PyTorch
         kernel = jax.random.uniform(key, shape, jnp.float32, -limit, limit)
         return {SOFTMAX_CLASSIFIER: {"kernel": kernel, "bias": jnp.zeros(shape[1], jnp.float32)}}
 
@@ -169,9 +177,22 @@ def loss_of_vectors(
     # Ascending, so that the metrics are those of the largest size.
     for dim, weight in sorted(zip(loss.dims, weights, strict=True)):
         shortened = losses.truncate(vectors_BAE, dim)
-        part, metrics = _single_loss(loss.loss, shortened, batch, classifier)
+        cut_batch, cut_classifier = _cut_targets(batch, classifier, dim)
+        part, metrics = _single_loss(loss.loss, shortened, cut_batch, cut_classifier)
         total += weight * part
     return total, metrics
+
+
+def _cut_targets(batch: Batch, classifier: Params, dim: int) -> tuple[Batch, Params]:
+    """Returns the teacher's vectors and the classifier for the first `dim` components."""
+    if "teacher_vectors" in batch:
+        # As in sentence-transformers, they are not normalized again.
+        batch = {**batch, "teacher_vectors": batch["teacher_vectors"][:, :dim]}
+    if classifier:
+        kernel = classifier["kernel"]
+        parts = kernel.reshape(3, -1, kernel.shape[1])[:, :dim]  # of u, v and |u - v|
+        classifier = {**classifier, "kernel": parts.reshape(3 * dim, -1)}
+    return batch, classifier
 
 
 def _single_loss(
