@@ -21,18 +21,30 @@ The routes are those of text-embeddings-inference (/embed, /predict, /rerank, ..
 (/v1/embeddings); /docs lists them. Requests choose a model by "model": "NAME", and an adapter by
 "model": "NAME:ADAPTER". GET /health answers 200 when all programs are compiled.
 
+A bundle of bert-jax export --bundle is served with its own programs. Exported files have one
+output: there are no pictures of attention, and a masked-LM model fills masks only.
+
 If the environment variable {KEY_VARIABLE} is set, requests need the header
 Authorization: Bearer KEY. SIGTERM answers the accepted requests and exits.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, --adapter, --host, --port, --api-key-file and the limits."""
+    """Adds MODEL, --onnx, --adapter, --host, --port, --api-key-file and the limits."""
     parser.add_argument(
         "models",
         metavar="MODEL",
         nargs="+",
-        help="run folder or Hugging Face folder, or NAME=FOLDER (default name: that of the folder)",
+        help="run folder, Hugging Face folder or bundle, or NAME=FOLDER (default name: that of the "
+        "folder)",
+    )
+    parser.add_argument(
+        "--onnx",
+        nargs="?",
+        const="fp32",
+        choices=("fp32", "int8"),
+        help="run onnx/model.onnx of each folder (fp32, the default), or model_quantized.onnx "
+        "(int8), with onnxruntime; bert-jax export --onnx makes them",
     )
     parser.add_argument(
         "--adapter",
@@ -71,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
     config = ServerConfig(api_key=_read_key(args.api_key_file), **limits)
     bound = bind(args.host, args.port)
     with bound, persistent_compilation_cache(CACHE_FOLDER.expanduser()):
-        run_server(load_models(args.models, args.adapter, config), config, bound)
+        run_server(load_models(args.models, args.adapter, config, args.onnx), config, bound)
 
 
 def _read_key(file: str | None) -> str | None:

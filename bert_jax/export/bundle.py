@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 import bert_jax
 from bert_jax.atomic_io import atomic_path, check_new_folder, write_json
+from bert_jax.config_lib import to_json
 from bert_jax.export import load_bundle
 from bert_jax.export.load_bundle import FORMAT, Bundle
 from bert_jax.export.outputs import ShippedNetwork
@@ -67,7 +68,7 @@ def _write(network: ShippedNetwork, tokenizer: Tokenizer, folder: Path) -> None:
         (folder / f"forward-{length}.jaxexport").write_bytes(program)
     contiguous = {path: np.ascontiguousarray(leaf) for path, leaf in flat_params.items()}
     save_file(contiguous, folder / "model.safetensors")
-    _write_tokenizer(tokenizer, folder)
+    tokenizer.save(folder)
     digests = {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(folder.iterdir())
@@ -76,6 +77,7 @@ def _write(network: ShippedNetwork, tokenizer: Tokenizer, folder: Path) -> None:
     sentence = network.output if isinstance(network.output, SentenceEncoderConfig) else None
     info = {
         "format": FORMAT,
+        "model": {"encoder": to_json(network.config), "output": to_json(network.output)},
         "bert_jax_version": bert_jax.__version__,
         "jax_version": jax.__version__,
         "platforms": PLATFORMS,
@@ -117,17 +119,6 @@ def _export_program(
     with jax.default_matmul_precision("highest"):
         exported = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(params, batch)
     return bytes(exported.serialize())
-
-
-def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes `tokenizer.json`, unless the tokenizer runs with the SentencePiece library."""
-    source = folder / "tokenizer"
-    tokenizer.save(source)
-    if (source / "tokenizer.json").is_file():
-        (source / "tokenizer.json").rename(folder / "tokenizer.json")
-    for file in source.iterdir():
-        file.unlink()
-    source.rmdir()
 
 
 def _verify(network: ShippedNetwork, tokenizer: Tokenizer, folder: Path) -> float:

@@ -13,7 +13,8 @@ Files of a bundle:
     bundle.json           inputs, outputs, labels, lengths, versions, and the SHA-256 of each file
     forward-16.jaxexport  the network for 16 tokens as StableHLO; one file for each length
     model.safetensors     the weights, which are arguments of the network
-    tokenizer.json        the tokenizer, in the format of the tokenizers library
+    tokenizer.json        the tokenizer, in the format of the tokenizers library; the other files of
+                          a tokenizer are read by bert-jax serve
     load_bundle.py        this file
 """
 
@@ -45,6 +46,7 @@ class Bundle:
 
     Attributes:
       info: the content of bundle.json.
+      params: the weights by path, on the device.
     """
 
     def __init__(self, folder: str | Path):
@@ -65,7 +67,7 @@ class Bundle:
                 f"{platform} here; set JAX_PLATFORMS=cpu to use the CPU"
             )
         try:
-            self._params = jax.device_put(load_file(self._folder / "model.safetensors"))
+            self.params = jax.device_put(load_file(self._folder / "model.safetensors"))
         except SafetensorError as error:
             raise BundleError(f"{self._folder / 'model.safetensors'}: {error}") from None
         self._programs: dict[int, Any] = {}
@@ -149,7 +151,7 @@ class Bundle:
             widths = [(0, padding_rows), *[(0, 0)] * (ids.ndim - 2), (0, lengths[0] - length)]
             pad = self.info["pad_token_id"] if name == "input_ids" else 0
             padded[name] = np.pad(ids, widths, constant_values=pad)
-        outputs = self._program(lengths[0])(self._params, padded)
+        outputs = self._program(lengths[0])(self.params, padded)
         return {name: np.asarray(values)[:num_rows] for name, values in outputs.items()}
 
     def _program(self, length: int) -> Any:

@@ -15,6 +15,7 @@ from bert_jax.serve.request_error import RequestError
 from bert_jax.serve.requests import predict_inputs, require_nonempty, text_inputs
 from bert_jax.serve.served_models import Ability, ServedModel
 from bert_jax.serve.server_state import ServerState, Timings
+from bert_jax.serve.services.embedding import vectors_to_json
 from bert_jax.serve.services.task import TaskService, label_scores, relevance
 
 
@@ -74,17 +75,18 @@ async def embed(call: Call, request: types.EmbedRequest) -> Any:
     call.count(len(items), is_batch=isinstance(request.inputs, list))
     service = call.find("embed", request.model).embedding
     assert service is not None  # by its ability
-    vectors = await call.compute(
-        lambda: service.embed(
-            items,
-            truncate=request.truncate is not False,
-            keep_end=_keeps_end(request),
-            prompt_name=request.prompt_name,
-            normalize=request.normalize,
-            dimensions=request.dimensions,
+    return await call.compute(
+        lambda: vectors_to_json(
+            service.embed(
+                items,
+                truncate=request.truncate is not False,
+                keep_end=_keeps_end(request),
+                prompt_name=request.prompt_name,
+                normalize=request.normalize,
+                dimensions=request.dimensions,
+            )
         )
     )
-    return vectors.tolist()
 
 
 async def embed_all(call: Call, request: types.EmbedAllRequest) -> Any:

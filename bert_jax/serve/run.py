@@ -12,11 +12,13 @@ from pathlib import Path
 import uvicorn
 
 from bert_jax.errors import ConfigError, UserError
+from bert_jax.export.onnx.write import OnnxPrecision
 from bert_jax.pretrained.load import load_model
 from bert_jax.serve.app import create_app
 from bert_jax.serve.config import ServerConfig
-from bert_jax.serve.served_models import ServedModels, serve_model
+from bert_jax.serve.served_models import ServedModel, ServedModels, serve_model
 from bert_jax.serve.server_state import ServerState
+from bert_jax.serve.shipped import OnnxBackend, is_bundle, read_bundle
 
 logger = logging.getLogger(__name__)
 
@@ -130,13 +132,18 @@ def _announce(state: ServerState, server: Server, host: str, port: int) -> None:
 
 
 def load_models(
-    models: Sequence[str], adapters: Sequence[str], config: ServerConfig
+    models: Sequence[str],
+    adapters: Sequence[str],
+    config: ServerConfig,
+    onnx: OnnxPrecision | None = None,
 ) -> ServedModels:
     """Loads the models of a command line.
 
     Args:
-      models: MODEL or NAME=MODEL; the default name is that of the folder.
+      models: MODEL or NAME=MODEL; the default name is that of the folder. A bundle is served
+        with its own programs.
       adapters: ADAPTER=FOLDER, or NAME:ADAPTER=FOLDER if there are several models.
+      onnx: the ONNX files of the folders that onnxruntime runs; None for JAX.
 
     Raises:
       ConfigError: an argument has another form, or names a model that is not there.
@@ -168,6 +175,20 @@ def load_models(
         [
             served
             for name, path in folders.items()
-            for served in serve_model(name, load_model(path), config, of_model[name])
+            for served in _serve_folder(name, path, config, of_model[name], onnx)
         ]
     )
+
+
+def _serve_folder(
+    name: str,
+    path: str,
+    config: ServerConfig,
+    adapters: dict[str, str],
+    onnx: OnnxPrecision | None,
+) -> list[ServedModel]:
+    if is_bundle(Path(path)):
+        model, backend = read_bundle(Path(path))
+        return serve_model(name, model, config, adapters, backend)
+    model = load_model(path)
+    return serve_model(name, model, config, adapters, OnnxBackend(model, onnx) if onnx else None)

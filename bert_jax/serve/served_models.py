@@ -7,16 +7,18 @@ from typing import Any, Literal
 
 import jax
 
-from bert_jax.errors import did_you_mean
+from bert_jax.errors import ConfigError, did_you_mean
+from bert_jax.export.outputs import HiddenStates, MaskedLMLogits, shipped_network
 from bert_jax.models.heads.config import (
     QuestionAnsweringHead,
     TaskHead,
     TokenClassificationHead,
 )
+from bert_jax.models.sentence_encoder.config import SentenceEncoderConfig
 from bert_jax.predict.batching import require_tokenizer
 from bert_jax.pretrained.load import LoadedModel, require_single_task
 from bert_jax.serve.config import ServerConfig
-from bert_jax.serve.engine import Engine
+from bert_jax.serve.engine import Backend, Engine
 from bert_jax.serve.request_error import RequestError
 from bert_jax.serve.services.adapters import make_adapter_services
 from bert_jax.serve.services.attention import AttentionService
@@ -116,18 +118,28 @@ def serve_model(
     model: LoadedModel,
     config: ServerConfig,
     adapters: Mapping[str, str] | None = None,
+    backend: Backend | None = None,
 ) -> list[ServedModel]:
     """Makes the services that a model has the parameters for, and those of its adapters.
 
     Args:
       name: what requests call the model; its adapters are called "name:adapter".
       adapters: name of an adapter -> its folder.
+      backend: computes the output with which the model was exported, in place of its parameters.
 
     Raises:
+      ConfigError: there are adapters and a backend.
       UserError: the model has no tokenizer, or a head that the server does not support; or an
         adapter was trained on another base.
     """
     require_single_task(model)
+    if backend is not None:
+        if adapters:
+            raise ConfigError(
+                f"{model.path} is served from exported files, which have no adapters; remove "
+                "--adapter, or serve the model itself"
+            )
+        return [_serve_exported(name, model, config, backend)]
     # All services of a model use the same copy of its parameters on the device.
     model = dataclasses.replace(model, params=jax.device_put(model.params))
     task = embedding = fill_mask = None
@@ -158,6 +170,28 @@ def serve_model(
             )
         )
     return served
+
+
+def _serve_exported(
+    name: str, model: LoadedModel, config: ServerConfig, backend: Backend
+) -> ServedModel:
+    """Makes the one service of an exported model."""
+    task = embedding = fill_mask = None
+    match shipped_network(model).output:
+        case HiddenStates() | SentenceEncoderConfig():
+            embedding = EmbeddingService(name, model, config, backend)
+        case MaskedLMLogits():
+            fill_mask = FillMaskService(name, model, config, backend)
+        case _:
+            task = TaskService(model, make_task_engine(name, model, config, backend), config)
+    return ServedModel(
+        name=name,
+        path=model.path,
+        tokenizer=require_tokenizer(model),
+        embedding=embedding,
+        task=task,
+        fill_mask=fill_mask,
+    )
 
 
 class ServedModels:

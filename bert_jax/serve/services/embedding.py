@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import msgspec
@@ -17,7 +17,7 @@ from bert_jax.predict.sentence_texts import choose_prompt
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.pretrained.sentence_model import sentence_model_of
 from bert_jax.serve.config import ServerConfig
-from bert_jax.serve.engine import Arrays, Buckets, Engine, JaxBackend, TokenSequence
+from bert_jax.serve.engine import Arrays, Backend, Buckets, Engine, JaxBackend, TokenSequence
 from bert_jax.serve.request_error import RequestError
 from bert_jax.serve.requests import TextInput
 from bert_jax.serve.work import Work, count_characters, encode_inputs, refuse_long
@@ -43,8 +43,13 @@ class EmbeddingService:
       width: number of dimensions of a vector.
     """
 
-    def __init__(self, name: str, model: LoadedModel, config: ServerConfig):
+    def __init__(
+        self, name: str, model: LoadedModel, config: ServerConfig, backend: Backend | None = None
+    ):
         """Moves the encoder to the device.
+
+        Args:
+          backend: runs in place of the encoder, and cuts and normalizes vectors itself.
 
         Raises:
           UserError: the model has no tokenizer, or modules that are not supported.
@@ -60,11 +65,14 @@ class EmbeddingService:
         self.max_length = min(config.max_length or longest, longest)
         self._config = sentence_model.config
         self.width = self._config.embedding_size(model.config.hidden_size)
+        if backend is not None:
+            self.width = self._config.truncate_dim or self.width
         self.pooling = "+".join(_POOLING_NAMES.get(mode, mode) for mode in self._config.pooling)
         # Vectors are normalized after they are cut, and only if a request asks for it.
         modules = self._config.modules
+        self._is_always_normalized = False
         while modules and isinstance(modules[-1], Normalize):
-            modules = modules[:-1]
+            modules, self._is_always_normalized = modules[:-1], backend is not None
         network_config = dataclasses.replace(self._config, modules=modules)
         network = build_sentence_encoder(model.config, network_config)
 
@@ -78,7 +86,7 @@ class EmbeddingService:
         no_prompt = {_PROMPT_LENGTH: np.array(0, np.int32)}
         self.engine = Engine(
             f"the embeddings of {name}",
-            JaxBackend(compute, sentence_model.params),
+            backend or JaxBackend(compute, sentence_model.params),
             Buckets(self.max_length, config.max_batch_tokens, config.max_batch_rows),
             pad_id=self.tokenizer.pad_id,
             extra={} if self._config.include_prompt else no_prompt,
@@ -100,8 +108,12 @@ class EmbeddingService:
           dimensions: number of dimensions that are kept, before vectors are normalized.
 
         Raises:
-          RequestError: there is no such prompt, or `dimensions` is out of range.
+          RequestError: there is no such prompt, `dimensions` is out of range, or the vectors
+            cannot be had without normalization.
         """
+        if self._is_always_normalized and not normalize:
+            message = f"the files of {self.engine.name} normalize; expected `normalize`: true"
+            raise RequestError("validation", message, "normalize")
         if dimensions is not None and not 1 <= dimensions <= self.width:
             raise RequestError(
                 "validation",
@@ -209,6 +221,15 @@ class EmbeddingService:
             message = f"the prompt has {length} tokens, which leaves none of {self.max_length}"
             raise RequestError("validation", f"{message} for a text", "prompt_name")
         return [np.array(length if isinstance(item, str) else 0, np.int32) for item in items]
+
+
+def vectors_to_json(work: Work[np.ndarray]) -> Work[list[msgspec.Raw]]:
+    """Returns the work whose result is the JSON of each vector, made on a thread of the pool."""
+
+    def decode(outputs: Sequence[Arrays]) -> list[msgspec.Raw]:
+        return [msgspec.Raw(msgspec.json.encode(row.tolist())) for row in work.decode(outputs)]
+
+    return dataclasses.replace(cast(Work[Any], work), decode=decode)
 
 
 def _rows_to_json(rows: np.ndarray) -> msgspec.Raw:

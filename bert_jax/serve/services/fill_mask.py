@@ -13,10 +13,12 @@ from bert_jax.models.model import build_network
 from bert_jax.predict.batching import require_masked_lm, require_tokenizer
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.serve.config import ServerConfig
-from bert_jax.serve.engine import Arrays, Buckets, Engine, JaxBackend, TokenSequence
+from bert_jax.serve.engine import Arrays, Backend, Buckets, Engine, JaxBackend, TokenSequence
 from bert_jax.serve.request_error import RequestError
 from bert_jax.serve.work import Work, count_characters, encode_inputs
 
+MASK_POSITIONS = "mask_positions"
+"""Field of a batch: the positions of masks, int32 [B, MASKS_PER_SEQUENCE]."""
 MASKS_PER_SEQUENCE = 4
 """Masks that a row of a batch has room for; a text with more is computed in several rows."""
 MAX_TOP_K = 100
@@ -33,8 +35,10 @@ class FillMaskService:
       max_length: maximum number of tokens of a text.
     """
 
-    def __init__(self, name: str, model: LoadedModel, config: ServerConfig):
-        """Moves the encoder and the masked-LM head to the device."""
+    def __init__(
+        self, name: str, model: LoadedModel, config: ServerConfig, backend: Backend | None = None
+    ):
+        """Moves the encoder and the masked-LM head to the device, unless there is a `backend`."""
         self.tokenizer = require_tokenizer(model)
         require_masked_lm(model, "fill masks")
         self.max_length = min(config.max_length or model.config.max_length, model.config.max_length)
@@ -45,7 +49,7 @@ class FillMaskService:
         def compute(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
             module = network.merge(params)
             hidden = module.encode(batch).last_hidden_state
-            logits = module.masked_lm_logits(gather_positions(hidden, batch["mask_positions"]))
+            logits = module.masked_lm_logits(gather_positions(hidden, batch[MASK_POSITIONS]))
             # The embedding table may be padded: its rows beyond the vocabulary are not tokens.
             probabilities = jax.nn.softmax(logits[..., :vocab_size])
             top_probabilities, ids = jax.lax.top_k(probabilities, max_top_k)
@@ -54,12 +58,12 @@ class FillMaskService:
         parts = ("encoder", *masked_lm_parts(model.config))
         self.engine = Engine(
             f"the filled masks of {name}",
-            JaxBackend(compute, {part: model.params[part] for part in parts}),
+            backend or JaxBackend(compute, {part: model.params[part] for part in parts}),
             Buckets(
                 self.max_length, config.max_batch_tokens, min(config.max_batch_rows, _MAX_ROWS)
             ),
             pad_id=self.tokenizer.pad_id,
-            extra={"mask_positions": np.zeros(MASKS_PER_SEQUENCE, np.int32)},
+            extra={MASK_POSITIONS: np.zeros(MASKS_PER_SEQUENCE, np.int32)},
         )
 
     def fill(self, texts: Sequence[str], top_k: int) -> Work[list[list[list[dict[str, Any]]]]]:
@@ -87,7 +91,7 @@ class FillMaskService:
                     TokenSequence(
                         input_ids=row,
                         token_type_ids=np.zeros_like(row),
-                        extra={"mask_positions": chosen},
+                        extra={MASK_POSITIONS: chosen},
                         outputs=("ids", "probabilities"),
                     )
                 )

@@ -27,7 +27,7 @@ from bert_jax.predict.task_processor import PreparedInputs, TaskProcessor, Trunc
 from bert_jax.predict.training_settings import require_head
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.serve.config import ServerConfig
-from bert_jax.serve.engine import Arrays, Buckets, Engine, JaxBackend, TokenSequence
+from bert_jax.serve.engine import Arrays, Backend, Buckets, Engine, JaxBackend, TokenSequence
 from bert_jax.serve.work import Work, refuse_long
 from bert_jax.tasks.base import ModelInput
 from bert_jax.tasks.token_classification import TokenClassification
@@ -57,8 +57,10 @@ def outputs_of(head: TaskHead, path: str) -> tuple[str, ...]:
     return _OUTPUTS[type(head)]
 
 
-def make_task_engine(name: str, model: LoadedModel, config: ServerConfig) -> Engine:
-    """Returns the engine of a fine-tuned model: its encoder and its head."""
+def make_task_engine(
+    name: str, model: LoadedModel, config: ServerConfig, backend: Backend | None = None
+) -> Engine:
+    """Returns the engine of a fine-tuned model: its encoder and its head, or a `backend`."""
     head, processor = require_head(model), make_processor(model, config)
     objective = FineTuningObjective(processor.settings.objective, model.adapter)
     parts = ("encoder", *task_parts(head, model.config))
@@ -70,7 +72,7 @@ def make_task_engine(name: str, model: LoadedModel, config: ServerConfig) -> Eng
 
     return Engine(
         f"{processor.kind.name} of {name}",
-        JaxBackend(compute, params),
+        backend or JaxBackend(compute, params),
         Buckets(processor.max_length, config.max_batch_tokens, config.max_batch_rows),
         pad_id=processor.tokenizer.pad_id,
     )
