@@ -153,6 +153,8 @@ def test_held_out_corpus_with_another_vocabulary_is_rejected(folder, tmp_path):
     refused(config, tmp_path / "run", message)
     with pytest.raises(UserError, match=message):
         ngram_baseline_losses(config)
+    with pytest.raises(UserError, match=r"no held-out corpus.*--arg heldout=FOLDER"):
+        ngram_baseline_losses(adapt(train, folder / "model"))
 
 
 def test_training_corpus_as_held_out_corpus_is_rejected(folder, tmp_path):

@@ -10,8 +10,8 @@ MODEL_WITH_HEAD = (
 """Describes MODEL in the epilog of verbs that need the head of a task."""
 
 MODEL_WITHOUT_HEAD = (
-    "MODEL is an export, a run folder, one of its checkpoints, or any Hugging Face folder of a\n"
-    "BERT or RoBERTa model."
+    "MODEL is an export, a run folder, one of its checkpoints, or any Hugging Face folder of an\n"
+    "encoder."
 )
 """Describes MODEL in the epilog of verbs that need no head of a task."""
 
