@@ -13,7 +13,8 @@ JOBS ?= 2
 PYTEST := MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -q --tb=short -ra -n $(JOBS) --dist loadfile
 
 # constraints.txt pins the versions that CI ran, each for the Python version it was resolved with.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# Python compiles modules when they are first imported; most of these gigabytes never are.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-parity quickstart test test-slow lint format docs clean

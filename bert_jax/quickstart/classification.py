@@ -10,6 +10,7 @@ from bert_jax.data.finetuning.config import Columns
 from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.evals.text_baselines import majority_accuracy, tfidf_accuracy
 from bert_jax.runs.run_folder import EVALUATION
+from bert_jax.train.compilation_cache import persistent_compilation_cache
 from bert_jax.train.preemption import EXIT_DONE
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
@@ -55,12 +56,13 @@ def compare_classifiers(
         "fine-tuned": pretrained,
         "not pretrained": dataclasses.replace(pretrained, init_from=None),
     }
-    for name, experiment in experiments.items():
-        run_path = folder / name.replace(" ", "-")
-        exit_code = run(experiment, run_path)
-        if exit_code != EXIT_DONE:
-            return exit_code
-        scores[name] = json.loads((run_path / EVALUATION).read_text())["dev"]["accuracy"]
+    with persistent_compilation_cache(folder):  # both runs execute the same programs
+        for name, experiment in experiments.items():
+            run_path = folder / name.replace(" ", "-")
+            exit_code = run(experiment, run_path)
+            if exit_code != EXIT_DONE:
+                return exit_code
+            scores[name] = json.loads((run_path / EVALUATION).read_text())["dev"]["accuracy"]
     return scores
 
 
