@@ -17,7 +17,7 @@ With `FullRemat`, only the input of each layer is saved: s T D. Memory peaks whe
 begins. At that moment there are also: one layer in full, if layers are recomputed; the gradient of
 the last layer's scores or the logits, whichever is larger; and the gradient of the word embedding
 table, which is tied to the logits. From then on, activations are freed faster than gradients are
-created (see `Memory`).
+created (see `Memory`). Of a teacher, only the logits are saved.
 
 `SaveDots` saves the same as `FullRemat`: the products of `models/layers/matmul.py` define
 their own gradients, so the policy does not recognize them as dots.
@@ -49,7 +49,7 @@ from bert_jax.objectives.config import (
     ReplacedTokens,
     Seq2Seq,
 )
-from bert_jax.objectives.distillation.config import AllTokens, PretrainingDistillation
+from bert_jax.objectives.distillation.config import AllTokens
 from bert_jax.tuning.config import CachedFeatures
 from bert_jax.tuning.freezing import num_layers_with_gradients
 
@@ -164,7 +164,8 @@ def _model_bytes(
     assert not isinstance(objective, Seq2Seq)
     model, compute = objective.model, objective.compute
     scanned = isinstance(compute.layer_loop, Scanned)
-    head_bytes = saved.logits * _num_logits(objective, microbatch)
+    soft = _num_soft_logits(objective, microbatch)  # the student has as many as its teacher
+    head_bytes = saved.logits * (_num_logits(objective, microbatch) + soft) + _FLOAT32 * soft
     if isinstance(experiment.train.tuning.features, CachedFeatures):
         return head_bytes
     scores_of_layers = num_attention_scores(objective, microbatch)
@@ -218,8 +219,7 @@ def layer_bytes(
 ) -> int:
     """Returns the bytes that one layer saves for the backward pass, per the table above.
 
-    `num_scores` counts its attention scores; 0 if a fused kernel never materializes them. A gated
-    feed-forward layer saves two arrays of width F.
+    `num_scores` is 0 if a fused kernel never materializes scores. A gate doubles the arrays of F.
     """
     model, s = objective.model, itemsize(objective)
     inner_width = (model.num_feed_forward_kernels - 1) * model.intermediate_size
@@ -275,21 +275,25 @@ def num_attention_scores(
 
 
 def _num_logits(objective: EncoderObjective, microbatch: DeviceMicrobatch) -> int:
-    """Counts the logits over the vocabulary; the logits of task heads are negligible."""
+    """Counts the logits of hard targets over the vocabulary; those of task heads are negligible."""
+    num_masked = microbatch.num_sequences * microbatch.max_predictions_per_seq
     match objective:
-        case Pretraining(distillation=PretrainingDistillation(soft_targets=AllTokens())):
-            num_predictions = microbatch.num_sequences * microbatch.seq_length
         case Pretraining():
-            num_losses = sum(
-                map(bool, (objective.mlm_weight, objective.sbo_weight, objective.distillation))
-            )
-            num_predictions = (
-                num_losses * microbatch.num_sequences * microbatch.max_predictions_per_seq
-            )
+            num_predictions = num_masked * (bool(objective.mlm_weight) + bool(objective.sbo_weight))
         case MaskedPermutedLM():
-            num_predictions = microbatch.num_sequences * microbatch.max_predictions_per_seq
+            num_predictions = num_masked
         case CausalLM():
             num_predictions = microbatch.num_sequences * (microbatch.seq_length - 1)
         case _:
             return 0
+    return num_predictions * objective.model.vocab_size // microbatch.tensor_parallel_size
+
+
+def _num_soft_logits(objective: EncoderObjective, microbatch: DeviceMicrobatch) -> int:
+    """Counts the logits over the vocabulary that a student learns from its teacher."""
+    if not (isinstance(objective, Pretraining) and (teaching := objective.distillation)):
+        return 0
+    is_all = isinstance(teaching.soft_targets, AllTokens)
+    length = microbatch.seq_length if is_all else microbatch.max_predictions_per_seq
+    num_predictions = microbatch.num_sequences * length if teaching.soft_weight else 0
     return num_predictions * objective.model.vocab_size // microbatch.tensor_parallel_size

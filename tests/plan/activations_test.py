@@ -6,6 +6,7 @@ bert_jax/plan/device_memory.py.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import pytest
@@ -16,6 +17,7 @@ from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import find_slice
 from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.bert.config import BertConfig, BertSize
+from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.layers.config import (
     ComputeConfig,
     FullRemat,
@@ -25,6 +27,12 @@ from bert_jax.models.layers.config import (
     Unrolled,
 )
 from bert_jax.objectives.config import CausalLM, Pretraining, Seq2Seq
+from bert_jax.objectives.distillation.config import (
+    TEACHER_PARAMS,
+    MaskedTokens,
+    PretrainingDistillation,
+    Teacher,
+)
 from bert_jax.objectives.make import make_objective
 from bert_jax.plan.activations import (
     DeviceMicrobatch,
@@ -40,6 +48,7 @@ from bert_jax.plan.placeholder_corpus import planned_experiment
 from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
 from bert_jax.train.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.train.step import init_state, make_train_step
+from bert_jax.tuning.config import TuningConfig
 
 # XLA fuses less on CPU: it saves the softmax, the weights before and after dropout, the parts of
 # the non-linearity and of the norms separately, and the gradient of the logits next to the logits.
@@ -223,6 +232,41 @@ def test_encoder_decoder_activation_bytes_match_xla_on_cpu():
         objective, microbatch, CPU, 4 * model.decoder_kernel_params
     )
     assert estimate == pytest.approx(temporary_bytes(config), rel=0.1)
+
+
+def distillation(
+    size: BertSize, batch_size: int, length: int, predictions: int, **compute: Any
+) -> Experiment:
+    """Returns the run of a student with half of its teacher's layers, by the recipe."""
+    teacher = BertConfig.from_size(size)
+    layers = teacher.num_hidden_layers // 2
+    names = [field.name for field in dataclasses.fields(teacher)]
+    fields: dict[str, Any] = {name: getattr(teacher, name) for name in names}
+    fields |= {"num_hidden_layers": layers, "type_vocab_size": 0}
+    student = DistilBertConfig(**fields)
+    config = experiment(size, batch_size, length, predictions, **compute)
+    objective = dataclasses.replace(
+        objective_of(config),
+        model=student,
+        mlm_weight=2.0,
+        nsp_weight=0.0,
+        distillation=PretrainingDistillation(teacher=Teacher(path="not there", model=teacher)),
+    )
+    tuning = TuningConfig(frozen=(TEACHER_PARAMS,))
+    train = dataclasses.replace(config.train, tuning=tuning)
+    return dataclasses.replace(config, objective=objective, train=train)
+
+
+def test_distillation_counts_the_logits_of_the_teacher():
+    config = distillation("base", 16, 512, 82, dtype="bfloat16")
+    objective = objective_of(config)
+    assert objective.distillation is not None
+    at_masks = dataclasses.replace(objective.distillation, soft_targets=MaskedTokens())
+    fewer = dataclasses.replace(objective, distillation=at_masks)
+    difference = estimated(config, TPU) - estimated(
+        dataclasses.replace(config, objective=fewer), TPU
+    )
+    assert difference == (4 + 4) * 16 * (512 - 82) * 30522
 
 
 def temporary_bytes(config: Experiment) -> int:
