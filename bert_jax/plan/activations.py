@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from bert_jax.experiment import Experiment
 from bert_jax.hardware.tpu_slices import Generation
 from bert_jax.models.layers import pallas_attention
-from bert_jax.models.layers.config import NoRemat, PallasAttention, Scanned
+from bert_jax.models.layers.config import AlibiPositions, NoRemat, PallasAttention, Scanned
 from bert_jax.objectives.config import (
     CausalLM,
     EncoderObjective,
@@ -259,6 +259,7 @@ def num_attention_scores(
     fused = (
         isinstance(objective.compute.attention, PallasAttention)
         and model.supports_fused_attention
+        and not isinstance(model.positions, AlibiPositions)
         and not isinstance(objective, CausalLM)
         and pallas_attention.is_supported(seq_length, model.hidden_size, num_heads)
     )

@@ -26,7 +26,12 @@ from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.distilbert.config import DistilBertConfig
 from bert_jax.models.electra.config import ElectraConfig
 from bert_jax.models.encoder import EncoderConfig
-from bert_jax.models.layers.config import LearnedPositions, NoPositions, PaddingOffsetPositions
+from bert_jax.models.layers.config import (
+    AlibiPositions,
+    LearnedPositions,
+    NoPositions,
+    PaddingOffsetPositions,
+)
 from bert_jax.models.layers.relative_bias import relative_position_buckets
 from bert_jax.models.layers.rotary import inverse_frequencies
 from bert_jax.models.modernbert.config import ModernBertConfig
@@ -47,6 +52,11 @@ SUPPORTED = (
 
 def check_family(config: EncoderConfig) -> None:
     """Raises a UserError for a family that cannot be written as ONNX."""
+    if isinstance(config.positions, AlibiPositions):
+        raise UserError(
+            f"{config.family} with AlibiPositions cannot be exported to ONNX; use --bundle, which "
+            "runs every model with jax"
+        )
     if not isinstance(config, SUPPORTED):
         names = ", ".join(family.family for family in SUPPORTED)
         raise UserError(

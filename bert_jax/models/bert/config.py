@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.heads.config import PoolerClassifier, SequenceClassifier
-from bert_jax.models.layers.config import LearnedPositions
+from bert_jax.models.layers.config import AlibiPositions, LearnedPositions
 
 BertSize = Literal["tiny", "mini", "small", "medium", "base", "large"]
 
@@ -23,13 +23,16 @@ _SIZES: dict[BertSize, tuple[int, int, int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(TransformerConfig):
-    """Configures a BERT encoder (Devlin et al. 2019, section 3); default values are BERT-base."""
+    """Configures a BERT encoder (Devlin et al. 2019, section 3); default values are BERT-base.
+
+    `AlibiPositions` are those of MosaicBERT; no folder of Hugging Face can have them.
+    """
 
     family: ClassVar[str] = "BERT"
     pretraining_heads: ClassVar[tuple[str, ...]] = ("pooler", "masked_lm", "next_sentence")
     sequence_classifier: ClassVar[SequenceClassifier] = PoolerClassifier()
 
-    positions: LearnedPositions = LearnedPositions()  # noqa: RUF009 (frozen)
+    positions: LearnedPositions | AlibiPositions = LearnedPositions()  # noqa: RUF009 (frozen)
 
     @classmethod
     def from_size(

@@ -1,7 +1,9 @@
 """Describes BERT's Hugging Face format: config.json fields and tensor names."""
 
 import functools
+from typing import Any
 
+from bert_jax.errors import UserError
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.huggingface import (
     FIXED_FIELDS,
@@ -14,7 +16,7 @@ from bert_jax.models.huggingface import (
     read_transformer_fields,
     tying_tables,
 )
-from bert_jax.models.layers.config import Activation, LearnedPositions
+from bert_jax.models.layers.config import Activation, AlibiPositions, LearnedPositions
 from bert_jax.params.name_table import NameMapping
 
 _DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
@@ -49,6 +51,15 @@ def _read_config(model_type: str, activation: Activation, read: ReadField) -> Be
     )
 
 
+def _config_fields(config: BertConfig) -> dict[str, Any]:
+    if isinstance(config.positions, AlibiPositions):
+        raise UserError(
+            "transformers has no BERT with AlibiPositions, so no folder of it can be written; use "
+            "the run folder with bert_jax, or train with LearnedPositions"
+        )
+    return {}
+
+
 HUGGING_FACE = HuggingFaceFormat(
     class_prefixes={"bert": "Bert"},
     heads={
@@ -60,7 +71,7 @@ HUGGING_FACE = HuggingFaceFormat(
     fixed_fields={**FIXED_FIELDS, "embedding_size": None},
     read_config=_read_config,
     model_type=lambda config: "bert",
-    config_fields=lambda config: {},
+    config_fields=_config_fields,
     names=TABLES.names,
     canonical=functools.partial(canonical_name, prefix="bert"),
     tied_copies={_DECODER: _TOKEN_EMBEDDINGS, _DECODER_BIAS: _LM_BIAS},

@@ -3,6 +3,8 @@
 RoBERTa, ELECTRA and DistilBERT are this encoder with other configs.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -10,10 +12,11 @@ from flax import nnx
 from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
-from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.models.layers.config import AlibiPositions, ComputeConfig
 from bert_jax.models.layers.dropout import make_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import linear
+from bert_jax.models.layers.relative_bias import alibi_bias
 from bert_jax.models.layers.transformer import (
     NUM_DROPOUT_SITES,
     LayersOutput,
@@ -37,6 +40,8 @@ class BertEncoder(nnx.Module):
             self.embedding_projection = linear(width, config.hidden_size, config, compute, rngs)
         self.layers = nnx.List(self.make_blocks(config, compute, rngs))
         self.num_layers = config.num_hidden_layers
+        self.num_heads = config.num_attention_heads
+        self.has_alibi = isinstance(config.positions, AlibiPositions)
         self.compute = compute
 
     def make_embeddings(
@@ -81,7 +86,10 @@ class BertEncoder(nnx.Module):
         self, attention_mask: jax.Array, packing_ids: jax.Array | None, causal: bool
     ) -> AttentionMask:
         """Makes the attention mask of a batch; a family with a bias on the scores overrides it."""
-        return make_attention_mask(attention_mask, packing_ids, causal)
+        mask = make_attention_mask(attention_mask, packing_ids, causal)
+        if not self.has_alibi:
+            return mask
+        return dataclasses.replace(mask, bias=alibi_bias(self.num_heads, attention_mask.shape[1]))
 
     def encode(
         self,

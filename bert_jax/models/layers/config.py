@@ -83,7 +83,15 @@ class NoPositions:
         return self.max_position_embeddings
 
 
-Positions = LearnedPositions | PaddingOffsetPositions | NoPositions
+@dataclass(frozen=True, kw_only=True)
+class AlibiPositions(NoPositions):
+    """Adds to each attention score a penalty that grows with the distance of query and key.
+
+    Attention with linear biases (Press et al. 2022), the same in both directions as in MosaicBERT.
+    """
+
+
+Positions = LearnedPositions | PaddingOffsetPositions | NoPositions | AlibiPositions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""Computes T5's relative position bias, which is added to the attention scores of all layers.
+"""Computes relative position biases, which are added to the attention scores: T5's and ALiBi.
 
 Distances between positions are sorted into buckets: small ones each have a bucket of their own,
 larger ones share buckets whose sizes grow logarithmically. Each head learns a number per bucket
-(Raffel et al. 2020, section 2.1). MPNet uses the same bias.
+(Raffel et al. 2020, section 2.1). MPNet uses the same bias. Those of ALiBi are not learned.
 """
 
 import math
@@ -111,3 +111,31 @@ def relative_position_buckets(
     logarithmic = num_exact + (np.log(ratio) * scale).astype(np.int32)
     large = np.minimum(logarithmic, num_buckets - 1)
     return (first + np.where(distances < num_exact, distances, large)).astype(np.int32)
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+    """Returns the slope of each head, float32 [H]: 2^(-8/H), 2^(-16/H), ... if H is a power of two.
+
+    Otherwise the slopes of the next lower power of two are followed by every second one of the next
+    higher, as in the authors' code.
+    """
+    lower = 2 ** math.floor(math.log2(num_heads))
+    slopes = _geometric(lower)
+    if lower < num_heads:
+        slopes = np.concatenate([slopes, _geometric(2 * lower)[::2][: num_heads - lower]])
+    return slopes.astype(np.float32)
+
+
+def _geometric(num_heads: int) -> np.ndarray:
+    return 2.0 ** (-8.0 / num_heads * np.arange(1, num_heads + 1))
+
+
+def alibi_bias(num_heads: int, length: int) -> jax.Array:
+    """Returns minus the slope of a head times the distance, float32 [1, H, L, L].
+
+    Attention with linear biases (Press et al. 2022, section 3), in both directions as in MosaicBERT
+    (Portes et al. 2023). The bias is the same for packed rows.
+    """
+    position = jnp.arange(length, dtype=jnp.float32)
+    distance_LL = jnp.abs(position[:, None] - position)
+    return -jnp.asarray(alibi_slopes(num_heads))[None, :, None, None] * distance_LL
