@@ -43,13 +43,11 @@ def local_output(output: str) -> Generator[Path]:
     key = hashlib.sha256(url.encode()).hexdigest()[:16]
     folder = _cache_folder() / key / url.rpartition("/")[2]  # the report has this name as its title
     make_folder(folder)
-    _fetch_finished(url, folder)
-    fetched = {path.name for path in folder.iterdir()}
+    finished = _fetch_finished(url, folder)
     with renamed_in_errors(str(folder), f"{url} (local folder {folder})"):
         yield folder
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    if MANIFEST_FILE in fetched and (folder / MANIFEST_FILE).is_file():
-        names -= fetched
+    names -= finished
     make_remote_folder(url)
     for name in sorted(names, key=lambda name: (name == MANIFEST_FILE, name != PLAN_FILE, name)):
         upload(folder / name, f"{url}/{name}")
@@ -61,18 +59,22 @@ def _cache_folder() -> Path:
     return Path(root) / "bert_jax" / "curate"
 
 
-def _fetch_finished(url: str, folder: Path) -> None:
-    """Copies what describes a corpus that an earlier run wrote to the remote folder."""
+def _fetch_finished(url: str, folder: Path) -> set[str]:
+    """Copies what describes a corpus that an earlier run wrote to the remote folder.
+
+    Returns:
+      The names of the remote files if the corpus is complete, else none.
+    """
     names = list_remote_names(url)
     if names and PLAN_FILE not in names:
         raise UserError(
             f"--output {url}: not empty and not a curated corpus (it contains {min(names)}); "
             "choose a new folder"
         )
-    if MANIFEST_FILE in names:
-        wanted = {name for name in names if any(map(Path(name).match, _DOWNLOADED))}
-    else:
-        wanted = {PLAN_FILE} & names
-    for name in sorted(wanted):
-        if not (folder / name).exists():
+    is_complete = MANIFEST_FILE in names
+    patterns = _DOWNLOADED if is_complete else (PLAN_FILE,)
+    for name in sorted(names):
+        is_needed = is_complete or not (folder / name).exists()
+        if is_needed and any(map(Path(name).match, patterns)):
             download(f"{url}/{name}", folder / name)
+    return names if is_complete else set()
