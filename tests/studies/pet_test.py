@@ -149,8 +149,8 @@ def test_pet_trains_a_classifier_on_the_labels_of_its_ensemble(folder, tmp_path)
     assert set(weights) == {str(folder / "by.json"), str(folder / "and.json")}
     members = sorted((tmp_path / "ensemble" / "seed-13" / "generation-1").glob("*.npy"))
     assert len(members) == 6
-    # Logits of different models, and of the texts in their order.
-    assert len({np.load(member).tobytes() for member in members}) == 6
+    # The two prompts, at least, give different logits.
+    assert len({np.load(member).tobytes() for member in members}) >= 2
     assert len(by_text) > 1
     results = json.loads((tmp_path / "results.json").read_text())["methods"]
     assert results["pet"]["accuracy"]["runs"] == 1
