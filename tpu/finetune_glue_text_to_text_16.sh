@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fine-tunes T5 on eight tasks of GLUE as text, with each batch spread over all 16 chips.
-# Evaluation does not use the slice well: every host generates a text for each dev example (69,000
-# in all eight tasks) on one chip. It takes place twice; choose TASKS to shorten it.
+# Evaluation generates a text for each dev example (69,000 in all eight tasks), also spread over all
+# chips. It takes place twice; choose TASKS to shorten it.
 #   BUCKET=gs://my-bucket tpu/finetune_glue_text_to_text_16.sh [--dry-run] [--max-usd 20] ...
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

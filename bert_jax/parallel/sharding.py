@@ -76,11 +76,16 @@ def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
+def num_batch_shards(mesh: jax.sharding.Mesh) -> int:
+    """Returns the number of parts into which `batch_sharding` splits the examples of a batch."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
 def check_batch_size(
     batch_size: int, gradient_accumulation_steps: int, mesh: jax.sharding.Mesh
 ) -> None:
     """Raises a ConfigError unless each microbatch can be split evenly over the devices."""
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    shards = num_batch_shards(mesh)
     if batch_size % (gradient_accumulation_steps * shards):
         divisor = f"{gradient_accumulation_steps} microbatches x {shards} devices (data x fsdp)"
         nearest = (
@@ -102,6 +107,14 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
         shapes,
         shardings,
     )
+
+
+def put_global_batch(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
+    """Makes global arrays from fields that every process has whole."""
+    return {
+        name: jax.make_array_from_callback(rows.shape, sharding, rows.__getitem__)
+        for name, rows in batch.items()
+    }
 
 
 def put_batch(local_batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:

@@ -69,18 +69,19 @@ def next_power_of_two(number: int) -> int:
 
 
 def padded_batches(
-    sequences: Sequence[Sequence[int]], *, pad_id: int, max_length: int
+    sequences: Sequence[Sequence[int]], *, pad_id: int, max_length: int, num_shards: int = 1
 ) -> Iterator[tuple[list[int], Batch]]:
     """Groups token ids of similar length into padded batches.
 
     Lengths are padded to 16, 32, 64, ... or `max_length`, numbers of rows to 1, 2, 4, ... or those
-    of a full batch. With many texts, there are three lengths more between 64 and 128, 128 and 256,
-    and so on.
+    of a full batch, for each shard. With many texts, there are three lengths more between 64 and
+    128, 128 and 256, and so on.
 
     Args:
       sequences: token ids of each text with special tokens, at most `max_length` each.
       pad_id: the token id of padding.
       max_length: number of positions of the model.
+      num_shards: number of devices over which the rows of a batch are spread evenly.
 
     Yields:
       (indices into `sequences`, batch): the encoder's fields, int32 [B, L]. Rows after the last
@@ -95,10 +96,12 @@ def padded_batches(
             step = length // 8
             length = -(-longest // step) * step
         length = min(length, max_length)
-        batch_size = max(TOKENS_PER_BATCH // length, 1)
+        shard_size = max(TOKENS_PER_BATCH // length, 1)
+        batch_size = shard_size * num_shards
         # Longest first: the largest buffers are allocated at the start.
         batch_indices, remaining = remaining[-batch_size:], remaining[:-batch_size]
-        num_rows = min(next_power_of_two(len(batch_indices)), batch_size)
+        shard_rows = next_power_of_two(-(-len(batch_indices) // num_shards))
+        num_rows = min(shard_rows, shard_size) * num_shards
         batch_sequences = [sequences[index] for index in batch_indices]
         yield batch_indices, _pad(batch_sequences, pad_id, (num_rows, length))
 

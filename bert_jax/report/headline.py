@@ -109,8 +109,10 @@ def _multi_task_headline(run: RunData) -> str:
 
 def _unfinished_task_headline(run: RunData) -> str:
     best = run.best_evaluation()
-    if run.is_complete and any(map(is_number, run.results.values())):
-        return _results_headline(run)
+    # An earlier version wrote the metrics of text to text without the name of the split.
+    results = run.results.get(run.eval_split, run.results)
+    if run.is_complete and any(map(is_number, results.values())):
+        return _results_headline(run, results)
     if best is None or run.best_metric is None:
         if run.is_complete:
             return (
@@ -127,9 +129,9 @@ def _unfinished_task_headline(run: RunData) -> str:
     )
 
 
-def _results_headline(run: RunData) -> str:
+def _results_headline(run: RunData, results: Row) -> str:
     """Returns the metrics of a complete run without an error analysis, such as text to text."""
-    values = {name: value for name, value in run.results.items() if is_number(value)}
+    values = {name: value for name, value in results.items() if is_number(value)}
     main = run.best_metric if run.best_metric in values else next(iter(values))
     rows = [(humanize(name), format_value(name, value)) for name, value in values.items()]
     caption = "Metrics"

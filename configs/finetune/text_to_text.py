@@ -12,8 +12,9 @@ T5's optimizer, Adafactor with a constant rate, is the default. For BART, add `a
 which trains with AdamW. The checkpoint with the best main metric on dev is kept, or with the best
 mean of the main metrics of several tasks.
 
-Every host generates all texts on one device. GLUE has 69,000 dev examples, so choose `tasks`, or a
-large `eval_every`; `predict_test=true` also generates texts for the 420,000 test examples.
+All devices share the texts that evaluation generates. GLUE has 69,000 dev examples, so choose
+`tasks`, or a large `eval_every`; `predict_test=true` also generates texts for the 420,000 test
+examples.
 """
 
 from typing import cast
@@ -113,7 +114,7 @@ def get_config(
     if len(named) == 1:
         best_metric = GLUE_FILES[named[0].name].metrics[0] if glue_dir else "token_f1"
     has_dev = glue_dir is not None or dev is not None or squad_dev is not None
-    test_splits = ("test", "test_mismatched") if predict_test or test is not None else ()
+    test_splits = ("test", "test_mismatched", "ax") if predict_test or test is not None else ()
     if learning_rate is None:
         learning_rate = 1e-3 if adafactor else 3e-5
     dtype = "bfloat16" if bfloat16 else "float32"

@@ -7,17 +7,16 @@ from hypothesis import strategies as st
 from bert_jax.predict.batching import TOKENS_PER_BATCH, next_power_of_two, padded_batches
 
 
-@given(st.lists(st.integers(1, 50), max_size=200))
-def test_every_text_is_in_one_batch_of_few_shapes(lengths):
+@given(st.lists(st.integers(1, 50), max_size=200), st.sampled_from([1, 2, 6]))
+def test_every_text_is_in_one_batch_of_few_shapes(lengths, num_shards):
     rows = [[7 + number] * length for number, length in enumerate(lengths)]
     seen: list[int] = []
-    for indices, batch in padded_batches(rows, pad_id=3, max_length=50):
+    for indices, batch in padded_batches(rows, pad_id=3, max_length=50, num_shards=num_shards):
         seen += indices
         height, width = batch["input_ids"].shape
-        assert height == min(
-            next_power_of_two(len(indices)), TOKENS_PER_BATCH // width
-        ) and width in (16, 32, 50)
-        assert height * width <= TOKENS_PER_BATCH
+        shard_size = TOKENS_PER_BATCH // width
+        shard_rows = next_power_of_two(-(-len(indices) // num_shards))
+        assert height == min(shard_rows, shard_size) * num_shards and width in (16, 32, 50)
         for place, index in enumerate(indices):
             length = len(rows[index])
             assert batch["input_ids"][place, :length].tolist() == rows[index]

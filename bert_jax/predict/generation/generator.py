@@ -6,9 +6,16 @@ from typing import Any, NamedTuple, overload
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from bert_jax.errors import ConfigError, UserError, require_list_of_texts
 from bert_jax.models.layers.config import ComputeConfig
+from bert_jax.parallel.sharding import (
+    batch_sharding,
+    num_batch_shards,
+    put_global_batch,
+    replicated,
+)
 from bert_jax.predict.batching import padded_batches
 from bert_jax.predict.generation.config import GenerationConfig, Sampling
 from bert_jax.predict.generation.decode import generate_ids, token_rules
@@ -36,7 +43,7 @@ class Generator:
     """Generates texts: `Generator(load_seq2seq("t5-small"))("translate ...")`.
 
     One program is compiled for each shape of a batch: lengths of sources are padded to powers of
-    two, and so are numbers of texts.
+    two, and so are numbers of texts on each device.
     """
 
     def __init__(
@@ -44,8 +51,13 @@ class Generator:
         model: LoadedSeq2Seq,
         settings: GenerationConfig = GenerationConfig(),  # noqa: B008 (frozen)
         compute: ComputeConfig = ComputeConfig(),  # noqa: B008 (frozen)
+        mesh: jax.sharding.Mesh | None = None,
     ):
-        """Moves the parameters to the device.
+        """Copies the parameters to the devices.
+
+        Args:
+          mesh: the devices that share the texts of each batch, by default one device. If they
+            belong to several processes, each process must generate the same list of texts.
 
         Raises:
           UserError: the model has no tokenizer, or reads fewer tokens than the settings ask for.
@@ -59,7 +71,12 @@ class Generator:
         self._tokenizer, self._config = model.tokenizer, model.config
         self._settings, self._compute = settings, compute
         self._rules = token_rules(model.config, model.tokenizer.vocab_size)
-        self._params: Mapping[str, Any] = jax.device_put(model.params)
+        self._mesh = mesh
+        if mesh is None:
+            self._params: Mapping[str, Any] = jax.device_put(model.params)
+        else:
+            replicate = jax.jit(lambda params: params, out_shardings=replicated(mesh))
+            self._params = replicate(model.params)
         self._max_length = min(settings.max_source_tokens, model.config.max_length)
 
     @overload
@@ -108,6 +125,7 @@ class Generator:
             [sources[index] for index in indices],
             pad_id=self._config.pad_token_id,
             max_length=self._max_length,
+            num_shards=1 if self._mesh is None else num_batch_shards(self._mesh),
         ):
             text_indices = np.zeros(len(batch["input_ids"]), np.int32)
             text_indices[: len(batch_indices)] = [first_index + indices[i] for i in batch_indices]
@@ -135,18 +153,24 @@ class Generator:
         return [add_special_tokens(ids[:limit]).tolist() for ids in token_ids]
 
     def _generate(self, batch: Mapping[str, np.ndarray], text_indices: np.ndarray) -> np.ndarray:
-        return jax.device_get(
-            generate_ids(
-                self._params,
-                batch["input_ids"],
-                batch["attention_mask"],
-                text_indices,
-                config=self._config,
-                settings=self._settings,
-                rules=self._rules,
-                compute=self._compute,
-            )
+        fields: Mapping[str, Any] = {
+            "input_ids": batch["input_ids"],
+            "attention_mask": batch["attention_mask"],
+            "text_indices": text_indices,
+        }
+        if self._mesh is not None:
+            fields = put_global_batch(fields, batch_sharding(self._mesh))
+        token_ids = generate_ids(
+            self._params,
+            **fields,
+            config=self._config,
+            settings=self._settings,
+            rules=self._rules,
+            compute=self._compute,
         )
+        if token_ids.is_fully_addressable:
+            return np.asarray(token_ids)
+        return np.asarray(multihost_utils.process_allgather(token_ids, tiled=True))
 
     def _decode(self, row: np.ndarray) -> Generated:
         ends = np.flatnonzero(row == self._config.eos_token_id)

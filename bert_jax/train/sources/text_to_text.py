@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from bert_jax.atomic_io import atomic_path, atomic_write, write_json
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
@@ -160,21 +158,22 @@ class TextToTextSource:
                 f"train.evaluation.split is {evaluation.split!r}, for which there are {found}; "
                 "expected a split with targets, such as 'dev', or set train.evaluation to null"
             )
-        return self._make_evaluator(evaluation.split, self._experiment.train.phases[phase_index])
+        phase = self._experiment.train.phases[phase_index]
+        return self._make_evaluator(evaluation.split, phase, mesh)
 
     def on_train_end(
         self, objective: Objective, params: Any, mesh: jax.sharding.Mesh, folder: Path, step: int
     ) -> None:
         """Writes `predictions/<task>-<split>.jsonl`, and the metrics of splits with targets."""
-        metrics: dict[str, float] = {}
+        metrics: dict[str, dict[str, float]] = {}
         found_splits = {split for task in self._tasks.values() for split in task.splits}
         for split in filter(found_splits.__contains__, self._data.predicted_splits):
-            evaluator = self._make_evaluator(split, self._experiment.train.phases[-1])
+            evaluator = self._make_evaluator(split, self._experiment.train.phases[-1], mesh)
             outputs = evaluator.generate(params)
             if jax.process_index():
                 continue
-            prefix = "" if split == "dev" else f"{split}/"
-            metrics |= {prefix + k: value for k, value in evaluator.metrics(outputs).items()}
+            if metrics_of_split := evaluator.metrics(outputs):
+                metrics[split] = metrics_of_split
             for name, texts in outputs.items():
                 lines = [
                     _prediction_line(example, text)
@@ -186,20 +185,22 @@ class TextToTextSource:
         if metrics:
             write_json(folder / run_folder.EVALUATION, metrics)
 
-    def _make_evaluator(self, split: str, phase: Phase) -> "GenerationEvaluator":
+    def _make_evaluator(
+        self, split: str, phase: Phase, mesh: jax.sharding.Mesh
+    ) -> "GenerationEvaluator":
         model = LoadedSeq2Seq(
             params={}, config=self._model, tokenizer=self._tokenizer, path=self._experiment.name
         )
         settings = GenerationConfig(
             max_new_tokens=phase.target_length, max_source_tokens=phase.seq_length
         )
-        return GenerationEvaluator(model, settings, self._compute, self._tasks, split)
+        return GenerationEvaluator(model, settings, self._compute, self._tasks, split, mesh)
 
 
 class GenerationEvaluator:
     """Generates texts for the examples of a split, greedily, and compares them with the targets.
 
-    Every process generates all texts on its first device, so no process waits for another one.
+    The devices of the mesh share the texts of each batch, and every process gets all texts.
     """
 
     def __init__(
@@ -209,9 +210,10 @@ class GenerationEvaluator:
         compute: ComputeConfig,
         tasks: dict[str, TextTask],
         split: str,
+        mesh: jax.sharding.Mesh,
     ):
         self._model, self._settings, self._compute = model, settings, compute
-        self._tasks, self._split = tasks, split
+        self._tasks, self._split, self._mesh = tasks, split, mesh
 
     @property
     def known_metrics(self) -> tuple[str, ...]:
@@ -232,9 +234,8 @@ class GenerationEvaluator:
 
     def generate(self, params: Any) -> dict[str, list[str]]:
         """Returns the generated text of each example, by task."""
-        host_params = jax.tree.map(_to_host, params)
-        model = dataclasses.replace(self._model, params=host_params)
-        generator = Generator(model, self._settings, self._compute)
+        model = dataclasses.replace(self._model, params=params)
+        generator = Generator(model, self._settings, self._compute, self._mesh)
         return {
             name: [each.text for each in generator([e.source for e in task.splits[self._split]])]
             for name, task in self._split_tasks.items()
@@ -292,9 +293,3 @@ def _have_targets(examples: Sequence[TextToTextExample]) -> bool:
 def _prediction_line(example: TextToTextExample, text: str) -> str:
     values = {"id": example.id, "prediction": text, "targets": example.targets}
     return json.dumps(values, ensure_ascii=False)
-
-
-def _to_host(leaf: jax.Array) -> np.ndarray:
-    if leaf.is_fully_addressable:
-        return np.asarray(leaf)
-    return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))

@@ -24,6 +24,8 @@ from bert_jax.export.seq2seq import export_seq2seq
 from bert_jax.models.bart.config import BartConfig
 from bert_jax.models.model import build_encoder_decoder_network
 from bert_jax.models.t5.config import T5Config
+from bert_jax.parallel.config import MeshConfig
+from bert_jax.parallel.sharding import make_mesh
 from bert_jax.params import paths
 from bert_jax.predict.generation.config import BeamSearch, GenerationConfig, Sampling
 from bert_jax.predict.generation.decode import generate_ids, token_rules
@@ -99,6 +101,16 @@ def test_texts_do_not_depend_on_their_batch(model):
     for result in together:
         assert len(result.token_ids) <= 6 and max(result.token_ids, default=0) < 50
         assert result.is_complete == (result.token_ids[-1:] in ([1], []))
+
+
+def test_eight_devices_generate_the_same_texts_as_one(model):
+    texts = [*TEXTS, "", *(text.split(",")[0] for text in TEXTS), "a net"] * 3
+    mesh = make_mesh(MeshConfig(data=2, fsdp=4))
+    for decoding in (BeamSearch(num_beams=2), Sampling(seed=3)):
+        settings = dataclasses.replace(SHORT, decoding=decoding)
+        expected = Generator(model, settings)(texts)
+        assert Generator(model, settings, mesh=mesh)(texts) == expected
+    assert len({tuple(result.token_ids) for result in expected}) > 5
 
 
 def test_text_with_a_forced_end_is_not_complete(model):

@@ -24,7 +24,10 @@ from bert_jax.models.layers.config import ComputeConfig
 from bert_jax.models.t5.config import T5Config
 from bert_jax.objectives.config import Seq2Seq
 from bert_jax.objectives.seq2seq import Seq2SeqObjective
+from bert_jax.parallel.config import MeshConfig
+from bert_jax.parallel.sharding import make_mesh
 from bert_jax.predict.generation.config import GenerationConfig
+from bert_jax.predict.generation.generator import Generator
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq
 from bert_jax.recipes import call_recipe, load_recipe
 from bert_jax.text.config import TokenizerTrainingConfig
@@ -39,6 +42,7 @@ from bert_jax.train.sources.text_to_text import (
 pytest.importorskip("sacrebleu")
 
 COLORS = ("red", "green", "blue", "black")
+RTE_LABELS = ("entailment", "not_entailment")
 RECIPE = str(Path(__file__).parents[3] / "configs/finetune/text_to_text.py")
 
 
@@ -48,6 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text_to_text")
     rows = [(f"the {color} house", color) for color in COLORS]
     texts = [" ".join(row) for row in rows] * 20
+    texts += ["rte sst2 sentence1: sentence2: not_entailment positive negative"] * 5
     tokenizer, _ = train_tokenizer(
         texts, TokenizerTrainingConfig(kind="unigram", vocab_size=48, sentinels=4)
     )
@@ -81,7 +86,7 @@ def test_text2text_learns_and_writes_its_answers(folder: Path) -> None:
     settings = ["train.evaluation.eval_every=60", "train.checkpoints.save_every=60"]
     flags = [*sizes, "--max-target-length=16", "--set", *settings]
     assert main(_command(folder, "run", *flags)) == 0
-    metrics = json.loads((folder / "run/evaluation.json").read_text())
+    metrics = json.loads((folder / "run/evaluation.json").read_text())["dev"]
     assert metrics["exact_match"] == 100 and metrics["rouge1"] == 100
     lines = (folder / "run/predictions/columns-dev.jsonl").read_text().splitlines()
     report = (folder / "run/report.html").read_text()
@@ -89,6 +94,32 @@ def test_text2text_learns_and_writes_its_answers(folder: Path) -> None:
     first = json.loads(lines[0])
     assert first == {"id": "0", "prediction": "red", "targets": ["red"]}
     assert load_seq2seq(folder / "run").config.num_decoder_layers == 1
+
+
+@pytest.mark.slow
+def test_glue_mixture_on_two_hosts_one_of_them_stopped(folder: Path, tmp_path: Path) -> None:
+    for name, head, row, labels in (
+        ("RTE", "index\tsentence1\tsentence2\tlabel", "0\tthe {}\tthe house\t{}", RTE_LABELS),
+        ("SST-2", "sentence\tlabel", "the {} house\t{}", ("0", "1")),
+    ):
+        (tmp_path / name).mkdir()
+        for split in ("train", "dev"):
+            rows = [row.format(color, labels[i % 2]) for i, color in enumerate(COLORS * 3)]
+            (tmp_path / name / f"{split}.tsv").write_text("\n".join([head, *rows]) + "\n")
+    run = tmp_path / "run"
+    hosts = ["--hosts=2", "--devices=2", "--kill", "host=1@step=3"]
+    data = [f"model={folder / 't5'}", f"glue_dir={tmp_path}", "tasks=rte,sst2"]
+    sizes = ["steps=8", "eval_every=4", "batch_size=8", "seq_length=48", "target_length=16"]
+    command = ["simulate", RECIPE, f"--run={run}", *hosts, "--arg", *data, *sizes]
+    assert main([*command, "learning_rate=0.02"]) == 0
+    metrics = json.loads((run / "evaluation.json").read_text())["dev"]
+    assert {"mean", "rte/accuracy", "sst2/accuracy"} <= set(metrics)
+    lines = (run / "predictions/rte-dev.jsonl").read_text().splitlines()
+    predictions = [json.loads(line)["prediction"] for line in lines]
+    sources = [f"rte sentence1: the {color} sentence2: the house" for color in COLORS * 3]
+    settings = GenerationConfig(max_new_tokens=16, max_source_tokens=48)
+    one_device = Generator(load_seq2seq(run), settings)
+    assert predictions == [result.text for result in one_device(sources)]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +176,8 @@ def test_recipe_ranks_checkpoints_by_the_main_metrics(folder: Path) -> None:
     for tasks, metric in (("mrpc", "f1"), ("mrpc,stsb", "mean")):
         experiment = call_recipe(load_recipe(RECIPE), [*arguments, f"tasks={tasks}"], RECIPE)
         assert experiment.train.checkpoints.best_metric == metric
+    experiment = call_recipe(load_recipe(RECIPE), [*arguments, "predict_test=true"], RECIPE)
+    assert experiment.data.predicted_splits[2:] == ("test", "test_mismatched", "ax")
     with pytest.raises(ConfigError, match="tasks has wnli, expected all or some of cola"):
         call_recipe(load_recipe(RECIPE), [*arguments, "tasks=wnli"], RECIPE)
 
@@ -197,8 +230,9 @@ def test_metrics_of_labels_and_scores() -> None:
     assert task_metrics(scores, "dev", ["0.2", "2.4", "4.8"])["spearman"] == pytest.approx(1.0)
     texts = task("question_answering", ["a b"], ("f1", "exact_match"))
     model = LoadedSeq2Seq(params={}, config=T5Config(vocab_size=8), tokenizer=None, path="")
+    mesh = make_mesh(MeshConfig())
     evaluator = GenerationEvaluator(
-        model, GenerationConfig(), ComputeConfig(), {"a": labels, "b": texts}, "dev"
+        model, GenerationConfig(), ComputeConfig(), {"a": labels, "b": texts}, "dev", mesh
     )
     outputs = {"a": ["no", "no", "no", "no"], "b": ["a b"]}
     metrics = evaluator.metrics(outputs)
