@@ -13,7 +13,9 @@ JOBS ?= 2
 PYTEST := MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -q --tb=short -ra -n $(JOBS) --dist loadfile
 
 # constraints.txt pins the versions that CI ran, each for the Python version it was resolved with.
-# Python compiles modules when they are first imported; most of these gigabytes never are.
+# Python compiles modules when they are first imported; most of these gigabytes never are. With
+# PYTHONDONTWRITEBYTECODE, every process would compile them again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help

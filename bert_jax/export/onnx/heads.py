@@ -12,6 +12,7 @@ from bert_jax.models.encoder import EncoderConfig
 from bert_jax.models.heads.config import (
     DenseClassifier,
     FirstTokenPooling,
+    LatePooling,
     LinearClassifier,
     MeanPooling,
     MultipleChoiceHead,
@@ -122,5 +123,5 @@ def _sequence_vector(
     match config.sequence_pooling:
         case FirstTokenPooling():
             return first_token(graph, hidden)
-        case MeanPooling():
+        case MeanPooling() | LatePooling():
             return mean_of_tokens(graph, hidden, attention_mask)
