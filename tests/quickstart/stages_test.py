@@ -135,6 +135,6 @@ def test_baselines_need_a_run_with_held_out_text(command, capsys, tmp_path):
     config["config"]["train"]["evaluation"] = None
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["baselines", str(tmp_path)]) == 1
-    assert "a pretraining run with a held-out corpus" in capsys.readouterr().err
+    assert "the run has no held-out corpus" in capsys.readouterr().err
     assert main(["baselines", str(tmp_path / "nowhere")]) == 1
     assert "does not exist" in capsys.readouterr().err

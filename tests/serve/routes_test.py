@@ -242,24 +242,26 @@ def test_model_that_cannot_answer_is_named_with_what_it_has(server):
 
 def test_official_openai_client_reads_embeddings_models_and_errors(server, models):
     openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    expected = unit_vectors(models["encoder"], TEXTS)
-    answer = client.embeddings.create(input=TEXTS, model="encoder")  # the client asks for base64
-    found = np.array([each.embedding for each in answer.data])
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert answer.usage.prompt_tokens == 19 and [e.index for e in answer.data] == [0, 1, 2]
-    plain = client.embeddings.create(
-        input=TEXTS, model="encoder", encoding_format="float", dimensions=5
-    )
-    np.testing.assert_allclose(
-        [np.linalg.norm(each.embedding) for each in plain.data], 1, atol=1e-6
-    )
-    assert len(plain.data[0].embedding) == 5
-    assert "reviews" in [model.id for model in client.models.list()]
-    with pytest.raises(openai.NotFoundError, match="no model 'gpt'"):
-        client.embeddings.create(input="a", model="gpt")
-    with pytest.raises(openai.BadRequestError, match=r"more than 20 tokens.* or use /embed"):
-        client.embeddings.create(input="the " * 30, model="encoder")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        expected = unit_vectors(models["encoder"], TEXTS)
+        answer = client.embeddings.create(
+            input=TEXTS, model="encoder"
+        )  # the client asks for base64
+        found = np.array([each.embedding for each in answer.data])
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        assert answer.usage.prompt_tokens == 19 and [e.index for e in answer.data] == [0, 1, 2]
+        plain = client.embeddings.create(
+            input=TEXTS, model="encoder", encoding_format="float", dimensions=5
+        )
+        np.testing.assert_allclose(
+            [np.linalg.norm(each.embedding) for each in plain.data], 1, atol=1e-6
+        )
+        assert len(plain.data[0].embedding) == 5
+        assert "reviews" in [model.id for model in client.models.list()]
+        with pytest.raises(openai.NotFoundError, match="no model 'gpt'"):
+            client.embeddings.create(input="a", model="gpt")
+        with pytest.raises(openai.BadRequestError, match=r"more than 20 tokens.* or use /embed"):
+            client.embeddings.create(input="the " * 30, model="encoder")
 
 
 def test_info_and_models_describe_each_model(server):

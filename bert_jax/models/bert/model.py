@@ -32,6 +32,8 @@ class BertEncoder(nnx.Module):
       embedding_projection: maps the embeddings from E to D; exists if E is not D.
     """
 
+    has_alibi = False
+
     def __init__(self, config: TransformerConfig, compute: ComputeConfig, rngs: nnx.Rngs):
         self.embeddings = self.make_embeddings(config, compute, rngs)
         width = config.word_embedding_size

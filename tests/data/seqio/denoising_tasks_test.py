@@ -96,7 +96,7 @@ def _task_examples(task: seqio.Task, **settings) -> list[tuple[list[int], list[i
 )
 def test_examples_equal_those_of_the_loader(kind, noise, input_format, folder):
     expected = _loader_examples(folder / kind, noise, input_format, epochs=2)
-    task = register_denoising_task("books", str(folder / kind), noise=noise)
+    task = register_denoising_task("noisy_books", str(folder / kind), noise=noise)
     assert _task_examples(task, num_epochs=2) == expected
     count = len(expected) // 2
     assert count > 10 and sorted(expected[:count]) != sorted(expected[count:])
@@ -108,9 +108,9 @@ def test_examples_equal_those_of_the_loader(kind, noise, input_format, folder):
 
 
 def test_encoder_decoder_converter_of_seqio_takes_the_task(folder):
-    register_denoising_task("books", str(folder / T5), noise=SpanCorruption())
+    register_denoising_task("noisy_books", str(folder / T5), noise=SpanCorruption())
     converter = seqio.EncDecFeatureConverter(pack=False)
-    dataset = seqio.get_dataset("books", LENGTHS, converter, seed=3)
+    dataset = seqio.get_dataset("noisy_books", LENGTHS, converter, seed=3)
     expected = _loader_examples(folder / T5, SpanCorruption(), ConcatenatedDocuments(), epochs=1)
     found = list(dataset.as_numpy_iterator())
     for fields, (source, target) in zip(found, expected, strict=True):
