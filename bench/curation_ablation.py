@@ -3,7 +3,7 @@
     python bench/curation_ablation.py --work ablation             all runs; the same command resumes
     python bench/curation_ablation.py --work ablation --seeds 1   one run of each corpus
 
-The raw material is what lies around: all text of the HTML pages and all copyright files in
+The raw material is found on this machine: all text of the HTML pages and all copyright files in
 /usr/share/doc, the docstrings of this Python's packages, and novels of BERT_JAX_SHARED. Three
 corpora are made of it: "raw" as it is, "rules" with all rules of Gopher but one, and "rules,
 duplicates" also without duplicates, near duplicates and repeated lines. Each is cut, in an order by
@@ -44,7 +44,8 @@ from bert_jax.json_io import read_json
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.text.sentences import get_sentence_splitter
 
-# Marks are tokens, of which dialogue has so many that this rule drops a third of the novels' pages.
+# Punctuation marks count as tokens, so this rule drops a third of the pages of novels, for their
+# dialogue.
 QUALITY = RuleSet(
     name="Gopher quality",
     rules=tuple(rule for rule in GOPHER_QUALITY.rules if rule.signal != "tokens_with_letter"),
@@ -86,7 +87,7 @@ def make_corpora(args: argparse.Namespace, shared: Path) -> None:
     work, vocabulary = args.work, shared / "vocab" / "bert-base-uncased"
     material, clean = work / "material", work / "clean.jsonl"
     novels = sorted((shared / "text" / "novels").glob("*.gz"))
-    if not clean.exists():
+    if not (work / "heldout" / "manifest.json").exists():  # written last
         material.mkdir(exist_ok=True)
         speeches = [str(path) for path in (shared / "text" / "inaugural").glob("1*.txt")]
         write_texts(clean, pages([*speeches, *map(str, novels[::20])]), args.megabytes)
@@ -114,12 +115,12 @@ def make_corpora(args: argparse.Namespace, shared: Path) -> None:
         texts = sorted(shards.read_texts(shards.list_files()), key=digest)
         lengths = map(len, tokenizer.encode_ids(texts))
         documents[name] = list(zip(texts, lengths, strict=True))
+    if documents and len(documents) < len(CORPORA):
+        sys.exit(f"error: {work} was stopped between two corpora; remove it and start again")
     totals = {name: sum(length for _, length in found) for name, found in documents.items()}
     if totals:
         write_json(work / "tokens.json", totals)
     for name, found in documents.items():
-        if len(documents) < len(CORPORA):
-            sys.exit(f"error: {work} was stopped between two corpora; remove it and start again")
         chosen, budget = list[str](), min(totals.values())
         for text, length in found:
             budget -= length

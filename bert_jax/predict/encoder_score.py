@@ -82,12 +82,12 @@ class EncoderScore:
             )
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=4)
 def _load(path: str) -> LoadedModel:
     return load_model(path)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=4)
 def _load_predictor(path: str) -> Predictor:
     """Reads a model once for each process."""
     return Predictor(_load(path))

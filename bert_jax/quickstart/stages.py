@@ -42,8 +42,8 @@ from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.data.seqio.text_tasks import register_text_task
 
 folder = Path(__file__).parent
-shards = glob.escape(str(folder / "curated")) + "/documents-0000{}-of-00002.jsonl.gz"
-splits = {"train": shards.format(0), "heldout": shards.format(1)}
+shards = glob.escape(str(folder / "curated")) + "/documents-0000"
+splits = {"train": f"{shards}0-of-00002.jsonl.gz", "heldout": f"{shards}1-of-00002.jsonl.gz"}
 register_text_task("docstrings", TextFiles(splits), tokenizer=str(folder / "vocabulary"))
 '''
 CLASSIFICATION_TASKS = {"library": write_library_task, "word order": write_word_order_task}

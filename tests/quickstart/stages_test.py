@@ -68,7 +68,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("quickstart")
     write_library(folder / "library")
     (folder / "recipe.py").write_text(RECIPE)
-    output = folder / "quickstart"
+    output = folder / "quick{start}"
     command = ["quickstart", "--recipe", str(folder / "recipe.py"), "--output", str(output)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(docstring_corpus, "default_roots", lambda: [folder / "library"])

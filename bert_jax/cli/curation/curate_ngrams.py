@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-HELP = "train an n-gram model of a reference corpus, for rules of perplexity of `curate`"
+HELP = "train an n-gram model of a reference corpus, for perplexity rules of `curate`"
 
 _EPILOG = """example: drop documents that are more surprising than 99 % of such books
   bert-jax curate-ngrams --reference 'books/*.txt' --output books.safetensors
@@ -18,7 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds --reference, --document-unit, --order and --output."""
     parser.epilog = _EPILOG
     parser.add_argument(
-        "--reference", nargs="+", required=True, metavar="FILES", help="usual text: patterns"
+        "--reference",
+        nargs="+",
+        required=True,
+        metavar="FILES",
+        help="files or glob patterns of the reference text",
     )
     parser.add_argument(
         "--document-unit",

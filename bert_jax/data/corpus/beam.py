@@ -46,7 +46,7 @@ from bert_jax.data.corpus.shards import (
     shard_metadata_path,
     write_shard,
 )
-from bert_jax.data.corpus.source_files import SourceFile
+from bert_jax.data.corpus.source_files import SourceFile, is_remote
 from bert_jax.data.corpus.sources import TextFiles
 from bert_jax.data.corpus.work_units import FileUnit
 from bert_jax.errors import UserError
@@ -82,7 +82,7 @@ class WriteShardFn(beam.DoFn):  # pyright: ignore[reportUntypedBaseClass]
                 max_part_tokens=self._documents.max_part_tokens,
                 plan_fingerprint=self._plan_fingerprint,
             )
-            if _is_remote(self._output):
+            if is_remote(self._output):
                 for name in (shard.records_file, shard.index_file, shard_metadata_path(path).name):
                     _copy(str(path.with_name(name)), FileSystems.join(self._output, name))
         yield shard_index
@@ -110,7 +110,7 @@ def run(
             manifest = finalize_corpus(
                 folder, plan, [shard for shard in shards if shard is not None]
             )
-            if _is_remote(config.output):
+            if is_remote(config.output):
                 _copy(str(folder / MANIFEST_FILE), FileSystems.join(config.output, MANIFEST_FILE))
     return manifest
 
@@ -136,7 +136,7 @@ def _run_pipeline(
 
 def _list_files(source: TextFiles, split: str) -> tuple[SourceFile, ...]:
     patterns = source.patterns(split)
-    if not any(map(_is_remote, patterns)):
+    if not any(map(is_remote, patterns)):
         return source.list_files(split)
     source_files = {
         status.path: SourceFile(
@@ -152,7 +152,7 @@ def _list_files(source: TextFiles, split: str) -> tuple[SourceFile, ...]:
 
 def _open_output(output: str, folder: Path, plan: PreparePlan, *, overwrite: bool) -> None:
     """Prepares the output folder for a plan; `folder` is the local copy of a remote one."""
-    if not _is_remote(output):
+    if not is_remote(output):
         open_output_folder(folder, plan, overwrite=overwrite)
         return
     if overwrite and (old_files := [FileSystems.join(output, n) for n in _remote_names(output)]):
@@ -176,7 +176,7 @@ def _finished_shards(
       verify: whether to compare the bytes of local shards with their checksums too.
     """
     paths, fingerprint = [folder / name for name in plan.shard_files], plan.fingerprint
-    if not _is_remote(output):
+    if not is_remote(output):
         read_shard = finished_shard if verify else read_shard_metadata
         return [read_shard(path, fingerprint) for path in paths]
     remote_names = _remote_names(output)
@@ -200,7 +200,7 @@ def _fetch_files(unit: FileUnit, scratch: str) -> FileUnit:
     paths = []
     for file_index, file in enumerate(unit.files):
         path = file.path
-        if _is_remote(path):
+        if is_remote(path):
             path = f"{scratch}/{file_index}/{FileSystems.split(path)[1]}"
             Path(path).parent.mkdir()
             _copy(file.path, path)
@@ -209,13 +209,9 @@ def _fetch_files(unit: FileUnit, scratch: str) -> FileUnit:
 
 
 def _local_folder(output: str, scratch: str) -> Path:
-    folder = Path(scratch) / "output" if _is_remote(output) else Path(output)
+    folder = Path(scratch) / "output" if is_remote(output) else Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def _is_remote(path: str) -> bool:
-    return "://" in path
 
 
 def _copy(source: str, target: str) -> None:

@@ -5,34 +5,40 @@ other code reads local files only, because archives and tables are read in any o
 """
 
 import contextlib
+import glob
 import hashlib
 import os
+import re
+import shutil
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from bert_jax.errors import MissingExtraError, UserError
+from bert_jax.errors import ConfigError, MissingExtraError, UserError
+from bert_jax.parent_process import is_running
 from bert_jax.text.files import expand_globs
 
 # What file systems name the version of a file, the most exact one first.
 _VERSION_KEYS = (
-    *("etag", "ETag", "generation", "blob_id", "md5Hash", "mtime", "LastModified"),
-    *("updated", "last_modified", "created"),
+    *("generation", "md5Hash", "ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified"),
+    *("updated", "Last-Modified", "last_modified", "created"),
 )
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """Describes a file: path, size in bytes, time of the last change in nanoseconds.
+    """Describes a file: path, size in bytes, and a number that changes with its content.
 
-    Of a remote file, `modified_ns` is a hash of the version that its file system names.
+    `version` is the time of the last change in nanoseconds; of a remote file, a hash of the version
+    that its file system names.
     """
 
     path: str
     size_bytes: int
-    modified_ns: int
+    version: int
 
     @classmethod
     def from_path(cls, path: str) -> "SourceFile":
@@ -85,7 +91,9 @@ def local_file(file: _File) -> Generator[_File]:
     if not is_remote(file.path):
         yield file
         return
-    with tempfile.TemporaryDirectory(prefix="bert_jax-") as folder:
+    prefix = f"bert_jax-{os.uname().nodename[:40]}-"
+    _remove_copies_of_ended_processes(prefix)
+    with tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-") as folder:
         path = Path(folder) / file.path.rpartition("/")[2]
         download(file.path, path)
         if path.stat().st_size != file.size_bytes:
@@ -95,6 +103,14 @@ def local_file(file: _File) -> Generator[_File]:
             )
         with renamed_in_errors(str(path), file.path):
             yield replace(file, path=str(path))
+
+
+def _remove_copies_of_ended_processes(prefix: str) -> None:
+    """Removes the temporary folders of processes of this host that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{glob.escape(prefix)}*"):
+        found = re.fullmatch(r"(\d+)-\w+", path.name.removeprefix(prefix))
+        if found and not is_running(int(found[1])):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -155,7 +171,9 @@ def open_file_system(url: str) -> tuple[Any, str]:
 
     Raises:
       UserError: there is no such file system; MissingExtraError if its package is missing.
+      ConfigError: the address has a password, or it is one of HTTP with a query.
     """
+    _check_no_secret(url)
     try:
         from fsspec.core import url_to_fs
 
@@ -166,6 +184,21 @@ def open_file_system(url: str) -> tuple[Any, str]:
             raise
         need = f"{url}: this file system needs a package that is not installed ({error})"
         raise MissingExtraError(need, "remote") from None
+
+
+def _check_no_secret(url: str) -> None:
+    """Raises a ConfigError, without the address, if that may contain a secret."""
+    for address in url.split("::"):
+        try:
+            parts = urlsplit(address)
+            has_secret = bool(parts.password or (parts.query and parts.scheme in ("http", "https")))
+        except ValueError:  # brackets where the name of a host is expected
+            has_secret = "@" in address
+        if has_secret:
+            raise ConfigError(
+                f"{address.partition('://')[0]}://...: expected no password or signature in the "
+                "address, because the manifest has it too; give it in fsspec's configuration"
+            )
 
 
 @contextlib.contextmanager
@@ -185,6 +218,7 @@ def _find_remote_files(pattern: str) -> Iterator[SourceFile]:
     system, name = open_file_system(pattern)
     with _as_user_error(pattern, "listed"):
         system.invalidate_cache()  # the process may have listed the folder before
+        # The exact name first, because it may contain glob characters.
         found = {name: system.info(name)} if system.isfile(name) else {}
         found = found or system.glob(name, detail=True)
     files = {path: info for path, info in found.items() if info["type"] == "file"}
@@ -196,5 +230,25 @@ def _find_remote_files(pattern: str) -> Iterator[SourceFile]:
     for path, info in files.items():
         version = next((info[key] for key in _VERSION_KEYS if info.get(key)), "")
         digest = hashlib.blake2b(str(version).encode(), digest_size=7).digest()
-        url = system.unstrip_protocol(path)
+        url = _address(system, path, pattern)
+        if info["size"] is None:
+            raise UserError(
+                f"{url}: the server does not give the size of the file; download it first"
+            )
         yield SourceFile(url, int(info["size"]), int.from_bytes(digest, "little"))
+
+
+def _address(system: Any, path: str, pattern: str) -> str:
+    """Returns the URL of a file that was found with a pattern.
+
+    Raises:
+      UserError: the URL would not have the host, user or archive that the pattern has.
+    """
+    url = system.unstrip_protocol(path)
+    options = system._get_kwargs_from_urls
+    if "::" in pattern or options(url) != options(pattern) or system._strip_protocol(url) != path:
+        raise UserError(
+            f"{pattern}: this kind of remote file cannot be read directly; expected an address of "
+            "gs, s3, hf, https, memory or file: copy the files to this machine first"
+        )
+    return url

@@ -134,7 +134,5 @@ def describe_files(
         "files": len(files),
         "bytes": sum(file.size_bytes for file in files),
     }
-    file_stats = [
-        [os.path.basename(file.path), file.size_bytes, file.modified_ns] for file in files
-    ]
+    file_stats = [[os.path.basename(file.path), file.size_bytes, file.version] for file in files]
     return description, hashlib.sha256(json.dumps(file_stats).encode()).hexdigest()

@@ -9,7 +9,6 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from bert_jax.data.corpus.curation.classifier import load_classifier
@@ -66,7 +65,7 @@ class QualityScore:
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the file."""
-        return hashlib.sha256(Path(self.model).read_bytes()).hexdigest()
+        return _sha256(self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,15 +95,15 @@ class Perplexity:
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the file."""
-        return hashlib.sha256(Path(self.model).read_bytes()).hexdigest()
+        return _sha256(self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerplexityPercentile(Perplexity):
     """Computes the percentage of documents like the reference that have a lower perplexity.
 
-    These are the documents that `curate-ngrams` did not count. A document with the value 100 is
-    more surprising than all of them.
+    These are the documents that `curate-ngrams` did not count. The value is rounded up: 100 means
+    more surprising than at least 99 % of them.
     """
 
     @property
@@ -113,7 +112,7 @@ class PerplexityPercentile(Perplexity):
         return "perplexity_percentile"
 
     def compute(self, view: TextView) -> float:
-        """Returns a percentage, from 0 to 100."""
+        """Returns a percentage, from 0 to 100, rounded up."""
         model = load_ngrams(self.model)
         return model.percentile(model.perplexity(view.text))
 
@@ -194,7 +193,12 @@ class BadWords:
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the list."""
-        return hashlib.sha256(Path(self.words).read_bytes()).hexdigest()
+        return _sha256(self.words)
+
+
+def _sha256(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @functools.lru_cache(maxsize=4)

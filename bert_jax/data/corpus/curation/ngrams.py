@@ -31,6 +31,7 @@ from bert_jax.errors import UserError, check_range
 KIND, COMMAND = "n-gram model", "curate-ngrams"
 MAX_ORDER = 5
 _HELD_OUT = 10  # one document of so many is not counted; its perplexity gives the percentiles
+_MIN_HELD_OUT = 20  # documents
 _DEFAULT_DISCOUNT = 0.75
 _MAX_BUFFERED = 1 << 23
 _UINT64 = np.uint64
@@ -92,7 +93,10 @@ class NgramModel:
         return float(f"{np.exp(-self.log_probabilities(words).mean()):.6g}")
 
     def percentile(self, perplexity: float) -> float:
-        """Returns the percentage of held-out documents of the reference with a lower perplexity."""
+        """Returns the percentage of held-out documents with a lower perplexity, rounded up.
+
+        100 means more surprising than at least 99 % of the held-out documents of the reference.
+        """
         return float(min(100, np.searchsorted(self.info["percentiles"], perplexity)))
 
     def save(self, path: Path) -> None:
@@ -127,8 +131,9 @@ def load_ngrams(path: str) -> NgramModel:
 
 
 def train_ngrams(texts: Iterable[str], order: int = 3) -> NgramModel:
-    """Counts the n-grams of a reference corpus; needs about 100 bytes for each different one.
+    """Trains an n-gram model on a reference corpus.
 
+    Memory: about 100 bytes for each different n-gram.
     A tenth of the documents, chosen by hash, is not counted, and gives the percentiles.
 
     Raises:
@@ -151,10 +156,10 @@ def train_ngrams(texts: Iterable[str], order: int = 3) -> NgramModel:
         for counter in counters:
             counter.add(words)
     tables = [counter.merged() for counter in counters]
-    if not held_out or not tables[-1].size:
+    if len(held_out) < _MIN_HELD_OUT or not tables[-1].size:
         raise UserError(
-            f"--reference: too few documents, {num_documents} to count and {len(held_out)} of "
-            f"another tenth to measure; expected some hundreds of more than {order} words"
+            f"--reference: {num_documents} documents to count and {len(held_out)} held out (one of "
+            f"ten); expected some hundreds, of more than {order} words each"
         )
     vocabulary = tables[0].shape[1]
     info = {
@@ -198,7 +203,11 @@ class _Counter:
             self._limit = max(_MAX_BUFFERED, 2 * self._num_buffered)
 
     def merged(self) -> np.ndarray:
-        """Returns the rows of all n-grams, sorted by hash, each once."""
+        """Returns the rows of all n-grams, sorted by hash, each once.
+
+        Row 0 has the hashes of the n-grams, rows 1 and 2 those of their first and their last n - 1
+        words, and row 3 the counts.
+        """
         rows = np.concatenate(self._blocks, axis=1)
         rows = rows[:, np.argsort(rows[0], kind="stable")]
         is_first = np.ones(rows.shape[1], bool)
@@ -216,7 +225,8 @@ def _smooth(tables: Sequence[np.ndarray], vocabulary: int) -> list[Level]:
     lower_keys, lower = np.zeros(1, _UINT64), np.full(1, 1 / (vocabulary + 1))
     for n, table in enumerate(tables, start=1):
         keys, prefixes, suffixes, counts = table
-        if n < len(tables):  # how many different words precede an n-gram
+        if n < len(tables):
+            # The suffixes of the next order, with the number of words before each.
             preceded, counts = np.unique(tables[n][2], return_counts=True)
             index, _ = _find(keys, preceded)
             keys, prefixes, suffixes = preceded, prefixes[index], suffixes[index]

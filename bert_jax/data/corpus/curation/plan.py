@@ -175,7 +175,7 @@ def make_units(config: CurationConfig) -> list[CurationUnit]:
 def make_plan(config: CurationConfig, work: Sequence[CurationUnit]) -> dict[str, Any]:
     """Returns what must be the same for the work of an earlier run to be kept."""
     files = [
-        [unit.source, name, file.size_bytes, file.modified_ns]
+        [unit.source, name, file.size_bytes, file.version]
         for unit in work
         for name, file in zip(unit.names, unit.files, strict=True)
     ]

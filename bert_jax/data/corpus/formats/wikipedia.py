@@ -218,7 +218,7 @@ def _ranges(file: SourceFile) -> list[SourceFile]:
             "both files of one dump"
         )
     return [
-        FileRange(file.path, end - start, file.modified_ns, start, end)
+        FileRange(file.path, end - start, file.version, start, end)
         for start, end in zip(starts, ends, strict=True)
     ]
 
