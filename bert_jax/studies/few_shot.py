@@ -47,15 +47,16 @@ from bert_jax.studies.few_shot_config import (
     TRAINED,
     ZERO_SHOT,
     FewShotConfig,
+    ensemble_settings_json,
     fine_tuning_job,
 )
 from bert_jax.studies.few_shot_features import embed_examples, predict_tfidf, train_examples
 from bert_jax.studies.job_runner import Interrupted, Job, JobRunner, is_finished
-from bert_jax.studies.pet import PetStudy, classifier_job
+from bert_jax.studies.pet import SETTINGS, PetStudy, classifier_job
 from bert_jax.studies.result_page import ResultTable, write_pages
 from bert_jax.studies.sweep_trials import seed_statistics
 from bert_jax.tasks import compute_metrics
-from bert_jax.tasks.text_similarity import vector_text, write_text_vectors
+from bert_jax.tasks.text_similarity import add_text_vectors, read_text_vectors, vector_text
 from bert_jax.train.preemption import EXIT_DONE
 from bert_jax.train.setfit import SetFitConfig, train_setfit
 
@@ -70,7 +71,8 @@ class FewShotStudy:
         """Reads the task and samples the examples of every seed.
 
         Raises:
-          UserError: a class has fewer than 2 K examples, or the task or the prompt cannot be read.
+          UserError: a class has fewer than 2 K examples, no other training examples are left for
+            pet and ipet, or the task or a prompt cannot be read.
         """
         self._config, self._output = config, output
         self._task = load_task(config.task)
@@ -89,6 +91,11 @@ class FewShotStudy:
                 f"{self._task.name} has no dev split, on which the methods are compared; add its "
                 "file to --glue-dir"
             )
+        has_pet = any(method in DISTILLED for method in config.methods)
+        self._pet_studies = {
+            seed: PetStudy(config, output, seed, self._task, sample)
+            for seed, sample in (self._samples.items() if has_pet else ())
+        }
 
     def run(self, runner: JobRunner) -> dict[str, str]:
         """Runs what is not finished: first the methods that train nothing.
@@ -97,10 +104,12 @@ class FewShotStudy:
           {name of a failed job: reason}.
 
         Raises:
-          UserError: the model has no masked-LM head, a label word is not a token of it, or the
-            ensemble of iPET predicts a label for no text.
+          UserError: the model has no masked-LM head, a label word is not a token of it, or PET
+            has run with another ensemble.
           Interrupted: a signal asked to stop.
         """
+        if self._pet_studies:
+            runner.write_or_check_settings(ensemble_settings_json(self._config), SETTINGS)
         self._run_zero_shot()
         self._run_features()
         if TFIDF in self._config.methods:
@@ -153,45 +162,49 @@ class FewShotStudy:
         return [method for method in self._config.methods if method in TRAINED]
 
     def _jobs(self, method: str) -> list[Job]:
-        """Returns the runs of a method that trains one model for each seed, in its order."""
+        """Returns the runs of a method, one for each seed, in the order of the seeds."""
         config = self._config
         if method in DISTILLED:
             return [classifier_job(config, self._output, method, seed) for seed in config.seeds]
-        further = TRAINED[method]
+        method_arguments = TRAINED[method]
         if method == PROMPT_TUNING:
-            further += ("--prompt", config.prompt)
+            method_arguments += ("--prompt", config.prompt)
         if method == DEMONSTRATIONS:
-            further += ("--prompt", str(self._output / DEMONSTRATIONS / "prompt.json"))
+            method_arguments += ("--prompt", str(self._output / DEMONSTRATIONS / "prompt.json"))
         return [
-            fine_tuning_job(config, f"{method}/seed-{seed}", seed, *further)
+            fine_tuning_job(config, f"{method}/seed-{seed}", seed, *method_arguments)
             for seed in config.seeds
         ]
 
     def _write_demonstrations(self) -> None:
-        """Writes a prompt with demonstrations by similarity, and the vectors of all texts."""
+        """Writes a prompt with demonstrations by similarity, and the vectors of new texts."""
         folder = self._output / DEMONSTRATIONS
         file = folder / "vectors.jsonl"
-        if file.exists():
-            return
         splits = [split for sample in self._samples.values() for split in sample.splits.values()]
-        examples = {
-            vector_text(example): example
+        examples = dict.fromkeys(
+            vector_text(example)
             for split in splits
             for example in split
             if isinstance(example, TextExample)
-        }
-        vectors = Embedder(load_model(self._config.model)).vectors(list(examples))
+        )
+        saved = read_text_vectors(file) if file.exists() else ()
+        texts = [text for text in examples if text not in saved]
+        if not texts:
+            return
+        vectors = Embedder(load_model(self._config.model)).vectors(texts)
         folder.mkdir(parents=True, exist_ok=True)
         write_prompt(folder / "prompt.json", similar_demonstrations(self._prompt, str(file)))
-        write_text_vectors(file, list(examples.values()), list(vectors))
+        add_text_vectors(file, texts, vectors)
 
     def _run_distilled(self, runner: JobRunner) -> dict[str, str]:
-        """Runs PET and iPET for each seed."""
+        """Runs PET and iPET for each seed; a failure of one does not stop the others."""
         failed: dict[str, str] = {}
         for method in self._config.methods:
-            for seed, sample in self._samples.items() if method in DISTILLED else ():
-                study = PetStudy(self._config, self._output, seed, self._task, sample)
-                failed |= study.run(runner, method)
+            for seed, study in self._pet_studies.items() if method in DISTILLED else ():
+                try:
+                    failed |= study.run(runner, method)
+                except UserError as error:
+                    failed[f"{method}/seed-{seed}"] = str(error)
         return failed
 
     def _metrics_by_seed(self, method: str) -> dict[int, dict[str, float]]:

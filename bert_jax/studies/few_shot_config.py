@@ -22,6 +22,7 @@ TRAINED: dict[str, tuple[str, ...]] = {
     PROMPT_TUNING: (),  # with --prompt
     DEMONSTRATIONS: (),  # with --prompt, a file
 }
+"""Arguments of `bert-jax finetune` by method."""
 DISTILLED = {"pet": 1, "ipet": 3}
 """Number of generations of the ensembles of prompts, from which a classifier is distilled."""
 METHODS = (TFIDF, *FEATURES, SETFIT, *ZERO_SHOT, *TRAINED, *DISTILLED)
@@ -75,12 +76,12 @@ class FewShotConfig:
 
 
 def fine_tuning_job(
-    config: FewShotConfig, name: str, seed: int, *further: str, repetition: int = 0
+    config: FewShotConfig, name: str, seed: int, *method_arguments: str, repetition: int = 0
 ) -> Job:
     """Returns a run of `bert-jax finetune` in the folder `name` on the sample of a seed.
 
     Args:
-      further: arguments of the method.
+      method_arguments: those of the method.
       repetition: added to the seed of the run, while the sample stays the same.
     """
     arguments = [f"glue/{config.task.task}", "--model", config.model, "--shots", str(config.shots)]
@@ -90,14 +91,27 @@ def fine_tuning_job(
     for flag, value in (("epochs", config.epochs), ("learning-rate", config.learning_rate)):
         arguments += [] if value is None else [f"--{flag}", str(value)]
     seeds = ("--seed", str(seed + repetition), "--split-seed", str(seed))
-    return Job(name=name, arguments=(*arguments, *further, *seeds))
+    return Job(name=name, arguments=(*arguments, *method_arguments, *seeds))
 
 
 def settings_json(config: FewShotConfig) -> dict[str, Any]:
-    """Returns the settings that may not change when a study is resumed: all but seeds, methods."""
+    """Returns the settings that may not change when a study is resumed.
+
+    Seeds and methods may; those of the ensemble of pet and ipet are in `ensemble_settings_json`.
+    """
     fields = asdict(config)
     # The content of a file, so that results of another prompt are not mixed with its own.
     task = load_task(config.task).name
     fields["prompt"] = asdict(load_prompt(task, config.prompt))
-    fields["ensemble"] = [asdict(load_prompt(task, name)) for name in config.ensemble]
-    return {name: value for name, value in fields.items() if name not in ("seeds", "methods")}
+    others = ("seeds", "methods", "ensemble", "num_unlabeled")
+    return {name: value for name, value in fields.items() if name not in others}
+
+
+def ensemble_settings_json(config: FewShotConfig) -> dict[str, Any]:
+    """Returns the settings that only pet and ipet have, so they may be chosen with these later."""
+    task = load_task(config.task).name
+    prompts = [
+        {"name": Path(name).stem, **asdict(load_prompt(task, name))}
+        for name in config.ensemble_prompts
+    ]
+    return {"ensemble": prompts, "num_unlabeled": config.num_unlabeled}

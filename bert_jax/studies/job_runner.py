@@ -106,31 +106,20 @@ class JobRunner:
     ) -> None:
         self._stack.close()
 
-    def write_or_check_settings(self, settings: dict[str, Any]) -> None:
+    def write_or_check_settings(self, settings: dict[str, Any], name: str = SETTINGS_FILE) -> None:
         """Writes the settings that all jobs share, or compares them with those of the folder.
+
+        Args:
+          name: the file, relative to the output folder.
 
         Raises:
           UserError: the folder was created with other settings; the message lists them.
         """
         if self._shard is None:
-            self._write_or_check_settings(settings)
+            _write_or_check_settings(self._folder / name, settings)
         else:
             with job_shards.exclusive(self._folder):
-                self._write_or_check_settings(settings)
-
-    def _write_or_check_settings(self, settings: dict[str, Any]) -> None:
-        file = self._folder / SETTINGS_FILE
-        if not file.exists():
-            write_json(file, settings)
-            return
-        # A round trip through JSON, because settings.json has lists where `settings` has tuples.
-        changes = diff(run_folder.read_run_json(file), json.loads(json.dumps(settings)))
-        if changes:
-            lines = "".join(f"\n  {path}: was {old!r}, now {new!r}" for path, old, new in changes)
-            raise UserError(
-                f"{self._folder} was created with other settings:{lines}\n"
-                "use the old values, or choose another --output"
-            )
+                _write_or_check_settings(self._folder / name, settings)
 
     def run(self, jobs: Sequence[Job]) -> dict[str, str]:
         """Runs the unfinished jobs in the given order.
@@ -258,6 +247,21 @@ def progress_fraction(run: Path) -> float:
     except (OSError, ValueError, LookupError, TypeError, UserError):
         # The run has not started, or its last line is only half written.
         return 0.0
+
+
+def _write_or_check_settings(file: Path, settings: dict[str, Any]) -> None:
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        write_json(file, settings)
+        return
+    # A round trip through JSON, because settings.json has lists where `settings` has tuples.
+    changes = diff(run_folder.read_run_json(file), json.loads(json.dumps(settings)))
+    if changes:
+        lines = "".join(f"\n  {path}: was {old!r}, now {new!r}" for path, old, new in changes)
+        raise UserError(
+            f"{file.parent} was created with other settings:{lines}\n"
+            "use the old values, or choose another --output"
+        )
 
 
 def _advance(bar: "tqdm[NoReturn]", done: float) -> None:

@@ -5,7 +5,8 @@ prompt on the few labeled examples, their mean logits are the soft labels of unl
 new classifier is trained on these at temperature 2. iPET repeats the first step: each model of the
 next generation is trained on more examples, which some models of the last one have labeled.
 
-<output>/ensemble/seed-<n>/weights.json              weight of each prompt in the mean
+<output>/ensemble/settings.json                      the prompts and the number of texts
+                  seed-<n>/weights.json              weight of each prompt in the mean
                            generation-<g>/<prompt>-<r>/          run folder of a model,
                                           <prompt>-<r>.npy       its logits of the unlabeled texts,
                                           <prompt>-<r>.jsonl     its training examples, from g = 2
@@ -29,7 +30,7 @@ from bert_jax.predict.prompt_classifier import PromptClassifier
 from bert_jax.pretrained.load import load_model
 from bert_jax.runs import run_folder
 from bert_jax.studies.few_shot_config import DISTILLED, FewShotConfig, fine_tuning_job
-from bert_jax.studies.job_runner import Job, JobRunner
+from bert_jax.studies.job_runner import SETTINGS_FILE, Job, JobRunner
 
 REPETITIONS = 3
 """Models for each prompt, with different seeds."""
@@ -39,6 +40,9 @@ GROWTH = 5
 
 TEACHER_FRACTION = 0.25
 """Fraction of the other models that label the examples of one model of iPET, the paper's lambda."""
+
+SETTINGS = f"ensemble/{SETTINGS_FILE}"
+"""The file of the settings of all ensembles, relative to the output folder."""
 
 _WEIGHTS_FILE = "weights.json"
 
@@ -60,7 +64,7 @@ def draw_labeled_examples(
     count: int,
     rng: np.random.RandomState,
 ) -> list[TextExample]:
-    """Draws `count` examples of each predicted class, the likelier the more certain they are.
+    """Draws `count` examples of each predicted class, certain ones with a higher probability.
 
     The probability of an example is proportional to that of its predicted class (section 3.4 of
     the paper). As in the authors' code, the examples of a class that has too few are repeated.
@@ -104,9 +108,14 @@ class _Member:
     repetition: int
 
     @property
+    def prompt_name(self) -> str:
+        """Returns the name of its prompt: for a file, without the folder."""
+        return Path(self.prompt).stem
+
+    @property
     def name(self) -> str:
         """Returns the name of its folder."""
-        return f"{Path(self.prompt).stem}-{self.repetition}"
+        return f"{self.prompt_name}-{self.repetition}"
 
 
 class PetStudy:
@@ -122,7 +131,7 @@ class PetStudy:
           sample: the few labeled examples.
 
         Raises:
-          UserError: no texts are left, or a prompt cannot be read.
+          UserError: no texts are left, or a prompt cannot be read or has other labels.
         """
         self._config, self._output, self._seed = config, output, seed
         self._folder, self._labels = _ensemble_folder(output, seed), task.labels
@@ -130,6 +139,8 @@ class PetStudy:
         self._prompts = {
             name: load_prompt(f"glue/{config.task.task}", name) for name in config.ensemble_prompts
         }
+        for prompt in self._prompts.values():
+            prompt.words_of(task.labels)
         self._members = [
             _Member(prompt=prompt, repetition=repetition)
             for prompt in self._prompts
@@ -172,14 +183,14 @@ class PetStudy:
 
     def _job(self, member: _Member, generation: int) -> Job:
         folder = self._generation_folder(generation).relative_to(self._output)
-        further = ["--prompt", member.prompt]
+        method_arguments = ["--prompt", member.prompt]
         if generation > 1:
-            further += ["--train-file", str(self._training_file(member, generation))]
+            method_arguments += ["--train-file", str(self._training_file(member, generation))]
         return fine_tuning_job(
             self._config,
             f"{folder}/{member.name}",
             self._seed,
-            *further,
+            *method_arguments,
             repetition=member.repetition,
         )
 
@@ -196,8 +207,9 @@ class PetStudy:
             chosen = [others[i] for i in rng.choice(len(others), num_teachers, replace=False)]
             logits = mean_logits(
                 [self._logits(each, generation - 1) for each in chosen],
-                [weights[each.prompt] for each in chosen],
+                [weights[each.prompt_name] for each in chosen],
             )
+            # New examples of each class; with the sample 5 times as many as in the last generation.
             count = size * GROWTH ** (generation - 1) - size
             sampled = draw_labeled_examples(self._unlabeled, logits, self._labels, count, rng)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +221,7 @@ class PetStudy:
         weights = self._weights()
         logits = mean_logits(
             [self._logits(member, generation) for member in self._members],
-            [weights[member.prompt] for member in self._members],
+            [weights[member.prompt_name] for member in self._members],
         )
         examples = [
             dataclasses.replace(example, label_logits=tuple(map(float, row)))
@@ -229,7 +241,7 @@ class PetStudy:
                     model, prompt, self._labels, max_length=self._config.max_length
                 )
                 predicted = classifier.logits(self._train).argmax(axis=1)
-                weights[name] = float(np.mean(predicted == labels))
+                weights[Path(name).stem] = float(np.mean(predicted == labels))
             write_json(file, weights)
         return run_folder.read_run_json(file)
 

@@ -9,8 +9,8 @@ texts are limited to `max_text_tokens`, and the end of a sequence that is too lo
 LM-BFF, which adds token types to BERT, all demonstrations have the token type of a second text.
 
 Demonstrations are drawn from all training examples, or from those most similar to the input. A draw
-is a function of (seed, epoch, index of the sequence) in training. In prediction it depends
-on the texts of the example and not on the other examples of the call.
+is a function of (seed, epoch, index of the sequence) in training. In prediction it depends on the
+texts of the example and not on the other examples of the call.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ class DemonstrationPool:
         if isinstance(self._selection, SimilarExamples):
             self._vectors = read_text_vectors(self._selection.vectors)
             self._class_vectors = [
-                [self._vectors(each) for each in examples if each.label == label]
+                np.stack([self._vectors(each) for each in examples if each.label == label])
                 for label in labels
             ]
 

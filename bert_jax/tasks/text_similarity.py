@@ -36,6 +36,10 @@ class TextVectors:
             )
         return self._vectors[text]
 
+    def __contains__(self, text: str) -> bool:
+        """Returns whether there is a vector of a text, or of a pair as `vector_text` joins it."""
+        return text in self._vectors
+
 
 def vector_text(example: TextExample) -> str:
     """Returns the text whose vector is that of an example."""
@@ -49,7 +53,8 @@ def read_text_vectors(file: str | Path) -> TextVectors:
       UserError: the file cannot be read, or a line is invalid or has a vector of another size.
     """
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        with open(file, encoding="utf-8", newline="\n") as stream:
+            lines = [line.rstrip("\n") for line in stream]
     except OSError as error:
         raise UserError(
             f"{file} cannot be read: {error.strerror}; expected the output of `bert-jax embed`"
@@ -77,20 +82,23 @@ def read_text_vectors(file: str | Path) -> TextVectors:
     return TextVectors(file, vectors)
 
 
-def rank_by_similarity(vector: np.ndarray, candidates: Sequence[np.ndarray]) -> np.ndarray:
+def rank_by_similarity(vector: np.ndarray, candidates: np.ndarray) -> np.ndarray:
     """Returns the indices of the candidates, those with the greatest cosine first.
 
-    Of equal ones, those with the smaller index come first. All vectors have length 1.
+    Of equal ones, those with the smaller index come first.
+
+    Args:
+      vector: float32 [E] of length 1.
+      candidates: float32 [n, E], rows of length 1.
     """
-    return np.argsort(-(np.stack(candidates) @ vector), kind="stable")
+    return np.argsort(-(candidates @ vector), kind="stable")
 
 
-def write_text_vectors(
-    file: Path, examples: Sequence[TextExample], vectors: Sequence[np.ndarray]
-) -> None:
-    """Writes the vectors of examples for `read_text_vectors`."""
+def add_text_vectors(file: Path, texts: Sequence[str], vectors: np.ndarray) -> None:
+    """Adds vectors of texts, [n, E], to a file for `read_text_vectors`; makes it if necessary."""
     lines = [
-        json.dumps({"text": vector_text(example), "embedding": vector.tolist()})
-        for example, vector in zip(examples, vectors, strict=True)
+        json.dumps({"text": text, "embedding": vector.tolist()}) + "\n"
+        for text, vector in zip(texts, vectors, strict=True)
     ]
-    atomic_write(file, "".join(f"{line}\n" for line in lines))
+    saved = file.read_text(encoding="utf-8") if file.exists() else ""
+    atomic_write(file, saved + "".join(lines))

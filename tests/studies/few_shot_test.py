@@ -6,7 +6,12 @@ bert_jax/data/finetuning/readers/few_shot.py, and what fine-tuning and predictio
 
 import dataclasses
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,9 @@ import numpy as np
 import pytest
 
 from bert_jax import cli
+from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.cli import finetune
+from bert_jax.cli.studies import few_shot as command_line
 from bert_jax.config_lib import override
 from bert_jax.data.config import FineTuningData
 from bert_jax.data.finetuning.config import Columns, FewShot, Glue
@@ -35,7 +42,7 @@ from bert_jax.predict.predictor import Predictor
 from bert_jax.pretrained.load import load_model
 from bert_jax.studies import few_shot
 from bert_jax.studies.few_shot import FewShotStudy
-from bert_jax.studies.few_shot_config import DISTILLED, METHODS, FewShotConfig
+from bert_jax.studies.few_shot_config import DISTILLED, METHODS, ZERO_SHOT, FewShotConfig
 from bert_jax.studies.job_runner import JobRunner
 from bert_jax.tasks.text_similarity import read_text_vectors
 from bert_jax.testing.models import small_model
@@ -136,6 +143,44 @@ def test_fine_tuning_with_demonstrations_trains_the_masked_lm_head(folder, tmp_p
         export(model, tmp_path / "exported")
 
 
+@pytest.mark.slow  # three processes
+def test_a_killed_run_with_a_prompt_resumes_bit_exactly(folder, tmp_path):
+    steps, every = 120, 15
+    command = [
+        *(sys.executable, "-m", "bert_jax", "finetune", "glue/sst2"),
+        *("--glue-dir", str(folder / "glue"), "--model", str(folder / "model")),
+        *("--prompt", str(folder / "prompt.json"), "--demonstrations", "1", "--shots", "6"),
+        *("--epochs", str(steps // 3), "--batch-size", "4", "--max-length", "20"),
+        *("--learning-rate", "1e-3", "--set", f"train.checkpoints.save_every={every}"),
+        *(f"train.evaluation.eval_every={every}", "data.bucket_lengths=[]"),
+    ]
+    cache = {"BERT_JAX_COMPILATION_CACHE": str(tmp_path / "compiled"), "JAX_PLATFORMS": "cpu"}
+
+    def start(run: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*command, "--run", str(tmp_path / run)], env={**os.environ, **cache}
+        )
+
+    def saved_steps(run: str) -> list[int]:
+        folders = (tmp_path / run / "checkpoints").glob("*")
+        return [int(each.name) for each in folders if each.name.isdigit()]
+
+    assert start("straight").wait() == 0
+    process = start("killed")
+    while not saved_steps("killed") and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert max(saved_steps("killed")) < steps
+    assert start("killed").wait() == 0
+    expected, found = (
+        paths.flatten(restore_params(tmp_path / run / "checkpoints", steps)[0])
+        for run in ("straight", "killed")
+    )
+    assert expected.keys() == found.keys()
+    assert all(np.array_equal(expected[path], found[path]) for path in expected)
+
+
 def test_prompts_fit_neither_other_tasks_nor_other_labels(folder):
     model, data = str(folder / "model"), tuple(folder.glob("glue/*/dev.tsv"))
     columns = Columns(train=str(data[0]), text="sentence", label="label", kind="regression")
@@ -218,10 +263,18 @@ def test_study_compares_methods_and_does_not_repeat_them(folder, tmp_path, monke
     assert all(0 <= results[method]["accuracy"]["mean"] <= 1 for method in default)
     assert len(trained) == 8
     table = capsys.readouterr().out
-    monkeypatch.setattr("bert_jax.studies.few_shot.load_model", None)  # nothing is computed again
-    assert cli.main(command) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_jax.studies.few_shot.load_model", None)  # nothing is computed again
+        assert cli.main(command) == 0
     assert capsys.readouterr().out == table
+    assert cli.main([*command, "--seeds", "13", "42", "--methods", "demonstrations"]) == 0
     assert cli.main([*command[:-2], "--max-length", "18"]) == 1
+
+
+def test_the_command_line_names_all_methods():
+    assert command_line._METHODS == METHODS
+    assert tuple(DISTILLED) == command_line._DISTILLED
+    assert command_line._ZERO_SHOT == ZERO_SHOT
 
 
 def test_zero_shots_allow_zero_shot_methods_only(folder):

@@ -13,7 +13,7 @@ from bert_jax.data.finetuning.example import TextExample
 from bert_jax.errors import UserError
 from bert_jax.export.export import export
 from bert_jax.studies.job_runner import JobRunner
-from bert_jax.studies.pet import draw_labeled_examples, mean_logits
+from bert_jax.studies.pet import PetStudy, draw_labeled_examples, mean_logits
 from bert_jax.testing.models import small_model
 
 LABELS = ("negative", "positive")
@@ -79,7 +79,9 @@ def test_certain_examples_are_sampled_more_often():
         draw_labeled_examples(examples[:2], logits[:2], LABELS, 1, rng)
 
 
-def test_generations_grow_and_the_classifier_reads_soft_labels(folder, tmp_path, monkeypatch):
+def test_generations_grow_and_the_classifier_reads_soft_labels(
+    folder, tmp_path, monkeypatch, capsys
+):
     trained: list[str] = []
 
     def run_jobs(runner, jobs):
@@ -109,6 +111,8 @@ def test_generations_grow_and_the_classifier_reads_soft_labels(folder, tmp_path,
     monkeypatch.setattr(JobRunner, "run", run_jobs)
     monkeypatch.setattr("bert_jax.studies.pet.PromptClassifier", KeywordClassifier)
     monkeypatch.setattr("bert_jax.studies.pet.load_model", lambda path: None)
+    # The ensemble may still be chosen after other methods.
+    assert cli.main([*command(folder, tmp_path, "tf-idf"), "--ensemble", "lm-bff"]) == 0
     assert cli.main(command(folder, tmp_path, "pet", "ipet")) == 0
     names = [f"{prompt}-{repetition}" for prompt in ("by", "and") for repetition in range(3)]
     generations = [
@@ -136,6 +140,25 @@ def test_generations_grow_and_the_classifier_reads_soft_labels(folder, tmp_path,
     assert [results[method]["accuracy"]["mean"] for method in ("pet", "ipet")] == [0.75, 0.75]
     monkeypatch.setattr("bert_jax.studies.pet.PromptClassifier", None)  # all logits are saved
     assert cli.main(command(folder, tmp_path, "pet", "ipet")) == 0
+    capsys.readouterr()
+    assert cli.main([*command(folder, tmp_path, "pet"), "--unlabeled", "5"]) == 1
+    assert "num_unlabeled: was 10000, now 5" in capsys.readouterr().err
+
+
+def test_failures_of_pet_leave_the_other_methods(folder, tmp_path, monkeypatch, capsys):
+    def run_study(study, runner, method):
+        raise UserError("no text of this label")
+
+    monkeypatch.setattr(PetStudy, "run", run_study)
+    arguments = [*command(folder, tmp_path, "tf-idf", "ipet"), "--seeds", "13", "21"]
+    assert cli.main([*arguments, "--shots", "10"]) == 1
+    assert "no training examples besides the sample" in capsys.readouterr().err
+    assert not (tmp_path / "tf-idf").exists()  # refused before the first method
+    assert cli.main(arguments) == 1
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["methods"]["tf-idf"]["accuracy"]["runs"] == 2
+    reason = "no text of this label"
+    assert results["failed"] == {"ipet/seed-13": reason, "ipet/seed-21": reason}
 
 
 @pytest.mark.slow
@@ -146,7 +169,7 @@ def test_pet_trains_a_classifier_on_the_labels_of_its_ensemble(folder, tmp_path)
     soft = [json.loads(line) for line in lines]
     by_text = {line["text"]: np.array(line["logits"]) for line in soft}
     weights = json.loads((tmp_path / "ensemble" / "seed-13" / "weights.json").read_text())
-    assert set(weights) == {str(folder / "by.json"), str(folder / "and.json")}
+    assert set(weights) == {"by", "and"}
     members = sorted((tmp_path / "ensemble" / "seed-13" / "generation-1").glob("*.npy"))
     assert len(members) == 6
     # The two prompts, at least, give different logits.

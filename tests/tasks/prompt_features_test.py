@@ -115,9 +115,11 @@ def test_demonstrations_are_sampled_from_the_most_similar_half(wordpiece, tmp_pa
     yes, *no = DEMONSTRATED
     example = TextExample(id="0", text="the old man .")
     angles = {example.text: 0.1, yes.text: 2.0, no[0].text: 0.2}
-    angles |= {no[1].text: 3.0, no[2].text: 2.5}
+    angles |= {no[1].text: 3.0, no[2].text: 2.5, "a\u2028b\x85c": 0.0}
     lines = [
-        json.dumps({"text": text, "embedding": [7 * np.cos(angle), 7 * np.sin(angle)]})
+        json.dumps(
+            {"text": text, "embedding": [7 * np.cos(angle), 7 * np.sin(angle)]}, ensure_ascii=False
+        )
         for text, angle in angles.items()
     ]
     vectors.write_text("\n".join(lines))

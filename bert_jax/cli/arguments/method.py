@@ -99,7 +99,7 @@ def add_method_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--initial-text",
         metavar="TEXT",
-        help="with --method prompt: text from the embeddings of whose tokens the vectors start "
+        help="with --method prompt: text whose token embeddings initialize the vectors "
         "(default: random vectors)",
     )
 

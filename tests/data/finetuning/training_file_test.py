@@ -22,7 +22,7 @@ def columns(tmp_path):
 def test_files_replace_the_training_examples_of_a_task(columns, tmp_path):
     file = tmp_path / "train.jsonl"
     examples = [
-        TextExample(id="7", text="d", label="no"),
+        TextExample(id="7", text="a\u2028b\x85c", label="no"),  # no ends of lines
         TextExample(id="8", text="e", label="yes"),
     ]
     write_training_file(file, examples)

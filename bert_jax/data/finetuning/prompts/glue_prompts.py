@@ -69,7 +69,7 @@ def with_demonstrations(prompt: Prompt, num_samples: int | None) -> Prompt:
 
 
 def similar_demonstrations(prompt: Prompt, vectors: str) -> Prompt:
-    """Returns the prompt with demonstrations by similarity, of the vectors in a file."""
+    """Returns the prompt with demonstrations that are chosen by the vectors in a file."""
     config = prompt.demonstrations or Demonstrations()
     config = dataclasses.replace(config, selection=SimilarExamples(vectors=vectors))
     return dataclasses.replace(prompt, demonstrations=config)

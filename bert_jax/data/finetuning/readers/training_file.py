@@ -42,7 +42,8 @@ def read_training_file(config: TrainingFile, task: Task) -> Task:
             f"{task.name} is {task.kind}; expected a classification"
         )
     try:
-        lines = Path(config.file).read_text(encoding="utf-8").splitlines()
+        with open(config.file, encoding="utf-8", newline="\n") as stream:
+            lines = [line.rstrip("\n") for line in stream]
     except OSError as error:
         raise UserError(
             f"{config.file} cannot be read: {error.strerror}; expected a file of JSON lines"
