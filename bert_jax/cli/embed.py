@@ -25,7 +25,7 @@ _EPILOG = f"""examples:
 {MODEL_WITHOUT_HEAD}
 A folder of sentence-transformers, and a run of `bert-jax embed-train`, has a pooling, dense layers,
 normalization and prompts of its own, which are used unless flags choose others. A static embedding
-model, as bert-jax distill-static makes, has none of these flags.
+model, as bert-jax distill-static makes, accepts none of these flags.
 
 Each embedding is one line: {{"text": ..., "truncated": false, "embedding": [...]}}. Line N of the
 output belongs to line N of a file or of standard input; the embedding of an empty line is that of

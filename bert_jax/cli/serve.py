@@ -40,11 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--onnx",
-        nargs="?",
-        const="fp32",
         choices=("fp32", "int8"),
-        help="run onnx/model.onnx of each folder (fp32, the default), or model_quantized.onnx "
-        "(int8), with onnxruntime; bert-jax export --onnx makes them",
+        help="run onnx/model.onnx of each folder (fp32), or model_quantized.onnx (int8), with "
+        "onnxruntime; bert-jax export --onnx makes them",
     )
     parser.add_argument(
         "--adapter",

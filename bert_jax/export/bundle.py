@@ -20,7 +20,7 @@ import bert_jax
 from bert_jax.atomic_io import atomic_path, check_new_folder, write_json
 from bert_jax.config_lib import to_json
 from bert_jax.export import load_bundle
-from bert_jax.export.load_bundle import FORMAT, Bundle
+from bert_jax.export.load_bundle import FORMAT, INFO, Bundle
 from bert_jax.export.outputs import ShippedNetwork
 from bert_jax.export.sample_texts import largest_difference, sample_texts, text_batch
 from bert_jax.models.heads.config import MultipleChoiceHead
@@ -95,9 +95,9 @@ def _write(network: ShippedNetwork, tokenizer: Tokenizer, folder: Path) -> None:
         "pad_token_id": tokenizer.pad_id,
         "files": digests,
     }
-    write_json(folder / "bundle.json", info)
+    write_json(folder / INFO, info)
     # `save_file` makes a file that only its owner can read.
-    shutil.copymode(folder / "bundle.json", folder / "model.safetensors")
+    shutil.copymode(folder / INFO, folder / "model.safetensors")
 
 
 def _export_program(

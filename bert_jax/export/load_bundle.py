@@ -30,6 +30,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+INFO = "bundle.json"
+"""The file that describes a bundle."""
+
 FORMAT = 1
 """The version of the files; a loader refuses bundles of a later version."""
 
@@ -185,7 +188,7 @@ class Bundle:
 
 
 def _read_info(folder: Path) -> dict[str, Any]:
-    file = folder / "bundle.json"
+    file = folder / INFO
     try:
         info = json.loads(file.read_text("utf-8"))
     except OSError as error:
@@ -212,6 +215,6 @@ def _check_file(file: Path, digest: str) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != digest:
         raise BundleError(
-            f"{file} is damaged: its SHA-256 begins with {found[:12]}, and bundle.json has "
+            f"{file} is damaged: its SHA-256 begins with {found[:12]}, and {INFO} has "
             f"{digest[:12]}; copy the bundle again"
         )

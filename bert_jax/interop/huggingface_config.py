@@ -137,8 +137,9 @@ def to_hf_config(
     class_name = family_format.class_prefixes[model_type] + suffix
     if suffix in family_format.missing_task_classes:
         raise UserError(
-            f"transformers has no class {class_name}, so no folder of it can be written; use the "
-            f"run folder with bert_jax, or fine-tune another family than {config.family}"
+            f"transformers has no class {class_name}, so it cannot be exported to a Hugging Face "
+            f"folder; use the run folder with bert_jax, or fine-tune another family than "
+            f"{config.family}"
         )
     return {
         "architectures": [class_name],

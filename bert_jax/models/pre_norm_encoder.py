@@ -1,4 +1,7 @@
-"""Runs an encoder of pre-norm layers with rotary positions (ModernBERT, EuroBERT)."""
+"""Defines the base class of encoders with pre-norm layers and rotary positions.
+
+ModernBERT and EuroBERT derive from it.
+"""
 
 from typing import Any
 

@@ -110,7 +110,7 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
 
 
 def put_global_batch(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
-    """Makes global arrays from fields that every process has whole."""
+    """Makes global arrays from fields that every process holds in full."""
     return {
         name: jax.make_array_from_callback(rows.shape, sharding, rows.__getitem__)
         for name, rows in batch.items()

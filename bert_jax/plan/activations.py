@@ -17,7 +17,7 @@ With `FullRemat`, only the input of each layer is saved: s T D. Memory peaks whe
 begins. At that moment there are also: one layer in full, if layers are recomputed; the gradient of
 the last layer's scores or the logits, whichever is larger; and the gradient of the word embedding
 table, which is tied to the logits. From then on, activations are freed faster than gradients are
-created (see `Memory`). Of a teacher, only the logits are saved.
+created (see `Memory`). Only the logits of a teacher are saved.
 
 `SaveDots` saves the same as `FullRemat`: the products of `models/layers/matmul.py` define
 their own gradients, so the policy does not recognize them as dots.
@@ -219,7 +219,7 @@ def layer_bytes(
 ) -> int:
     """Returns the bytes that one layer saves for the backward pass, per the table above.
 
-    `num_scores` is 0 if a fused kernel never materializes scores. A gate doubles the arrays of F.
+    `num_scores` is 0 if a kernel materializes none. A gated feed-forward saves two arrays of F.
     """
     model, s = objective.model, itemsize(objective)
     inner_width = (model.num_feed_forward_kernels - 1) * model.intermediate_size

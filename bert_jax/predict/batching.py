@@ -15,7 +15,7 @@ from bert_jax.text.tokenizer import Tokenizer
 MIN_LENGTH = 16
 TOKENS_PER_BATCH = 4096
 _MANY_TOKENS = 16 * TOKENS_PER_BATCH
-"""From so many tokens on, less padding saves more time than further compilations cost."""
+"""Number of tokens from which less padding saves more time than further compilations cost."""
 Batch = dict[str, np.ndarray]
 
 
@@ -73,9 +73,9 @@ def padded_batches(
 ) -> Iterator[tuple[list[int], Batch]]:
     """Groups token ids of similar length into padded batches.
 
-    Lengths are padded to 16, 32, 64, ... or `max_length`, numbers of rows to 1, 2, 4, ... or those
-    of a full batch, for each shard. With many texts, there are three lengths more between 64 and
-    128, 128 and 256, and so on.
+    Lengths are padded to 16, 32, 64, ..., at most `max_length`. From `_MANY_TOKENS` tokens on,
+    lengths over 64 are padded to eighths of the next power of two: 80, 96, 112, 128, 160, ... Each
+    shard has 1, 2, 4, ... rows, or those of a full batch.
 
     Args:
       sequences: token ids of each text with special tokens, at most `max_length` each.

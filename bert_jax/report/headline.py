@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Mapping
 
 from bert_jax.report.html import escape, format_value, humanize, is_number, scrollable, table
 from bert_jax.report.run_data import Row, RunData, nested
@@ -110,9 +111,11 @@ def _multi_task_headline(run: RunData) -> str:
 def _unfinished_task_headline(run: RunData) -> str:
     best = run.best_evaluation()
     # An earlier version wrote the metrics of text to text without the name of the split.
-    results = run.results.get(run.eval_split, run.results)
+    by_split = {name: each for name, each in run.results.items() if isinstance(each, Mapping)}
+    split = run.eval_split if run.eval_split in by_split else next(iter(by_split), run.eval_split)
+    results = by_split.get(split, run.results)
     if run.is_complete and any(map(is_number, results.values())):
-        return _results_headline(run, results)
+        return _results_headline(run, split, results)
     if best is None or run.best_metric is None:
         if run.is_complete:
             return (
@@ -129,13 +132,13 @@ def _unfinished_task_headline(run: RunData) -> str:
     )
 
 
-def _results_headline(run: RunData, results: Row) -> str:
+def _results_headline(run: RunData, split: str, results: Row) -> str:
     """Returns the metrics of a complete run without an error analysis, such as text to text."""
     values = {name: value for name, value in results.items() if is_number(value)}
     main = run.best_metric if run.best_metric in values else next(iter(values))
     rows = [(humanize(name), format_value(name, value)) for name, value in values.items()]
     caption = "Metrics"
-    title = f"{humanize(main)}, {run.eval_split}"
+    title = f"{humanize(main)}, {split}"
     return _value(title, format_value(main, values[main])) + scrollable(
         table(("metric", "value"), rows, caption=caption), caption
     )

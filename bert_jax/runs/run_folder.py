@@ -16,6 +16,7 @@
                  encoder_states/  features of a frozen encoder, see train/sources/feature_cache.py
                  compiled/        compiled programs, see train/compilation_cache.py; may be deleted
                  report.html      see report/run_report.py
+                 previous/        files of a failed start, while the next one writes its own
 
 Imports neither jax nor TensorFlow.
 """
@@ -45,6 +46,7 @@ ANALYSIS, BASELINES, MIXTURE = "analysis.json", "baselines.json", "mixture.json"
 PREDICTIONS, REPORT = "predictions", "report.html"
 # A key of config.json next to "config"; the location of the checkpoints does not affect results.
 _CHECKPOINT_DIR_KEY = "checkpoints"
+_PREVIOUS = "previous"
 _PACKAGES = ("bert_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 _CONFLICT_REMEDY = (
     "to resume that run, set these fields to their saved values; to start a new run, choose "
@@ -182,30 +184,54 @@ def check_checkpoint_config(
         )
 
 
-def discard_failed_start(
+@contextlib.contextmanager
+def replaced_failed_start(
     folder: Path, config: Any, *, mutable_fields: Sequence[str] = (), tokenizer_folder: str
-) -> bool:
-    """Removes the config and tokenizer of a run with another config that saved no checkpoint.
+) -> Generator[bool]:
+    """Sets aside the config and tokenizer of a run with another config that saved no checkpoint.
 
     Without this, a mistake in the first command, such as a wrong `--init-from`, would stay in the
-    run folder, and the corrected command would be refused. The caller has made sure that there are
-    no checkpoints. A run that was evaluated is kept.
+    run folder, and the corrected command would be refused. They are deleted after the `with` block,
+    which writes the files of the new run; if it fails, they return to their places. The caller has
+    made sure that there are no checkpoints. A run that was evaluated does not change.
 
-    Returns:
-      Whether something was removed.
+    Yields:
+      Whether there is a run with another config.
     """
-    file = folder / CONFIG
-    (folder / MIXTURE).unlink(missing_ok=True)  # nothing was trained on its batches yet
-    if not file.is_file() or (folder / EVALUATION).exists():
-        return False
-    saved = _read_saved_config(file)
-    _, conflicts = _config_changes(saved["config"], config, mutable_fields, str(file))
-    if conflicts:
-        file.unlink()
-        for name in (BASELINES, attempt_log.FILE):  # the report would show them as the new run's
-            (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / tokenizer_folder, ignore_errors=True)
-    return bool(conflicts)
+    file, conflicts = folder / CONFIG, []
+    if (folder / EVALUATION).exists():
+        yield False
+        return
+    if file.is_file():
+        saved = _read_saved_config(file)
+        _, conflicts = _config_changes(saved["config"], config, mutable_fields, str(file))
+    names = [MIXTURE]  # nothing was trained on its batches yet
+    if conflicts:  # the report would show the baselines and the attempts as those of the new run
+        names += [CONFIG, BASELINES, attempt_log.FILE, tokenizer_folder]
+    _remove(folder / _PREVIOUS)
+    (folder / _PREVIOUS).mkdir()
+    _move(names, folder, folder / _PREVIOUS)
+    try:
+        yield bool(conflicts)
+    except BaseException:
+        for name in names:
+            _remove(folder / name)
+        _move(names, folder / _PREVIOUS, folder)
+        (folder / _PREVIOUS).rmdir()
+        raise
+    _remove(folder / _PREVIOUS)
+
+
+def _move(names: Sequence[str], source: Path, target: Path) -> None:
+    for name in names:
+        if (source / name).exists():
+            (source / name).rename(target / name)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
 
 
 def _read_saved_config(file: Path) -> dict[str, Any]:

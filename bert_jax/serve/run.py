@@ -188,6 +188,10 @@ def _serve_folder(
     onnx: OnnxPrecision | None,
 ) -> list[ServedModel]:
     if is_bundle(Path(path)):
+        if onnx:
+            raise ConfigError(
+                f"{path} is a bundle, which has no ONNX files; leave out --onnx, or serve it alone"
+            )
         model, backend = read_bundle(Path(path))
         return serve_model(name, model, config, adapters, backend)
     model = load_model(path)

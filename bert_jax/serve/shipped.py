@@ -1,6 +1,7 @@
 """Runs exported models in the server: ONNX files by onnxruntime, or the StableHLO of a bundle.
 
-Both compute what `export/outputs.py` names; `_to_served` makes of it what the services read.
+Both compute the outputs of `export/outputs.py`; `_to_served` converts them to those that the
+services read.
 """
 
 import dataclasses
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.batch import ENCODER_FIELDS
 from bert_jax.config_lib import from_json
 from bert_jax.errors import MissingExtraError, UserError
-from bert_jax.export.load_bundle import Bundle, BundleError
+from bert_jax.export.load_bundle import INFO, Bundle, BundleError
 from bert_jax.export.onnx.write import FOLDER, MODEL, QUANTIZED, OnnxPrecision
 from bert_jax.export.outputs import HiddenStates, MaskedLMLogits, Output, shipped_network
 from bert_jax.interop.huggingface import ImportedModel, find_tokenizer
@@ -23,8 +25,6 @@ from bert_jax.params import paths
 from bert_jax.pretrained.load import LoadedModel, build_model
 from bert_jax.serve.engine import Arrays
 from bert_jax.serve.services.fill_mask import MASK_POSITIONS, MAX_TOP_K
-
-_BUNDLE_INFO = "bundle.json"
 
 
 class OnnxBackend:
@@ -60,7 +60,15 @@ class OnnxBackend:
                 f"{file} cannot be read by onnxruntime: {error}; export again"
             ) from None
         self._inputs = [each.name for each in self._session.get_inputs()]
-        self._names = [each.name for each in self._session.get_outputs()]
+        self._names = list(network.output_dims)
+        found = [each.name for each in self._session.get_outputs()]
+        if not (set(self._inputs) <= set(ENCODER_FIELDS) and set(self._names) <= set(found)):
+            raise UserError(
+                f"{file} reads {', '.join(self._inputs)} and computes {', '.join(found)}; expected "
+                f"the inputs {', '.join(ENCODER_FIELDS)} and the outputs "
+                f"{', '.join(self._names)}, with which `bert-jax export {model.path} --onnx "
+                f"{precision} --output FOLDER` writes it"
+            )
 
     def compile(self, batch: Arrays) -> None:
         """Does nothing: onnxruntime has one program for batches of all shapes."""
@@ -92,7 +100,7 @@ class BundleBackend:
 
 def is_bundle(folder: Path) -> bool:
     """Returns whether a folder is a bundle of `bert-jax export --bundle`."""
-    return (folder / _BUNDLE_INFO).is_file()
+    return (folder / INFO).is_file()
 
 
 def read_bundle(folder: Path) -> tuple[LoadedModel, BundleBackend]:
@@ -111,8 +119,8 @@ def read_bundle(folder: Path) -> tuple[LoadedModel, BundleBackend]:
             f"{folder} was made by bert_jax {bundle.info.get('bert_jax_version')}, whose bundles "
             "do not describe their model; make the bundle again, or serve the model itself"
         )
-    output: Output = from_json(Output, described["output"], f"{_BUNDLE_INFO}: model.output")
-    config = from_json(EncoderConfig, described["encoder"], f"{_BUNDLE_INFO}: model.encoder")
+    output: Output = from_json(Output, described["output"], f"{INFO}: model.output")
+    config = from_json(EncoderConfig, described["encoder"], f"{INFO}: model.encoder")
     params = paths.unflatten({path: np.asarray(leaf) for path, leaf in bundle.params.items()})
     sentence_head = params.pop(SENTENCE_HEAD, {})
     head = None

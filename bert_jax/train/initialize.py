@@ -12,8 +12,7 @@ from jax.experimental import multihost_utils
 
 from bert_jax.checkpoints import step_folder
 from bert_jax.checkpoints.checkpointer import Checkpointer
-from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
-from bert_jax.errors import ConfigError
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.models.adapters.network import start_from_base
 from bert_jax.models.heads.config import TaskHead, head_param_name, label_tokens_of
@@ -26,6 +25,7 @@ from bert_jax.objectives.sentence_embeddings.config import SentenceEmbedding
 from bert_jax.params import paths
 from bert_jax.pretrained.base_model import Base, check_base
 from bert_jax.runs import run_folder
+from bert_jax.runs.attempt_log import read_attempts
 from bert_jax.train.evaluate_and_save import BestEvaluation
 from bert_jax.train.step import (
     State,
@@ -58,7 +58,7 @@ _HEAD_NAMES = {
     "window_encoder": "window encoder",
     "sentence_head": "dense layers of the sentence encoder",
     "softmax_classifier": "softmax classifier",
-    "simcse_mlp": "layer of SimCSE",
+    "simcse_mlp": "tanh layer of SimCSE",
 }
 """Maps the top-level names of head parameters to the names shown in messages."""
 
@@ -159,30 +159,32 @@ def initialize_or_load(setup: TrainSetup) -> State:
 
 def check_existing_run(
     experiment: Experiment, folder: Path, requested_checkpoint_dir: str | None
-) -> None:
+) -> bool:
     """Compares the checkpoints of a run folder with `experiment` before anything is written.
 
-    A config that an earlier start left without any checkpoint is removed. The config in the newest
-    checkpoint is compared, because config.json may be lost or the checkpoint of another run.
+    The config in the newest checkpoint is compared, because config.json may be lost or the
+    checkpoint of another run.
+
+    Returns:
+      Whether there are checkpoints.
 
     Raises:
-      UserError: the checkpoints belong to a run with another config.
+      UserError: the checkpoints belong to a run with another config, or their folder is missing.
     """
+    external_dir = run_folder.external_checkpoint_dir(folder)
     checkpoint_dir = step_folder.absolute_path(
-        run_folder.external_checkpoint_dir(folder)
-        or requested_checkpoint_dir
-        or folder / run_folder.CHECKPOINTS
+        external_dir or requested_checkpoint_dir or folder / run_folder.CHECKPOINTS
     )
+    # A bucket has no empty folders. Other folders exist before the first attempt is recorded.
+    is_local = external_dir is not None and "://" not in external_dir
+    if is_local and not checkpoint_dir.is_dir() and read_attempts(folder):
+        raise UserError(
+            f"the checkpoints of {folder} are in {external_dir}, which does not exist; mount it, "
+            "or choose another run folder"
+        )
     steps = step_folder.list_steps(checkpoint_dir) if checkpoint_dir.is_dir() else []
     if not steps:
-        if run_folder.discard_failed_start(
-            folder,
-            experiment,
-            mutable_fields=MAY_CHANGE_ON_RESUME,
-            tokenizer_folder=TOKENIZER_FOLDER,
-        ):
-            logger.info("%s holds a run that saved no checkpoint; it is replaced", folder)
-        return
+        return False
     step = step_folder.latest_valid_step(checkpoint_dir, steps, (f"{step_folder.INFO}/",))
     checkpoint = checkpoint_dir / str(step)
     run_folder.check_checkpoint_config(
@@ -191,6 +193,7 @@ def check_existing_run(
         str(checkpoint),
         mutable_fields=MAY_CHANGE_ON_RESUME,
     )
+    return True
 
 
 def _load_params(

@@ -13,6 +13,7 @@ import numpy as np
 
 from bert_jax.atomic_io import write_json
 from bert_jax.checkpoints.checkpointer import Checkpointer
+from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.distributed.processes import barrier, run_on_process_0
 from bert_jax.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from bert_jax.hardware.devices import hardware_info
@@ -207,15 +208,21 @@ def _prepare_run_folder(
     Returns the folder of the checkpoints; None: inside the run folder.
     """
     stack.enter_context(run_folder.lock_run_folder(folder))
-    check_existing_run(experiment, folder, requested_checkpoint_dir)
-    source.prepare_run_folder(folder)
-    run_folder.write_or_check_config(
-        folder,
-        experiment,
-        mutable_fields=MAY_CHANGE_ON_RESUME,
-        hardware=hardware_info(),
-        external_dir=requested_checkpoint_dir,
+    has_checkpoints = check_existing_run(experiment, folder, requested_checkpoint_dir)
+    replacement = run_folder.replaced_failed_start(
+        folder, experiment, mutable_fields=MAY_CHANGE_ON_RESUME, tokenizer_folder=TOKENIZER_FOLDER
     )
+    with contextlib.nullcontext(False) if has_checkpoints else replacement as is_replaced:
+        source.prepare_run_folder(folder)
+        run_folder.write_or_check_config(
+            folder,
+            experiment,
+            mutable_fields=MAY_CHANGE_ON_RESUME,
+            hardware=hardware_info(),
+            external_dir=requested_checkpoint_dir,
+        )
+    if is_replaced:
+        logger.info("%s held a run that saved no checkpoint; it was replaced", folder)
     return run_folder.external_checkpoint_dir(folder)
 
 

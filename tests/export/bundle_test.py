@@ -94,7 +94,9 @@ def test_bundle_has_files_for_each_length_and_describes_them(bundle):
     assert info["platforms"] == ["cpu", "cuda", "tpu"]
     assert info["inputs"] == ["input_ids", "attention_mask", "token_type_ids"]
     programs = {"forward-16.jaxexport", "forward-20.jaxexport"}
-    assert set(info["files"]) >= {*programs, "model.safetensors", "tokenizer.json"}
+    settings = {"special_tokens_map.json", "tokenizer_config.json", "vocabulary.json"}
+    tokenizer = {"tokenizer.json", "vocab.txt", *settings}
+    assert set(info["files"]) == {*programs, *tokenizer, "model.safetensors"}
     assert {file.name for file in bundle.iterdir()} == {
         *info["files"],
         "bundle.json",

@@ -303,3 +303,12 @@ def test_multi_task_headline_is_a_table_of_first_metrics(tmp_path):
     ]
     assert "Multi-task fine-tuning · complete" in report.text
     assert "<summary>Analysis of rte</summary>" in (tmp_path / "report.html").read_text()
+
+
+def test_headline_shows_another_split_if_dev_was_not_evaluated(tmp_path):
+    write_run(tmp_path, attempts=(start(), end(1.0, "complete")))
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace("PretrainingData", "TextToTextData"))
+    (tmp_path / "evaluation.json").write_text(json.dumps({"test": {"rouge1": 12.5}}))
+    page = write_report(tmp_path).read_text()
+    assert "<h2>ROUGE-1, test</h2>" in page and "No split with labels" not in page

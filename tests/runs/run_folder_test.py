@@ -16,6 +16,7 @@ from bert_jax.runs.run_folder import (
     lock_run_folder,
     package_versions,
     read_run_json,
+    replaced_failed_start,
     write_or_check_config,
 )
 
@@ -157,3 +158,33 @@ def test_model_folder_is_the_same_by_another_spelling(tmp_path, monkeypatch):
     write_or_check_config(run, config, external_dir=str(tmp_path / "checkpoints"))
     with pytest.raises(UserError, match="leave out --checkpoints"):
         write_or_check_config(run, config, external_dir=str(tmp_path / "model"))
+
+
+def test_files_of_a_failed_start_return_if_the_next_one_fails(tmp_path):
+    write_or_check_config(tmp_path, Config())
+    (tmp_path / "vocabulary").mkdir()
+    for name in ("mixture.json", "baselines.json", "attempts.jsonl", "vocabulary/vocab.txt"):
+        (tmp_path / name).write_text("old")
+
+    def contents() -> dict[str, str]:
+        files = [file for file in tmp_path.rglob("*") if file.is_file()]
+        return {str(file.relative_to(tmp_path)): file.read_text() for file in files}
+
+    before, changed = contents(), Config(steps=5)
+    with (
+        pytest.raises(UserError, match="another tokenizer"),
+        replaced_failed_start(tmp_path, changed, tokenizer_folder="vocabulary") as is_replaced,
+    ):
+        assert is_replaced and contents().keys() == {f"previous/{name}" for name in before}
+        write_or_check_config(tmp_path, changed)
+        (tmp_path / "vocabulary").mkdir()
+        (tmp_path / "vocabulary" / "spiece.model").write_text("new")
+        raise UserError("another tokenizer")
+    assert contents() == before and not (tmp_path / "previous").exists()
+    with replaced_failed_start(tmp_path, changed, tokenizer_folder="vocabulary"):
+        write_or_check_config(tmp_path, changed)
+    assert contents().keys() == {"config.json"} and not (tmp_path / "previous").exists()
+    (tmp_path / "mixture.json").write_text("old")
+    (tmp_path / "evaluation.json").write_text("{}")
+    with replaced_failed_start(tmp_path, Config(), tokenizer_folder="vocabulary") as is_replaced:
+        assert not is_replaced and contents().keys() >= {"config.json", "mixture.json"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import onnx
 import pytest
 
 from bert_jax.errors import ConfigError, UserError
@@ -87,6 +88,21 @@ def flatten(answer: Any) -> tuple[list[Any], list[float]]:
     return ([], [answer]) if isinstance(answer, float) else ([answer], [])
 
 
+def write_external_onnx(file: Path) -> None:
+    """Writes a file of another program, with names of its own."""
+
+    def value(name: str) -> onnx.ValueInfoProto:
+        return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["batch", "length"])
+
+    names = ["input_ids", "position_ids"]
+    add = onnx.helper.make_node("Add", names, ["scores"])
+    graph = onnx.helper.make_graph(
+        [add], "external", [value(name) for name in names], [value("scores")]
+    )
+    opset = onnx.helper.make_opsetid("", 17)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), file)
+
+
 @pytest.mark.parametrize("name", ["reviews", "relevance", "questions"])
 def test_answers_of_onnx_files_equal_those_of_the_model(models, name, tmp_path):
     (plain,) = serve_model("model", models[name], CONFIG)
@@ -147,6 +163,12 @@ def test_files_that_are_missing_or_of_an_earlier_version_are_refused(models, bun
     (tmp_path / "onnx" / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(UserError, match=r"model.onnx cannot be read by onnxruntime"):
         OnnxBackend(model, "fp32")
+    write_external_onnx(tmp_path / "onnx" / "model.onnx")
+    message = r"reads input_ids, position_ids and computes scores; expected the inputs input_ids, "
+    with pytest.raises(UserError, match=message + ".* outputs logits, .* --onnx fp32"):
+        OnnxBackend(model, "fp32")
+    with pytest.raises(ConfigError, match="is a bundle, which has no ONNX files; leave out --onnx"):
+        load_models([str(bundle)], [], CONFIG, "int8")
     with pytest.raises(ConfigError, match="exported files, which have no adapters"):
         load_models([f"a={bundle}"], ["x=folder"], CONFIG)
     file = bundle / "bundle.json"

@@ -87,6 +87,20 @@ def test_different_checkpoint_folder_is_rejected(run, command, tmp_path, capsys)
     assert not (tmp_path / "other").exists()
 
 
+def test_missing_folder_of_a_run_that_has_begun_is_refused(run, command, capsys):
+    folder, place = run
+    config = (folder / "config.json").read_text()
+    moved = place.rename(place.with_name("away"))
+    try:
+        for change in ([], ["--set", "seed=3"]):
+            assert main([*command, "--run", str(folder), *change]) == 1
+            message = f"the checkpoints of {folder} are in {place}, which does not exist; mount it"
+            assert message in capsys.readouterr().err
+        assert (folder / "config.json").read_text() == config and not place.exists()
+    finally:
+        moved.rename(place)
+
+
 def test_bucket_without_its_library_says_what_to_install(monkeypatch):
     monkeypatch.setattr(step_folder, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"gcsfs.*pip install 'bert_jax\[tpu\]'"):

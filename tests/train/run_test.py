@@ -14,6 +14,7 @@ from bert_jax.config_lib import override
 from bert_jax.data.config import PackedSegments, PretrainingData, SingleSegment
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
+from bert_jax.export.export import export
 from bert_jax.models.bert.config import BertConfig
 from bert_jax.models.layers.config import LearnedPositions
 from bert_jax.objectives.config import CausalLM, Pretraining
@@ -21,7 +22,8 @@ from bert_jax.parallel.config import make_mesh_config
 from bert_jax.params import paths
 from bert_jax.runs.attempt_log import read_attempts
 from bert_jax.runs.hooks import TrainingHalted
-from bert_jax.runs.run_folder import write_or_check_config
+from bert_jax.runs.run_folder import replaced_failed_start, write_or_check_config
+from bert_jax.testing.models import small_model
 from bert_jax.testing.text_corpus import prepare_corpus
 from bert_jax.train.config import (
     CheckpointConfig,
@@ -196,12 +198,20 @@ def test_non_finite_loss_names_examples_and_checkpoint(corpora, tmp_path):
     assert "stopped by an error" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_failed_start_does_not_block_the_corrected_command(corpora, finished, tmp_path):
-    config = override(experiment(corpora), ["train.evaluation=null"])
+def test_failed_start_blocks_no_other_and_stays_if_that_fails(corpora, tmp_path):
+    folder, config = tmp_path / "run", override(experiment(corpora), ["train.evaluation=null"])
     with pytest.raises(UserError, match="typo"):
-        run(dataclasses.replace(config, init_from=str(tmp_path / "typo")), tmp_path / "run")
-    check_existing_run(config, tmp_path / "run", None)
-    write_or_check_config(tmp_path / "run", config)
+        run(dataclasses.replace(config, init_from=str(tmp_path / "typo")), folder)
+    before = (folder / "config.json").read_text()
+    export(small_model(tmp_path / "words"), tmp_path / "other")
+    with pytest.raises(UserError, match="have different vocabularies"):
+        run(dataclasses.replace(config, init_from=str(tmp_path / "other")), folder)
+    assert (folder / "config.json").read_text() == before
+    assert (folder / "vocabulary" / "vocab.txt").is_file()
+    assert not check_existing_run(config, folder, None)
+    with replaced_failed_start(folder, config, tokenizer_folder="vocabulary") as is_replaced:
+        assert is_replaced
+        write_or_check_config(folder, config)
 
 
 def test_lost_config_is_compared_with_that_of_the_checkpoint(corpora, finished, tmp_path):

@@ -25,7 +25,7 @@ _SIZES: dict[BertSize, tuple[int, int, int]] = {
 class BertConfig(TransformerConfig):
     """Configures a BERT encoder (Devlin et al. 2019, section 3); default values are BERT-base.
 
-    `AlibiPositions` are those of MosaicBERT; no folder of Hugging Face can have them.
+    Hugging Face has no format for `AlibiPositions` (MosaicBERT).
     """
 
     family: ClassVar[str] = "BERT"

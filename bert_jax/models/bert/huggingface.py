@@ -54,8 +54,8 @@ def _read_config(model_type: str, activation: Activation, read: ReadField) -> Be
 def _config_fields(config: BertConfig) -> dict[str, Any]:
     if isinstance(config.positions, AlibiPositions):
         raise UserError(
-            "transformers has no BERT with AlibiPositions, so no folder of it can be written; use "
-            "the run folder with bert_jax, or train with LearnedPositions"
+            "transformers has no BERT with AlibiPositions, so it cannot be exported to a Hugging "
+            "Face folder; use the run folder with bert_jax, or train with LearnedPositions"
         )
     return {}
 

@@ -161,7 +161,7 @@ class MeanPooling:
 
 @dataclass(frozen=True, kw_only=True)
 class LatePooling:
-    """Selects the mean of the logits of all tokens; as one vector, the mean of their states."""
+    """Selects the mean of all tokens' logits (EuroBERT); one vector is the mean of their states."""
 
 
 Pooling = FirstTokenPooling | MeanPooling | LatePooling

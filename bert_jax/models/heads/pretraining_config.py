@@ -21,7 +21,10 @@ class SharedTransform:
 
 @dataclass(frozen=True, kw_only=True)
 class NoTransform:
-    """Gives masked LM a table of its own for the logits, and nothing else, no bias (EuroBERT)."""
+    """Computes masked-LM logits from its own table alone, without a dense layer, a norm or a bias.
+
+    EuroBERT does this.
+    """
 
 
 MaskedLMTransform = OwnTransform | SharedTransform | NoTransform

@@ -68,7 +68,8 @@ class EmbeddingService:
         if backend is not None:
             self.width = self._config.truncate_dim or self.width
         self.pooling = "+".join(_POOLING_NAMES.get(mode, mode) for mode in self._config.pooling)
-        # Vectors are normalized after they are cut, and only if a request asks for it.
+        # Vectors are normalized after they are cut, and only if a request asks for it, unless there
+        # is a `backend`.
         modules = self._config.modules
         self._is_always_normalized = False
         while modules and isinstance(modules[-1], Normalize):
@@ -109,10 +110,13 @@ class EmbeddingService:
 
         Raises:
           RequestError: there is no such prompt, `dimensions` is out of range, or the vectors
-            cannot be had without normalization.
+            are always normalized.
         """
         if self._is_always_normalized and not normalize:
-            message = f"the files of {self.engine.name} normalize; expected `normalize`: true"
+            message = (
+                f"{self.engine.name} come from exported files that normalize them; expected "
+                "`normalize`: true"
+            )
             raise RequestError("validation", message, "normalize")
         if dimensions is not None and not 1 <= dimensions <= self.width:
             raise RequestError(

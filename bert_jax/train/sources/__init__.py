@@ -8,6 +8,8 @@ from bert_jax.data.sentence_embeddings.config import SentenceEmbeddingData
 from bert_jax.data.text_to_text.config import TextToTextData
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
+from bert_jax.models.heads.config import LatePooling, reads_one_vector
+from bert_jax.objectives.config import FineTuning
 from bert_jax.train.sources.base import Source
 from bert_jax.tuning.config import CachedFeatures
 
@@ -17,7 +19,8 @@ def make_source(experiment: Experiment) -> Source:
 
     Raises:
       UserError: the data does not exist or is damaged.
-      ConfigError: cached features with data other than one fine-tuning task.
+      ConfigError: cached features with data other than one fine-tuning task, or with a head that
+        pools after a trained layer.
     """
     caches_features = isinstance(experiment.train.tuning.features, CachedFeatures)
     if caches_features and not isinstance(experiment.data, FineTuningData):
@@ -26,6 +29,8 @@ def make_source(experiment: Experiment) -> Source:
             f"but data is {type(experiment.data).__name__}; expected FineTuningData, or set "
             "train.tuning.features to ComputedFeatures"
         )
+    if caches_features and isinstance(experiment.objective, FineTuning):
+        _check_cached_pooling(experiment.objective)
     match experiment.data:
         case PretrainingData():
             from bert_jax.train.sources.pretraining import PretrainingSource
@@ -47,3 +52,13 @@ def make_source(experiment: Experiment) -> Source:
             from bert_jax.train.sources.text_to_text import TextToTextSource
 
             return TextToTextSource(experiment, experiment.data)
+
+
+def _check_cached_pooling(objective: FineTuning) -> None:
+    pooling = objective.model.sequence_pooling
+    if isinstance(pooling, LatePooling) and reads_one_vector(objective.head):
+        raise ConfigError(
+            "train.tuning.features is CachedFeatures, but objective.model.classifier_pooling is "
+            "LatePooling, which pools after a trained layer; set classifier_pooling to "
+            "MeanPooling, or features to ComputedFeatures"
+        )

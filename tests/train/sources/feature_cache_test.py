@@ -27,6 +27,7 @@ from bert_jax.data.finetuning.features import Features
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
+from bert_jax.models.eurobert.config import EuroBertConfig
 from bert_jax.models.model import run_forward
 from bert_jax.objectives.config import FineTuning
 from bert_jax.objectives.fine_tuning import CachedFeaturesObjective, FineTuningObjective
@@ -362,3 +363,16 @@ def test_cached_encoder_has_no_flops(task_experiment):
     experiment = task_experiment("classification")
     sizes = experiment.objective, experiment.train.phases[0]
     assert step_flops(*sizes, features=CachedFeatures()) == 0 < step_flops(*sizes)
+
+
+def test_pooling_after_a_trained_layer_is_refused(task_experiment):
+    experiment = tuned(task_experiment("classification"))
+    model = EuroBertConfig(num_hidden_layers=1)
+    late = dataclasses.replace(
+        experiment, objective=dataclasses.replace(experiment.objective, model=model)
+    )
+    with pytest.raises(ConfigError, match="classifier_pooling is LatePooling, which pools after"):
+        make_source(late)
+    mean = '{"type": "MeanPooling"}'
+    changed = override(late, [f"objective.model.classifier_pooling={mean}"])
+    make_source(changed)
