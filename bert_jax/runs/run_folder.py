@@ -188,7 +188,7 @@ def check_checkpoint_config(
 def replaced_failed_start(
     folder: Path, config: Any, *, mutable_fields: Sequence[str] = (), tokenizer_folder: str
 ) -> Generator[bool]:
-    """Sets aside the config and tokenizer of a run with another config that saved no checkpoint.
+    """Moves the config and tokenizer of a failed start with another config to a backup folder.
 
     Without this, a mistake in the first command, such as a wrong `--init-from`, would stay in the
     run folder, and the corrected command would be refused. They are deleted after the `with` block,

@@ -24,7 +24,7 @@ def texts_of_sst2(count: int, seed: int) -> list[str]:
     rng = random.Random(seed)
     lines = ["sentence\tlabel"]
     for index in range(count):
-        words = rng.choices(("the", "man", "a", "and", "mend"), k=3)
+        words = rng.choices(("the", "man", "a", "and", "sea"), k=3)
         lines.append(f"{' '.join([*words, ('old', 'sings')[index % 2]])}\t{index % 2}")
     return lines
 
