@@ -52,17 +52,21 @@ def _num_parameters(params: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
-def log_phase(seq_length: int, num_steps: int, batch_size: int, examples_per_epoch: int) -> None:
+def log_phase(
+    seq_length: int, num_steps: int, batch_size: int, examples_per_epoch: int, is_packed: bool
+) -> None:
     """Logs what a phase trains on, before its train step is compiled.
 
     Args:
       num_steps: the updates that are left, fewer than those of the phase in a resumed run.
+      is_packed: whether a sequence has one or more examples, so that epochs are a lower bound.
     """
     num_examples = num_steps * batch_size
     num_epochs = num_examples / examples_per_epoch
     _log(
-        f"length-{seq_length}: {num_steps:,} updates of {batch_size:,} examples, at most "
-        f"{num_examples * seq_length:,} tokens, "
+        f"length-{seq_length}: {num_steps:,} updates of {batch_size:,} "
+        f"{'packed sequences' if is_packed else 'examples'}, at most "
+        f"{num_examples * seq_length:,} tokens, {'at least ' if is_packed else ''}"
         f"{f'{num_epochs:,.0f}' if num_epochs >= 10 else f'{num_epochs:.2g}'} epochs; "
         "compiling the train step"
     )

@@ -140,7 +140,11 @@ def _run_phase(
             evaluator = source.evaluator(setup.objective, phase_index, setup.mesh)
             loader = stack.enter_context(source.loader(phase_index, position))
             phase = train.phases[phase_index]
-            log_phase(phase.seq_length, len(steps), phase.batch_size, loader.examples_per_epoch)
+            is_packed = "packing_ids" in source.batch_fields(setup.objective)
+            log_phase(
+                *(phase.seq_length, len(steps), phase.batch_size, loader.examples_per_epoch),
+                is_packed=is_packed,
+            )
             compiled_phase = _compile_phase(setup, source, phase_index, steps)
             # Collectives time out after 30 s, so no process may start long before the others.
             barrier(f"the first step of phase {phase_index + 1}")

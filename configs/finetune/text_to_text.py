@@ -12,9 +12,10 @@ T5's optimizer, Adafactor with a constant rate, is the default. For BART, add `a
 which trains with AdamW. The checkpoint with the best main metric on dev is kept, or with the best
 mean of the main metrics of several tasks.
 
-All devices share the texts that evaluation generates. GLUE has 69,000 dev examples, so choose
-`tasks`, or a large `eval_every`; `predict_test=true` also generates texts for the 420,000 test
-examples.
+With `packing=true`, as in T5, several short examples share a sequence, and `batch_size` counts
+sequences: fewer steps read the same examples. All devices share the texts that evaluation
+generates. GLUE has 69,000 dev examples, so choose `tasks`, or a large `eval_every`;
+`predict_test=true` also generates texts for the 420,000 test examples.
 """
 
 from typing import cast
@@ -68,6 +69,7 @@ def get_config(
     batch_size: int = 128,
     seq_length: int = 512,
     target_length: int = 64,
+    packing: bool = False,
     gradient_accumulation_steps: int = 1,
     adafactor: bool = True,
     learning_rate: float | None = None,
@@ -132,6 +134,7 @@ def get_config(
             tasks=tuple(named),
             tokenizer=str(tokenizer_folder(model)),
             mixing=CappedMixing(max_examples=max_examples),
+            packing=packing,
             predicted_splits=("dev", "dev_mismatched", *test_splits),
         ),
         train=TrainConfig(

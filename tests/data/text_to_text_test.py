@@ -1,5 +1,8 @@
 """Covers bert_jax/data/text_to_text: casting of labeled tasks, files of texts, order of batches."""
 
+import collections
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -131,7 +134,8 @@ def _examples(count: int, first_id: int) -> list[SourceAndTarget]:
 
 
 def _loader(mixing, **settings) -> TextToTextLoader:
-    sizes = {"lengths": (3, 2), "batch_size": 4, "pad_id": 0, "seed": 1} | settings
+    sizes = {"lengths": (3, 2), "batch_size": 4, "packing": False, "pad_id": 0, "seed": 1}
+    sizes |= settings
     return TextToTextLoader({"a": _examples(6, 10), "b": _examples(2, 20)}, mixing, **sizes)
 
 
@@ -156,3 +160,57 @@ def test_a_cap_makes_rates_more_equal() -> None:
     loader = _loader(CappedMixing(max_examples=2))
     ids = np.concatenate([next(loader)["input_ids"][:, 0] for _ in range(6)])
     assert (ids < 20).sum() == (ids >= 20).sum() == 12
+
+
+def _split_packed_rows(batch: dict[str, np.ndarray]) -> list[tuple[list[int], list[int]]]:
+    """Returns the source and the target of each packed example, row by row."""
+    found = []
+    for row in range(len(batch["input_ids"])):
+        for number in range(1, batch["packing_ids"][row].max() + 1):
+            source = batch["packing_ids"][row] == number
+            target = batch["decoder_packing_ids"][row] == number
+            assert batch["position_ids"][row][source].tolist() == list(range(source.sum()))
+            assert batch["decoder_position_ids"][row][target].tolist() == list(range(target.sum()))
+            sides = batch["input_ids"][row][source], batch["decoder_target_ids"][row][target]
+            found.append((sides[0].tolist(), sides[1].tolist()))
+    return found
+
+
+def test_packed_batches_have_every_example_once_and_continue_anywhere() -> None:
+    rng = np.random.default_rng(0)
+    examples = [
+        SourceAndTarget(np.full(rng.integers(2, 12), 100 + n), np.full(rng.integers(1, 7), 100 + n))
+        for n in range(90)
+    ]
+    settings: dict[str, Any] = {
+        "lengths": (16, 8),
+        "batch_size": 4,
+        "packing": True,
+        "pad_id": 0,
+        "seed": 1,
+    }
+
+    def loader(**more: Any) -> TextToTextLoader:
+        return TextToTextLoader({"a": examples}, ProportionalMixing(), **settings, **more)
+
+    packed, seen = loader(), list[tuple[list[int], list[int]]]()
+    while packed.position < 2 * len(examples):
+        start = packed.position
+        batch = next(packed)
+        found = _split_packed_rows(batch)
+        assert len(found) == packed.position - start >= 4
+        seen += found
+        # The last tokens of a row may be padding, but no token is without its packing id.
+        assert np.array_equal(batch["attention_mask"], batch["packing_ids"] > 0)
+        assert np.array_equal(batch["decoder_target_weights"], batch["decoder_packing_ids"] > 0)
+        halves = [
+            next(loader(start=start, process_index=index, process_count=2)) for index in range(2)
+        ]
+        for name, values in batch.items():
+            assert np.array_equal(values, np.concatenate([half[name] for half in halves])), name
+    expected = sorted((source.tolist(), target.tolist()) for source, target in examples)
+    # A batch may have examples of two epochs, so both epochs are compared together.
+    surplus = len(seen) - 2 * len(examples)
+    counts = collections.Counter(source[0] for source, _ in seen)
+    assert sum(counts.values()) - 2 * len(counts) == surplus and min(counts.values()) == 2
+    assert all(pair in expected for pair in seen)

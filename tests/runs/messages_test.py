@@ -18,18 +18,23 @@ def test_model_and_phase_are_described(caplog):
         shapes,
         shapes,
     )
-    messages.log_phase(seq_length=64, num_steps=50, batch_size=16, examples_per_epoch=1600)
-    model, phase = caplog.messages
+    sizes = {"seq_length": 64, "num_steps": 50, "batch_size": 16, "examples_per_epoch": 1600}
+    messages.log_phase(**sizes, is_packed=False)
+    messages.log_phase(**sizes, is_packed=True)
+    model, phase, packed_phase = caplog.messages
     assert model.startswith("model: BERT, 2 layers of width 128, 128,007 parameters; devices: 8 x ")
     assert phase == (
         "length-64: 50 updates of 16 examples, at most 51,200 tokens, 0.5 epochs; "
         "compiling the train step"
     )
+    # A packed sequence has several examples, so that the number of epochs is not known before.
+    assert "50 updates of 16 packed sequences, at most 51,200 tokens, at least 0.5" in packed_phase
 
 
 def test_many_epochs_are_not_in_scientific_notation(caplog):
     caplog.set_level(logging.INFO)
-    messages.log_phase(seq_length=64, num_steps=1230, batch_size=10, examples_per_epoch=100)
+    sizes = {"seq_length": 64, "num_steps": 1230, "batch_size": 10, "examples_per_epoch": 100}
+    messages.log_phase(**sizes, is_packed=False)
     assert ", 123 epochs; " in caplog.text
 
 

@@ -196,7 +196,7 @@ class BatchBuilder:
         ):
             rows = np.arange(self.batch_size)
             return self.resolve_examples(position, self.batch_size), PackingPlan(
-                rows, np.zeros_like(rows)
+                rows, np.zeros((self.batch_size, 1), np.int64)
             )
         num_examples = self.batch_size
         while True:
@@ -205,7 +205,7 @@ class BatchBuilder:
             if lengths.sum() > self.batch_size * self.seq_length:
                 break
             num_examples *= 2
-        packing_plan = pack(lengths, self.batch_size, self.seq_length)
+        packing_plan = pack(lengths[:, None], self.batch_size, (self.seq_length,))
         return ExampleRefs(*(column[: len(packing_plan.rows)] for column in refs)), packing_plan
 
     def build_batch(self, position: int) -> tuple[Batch, int]:

@@ -14,24 +14,28 @@ from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 
 
 class PackingPlan(NamedTuple):
-    """Holds where the first n examples go: row [n] and offset [n] of their first tokens, int64."""
+    """Holds where the first n examples go, int64: row [n] and offsets [n, S] of first tokens."""
 
     rows: np.ndarray
     offsets: np.ndarray
 
 
-def pack(lengths: np.ndarray, num_rows: int, capacity: int) -> PackingPlan:
-    """Packs as many of the first examples as fit into `num_rows` rows of `capacity` tokens.
+def pack(lengths: np.ndarray, num_rows: int, capacities: tuple[int, ...]) -> PackingPlan:
+    """Packs as many of the first examples as fit into `num_rows` rows.
 
-    The longest example is placed first; each goes to the first row with enough space. If n examples
-    do not fit, the last n in order are left out and the rest is packed again.
+    A row is one sequence, or a source and a target, each with a capacity of its own. The longest
+    example is placed first; each goes to the first row with enough space. If n examples do not fit,
+    the last n in order are left out and the rest is packed again.
 
     Args:
-      lengths: [m] tokens of the next examples, special tokens included; each at most `capacity`.
+      lengths: [m, S] tokens of the S sequences of the next examples, special tokens included; each
+        at most its capacity.
+      capacities: the tokens of each of the S sequences of a row.
     """
-    num_examples = int(np.searchsorted(np.cumsum(lengths), num_rows * capacity, side="right"))
+    totals = np.cumsum(lengths, axis=0)
+    num_examples = int((totals <= num_rows * np.array(capacities)).all(axis=1).sum())
     while True:
-        assigned_rows, offsets = _first_fit_decreasing(lengths[:num_examples], num_rows, capacity)
+        assigned_rows, offsets = _first_fit_decreasing(lengths[:num_examples], num_rows, capacities)
         num_unplaced = int((assigned_rows < 0).sum())
         if not num_unplaced:
             return PackingPlan(assigned_rows, offsets)
@@ -39,16 +43,18 @@ def pack(lengths: np.ndarray, num_rows: int, capacity: int) -> PackingPlan:
 
 
 def _first_fit_decreasing(
-    lengths: np.ndarray, num_rows: int, capacity: int
+    lengths: np.ndarray, num_rows: int, capacities: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    free_tokens = np.full(num_rows, capacity, dtype=np.int64)
+    free_tokens = np.tile(np.array(capacities, np.int64), (num_rows, 1))
     assigned_rows = np.full(len(lengths), -1, dtype=np.int64)
-    offsets = np.zeros(len(lengths), dtype=np.int64)
-    for example in np.argsort(-lengths, kind="stable").tolist():
+    offsets = np.zeros(lengths.shape, dtype=np.int64)
+    largest_fraction = (lengths / np.array(capacities)).max(axis=1)
+    for example in np.argsort(-largest_fraction, kind="stable").tolist():
         num_tokens = lengths[example]
-        row = int((free_tokens >= num_tokens).argmax())
-        if free_tokens[row] >= num_tokens:
-            assigned_rows[example], offsets[example] = row, capacity - free_tokens[row]
+        has_space = (free_tokens >= num_tokens).all(axis=1)
+        row = int(has_space.argmax())
+        if has_space[row]:
+            assigned_rows[example], offsets[example] = row, capacities - free_tokens[row]
             free_tokens[row] -= num_tokens
     return assigned_rows, offsets
 
@@ -77,8 +83,9 @@ def collate_packed_segments(
     position_ids, packing_ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     token_keys = np.zeros(shape, np.uint64)
     num_packed = np.zeros(shape[0], dtype=np.int32)
-    for example in np.argsort(packing_plan.offsets, kind="stable").tolist():
-        text, row, begin = texts[example], packing_plan.rows[example], packing_plan.offsets[example]
+    offsets = packing_plan.offsets[:, 0]
+    for example in np.argsort(offsets, kind="stable").tolist():
+        text, row, begin = texts[example], packing_plan.rows[example], offsets[example]
         length = vocab_arrays.template.write_inputs(
             input_ids[row, begin:], vocab_arrays.cls_id, vocab_arrays.sep_id, text
         )

@@ -50,12 +50,15 @@ class TextToTextData:
     phase's lengths are truncated.
 
     Attributes:
+      packing: put several examples into a sequence, as many as fit, so that hardly any token is
+        padding (Raffel et al. 2020, section 3.1.2); a batch then has more examples than sequences.
       predicted_splits: the splits for which texts are generated at the end of training.
     """
 
     tasks: tuple[NamedTextTask, ...]
     tokenizer: str  # a file or folder that `load_tokenizer` opens
     mixing: Mixing = ProportionalMixing()  # noqa: RUF009 (frozen)
+    packing: bool = False
     predicted_splits: tuple[str, ...] = ("dev", "test")
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 A seed and a position determine the order of the examples.
 """
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,10 @@ from bert_jax.data.pretraining.denoising.examples import (
     SourceAndTarget,
     collate_sources_and_targets,
 )
+from bert_jax.data.pretraining.packing import PackingPlan
 from bert_jax.data.text_to_text.casting import TextToTextExample, cast_task
 from bert_jax.data.text_to_text.config import TextColumns, TextTaskConfig
+from bert_jax.data.text_to_text.packed_rows import collate_packed_rows, pack_sources_and_targets
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -161,7 +164,8 @@ class TextToTextLoader:
     Args:
       examples: task name -> its encoded training examples.
       lengths: of sources and targets, to which batches are padded.
-      batch_size: over all processes.
+      batch_size: number of rows over all processes.
+      packing: put as many consecutive examples into a batch as fit; otherwise one for each row.
       start: the position to begin at, a number of examples over all processes.
     """
 
@@ -172,6 +176,7 @@ class TextToTextLoader:
         *,
         lengths: tuple[int, int],
         batch_size: int,
+        packing: bool,
         pad_id: int,
         seed: int,
         process_index: int = 0,
@@ -182,11 +187,12 @@ class TextToTextLoader:
         self._sampler = MixtureSampler(
             {name: len(task) for name, task in examples.items()}, mixing, seed
         )
-        self._lengths, self._pad_id = lengths, pad_id
+        self._lengths, self._packing, self._pad_id = lengths, packing, pad_id
         rows = batch_size // process_count
         self._rows = process_index * rows, (process_index + 1) * rows
         self._batch_size, self._position = batch_size, start
-        self._epoch, self._order = -1, np.zeros(0, np.int64)
+        # Two epochs: packing looks at examples of the next one before it has used up this one.
+        self._order_of = functools.lru_cache(maxsize=2)(self._sampler)
 
     @property
     def position(self) -> int:
@@ -202,13 +208,27 @@ class TextToTextLoader:
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        begin, end = (self._position + row for row in self._rows)
-        rows = [self._examples[self._index_at(position)] for position in range(begin, end)]
+        begin, end = self._rows
+        if self._packing:
+            examples, plan = self._plan_batch()
+            self._position += len(plan.rows)
+            here = np.flatnonzero((begin <= plan.rows) & (plan.rows < end))
+            plan = PackingPlan(plan.rows[here] - begin, plan.offsets[here])
+            examples = [examples[i] for i in here]
+            return collate_packed_rows(examples, plan, end - begin, self._lengths, self._pad_id)
+        rows = [self._example_at(self._position + row) for row in range(begin, end)]
         self._position += self._batch_size
         return collate_sources_and_targets(rows, *self._lengths, self._pad_id)
 
-    def _index_at(self, position: int) -> int:
+    def _plan_batch(self) -> tuple[list[SourceAndTarget], PackingPlan]:
+        """Returns the next examples, more than fit into a batch, and where the first ones go."""
+        examples: list[SourceAndTarget] = []
+        num_tokens = np.zeros(2, np.int64)
+        while (num_tokens <= self._batch_size * np.array(self._lengths)).all():
+            examples.append(self._example_at(self._position + len(examples)))
+            num_tokens += [len(ids) for ids in examples[-1]]
+        return examples, pack_sources_and_targets(examples, self._batch_size, self._lengths)
+
+    def _example_at(self, position: int) -> SourceAndTarget:
         epoch, offset = divmod(position, len(self._sampler))
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._sampler(epoch)
-        return int(self._order[offset])
+        return self._examples[self._order_of(epoch)[offset]]

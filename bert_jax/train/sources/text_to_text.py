@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from bert_jax.atomic_io import atomic_path, atomic_write, write_json
+from bert_jax.batch import PACKED_DECODER_FIELDS
 from bert_jax.data.corpus.manifest import TOKENIZER_FOLDER
 from bert_jax.data.pretraining.denoising.examples import SourceAndTarget
 from bert_jax.data.text_to_text.casting import TextToTextExample, label_index, parse_score
@@ -106,8 +107,8 @@ class TextToTextSource:
         """Does nothing: nothing is computed in advance."""
 
     def batch_fields(self, objective: Objective) -> tuple[str, ...]:
-        """Returns the fields that the objective reads; see `Source`."""
-        return objective.batch_fields()
+        """Returns the fields that the objective reads, and those of packed sequences."""
+        return objective.batch_fields() + (PACKED_DECODER_FIELDS if self._data.packing else ())
 
     def shapes(self, phase_index: int) -> list[dict[str, int]]:
         """Returns one shape for each phase: all batches are padded to its lengths."""
@@ -134,6 +135,7 @@ class TextToTextSource:
             self._data.mixing,
             lengths=lengths,
             batch_size=phase.batch_size,
+            packing=self._data.packing,
             pad_id=self._tokenizer.pad_id,
             seed=self._experiment.seed + phase_index,
             process_index=jax.process_index(),

@@ -81,19 +81,23 @@ def _command(folder: Path, run: str, *flags: str) -> list[str]:
     return ["finetune", "text2text", *files, *columns, f"--run={folder / run}", *flags]
 
 
-def test_text2text_learns_and_writes_its_answers(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "packing", ["false", pytest.param("true", marks=pytest.mark.slow)], ids=["padded", "packed"]
+)
+def test_text2text_learns_and_writes_its_answers(folder: Path, packing: str) -> None:
+    name = f"run-{packing}"
     sizes = ["--epochs=60", "--batch-size=8", "--max-length=32", "--learning-rate=0.03"]
     settings = ["train.evaluation.eval_every=60", "train.checkpoints.save_every=60"]
-    flags = [*sizes, "--max-target-length=16", "--set", *settings]
-    assert main(_command(folder, "run", *flags)) == 0
-    metrics = json.loads((folder / "run/evaluation.json").read_text())["dev"]
+    flags = [*sizes, "--max-target-length=16", "--arg", f"packing={packing}", "--set", *settings]
+    assert main(_command(folder, name, *flags)) == 0
+    metrics = json.loads((folder / name / "evaluation.json").read_text())["dev"]
     assert metrics["exact_match"] == 100 and metrics["rouge1"] == 100
-    lines = (folder / "run/predictions/columns-dev.jsonl").read_text().splitlines()
-    report = (folder / "run/report.html").read_text()
+    lines = (folder / name / "predictions/columns-dev.jsonl").read_text().splitlines()
+    report = (folder / name / "report.html").read_text()
     assert "<h2>Token F1, dev</h2>" in report and "No result" not in report
     first = json.loads(lines[0])
     assert first == {"id": "0", "prediction": "red", "targets": ["red"]}
-    assert load_seq2seq(folder / "run").config.num_decoder_layers == 1
+    assert load_seq2seq(folder / name).config.num_decoder_layers == 1
 
 
 @pytest.mark.slow
