@@ -33,7 +33,7 @@ def pack(lengths: np.ndarray, num_rows: int, capacities: tuple[int, ...]) -> Pac
       capacities: the tokens of each of the S sequences of a row.
     """
     totals = np.cumsum(lengths, axis=0)
-    num_examples = int((totals <= num_rows * np.array(capacities)).all(axis=1).sum())
+    num_examples = int(np.all(totals <= num_rows * np.array(capacities), axis=1).sum())
     while True:
         assigned_rows, offsets = _first_fit_decreasing(lengths[:num_examples], num_rows, capacities)
         num_unplaced = int((assigned_rows < 0).sum())
@@ -51,7 +51,7 @@ def _first_fit_decreasing(
     largest_fraction = (lengths / np.array(capacities)).max(axis=1)
     for example in np.argsort(-largest_fraction, kind="stable").tolist():
         num_tokens = lengths[example]
-        has_space = (free_tokens >= num_tokens).all(axis=1)
+        has_space = np.all(free_tokens >= num_tokens, axis=1)
         row = int(has_space.argmax())
         if has_space[row]:
             assigned_rows[example], offsets[example] = row, capacities - free_tokens[row]
