@@ -252,7 +252,7 @@ def onnx_model(args: argparse.Namespace) -> Any:
             "token_type_ids": np.zeros_like(ids),
         }
         feed = {key: value for key, value in fields.items() if key in input_names}
-        (vectors,) = session.run(["sentence_embedding"], feed)
+        vectors = np.asarray(session.run(["sentence_embedding"], feed)[0])
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
     return embed
