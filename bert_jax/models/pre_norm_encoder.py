@@ -12,7 +12,7 @@ from flax import nnx
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.dropout import make_dropout_seeds
+from bert_jax.models.layers.dropout import make_layer_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.layer_groups import apply_layer_groups
 from bert_jax.models.layers.linear import LayerNorm
@@ -52,19 +52,10 @@ class PreNormEncoder(nnx.Module):
             token_type_ids = jnp.zeros_like(input_ids)
         if attention_mask is None:
             attention_mask = jnp.ones_like(input_ids)
-        num_layers = len(self.layers)
-        # The seeds of the layers come first; the last row is that of the embeddings.
-        dropout_seeds = (
-            None
-            if dropout_key is None
-            else make_dropout_seeds(dropout_key, (num_layers + 1, NUM_DROPOUT_SITES))
+        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
+            dropout_key, len(self.layers), NUM_DROPOUT_SITES
         )
-        embedding_output = self.embeddings(
-            input_ids,
-            token_type_ids,
-            position_ids,
-            None if dropout_seeds is None else dropout_seeds[num_layers, 0],
-        )
+        embedding_output = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
         last_hidden_state, layer_outputs, attention_weights = apply_layer_groups(
             self.layers,
             self.compute,
@@ -72,7 +63,7 @@ class PreNormEncoder(nnx.Module):
             self.attention_inputs(
                 make_attention_mask(attention_mask, packing_ids, causal), position_ids
             ),
-            None if dropout_seeds is None else dropout_seeds[:num_layers],
+            layer_seeds,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )

@@ -13,7 +13,7 @@ from bert_jax.models.config import TransformerConfig
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
 from bert_jax.models.layers.config import AlibiPositions, ComputeConfig
-from bert_jax.models.layers.dropout import make_dropout_seeds
+from bert_jax.models.layers.dropout import make_layer_dropout_seeds
 from bert_jax.models.layers.embeddings import Embeddings
 from bert_jax.models.layers.linear import linear
 from bert_jax.models.layers.relative_bias import alibi_bias
@@ -107,25 +107,16 @@ class BertEncoder(nnx.Module):
         """Encodes int32 [B, L] ids with the attention mask that all layers use."""
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
-        num_layers = self.num_layers
-        # The seeds of the layers come first; the last row is that of the embeddings.
-        dropout_seeds = (
-            None
-            if dropout_key is None
-            else make_dropout_seeds(dropout_key, (num_layers + 1, NUM_DROPOUT_SITES))
+        layer_seeds, (embedding_seed, *_) = make_layer_dropout_seeds(
+            dropout_key, self.num_layers, NUM_DROPOUT_SITES
         )
-        embedding_output = self.embeddings(
-            input_ids,
-            token_type_ids,
-            position_ids,
-            None if dropout_seeds is None else dropout_seeds[num_layers, 0],
-        )
+        embedding_output = self.embeddings(input_ids, token_type_ids, position_ids, embedding_seed)
         if self.has_projection:
             embedding_output = self.embedding_projection(embedding_output)
         last_hidden_state, layer_outputs, attention_weights = self.run_layers(
             embedding_output,
             mask,
-            None if dropout_seeds is None else dropout_seeds[:num_layers],
+            layer_seeds,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )

@@ -12,6 +12,8 @@ of its two keys with shifts and additions. One mix serves four elements of a row
 rate is therefore a multiple of 1/256, and the kept elements are scaled by the rate that is applied.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -25,6 +27,25 @@ ELEMENTS_PER_HASH = 4
 def make_dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Derives independent seeds, uint32 [*shape, 2], from one JAX key."""
     return jax.random.bits(key, (*shape, 2), jnp.uint32)
+
+
+def make_layer_dropout_seeds(
+    key: jax.Array | None, num_layers: int, num_sites: int
+) -> tuple[jax.Array | None, Sequence[DropoutSeed | None]]:
+    """Derives the seeds of a stack of layers, and as many for what is around them.
+
+    Args:
+      key: None to apply no dropout; all seeds are None then.
+      num_sites: dropouts of a layer.
+
+    Returns:
+      The seeds of the layers, uint32 [num_layers, num_sites, 2], and `num_sites` further ones, for
+      embeddings and output.
+    """
+    if key is None:
+        return None, (None,) * num_sites
+    seeds = make_dropout_seeds(key, (num_layers + 1, num_sites))
+    return seeds[:-1], tuple(seeds[-1])
 
 
 def quantized_rate(rate: float) -> float:

@@ -15,7 +15,7 @@ from flax import nnx
 from bert_jax.models.bert.model import BertEncoder
 from bert_jax.models.layers.attention import AttentionMask
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.dropout import make_dropout_seeds
+from bert_jax.models.layers.dropout import make_layer_dropout_seeds
 from bert_jax.models.layers.linear import initializer
 from bert_jax.models.layers.relative_bias import RelativePositionBias
 from bert_jax.models.layers.transformer import NUM_DROPOUT_SITES
@@ -65,10 +65,10 @@ class MPNetEncoder(BertEncoder):
         Returns:
           The hidden states of the predictions, [B, P, D].
         """
-        length, num_layers = original_ids.shape[1], self.num_layers
-        seeds = None
-        if dropout_key is not None:
-            seeds = make_dropout_seeds(dropout_key, (num_layers + 1, NUM_DROPOUT_SITES))
+        length = original_ids.shape[1]
+        layer_seeds, input_seeds = make_layer_dropout_seeds(
+            dropout_key, self.num_layers, NUM_DROPOUT_SITES
+        )
         prediction_positions = predictions.positions
         if position_ids is not None:
             prediction_positions = jnp.take_along_axis(position_ids, predictions.positions, 1)
@@ -79,16 +79,14 @@ class MPNetEncoder(BertEncoder):
             (predictions.input_ids, prediction_positions),
         )
         embedded = [
-            self.embeddings(
-                ids, jnp.zeros_like(ids), positions, None if seeds is None else seeds[-1, index]
-            )
-            for index, (ids, positions) in enumerate(inputs)
+            self.embeddings(ids, jnp.zeros_like(ids), positions, seed)
+            for (ids, positions), seed in zip(inputs, input_seeds, strict=True)
         ]
         segment_ids = attention_mask if packing_ids is None else packing_ids
         output = self.run_layers(
             jnp.concatenate(embedded, axis=1),
             self._make_two_stream_mask(segment_ids, predictions),
-            None if seeds is None else seeds[:num_layers],
+            layer_seeds,
             output_hidden_states=False,
             output_attentions=False,
         )

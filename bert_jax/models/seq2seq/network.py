@@ -18,7 +18,7 @@ from flax import nnx
 from bert_jax.models.encoder_decoder import EncoderDecoderConfig, EncoderDecoderOutput
 from bert_jax.models.layers.attention import AttentionMask, make_attention_mask
 from bert_jax.models.layers.config import ComputeConfig
-from bert_jax.models.layers.dropout import DropoutSeed, make_dropout_seeds
+from bert_jax.models.layers.dropout import DropoutSeed, make_layer_dropout_seeds
 from bert_jax.models.layers.linear import EmbeddingTable
 from bert_jax.models.layers.matmul import dense_transposed
 from bert_jax.models.layers.transformer import apply_layers
@@ -91,12 +91,9 @@ class Stack(nnx.Module):
         Returns:
           The output, and the hidden states, which are () unless `output_hidden_states`.
         """
-        num_layers = len(self.layers)
-        layer_seeds, embedding_seed, final_seed = None, None, None
-        if dropout_key is not None:
-            # The seeds of the layers come first, then one row for embeddings and output.
-            seeds = make_dropout_seeds(dropout_key, (num_layers + 1, NUM_DROPOUT_SITES))
-            layer_seeds, embedding_seed, final_seed = seeds[:-1], seeds[-1, 0], seeds[-1, 1]
+        layer_seeds, (embedding_seed, final_seed, *_) = make_layer_dropout_seeds(
+            dropout_key, len(self.layers), NUM_DROPOUT_SITES
+        )
         embedded = self.embed(vectors_BLD, position_ids, embedding_seed)
         if (bias := self.bias(vectors_BLD.shape[1])) is not None:
             inputs = inputs._replace(mask=dataclasses.replace(inputs.mask, bias=bias))
