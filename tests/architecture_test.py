@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # imports `errors` and other configs only (test_configs_import_errors_and_other_configs_only), so
 # everything may import it.
 LAYERS: tuple[set[str], ...] = (
-    {"errors", "legacy_names", "file_lock", "log_handler", "parent_process"},
+    {"errors", "legacy_names", "file_lock", "log_handler", "parent_process", "vectors"},
     {"json_io"},
     {"atomic_io", "config_lib", "batch", "params", "hardware", "__init__"},
     {"functional", "recipes", "text", "runs"},

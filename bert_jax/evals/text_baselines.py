@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bert_jax.vectors import normalize_vectors
+
 
 def majority_accuracy(train: Sequence[str], dev: Sequence[str]) -> float:
     """Computes the accuracy on dev of always predicting the most common label of train."""
@@ -54,8 +56,9 @@ def nearest_class_mean(
     """Predicts the class whose mean training vector has the largest cosine with each vector."""
     labels = sorted(set(train_labels))
     owners = np.array(train_labels)
-    means = np.stack([_normalized(train_vectors)[owners == label].mean(axis=0) for label in labels])
-    scores = _normalized(vectors) @ _normalized(means).T
+    normalized = normalize_vectors(train_vectors)
+    means = np.stack([normalized[owners == label].mean(axis=0) for label in labels])
+    scores = normalize_vectors(vectors) @ normalize_vectors(means).T
     return [labels[index] for index in scores.argmax(axis=1)]
 
 
@@ -89,8 +92,3 @@ def fit_logistic_regression(
     if len(class_names) == 2:
         return np.concatenate([np.zeros_like(weight), weight]), np.array([0, bias[0]], np.float32)
     return weight, bias
-
-
-def _normalized(vectors: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.maximum(norms, np.finfo(vectors.dtype).tiny)

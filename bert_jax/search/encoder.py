@@ -12,6 +12,7 @@ from bert_jax.params import paths
 from bert_jax.predict.embedder import Embedder
 from bert_jax.pretrained.load import LoadedModel
 from bert_jax.pretrained.sentence_model import sentence_model_of
+from bert_jax.vectors import normalize_vectors
 
 _QUERY_PROMPTS = ("query",)
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
@@ -107,7 +108,7 @@ class EmbedderEncoder:
             vectors[index] = embedding.vector
         check_finite_vectors(vectors, self.id.model)
         num_truncated = sum(embedding.truncated for embedding in embeddings)
-        return normalize(vectors) if self._is_normalized else vectors, num_truncated
+        return normalize_vectors(vectors) if self._is_normalized else vectors, num_truncated
 
 
 def check_finite_vectors(vectors_ND: np.ndarray, model: str) -> None:
@@ -118,9 +119,3 @@ def check_finite_vectors(vectors_ND: np.ndarray, model: str) -> None:
             f"{model}: the vector of text {broken[0] + 1} of {len(vectors_ND)} has values that are "
             "not finite; use an earlier checkpoint, or fetch the model again"
         )
-
-
-def normalize(vectors_ND: np.ndarray) -> np.ndarray:
-    """Divides vectors by their length; a vector of zeros stays."""
-    lengths = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
-    return (vectors_ND / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)

@@ -17,9 +17,10 @@ from bert_jax.models.heads.config import RankingHead
 from bert_jax.search import build
 from bert_jax.search.build import build_index
 from bert_jax.search.documents import Document, read_collection, read_retrieval_set
-from bert_jax.search.encoder import EncoderId, check_finite_vectors, normalize
+from bert_jax.search.encoder import EncoderId, check_finite_vectors
 from bert_jax.search.index import ApproximateDense, Dense, Hybrid, Lexical, SearchIndex
 from bert_jax.testing.models import small_model
+from bert_jax.vectors import normalize_vectors
 
 WORDS = ["old", "man", "mends", "red", "net", "sea", "sings", "wind", "rain", "night", "boat"]
 DOCUMENTS = [
@@ -37,7 +38,7 @@ class WordEncoder:
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         sums = [sum(map(self._vector, text.split())) for text in texts]
-        return normalize(np.stack(sums).astype(np.float32))
+        return normalize_vectors(np.stack(sums).astype(np.float32))
 
     def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
         self.texts += texts

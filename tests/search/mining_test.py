@@ -11,9 +11,10 @@ import pytest
 from bert_jax.cli import main
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.search.documents import Document, RetrievalSet
-from bert_jax.search.encoder import EncoderId, normalize
+from bert_jax.search.encoder import EncoderId
 from bert_jax.search.evaluate import evaluate_retrieval, sample_queries
 from bert_jax.search.mining import HardNegatives, find_hard_negatives
+from bert_jax.vectors import normalize_vectors
 
 QUERIES = [f"query {n}" for n in range(8)]
 TEXTS = [f"text {n}" for n in range(40)]
@@ -33,7 +34,9 @@ class RandomEncoder:
             self._vectors[query] = vector + 0.8 * np.random.default_rng(1).normal(size=6)
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        return normalize(np.stack([self._vectors[text] for text in texts]).astype(np.float32))
+        return normalize_vectors(
+            np.stack([self._vectors[text] for text in texts]).astype(np.float32)
+        )
 
     encode_documents = encode_queries
 

@@ -1,4 +1,4 @@
-"""Defines the arguments of the verbs that compute or export vectors of texts."""
+"""Defines the arguments of the verbs that compute, export or search vectors of texts."""
 
 import argparse
 
@@ -48,4 +48,18 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--prompt", metavar="TEXT", help="prompt that is put before each text, such as 'query: '"
+    )
+
+
+def add_rerank_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --rerank and --candidates."""
+    parser.add_argument(
+        "--rerank", metavar="MODEL", help="cross-encoder that orders the best texts again"
+    )
+    parser.add_argument(
+        "--candidates",
+        type=int,
+        default=100,
+        metavar="N",
+        help="texts that --rerank scores for each query (default: 100)",
     )

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bert_jax.cli.arguments.sentence_encoder import add_pooling_argument
+from bert_jax.cli.arguments.sentence_encoder import add_pooling_argument, add_rerank_arguments
 
 HELP = "evaluate retrieval by BM25, a model and a cross-encoder"
 
@@ -23,16 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help="sentence encoder (default: BM25 alone)"
     )
-    parser.add_argument(
-        "--rerank", metavar="MODEL", help="cross-encoder that orders the best texts again"
-    )
-    parser.add_argument(
-        "--candidates",
-        type=int,
-        default=100,
-        metavar="N",
-        help="texts that --rerank scores for each query (default: 100)",
-    )
+    add_rerank_arguments(parser)
     parser.add_argument(
         "--max-queries",
         type=int,

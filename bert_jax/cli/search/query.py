@@ -5,6 +5,7 @@ import json
 import textwrap
 from typing import TYPE_CHECKING
 
+from bert_jax.cli.arguments.sentence_encoder import add_rerank_arguments
 from bert_jax.cli.arguments.text_inputs import add_text_arguments, text_groups
 
 if TYPE_CHECKING:
@@ -46,16 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="dense",
         help="way of ranking (default: dense)",
     )
-    parser.add_argument(
-        "--rerank", metavar="MODEL", help="cross-encoder that orders the best texts again"
-    )
-    parser.add_argument(
-        "--candidates",
-        type=int,
-        default=100,
-        metavar="N",
-        help="texts that --rerank scores for each query (default: 100)",
-    )
+    add_rerank_arguments(parser)
     parser.add_argument(
         "--model", metavar="MODEL", help="copy of the index's model (default: its path in INDEX)"
     )

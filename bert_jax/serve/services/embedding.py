@@ -21,6 +21,7 @@ from bert_jax.serve.engine import Arrays, Backend, Buckets, Engine, JaxBackend, 
 from bert_jax.serve.request_error import RequestError
 from bert_jax.serve.requests import TextInput
 from bert_jax.serve.work import Work, count_characters, encode_inputs, refuse_long
+from bert_jax.vectors import normalize_vectors
 
 logger = logging.getLogger(__name__)
 
@@ -129,10 +130,7 @@ class EmbeddingService:
 
         def decode(outputs: Sequence[Arrays]) -> np.ndarray:
             vectors = np.stack([output["embedding"] for output in outputs])[:, :size]
-            if normalize:
-                norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-                vectors = vectors / np.maximum(norms, np.float32(1e-12))
-            return vectors
+            return normalize_vectors(vectors) if normalize else vectors
 
         return self._work(items, "embedding", decode, truncate, keep_end, prompt_name)
 

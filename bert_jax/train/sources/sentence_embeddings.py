@@ -48,6 +48,7 @@ from bert_jax.text.compatibility import (
 from bert_jax.text.load_tokenizer import load_tokenizer
 from bert_jax.train.config import LabeledEval
 from bert_jax.train.sources.sentence_targets import loss_targets, prepare_groups, teacher_targets
+from bert_jax.vectors import normalize_vectors
 
 DEV = "dev"
 
@@ -250,8 +251,7 @@ class SimilarityEvaluator:
         )
         outputs = ((indices, self._vectors(params, batch)) for indices, batch in batches)
         vectors = np.stack(gather_outputs(outputs, len(self._features))["vectors"])
-        norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-        vectors = vectors / np.maximum(norms, 1e-12)
+        vectors = normalize_vectors(vectors)
         cosines = np.sum(vectors[0::2] * vectors[1::2], axis=-1)
         metrics = regression_metrics(self._scores, cosines)
         return {name: metrics[name] for name in self.known_metrics}
