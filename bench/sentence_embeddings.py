@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--snli-splits", default="train", help="comma-separated (default: train)")
     parser.add_argument("--max-triples", type=int, help="triples to train on (default: all)")
     parser.add_argument("--glue-dir", required=True)
+    parser.add_argument("--max-pairs", type=int, help="pairs of STS-B (default: all)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=1, help="of STS-B (default: 1)")
     parser.add_argument("--batch-size", type=int, default=32)
@@ -79,7 +80,7 @@ def write_data(args: argparse.Namespace) -> None:
     nli = read_text_groups(NliFiles(tasks=(Snli(folder=args.snli_dir),), splits=splits))
     for stage, groups, count in (
         ("nli", nli, args.max_triples),
-        ("sts-b", read_text_groups(StsBenchmark(folder=args.glue_dir)), None),
+        ("sts-b", read_text_groups(StsBenchmark(folder=args.glue_dir)), args.max_pairs),
         ("dev", read_text_groups(StsBenchmark(folder=args.glue_dir, split="dev")), None),
     ):
         write_groups(data_file(args, stage), groups, count)
