@@ -10,7 +10,7 @@ An index is a folder, written by `build.py`:
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from bert_jax.config_lib import from_json
 from bert_jax.errors import ConfigError, UserError, describe_folder
 from bert_jax.json_io import read_json_object
 from bert_jax.models.sentence_encoder.config import PoolingMode
+from bert_jax.predict.reranker import Reranker
 from bert_jax.search.bm25 import Bm25, fuse_ranks
 from bert_jax.search.documents import Document
 from bert_jax.search.encoder import TextEncoder
@@ -229,6 +230,36 @@ class SearchIndex:
     @cached_property
     def _bm25(self) -> Bm25:
         return Bm25([document.text for document in self.documents(range(len(self)))])
+
+
+def rerank_hits(
+    reranker: Reranker,
+    queries: Sequence[str],
+    candidates: Sequence[Sequence[Hit]],
+    top_k: int,
+    on_progress: Callable[[int], object] | None = None,
+) -> list[list[Hit]]:
+    """Returns the best documents of each query among its candidates, with the reranker's scores.
+
+    The pairs of all queries are scored together, so that batches are full. Equal scores keep the
+    order of the candidates.
+
+    Args:
+      top_k: number of documents for each query.
+      on_progress: called after each batch with the number of pairs that it finished.
+    """
+    pairs = [
+        (query, hit.document.text)
+        for query, hits in zip(queries, candidates, strict=True)
+        for hit in hits
+    ]
+    scores = reranker.score_pairs(pairs, on_progress)
+    ends = np.cumsum([len(hits) for hits in candidates])
+    reranked = []
+    for hits, hit_scores in zip(candidates, np.split(scores, ends[:-1]), strict=True):
+        order = np.argsort(-hit_scores, kind="stable")[:top_k].tolist()
+        reranked.append([hits[i]._replace(score=float(hit_scores[i])) for i in order])
+    return reranked
 
 
 def open_array(path: Path) -> np.ndarray:

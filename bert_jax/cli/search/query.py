@@ -60,9 +60,8 @@ def run(args: argparse.Namespace) -> None:
     from bert_jax.predict.reranker import Reranker
     from bert_jax.pretrained.load import load_model
     from bert_jax.search.encoder import EmbedderEncoder
-    from bert_jax.search.index import Lexical, SearchIndex
+    from bert_jax.search.index import Lexical, SearchIndex, rerank_hits
     from bert_jax.search.nearest import check_top_k
-    from bert_jax.search.rerank import rerank_hits
 
     index = SearchIndex(args.index)
     method = _method(args.method)
