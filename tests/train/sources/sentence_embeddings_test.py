@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,26 @@ def test_run_learns_scores_and_records_the_sentence_encoder(folder):
     params, _, step = restore_params(folder / "cosent/checkpoints", None)
     assert set(params) == {"encoder"}
     assert step in {each["step"] for each in records if "spearman" in each}
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_bit_exact(folder):
+    flags = ("--epochs", "2", "--batch-size", "16", "--loss", "multiple-negatives-ranking")
+    assert train(folder, "whole", *flags) == 0
+    shutil.copytree(folder / "whole", folder / "resumed")
+    checkpoints = folder / "resumed/checkpoints"
+    first, *later = sorted(int(each.name) for each in checkpoints.iterdir() if each.name.isdigit())
+    last = later[-1]
+    for step in later:
+        shutil.rmtree(checkpoints / str(step))
+    assert train(folder, "resumed", *flags) == 0
+    expected, found = (
+        paths.flatten(restore_params(folder / name / "checkpoints", last)[0])
+        for name in ("whole", "resumed")
+    )
+    start = paths.flatten(restore_params(folder / "whole/checkpoints", first)[0])
+    assert all(np.array_equal(expected[path], found[path]) for path in expected)
+    assert not all(np.array_equal(expected[path], start[path]) for path in expected)
 
 
 def test_teacher_vectors_are_learned_in_chunks(folder):
