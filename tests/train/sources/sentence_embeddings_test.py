@@ -69,14 +69,14 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def train(folder: Path, run: str, *flags: str) -> int:
+def train(folder: Path, run: str, *flags: str, settings: tuple[str, ...] = ()) -> int:
     arguments = ("--train", f"{folder}/train.csv", "--texts", "first,second", "--max-length", "8")
     with one_device_mesh():
         return main(
             [
                 *("embed-train", "columns", "--model", f"{folder}/model"),
                 *("--run", f"{folder}/{run}", *arguments, *flags),
-                *("--set", "data.bucket_lengths=[]", "train.logging.log_every=1"),
+                *("--set", "data.bucket_lengths=[]", "train.logging.log_every=1", *settings),
             ]
         )
 
@@ -101,19 +101,18 @@ def test_run_learns_scores_and_records_the_sentence_encoder(folder):
 @pytest.mark.slow
 def test_a_resumed_run_is_bit_exact(folder):
     flags = ("--epochs", "2", "--batch-size", "16", "--loss", "multiple-negatives-ranking")
-    assert train(folder, "whole", *flags) == 0
+    settings = ("train.checkpoints.save_every=4",)
+    assert train(folder, "whole", *flags, settings=settings) == 0
     shutil.copytree(folder / "whole", folder / "resumed")
     checkpoints = folder / "resumed/checkpoints"
     first, *later = sorted(int(each.name) for each in checkpoints.iterdir() if each.name.isdigit())
-    last = later[-1]
     for step in later:
         shutil.rmtree(checkpoints / str(step))
-    assert train(folder, "resumed", *flags) == 0
-    expected, found = (
-        paths.flatten(restore_params(folder / name / "checkpoints", last)[0])
-        for name in ("whole", "resumed")
+    assert train(folder, "resumed", *flags, settings=settings) == 0
+    start, expected, found = (
+        paths.flatten(restore_params(folder / name / "checkpoints", step)[0])
+        for name, step in (("whole", first), ("whole", later[-1]), ("resumed", later[-1]))
     )
-    start = paths.flatten(restore_params(folder / "whole/checkpoints", first)[0])
     assert all(np.array_equal(expected[path], found[path]) for path in expected)
     assert not all(np.array_equal(expected[path], start[path]) for path in expected)
 
