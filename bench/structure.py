@@ -137,6 +137,15 @@ def module_file(dotted: str) -> Path | None:
     return None
 
 
+def _is_type_checking(test: ast.expr) -> bool:
+    """Returns whether a condition is `TYPE_CHECKING` or `typing.TYPE_CHECKING`."""
+    match test:
+        case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
+            return True
+        case _:
+            return False
+
+
 def _import_nodes(tree: ast.AST, inside_functions: bool) -> Iterator[ast.AST]:
     """Yields the import statements of a module, except those for type checkers only."""
     pending = list(ast.iter_child_nodes(tree))
@@ -144,7 +153,7 @@ def _import_nodes(tree: ast.AST, inside_functions: bool) -> Iterator[ast.AST]:
         node = pending.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
-        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        elif isinstance(node, ast.If) and _is_type_checking(node.test):
             pending += node.orelse
         elif inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             pending += ast.iter_child_nodes(node)

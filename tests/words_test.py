@@ -163,6 +163,7 @@ def defined_names(file: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.attr
 
 
+@functools.cache  # most identifiers appear many times
 def replacement(identifier: str) -> str | None:
     """Returns what to write instead of an identifier, or None if it is a standard name."""
     bare = identifier.strip("_")
@@ -216,10 +217,14 @@ def british_words() -> Iterator[tuple[Path, int, str, str]]:
     stems = [(re.compile(stem, re.IGNORECASE), american) for stem, american in BRITISH.items()]
     any_stem = re.compile("|".join(BRITISH), re.IGNORECASE)
     any_word = re.compile(rf"\w*(?:{any_stem.pattern})\w*", re.IGNORECASE)
+    # Few lines contain a stem, which begins with these letters; the expressions are slow to search.
+    letters = {re.match("[a-z]+", stem)[0] for stem in BRITISH}  # type: ignore[index]
     for file in text_files():
-        for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
-            # Few lines contain a stem; searching them for whole words takes four times as long.
-            for word in any_word.findall(line) if any_stem.search(line) else ():
+        text = file.read_text(errors="replace")
+        found = [each for each in letters if each in text.lower()]
+        for number, line in enumerate(text.splitlines(), 1) if found else ():
+            lower = line.lower()
+            for word in any_word.findall(line) if any(each in lower for each in found) else ():
                 if word in BRITISH_BY_ORIGIN and f'"{word}"' in line:
                     continue
                 american = word

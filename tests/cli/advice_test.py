@@ -26,10 +26,11 @@ def flags_of_verbs() -> set[str]:
 def advised_flags(source: str) -> Iterator[tuple[int, str]]:
     """Yields (line, flag) for the flags in raised errors and in logged messages."""
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Raise | ast.Call):
-            continue
-        if isinstance(node, ast.Call) and not ast.unparse(node.func).startswith("logger."):
-            continue
+        match node:
+            case ast.Raise() | ast.Call(func=ast.Attribute(value=ast.Name(id="logger"))):
+                pass
+            case _:
+                continue
         for part in ast.walk(node):
             if isinstance(part, ast.Constant) and isinstance(part.value, str):
                 for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", part.value):
