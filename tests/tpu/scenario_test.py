@@ -73,8 +73,8 @@ def test_next_zone_is_tried_after_twenty_minutes_in_the_queue(cloud, trainers):
 
 def test_wait_hours_end_the_launch(cloud, trainers, capsys):
     cloud.script(slices={"*": {"queue": "WAITING_FOR_RESOURCES"}})
-    assert launch("--wait-hours", "2") == 75
-    assert "no slice was available in 2 hours" in capsys.readouterr().err and not cloud.slices()
+    assert launch("--wait-hours", "0.5") == 75
+    assert "no slice was available in 0.5 hours" in capsys.readouterr().err and not cloud.slices()
     assert cloud.loop()["billed_seconds"] == 0
 
 

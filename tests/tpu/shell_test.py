@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,11 +55,19 @@ def test_recipes_are_short_and_call_launch_once(file: Path):
     assert "\nset -euo pipefail\n" in text and text.count("\ntpu/tpuctl launch ") == 1
 
 
+# One of each mode of a job: a single process on all hosts, and shards.
+FAST_RECIPES = {"pretrain_bert_large_16.sh", "finetune_glue_sharded_16.sh"}
+
+
 @pytest.mark.parametrize(
     "file",
-    # test_readme_commands_dry_run runs the others.
-    [file for file in RECIPES if f"tpu/{file.name}" not in README.read_text()],
-    ids=lambda file: file.name,
+    [
+        pytest.param(
+            file, id=file.name, marks=[] if file.name in FAST_RECIPES else [pytest.mark.slow]
+        )
+        for file in RECIPES
+        if f"tpu/{file.name}" not in README.read_text()  # test_readme_commands_dry_run runs these
+    ],
 )
 def test_recipes_dry_run(cloud: FakeCloud, file: Path):
     words = [str(file), "--dry-run", "--project", "my-project"]
@@ -92,7 +101,18 @@ def test_readme_has_commands():
     assert len(commands()) >= 12
 
 
-@pytest.mark.parametrize("line", commands())
+def each_script_once() -> list[Any]:
+    """Returns the lines of the README; those that run a script again are slow."""
+    lines, seen = [], set[str]()
+    for line in commands():
+        script = re.search(r"tpu/\w+\.sh|tpu/tpuctl \w+", line)
+        name = script[0] if script else line
+        lines.append(pytest.param(line, marks=[pytest.mark.slow] if name in seen else []))
+        seen.add(name)
+    return lines
+
+
+@pytest.mark.parametrize("line", each_script_once())
 def test_readme_commands_dry_run(cloud: FakeCloud, line: str):
     _launched(cloud)
     before, _, after = line.replace(" --dry-run", "").partition(" -- ")

@@ -6,7 +6,6 @@ Covers tpu/worker/.
 import contextlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -108,18 +107,16 @@ def test_lock_file_is_removed_only_if_chips_are_free(make):
 
 def test_missing_resources_are_reported_with_numbers(make):
     pod = make(data={"wiki": "gs://bucket/data/wiki"})
+    deny = {"deny_storage": [["write", f"{pod.run_url}/attempts/0/host-0.probe"]]}
+    (pod.folder / "script.json").write_text(json.dumps(deny))
+    work = pod.home(0) / "bert_jax/runs/try"
+    work.parent.mkdir(exist_ok=True)
+    work.write_text("in the way")
     found = problems(pod, BERT_TPU_MIN_DISK_GB="1e9", BERT_TPU_MIN_MEMORY_GB="1e9")
     assert "GB free" in found["disk"]["found"] and "GB available" in found["memory"]["found"]
     assert found["data wiki"]["found"] == "nothing at gs://bucket/data/wiki"
-    deny = {"deny_storage": [["write", f"{pod.run_url}/attempts/0/host-0.probe"]]}
-    (pod.folder / "script.json").write_text(json.dumps(deny))
-    found = problems(pod)
     assert "403" in found["bucket"]["found"] and "storage.objectAdmin" in found["bucket"]["fix"]
-    work = pod.home(0) / "bert_jax/runs/try"
-    shutil.rmtree(work, ignore_errors=True)
-    work.parent.mkdir(exist_ok=True)
-    work.write_text("in the way")
-    assert "cannot be written" in problems(pod)["cache"]["found"]
+    assert "cannot be written" in found["cache"]["found"]
 
 
 @pytest.mark.parametrize(
@@ -129,8 +126,11 @@ def test_missing_resources_are_reported_with_numbers(make):
         pytest.param(
             {"deny_storage": [["read", "gs://bucket/data"]]}, "data wiki", marks=pytest.mark.slow
         ),
-        ({"deny_storage": [["write", "gs://bucket/runs/try/attempts/0/host-0.probe"]]},
-         "bucket"),
+        pytest.param(
+            {"deny_storage": [["write", "gs://bucket/runs/try/attempts/0/host-0.probe"]]},
+            "bucket",
+            marks=pytest.mark.slow,
+        ),
         ({}, "secret HF_TOKEN"),
     ],
 )  # fmt: skip
@@ -167,9 +167,9 @@ def test_clock_skew_and_proxy_are_warnings(make):
 def test_wrong_address_and_wrong_bundle_are_problems(make):
     pod = make()
     pod.metadata.set(0, "instance/network-interfaces/0/ip", "10.9.9.9")
-    assert "10.9.9.9" in problems(pod)["address"]["found"]
     pod.write_job_spec(0, ["pretrain", "x"], bundle="1" * 64)
-    assert BUNDLE in problems(pod)["code"]["found"]
+    found = problems(pod)
+    assert "10.9.9.9" in found["address"]["found"] and BUNDLE in found["code"]["found"]
 
 
 def test_auto_host_number_uses_the_metadata_server(make):
@@ -227,13 +227,13 @@ def test_trainer_exit_code_is_reported(make, word, code):
     assert pod.read(0, "host-0.exit.json")["meaning"]
 
 
-def test_ten_starts_run_one_trainer_and_stop_saves(make):
+def test_starts_at_once_run_one_trainer_and_stop_saves(make):
     """Tests also that the unit is a session of its own, so Ctrl-C in the launcher stops no unit."""
     pod = make(1, "run=yes")
     pod.write_job_spec(1, ["pretrain", "x", "--arg", "run=yes"])
     assert pod.agent("preflight", 0, 0).returncode == 0
-    with ThreadPoolExecutor(10) as pool:
-        starts = list(pool.map(lambda _: run_verb(pod, "start"), range(10)))
+    with ThreadPoolExecutor(4) as pool:
+        starts = list(pool.map(lambda _: run_verb(pod, "start"), range(4)))
     assert {code for code, _ in starts} == {0}
     assert pod.starts(0) == ["bert-try-0"]
     await_true(lambda: "begins" in pod.log(0, 0), 60, pod.all_logs)
