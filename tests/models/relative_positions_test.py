@@ -67,11 +67,10 @@ def test_packed_examples_are_computed_as_if_alone(config):
     np.testing.assert_allclose(together, np.concatenate(alone), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "config",
-    # The fast test of its recipe in pretraining_recipes_test.py takes steps with MPNet.
-    [pytest.param(MPNET, id="MPNet", marks=pytest.mark.slow), pytest.param(DEBERTA, id="DeBERTa")],
-)
+# tests/models/seq2seq/network_test.py scans and rematerializes T5's layers, which also add biases
+# of relative positions.
+@pytest.mark.slow
+@each_family
 def test_scanned_layers_with_remat_have_the_same_loss_and_gradients(config):
     config = dataclasses.replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     params = jax.tree.map(jnp.asarray, paths.unflatten(random_parameters(config)))

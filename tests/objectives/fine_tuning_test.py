@@ -48,12 +48,12 @@ def head_id(head) -> str:
 
 
 each_head = pytest.mark.parametrize("head", HEADS, ids=head_id)
-# Where the texts of an example do not matter: regression of windows is regression, and choices
-# are classes.
+# Where the texts of an example do not matter: regression of windows is regression, choices are
+# classes, and spans are summed over examples as classes are.
 each_sum = pytest.mark.parametrize(
     "head",
     [
-        pytest.param(head, marks=[pytest.mark.slow] if head in (HEADS[1], HEADS[4]) else [])
+        pytest.param(head, marks=[pytest.mark.slow] if head in (HEADS[1], *HEADS[3:5]) else [])
         for head in HEADS
     ],
     ids=head_id,
@@ -239,7 +239,15 @@ def test_dropout_is_before_classifiers_but_not_before_spans(head):
         assert len({*losses, still}) == 3
 
 
-@each_loss
+# One head that reads the pooler, and one that reads every token.
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(head, marks=[] if head in (HEADS[0], HEADS[3]) else [pytest.mark.slow])
+        for head in HEADS[:-1]
+    ],
+    ids=head_id,
+)
 def test_bfloat16_is_close_and_outputs_are_float32(head):
     made, params = program(head), parameters(head)
     half = program(head, compute=ComputeConfig(dtype="bfloat16"))
@@ -253,12 +261,10 @@ def test_bfloat16_is_close_and_outputs_are_float32(head):
     assert losses.loss.dtype == jnp.float32
 
 
+# tests/train/adapter_step_test.py trains a classifier on a mesh, with dropout.
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "head",
-    [
-        pytest.param(HEADS[0], id="classes"),
-        pytest.param(HEADS[5], id="windows", marks=pytest.mark.slow),
-    ],
+    "head", [pytest.param(HEADS[0], id="classes"), pytest.param(HEADS[5], id="windows")]
 )
 def test_eight_devices_equal_one(head):
     made, params = program(head, classifier_dropout=0.1), parameters(head)

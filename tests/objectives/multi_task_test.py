@@ -155,7 +155,7 @@ def test_task_without_examples_contributes_nothing():
 VARIANCES = {"rte": 0.5, "genre": -0.3, "stsb": 1.1, "conll": -1.2, "squad": 0.0}
 
 
-@pytest.mark.parametrize("rate", [1.0, 100.0])
+@pytest.mark.parametrize("rate", [pytest.param(1.0, marks=pytest.mark.slow), 100.0])
 def test_uncertainty_weighting_equals_kendall_et_al(rate):
     """Tests equations 7 and 10: exp(-s) / 2 for squared errors, exp(-s) for cross-entropy."""
     made = program(UncertaintyWeighting(lr_multiplier=rate))
@@ -177,13 +177,20 @@ def test_uncertainty_weighting_equals_kendall_et_al(rate):
 
 @pytest.mark.parametrize(
     "weighting",
-    [UniformWeighting(), UncertaintyWeighting(lr_multiplier=1.0)],
+    [
+        # test_mixed_batch_is_the_weighted_sum_of_its_tasks adds shares of the batch.
+        pytest.param(UniformWeighting(), marks=pytest.mark.slow),
+        # The same program as above.
+        UncertaintyWeighting(lr_multiplier=100.0),
+    ],
     ids=["rows", "uncertainty"],
 )
 def test_microbatches_add_up_to_the_batch(weighting):
     made, batch = program(weighting), mixed()
     params = (
-        parameters(**VARIANCES) if isinstance(weighting, UncertaintyWeighting) else parameters()
+        parameters(**{name: s / 100 for name, s in VARIANCES.items()})
+        if isinstance(weighting, UncertaintyWeighting)
+        else parameters()
     )
     loss_denominators = made.loss_denominators(batch)
     parts = [

@@ -1,6 +1,7 @@
 """Covers bert_jax/objectives/replaced_tokens/: sampling, replacement, losses, parameters."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -139,11 +140,18 @@ def test_parameters_are_those_of_both_networks_with_one_set_of_embeddings():
     }
 
 
+@functools.cache
+def initial_params(config: ReplacedTokens) -> Any:
+    """Compiles the initialization once for all tests of a config."""
+    objective = ReplacedTokensObjective(config)
+    return jax.device_get(jax.jit(objective.init)(jax.random.key(0)))
+
+
 def gradient(**weights: float) -> dict[str, np.ndarray]:
     objective = ReplacedTokensObjective(dataclasses.replace(CONFIG, **weights))
     batch = {name: jnp.asarray(BATCH[name]) for name in objective.batch_fields()}
     denominators = objective.loss_denominators(batch)
-    params = jax.jit(objective.init)(jax.random.key(0))
+    params = initial_params(CONFIG)  # the weights of the losses do not change it
     grads = jax.jit(jax.grad(lambda p: objective.compute_loss(p, batch, denominators, None).loss))(
         params
     )
@@ -165,7 +173,7 @@ def test_initial_losses_are_those_of_guesses():
     denominators = objective.loss_denominators(batch)
     assert float(denominators["rtd"]) == BATCH["attention_mask"].sum()
     loss, metrics = jax.jit(objective.compute_loss)(
-        jax.jit(objective.init)(jax.random.key(0)), batch, denominators, jax.random.key(1)
+        initial_params(CONFIG), batch, denominators, jax.random.key(1)
     )
     means = {name: float(mean.total / mean.weight) for name, mean in metrics.items()}
     assert means["mlm_loss"] == pytest.approx(math.log(60), abs=0.2)
@@ -197,7 +205,7 @@ WORDS = "encoder/embeddings/word_embeddings"
 
 def disentangled_params(objective: ReplacedTokensObjective) -> dict[str, Any]:
     """Returns initial parameters as NumPy arrays by path, with differences that are not 0."""
-    flat = paths.flatten(jax.device_get(jax.jit(objective.init)(jax.random.key(0))))
+    flat = dict(paths.flatten(initial_params(objective.config)))
     assert not flat[f"{WORDS}/difference"].any()
     flat[f"{WORDS}/difference"] = np.random.default_rng(1).normal(0, 0.02, (60, 16)).astype("f4")
     return flat

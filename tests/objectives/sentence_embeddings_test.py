@@ -23,6 +23,7 @@ from bert_jax.objectives.sentence_embeddings.objective import SentenceEmbeddingO
 from bert_jax.parallel import sharding
 from bert_jax.parallel.config import MeshConfig
 from bert_jax.testing.models import small_config
+from tests.helpers.quick_init import quick_init
 
 CONFIG = SentenceEmbedding(
     model=small_config(num_hidden_layers=1),
@@ -53,7 +54,7 @@ def value_and_gradients(objective, params, batch, key=None):
 @pytest.fixture(scope="module")
 def params():
     """Parameters of `CONFIG`."""
-    return SentenceEmbeddingObjective(CONFIG).init(jax.random.key(0))
+    return quick_init(SentenceEmbeddingObjective(CONFIG).abstract())
 
 
 @pytest.fixture(scope="module")

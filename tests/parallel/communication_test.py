@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.config_lib import override
 from bert_jax.data.config import PretrainingData
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
@@ -59,6 +60,8 @@ def gradients(
 ) -> dict[str, np.ndarray]:
     """Returns all gradients on 8 devices, computed in bfloat16 with dropout."""
     experiment = small(layout, "bfloat16", communication_dtype)
+    # One layer compiles faster.
+    experiment = override(experiment, ["objective.model.num_hidden_layers=1"])
     grid = sharding.make_mesh(experiment.mesh)
     objective = make_objective(experiment.objective)
     params = objective.init(jax.random.key(0))

@@ -39,7 +39,10 @@ def experiment(
     phase = Phase(steps=4, seq_length=12, batch_size=16, gradient_accumulation_steps=microbatches)
     return Experiment(
         name="test",
-        objective=FineTuning(model=model or small_config(vocab_size=48), head=HEAD),
+        # One layer compiles faster.
+        objective=FineTuning(
+            model=model or small_config(vocab_size=48, num_hidden_layers=1), head=HEAD
+        ),
         data=FineTuningData(task=Glue(task="rte", folder="unused"), tokenizer="unused"),
         train=TrainConfig(
             phases=(phase,),

@@ -37,7 +37,7 @@ PHASE = Phase(steps=10, seq_length=32, batch_size=16, max_predictions_per_seq=6)
 MODEL = BertConfig(
     vocab_size=104,
     hidden_size=32,
-    num_hidden_layers=2,
+    num_hidden_layers=1,  # compiles faster
     num_attention_heads=4,
     intermediate_size=64,
     positions=LearnedPositions(max_position_embeddings=32),
@@ -113,18 +113,17 @@ def test_loss_falls_on_the_same_batch():
     assert losses[-1] < losses[0]
 
 
-# fsdp_tp splits both the batch and all parameters, as the other layouts do one at a time.
-@pytest.mark.parametrize(
-    "preset", [*(pytest.param(p, marks=pytest.mark.slow) for p in ("dp", "fsdp", "tp")), "fsdp_tp"]
-)
+# test_dropout_is_the_same_on_eight_devices is the fast one: fsdp_tp splits both the batch and all
+# parameters, as the other layouts do one at a time.
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["dp", "fsdp", "tp", "fsdp_tp"])
 def test_eight_devices_equal_one(preset):
     assert_same(train(experiment(preset=preset), 8), one_device(), 1e-5)
 
 
 @pytest.mark.slow
 def test_all_pretraining_losses_on_eight_devices_equal_one():
-    model = dataclasses.replace(MODEL, num_hidden_layers=1)  # compiles faster
-    program = Pretraining(model=model, mask_token_id=4, sop_weight=0.5, sbo_weight=2.0)
+    program = Pretraining(model=MODEL, mask_token_id=4, sop_weight=0.5, sbo_weight=2.0)
     one = train(experiment(program=program), 1)
     expected = np.log(104) + np.log(2) + 0.5 * np.log(2) + 2.0 * np.log(104)
     assert one[1][0] == pytest.approx(expected, abs=1.0)
@@ -179,22 +178,22 @@ def test_gradient_accumulation_on_a_mesh_equals_the_large_batch():
     assert_same(train(experiment(phase, preset="fsdp"), 8), one_device(), 1e-5)
 
 
+# tests/models/model_test.py compares the gradients of a scanned loop and of remat, and
+# tests/models/seq2seq/network_test.py combines the two.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compute",
     [
-        # tests/models/model_test.py compares the gradients of each of the two alone.
-        pytest.param(ComputeConfig(layer_loop=Scanned()), id="scan", marks=pytest.mark.slow),
-        pytest.param(ComputeConfig(remat=FullRemat()), id="remat", marks=pytest.mark.slow),
+        pytest.param(ComputeConfig(layer_loop=Scanned()), id="scan"),
+        pytest.param(ComputeConfig(remat=FullRemat()), id="remat"),
         pytest.param(ComputeConfig(layer_loop=Scanned(), remat=FullRemat()), id="scan-remat"),
-        pytest.param(
-            ComputeConfig(layer_loop=Scanned(), remat=SaveDots()),
-            id="scan-dots",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(ComputeConfig(layer_loop=Scanned(), remat=SaveDots()), id="scan-dots"),
     ],
 )
 def test_layer_loop_and_remat_change_nothing(compute):
-    assert_same(train(experiment(compute=compute), 1), one_device(), 1e-5)
+    model = dataclasses.replace(MODEL, num_hidden_layers=2)
+    expected = train(experiment(model=model), 1)
+    assert_same(train(experiment(model=model, compute=compute), 1), expected, 1e-5)
 
 
 def test_loss_with_weight_zero_is_not_computed():

@@ -24,6 +24,7 @@ from bert_jax.models.sharding import parameter_axes
 from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
+from tests.helpers.quick_init import quick_init
 
 SMALL = AlbertConfig(
     vocab_size=60,
@@ -100,7 +101,7 @@ IDS = jnp.arange(24, dtype=jnp.int32).reshape(2, 12)
 
 def test_scanned_and_unrolled_layers_are_equal_with_dropout():
     config = dataclasses.replace(SMALL, num_hidden_layers=2, num_hidden_groups=1)
-    params = build_network(config).init(jax.random.key(0))
+    params = quick_init(build_network(config).abstract())
 
     def output(compute: ComputeConfig) -> EncoderOutput:
         encode = jax.jit(
@@ -118,9 +119,10 @@ def test_scanned_and_unrolled_layers_are_equal_with_dropout():
     )
 
 
+@pytest.mark.slow  # tests/parity/albert_training_test.py takes the steps of PyTorch
 def test_gradients_are_summed_over_applications():
     config = dataclasses.replace(SMALL, inner_group_num=1)
-    params = build_network(config).init(jax.random.key(0))
+    params = quick_init(build_network(config).abstract())
 
     def gradient(compute: ComputeConfig) -> dict[str, np.ndarray]:
         def total(params):

@@ -15,6 +15,7 @@ from bert_jax.objectives.config import Pretraining
 from bert_jax.objectives.pretraining import PretrainingObjective
 from bert_jax.params import paths
 from bert_jax.testing.batches import pretraining_batch
+from tests.helpers.quick_init import quick_init
 
 V = 60
 MODEL = BertConfig(
@@ -33,7 +34,7 @@ def program(**changes) -> PretrainingObjective:
 
 @functools.cache
 def parameters():
-    return program().init(jax.random.key(0))
+    return quick_init(program().abstract())
 
 
 def on_device(batch):
@@ -174,6 +175,9 @@ def test_hidden_states_and_attention_weights_are_returned(compute):
     assert plain.hidden_states == () and plain.attentions == ()
 
 
+# objectives/fine_tuning_test.py compares bfloat16 outputs of BERT, and communication_test.py reads
+# the dtypes of its gradients.
+@pytest.mark.slow
 def test_bfloat16_outputs_are_close_and_gradients_float32():
     batch = on_device(
         pretraining_batch(batch_size=4, seq_length=16, max_predictions_per_seq=4, vocab_size=V)

@@ -19,6 +19,7 @@ from bert_jax.models.model import build_network
 from bert_jax.models.sharding import parameter_axes
 from bert_jax.params import paths
 from bert_jax.testing.models import random_parameters
+from tests.helpers.quick_init import quick_init
 
 SMALL = BigBirdConfig(
     vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
@@ -27,7 +28,10 @@ SMALL = BigBirdConfig(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("size", "with_pooler"), [("base", 127_468_800), ("large", 359_123_968)])
+@pytest.mark.parametrize(
+    ("size", "with_pooler"),
+    [("base", 127_468_800), pytest.param("large", 359_123_968, marks=pytest.mark.slow)],
+)
 def test_parameter_counts(size, with_pooler):
     params = paths.flatten(build_network(BigBirdConfig.from_size(size), ("pooler",)).abstract())
     assert sum(math.prod(leaf.shape) for leaf in params.values()) == with_pooler
@@ -44,7 +48,8 @@ def test_published_values():
 
 
 @pytest.mark.parametrize("is_training", [False, True])
-@pytest.mark.parametrize("length", [36, 41])  # the last block of the second is not full
+# The last block of the second is not full.
+@pytest.mark.parametrize("length", [pytest.param(36, marks=pytest.mark.slow), 41])
 def test_context_and_gradients_equal_dense_attention(length, is_training):
     block, heads, num_random, num_blocks = 3, 2, 2, -(-length // 3)
     plan = None
@@ -113,7 +118,7 @@ def test_work_grows_linearly_with_length():
 def test_dropout_comes_before_the_norm_of_the_embeddings():
     """The norm's output has a mean of 0, but not after dropout, as in BERT's order."""
     network = build_network(dataclasses.replace(SMALL, hidden_dropout_prob=0.5), ("masked_lm",))
-    encoder: Any = network.merge(jax.jit(network.init)(jax.random.key(0))).encoder
+    encoder: Any = network.merge(quick_init(network.abstract())).encoder
     embeddings = encoder.embeddings
     ids = jnp.full((4, 10), 5)
     dropped = embeddings(ids, jnp.zeros_like(ids), None, jnp.array([1, 2], jnp.uint32))

@@ -17,9 +17,9 @@ from bert_jax.text.compatibility import check_embedding_rows
     ("size", "expected"),
     [  # published as 22M, 44M, 86M and 304M, without the word embeddings
         ("xsmall", 70_682_112),
-        ("small", 141_304_320),
         ("base", 183_831_552),
-        ("large", 434_012_160),
+        pytest.param("small", 141_304_320, marks=pytest.mark.slow),
+        pytest.param("large", 434_012_160, marks=pytest.mark.slow),
     ],
 )
 def test_parameter_counts(size, expected):

@@ -13,8 +13,8 @@ from bert_jax.params import paths
     ("size", "encoder", "masked_lm"),
     [  # the counts of the published folders have the table of the masked-LM head
         ("210m", 211_766_016, 310_266_624),
-        ("610m", 607_874_688, 755_625_600),
-        ("2.1b", 2_107_590_912, 2_403_092_736),
+        pytest.param("610m", 607_874_688, 755_625_600, marks=pytest.mark.slow),
+        pytest.param("2.1b", 2_107_590_912, 2_403_092_736, marks=pytest.mark.slow),
     ],
 )
 def test_parameter_counts(size, encoder, masked_lm):

@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from bert_jax.models.model import build_network
 from bert_jax.models.roberta.config import RobertaConfig
 from bert_jax.objectives.config import Pretraining
 from bert_jax.params import paths
+from tests.helpers.quick_init import quick_init
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_sequences_longer_than_the_positions_are_refused():
         intermediate_size=8, positions=PaddingOffsetPositions(max_position_embeddings=10),
     )  # fmt: skip
     network = build_network(config)
-    params = network.init(jax.random.key(0))
+    params = quick_init(network.abstract())
     network.merge(params).encoder(jnp.full((1, 8), 5))
     with pytest.raises(ConfigError, match=r"length 9 is beyond .* room for 8 tokens"):
         network.merge(params).encoder(jnp.full((1, 9), 5))

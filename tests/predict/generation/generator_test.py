@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -35,6 +34,7 @@ from bert_jax.pretrained.load import load_model
 from bert_jax.pretrained.seq2seq import LoadedSeq2Seq, load_seq2seq
 from bert_jax.testing.models import small_model
 from bert_jax.text.load_tokenizer import load_tokenizer
+from tests.helpers.quick_init import quick_init
 
 TEXTS = [
     "The harbour lay still that morning, and only the fishing boats moved.",
@@ -74,7 +74,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedSeq2Seq:
         num_decoder_layers=2,
         num_attention_heads=2,
     )
-    params = jax.device_get(build_encoder_decoder_network(config).init(jax.random.key(0)))
+    params = quick_init(build_encoder_decoder_network(config).abstract(), std=0.3)
     loaded = LoadedSeq2Seq(params=params, config=config, tokenizer=tokenizer, path="t5")
     assert export_seq2seq(loaded, folder / "exported") == 0.0
     return load_seq2seq(folder / "exported")
@@ -224,7 +224,7 @@ def test_encoders_and_wrong_end_tokens_are_refused(model, tmp_path):
     config = dataclasses.replace(model.config, vocab_size=300)
     network = build_encoder_decoder_network(config)
     larger = LoadedSeq2Seq(
-        params=jax.device_get(network.init(jax.random.key(0))),
+        params=quick_init(network.abstract()),
         config=config,
         tokenizer=None,
         path="larger",
