@@ -106,6 +106,7 @@ def test_own_labels_tutorial(exported):
     assert (exported.parent / "reviews/config.json").is_file()
 
 
+@pytest.mark.slow  # tests/api_test.py trains with a loop of its own
 def test_own_loop_tutorial(exported):
     import jax
 
@@ -173,6 +174,7 @@ def test_search_guide(exported):
     assert (exported.parent / "cross-encoder/config.json").is_file()
 
 
+@pytest.mark.slow  # tests/data/corpus/curate_test.py runs the command
 def test_curation_guide(folder):
     pytest.importorskip("pyarrow")
     (folder / "notes").mkdir()
@@ -196,6 +198,7 @@ def test_mixing_guide(folder):
     assert (folder / "runs/mixed/report.html").is_file()
 
 
+@pytest.mark.slow  # tests/data/corpus and tests/cli run the commands
 def test_decontamination_guide(exported):
     pytest.importorskip("pyarrow")
     head = SequenceClassificationHead(labels=("entailment", "not_entailment"))

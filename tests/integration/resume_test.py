@@ -89,8 +89,7 @@ def test_sigterm_during_a_save_is_bit_identical_after_resuming(corpus, straight,
             np.testing.assert_allclose(found, leaf, atol=2e-4, err_msg=path)
 
 
-# `simulate_test.py` resumes two processes in the fast tests, and `loader_test.py` compares the rows
-# of any number of them.
+# `loader_test.py` compares the rows of any number of processes.
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [(2, 1), (2, 4), (4, 2)])
 def test_examples_do_not_depend_on_the_number_of_processes(

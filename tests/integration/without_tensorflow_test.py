@@ -50,27 +50,44 @@ assert refused == {sorted(NEED_TENSORFLOW)!r}, refused
     assert done.returncode == 0, done.stderr
 
 
-def test_prepare_and_pretrain_run_and_tasks_are_refused(tmp_path):
-    write_text(tmp_path / "text", num_documents=8)
-    write_vocabulary(tmp_path / "vocabulary")
-    recipe = ROOT / "tests/helpers/tiny_recipe.py"
-    code = f"""
+PREPARE = """
 from bert_jax.cli import main
 try: main(["--help"])
 except SystemExit as done: assert not done.code
 assert main(["prepare", "--files", "text/*", "--tokenizer", "vocabulary", "--output", "prepared",
              "--workers", "1"]) == 0
-assert main(["pretrain", {str(recipe)!r}, "--run", "run", "--arg", "corpus=prepared",
-             "steps=4"]) == 0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    write_text(tmp_path / "text", num_documents=8)
+    write_vocabulary(tmp_path / "vocabulary")
+    return tmp_path
+
+
+def test_prepare_runs_and_tasks_are_refused(folder):
+    code = f"""{PREPARE}
 assert main(["prepare", "--task", "books", "--output", "other"]) == 1
 assert main(["data", "inspect", "glue/rte", "--tokenizer", "vocabulary"]) == 1
 """
-    done = run_without_tensorflow(code, tmp_path)
+    done = run_without_tensorflow(code, folder)
     assert done.returncode == 0, done.stderr
     first, second = (line for line in done.stderr.splitlines() if line.startswith("error: "))
     assert first.startswith("error: seqio tasks need seqio and TensorFlow; install the extra")
     assert second.startswith("error: reading GLUE without --glue-dir needs TensorFlow Datasets;")
-    assert (tmp_path / "run" / "checkpoints").is_dir()
+
+
+@pytest.mark.slow  # architecture_test.py follows all imports of training and prediction
+def test_pretraining_runs(folder):
+    recipe = ROOT / "tests/helpers/tiny_recipe.py"
+    code = f"""{PREPARE}
+assert main(["pretrain", {str(recipe)!r}, "--run", "run", "--arg", "corpus=prepared",
+             "steps=4"]) == 0
+"""
+    done = run_without_tensorflow(code, folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "run" / "checkpoints").is_dir()
 
 
 def test_reading_a_tf1_checkpoint_names_the_extra(tmp_path, monkeypatch):

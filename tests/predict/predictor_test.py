@@ -81,11 +81,11 @@ def assert_close(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
 
 @each_kind_but_regression
 def test_prediction_depends_on_its_own_input_only(models, kind):
-    inputs, predict = INPUTS[kind], Predictor(models[kind])
+    inputs, predict = INPUTS[kind], cached(models, kind)
     together = predict(inputs)
     assert_close(predict(inputs[::-1])[::-1], together)
     assert_close([row for given in inputs for row in predict([given])], together)
-    few = Predictor(models[kind], batch_size=2)
+    few = cached(models, kind, batch_size=2)
     assert_close(few(inputs), together)
     assert predict([]) == []
     assert json.loads(json.dumps(together)) == together
@@ -128,7 +128,7 @@ def test_pairs_are_two_texts_or_two_lists_of_the_same_length(models):
 @each_kind_but_regression
 def test_progress_counts_every_input_once(models, kind):
     counts: list[int] = []
-    Predictor(models[kind], batch_size=2)(INPUTS[kind], on_progress=counts.append)
+    cached(models, kind, batch_size=2)(INPUTS[kind], on_progress=counts.append)
     assert sum(counts) == len(INPUTS[kind]) and len(counts) > 1
 
 
@@ -307,11 +307,14 @@ def test_entities_and_answers_are_slices_of_the_text(models, data):
         assert 0 < row["probability"] <= 1
 
 
-PREDICTORS: dict[str, Predictor] = {}
+PREDICTORS: dict[tuple[str, int], Predictor] = {}
 
 
-def cached(models: dict[str, LoadedModel], kind: str) -> Predictor:
-    return PREDICTORS.setdefault(kind, Predictor(models[kind]))
+def cached(models: dict[str, LoadedModel], kind: str, batch_size: int = 32) -> Predictor:
+    """Returns a predictor whose programs are compiled once for all tests."""
+    if (kind, batch_size) not in PREDICTORS:
+        PREDICTORS[kind, batch_size] = Predictor(models[kind], batch_size=batch_size)
+    return PREDICTORS[kind, batch_size]
 
 
 def test_no_answer_is_predicted_only_if_allowed(models):
@@ -390,6 +393,7 @@ def test_invalid_settings_are_rejected(models, tmp_path):
         Predictor(models["question_answering"], max_length=12)([("the net", "a sea")])
 
 
+@pytest.mark.slow  # architecture_test.py follows all imports, and lists who may import PyTorch
 def test_predicting_from_an_export_imports_no_tensorflow_torch_or_orbax(models, tmp_path):
     export(models["token_classification"], tmp_path / "exported")
     code = f"""

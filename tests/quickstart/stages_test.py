@@ -73,6 +73,8 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(docstring_corpus, "default_roots", lambda: [folder / "library"])
         patch.setattr(classification, "EPOCHS", 1)
+        # Batches of one length, so that little is compiled.
+        patch.setattr(classification, "MAX_LENGTH", 16)
         with one_device_mesh():
             assert main(command) == 0
     return command

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from bert_jax.checkpoints.step_folder import restore_params
+from bert_jax.cli import main
 from bert_jax.params import paths
 from bert_jax.testing.text_corpus import prepare_corpus
 
@@ -88,11 +89,11 @@ def test_missing_host_is_named(corpus, tmp_path):
     assert "the run is not complete" in summary and not (tmp_path / "run").exists()
 
 
-def test_invalid_scenario_is_an_error_before_any_start(corpus, tmp_path):
-    run = tmp_path / "run"
-    flags = ("--hosts", "2", "--kill", "host=2@step=7")
-    _, output = simulate(run, corpus, *flags, expect=2)
-    assert output.endswith(
+def test_invalid_scenario_is_an_error_before_any_start(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    command = ["simulate", RECIPE, "--run", str(tmp_path / "run"), "--arg", f"corpus={corpus}"]
+    assert main([*command, "--hosts", "2", "--kill", "host=2@step=7"]) == 2
+    assert capsys.readouterr().err.endswith(
         "error: --kill host=2@step=7: expected a host from 0 to 1 in attempt 1\n"
     )
 

@@ -139,14 +139,6 @@ def test_finished_run_has_all_outputs(finished):
     assert info["config"]["name"] == "test" and "jax" in info["versions"]
 
 
-@pytest.mark.usefixtures("one_device")
-def test_relative_run_folder(corpora, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert run(override(short(experiment(corpora)), ["train.evaluation=null"]), Path("run")) == 0
-    _, _, step = restore_params("run/checkpoints")
-    assert step == 8
-
-
 def test_restarting_a_finished_run_changes_nothing(corpora, finished):
     folder, _ = finished
     before = (folder / "metrics.jsonl").read_text()
@@ -166,14 +158,16 @@ def test_different_config_in_the_same_folder_is_rejected(corpora, finished):
 
 
 @pytest.mark.usefixtures("one_device")
-def test_init_from_another_run(corpora, finished, tmp_path):
+def test_init_from_another_run_in_a_relative_folder(corpora, finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     changes = ["train.schedule.peak_learning_rate=1e-12", "train.evaluation=null"]
     config = dataclasses.replace(
         override(short(experiment(corpora)), changes), init_from=str(finished[0])
     )
-    assert run(config, tmp_path / "run") == 0
+    assert run(config, Path("run")) == 0
     expected, _, _ = restore_params(finished[0] / "checkpoints")
-    found, _, _ = restore_params(tmp_path / "run" / "checkpoints")
+    found, _, step = restore_params("run/checkpoints")
+    assert step == 8
     for path, leaf in paths.flatten(found).items():
         np.testing.assert_allclose(leaf, paths.flatten(expected)[path], atol=1e-8, err_msg=path)
 

@@ -120,6 +120,7 @@ def test_loaded_and_exported_models_are_the_student_only(finished, tmp_path):
     assert "started from its layers 0, 2" in card
 
 
+@pytest.mark.slow  # pretraining_recipes_test.py restores a student and its teacher bit by bit
 def test_resumed_run_is_bit_exact_after_the_teacher_has_changed(folder, finished, tmp_path):
     config, interrupted = experiment(folder), tmp_path / "run"
     shutil.copytree(finished, interrupted)

@@ -132,7 +132,14 @@ def test_cached_features_give_the_same_training(kind, task_experiment, tmp_path)
     assert metrics == pytest.approx(expected_metrics, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["classification", "token_classification", "multiple_choice"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("classification", marks=pytest.mark.slow),  # choices are pooled alike
+        "token_classification",
+        "multiple_choice",
+    ],
+)
 def test_cached_features_equal_the_encoder(kind, task_experiment, tmp_path):
     opened = Opened(tuned(task_experiment(kind)))
     field = opened.program.spec.features_field

@@ -101,7 +101,7 @@ def test_run_learns_scores_and_records_the_sentence_encoder(folder):
 @pytest.mark.slow
 def test_a_resumed_run_is_bit_exact(folder):
     flags = ("--epochs", "2", "--batch-size", "16", "--loss", "multiple-negatives-ranking")
-    settings = ("train.checkpoints.save_every=4",)
+    settings = ("train.checkpoints.save_every=4", "train.checkpoints.keep_last=3")
     assert train(folder, "whole", *flags, settings=settings) == 0
     shutil.copytree(folder / "whole", folder / "resumed")
     checkpoints = folder / "resumed/checkpoints"
@@ -117,6 +117,9 @@ def test_a_resumed_run_is_bit_exact(folder):
     assert not all(np.array_equal(expected[path], start[path]) for path in expected)
 
 
+# tests/objectives has the chunks, tests/parity the loss, and the test of margins below the vectors
+# of a teacher.
+@pytest.mark.slow
 def test_teacher_vectors_are_learned_in_chunks(folder):
     flags = ("--loss", "mse", "--teacher", f"{folder}/model", "--pooling", "mean")
     settings = ("--epochs", "0.5", "--batch-size", "16", "--learning-rate", "1e-9")

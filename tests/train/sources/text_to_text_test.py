@@ -81,6 +81,7 @@ def _command(folder: Path, run: str, *flags: str) -> list[str]:
     return ["finetune", "text2text", *files, *columns, f"--run={folder / run}", *flags]
 
 
+@pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize(
     "packing", ["false", pytest.param("true", marks=pytest.mark.slow)], ids=["padded", "packed"]
 )
