@@ -147,7 +147,15 @@ def test_params_are_read_without_the_optimizer(tmp_path):
     assert step_folders(tmp_path) == before
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "no checksums", "bad checksums"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "flip",
+        "delete",
+        "no checksums",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("truncate", "bad checksums")),
+    ],
+)
 def test_damaged_step_is_named_and_the_previous_one_is_used(tmp_path, caplog, damage):
     save_steps(tmp_path, [10, 20])
     file = largest_file(tmp_path / "20" / "params")

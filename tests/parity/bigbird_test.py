@@ -102,7 +102,12 @@ def test_pretraining_heads_both_ways(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "head_name", ["sequence", pytest.param("regression", marks=pytest.mark.slow), "token", "choice"]
+    "head_name",
+    [
+        "sequence",
+        "choice",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("regression", "token")),
+    ],
 )
 def test_task_head_folders_both_ways(tmp_path, head_name):
     check_head_folder(torch_model, SMALL, head_name, tmp_path)

@@ -63,7 +63,9 @@ MEDIUM = DebertaV2Config(
     hidden_dropout_prob=0.2,
 )
 sizes = pytest.mark.parametrize(
-    "config, seq_length", [(SMALL, 40), (MEDIUM, 200)], ids=["small", "long"]
+    "config, seq_length",
+    [(SMALL, 40), pytest.param(MEDIUM, 200, marks=pytest.mark.slow)],
+    ids=["small", "long"],
 )
 
 

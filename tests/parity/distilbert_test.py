@@ -47,7 +47,9 @@ MEDIUM = DistilBertConfig(
     hidden_act=Relu(),
     hidden_dropout_prob=0.2,
 )
-both_sizes = pytest.mark.parametrize("config", [SMALL, MEDIUM], ids=["small", "medium"])
+both_sizes = pytest.mark.parametrize(
+    "config", [SMALL, pytest.param(MEDIUM, marks=pytest.mark.slow)], ids=["small", "medium"]
+)
 
 
 def torch_model(config: DistilBertConfig, name: str, **fields: Any) -> Any:

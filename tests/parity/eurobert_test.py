@@ -49,7 +49,9 @@ MEDIUM = EuroBertConfig(
     rope_theta=10_000.0,
     classifier_pooling=MeanPooling(),
 )
-both_sizes = pytest.mark.parametrize("config", [SMALL, MEDIUM], ids=["small", "medium"])
+both_sizes = pytest.mark.parametrize(
+    "config", [SMALL, pytest.param(MEDIUM, marks=pytest.mark.slow)], ids=["small", "medium"]
+)
 POOLINGS = {"late": LatePooling(), "mean": MeanPooling(), "bos": FirstTokenPooling()}
 
 

@@ -40,6 +40,10 @@ transformers = pytest.importorskip("transformers")
 TOLERANCE = 1e-5
 MODEL = BertConfig.from_size("tiny", vocab_size=300, max_position_embeddings=64)
 each_kind = pytest.mark.parametrize("kind", HEADS)
+# Regression has the class and the weights of "sequence".
+each_kind_of_weights = pytest.mark.parametrize(
+    "kind", [pytest.param(x, marks=[pytest.mark.slow] if x == "regression" else []) for x in HEADS]
+)
 
 
 @functools.cache
@@ -108,7 +112,7 @@ def assert_same(found, expected, tolerance: float = TOLERANCE):
             np.testing.assert_array_equal(found[name].argmax(-1), values.argmax(-1))
 
 
-@each_kind
+@each_kind_of_weights
 def test_folder_written_by_transformers_gives_the_same_logits(tmp_path, kind):
     model = torch_model(kind)
     model.save_pretrained(tmp_path)

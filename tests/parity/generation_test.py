@@ -103,7 +103,8 @@ def check_models(model: Any, count: int) -> None:
     assert not np.array_equal(found, greedy)
 
 
-@pytest.mark.parametrize("name", ["t5", "bart"])
+# test_rules_and_stopping has BART.
+@pytest.mark.parametrize("name", ["t5", pytest.param("bart", marks=pytest.mark.slow)])
 def test_greedy_and_beam_search(models, name):
     check_models(models[name], count=16)
 

@@ -57,7 +57,9 @@ MEDIUM = ModernBertConfig(
     local_rope_theta=160_000.0,
     classifier_pooling=FirstTokenPooling(),
 )
-both_sizes = pytest.mark.parametrize("config", [SMALL, MEDIUM], ids=["small", "medium"])
+both_sizes = pytest.mark.parametrize(
+    "config", [SMALL, pytest.param(MEDIUM, marks=pytest.mark.slow)], ids=["small", "medium"]
+)
 
 
 def torch_model(config: ModernBertConfig, name: str, **fields: Any) -> Any:

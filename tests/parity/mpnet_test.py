@@ -56,7 +56,7 @@ MEDIUM = MPNetConfig(
 sizes = pytest.mark.parametrize(
     # Distances from 128 on are in the last bucket.
     "config, seq_length",
-    [(SMALL, 24), (MEDIUM, 300)],
+    [(SMALL, 24), pytest.param(MEDIUM, 300, marks=pytest.mark.slow)],
     ids=["small", "long"],
 )
 

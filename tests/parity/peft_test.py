@@ -193,7 +193,10 @@ def our_outputs(model: LoadedModel, batch: Any) -> dict[str, np.ndarray]:
     # test_folders_of_peft_are_read_and_written_alike has all of them.
     [
         pytest.param(
-            name, marks=[pytest.mark.slow] if name in ("rslora", "electra", "choice") else []
+            name,
+            marks=[pytest.mark.slow]
+            if name in ("rslora", "electra", "choice", "span", "joined")
+            else [],
         )
         for name in CASES
     ],

@@ -61,7 +61,9 @@ MEDIUM = RobertaConfig(
     intermediate_size=512,
     positions=PaddingOffsetPositions(max_position_embeddings=66),
 )
-both_sizes = pytest.mark.parametrize("config", [SMALL, MEDIUM], ids=["small", "medium"])
+both_sizes = pytest.mark.parametrize(
+    "config", [SMALL, pytest.param(MEDIUM, marks=pytest.mark.slow)], ids=["small", "medium"]
+)
 
 
 def torch_model(config: RobertaConfig, name: str, seed: int = 0, **fields: Any) -> Any:
@@ -240,7 +242,11 @@ def write_tokenizer(folder: Path, model_type: str) -> Any:
     return tokenizer
 
 
-@pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta", "camembert"])
+@pytest.mark.parametrize(
+    "model_type",
+    # CamemBERT's tokenizer is XLM-R's with other special ids.
+    ["roberta", "xlm-roberta", pytest.param("camembert", marks=pytest.mark.slow)],
+)
 def test_folders_with_tokenizer_open_and_encode_texts(tmp_path, model_type):
     """Covers the tokenizers that DistilRoBERTa (RoBERTa's), XLM-R and CamemBERT are saved with."""
     tokenizer = write_tokenizer(tmp_path, model_type)
@@ -322,6 +328,7 @@ def _torch_losses(model: Any, batches: list[Any]) -> list[float]:
     return losses
 
 
+@pytest.mark.slow  # fine_tuning_heads_test.py compares all gradients of BERT
 def test_forward_is_differentiable_with_respect_to_all_used_parameters():
     params = params_of(torch_model(SMALL, "ForMaskedLM"))
     batch = masked_lm_batch(SMALL)

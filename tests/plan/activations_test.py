@@ -140,7 +140,9 @@ FAMILY_PEAKS = [
 @pytest.mark.parametrize(
     ("recipe", "arguments", "overrides", "vocab_size", "peak"),
     [
-        pytest.param(*row, marks=[pytest.mark.slow] if "model=mpnet" in row[1] else [])
+        pytest.param(
+            *row, marks=[pytest.mark.slow] if row is FAMILY_PEAKS[1] or row[1] is LONG else []
+        )
         for row in FAMILY_PEAKS
     ],
     ids=["albert", "mpnet", "deberta", "longformer"],

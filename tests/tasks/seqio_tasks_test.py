@@ -226,7 +226,16 @@ def without_ids(task: Any) -> dict[str, list[tuple[Any, ...]]]:
     return {s: [(e.text, e.text_pair, e.label) for e in rows] for s, rows in task.splits.items()}
 
 
-@pytest.mark.parametrize("name", GLUE_NAMES)
+# One task of each form of files and labels.
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("cola", "stsb", "mnli", "ax", "wnli")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in GLUE_NAMES
+    ],
+)
 def test_tfds_and_official_files_give_the_same_examples(official, name):
     folder = official(name, "ax") if name == "mnli" else official(name)
     from_files = load_task(Glue(task=name, folder=folder))

@@ -128,7 +128,7 @@ def test_sentinels_have_the_last_ids_in_reverse(speeches, tmp_path):
         TokenizerTrainingConfig(kind="bpe", sentinels=100)
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+@pytest.mark.parametrize("kind", ["wordpiece", pytest.param("unigram", marks=pytest.mark.slow)])
 def test_cased_keeps_upper_case(kind, speeches):
     cased, _ = train_tokenizer(
         speeches, TokenizerTrainingConfig(kind=kind, vocab_size=600, cased=True)

@@ -107,7 +107,7 @@ def test_batches_have_the_specified_fields_and_shapes(corpus, examples, masking)
 
 
 @pytest.mark.parametrize("examples", INPUT_FORMATS)
-@pytest.mark.parametrize("hosts", [2, 4, 8])
+@pytest.mark.parametrize("hosts", [*(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)), 8])
 def test_processes_divide_the_rows_of_each_batch(corpus, examples, hosts: int) -> None:
     config = _config(examples)
     whole = _take(_loader(corpus, config), 5)

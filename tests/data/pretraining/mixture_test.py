@@ -125,7 +125,7 @@ def test_quotas_are_exact_after_each_period_from_any_start() -> None:
 
 
 @pytest.mark.parametrize("input_format", [*FORMATS, ConcatenatedDocuments()])
-@pytest.mark.parametrize("hosts", [2, 8])
+@pytest.mark.parametrize("hosts", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_hosts_divide_the_batches_of_a_mixture(folders, input_format, hosts: int) -> None:
     masking = Masking()
     if isinstance(input_format, FullSentences):

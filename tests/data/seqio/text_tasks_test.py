@@ -128,6 +128,7 @@ def test_random_text_never_comes_from_the_same_document(folder, vocabulary):
         assert bool(a & topics[1]) != bool(b & topics[1])
 
 
+@pytest.mark.slow  # the second epoch has other pairs, too
 def test_pairs_depend_on_the_seed(folder, vocabulary):
     _register(folder, vocabulary)
     first, again = (_pairs("books", seed=1, split="few") for _ in range(2))

@@ -171,7 +171,10 @@ def test_missing_libtpu_error_names_the_extra(monkeypatch, tmp_path):
 GIB = 2**30
 
 
-@pytest.mark.parametrize("max_per_device", [0, 1, 7, 16, 100, 4096, 10_000])
+@pytest.mark.parametrize(
+    "max_per_device",
+    [0, 7, 4096, 10_000, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 16, 100))],
+)
 @pytest.mark.parametrize("limited_by", ["the compiler", "the margin"])
 def test_largest_batch_bisection(max_per_device, limited_by, caplog):
     experiment, inputs = planned()

@@ -33,7 +33,9 @@ from bert_jax.tuning.freezing import lowest_trainable_depth
 RECIPE = "configs/pretrain/bert.py"
 
 
-@pytest.mark.parametrize(("recipe", "size"), [("bert", "tiny"), ("spanbert", "tiny")])
+@pytest.mark.parametrize(
+    ("recipe", "size"), [("bert", "tiny"), pytest.param("spanbert", "tiny", marks=pytest.mark.slow)]
+)
 def test_formula_matches_counted_flops(recipe, size):
     experiment, _ = planned_experiment(f"configs/pretrain/{recipe}.py", [f"size={size}"], [], 30522)
     for inputs in make_inputs(experiment):
@@ -145,7 +147,12 @@ def test_frozen_layers_have_no_backward_flops(num_frozen_layers):
     assert count_flops.counted_flops(config, inputs, tuning) == pytest.approx(formula, rel=0.04)
 
 
-@pytest.mark.parametrize("method", [BitFit(), LoRA()], ids=lambda method: type(method).__name__)
+# test_frozen_layers_have_no_backward_flops counts a program with frozen kernels, too.
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(BitFit(), marks=pytest.mark.slow), LoRA()],
+    ids=lambda method: type(method).__name__,
+)
 def test_frozen_kernels_have_no_flops_of_gradients(method):
     """Counts the products of a program that trains biases, or the small matrices of LoRA."""
     phase = Phase(steps=1, seq_length=64, batch_size=8)
