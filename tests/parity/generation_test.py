@@ -4,7 +4,6 @@ Covers bert_jax/predict/generation/decode.py and token_scores.py. The vocabulari
 that random models generate the end token in some texts and not in others.
 """
 
-import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         folder: Path = tmp_path_factory.mktemp(name)
         model.save_pretrained(folder)
         flat, config = read_seq2seq_folder(folder)
-        found[name] = (model, config, paths.unflatten(flat))
+        # In float64 rounding does not decide which of two nearly equal texts is the better one.
+        found[name] = (model.double(), config, paths.unflatten(flat))
     return found
 
 
@@ -88,42 +88,8 @@ def check_ids(model: Any, settings: GenerationConfig, count: int, **options: Any
             rules=token_rules(config),
         )
     )
-    rows = np.flatnonzero((found != padded).any(axis=1))
-    if isinstance(settings.decoding, BeamSearch) and 0 < len(rows) <= count // 100:
-        # Two orders of the same tokens can have nearly the same score: rounding, which depends on
-        # the processor, then decides. In float64 our text must be as good as the other.
-        penalty = settings.decoding.length_penalty
-        tied = {name: array[rows] for name, array in batch.items()}
-        score, expected_score = (
-            beam_scores(model, tied, ids[rows], penalty) for ids in (found, padded)
-        )
-        np.testing.assert_allclose(score, expected_score, rtol=0, atol=1e-5)
-    else:
-        np.testing.assert_array_equal(found, padded)
+    np.testing.assert_array_equal(found, padded)
     return found
-
-
-def beam_scores(
-    model: Any, batch: dict[str, np.ndarray], ids: np.ndarray, length_penalty: float
-) -> np.ndarray:
-    """Returns PyTorch's score of each text in float64: log probability / length^penalty."""
-    torch_model, config, _ = model
-    is_end = ids == config.eos_token_id
-    is_token = np.cumsum(is_end, axis=1) - is_end == 0
-    decoder_input_ids = np.pad(
-        ids[:, :-1], ((0, 0), (1, 0)), constant_values=config.decoder_start_token_id
-    )
-    fields = {**batch, "decoder_input_ids": decoder_input_ids}
-    with torch.no_grad():
-        logits = (
-            copy.deepcopy(torch_model)
-            .double()(
-                **{name: torch.from_numpy(np.array(array)).long() for name, array in fields.items()}
-            )
-            .logits
-        )
-    log_probs = np.take_along_axis(logits.log_softmax(-1).numpy(), ids[..., None], axis=-1)[..., 0]
-    return (log_probs * is_token).sum(axis=1) / is_token.sum(axis=1) ** length_penalty
 
 
 def check_models(model: Any, count: int) -> None:
