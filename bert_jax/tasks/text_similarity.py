@@ -13,6 +13,7 @@ from bert_jax.atomic_io import atomic_write
 from bert_jax.data.finetuning.example import TextExample
 from bert_jax.errors import UserError
 from bert_jax.json_io import parse_json_line
+from bert_jax.vectors import normalize_vectors
 
 
 class TextVectors:
@@ -78,7 +79,7 @@ def read_text_vectors(file: str | Path) -> TextVectors:
                 f"{file}, line {number}: the embedding has {len(vector)} numbers; expected {size} "
                 "as in line 1, and at least one"
             )
-        vectors[text] = vector / max(float(np.linalg.norm(vector)), 1e-12)
+        vectors[text] = normalize_vectors(vector)
     return TextVectors(file, vectors)
 
 
