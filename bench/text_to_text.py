@@ -4,15 +4,17 @@
 
 T5 and BART (2 + 2 layers of width 128) are pretrained on novels, then fine-tuned with each seed on
 two tasks whose sentences are from other novels. The untrained twin has the same network, tokenizer,
-examples and hyperparameters, and random parameters from the seed. The tasks, as text:
+examples and hyperparameters, but fine-tuning starts from random parameters. The tasks, as text:
 
 - word order: whether seven neighboring words of the sentence were shuffled ("shuffled" or "as
-  written"). The score is the accuracy: any other text is wrong. The majority has 50.0.
+  written"). The score is the accuracy: a text that is neither label is wrong, and always writing
+  the same label scores 50.0.
 - missing words: the sentence has a gap of three words, which the decoder writes. The score is the
   token F1.
 
-Train and dev have sentences of different novels. A finished run in --output is not repeated, so the
-same command continues after a stop. Prints a Markdown table of the scores on dev, in percent.
+The train and dev sets of a task come from different novels of --heldout. A finished run in --output
+is not repeated, so the same command continues after a stop; with other options, use another folder.
+Prints a Markdown table of the scores on dev, in percent.
 """
 
 import argparse
@@ -28,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 TOKENIZERS = {"t5": "unigram", "bart": "bpe"}
-# T5's targets are short, so that its updates take less time.
+# T5 gets more updates, because they take less time: its targets are short.
 PRETRAINING_STEPS = {"t5": 4000, "bart": 1500}
 TWINS = {"pretrained": True, "untrained twin": False}
 GAP = "***"
-NUM_WORDS = range(9, 15)
+WORDS_PER_SENTENCE = range(9, 15)
 NUM_SHUFFLED = 7
 MAX_LENGTH, MAX_TARGET_LENGTH = 32, 12
 TOKENIZER_NOVELS = 4
@@ -48,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder of all runs")
     parser.add_argument("--models", nargs="+", choices=TOKENIZERS, default=list(TOKENIZERS))
     parser.add_argument("--vocab-size", type=int, default=4096)
-    parser.add_argument("--num-examples", type=int, default=4000, help="for fine-tuning")
+    parser.add_argument("--num-examples", type=int, default=4000, help="of each task")
     parser.add_argument("--num-dev-examples", type=int, default=1000)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=4, help="of fine-tuning")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of fine-tuning")
     parser.add_argument("--num-seeds", type=int, default=3)
     args = parser.parse_args(argv)
@@ -78,7 +80,7 @@ def print_row(task: str, model: str, twin: str, scores: Sequence[float]) -> None
 
 
 def word_order(words: list[str], index: int, rng: random.Random) -> tuple[str, str]:
-    """Returns the sentence, shuffled for odd indices, and the label."""
+    """Returns the sentence, of odd indices with seven words shuffled, and the label."""
     if index % 2 == 0:
         return " ".join(words), "as written"
     start = rng.randrange(len(words) - NUM_SHUFFLED)
@@ -113,7 +115,10 @@ def write_tasks(args: argparse.Namespace) -> None:
     ):
         found = [sentence for file in files for sentence in sentences(file)]
         if len(found) < number:
-            raise SystemExit(f"{args.heldout}: {len(found)} {split} sentences, expected {number}")
+            raise SystemExit(
+                f"--heldout {args.heldout}: its novels for {split} have {len(found)} sentences of "
+                f"9 to 14 words, expected at least {number} (--num-examples, --num-dev-examples)"
+            )
         chosen = random.Random(0).sample(found, number)
         for task, make in TASKS.items():
             rng = random.Random(0)
@@ -126,13 +131,13 @@ def write_tasks(args: argparse.Namespace) -> None:
 
 
 def sentences(novel: Path) -> Iterator[list[str]]:
-    """Yields the words of each sentence of a novel that is neither short nor long."""
+    """Yields the words of each sentence of 9 to 14 words."""
     from bert_jax.text.sentences import split_sentences
 
     text = gzip.decompress(novel.read_bytes()).decode("utf-8-sig")
     for sentence in split_sentences(" ".join(text.split())):
         words = sentence.split()
-        if len(words) in NUM_WORDS:
+        if len(words) in WORDS_PER_SENTENCE:
             yield words
 
 

@@ -81,7 +81,7 @@ def _prepare(plan: PreparePlan, folder: Path, num_workers: int | None, overwrite
         missing_units = [k for k, shard in enumerate(existing_shards) if shard is None]
         if (folder / MANIFEST_FILE).is_file():
             if not missing_units:
-                logger.info("%s: prepared before; no shard is missing or damaged", folder)
+                logger.info("%s is already prepared; no shard is missing or damaged", folder)
                 return read_manifest(folder)
             damaged = ", ".join(plan.shard_files[k] for k in missing_units[:3])
             others = f" and {len(missing_units) - 3} more" if len(missing_units) > 3 else ""

@@ -14,7 +14,12 @@ from bert_jax.data.pretraining.vocab_arrays import VocabArrays
 
 
 class PackingPlan(NamedTuple):
-    """Holds where the first n examples go, int64: row [n] and offsets [n, S] of first tokens."""
+    """Holds where the first n examples go, int64.
+
+    Attributes:
+      rows: [n].
+      offsets: [n, S], of the first token in each of the S sequences of the row.
+    """
 
     rows: np.ndarray
     offsets: np.ndarray
@@ -23,13 +28,14 @@ class PackingPlan(NamedTuple):
 def pack(lengths: np.ndarray, num_rows: int, capacities: tuple[int, ...]) -> PackingPlan:
     """Packs as many of the first examples as fit into `num_rows` rows.
 
-    A row is one sequence, or a source and a target, each with a capacity of its own. The longest
-    example is placed first; each goes to the first row with enough space. If n examples do not fit,
-    the last n in order are left out and the rest is packed again.
+    A row is one sequence, or a source and a target, each with a capacity of its own. The example
+    that takes the largest fraction of a capacity is placed first; each goes to the first row with
+    enough space for all its sequences. If k examples find no row, the last k examples in order are
+    left out, whichever did not fit, and the others are packed again.
 
     Args:
-      lengths: [m, S] tokens of the S sequences of the next examples, special tokens included; each
-        at most its capacity.
+      lengths: [m, S] tokens of each of the S sequences of the next m examples, special tokens
+        included; each at most its capacity.
       capacities: the tokens of each of the S sequences of a row.
     """
     totals = np.cumsum(lengths, axis=0)
@@ -45,6 +51,7 @@ def pack(lengths: np.ndarray, num_rows: int, capacities: tuple[int, ...]) -> Pac
 def _first_fit_decreasing(
     lengths: np.ndarray, num_rows: int, capacities: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the row of each example, [m], -1 if none has space, and its offsets, [m, S]."""
     free_tokens = np.tile(np.array(capacities, np.int64), (num_rows, 1))
     assigned_rows = np.full(len(lengths), -1, dtype=np.int64)
     offsets = np.zeros(lengths.shape, dtype=np.int64)

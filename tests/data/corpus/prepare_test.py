@@ -247,10 +247,10 @@ def test_finished_corpus_is_not_written_again(tmp_path, vocabulary, caplog):
     caplog.set_level("INFO")
     write_text(tmp_path / "text", num_documents=2)
     first = _prepare(tmp_path, vocabulary)
-    assert "prepared before" not in caplog.text
+    assert "already prepared" not in caplog.text
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "prepared").glob("[!.]*")}
     assert _prepare(tmp_path, vocabulary) == first
-    assert "prepared: prepared before; no shard is missing or damaged" in caplog.text
+    assert "prepared is already prepared; no shard is missing or damaged" in caplog.text
     assert _prepare(tmp_path, vocabulary, files="text/../text/*") == first
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
