@@ -31,7 +31,7 @@ from bert_jax.data.sentence_embeddings.text_groups import TextGroups, read_text_
 from bert_jax.json_io import read_json_object
 
 SIDES = ("bert_jax", "sentence-transformers")
-STAGES = ("nli", "sts-b")
+STAGES = ("nli", "stsb")
 WARMUP, WEIGHT_DECAY, CLIP = 0.1, 0.01, 1.0
 
 
@@ -80,7 +80,7 @@ def write_data(args: argparse.Namespace) -> None:
     nli = read_text_groups(NliFiles(tasks=(Snli(folder=args.snli_dir),), splits=splits))
     for stage, groups, count in (
         ("nli", nli, args.max_triples),
-        ("sts-b", read_text_groups(StsBenchmark(folder=args.glue_dir)), args.max_pairs),
+        ("stsb", read_text_groups(StsBenchmark(folder=args.glue_dir)), args.max_pairs),
         ("dev", read_text_groups(StsBenchmark(folder=args.glue_dir, split="dev")), None),
     ):
         write_groups(data_file(args, stage), groups, count)
@@ -125,7 +125,7 @@ def bert_jax_command(
 ) -> list[str]:
     """Returns the command that trains one stage with bert_jax."""
     data = ["--texts", "text0,text1,text2"]
-    if stage == "sts-b":
+    if stage == "stsb":
         data = ["--texts", "text0,text1", "--score", "score", "--epochs", str(args.epochs)]
     return [
         *(sys.executable, "-m", "bert_jax", "embed-train", "columns"),
@@ -160,7 +160,7 @@ def train_peer(args: argparse.Namespace, stage: str, start: str, folder: Path) -
     model.max_seq_length = args.max_length
     with open(data_file(args, stage), newline="") as file:
         rows = list(csv.reader(file))[1:]
-    scored = stage == "sts-b"
+    scored = stage == "stsb"
     loss = losses.CoSENTLoss(model) if scored else losses.MultipleNegativesRankingLoss(model)
     decayed = [p for n, p in model.named_parameters() if not n.endswith(("bias", "Norm.weight"))]
     others = [p for n, p in model.named_parameters() if n.endswith(("bias", "Norm.weight"))]

@@ -147,9 +147,13 @@ def check_experiment(result: object, recipe: str) -> Experiment:
       ConfigError: it is not an Experiment, or the value of a field has the wrong type.
     """
     if not isinstance(result, Experiment):
-        hint = " (is a `return` missing?)" if result is None else ""
+        hints = {
+            "NoneType": " (is a `return` missing?)",
+            "CurationConfig": "; `bert-jax curate` runs this recipe",
+        }
         raise ConfigError(
-            f"{recipe}: get_config returned a {type(result).__name__}; expected an Experiment{hint}"
+            f"{recipe}: get_config returned a {type(result).__name__}; expected an Experiment"
+            + hints.get(type(result).__name__, "")
         )
     # Dataclasses do not check the types of their fields; reading the config back does.
     from_json(Experiment, to_json(result), f"{recipe}: config")

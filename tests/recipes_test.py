@@ -239,6 +239,12 @@ def test_plan_and_quickstart_refuse_a_recipe_without_an_experiment(tmp_path):
         _pretrain(tmp_path, tmp_path, {"recipe": file, "steps": None, "seed": 0})
 
 
+def test_recipe_of_curation_names_its_command(capsys):
+    assert main(["show-config", "curate/web", "--arg", "files=*.jsonl"]) == 2
+    message = "expected an Experiment; `bert-jax curate` runs this recipe"
+    assert message in capsys.readouterr().err
+
+
 def test_wrong_type_of_a_field_in_a_recipe_is_found(tmp_path, capsys):
     file = tmp_path / "mine.py"
     file.write_text(

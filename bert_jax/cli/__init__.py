@@ -4,8 +4,9 @@ A verb is a module with `HELP` (one line), `add_arguments(parser)` and `run(args
 packages inside `run`, so that `--help` and usage errors appear at once.
 
 Exit codes: 0 done; 1 bad input, explained in one `error:` line; 2 wrong usage or configuration. A
-verb may return others: 75 when a signal stopped training, which has saved and can be resumed; 70
-when training hung; 76 when the processes of a run could not connect to each other.
+verb may return others: 75 when a signal stopped training, which has saved and can be resumed; 130
+when SIGTERM or Ctrl-C stopped another verb; 70 when training hung; 76 when the processes of a run
+could not connect to each other.
 """
 
 import argparse
@@ -122,9 +123,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = _ClosedOutput()
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
-    if argv is None and args.chosen_verb in TRAINING_VERBS:  # not when called from Python
-        restart_with_huge_pages()
-    if argv is None:
+    if argv is None:  # not when called from Python
+        if args.chosen_verb in TRAINING_VERBS:
+            restart_with_huge_pages()
+        else:  # as Ctrl-C: worker processes and temporary files are removed
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         exit_with_parent()
     try:
         return args.chosen_verb.run(args) or 0
@@ -147,9 +150,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return UserError.exit_code
     except KeyboardInterrupt:
-        # A second Ctrl-C while Python shuts down ends the process without a traceback.
+        # A second signal while Python shuts down ends the process without a traceback.
         if argv is None:  # not when called from Python
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         print("interrupted", file=sys.stderr)
         return 130
 

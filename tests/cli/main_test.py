@@ -5,6 +5,7 @@ import errno
 import inspect
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import types
@@ -261,3 +262,24 @@ def test_closed_output_pipe_is_no_error():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_a_verb_in_order(number):
+    code = (
+        "import sys, time, types\nfrom bert_jax import cli\n"
+        "def run(args):\n"
+        "    print('started', flush=True)\n"
+        "    try: time.sleep(60)\n"
+        "    finally: print('cleaned up')\n"
+        "cli.VERBS = {'wait': types.SimpleNamespace("
+        "HELP='', add_arguments=lambda p: None, run=run)}\n"
+        "sys.argv = ['bert-jax', 'wait']\nraise SystemExit(cli.main())"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "started\n"
+        process.send_signal(number)
+        output, error = process.communicate(timeout=60)
+    assert (process.returncode, output, error) == (130, "cleaned up\n", "interrupted\n")

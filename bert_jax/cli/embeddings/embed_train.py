@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HELP = "train an encoder to embed texts, on pairs, triples, scored pairs, NLI or single texts"
 
 _EPILOG = """examples:
-  bert-jax embed-train nli --snli-dir snli --model exported --dev sts-b --glue-dir glue_data \\
+  bert-jax embed-train nli --snli-dir snli --model exported --dev stsb --glue-dir glue_data \\
       --run runs/nli
   bert-jax embed-train columns --train questions.csv --texts question,answer --model exported \\
       --run runs/questions
@@ -35,7 +35,7 @@ _EPILOG = """examples:
 DATA is
   nli      premises with entailed and contradicting hypotheses of SNLI (--snli-dir) and MNLI
            (--glue-dir), as triples; as classes for --loss softmax
-  sts-b    pairs with scores from 0 to 5 of the STS benchmark (--glue-dir)
+  stsb     pairs with scores from 0 to 5 of the STS benchmark (--glue-dir)
   columns  your CSV, TSV, JSON lines or Parquet file (--train, --texts, --score or --label)
 
 The default of --loss is multiple-negatives-ranking; it is cosent for data with scores, softmax for
@@ -68,7 +68,7 @@ _SETTINGS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds DATA with its flags, --model, --run, --loss, hyperparameters and --set."""
     parser.add_argument(
-        "data", metavar="DATA", choices=("nli", "sts-b", "columns"), help="nli, sts-b or columns"
+        "data", metavar="DATA", choices=("nli", "stsb", "columns"), help="nli, stsb or columns"
     )
     parser.add_argument(
         "--model",
@@ -104,7 +104,7 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
         "--splits",
         type=_names,
         metavar="NAME,NAME",
-        help="splits of nli or sts-b to train on (default: train)",
+        help="splits of nli or stsb to train on (default: train)",
     )
     data.add_argument("--train", metavar="FILE", help="examples of columns, plain or .gz")
     data.add_argument(
@@ -125,7 +125,7 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--dev",
         metavar="FILE",
-        help="pairs with scores for evaluation; sts-b is the dev set of STS-B in --glue-dir",
+        help="pairs with scores for evaluation; stsb is the dev set of STS-B in --glue-dir",
     )
     data.add_argument(
         "--dev-columns",
@@ -182,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _default_loss(args: argparse.Namespace) -> str:
-    if args.data == "sts-b" or args.score is not None:
+    if args.data == "stsb" or args.score is not None:
         return "cosent"
     if args.label is not None:
         return "softmax"
@@ -224,19 +224,19 @@ def _train_data(args: argparse.Namespace, loss: str) -> TextGroupsConfig:
             tasks: list[Snli | Glue] = []
             if args.snli_dir is not None:
                 tasks.append(Snli(folder=args.snli_dir))
-            # With --dev sts-b, --glue-dir may have STS-B only.
+            # With --dev stsb, --glue-dir may have STS-B only.
             if args.glue_dir is not None and (
-                not tasks or args.dev != "sts-b" or (Path(args.glue_dir) / "MNLI").is_dir()
+                not tasks or args.dev != "stsb" or (Path(args.glue_dir) / "MNLI").is_dir()
             ):
                 tasks.append(Glue(task="mnli", folder=args.glue_dir))
             if not tasks:
                 raise ConfigError("nli needs --snli-dir or --glue-dir, the folder of its files")
             form: NliForm = "classes" if loss == "softmax" else "triples"
             return NliFiles(tasks=tuple(tasks), splits=args.splits or ("train",), form=form)
-        case "sts-b":
+        case "stsb":
             splits = args.splits or ("train",)
             if args.glue_dir is None or len(splits) > 1:
-                raise ConfigError("sts-b needs --glue-dir, the folder with STS-B, and one split")
+                raise ConfigError("stsb needs --glue-dir, the folder with STS-B, and one split")
             return StsBenchmark(folder=args.glue_dir, split=splits[0])
         case _:
             if args.train is None or args.texts is None:
@@ -267,9 +267,9 @@ def _dev_data(args: argparse.Namespace) -> TextFile | StsBenchmark | None:
         if args.dev_columns is not None or args.eval_every is not None:
             raise ConfigError("--dev-columns and --eval-every need --dev, the pairs to evaluate on")
         return None
-    if args.dev == "sts-b":
+    if args.dev == "stsb":
         if args.glue_dir is None:
-            raise ConfigError("--dev sts-b needs --glue-dir, the folder with STS-B")
+            raise ConfigError("--dev stsb needs --glue-dir, the folder with STS-B")
         return StsBenchmark(folder=args.glue_dir, split="dev")
     columns = args.dev_columns or ("sentence1", "sentence2", "score")
     if len(columns) != 3:

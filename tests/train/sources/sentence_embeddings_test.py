@@ -171,7 +171,7 @@ def test_nli_reads_all_files_and_refuses_labels(folder, capsys):
     (folder / "snli_1.0_train.jsonl").write_text(lines)
     nli = ["embed-train", "nli", "--snli-dir", str(folder), "--glue-dir", str(folder)]
     nli += ["--model", f"{folder}/model", "--run", f"{folder}/errors"]
-    assert main([*nli, "--dev", "sts-b"]) == 1
+    assert main([*nli, "--dev", "stsb"]) == 1
     assert "has no file of mnli" in capsys.readouterr().err
     assert main([*nli, "--label", "x"]) == 2
     assert "nli does not use --label" in capsys.readouterr().err
