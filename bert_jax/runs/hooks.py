@@ -27,7 +27,7 @@ class StepEvent:
       phase: name of the phase, for example "length-128".
       position: index of the first example of this step's batch in the run's order of examples.
       batch_size: examples in the batch, at positions `position` to `position + batch_size - 1`.
-      seconds: training time of this process so far, without evaluations and saves.
+      clock: returns the training time of this process so far, without evaluations and saves.
       tokens: input positions of this process's run so far, padding included.
       flops: model FLOPs so far (forward and backward) by the analytic formula; 0 if unknown.
       device_metrics: scalars on the device. The property `metrics` copies them to the host on first
@@ -39,10 +39,20 @@ class StepEvent:
     phase: str
     position: int
     batch_size: int
-    seconds: float
+    clock: Callable[[], float]
     tokens: int
     device_metrics: Mapping[str, Any]
     flops: float = 0.0
+
+    @cached_property
+    def seconds(self) -> float:
+        """Returns the training time up to the end of this step; waits for the device.
+
+        Without the wait it would be the time when the step was dispatched, which may be many steps
+        before it is computed.
+        """
+        jax.block_until_ready(self.device_metrics)
+        return self.clock()
 
     @cached_property
     def metrics(self) -> dict[str, float]:
@@ -88,9 +98,9 @@ class Throughput:
     def measure(self, event: StepEvent) -> dict[str, float]:
         """Returns the rates since the last call; {} at the first, which includes compilation."""
         last, self._last = self._last, event
-        if last is None or event.seconds <= last.seconds or event.step <= last.step:
+        seconds = event.seconds - (last.seconds if last is not None else 0.0)
+        if last is None or seconds <= 0 or event.step <= last.step:
             return {}
-        seconds = event.seconds - last.seconds
         rates = {
             "steps_per_second": (event.step - last.step) / seconds,
             "tokens_per_second": (event.tokens - last.tokens) / seconds,

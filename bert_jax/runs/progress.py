@@ -106,8 +106,8 @@ class ProgressLine:
         now = self._clock()
         is_overdue = now - self._updated_at >= _MAX_SECONDS_BETWEEN_UPDATES
         if is_last or is_overdue or event.step % self._log_every == 0:
-            self._updated_at = now
             self._line.update(lambda: self._text(event), is_last=is_last)
+            self._updated_at = self._clock()  # later than `now` if the line waited for the device
         if is_last:
             self._line.close()  # so that later messages appear below the last line
 

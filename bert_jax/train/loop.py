@@ -186,7 +186,7 @@ def train_phase(
             phase=phase.name,
             position=position,
             batch_size=phase.batch_size,
-            seconds=meter.seconds,
+            clock=lambda: meter.seconds,
             tokens=meter.tokens,
             flops=meter.flops,
             device_metrics=metrics,

@@ -63,7 +63,7 @@ def make_event(step, metrics=None, **changes):
         "position": 8 * (step - 1),
         "batch_size": 8,
         "tokens": 8 * 128 * step,
-        "seconds": 0.5 * step,
+        "clock": lambda: 0.5 * step,
         "flops": 1e9 * step,
         "device_metrics": metrics or {"loss": jnp.float32(2.5), "mlm_accuracy": jnp.float32(0.25)},
     }
@@ -127,6 +127,33 @@ def test_progress_is_shown_after_ten_seconds_without_an_update():
         line(make_event(step))
     shown = [text.split(" | ")[0] for text in stream.getvalue().splitlines()]
     assert shown == ["length-128 1/100", "length-128 4/100", "length-128 50/100"]
+
+
+def test_rates_are_those_of_steps_that_the_device_has_finished():
+    """The device takes 3 s a step, and eight steps are dispatched before it has finished them."""
+    stream, now = io.StringIO(), [0.0]
+
+    class Loss:
+        def __init__(self, step):
+            self.step = step
+
+        def block_until_ready(self):
+            now[0] = max(now[0], 3.0 * self.step)
+            return self
+
+        def __array__(self, dtype=None, copy=None):
+            return np.asarray(self.block_until_ready().step, dtype)
+
+    limit = LimitInFlightSteps()
+    line = ProgressLine(log_every=50, interval=0, stream=stream, clock=lambda: now[0])
+    for step in range(1, 101):
+        event = make_event(step, {"loss": Loss(step)}, clock=lambda: now[0])
+        hooks.call_hooks([limit, line], event)
+    first, *shown = stream.getvalue().splitlines()
+    assert first == "length-128 1/100 | loss 1.0000" and len(shown) > 3
+    for text in shown:
+        step = int(text.split()[1].partition("/")[0])
+        assert f"| 341 tokens/s | {format_duration(3.0 * (100 - step))} left" in text
 
 
 def test_remaining_time_includes_evaluations_and_saves():

@@ -51,7 +51,7 @@ def event(step: int, total: int = 9) -> StepEvent:
         phase="length-8",
         position=0,
         batch_size=1,
-        seconds=0.0,
+        clock=lambda: 0.0,
         tokens=0,
         device_metrics={},
     )
