@@ -87,7 +87,8 @@ def call_recipe(get_config: Callable[..., Any], assignments: Sequence[str], file
     """Calls a recipe with "name=value" arguments, typed by its signature.
 
     Raises:
-      ConfigError: an argument is unknown, missing, or of the wrong type.
+      ConfigError: an argument is unknown, missing, or of the wrong type, or the signature does not
+        say which type it has.
     """
     path = Path(getattr(getattr(get_config, "__code__", None), "co_filename", file))
     with errors_of_user_code(path, "recipe"):
@@ -103,6 +104,11 @@ def call_recipe(get_config: Callable[..., Any], assignments: Sequence[str], file
                 raise ConfigError(f"--arg {assignment}: {name!r} is called {new_name!r} now")
             raise unknown_field(f"--arg {assignment}", name, list(parameters))
         annotation = parameters[name].annotation
+        if annotation is inspect.Parameter.empty:
+            raise ConfigError(
+                f"{file}: the parameter {name!r} of get_config has no type; add one, as in "
+                f"`{name}: str`"
+            )
         try:
             value = text if annotation is str else json.loads(text)
         except json.JSONDecodeError:

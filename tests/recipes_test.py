@@ -239,6 +239,15 @@ def test_plan_and_quickstart_refuse_a_recipe_without_an_experiment(tmp_path):
         _pretrain(tmp_path, tmp_path, {"recipe": file, "steps": None, "seed": 0})
 
 
+def test_argument_without_a_type_in_the_recipe_is_named(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text("def get_config(corpus):\n    pass\n")
+    assert main(["show-config", str(file), "--arg", "corpus=text"]) == 2
+    assert "'corpus' of get_config has no type; add one, as in `corpus: str`" in (
+        capsys.readouterr().err
+    )
+
+
 def test_recipe_of_curation_names_its_command(capsys):
     assert main(["show-config", "curate/web", "--arg", "files=*.jsonl"]) == 2
     message = "expected an Experiment; `bert-jax curate` runs this recipe"

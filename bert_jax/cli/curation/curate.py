@@ -60,19 +60,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Curates the corpus and prints what was kept and dropped."""
     from bert_jax.data.corpus.curation.curate import curate
-    from bert_jax.data.corpus.curation.plan import CurationConfig
+    from bert_jax.data.corpus.curation.plan import check_curation
     from bert_jax.data.corpus.curation.remote_output import local_output
     from bert_jax.recipes import call_recipe, load_recipe
     from bert_jax.report.curation_report import REPORT_FILE, write_curation_report
 
     if args.workers is not None and args.workers < 1:
         raise ConfigError(f"--workers {args.workers}: expected at least 1")
-    config = call_recipe(load_recipe(args.recipe), args.arg, args.recipe)
-    if not isinstance(config, CurationConfig):
-        raise ConfigError(
-            f"{args.recipe}: get_config returns a {type(config).__name__}; `bert-jax curate` "
-            "expects a CurationConfig, as in the recipe 'curate/web'"
-        )
+    config = check_curation(
+        call_recipe(load_recipe(args.recipe), args.arg, args.recipe), args.recipe
+    )
     if args.dry_run:
         print(_forecast(config, args))
         return

@@ -1,17 +1,22 @@
-"""Tests that the Beam pipeline writes the same bytes as `prepare`.
+"""Tests that the Beam pipelines write the same bytes as `prepare` and `curate`.
 
 Beam has its own environment; BERT_JAX_BEAM_PYTHON is the path of that environment's Python.
 """
 
 import dataclasses
+import gzip
+import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from bert_jax.cli import main
+from bert_jax.data.corpus.curation.ledger import read_ledger
 from bert_jax.data.corpus.plan import PrepareConfig, make_prepare_plan
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.shards import write_shard
@@ -102,19 +107,21 @@ def test_pickled_unit_writes_the_same_shard(tmp_path):
     assert _shards(tmp_path / "elsewhere") == _shards(tmp_path / "local")
 
 
-def test_pipeline_imports_neither_seqio_nor_tensorflow():
+@pytest.mark.parametrize("module", ["beam", "curation.beam_workers"])
+def test_pipeline_imports_neither_seqio_nor_tensorflow(module):
     program = """
+import importlib
 import sys
 from unittest.mock import MagicMock
 for name in ("", ".io", ".io.filesystem", ".io.filesystems", ".options",
              ".options.pipeline_options"):
     sys.modules["apache_beam" + name] = MagicMock()
 sys.modules["apache_beam"].DoFn = object
-import bert_jax.data.corpus.beam
+importlib.import_module("bert_jax.data.corpus." + sys.argv[1])
 heavy = {"seqio", "tensorflow", "tensorflow_datasets", "jax", "flax", "grain"} & set(sys.modules)
 assert not heavy, heavy
 """
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY)
+    subprocess.run([sys.executable, "-c", program, module], check=True, cwd=REPOSITORY)
 
 
 def _run(command: list[str], config: PrepareConfig, files: str, output: str):
@@ -165,3 +172,71 @@ def test_beam_reports_invalid_input(tmp_path, beam_python):
     done = _run(command, config, str(tmp_path / "text" / "*"), str(tmp_path / "x"))
     assert done.returncode == 1 and "error: " in done.stderr
     assert "bad.txt: not utf-8 text at byte 3" in done.stderr
+
+
+CURATION_RECIPE = """
+from bert_jax.data.corpus.curation.plan import *
+from bert_jax.data.corpus.curation.rules import GOPHER_REPETITION
+from bert_jax.data.corpus.sources import TextFiles
+
+def get_config(*, files: str):
+    return CurationConfig(
+        sources=(Source(name="web", files=TextFiles(files)),),
+        rule_sets=(GOPHER_REPETITION,),
+        steps=(ExactDuplicates(), NearDuplicates(), RepeatedLines()),
+        num_shards=3,
+        max_dropped=0.99,
+    )
+"""
+
+
+def _write_pages(folder: Path) -> None:
+    """Writes pages of words in five files; of each two, the second is a near duplicate."""
+    generator = random.Random(0)
+    folder.mkdir()
+    for number in range(5):
+        pages: list[str] = []
+        for _ in range(6):
+            words = [f"word{generator.randrange(5_000)}" for _ in range(200)]
+            changed = [*words[:100], "changed", *words[101:]]
+            pages += [" ".join(words), " ".join(changed)]
+        pages += [pages[0]] * (number == 2)
+        lines = [json.dumps({"text": page}) + "\n" for page in pages]
+        (folder / f"{number}.jsonl").write_text("".join(lines))
+
+
+def test_beam_curates_to_the_same_bytes(tmp_path, beam_python):
+    _write_pages(tmp_path / "web")
+    (tmp_path / "recipe.py").write_text(CURATION_RECIPE)
+    pattern = str(tmp_path / "web" / "*.jsonl")
+    recipe = [str(tmp_path / "recipe.py"), "--arg", f"files={pattern}"]
+    assert main(["curate", *recipe, "--output", str(tmp_path / "local"), "--workers", "1"]) == 0
+    command = [beam_python, "-m", "bert_jax.data.corpus.curation.beam_workers", *recipe]
+    flags = ["--output", str(tmp_path / "beam"), "--runner", "DirectRunner"]
+    done = subprocess.run([*command, *flags], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "kept 30 of 61 documents" in done.stdout
+    for name in ("plan.json", "manifest.json"):
+        assert (tmp_path / "beam" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
+    shards = {path.name: path for path in (tmp_path / "local").glob("documents-*")}
+    assert len(shards) == 3
+    for name, path in shards.items():
+        assert gzip.decompress((tmp_path / "beam" / name).read_bytes()) == gzip.decompress(
+            path.read_bytes()
+        )
+    ledgers = [sorted((tmp_path / each).glob("ledger-*")) for each in ("beam", "local")]
+    assert read_ledger(ledgers[0]) == read_ledger(ledgers[1])
+    # The local command adds the report to what Beam wrote.
+    assert main(["curate", *recipe, "--output", str(tmp_path / "beam")]) == 0
+    assert (tmp_path / "beam" / "curation.html").is_file()
+
+
+def test_beam_names_what_is_wrong_with_a_curation(tmp_path, beam_python):
+    command = [beam_python, "-m", "bert_jax.data.corpus.curation.beam_workers"]
+    flags = ["--arg", f"files={tmp_path}/none*", "--output", str(tmp_path / "out")]
+    for recipe, code, message in (("curate/web", 1, "no file matches"), ("nosuch", 2, "no such")):
+        done = subprocess.run(
+            [*command, recipe, *flags], cwd=REPOSITORY, capture_output=True, text=True
+        )
+        assert done.returncode == code and message in done.stderr
+        assert "Traceback" not in done.stderr

@@ -66,6 +66,12 @@ def curate(
       UserError: the input cannot be read, the folder contains something else, or more than
         `config.max_dropped` of the characters would be dropped.
     """
+    with Workers(num_workers or os.cpu_count() or 1) as workers:
+        return curate_with(config, output, workers)
+
+
+def curate_with(config: CurationConfig, output: Path, workers: Workers) -> dict[str, Any]:
+    """Does what `curate` does, with the workers of the caller, such as those of a cluster."""
     import_pyarrow()  # raises before the work, not when the first ledger is written
     make_folder(output)
     try:
@@ -90,8 +96,7 @@ def curate(
             _check_dropped(config, manifest)
         else:
             make_folder(work_folder)
-            with Workers(num_workers or os.cpu_count() or 1) as workers:
-                manifest = _write_shards(config, work, output, fingerprint, workers)
+            manifest = _write_shards(config, work, output, fingerprint, workers)
             manifest["fingerprint"] = fingerprint
             write_json(output / MANIFEST_FILE, manifest)
         # A run that was killed after it wrote the manifest may have left the folder.

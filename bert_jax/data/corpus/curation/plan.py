@@ -215,6 +215,20 @@ def _digest(files: list[list[Any]]) -> str:
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
+def check_curation(result: object, recipe: str) -> CurationConfig:
+    """Returns what a recipe returned if it is a config of curation.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    if not isinstance(result, CurationConfig):
+        raise ConfigError(
+            f"{recipe}: get_config returned a {type(result).__name__}; `bert-jax curate` expects a "
+            "CurationConfig, as in the recipe 'curate/web'"
+        )
+    return result
+
+
 def package_versions(config: CurationConfig) -> dict[str, str]:
     """Returns the versions of the libraries that extract or repair the text."""
     names = ["ftfy"] * (RepairMojibake() in config.edits)
