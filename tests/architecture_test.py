@@ -89,7 +89,7 @@ MAY_USE = {
     "tensorflow_text": TENSORFLOW_FILES,
     "tensorflow_datasets": TENSORFLOW_FILES,
     "seqio": TENSORFLOW_FILES,
-    "apache_beam": {"data/corpus/beam.py", "data/corpus/curation/beam_workers.py"},
+    "apache_beam": {"data/corpus/beam.py", "data/corpus/beam_curation.py"},
     # Reading `pytorch_model.bin`, with weights_only; torch is not a dependency.
     "torch": {"interop/torch_file.py"},
     "transformers": set(),
@@ -101,7 +101,7 @@ MAY_USE = {
 PRINTS_TO_STDOUT = {
     "bert_jax/cli/",  # the results of the verbs
     "bert_jax/data/corpus/beam.py",  # a command of its own
-    "bert_jax/data/corpus/curation/beam_workers.py",  # the same
+    "bert_jax/data/corpus/beam_curation.py",  # the same
     "bert_jax/quickstart/stages.py",  # the summary
     "tpu/launcher/cloud/gcloud.py",  # the commands of a dry run
     "tpu/launcher/commands_inspect.py",
@@ -113,7 +113,7 @@ PRINTS_TO_STDERR = {
     "bert_jax/log_handler.py",  # the handler
     "bert_jax/cli/__init__.py",  # the line `error: ...`
     "bert_jax/data/corpus/beam.py",
-    "bert_jax/data/corpus/curation/beam_workers.py",
+    "bert_jax/data/corpus/beam_curation.py",
     "bert_jax/train/watchdog.py",  # a thread that hangs may hold the lock of a handler
     "tpu/launcher/cli.py",
     "tpu/launcher/runs/cost.py",  # a question that the user answers on the same line

@@ -128,7 +128,7 @@ class Evaluate:
         evaluation = self._train.evaluation
         if evaluation is None or (step % evaluation.eval_every and step != self._train.steps):
             return
-        jax.block_until_ready(state["step"])  # steps in flight are training time
+        jax.block_until_ready(state)  # steps in flight are training time
         with self._meter.paused("evaluate", step):
             metrics = self._evaluator(state["params"])
         self._history.metrics, self._history.step = metrics, step
@@ -186,7 +186,7 @@ class SaveCheckpoint:
             or (is_evaluated and train.checkpoints.best_metric)
         ):
             return None
-        jax.block_until_ready(state["step"])  # steps in flight are training time
+        jax.block_until_ready(state)  # steps in flight are training time
         with self._meter.paused("save", step):
             self._check_finite(step, state)
             self._checkpointer.save(

@@ -107,7 +107,7 @@ def test_pickled_unit_writes_the_same_shard(tmp_path):
     assert _shards(tmp_path / "elsewhere") == _shards(tmp_path / "local")
 
 
-@pytest.mark.parametrize("module", ["beam", "curation.beam_workers"])
+@pytest.mark.parametrize("module", ["beam", "beam_curation"])
 def test_pipeline_imports_neither_seqio_nor_tensorflow(module):
     program = """
 import importlib
@@ -211,7 +211,7 @@ def test_beam_curates_to_the_same_bytes(tmp_path, beam_python):
     pattern = str(tmp_path / "web" / "*.jsonl")
     recipe = [str(tmp_path / "recipe.py"), "--arg", f"files={pattern}"]
     assert main(["curate", *recipe, "--output", str(tmp_path / "local"), "--workers", "1"]) == 0
-    command = [beam_python, "-m", "bert_jax.data.corpus.curation.beam_workers", *recipe]
+    command = [beam_python, "-m", "bert_jax.data.corpus.beam_curation", *recipe]
     flags = ["--output", str(tmp_path / "beam"), "--runner", "DirectRunner"]
     done = subprocess.run([*command, *flags], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -232,7 +232,7 @@ def test_beam_curates_to_the_same_bytes(tmp_path, beam_python):
 
 
 def test_beam_names_what_is_wrong_with_a_curation(tmp_path, beam_python):
-    command = [beam_python, "-m", "bert_jax.data.corpus.curation.beam_workers"]
+    command = [beam_python, "-m", "bert_jax.data.corpus.beam_curation"]
     flags = ["--arg", f"files={tmp_path}/none*", "--output", str(tmp_path / "out")]
     for recipe, code, message in (("curate/web", 1, "no file matches"), ("nosuch", 2, "no such")):
         done = subprocess.run(

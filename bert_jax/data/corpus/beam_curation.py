@@ -1,6 +1,6 @@
 """Curates a corpus with Apache Beam, on machines that share a file system.
 
-    python -m bert_jax.data.corpus.curation.beam_workers curate/web --output /mnt/shared/curated \\
+    python -m bert_jax.data.corpus.beam_curation curate/web --output /mnt/shared/curated \\
         --arg files='/mnt/shared/crawl/*.jsonl.gz' --runner DirectRunner
 
 It needs its own environment (requirements-beam.txt). The functions and the files are those of
@@ -80,7 +80,7 @@ def _run_task(
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m bert_jax.data.corpus.curation.beam_workers",
+        prog="python -m bert_jax.data.corpus.beam_curation",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -114,6 +114,6 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     # Import under its own name: workers cannot import functions from __main__.
-    from bert_jax.data.corpus.curation.beam_workers import main as importable_main
+    from bert_jax.data.corpus.beam_curation import main as importable_main
 
     sys.exit(importable_main(sys.argv[1:]))
