@@ -1,9 +1,12 @@
-"""Runs stages of datatrove for bench/curation.py, in the environment where datatrove is installed.
+"""Runs datatrove for two other benches, in the environment where datatrove is installed.
 
-    python bench/curation_datatrove.py DOCUMENTS.jsonl
+    python bench/curation_datatrove.py DOCUMENTS.jsonl                for curation.py
+    python bench/curation_datatrove.py DOCUMENTS.jsonl --decisions    for curation_agreement.py
 
 Prints the names of the stages, then runs one stage for each name that it reads from standard input
-and prints the seconds of processor time that it took. Imports nothing of bert_jax.
+and prints the seconds of processor time that it took. With --decisions, it prints the punctuation
+that datatrove knows, and of each document the tokens and which filters keep it, as JSON lines.
+Imports nothing of bert_jax.
 """
 
 import json
@@ -31,6 +34,7 @@ from datatrove.pipeline.filters import (
     GopherQualityFilter,
     GopherRepetitionFilter,
 )
+from datatrove.utils.text import PUNCTUATION_SET, TERMINAL_PUNCTUATION, split_into_words
 
 BANDS, ROWS = 14, 8
 
@@ -70,9 +74,27 @@ def make_stages(texts: list[str], folder: Path) -> dict[str, Callable[[], Any]]:
     }
 
 
+def print_decisions(texts: list[str]) -> None:
+    """Prints tokens and decisions of each document."""
+    filters = {
+        "Gopher quality": GopherQualityFilter(),
+        "Gopher repetition": GopherRepetitionFilter(),
+        "FineWeb quality": FineWebQualityFilter(),
+    }
+    symbols, terminal = sorted(PUNCTUATION_SET), sorted(TERMINAL_PUNCTUATION)
+    print(json.dumps({"symbols": symbols, "terminal": terminal}))
+    for text in texts:
+        document = Document(text=text, id="")
+        kept = {name: each.filter(document) is True for name, each in filters.items()}
+        print(json.dumps({"tokens": split_into_words(text), "kept": kept}))
+
+
 def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file]
+    if sys.argv[2:] == ["--decisions"]:
+        print_decisions(texts)
+        return
     with tempfile.TemporaryDirectory() as folder:
         stages = make_stages(texts, Path(folder))
         print(json.dumps(list(stages)), flush=True)

@@ -108,6 +108,8 @@ def token_ids(length: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(3, 41, (1, length)).astype(np.int32)
 
 
+# tests/objectives/seq2seq_test.py compares the loss and the gradients of packed rows.
+@pytest.mark.slow
 @each_family
 def test_packed_rows_are_computed_as_if_alone(config, params):
     source, target = token_ids(20), token_ids(13, seed=1)
