@@ -66,26 +66,26 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=Path("/usr/share/doc"), help="HTML pages")
     args = parser.parse_args()
     texts = list(documents(args))
-    theirs, symbols, terminal = run_datatrove(args.datatrove_python, texts)
+    external, symbols, terminal = run_datatrove(args.datatrove_python, texts)
     levels = explained_levels(terminal)
     print(f"{len(texts):,} documents of at most {MAX_CHARACTERS:,} characters\n")
     print(f"| rules | {' | '.join(each.name for each in RULE_SETS)} |\n|---|---|---|---|")
     used: dict[str, Signal] = dict(SIGNALS)
     differences: list[tuple[str, int]] = []
-    for name, (has_their_tokens, changed) in levels.items():
+    for name, (has_external_tokens, changed) in levels.items():
         used |= changed
         cells: list[str] = []
         differences = []
         for rule_set in RULE_SETS:
             agreed = 0
             for index, text in enumerate(texts):
-                found = theirs[index]
+                found = external[index]
                 view = (
                     DatatroveView(text, found["tokens"], symbols)
-                    if has_their_tokens
+                    if has_external_tokens
                     else TextView(text)
                 )
-                if keeps(rule_set, used, view) == found["kept"][rule_set.name]:
+                if keeps(rule_set, used, view) == found["decisions"][rule_set.name]:
                     agreed += 1
                 else:
                     differences.append((rule_set.name, index))
@@ -93,7 +93,7 @@ def main() -> None:
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
     print(f"\nstill different: {dict(Counter(name for name, _ in differences))}")
     for name, index in differences[:MAX_EXAMPLES]:
-        print(f"  {name}: {theirs[index]['kept'][name]}: {texts[index][:100]!r}")
+        print(f"  {name}: {external[index]['kept'][name]}: {texts[index][:100]!r}")
 
 
 def documents(args: argparse.Namespace) -> Iterator[str]:

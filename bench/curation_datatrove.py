@@ -85,8 +85,8 @@ def print_decisions(texts: list[str]) -> None:
     print(json.dumps({"symbols": symbols, "terminal": terminal}))
     for text in texts:
         document = Document(text=text, id="")
-        kept = {name: each.filter(document) is True for name, each in filters.items()}
-        print(json.dumps({"tokens": split_into_words(text), "kept": kept}))
+        decisions = {name: each.filter(document) is True for name, each in filters.items()}
+        print(json.dumps({"tokens": split_into_words(text), "decisions": decisions}))
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ def main() -> None:
     for folder in sorted(path for path in args.folder.iterdir() if path.is_dir()):
         texts = english if folder.name == ENGLISH else paragraphs(folder) - english
         language = folder.name.partition("_")[0]
-        found = Counter(most_probable(text) for text in texts)
+        found = Counter(probable_language(text) for text in texts)
         correct = found.pop(language, 0)
         others = ", ".join(f"{name} {count}" for name, count in found.most_common(3))
         print(f"| {folder.name} | {len(texts)} | {correct / len(texts):.1%} | {others} |")
@@ -53,7 +53,7 @@ def paragraphs(folder: Path) -> set[str]:
     return texts
 
 
-def most_probable(text: str) -> str:
+def probable_language(text: str) -> str:
     """Returns the code of the most probable language."""
     probabilities = language_probabilities(text)
     return max(probabilities, key=lambda code: probabilities[code])
