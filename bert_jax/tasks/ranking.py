@@ -1,20 +1,36 @@
 """Defines the kind "ranking": how relevant a text is to a query, scored by a cross-encoder."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from scipy.special import expit
 
 from bert_jax.data.finetuning.example import TextExample
-from bert_jax.evals.bootstrap import bootstrap_interval
 from bert_jax.evals.regression import regression_metrics
 from bert_jax.models.heads.config import RankingHead, TaskHead
 from bert_jax.tasks.descriptions import Json, KindDescription
-from bert_jax.tasks.regression import Regression
+from bert_jax.tasks.regression import Metric, Regression
 
 RELEVANT = 0.5
 """The smallest label of a relevant text."""
+
+
+def _average_precision(references: np.ndarray, logits: np.ndarray) -> float:
+    from sklearn import metrics  # takes a second to import
+
+    relevant = references >= RELEVANT
+    return float(metrics.average_precision_score(relevant, logits)) if relevant.any() else 0.0
+
+
+def _accuracy(references: np.ndarray, logits: np.ndarray) -> float:
+    return float(np.mean((references >= RELEVANT) == (logits > 0)))
+
+
+_METRICS: dict[str, Metric] = {
+    "average_precision": _average_precision,
+    "accuracy": _accuracy,
+}
 
 
 class Ranking(Regression):
@@ -33,6 +49,7 @@ class Ranking(Regression):
         example_arguments='--pairs "A query." "A text."',
     )
     empty_prediction: ClassVar[Mapping[str, Any]] = {"score": None, "logit": None}
+    resampled_metrics = _METRICS
 
     def make_head(self, labels: tuple[str, ...]) -> TaskHead:
         """Returns a head with one output."""
@@ -49,21 +66,6 @@ class Ranking(Regression):
         spearman = regression_metrics(references, predictions)["spearman"]  # checks the inputs
         metrics = {name: metric(references, predictions) for name, metric in _METRICS.items()}
         return {**metrics, "spearman": spearman}
-
-    def resampled_interval(
-        self,
-        metric: str,
-        references: np.ndarray,
-        predictions: np.ndarray,
-        *,
-        n_resamples: int,
-        seed: int,
-    ) -> tuple[float, float] | None:
-        """Bootstraps average precision or accuracy."""
-        if metric not in _METRICS:
-            return None
-        arrays = np.asarray(references, np.float64), np.asarray(predictions, np.float64)
-        return bootstrap_interval(_METRICS[metric], *arrays, n_resamples=n_resamples, seed=seed)
 
     def prediction_to_json(
         self, example: TextExample, prediction: np.ndarray, labels: Sequence[str]
@@ -94,20 +96,3 @@ class Ranking(Regression):
     ) -> Json:
         """Returns the texts of an example, its label and the predicted score."""
         return super().error_to_json(example, expit(prediction), references, labels)
-
-
-def _average_precision(references: np.ndarray, logits: np.ndarray) -> float:
-    from sklearn import metrics  # takes a second to import
-
-    relevant = references >= RELEVANT
-    return float(metrics.average_precision_score(relevant, logits)) if relevant.any() else 0.0
-
-
-def _accuracy(references: np.ndarray, logits: np.ndarray) -> float:
-    return float(np.mean((references >= RELEVANT) == (logits > 0)))
-
-
-_METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "average_precision": _average_precision,
-    "accuracy": _accuracy,
-}

@@ -1,6 +1,6 @@
 """Defines the kind "regression": a score for a text or a pair of texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +14,8 @@ from bert_jax.tasks.base import HeadOutputs
 from bert_jax.tasks.descriptions import UNLABELED, Json, KindDescription
 from bert_jax.tasks.long_texts import pool_windows
 from bert_jax.tasks.text_pair import TextPairKind, shown_texts
+
+Metric = Callable[[np.ndarray, np.ndarray], float]
 
 MAX_SCATTER_POINTS = 500
 """Limit for the examples in a scatter plot; they are spread evenly over the split."""
@@ -35,6 +37,8 @@ class Regression(TextPairKind):
         example_arguments='"A text."',
     )
     empty_prediction: ClassVar[Mapping[str, Any]] = {"value": None}
+    resampled_metrics: ClassVar[Mapping[str, Metric]] = REGRESSION_METRICS
+    """The metrics that can be bootstrapped, as functions of references and predictions."""
 
     def make_head(self, labels: tuple[str, ...]) -> TaskHead:
         """Returns a head with one output."""
@@ -77,9 +81,11 @@ class Regression(TextPairKind):
         n_resamples: int,
         seed: int,
     ) -> tuple[float, float] | None:
-        """Bootstraps one metric."""
+        """Bootstraps one of `resampled_metrics`; returns None for others."""
+        score = self.resampled_metrics.get(metric)
+        if score is None:
+            return None
         arrays = np.asarray(references, np.float64), np.asarray(predictions, np.float64)
-        score = REGRESSION_METRICS[metric]
         return bootstrap_interval(score, *arrays, n_resamples=n_resamples, seed=seed)
 
     def prediction_to_json(
