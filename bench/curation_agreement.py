@@ -4,9 +4,8 @@
     python bench/curation_agreement.py --datatrove-python datatrove/bin/python
 
 The documents are pages of novels and speeches of BERT_JAX_SHARED, HTML documentation of this
-machine and docstrings. The first row compares the rules as they are. Each further row makes one
-listed difference go away, by computing what datatrove computes with our functions, in addition to
-those of the rows above.
+machine and docstrings. The first row compares the rules as they are. Each further row also
+replaces some of our functions with the formulas of datatrove: one more difference goes away.
 """
 
 import argparse
@@ -93,7 +92,7 @@ def main() -> None:
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
     print(f"\nstill different: {dict(Counter(name for name, _ in differences))}")
     for name, index in differences[:MAX_EXAMPLES]:
-        print(f"  {name}: {external[index]['kept'][name]}: {texts[index][:100]!r}")
+        print(f"  {name}: {external[index]['decisions'][name]}: {texts[index][:100]!r}")
 
 
 def documents(args: argparse.Namespace) -> Iterator[str]:
@@ -125,7 +124,7 @@ def run_datatrove(
         command = [python, str(script), str(path), "--decisions"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        sys.exit(f"error: {python} has no datatrove; see the first lines of {__file__}")
+        sys.exit(f"error: {' '.join(command)} failed; does this Python have datatrove?")
     first, *rows = map(json.loads, done.stdout.splitlines())
     return rows, frozenset(first["symbols"]), tuple(first["terminal"])
 

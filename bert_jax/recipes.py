@@ -1,7 +1,8 @@
 """Finds recipes, also the shipped ones by name, and calls them with arguments of the command line.
 
-A recipe is a Python file with a function `get_config(...) -> Experiment`. The shipped ones are in
-`configs/`: in a checkout next to the package, in an installed wheel below `bert_jax/_source/`.
+A recipe is a Python file with a function `get_config(...)` that returns an Experiment or, for
+`bert-jax curate`, a CurationConfig. The shipped ones are in `configs/`: in a checkout next to the
+package, in an installed wheel below `bert_jax/_source/`.
 """
 
 import contextlib

@@ -5,8 +5,8 @@ packages inside `run`, so that `--help` and usage errors appear at once.
 
 Exit codes: 0 done; 1 bad input, explained in one `error:` line; 2 wrong usage or configuration. A
 verb may return others: 75 when a signal stopped training, which has saved and can be resumed; 130
-when SIGTERM or Ctrl-C stopped another verb; 70 when training hung; 76 when the processes of a run
-could not connect to each other.
+when SIGTERM or Ctrl-C stopped a verb that saves no checkpoint; 70 when training hung; 76 when the
+processes of a run could not connect to each other.
 """
 
 import argparse

@@ -19,7 +19,7 @@ from bert_jax.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvent:
-    """Describes one finished training step.
+    """Describes one training step, which the device may not have finished yet.
 
     Attributes:
       step: number of updates done, including this one; 1 after the first.
@@ -49,7 +49,7 @@ class StepEvent:
         """Returns the training time up to the end of this step; waits for the device.
 
         Without the wait it would be the time when the step was dispatched, which may be many steps
-        before it is computed.
+        before it is computed. The first hook that reads it does so while the step is the last one.
         """
         jax.block_until_ready(self.device_metrics)
         return self.clock()
@@ -96,8 +96,9 @@ class Throughput:
         self._last: StepEvent | None = None
 
     def measure(self, event: StepEvent) -> dict[str, float]:
-        """Returns the rates since the last call; {} at the first, which includes compilation."""
+        """Returns the rates since the last call; {} at the first call."""
         last, self._last = self._last, event
+        # Also the first event reads the clock now, and not when the second one is compared with it.
         seconds = event.seconds - (last.seconds if last is not None else 0.0)
         if last is None or seconds <= 0 or event.step <= last.step:
             return {}

@@ -145,6 +145,8 @@ def _run_phase(
                 *(phase.seq_length, len(steps), phase.batch_size, loader.examples_per_epoch),
                 is_packed=is_packed,
             )
+            # Collectives time out after 30 s, so no process may start long before the others.
+            barrier(f"the data of phase {phase_index + 1}")
         state_hooks: list[StateHook] = [loop.save]
         if evaluator is not None:
             evaluate = Evaluate(evaluator, train, loop.history, loop.hooks, loop.meter)
@@ -153,7 +155,6 @@ def _run_phase(
             state_hooks.insert(0, evaluate)
         with loop.meter.paused():
             compiled_phase = _compile_phase(setup, source, phase_index, steps)
-            # Collectives time out after 30 s, so no process may start long before the others.
             barrier(f"the first step of phase {phase_index + 1}")
         loop.watchdog.start("step", steps[0])
         return train_phase(compiled_phase, state, loader, loop.hooks, state_hooks, loop.meter)

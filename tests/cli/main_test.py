@@ -269,8 +269,9 @@ def test_signal_ends_a_verb_in_order(number):
     code = (
         "import sys, time, types\nfrom bert_jax import cli\n"
         "def run(args):\n"
-        "    print('started', flush=True)\n"
-        "    try: time.sleep(60)\n"
+        "    try:\n"
+        "        print('started', flush=True)\n"
+        "        time.sleep(60)\n"
         "    finally: print('cleaned up')\n"
         "cli.VERBS = {'wait': types.SimpleNamespace("
         "HELP='', add_arguments=lambda p: None, run=run)}\n"

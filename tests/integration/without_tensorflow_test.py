@@ -37,7 +37,7 @@ import bert_jax
 from bert_jax.errors import MissingExtraError
 refused = []
 for module in pkgutil.walk_packages(bert_jax.__path__, "bert_jax.", onerror=lambda name: None):
-    if module.name.endswith(("__main__", ".beam")) or "._source" in module.name:
+    if module.name.endswith(("__main__", ".beam", ".beam_curation")) or "._source" in module.name:
         continue
     try:
         importlib.import_module(module.name)

@@ -4,14 +4,16 @@
         --arg files='/mnt/shared/crawl/*.jsonl.gz' --runner DirectRunner
 
 It needs its own environment (requirements-beam.txt). The functions and the files are those of
-`bert-jax curate`, so that the output has the same bytes, and each of the two continues what the
-other has begun. All machines must see the input, the output and the files of the recipe under the
-same paths, for example by NFS. Flags that are not listed here are passed to Beam. Afterwards, the
-same `bert-jax curate RECIPE --output DIR` writes the report.
+`bert-jax curate`: the documents are the same, byte for byte before compression, and each of the two
+continues what the other has begun, if Python and the packages that extract text have the same
+versions. All machines must see the input, the output and the files of the recipe under the same
+absolute paths, for example by NFS. Flags that are not listed here are passed to Beam. Afterwards,
+the same `bert-jax curate RECIPE --output DIR` writes the report.
 """
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,11 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from bert_jax.data.corpus.curation.curate import curate_with
 from bert_jax.data.corpus.curation.plan import check_curation
 from bert_jax.data.corpus.curation.workers import Workers
-from bert_jax.errors import UserError
+from bert_jax.data.corpus.source_files import is_remote
+from bert_jax.errors import ConfigError, UserError
 from bert_jax.recipes import call_recipe, load_recipe
+
+_WAIT_SECONDS = 60
 
 
 class BeamWorkers(Workers):
@@ -48,26 +53,37 @@ class BeamWorkers(Workers):
         """Calls `function(path, *arguments)` for each path that does not exist, in one pipeline.
 
         Raises:
-          UserError: what `function` raises, or files are missing here that other machines wrote.
+          UserError: a task failed, or files are missing here that other machines wrote.
         """
         missing = [(path, arguments) for path, arguments in tasks.items() if not path.exists()]
         if not missing:
             return
-        with beam.Pipeline(options=PipelineOptions(self._arguments)) as pipeline:
-            _ = (
-                pipeline
-                # The elements are indices, because Beam's coders refuse integers of 64 bits, which
-                # the arguments contain.
-                | "tasks" >> beam.Create(range(len(missing)))
-                | "spread" >> beam.Reshuffle()
-                | description >> beam.Map(_run_task, function, missing)
-            )
-        lost = [path for path, _ in missing if not path.exists()]
-        if lost:
-            raise UserError(
-                f"Beam's workers wrote {len(lost)} files that are not in {lost[0].parent} on this "
-                "machine; give an --output that all machines see under the same path"
-            )
+        try:
+            with beam.Pipeline(options=PipelineOptions(self._arguments)) as pipeline:
+                _ = (
+                    pipeline
+                    # The elements are indices, because Beam's coders refuse integers of 2^63 or
+                    # more, which the arguments contain.
+                    | "tasks" >> beam.Create(range(len(missing)))
+                    | "spread" >> beam.Reshuffle()
+                    | description >> beam.Map(_run_task, function, missing)
+                )
+        except RuntimeError as error:  # what runners raise if a task failed on another machine
+            raise UserError(f"a task of Beam failed: {error}") from None
+        _wait_for_files([path for path, _ in missing])
+
+
+def _wait_for_files(paths: Sequence[Path]) -> None:
+    """Waits until files of other machines appear here; a network file system may delay them."""
+    for _ in range(_WAIT_SECONDS):
+        if all(path.exists() for path in paths):
+            return
+        time.sleep(1)
+    lost = [path for path in paths if not path.exists()]
+    raise UserError(
+        f"Beam's workers wrote {len(lost)} files that are not in {lost[0].parent} on this machine; "
+        "give an --output that all machines see under the same path"
+    )
 
 
 def _run_task(
@@ -94,13 +110,17 @@ def main(arguments: Sequence[str]) -> int:
         metavar="NAME=VALUE",
         help="arguments of get_config in the recipe",
     )
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--output", required=True, metavar="DIR")
     args, beam_arguments = parser.parse_known_args(arguments)
     try:
+        if is_remote(args.output):
+            raise ConfigError(
+                f"--output {args.output}: expected a folder that all machines see under one path"
+            )
         config = check_curation(
             call_recipe(load_recipe(args.recipe), args.arg, args.recipe), args.recipe
         )
-        manifest = curate_with(config, args.output.resolve(), BeamWorkers(beam_arguments))
+        manifest = curate_with(config, Path(args.output).absolute(), BeamWorkers(beam_arguments))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -194,7 +194,7 @@ def test_errors_come_back_from_worker_processes():
 def test_worker_processes_leave_ctrl_c_to_their_parent():
     handler = signal.getsignal(signal.SIGINT)
     try:
-        workers._start_worker(multiprocessing.get_context("spawn").Event())
+        workers._start_worker(multiprocessing.get_context("spawn").RawValue("b", False))
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, handler)
@@ -282,7 +282,7 @@ def test_a_recipe_of_pretraining_is_refused(tmp_path, capsys):
     recipe = tmp_path / "wrong.py"
     recipe.write_text("def get_config():\n    return 3\n")
     assert main(["curate", str(recipe), "--output", str(tmp_path / "out")]) == 2
-    assert "returns a int; `bert-jax curate` expects a CurationConfig" in capsys.readouterr().err
+    assert "returned a int; `bert-jax curate` expects a CurationConfig" in capsys.readouterr().err
 
 
 def test_lines_of_web_pages_are_removed_and_counted(raw, tmp_path):

@@ -66,12 +66,11 @@ def curate(
       UserError: the input cannot be read, the folder contains something else, or more than
         `config.max_dropped` of the characters would be dropped.
     """
-    with Workers(num_workers or os.cpu_count() or 1) as workers:
-        return curate_with(config, output, workers)
+    return curate_with(config, output, Workers(num_workers or os.cpu_count() or 1))
 
 
 def curate_with(config: CurationConfig, output: Path, workers: Workers) -> dict[str, Any]:
-    """Does what `curate` does, with the workers of the caller, such as those of a cluster."""
+    """Does what `curate` does with workers of another kind; starts and ends them."""
     import_pyarrow()  # raises before the work, not when the first ledger is written
     make_folder(output)
     try:
@@ -96,7 +95,8 @@ def curate_with(config: CurationConfig, output: Path, workers: Workers) -> dict[
             _check_dropped(config, manifest)
         else:
             make_folder(work_folder)
-            manifest = _write_shards(config, work, output, fingerprint, workers)
+            with workers:
+                manifest = _write_shards(config, work, output, fingerprint, workers)
             manifest["fingerprint"] = fingerprint
             write_json(output / MANIFEST_FILE, manifest)
         # A run that was killed after it wrote the manifest may have left the folder.

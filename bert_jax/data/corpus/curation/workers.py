@@ -4,10 +4,10 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,8 @@ from tqdm import tqdm
 
 from bert_jax.errors import UserError
 from bert_jax.parent_process import exit_with_parent
+
+_POLL_SECONDS = 0.1
 
 
 class Workers:
@@ -29,7 +31,7 @@ class Workers:
     def __init__(self, num_workers: int):
         self.num_workers = num_workers
         self._pool: ProcessPoolExecutor | None = None
-        self._stop: Event | None = None
+        self._stop: Any = None  # a flag in shared memory
 
     def __enter__(self) -> "Workers":
         return self
@@ -40,9 +42,9 @@ class Workers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._pool is not None and self._stop is not None:
+        if self._pool is not None:
             if error is not None:
-                self._stop.set()  # otherwise `shutdown` waits for the tasks that run
+                self._stop.value = True  # otherwise `shutdown` waits for the tasks that run
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def write_files(
@@ -79,7 +81,8 @@ class Workers:
                 return
             if self._pool is None:
                 context = multiprocessing.get_context("spawn")
-                self._stop = context.Event()
+                # Not an Event: to set it would wait for processes that a signal has ended.
+                self._stop = context.RawValue("b", False)
                 self._pool = ProcessPoolExecutor(
                     self.num_workers, context, initializer=_start_worker, initargs=(self._stop,)
                 )
@@ -96,7 +99,7 @@ class Workers:
                 ) from None
 
 
-def _start_worker(stop: Event) -> None:
+def _start_worker(stop: Any) -> None:
     """Initializes a worker process, which ends with its parent or when `stop` is set.
 
     Only the parent process handles Ctrl-C: each worker would print a traceback.
@@ -106,6 +109,7 @@ def _start_worker(stop: Event) -> None:
     threading.Thread(target=_exit_at, args=(stop,), daemon=True, name="exit at stop").start()
 
 
-def _exit_at(stop: Event) -> None:
-    stop.wait()
+def _exit_at(stop: Any) -> None:
+    while not stop.value:
+        time.sleep(_POLL_SECONDS)
     os._exit(1)  # the files of a task are written atomically
