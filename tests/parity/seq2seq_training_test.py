@@ -105,6 +105,7 @@ def test_t5_trains_as_in_pytorch(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] - 0.1
 
 
+@pytest.mark.slow  # T5 trains by the same code, and bart_test.py compares the loss
 def test_bart_trains_as_in_pytorch(tmp_path: Path) -> None:
     config = dataclasses.replace(
         BART_SMALL,
