@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bert_jax.data.corpus.prepare_flags import add_recipe_arguments
 from bert_jax.errors import ConfigError
 from bert_jax.json_io import read_json
 
@@ -30,15 +31,7 @@ curation.html shows them: counts, limits on histograms, examples of every reason
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds RECIPE, --arg, --output, --workers, --dry-run and --tokenizer."""
     parser.epilog = _EPILOG
-    parser.add_argument("recipe", metavar="RECIPE", help="name or file of a recipe of curation")
-    parser.add_argument(
-        "--arg",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="arguments of get_config in the recipe",
-    )
+    add_recipe_arguments(parser)
     parser.add_argument(
         "--output",
         metavar="DIR",

@@ -24,6 +24,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from bert_jax.data.corpus.curation.curate import curate_with
 from bert_jax.data.corpus.curation.plan import check_curation
 from bert_jax.data.corpus.curation.workers import Workers
+from bert_jax.data.corpus.prepare_flags import add_recipe_arguments
 from bert_jax.data.corpus.source_files import is_remote
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.recipes import call_recipe, load_recipe
@@ -101,15 +102,7 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="name or file of a recipe of curation")
-    parser.add_argument(
-        "--arg",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="arguments of get_config in the recipe",
-    )
+    add_recipe_arguments(parser)
     parser.add_argument("--output", required=True, metavar="DIR")
     args, beam_arguments = parser.parse_known_args(arguments)
     try:

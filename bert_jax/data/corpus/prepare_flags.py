@@ -1,4 +1,4 @@
-"""Defines the flags that `bert-jax prepare` and its Beam pipeline share. Starts fast."""
+"""Defines flags that `bert-jax prepare`, `bert-jax curate` and their Beam pipelines share."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -96,3 +96,16 @@ def format_summary(manifest: "Manifest", output: str) -> str:
     ]
     lines += [f"  dropped {number:,}: {reason}" for reason, number in manifest.dropped.items()]
     return "\n".join(lines)
+
+
+def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds RECIPE and --arg of curation."""
+    parser.add_argument("recipe", metavar="RECIPE", help="name or file of a recipe of curation")
+    parser.add_argument(
+        "--arg",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="arguments of get_config in the recipe",
+    )
