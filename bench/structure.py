@@ -82,6 +82,23 @@ def parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
+def child_statements(node: ast.Module | ast.stmt) -> Iterator[ast.stmt]:
+    """Yields the statements directly inside a node, also those of `except` and `case` clauses."""
+    for block in ("body", "orelse", "finalbody"):
+        yield from getattr(node, block, ())
+    for clause in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        yield from clause.body
+
+
+def statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yields all statements of a file; much faster than `ast.walk`, which visits expressions."""
+    pending = [*child_statements(tree)]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += child_statements(node)
+
+
 @functools.cache
 def line_count(file: Path) -> int:
     """Returns the number of lines of a file."""
@@ -112,7 +129,7 @@ def long_functions() -> dict[str, int]:
     """Returns every function that is too long, as file:line name, with its number of lines."""
     long = {}
     for file in source_files():
-        for node in ast.walk(parse(file)):
+        for node in statements(parse(file)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 size = (node.end_lineno or 0) - node.lineno + 1
                 if size > MAX_FUNCTION_LINES:
@@ -146,9 +163,9 @@ def _is_type_checking(test: ast.expr) -> bool:
             return False
 
 
-def _import_nodes(tree: ast.AST, inside_functions: bool) -> Iterator[ast.AST]:
+def _import_nodes(tree: ast.Module, inside_functions: bool) -> Iterator[ast.stmt]:
     """Yields the import statements of a module, except those for type checkers only."""
-    pending = list(ast.iter_child_nodes(tree))
+    pending = [*child_statements(tree)]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -156,7 +173,7 @@ def _import_nodes(tree: ast.AST, inside_functions: bool) -> Iterator[ast.AST]:
         elif isinstance(node, ast.If) and _is_type_checking(node.test):
             pending += node.orelse
         elif inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            pending += ast.iter_child_nodes(node)
+            pending += child_statements(node)
 
 
 @functools.cache

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.structure import parse, statements
+
 ROOT = Path(__file__).parent.parent
 # The folders whose identifiers are checked.
 CHECKED = ("bert_jax", "tpu", "configs", "bench", "tests")
@@ -134,11 +136,6 @@ TEXT_SUFFIXES = {".py", ".md", ".sh", ".toml", ".ini", ""}
 MAX_TEST_NAME = 70
 
 
-@functools.cache
-def parse(file: Path) -> ast.Module:
-    return ast.parse(file.read_text())
-
-
 def relative(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
 
@@ -242,7 +239,7 @@ def test_names_of_tests_fit_a_line():
     wrong = [
         f"{relative(file)}:{node.lineno} {node.name} ({len(node.name)} characters)"
         for file in sorted((ROOT / "tests").rglob("*_test.py"))
-        for node in ast.walk(parse(file))
+        for node in statements(parse(file))
         if isinstance(node, ast.FunctionDef)
         and node.name.startswith("test_")
         and len(node.name) > MAX_TEST_NAME
@@ -284,7 +281,7 @@ def fields(node: ast.ClassDef) -> set[str]:
 
 def unknown_arguments(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yields (line, name) of each name under `Args:` that is not an argument."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             known = fields(node) if isinstance(node, ast.ClassDef) else parameters(node)
             for name in section_names(ast.get_docstring(node) or "", "Args"):

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
@@ -32,6 +33,9 @@ from bert_jax.params import paths
 
 DAMAGED_SUFFIX = ".damaged"
 _TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"
+# Every device that holds a copy of an array writes a slice of it, if the slices have this size. For
+# a bias, compiling and running the slicing takes longer than writing the whole array.
+_MIN_SLICE_BYTES = 1 << 20
 
 
 class Checkpointer:
@@ -64,7 +68,13 @@ class Checkpointer:
         self._valid_step: int | None = None
         _hide_tracebacks_of_background_saves()
         self._manager = ocp.CheckpointManager(
-            self.folder, options=self._options(keep_last, best_mode)
+            self.folder,
+            options=self._options(keep_last, best_mode),
+            item_handlers={
+                PARAMS: _make_array_handler(),
+                TRAINING: _make_array_handler(),
+                INFO: ocp.JsonCheckpointHandler(),
+            },
         )
 
     def _options(self, keep_last: int, best_mode: str) -> ocp.CheckpointManagerOptions:
@@ -120,7 +130,7 @@ class Checkpointer:
             if name == self._best_metric and math.isfinite(value)
         }
         trees = step_folder.by_item(step_folder.by_path(state))
-        items = {item: ocp.args.StandardSave(tree) for item, tree in trees.items()}
+        items = {item: ocp.args.PyTreeSave(tree) for item, tree in trees.items()}
         json.dumps(info)  # raises here, not in the background thread, if a value is not JSON
         composite = ocp.args.Composite(**items, info=ocp.args.JsonSave(dict(info)))
         self._saving_step, self._valid_step = step, None
@@ -200,7 +210,12 @@ class Checkpointer:
             lambda: step_folder.check_compatible(self.folder / str(step), expected_arrays)
         )
         trees = step_folder.by_item(expected_arrays)
-        items = {item: ocp.args.StandardRestore(tree) for item, tree in trees.items()}
+        items = {
+            item: ocp.args.PyTreeRestore(
+                tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)
+            )
+            for item, tree in trees.items()
+        }
         restored = self._manager.restore(
             step, args=ocp.args.Composite(**items, info=ocp.args.JsonRestore())
         )
@@ -264,6 +279,18 @@ class Checkpointer:
 def _short_error(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) < 300 else f"{text[:140]} ... {text[-140:]}"
+
+
+def _make_array_handler() -> ocp.PyTreeCheckpointHandler:
+    """Returns orbax's handler of pytrees, without slices of small arrays."""
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (
+            jax.Array,
+            ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_SLICE_BYTES),
+        ),
+        (np.ndarray, ocp.type_handlers.NumpyHandler()),
+    )
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
 
 
 def _hide_tracebacks_of_background_saves() -> None:

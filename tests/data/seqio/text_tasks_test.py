@@ -183,15 +183,15 @@ def test_mixture_has_the_rates_of_its_tasks(folder, vocabulary):
         sequence_length=LENGTHS, split="train", seed=0, num_epochs=None, shuffle=False
     )
     counts = np.zeros(3)
-    for pair in dataset.take(400).as_numpy_iterator():
+    for pair in dataset.take(200).as_numpy_iterator():
         ids = set(_unmasked(pair).tolist())
         counts += [
             any(engine.token_to_id(word) in ids for word in topic_words(topic))
             for topic in range(3)
         ]
     expected = np.array([1, 2, 5]) / 8
-    # Four standard deviations of a fraction of 400.
-    assert np.all(np.abs(counts / 400 - expected) < 4 * np.sqrt(expected * (1 - expected) / 400))
+    # Four standard deviations of a fraction of 200.
+    assert np.all(np.abs(counts / 200 - expected) < 4 * np.sqrt(expected * (1 - expected) / 200))
 
 
 def test_processes_divide_the_documents(folder, vocabulary):
