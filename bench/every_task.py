@@ -83,7 +83,7 @@ def task_arguments(args: argparse.Namespace, task: str) -> list[str]:
     if task in GLUE_TASKS:
         return [f"glue/{task}", "--glue-dir", args.glue_dir, *common]
     files = {split: getattr(args, f"{task}_{split}") for split in ("train", "dev")}
-    common += ["--set", f"data.window_overlap={args.window_overlap}"] if task == "squad" else []
+    common += ["--window-overlap", str(args.window_overlap)] if task == "squad" else []
     return [task, "--train", files["train"], "--dev", files["dev"], *common]
 
 

@@ -187,10 +187,11 @@ def train(args: argparse.Namespace, folder: Path, run_folder: Path, method: str,
             "mean" if pooling else None,
             args.num_windows if truncation == "hierarchical" else None,
         ),
+        window_overlap=args.max_length // 8,
         seed=seed,
     )
     # Nearly all sequences have the longest length, so other lengths would only be compiled.
-    overrides = ["data.bucket_lengths=[]", f"data.window_overlap={args.max_length // 8}"]
+    overrides = ["data.bucket_lengths=[]"]
     if run(override(experiment, overrides), run_folder):
         raise SystemExit(f"{run_folder}: the run was stopped")
 

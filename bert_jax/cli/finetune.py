@@ -96,6 +96,7 @@ _SETTINGS = (
     "truncation",
     "window_pooling",
     "num_windows",
+    "window_overlap",
     "seed",
 )
 
@@ -161,7 +162,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --truncation, --window-pooling and --num-windows."""
+    """Adds --truncation, --window-pooling, --num-windows and --window-overlap."""
     parser.add_argument(
         "--truncation",
         choices=("head", "tail", "head+tail", "windows", "hierarchical"),
@@ -179,6 +180,13 @@ def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="windows of a text that are read with --truncation hierarchical (default: 8)",
+    )
+    parser.add_argument(
+        "--window-overlap",
+        type=int,
+        metavar="TOKENS",
+        help="tokens that two neighboring windows share, also those of squad's paragraphs "
+        "(default: 128, and at most half a window)",
     )
 
 

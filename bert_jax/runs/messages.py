@@ -66,7 +66,7 @@ def log_phase(
     _log(
         f"length-{seq_length}: {num_steps:,} updates of {batch_size:,} "
         f"{'packed sequences' if is_packed else 'examples'}, at most "
-        f"{num_examples * seq_length:,} tokens, {'at least ' if is_packed else ''}"
+        f"{num_examples * seq_length:,} tokens with padding, {'at least ' if is_packed else ''}"
         f"{f'{num_epochs:,.0f}' if num_epochs >= 10 else f'{num_epochs:.2g}'} epochs; "
         "compiling the train step"
     )

@@ -73,6 +73,7 @@ def fine_tuning_experiment(
     warmup_ratio: float = 0.1,
     max_length: int | None = None,
     truncation: Truncation = HeadTruncation(),  # noqa: B008 (frozen)
+    window_overlap: int = FineTuningData.window_overlap,
     prompt: Prompt | None = None,
     seed: int = 0,
     tuning: TuningConfig = TuningConfig(),  # noqa: B008 (frozen)
@@ -85,7 +86,7 @@ def fine_tuning_experiment(
       epochs: dev is evaluated after each, and the best checkpoint by first metric is kept; None
         for the number of `_default_epochs`, which is 3 for many examples.
       learning_rate: the peak, reached after `warmup_ratio` of the updates; None: by the method.
-      max_length, truncation: how much of a text is read; None: the usual length for the task.
+      max_length, truncation, window_overlap: how a long text is read; None: usual for the task.
       prompt: trains the masked-LM head on label words at a mask.
 
     Raises:
@@ -100,8 +101,9 @@ def fine_tuning_experiment(
         max_length = min(kind_of(labeled).default_seq_length, longest)
     folder = str(tokenizer_folder(model or teacher or ""))
     data = FineTuningData(task=task, tokenizer=folder, truncation=truncation, prompt=prompt)
-    head, overlap = head_for_data(labeled, data, tokenizer), data.window_overlap
-    features = training_features(labeled, tokenizer, max_length, overlap, truncation, prompt)
+    data = dataclasses.replace(data, window_overlap=window_overlap)
+    head = head_for_data(labeled, data, tokenizer)
+    features = training_features(labeled, tokenizer, max_length, window_overlap, truncation, prompt)
     num_epochs = epochs or _default_epochs(len(features), batch_size, tuning)
     return Experiment(
         name=labeled.name,
@@ -197,7 +199,6 @@ def _train_config(
 
     Args:
       best_metric: the metric to evaluate and to rank checkpoints by; None: no evaluation.
-      eval_every_epochs: number of epochs between evaluations.
     """
     steps_per_epoch = -(-num_sequences // batch_size)
     steps = max(1, round(epochs * steps_per_epoch))

@@ -24,11 +24,11 @@ def test_model_and_phase_are_described(caplog):
     model, phase, packed_phase = caplog.messages
     assert model.startswith("model: BERT, 2 layers of width 128, 128,007 parameters; devices: 8 x ")
     assert phase == (
-        "length-64: 50 updates of 16 examples, at most 51,200 tokens, 0.5 epochs; "
+        "length-64: 50 updates of 16 examples, at most 51,200 tokens with padding, 0.5 epochs; "
         "compiling the train step"
     )
     # A packed sequence has several examples, so that the number of epochs is not known before.
-    assert "50 updates of 16 packed sequences, at most 51,200 tokens, at least 0.5" in packed_phase
+    assert "16 packed sequences, at most 51,200 tokens with padding, at least 0.5" in packed_phase
 
 
 def test_many_epochs_are_not_in_scientific_notation(caplog):
