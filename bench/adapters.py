@@ -223,7 +223,8 @@ def dev_score(folder: Path) -> float:
     """Returns the metric of a run that its best checkpoint was chosen by, on dev."""
     from bert_jax.runs import run_folder
 
-    metric = run_folder.read_run_json(folder / run_folder.CONFIG)["train"]["best_metric"]
+    config = run_folder.read_run_json(folder / run_folder.CONFIG)["config"]
+    metric = config["train"]["checkpoints"]["best_metric"]
     return run_folder.read_run_json(folder / run_folder.EVALUATION)["dev"][metric]
 
 
@@ -303,7 +304,8 @@ def print_set(args: argparse.Namespace) -> None:
     print(f"| one adapter with its head, MB | {adapter_set.bytes_per_adapter / 1e6:.2f} |")
     total = base_bytes + NUM_ADAPTERS * adapter_set.bytes_per_adapter
     print(f"| {NUM_ADAPTERS} adapters and the base, MB | {total / 1e6:.1f} |")
-    print(f"| {NUM_ADAPTERS} merged models, MB | {NUM_ADAPTERS * base_bytes / 1e6:.0f} |")
+    merged_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(merged))
+    print(f"| {NUM_ADAPTERS} merged models, MB | {NUM_ADAPTERS * merged_bytes / 1e6:.0f} |")
     print(f"| milliseconds to replace one | {1e3 * median['replace one']:.1f} |")
     for name in ("mixed batch", "merged model"):
         print(f"| {name}, tokens/s | {args.batch_size * args.length / median[name]:,.0f} |")

@@ -176,6 +176,17 @@ def _import_nodes(tree: ast.Module, inside_functions: bool) -> Iterator[ast.stmt
             pending += child_statements(node)
 
 
+def imported_names(node: ast.stmt) -> list[str]:
+    """Returns the dotted names that a statement imports; `from a import b` gives a.b."""
+    match node:
+        case ast.Import():
+            return [alias.name for alias in node.names]
+        case ast.ImportFrom():
+            return [f"{node.module}.{alias.name}" for alias in node.names]
+        case _:
+            return []
+
+
 @functools.cache
 def import_graph(inside_functions: bool = True) -> dict[Path, set[Path]]:
     """Returns the files that each file imports.
@@ -185,12 +196,8 @@ def import_graph(inside_functions: bool = True) -> dict[Path, set[Path]]:
     """
     graph: dict[Path, set[Path]] = {}
     for file in source_files():
-        names: list[str] = []
-        for node in _import_nodes(parse(file), inside_functions):
-            if isinstance(node, ast.Import):
-                names += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names += [f"{node.module}.{alias.name}" for alias in node.names]
+        nodes = _import_nodes(parse(file), inside_functions)
+        names = [name for node in nodes for name in imported_names(node)]
         graph[file] = {found for name in names if (found := module_file(name))} - {file}
     return graph
 

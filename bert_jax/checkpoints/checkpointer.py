@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bert_jax.checkpoints import checksums, step_folder
+from bert_jax.checkpoints.item_handlers import make_handlers
 from bert_jax.checkpoints.step_folder import INFO, PARAMS, TRAINING
 from bert_jax.distributed.processes import run_on_process_0
 from bert_jax.errors import UserError
@@ -33,9 +33,6 @@ from bert_jax.params import paths
 
 DAMAGED_SUFFIX = ".damaged"
 _TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"
-# Every device that holds a copy of an array writes a slice of it, if the slices have this size. For
-# a bias, compiling and running the slicing takes longer than writing the whole array.
-_MIN_SLICE_BYTES = 1 << 20
 
 
 class Checkpointer:
@@ -70,11 +67,7 @@ class Checkpointer:
         self._manager = ocp.CheckpointManager(
             self.folder,
             options=self._options(keep_last, best_mode),
-            item_handlers={
-                PARAMS: _make_array_handler(),
-                TRAINING: _make_array_handler(),
-                INFO: ocp.JsonCheckpointHandler(),
-            },
+            handler_registry=make_handlers(),
         )
 
     def _options(self, keep_last: int, best_mode: str) -> ocp.CheckpointManagerOptions:
@@ -263,14 +256,17 @@ class Checkpointer:
         except Exception as error:  # orbax and the file systems raise many kinds
             failed_step, self._saving_step = self._saving_step, None
             self._manager.reload()
-            last_good_step = max(self._manager.all_steps(), default=None)
+            last_saved_step = max(self._manager.all_steps(), default=None)
             last_saved = (
                 "no earlier checkpoint exists"
-                if last_good_step is None
-                else f"the last checkpoint is step {last_good_step}"
+                if last_saved_step is None
+                else f"the last checkpoint is step {last_saved_step}"
+            )
+            failed = (
+                "a checkpoint" if failed_step is None else f"the checkpoint of step {failed_step}"
             )
             raise UserError(
-                f"the checkpoint of step {failed_step} could not be written in {self.folder}: "
+                f"{failed} could not be written in {self.folder}: "
                 f"{_short_error(error)}; {last_saved}; check free space, quota and permissions "
                 "there, then run the same command to resume"
             ) from error
@@ -279,18 +275,6 @@ class Checkpointer:
 def _short_error(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) < 300 else f"{text[:140]} ... {text[-140:]}"
-
-
-def _make_array_handler() -> ocp.PyTreeCheckpointHandler:
-    """Returns orbax's handler of pytrees, without slices of small arrays."""
-    registry = ocp.type_handlers.create_type_handler_registry(
-        (
-            jax.Array,
-            ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_SLICE_BYTES),
-        ),
-        (np.ndarray, ocp.type_handlers.NumpyHandler()),
-    )
-    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
 
 
 def _hide_tracebacks_of_background_saves() -> None:

@@ -185,8 +185,9 @@ def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
         "--window-overlap",
         type=int,
         metavar="TOKENS",
-        help="tokens that two neighboring windows share, also those of squad's paragraphs "
-        "(default: 128, and at most half a window)",
+        help="tokens that neighboring windows have in common, with --truncation windows or "
+        "hierarchical, and in tagging and question answering (default: 128, and at most half a "
+        "window)",
     )
 
 
@@ -260,7 +261,27 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
     given["prompt"] = few_shot_prompt(args)
     model = given.pop("model", None)
     experiment = fine_tuning_experiment(config, model, **given, tuning=tuning)
+    _check_window_overlap(experiment, args)
     return override(experiment, args.overrides)
+
+
+def _check_window_overlap(experiment: Any, args: argparse.Namespace) -> None:
+    """Raises ConfigError if the number of updates would not be that of the windows."""
+    from bert_jax.data.finetuning.config import JointWindows, Windows
+    from bert_jax.models.heads.config import QuestionAnsweringHead, TokenClassificationHead
+
+    if any(assignment.startswith("data.window_overlap") for assignment in args.overrides):
+        raise ConfigError(
+            "--set data.window_overlap would not change the number of updates; use --window-overlap"
+        )
+    has_windows = isinstance(experiment.data.truncation, Windows | JointWindows) or isinstance(
+        experiment.objective.head, TokenClassificationHead | QuestionAnsweringHead
+    )
+    if args.window_overlap is not None and not has_windows:
+        raise ConfigError(
+            f"--window-overlap {args.window_overlap}: texts of {args.task} are not cut into "
+            "windows; remove it, or add --truncation windows or hierarchical"
+        )
 
 
 def _layer_numbers(text: str) -> tuple[int, ...]:

@@ -82,11 +82,9 @@ def fine_tuning_experiment(
 
     Args:
       model: a run, Hugging Face folder or TF1 checkpoint; None to use `teacher_layers`.
-      teacher, teacher_layers: a model of this task to distill; its layers to start from, from 0.
-      epochs: dev is evaluated after each, and the best checkpoint by first metric is kept; None
-        for the number of `_default_epochs`, which is 3 for many examples.
-      learning_rate: the peak, reached after `warmup_ratio` of the updates; None: by the method.
-      max_length, truncation, window_overlap: how a long text is read; None: usual for the task.
+      teacher: a model of this task to distill, whose `teacher_layers`, from 0, the model gets.
+      epochs: None for 3, or more for few examples. Dev is evaluated after each, or 10 times.
+      learning_rate, max_length: the peak rate and the tokens of a sequence; None: the usual ones.
       prompt: trains the masked-LM head on label words at a mask.
 
     Raises:
@@ -199,6 +197,7 @@ def _train_config(
 
     Args:
       best_metric: the metric to evaluate and to rank checkpoints by; None: no evaluation.
+      eval_every_epochs: epochs between evaluations, and between checkpoints.
     """
     steps_per_epoch = -(-num_sequences // batch_size)
     steps = max(1, round(epochs * steps_per_epoch))
@@ -225,21 +224,16 @@ def _train_config(
 
 def _default_epochs(num_sequences: int, batch_size: int, tuning: TuningConfig) -> float:
     """Returns 3, or more for few sequences (MIN_UPDATES) or a part (PART_EPOCHS_FACTOR)."""
-    if tuning.trains_part_of_encoder:
-        return PART_EPOCHS_FACTOR * _default_epochs(num_sequences, batch_size, TuningConfig())
-    steps_per_epoch = -(-num_sequences // batch_size)
-    if DEFAULT_EPOCHS * steps_per_epoch >= MIN_UPDATES:
-        return DEFAULT_EPOCHS
-    epochs = math.ceil(MIN_UPDATES / steps_per_epoch)
-    logger.info(
-        "%s training sequences give %d updates in %d epochs, which is too few; training for %d "
-        "epochs (%d updates); set --epochs to change it",
-        f"{num_sequences:,}",
-        DEFAULT_EPOCHS * steps_per_epoch,
-        DEFAULT_EPOCHS,
-        epochs,
-        epochs * steps_per_epoch,
-    )
+    factor = PART_EPOCHS_FACTOR if tuning.trains_part_of_encoder else 1
+    steps_per_epoch, usual = -(-num_sequences // batch_size), factor * DEFAULT_EPOCHS
+    epochs = factor * math.ceil(max(DEFAULT_EPOCHS, MIN_UPDATES / steps_per_epoch))
+    if epochs > usual:
+        logger.info(
+            "%s training sequences give %d updates in %d epochs, which is too few; training for %d "
+            "epochs (%d updates); set --epochs to change it",
+            f"{num_sequences:,}",
+            *(usual * steps_per_epoch, usual, epochs, epochs * steps_per_epoch),
+        )
     return epochs
 
 

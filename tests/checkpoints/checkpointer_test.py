@@ -18,7 +18,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from bert_jax.checkpoints import checksums
+from bert_jax.checkpoints import checksums, item_handlers
 from bert_jax.checkpoints.checkpointer import Checkpointer
 from bert_jax.checkpoints.step_folder import restore_params
 from bert_jax.errors import UserError
@@ -402,3 +402,23 @@ def test_restore_with_another_number_of_processes(tmp_path):
     results = run_processes(tmp_path, "restore", 2, 2)
     assert [code for code, _ in results] == [1, 1]
     assert all("is damaged" in result["error"] for _, result in results)
+
+
+@pytest.mark.parametrize(("min_slice_bytes", "width"), [(1, 11), (1 << 20, 13)])
+def test_only_large_arrays_are_saved_in_slices(
+    tmp_path, monkeypatch, caplog, min_slice_bytes, width
+):
+    """An array of which all devices have a copy. Each width needs a compilation to be sliced."""
+    monkeypatch.setattr(item_handlers, "MIN_SLICE_BYTES", min_slice_bytes)
+    values = np.arange(16 * width, dtype=np.float32).reshape(16, width)
+    state = {"params": {"kernel": jax.device_put(values, sharding())}, "step": jnp.int32(1)}
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding()), state
+    )
+    with Checkpointer(tmp_path) as saving:
+        with jax.log_compiles():
+            saving.save(1, state, {})
+            saving.wait()
+        restored, _, _ = saving.restore(abstract)
+    assert ("jit(slice)" in caplog.text) == (min_slice_bytes == 1)
+    np.testing.assert_array_equal(restored["params"]["kernel"], values)

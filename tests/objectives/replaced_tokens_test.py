@@ -68,7 +68,7 @@ def assert_frequencies(counts: np.ndarray, probabilities: np.ndarray) -> None:
 def test_samples_have_the_probabilities_of_the_softmax():
     probabilities = np.array([0.5, 0.3, 0.1, 0.05, 0.03, 0.01, 5e-3, 2e-3, 1e-3, 5e-4, 1e-4, 2e-5])
     probabilities = np.append(probabilities, np.full(8, (1 - probabilities.sum()) / 8))
-    count, logits = 300_000, np.log(probabilities) + 3.0
+    count, logits = 1_000_000, np.log(probabilities) + 3.0
     logits = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (1, count, logits.size))
     samples = np.asarray(jax.jit(sample_tokens)(logits, seeds(count)))[0]
     assert_frequencies(np.bincount(samples, minlength=20), probabilities)

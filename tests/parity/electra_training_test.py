@@ -32,7 +32,7 @@ MODEL = ElectraConfig(
     vocab_size=300,
     embedding_size=48,
     hidden_size=128,
-    num_hidden_layers=1,
+    num_hidden_layers=1,  # model_test.py has networks of several layers
     num_attention_heads=4,
     intermediate_size=256,
     positions=LearnedPositions(max_position_embeddings=32),

@@ -28,7 +28,8 @@ def test_model_and_phase_are_described(caplog):
         "compiling the train step"
     )
     # A packed sequence has several examples, so that the number of epochs is not known before.
-    assert "16 packed sequences, at most 51,200 tokens with padding, at least 0.5" in packed_phase
+    assert "50 updates of 16 packed sequences, at most 51,200 tokens" in packed_phase
+    assert "with padding, at least 0.5 epochs" in packed_phase
 
 
 def test_many_epochs_are_not_in_scientific_notation(caplog):

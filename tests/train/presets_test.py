@@ -1,31 +1,53 @@
-"""Covers bert_jax/train/presets.py: numbers of updates; other tests run the experiments."""
+"""Tests that the number of updates of a fine-tuning run is that of its windows.
+
+Covers bert_jax/train/presets.py and the flag --window-overlap of bert_jax/cli/finetune.py; other
+tests run such experiments.
+"""
 
 from pathlib import Path
 
+import pytest
+
+from bert_jax import cli
+from bert_jax.cli import finetune
 from bert_jax.data.config import FineTuningData
-from bert_jax.data.finetuning.config import Columns, Windows
+from bert_jax.errors import ConfigError
+from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.testing.models import small_model
-from bert_jax.train.presets import fine_tuning_experiment
 
 
-def test_updates_are_those_of_the_windows_with_the_chosen_overlap(tmp_path: Path):
-    export(small_model(tmp_path / "vocabulary"), tmp_path / "model")
-    (tmp_path / "train.csv").write_text(f"text,label\n{'sea ' * 40},yes\n{'net ' * 4},no\n")
-    task = Columns(train=str(tmp_path / "train.csv"), text="text", label="label")
-    updates = {}
-    for overlap in (2, 8):
-        experiment = fine_tuning_experiment(
-            task,
-            str(tmp_path / "model"),
-            epochs=1,
-            batch_size=1,
-            max_length=18,  # with [CLS] and [SEP], 16 tokens of the text
-            truncation=Windows(),
-            window_overlap=overlap,
-        )
-        assert isinstance(experiment.data, FineTuningData)
-        assert experiment.data.window_overlap == overlap
-        updates[overlap] = experiment.train.phases[0].steps
-    # Windows of 40 tokens start every 14 or every 8 tokens; the other text is one window.
-    assert updates == {2: 3 + 1, 8: 4 + 1}
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("presets")
+    export(small_model(folder / "vocabulary"), folder / "model")
+    (folder / "train.csv").write_text(f"text,label\n{'sea ' * 40},yes\n{'net ' * 4},no\n")
+    return folder
+
+
+def experiment(folder: Path, *flags: str) -> Experiment:
+    words = f"--train {folder}/train.csv --text text --label label --model {folder}/model --run r"
+    # With [CLS] and [SEP], a sequence has 16 tokens of a text.
+    sizes = "--epochs 1 --batch-size 1 --max-length 18"
+    command = ["finetune", "columns", *words.split(), *sizes.split(), *flags]
+    return finetune._experiment_from_flags(cli.build_parser().parse_args(command))
+
+
+# Windows of 16 tokens over 40 start every 14 or every 8 tokens; the other text is one window.
+@pytest.mark.parametrize(("overlap", "windows"), [(2, 3 + 1), (8, 4 + 1)])
+def test_updates_are_those_of_windows_with_the_chosen_overlap(folder, overlap, windows):
+    config = experiment(folder, "--truncation", "windows", "--window-overlap", str(overlap))
+    assert isinstance(config.data, FineTuningData) and config.data.window_overlap == overlap
+    assert config.train.phases[0].steps == windows
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--window-overlap", "2"], "--window-overlap 2: texts of columns are not cut into windo"),
+        (["--set", "data.window_overlap=2"], "not change the number of updates; use --window-ov"),
+    ],
+)
+def test_overlap_that_would_have_no_effect_is_refused(folder, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        experiment(folder, *flags)

@@ -40,7 +40,7 @@ def _shapes(method: Method, modules: Modules, config: TransformerConfig) -> Shap
             if not size:
                 raise ConfigError(
                     f"train.tuning.method.reduction_factor is {method.reduction_factor}, but the "
-                    f"encoder has width {config.hidden_size}; expected at most that"
+                    f"encoder has width {config.hidden_size}; expected at most the width"
                 )
     width = config.hidden_size
     leaves = {

@@ -168,7 +168,7 @@ def _check_equal_layers(adapter: Mapping[str, Any], modules: Mapping[str, Any]) 
                 names.add(path[match.end() :])
     if len({frozenset(names) for names in adapted.values()}) > 1:
         raise ConfigError(
-            "train.tuning.method.targets selects some layers only, which objective.compute."
-            "layer_loop Scanned cannot run; remove the number of the layer from the targets, or "
-            "set the layer loop to Unrolled"
+            "train.tuning.method.targets selects some layers only, but objective.compute."
+            "layer_loop Scanned needs layers that are alike; remove the number of the layer from "
+            "the targets, or set objective.compute.layer_loop to Unrolled"
         )

@@ -160,7 +160,10 @@ def refuse_packing(
 ) -> None:
     """Raises ConfigError for inputs whose positions or tokens the method cannot extend."""
     if position_ids is not None or packing_ids is not None:
-        raise ConfigError(f"train.tuning.method is {method}, but the batch has packed sequences")
+        raise ConfigError(
+            f"train.tuning.method is {method}, which has no packed sequences and no position_ids; "
+            "expected data without packing, or another method, such as LoRA"
+        )
     if options.get("global_attention_mask") is not None:
         raise ConfigError(
             f"train.tuning.method is {method}, which is not implemented for models with global "

@@ -147,7 +147,7 @@ def test_rule_with_a_classifier_drops_novels_and_is_part_of_the_plan(
     measured = measure(document, dataclasses.replace(config, rule_sets=pair))
     assert measured is not None and measured.broken == ("other: quality",)
     assert measured.signals[rule.signal] > 0.5 > measured.signals[other.signal] == 0
-    with pytest.raises(ConfigError, match="two signals have the reason 'mine: quality'"):
+    with pytest.raises(ConfigError, match="two different signals have the reason 'mine: quality'"):
         dataclasses.replace(config, rule_sets=(RuleSet(name="mine", rules=(rule, other)),))
     plan = make_plan(config, make_units(config))
     assert list(plan["models"].values()) == [signal.fingerprint()]

@@ -297,7 +297,7 @@ def test_methods_that_do_not_fit_the_family_are_refused(family, method, message)
 def test_scanned_layers_must_be_adapted_alike():
     compute = ComputeConfig(layer_loop=Scanned())
     method = LoRA(targets=("layers/0/attention/query",))
-    with pytest.raises(ConfigError, match="layer_loop Scanned cannot run"):
+    with pytest.raises(ConfigError, match="layer_loop Scanned needs layers"):
         objectives(FAMILIES["bert"], method, compute=compute)
     adapted, _ = objectives(FAMILIES["bert"], method)
     flat = paths.flatten(adapted.abstract()[ADAPTER])

@@ -146,10 +146,10 @@ def test_restarting_a_finished_run_changes_nothing(finished, columns, model):
 @pytest.mark.usefixtures("one_device")
 def test_early_stopping_ends_the_run_permanently(columns, model, tmp_path):
     config = experiment(columns, model, epochs=20, learning_rate=1e-9)
-    config = override(config, ["train.checkpoints.early_stopping_patience=1"])
+    config = override(config, ["train.checkpoints.early_stopping_patience=2"])
     for _ in range(2):
         assert run(config, tmp_path / "run") == 0
-        assert len(evaluations(tmp_path / "run")) == 2
+        assert len(evaluations(tmp_path / "run")) == 3
 
 
 @pytest.mark.usefixtures("one_device")

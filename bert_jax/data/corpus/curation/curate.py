@@ -241,11 +241,11 @@ def _check_dropped(config: CurationConfig, manifest: dict[str, Any]) -> None:
     if lines:
         frequent += f"; most lines were removed by: {_describe_counts(lines)}"
     if not counts["retained_documents"]:
-        raise UserError(f"no document is left; {frequent}. Change the limits of these rules")
+        raise UserError(f"no document is left; {frequent}. Change what dropped them")
     raise UserError(
         f"{dropped:.1%} of the characters would be dropped, more than max_dropped, which is "
-        f"{config.max_dropped:.1%}; {frequent}. Change the limits of these rules, or raise "
-        "max_dropped: the work that is done is kept"
+        f"{config.max_dropped:.1%}; {frequent}. Change what dropped them and choose another "
+        "--output, or raise max_dropped and run the command again: finished work is reused"
     )
 
 

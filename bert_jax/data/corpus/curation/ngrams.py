@@ -158,8 +158,9 @@ def train_ngrams(texts: Iterable[str], order: int = 3) -> NgramModel:
     tables = [counter.merged() for counter in counters]
     if len(held_out) < _MIN_HELD_OUT or not tables[-1].size:
         raise UserError(
-            f"--reference: {num_documents} documents to count and {len(held_out)} held out (one of "
-            f"ten); expected some hundreds, of more than {order} words each"
+            f"--reference: {num_documents} documents to count and {len(held_out)} held out (about "
+            f"one of {_HELD_OUT}); expected at least {_MIN_HELD_OUT} held out, so some hundreds of "
+            f"documents, of more than {order} words each"
         )
     vocabulary = tables[0].shape[1]
     info = {

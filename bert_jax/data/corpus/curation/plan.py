@@ -106,8 +106,8 @@ class CurationConfig:
                 reason = rule_set.reason(rule)
                 if reasons.setdefault(reason, rule.signal) != rule.signal:
                     raise ConfigError(
-                        f"curation: rules with two signals have the reason {reason!r}; put them "
-                        "into rule sets with different names"
+                        f"curation: two different signals have the reason {reason!r} in the "
+                        "ledger; put their rules into rule sets with different names"
                     )
         for step in self.steps:
             if isinstance(step, NearDuplicates):
