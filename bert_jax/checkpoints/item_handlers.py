@@ -28,6 +28,7 @@ def make_handlers() -> ocp.handlers.DefaultCheckpointHandlerRegistry:
             ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=MIN_SLICE_BYTES),
         ),
         (np.ndarray, ocp.type_handlers.NumpyHandler()),
+        (np.number, ocp.type_handlers.ScalarHandler()),
     )
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
     for item in (PARAMS, TRAINING):

@@ -267,7 +267,9 @@ def test_closed_output_pipe_is_no_error():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_a_verb_in_order(number):
     code = (
-        "import sys, time, types\nfrom bert_jax import cli\n"
+        "import signal, sys, time, types\nfrom bert_jax import cli\n"
+        # A shell that starts the tests in the background makes all of its processes ignore SIGINT.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def run(args):\n"
         "    try:\n"
         "        print('started', flush=True)\n"
