@@ -247,6 +247,10 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
     if "model" not in given and "teacher_layers" not in given:
         advice = ", or --teacher-layers" if "teacher" in given else ""
         raise ConfigError(f"{args.task} needs --model, the pretrained model{advice}")
+    if any(assignment.startswith("data.window_overlap") for assignment in args.overrides):
+        raise ConfigError(
+            "--set data.window_overlap would not change the number of updates; use --window-overlap"
+        )
     if any(assignment.startswith("train.phases") for assignment in args.overrides):
         given.setdefault("epochs", DEFAULT_EPOCHS)  # --set says how long to train
     method = tuning_method(args)
@@ -266,14 +270,10 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
 
 
 def _check_window_overlap(experiment: Any, args: argparse.Namespace) -> None:
-    """Raises ConfigError if the number of updates would not be that of the windows."""
+    """Raises ConfigError if an overlap was given for texts that are not cut into windows."""
     from bert_jax.data.finetuning.config import JointWindows, Windows
     from bert_jax.models.heads.config import QuestionAnsweringHead, TokenClassificationHead
 
-    if any(assignment.startswith("data.window_overlap") for assignment in args.overrides):
-        raise ConfigError(
-            "--set data.window_overlap would not change the number of updates; use --window-overlap"
-        )
     has_windows = isinstance(experiment.data.truncation, Windows | JointWindows) or isinstance(
         experiment.objective.head, TokenClassificationHead | QuestionAnsweringHead
     )
