@@ -26,7 +26,7 @@ from bert_jax.text.learn import train_tokenizer_from_files
 logger = logging.getLogger(__name__)
 
 STAGES_FILE, SUMMARY_FILE = "stages.json", "summary.txt"
-VOCAB_SIZE = 8192
+VOCAB_SIZE = 4096
 SEQIO_TASK, SEQIO_MODULE = "docstrings", "docstrings_task.py"
 CURATION_RECIPE = "curate/docstrings"
 # The recipe has two sources of one file each, and each of them becomes one shard.
