@@ -29,7 +29,7 @@ from bert_jax.train.config import (
 SEQ_LENGTH = 64
 
 
-def get_config(*, corpus: str, heldout: str, steps: int = 8400, seed: int = 0) -> Experiment:
+def get_config(*, corpus: str, heldout: str, steps: int = 6600, seed: int = 0) -> Experiment:
     """Returns a config with short sequences, a high learning rate, and no dropout.
 
     The text is read two to three times. All sequences have the same length: with a last phase of

@@ -88,20 +88,21 @@ def bounded_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     for value in vars(request.module).values():
         if getattr(value, "__module__", "") == request.module.__name__:
             getattr(value, "cache_clear", lambda: None)()
-    resident = _resident_bytes()
-    growth = resident - _bytes_after_clearing
-    often = resident >= OFTEN_CLEAR_ABOVE_BYTES and growth >= OFTEN_CLEAR_AFTER_GROWTH_BYTES
-    if often or (resident >= CLEAR_ABOVE_BYTES and growth >= CLEAR_AFTER_GROWTH_BYTES):
-        _free_compiled_programs()
+    _free_compiled_programs_after_growth(CLEAR_ABOVE_BYTES, CLEAR_AFTER_GROWTH_BYTES)
+    _free_compiled_programs_after_growth(OFTEN_CLEAR_ABOVE_BYTES, OFTEN_CLEAR_AFTER_GROWTH_BYTES)
 
 
 @pytest.fixture(autouse=True)
 def bounded_memory_in_a_file() -> Iterator[None]:
     """Frees compiled programs after a test if the file has compiled very many."""
     yield
+    _free_compiled_programs_after_growth(OFTEN_CLEAR_ABOVE_BYTES, CLEAR_AFTER_GROWTH_BYTES)
+
+
+def _free_compiled_programs_after_growth(above_bytes: int, growth_bytes: int) -> None:
+    """Frees them if this process has this much memory, and this much more than the last time."""
     resident = _resident_bytes()
-    grown = resident - _bytes_after_clearing >= CLEAR_AFTER_GROWTH_BYTES
-    if grown and resident >= OFTEN_CLEAR_ABOVE_BYTES:
+    if resident >= above_bytes and resident - _bytes_after_clearing >= growth_bytes:
         _free_compiled_programs()
 
 
