@@ -11,7 +11,8 @@ PYTEST_FLAGS ?=
 # for other processes.
 JOBS ?= 3
 # Two arenas: with one for each of its many threads, glibc keeps freed memory in all of them.
-# In the order of the folders: sorted by numbers of tests, the longest file of one test would be last.
+# --no-loadscope-reorder keeps the order of folders: xdist would start the files with many tests
+# first, and leave the longest file, which has one test, for the end.
 PYTEST := MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -q --tb=short -ra -n $(JOBS) --dist loadfile \
   --no-loadscope-reorder
 

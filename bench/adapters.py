@@ -10,8 +10,8 @@ seconds, the ratio to full fine-tuning, the memory that the compiled step needs 
 temporary buffers), the trained parameters and the bytes that have to be kept for each task.
 `scores` fine-tunes with each method, task and seed, each in a folder of its own; it can be stopped
 and started again, and prints the table of the runs that have finished.
-`set` holds 30 LoRA adapters over one base: memory, seconds to replace one, and examples per second
-of batches in which every example has an adapter of its own, in turns with a merged model.
+`set` holds 30 LoRA adapters over one base: memory, milliseconds to replace one, and tokens per
+second of batches in which every example has an adapter of its own, in turns with a merged model.
 """
 
 import argparse
@@ -144,7 +144,6 @@ def step_experiment(args: argparse.Namespace, method: str) -> Any:
     from bert_jax.train.config import Phase, TrainConfig, WarmupLinear
     from bert_jax.tuning.config import TuningConfig
 
-    # Prompt tuning puts its vectors in front of the text.
     tuning = TuningConfig(method=METHOD_CONFIGS[method]())
     phase = Phase(steps=100, seq_length=args.length, batch_size=args.batch_size)
     return Experiment(
@@ -220,7 +219,7 @@ def print_scores(args: argparse.Namespace, tasks: Sequence[str], jobs: dict[Any,
 
 
 def dev_score(folder: Path) -> float:
-    """Returns the metric of a run that its best checkpoint was chosen by, on dev."""
+    """Returns the first metric of the task on dev."""
     from bert_jax.runs import run_folder
 
     config = run_folder.read_run_json(folder / run_folder.CONFIG)["config"]

@@ -33,6 +33,8 @@ def main() -> None:
     print("| language | paragraphs | identified | taken for |\n|---|---|---|---|")
     for folder in sorted(path for path in args.folder.iterdir() if path.is_dir()):
         texts = english if folder.name == ENGLISH else paragraphs(folder) - english
+        if not texts:
+            continue  # for example, a folder of images
         language = folder.name.partition("_")[0]
         found = Counter(probable_language(text) for text in texts)
         correct = found.pop(language, 0)

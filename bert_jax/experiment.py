@@ -152,7 +152,7 @@ def check_experiment(result: object, recipe: str) -> Experiment:
             "CurationConfig": "; `bert-jax curate` runs this recipe",
         }
         raise ConfigError(
-            f"{recipe}: get_config returned a {type(result).__name__}; expected an Experiment"
+            f"{recipe}: get_config returned {type(result).__name__}; expected an Experiment"
             + hints.get(type(result).__name__, "")
         )
     # Dataclasses do not check the types of their fields; reading the config back does.

@@ -30,15 +30,16 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# A test process drops its compiled programs after a test file if it has more resident memory than
-# this, and this much more than after the last time. Otherwise they are kept, since many test files
-# compile the same small programs, and since the collection itself takes seconds.
+# Compiled programs are kept, since many test files compile the same small ones, and since freeing
+# them takes seconds. They are freed after a test file if the process has this much resident memory
+# and has grown by this much since the last time.
 CLEAR_ABOVE_BYTES = 1_000_000_000
 CLEAR_AFTER_GROWTH_BYTES = 200_000_000
-# Above this, less growth is enough, and a test can end with it, too: `make test` should stay below
-# 2.5 GB a process. Without growth there is nothing to free: the rest is imported libraries.
-OFTEN_CLEAR_ABOVE_BYTES = 1_700_000_000
-OFTEN_CLEAR_AFTER_GROWTH_BYTES = 50_000_000
+# `make test` should stay below 2.5 GB a process. Above this, they are freed after a file that added
+# less, and also after a single test that added CLEAR_AFTER_GROWTH_BYTES. Without growth there is
+# nothing to free: the rest is imported libraries.
+HIGH_MEMORY_BYTES = 1_700_000_000
+GROWTH_IN_HIGH_MEMORY_BYTES = 50_000_000
 _bytes_after_clearing = 0
 
 
@@ -88,29 +89,31 @@ def bounded_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     for value in vars(request.module).values():
         if getattr(value, "__module__", "") == request.module.__name__:
             getattr(value, "cache_clear", lambda: None)()
-    _free_compiled_programs_after_growth(CLEAR_ABOVE_BYTES, CLEAR_AFTER_GROWTH_BYTES)
-    _free_compiled_programs_after_growth(OFTEN_CLEAR_ABOVE_BYTES, OFTEN_CLEAR_AFTER_GROWTH_BYTES)
+    if _has_grown(CLEAR_ABOVE_BYTES, CLEAR_AFTER_GROWTH_BYTES) or _has_grown(
+        HIGH_MEMORY_BYTES, GROWTH_IN_HIGH_MEMORY_BYTES
+    ):
+        _free_compiled_programs()
+        gc.freeze()  # libraries that were imported since the collection live until the end, too
 
 
 @pytest.fixture(autouse=True)
 def bounded_memory_in_a_file() -> Iterator[None]:
     """Frees compiled programs after a test if the file has compiled very many."""
     yield
-    _free_compiled_programs_after_growth(OFTEN_CLEAR_ABOVE_BYTES, CLEAR_AFTER_GROWTH_BYTES)
+    if _has_grown(HIGH_MEMORY_BYTES, CLEAR_AFTER_GROWTH_BYTES):
+        _free_compiled_programs()  # no gc.freeze: the fixtures of the file die with it
 
 
-def _free_compiled_programs_after_growth(above_bytes: int, growth_bytes: int) -> None:
-    """Frees them if this process has this much memory, and this much more than the last time."""
+def _has_grown(above_bytes: int, growth_bytes: int) -> bool:
+    """Tells whether this process has this much memory, and this much more than after clearing."""
     resident = _resident_bytes()
-    if resident >= above_bytes and resident - _bytes_after_clearing >= growth_bytes:
-        _free_compiled_programs()
+    return resident >= above_bytes and resident - _bytes_after_clearing >= growth_bytes
 
 
 def _free_compiled_programs() -> None:
     global _bytes_after_clearing
     jax.clear_caches()
     gc.collect()
-    gc.freeze()  # libraries that were imported since the collection live until the end, too
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)  # glibc otherwise keeps the freed pages in the process
     _bytes_after_clearing = _resident_bytes()

@@ -198,7 +198,7 @@ def test_tpu_help_lists_the_launch_scripts(capsys):
         ("def get_config(size: Nope = 1):\n    pass\n", "the recipe raised NameError"),
         (
             "def get_config():\n    pass\n",
-            "get_config returned a NoneType; expected an Experiment (is a `return` missing?)",
+            "get_config returned NoneType; expected an Experiment (is a `return` missing?)",
         ),
         ("\0", "the recipe raised SyntaxError"),
     ],
@@ -232,7 +232,7 @@ def test_error_in_a_recipe_with_a_relative_path_names_its_line(
 def test_plan_and_quickstart_refuse_a_recipe_without_an_experiment(tmp_path):
     file = str(tmp_path / "mine.py")
     Path(file).write_text("def get_config(corpus=1, heldout=2, seed=3):\n    return {}\n")
-    message = "mine.py: get_config returned a dict; expected an Experiment"
+    message = "mine.py: get_config returned dict; expected an Experiment"
     with pytest.raises(ConfigError, match=message):
         planned_experiment(file, [], [], vocab_size=100)
     with pytest.raises(ConfigError, match=message):

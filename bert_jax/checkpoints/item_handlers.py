@@ -1,4 +1,4 @@
-"""Makes orbax's handlers of the items of a checkpoint: two pytrees of arrays, and JSON values.
+"""Makes orbax's handlers of a checkpoint's items: params and training (arrays), info (JSON).
 
 Orbax splits an array of which several devices have a copy, and each of them writes one slice. That
 is faster for large arrays. For a bias, compiling and running the slicing takes longer than writing
@@ -20,7 +20,8 @@ MIN_SLICE_BYTES = 1 << 20
 def make_handlers() -> ocp.handlers.DefaultCheckpointHandlerRegistry:
     """Returns the handlers of all items, for `ocp.CheckpointManager`.
 
-    Unlike orbax's default they write no array metadata, which PRNG keys and custom chunks need.
+    Unlike orbax's default, they write no array metadata. Only typed PRNG keys and custom chunks
+    need it, and a state has neither. They save arrays and NumPy numbers, not those of Python.
     """
     types = ocp.type_handlers.create_type_handler_registry(
         (

@@ -186,8 +186,7 @@ def _add_long_text_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="TOKENS",
         help="tokens that neighboring windows have in common, with --truncation windows or "
-        "hierarchical, and in tagging and question answering (default: 128, and at most half a "
-        "window)",
+        "hierarchical, in tagging and question answering (default: 128, at most half a window)",
     )
 
 
@@ -197,6 +196,7 @@ def run(args: argparse.Namespace) -> int:
         experiment = text_to_text_experiment(args, _given_settings(args))
     else:
         refuse_columns_of_texts(args)
+        _refuse_window_overlap_by_set(args)
         experiment = _experiment_from_recipe(args) if args.config else _experiment_from_flags(args)
     if args.contamination is not None:
         from bert_jax.data.corpus.contamination.found_items import FoundItems, copy_items
@@ -215,9 +215,8 @@ def _experiment_from_recipe(args: argparse.Namespace) -> Experiment:
     if args.task is not None:
         raise ConfigError(f"TASK {args.task} and --config {args.config}: expected one of them")
     flags = [f"--{name.replace('_', '-')}" for name in _given_settings(args)]
-    flags += few_shot_flags(args)
-    flags += task_command(args)[1:] + ["--frozen-encoder"] * args.frozen_encoder
-    flags += method_flags(args)
+    flags += few_shot_flags(args) + task_command(args)[1:]
+    flags += ["--frozen-encoder"] * args.frozen_encoder + method_flags(args)
     if flags:
         raise ConfigError(
             f"{flags[0]} cannot be combined with --config; set the recipe's arguments with --arg "
@@ -247,10 +246,6 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
     if "model" not in given and "teacher_layers" not in given:
         advice = ", or --teacher-layers" if "teacher" in given else ""
         raise ConfigError(f"{args.task} needs --model, the pretrained model{advice}")
-    if any(assignment.startswith("data.window_overlap") for assignment in args.overrides):
-        raise ConfigError(
-            "--set data.window_overlap would not change the number of updates; use --window-overlap"
-        )
     if any(assignment.startswith("train.phases") for assignment in args.overrides):
         given.setdefault("epochs", DEFAULT_EPOCHS)  # --set says how long to train
     method = tuning_method(args)
@@ -267,6 +262,13 @@ def _experiment_from_flags(args: argparse.Namespace) -> Experiment:
     experiment = fine_tuning_experiment(config, model, **given, tuning=tuning)
     _check_window_overlap(experiment, args)
     return override(experiment, args.overrides)
+
+
+def _refuse_window_overlap_by_set(args: argparse.Namespace) -> None:
+    """Raises ConfigError if --set would change the windows after the updates are counted."""
+    if any(assignment.startswith("data.window_overlap") for assignment in args.overrides):
+        advice = "set it in the recipe" if args.config else "use --window-overlap TOKENS"
+        raise ConfigError(f"--set data.window_overlap is applied after counting updates; {advice}")
 
 
 def _check_window_overlap(experiment: Any, args: argparse.Namespace) -> None:
@@ -288,9 +290,8 @@ def _layer_numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}, expected numbers of layers such as 0,2,4"
-        ) from None
+        message = f"{text!r}, expected numbers of layers such as 0,2,4"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def _given_settings(args: argparse.Namespace) -> dict[str, Any]:

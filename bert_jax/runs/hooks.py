@@ -49,7 +49,7 @@ class StepEvent:
         """Returns the training time up to the end of this step; waits for the device.
 
         Without the wait it would be the time when the step was dispatched, which may be many steps
-        before it is computed. The first hook that reads it does so while the step is the last one.
+        before it is computed. Read it while this is the newest step: later, the clock has moved on.
         """
         jax.block_until_ready(self.device_metrics)
         return self.clock()
@@ -98,7 +98,7 @@ class Throughput:
     def measure(self, event: StepEvent) -> dict[str, float]:
         """Returns the rates since the last call; {} at the first call."""
         last, self._last = self._last, event
-        # Also the first event reads the clock now, and not when the second one is compared with it.
+        # The first event must read the clock now, too, and not at the second call.
         seconds = event.seconds - (last.seconds if last is not None else 0.0)
         if last is None or seconds <= 0 or event.step <= last.step:
             return {}

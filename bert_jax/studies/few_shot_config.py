@@ -38,7 +38,7 @@ class FewShotConfig:
       epochs: training epochs of fine-tuning, LoRA and prompt tuning; None for the default of
         `finetune`. SetFit has its own, as its batch size and learning rate.
       learning_rate: peak learning rate of these; None for the default of each method.
-      max_length: maximum number of tokens in a sequence, except for frozen features and SetFit.
+      max_length: maximum number of tokens in a sequence, except for TF-IDF and frozen features.
       ensemble: prompts of pet and ipet, like `prompt`; empty for all published ones of the task.
       num_unlabeled: maximum number of texts that the ensemble of pet and ipet labels.
     """

@@ -82,8 +82,8 @@ def fine_tuning_experiment(
 
     Args:
       model: a run, Hugging Face folder or TF1 checkpoint; None to use `teacher_layers`.
-      teacher: a model of this task to distill, whose `teacher_layers`, from 0, the model gets.
-      epochs: None for 3, or more for few examples. Dev is evaluated after each, or 10 times.
+      teacher: a model of this task to distill; the student starts with its `teacher_layers`.
+      epochs: None for 3, or more for few examples (dev is then evaluated at most 10 times).
       learning_rate, max_length: the peak rate and the tokens of a sequence; None: the usual ones.
       prompt: trains the masked-LM head on label words at a mask.
 
@@ -134,6 +134,7 @@ def multi_task_experiment(
     learning_rate: float = 5e-5,
     warmup_ratio: float = 0.1,
     max_length: int | None = None,
+    window_overlap: int = MultiTaskData.window_overlap,
     seed: int = 0,
 ) -> Experiment:
     """Makes the experiment that fine-tunes one encoder on several tasks at once.
@@ -158,9 +159,10 @@ def multi_task_experiment(
         tasks=tuple(NamedTask(name=name, task=task) for name, task in tasks.items()),
         tokenizer=str(tokenizer_folder(model)),
         mixing=mixing,
+        window_overlap=window_overlap,
     )
     features = (
-        training_features(task, tokenizer, max_length, data.window_overlap)
+        training_features(task, tokenizer, max_length, window_overlap)
         for task in loaded_tasks.values()
     )
     return Experiment(
@@ -229,10 +231,13 @@ def _default_epochs(num_sequences: int, batch_size: int, tuning: TuningConfig) -
     epochs = factor * math.ceil(max(DEFAULT_EPOCHS, MIN_UPDATES / steps_per_epoch))
     if epochs > usual:
         logger.info(
-            "%s training sequences give %d updates in %d epochs, which is too few; training for %d "
-            "epochs (%d updates); set --epochs to change it",
+            "%s training sequences give %d updates in an epoch: training for %d epochs (%d updates)"
+            ", not %d; set --epochs to change it",
             f"{num_sequences:,}",
-            *(usual * steps_per_epoch, usual, epochs, epochs * steps_per_epoch),
+            steps_per_epoch,
+            epochs,
+            epochs * steps_per_epoch,
+            usual,
         )
     return epochs
 

@@ -94,6 +94,12 @@ def test_round_trip_keeps_values_structure_info_and_shardings(tmp_path):
     assert jax.tree.all(jax.tree.map(lambda a, b: a == b, *shardings))
 
 
+def test_numpy_numbers_are_saved(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(7, {"params": {"scale": np.float32(2.5)}, "step": np.int32(7)}, {})
+    assert restore_params(tmp_path)[0] == {"scale": 2.5}
+
+
 def test_restores_onto_another_mesh(tmp_path):
     state = make_state(1)
     save_steps(tmp_path, [1])
@@ -408,7 +414,7 @@ def test_restore_with_another_number_of_processes(tmp_path):
 def test_only_large_arrays_are_saved_in_slices(
     tmp_path, monkeypatch, caplog, min_slice_bytes, width
 ):
-    """An array of which all devices have a copy. Each width needs a compilation to be sliced."""
+    """All devices have a copy of the array. Each width compiles its own slices."""
     monkeypatch.setattr(item_handlers, "MIN_SLICE_BYTES", min_slice_bytes)
     values = np.arange(16 * width, dtype=np.float32).reshape(16, width)
     state = {"params": {"kernel": jax.device_put(values, sharding())}, "step": jnp.int32(1)}

@@ -11,10 +11,12 @@ import pytest
 from bert_jax import cli
 from bert_jax.cli import finetune
 from bert_jax.data.config import FineTuningData
+from bert_jax.data.finetuning.config import Conll, TaskConfig
 from bert_jax.errors import ConfigError
 from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
 from bert_jax.testing.models import small_model
+from bert_jax.train.presets import multi_task_experiment
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +43,28 @@ def test_updates_are_those_of_windows_with_the_chosen_overlap(folder, overlap, w
     assert config.train.phases[0].steps == windows
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--window-overlap", "2"], "--window-overlap 2: texts of columns are not cut into windo"),
-        (["--set", "data.window_overlap=2"], "not change the number of updates; use --window-ov"),
-    ],
-)
-def test_overlap_that_would_have_no_effect_is_refused(folder, flags, message):
+def test_overlap_for_texts_without_windows_is_refused(folder):
+    message = "--window-overlap 2: texts of columns are not cut into"
     with pytest.raises(ConfigError, match=message):
-        experiment(folder, *flags)
+        experiment(folder, "--window-overlap", "2")
+
+
+@pytest.mark.parametrize(
+    ("source", "advice"),
+    [("columns", "use --window-overlap TOKENS"), ("--config=multi_task", "set it in the recipe")],
+)
+def test_overlap_is_not_set_after_updates_were_counted(source, advice):
+    command = ["finetune", source, "--run", "r", "--set", "data.window_overlap=2"]
+    with pytest.raises(ConfigError, match=f"after counting updates; {advice}"):
+        finetune.run(cli.build_parser().parse_args(command))
+
+
+def test_updates_of_several_tasks_are_those_of_windows(folder):
+    (folder / "ner.train").write_text("sea O\n" * 39 + "net B-X\n\n")
+    tasks: dict[str, TaskConfig] = {"ner": Conll(train=str(folder / "ner.train"))}
+    model, sizes = str(folder / "model"), {"max_length": 18, "batch_size": 1, "epochs": 1}
+    steps = [
+        multi_task_experiment(tasks, model, window_overlap=overlap, **sizes).train.phases[0].steps
+        for overlap in (2, 8)
+    ]
+    assert steps == [3, 4]

@@ -70,7 +70,10 @@ class BeamWorkers(Workers):
                     | description >> beam.Map(_run_task, function, missing)
                 )
         except RuntimeError as error:  # what runners raise if a task failed on another machine
-            raise UserError(f"a task of Beam failed: {error}") from None
+            raise UserError(
+                f"a task of Beam failed: {error}. Finished files are kept: correct the cause, and "
+                "run the same command again"
+            ) from None
         _wait_for_files([path for path, _ in missing])
 
 
@@ -82,8 +85,8 @@ def _wait_for_files(paths: Sequence[Path]) -> None:
         time.sleep(1)
     lost = [path for path in paths if not path.exists()]
     raise UserError(
-        f"Beam's workers wrote {len(lost)} files that are not in {lost[0].parent} on this machine; "
-        "give an --output that all machines see under the same path"
+        f"Beam's workers wrote {len(lost)} files that are not in {lost[0].parent} on this machine "
+        f"after {_WAIT_SECONDS} seconds; give an --output that all machines see under the same path"
     )
 
 
@@ -103,7 +106,9 @@ def main(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     add_recipe_arguments(parser)
-    parser.add_argument("--output", required=True, metavar="DIR")
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="folder that all machines see"
+    )
     args, beam_arguments = parser.parse_known_args(arguments)
     try:
         if is_remote(args.output):

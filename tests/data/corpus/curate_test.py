@@ -282,7 +282,7 @@ def test_a_recipe_of_pretraining_is_refused(tmp_path, capsys):
     recipe = tmp_path / "wrong.py"
     recipe.write_text("def get_config():\n    return 3\n")
     assert main(["curate", str(recipe), "--output", str(tmp_path / "out")]) == 2
-    assert "returned a int; `bert-jax curate` expects a CurationConfig" in capsys.readouterr().err
+    assert "returned int; `bert-jax curate` expects a CurationConfig" in capsys.readouterr().err
 
 
 def test_lines_of_web_pages_are_removed_and_counted(raw, tmp_path):

@@ -17,6 +17,7 @@ from bert_jax.data.finetuning.readers.load_task import load_task
 from bert_jax.errors import ConfigError, UserError
 from bert_jax.experiment import Experiment
 from bert_jax.export.export import export
+from bert_jax.models.adapters.config import LoRA
 from bert_jax.models.heads.config import RegressionHead, TokenClassificationHead
 from bert_jax.objectives.config import FineTuning
 from bert_jax.parallel import sharding
@@ -28,6 +29,7 @@ from bert_jax.train.initialize import initialize_or_load
 from bert_jax.train.presets import fine_tuning_experiment
 from bert_jax.train.run import run
 from bert_jax.train.step import TrainSetup
+from bert_jax.tuning.config import TuningConfig
 from tests.helpers.contamination import write_item_rows
 from tests.helpers.one_device import one_device_mesh
 
@@ -250,10 +252,12 @@ def test_few_examples_get_enough_updates_unless_epochs_are_set(columns, model, c
     assert train.steps == 11 * 19 and train.checkpoints.save_every == 2 * 19
     assert train.evaluation is not None and train.evaluation.eval_every == 2 * 19
     (message,) = caplog.messages
-    assert message.startswith(
-        "300 training sequences give 57 updates in 3 epochs, which is too few"
-    )
-    assert "training for 11 epochs (209 updates); set --epochs" in message
+    assert message.startswith("300 training sequences give 19 updates in an epoch: training for")
+    assert "11 epochs (209 updates), not 3; set --epochs" in message
+    caplog.clear()
+    lora = TuningConfig(method=LoRA())
+    assert fine_tuning_experiment(columns, model, batch_size=16, tuning=lora).train.steps == 33 * 19
+    assert "33 epochs (627 updates), not 9; set --epochs" in caplog.messages[0]
     caplog.clear()
     assert fine_tuning_experiment(columns, model, batch_size=16, epochs=3).train.steps == 57
     assert fine_tuning_experiment(columns, model, batch_size=4).train.steps == 225

@@ -70,7 +70,7 @@ def curate(
 
 
 def curate_with(config: CurationConfig, output: Path, workers: Workers) -> dict[str, Any]:
-    """Does what `curate` does with workers of another kind; starts and ends them."""
+    """Does what `curate` does, with the given workers, which it starts and ends."""
     import_pyarrow()  # raises before the work, not when the first ledger is written
     make_folder(output)
     try:
@@ -241,11 +241,15 @@ def _check_dropped(config: CurationConfig, manifest: dict[str, Any]) -> None:
     if lines:
         frequent += f"; most lines were removed by: {_describe_counts(lines)}"
     if not counts["retained_documents"]:
-        raise UserError(f"no document is left; {frequent}. Change what dropped them")
+        raise UserError(
+            f"no document is left; {frequent}. Relax or remove these rules or steps in the recipe, "
+            "and choose another --output"
+        )
     raise UserError(
         f"{dropped:.1%} of the characters would be dropped, more than max_dropped, which is "
-        f"{config.max_dropped:.1%}; {frequent}. Change what dropped them and choose another "
-        "--output, or raise max_dropped and run the command again: finished work is reused"
+        f"{config.max_dropped:.1%}; {frequent}. Relax or remove these rules or steps in "
+        "the recipe and choose another --output, or raise max_dropped and run the command again: "
+        "finished work is reused"
     )
 
 

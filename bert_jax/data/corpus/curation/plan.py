@@ -223,7 +223,7 @@ def check_curation(result: object, recipe: str) -> CurationConfig:
     """
     if not isinstance(result, CurationConfig):
         raise ConfigError(
-            f"{recipe}: get_config returned a {type(result).__name__}; `bert-jax curate` expects a "
+            f"{recipe}: get_config returned {type(result).__name__}; `bert-jax curate` expects a "
             "CurationConfig, as in the recipe 'curate/web'"
         )
     return result
